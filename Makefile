@@ -1,0 +1,89 @@
+# The same steps on a laptop and in CI. Everything runs in .venv, which `make setup` builds.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+MAKEFLAGS += --no-print-directory
+
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+# Where real components for `make test-stack` are kept, outside the checkout.
+export OTEL_TRAIN_TEST_BIN ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/otel-train/bin
+
+.PHONY: help
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
+
+.PHONY: setup
+setup: $(STAMP)  ## build .venv; does nothing when it is up to date
+
+# uv makes the environment in seconds. Without it, pip fetches it into a folder of this checkout.
+$(STAMP): pyproject.toml
+	@uv=uv; \
+	if ! uv --version >/dev/null 2>&1; then \
+	  uv=.uv/bin/uv; \
+	  [ -x "$$uv" ] || { echo "fetching uv into .uv"; python3 -m pip install --quiet --target .uv uv; }; \
+	fi; \
+	echo "building $(VENV) (torch is large: minutes the first time)"; \
+	[ -x $(PY) ] || "$$uv" venv --quiet --python '>=3.10,<3.14' $(VENV); \
+	"$$uv" pip install --quiet --python $(PY) --editable '.[dev,demo]'
+	@touch $@
+
+.PHONY: demo
+demo: setup  ## train a small model on real text, observed; about a minute
+	@$(VENV)/bin/otel-train demo
+
+.PHONY: test
+test: setup  ## every test that needs nothing but this project; under five minutes
+	$(PY) -m pytest -q -m "not stack and not gpu"
+
+.PHONY: unit
+unit: setup  ## the quick tests only
+	$(PY) -m pytest -q -m "not stack and not gpu and not slow" tests/unit
+
+.PHONY: check
+check: setup lint types layers docs-check unit  ## style, types, layers, generated pages, quick tests
+
+.PHONY: lint types layers
+lint: setup  ## ruff, formatting included
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+types: setup  ## mypy, strict
+	$(VENV)/bin/mypy
+layers: setup  ## data flows one way
+	$(VENV)/bin/lint-imports
+
+.PHONY: docs docs-check
+docs: setup  ## write the generated reference pages
+	$(PY) -m otel_train.cli.catalog --write
+docs-check: setup  ## the generated reference pages are fresh
+	$(PY) -m otel_train.cli.catalog --check
+
+.PHONY: fix
+fix: setup  ## format, and repair what can be repaired
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+.PHONY: bench
+bench: setup  ## what watching costs; writes benchmarks/results and docs/reference/overhead.md
+	$(PY) -m benchmarks
+
+.PHONY: coverage
+coverage: setup  ## the tests of `make test`, with the lines they miss
+	$(PY) -m pytest -q -m "not stack and not gpu" --cov --cov-report=term
+
+.PHONY: test-stack
+test-stack: setup  ## tests against a real Prometheus, fetched once into a cache folder
+	tools/get_prometheus.sh "$(OTEL_TRAIN_TEST_BIN)"
+	$(PY) -m pytest -q -m "stack and not gpu"
+
+.PHONY: test-gpu bench-gpu
+test-gpu: setup  ## tests that need a CUDA device
+	$(PY) -m pytest -q -m gpu
+bench-gpu: setup  ## what watching costs on a CUDA device
+	$(PY) -m benchmarks --device cuda
+
+.PHONY: clean
+clean:  ## remove what these targets made here
+	rm -rf $(VENV) .uv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* dist
+	find otel_train tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

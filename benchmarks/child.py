@@ -1,0 +1,83 @@
+"""Training runs in processes of their own: how they end, what memory they hold."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.loop import Loop
+from benchmarks.spread import slope
+
+EXIT_STEPS = 300
+SAMPLES = 200
+"""Looks at the memory, spread evenly over the steps."""
+
+_PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
+_MIB = 1 << 20
+
+
+def _instrument(loop: Loop, folder: str, **settings: Any) -> None:
+    import otel_train
+
+    otel_train.instrument(
+        loop.model,
+        {"bench": loop.loader},
+        run_dir=folder,
+        otlp="on",
+        prometheus_port=0,
+        console=False,
+        **settings,
+    )
+
+
+def end(folder: str) -> dict[str, float]:
+    """Train a little; the instant of the last step. What comes after it is the exit."""
+    loop = Loop()
+    if folder:
+        _instrument(loop, folder)
+    loop.run(EXIT_STEPS)
+    return {"ended_ns": time.perf_counter_ns()}
+
+
+def remember(folder: str, steps: int, export_every_s: float) -> dict[str, float]:
+    """Train ``steps`` steps as fast as they go; resident memory over the second half, and its growth, MiB."""
+    loop = Loop()
+    if folder:
+        _instrument(loop, folder, export_every_s=export_every_s)
+    resident = []
+    for _ in range(SAMPLES):
+        loop.run(max(1, steps // SAMPLES))
+        resident.append(_resident_mib())
+    later = sorted(resident[SAMPLES // 2 :])
+    return {
+        "resident_mib": later[len(later) // 2],
+        "growth_mib": slope(resident[SAMPLES // 2 :]) * (SAMPLES // 2),
+        "peak_mib": max(resident),
+    }
+
+
+def _resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES / _MIB
+
+
+def main() -> None:
+    """Run one and print its figures as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("what", choices=("end", "remember"))
+    parser.add_argument("--folder", default="", help="watch, with the run directory in here; else bare")
+    parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--export-every-s", type=float, default=15.0)
+    options = parser.parse_args()
+    if options.what == "end":
+        figures = end(options.folder)
+    else:
+        figures = remember(options.folder, options.steps, options.export_every_s)
+    print(json.dumps(figures), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The training loop that everything is measured on."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_MOST_WARM_UP = 100
+
+_BATCH, _FEATURES, _CLASSES = 16, 32, 10
+
+
+def warm_up_of(steps: int) -> int:
+    """Steps before the first one that counts, in every block: iterators, caches and lazy code settle."""
+    return max(2, min(_MOST_WARM_UP, steps // 10))
+
+
+class SameBatch(Dataset[tuple[torch.Tensor, torch.Tensor]]):
+    """One batch, again and again: its cost is the DataLoader's own."""
+
+    def __init__(self, device: str) -> None:
+        samples = torch.randn(_BATCH, _FEATURES, device=device)
+        self._batch = samples, torch.randint(0, _CLASSES, (_BATCH,), device=device)
+
+    def __len__(self) -> int:
+        return 1 << 40
+
+    def __getitem__(self, _: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._batch
+
+
+class Busy(nn.Module):
+    """Keeps the thread, or the device, at work: ``repeats`` products of two square matrices."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        size = 64 if device == "cpu" else 2048
+        self.repeats = 0
+        self._matrices = [torch.randn(size, size, device=device) for _ in range(3)]
+
+    def forward(self, samples: torch.Tensor) -> torch.Tensor:
+        """``samples``, later."""
+        left, right, out = self._matrices
+        with torch.no_grad():
+            for _ in range(self.repeats):
+                torch.mm(left, right, out=out)
+        return samples
+
+
+class Loop:
+    """Four stages per step: data, forward, backward, optimizer.
+
+    Args:
+        step_ms: how long a bare step takes, padded with real work; 0 for as short as it gets.
+        device: where the model is.
+    """
+
+    def __init__(self, *, step_ms: float = 0.0, device: str = "cpu") -> None:
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self.device = device
+        self._busy = Busy(device)
+        layers = nn.Linear(_FEATURES, 64), nn.ReLU(), nn.Linear(64, _CLASSES)
+        self.model = nn.Sequential(self._busy, *layers).to(device)
+        self.loader = DataLoader(SameBatch(device), batch_size=None)
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.run(_MOST_WARM_UP)
+        if step_ms:
+            self._pad(step_ms)
+
+    def run(self, steps: int, *, warm_up: int = 0) -> np.ndarray:
+        """Train ``warm_up`` steps that do not count, then ``steps`` that do.
+
+        Returns:
+            Durations of the steps that count, int64[steps], ns. On a device the first waits for what was queued
+            before, and the last for its own queue.
+        """
+        now = time.perf_counter_ns
+        ends = [0] * (1 + warm_up + steps)
+        ends[0] = now()
+        for index, (samples, targets) in self._batches(warm_up + steps):
+            self._optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(self.model(samples), targets)
+            loss.backward()
+            self._optimizer.step()
+            if index == warm_up:
+                self.wait()
+            ends[index] = now()
+        self.wait()
+        ends[-1] = now()
+        return np.diff(np.array(ends[warm_up:], dtype=np.int64))
+
+    def wait(self) -> None:
+        """Until the device has done what it was given."""
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def steps_in(self, seconds: float) -> int:
+        """How many bare steps fit into ``seconds``; at least one."""
+        return max(1, int(seconds * 1e9 / self.bare_ns()))
+
+    def bare_ns(self) -> float:
+        """Median duration of some bare steps, ns; on a device the mean, for there a step ends when it is queued."""
+        steps = self.run(50, warm_up=5)
+        return float(steps.mean() if self.device == "cuda" else np.median(steps))
+
+    def _batches(self, count: int) -> Iterator[tuple[int, tuple[torch.Tensor, torch.Tensor]]]:
+        return zip(range(1, count + 1), self.loader)  # noqa: B905 - the loader has no end
+
+    def _pad(self, step_ms: float) -> None:
+        for _ in range(3):  # the cost of a product depends on what else runs: approach
+            base, self._busy.repeats = self._busy.repeats, self._busy.repeats + 20
+            more = self.bare_ns()
+            self._busy.repeats = base
+            less = self.bare_ns()
+            per_product = max(1.0, (more - less) / 20)
+            self._busy.repeats = max(0, base + round((step_ms * 1e6 - less) / per_product))

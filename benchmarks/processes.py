@@ -1,0 +1,119 @@
+"""What can only be seen from outside: how long a run takes to end, what memory it holds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING
+
+from benchmarks.plan import say
+from benchmarks.receiver import endpoint, receiving, refusing_url
+from benchmarks.row import Row
+from benchmarks.spread import differences
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from benchmarks.plan import Plan
+
+EXIT = (
+    "A short training run in a process of its own, bare, with a collector that refuses and with one that accepts and"
+    " never answers: seconds from its last step to the end of the process, minus the bare run's."
+)
+MEMORY = (
+    "120,000 steps (ten minutes at 5 ms) as fast as they go, with as many exports as ten minutes have: resident memory"
+    " over the second half, minus that of a bare process; and its trend over that half."
+)
+BUDGET_EXIT_S = 2.0
+BUDGET_MEMORY_MB = 40.0
+BUDGET_GROWTH_MB = 1.0
+"""What we call flat: pages that come and go, not one more allocation per step (120,000 bytes at the least)."""
+
+EXPORTS_IN_TEN_MINUTES = 40
+
+
+def run_exit(plan: Plan) -> list[Row]:
+    """Exit delays, in rounds of three processes."""
+    delays: dict[str, list[float]] = {"bare": [], "refuses": [], "swallows": []}
+    for _ in range(plan.times(3, 1)):
+        for name, seen in delays.items():
+            say(f"  a run, {name}")
+            collector: AbstractContextManager[object] = nullcontext()
+            if name != "bare":
+                collector = endpoint(refusing_url()) if name == "refuses" else receiving("swallow")
+            with collector:
+                seen.append(_exit_s(plan.folder, watched=name != "bare"))
+    return [
+        Row(
+            name=f"exit.{name}",
+            what=f"exit, the collector {name}",
+            unit="s",
+            values=tuple(differences(delays[name], delays["bare"])),
+            budget=BUDGET_EXIT_S,
+        )
+        for name in ("refuses", "swallows")
+    ]
+
+
+def _exit_s(folder: Path, *, watched: bool) -> float:
+    with tempfile.TemporaryDirectory(dir=folder) as runs:
+        process = _start("end", *(("--folder", runs) if watched else ()))
+        figures = _figures(process)
+        # One monotonic clock for all processes of a host.
+        return (time.perf_counter_ns() - figures["ended_ns"]) / 1e9
+
+
+def run_memory(plan: Plan) -> list[Row]:
+    """A bare and a watched process side by side."""
+    steps = plan.times(120_000, 10_000)
+    step_s = 0.3e-3  # of the loop in the child, roughly: it only has to spread the exports
+    every_s = max(0.1, steps * step_s / EXPORTS_IN_TEN_MINUTES)
+    say(f"  {steps} steps, bare and watched side by side")
+    with tempfile.TemporaryDirectory(dir=plan.folder) as runs, receiving():
+        sizes = ("--steps", str(steps), "--export-every-s", str(every_s))
+        started = [_start("remember", *sizes), _start("remember", "--folder", runs, *sizes)]
+        bare, ours = (_figures(process) for process in started)
+    return [
+        Row(
+            name="memory.resident",
+            what="memory of the library after ten minutes' worth of steps",
+            unit="MB",
+            values=(_megabytes(ours["resident_mib"] - bare["resident_mib"]),),
+            budget=BUDGET_MEMORY_MB,
+            detail={"bare_mib": bare["resident_mib"], "watched_mib": ours["resident_mib"]},
+        ),
+        Row(
+            name="memory.growth",
+            what="its growth over the second half of them",
+            unit="MB",
+            values=(_megabytes(ours["growth_mib"]),),
+            budget=BUDGET_GROWTH_MB,
+            detail={"bare_mib": bare["growth_mib"]},
+        ),
+    ]
+
+
+def _megabytes(mib: float) -> float:
+    return mib * (1 << 20) / 1e6
+
+
+def _start(*arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "benchmarks.child", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def _figures(process: subprocess.Popen[str]) -> dict[str, float]:
+    """What the child printed, once it has ended.
+
+    Raises:
+        RuntimeError: it failed.
+    """
+    output, _ = process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"a child ended with {process.returncode}: its error is above")
+    figures: dict[str, float] = json.loads(output)
+    return figures

@@ -1,0 +1,93 @@
+"""How long the pump works on a large backlog."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from benchmarks.edges import STAGES_PER_STEP, write_steps
+from benchmarks.row import Row
+from otel_train.aggregate.keep import KeepRules
+from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.clock import Anchor, system_clock
+from otel_train.config import Config
+from otel_train.export.pump import Breath, Pump
+from otel_train.flight import FlightMemory
+from otel_train.record.recorder import Recorder
+
+if TYPE_CHECKING:
+    from benchmarks.plan import Plan
+    from otel_train.records import Snapshot
+
+WHAT = (
+    f"10,000 made-up steps of {STAGES_PER_STEP} stages lie in a ring; one turn of the real pump reads and settles them,"
+    " breaths for the training thread included. The first turn of a process is not counted."
+)
+STEPS = 10_000
+EDGE_NS = 40_000
+"""Made-up time between two edges: steps of 0.4 ms."""
+BUDGET_MS = 20.0
+
+
+class _Ticking:
+    """A clock that moves by ``EDGE_NS`` whenever it is read."""
+
+    def __init__(self, start_ns: int) -> None:
+        self._now_ns = start_ns
+
+    def __call__(self) -> int:
+        self._now_ns += EDGE_NS
+        return self._now_ns
+
+
+def run(plan: Plan) -> list[Row]:
+    """Turn after turn, each over a full backlog."""
+    recorder, pump = _pump()
+    wall_ms, cpu_ms = [], []
+    for _ in range(1 + plan.times(20, 6)):
+        write_steps(recorder, STEPS)
+        begun = time.perf_counter_ns(), time.thread_time_ns()
+        pump.turn()
+        wall_ms.append((time.perf_counter_ns() - begun[0]) / 1e6)
+        cpu_ms.append((time.thread_time_ns() - begun[1]) / 1e6)
+    return [
+        Row(
+            name="pump.turn",
+            what="pump: one turn over 10,000 steps of five stages",
+            unit="ms",
+            values=tuple(wall_ms[1:]),
+            budget=BUDGET_MS,
+        ),
+        Row(name="pump.cpu", what="processor time of that turn", unit="ms", values=tuple(cpu_ms[1:])),
+    ]
+
+
+def _pump() -> tuple[Recorder, Pump]:
+    """A recorder on made-up time, and the pump that reads it, wired as a session does."""
+    anchor = Anchor.now()
+    ticking = _Ticking(anchor.clock_ns)
+    recorder = Recorder(FlightMemory(Config().flight_edges, anchor), clock=ticking)
+    defaults = Config()
+    rules = KeepRules(
+        warmup_steps=defaults.keep_warmup_steps,
+        every_steps=defaults.keep_every_steps,
+        slow_factor=defaults.keep_slow_factor,
+        per_s=defaults.keep_per_s,
+        burst=defaults.keep_burst,
+    )
+    breath = Breath(system_clock)
+    run_account = RunAccount(
+        anchor.clock_ns,
+        anchor=anchor,
+        tracer=Tracer(Ids("bench", 0, 0), anchor),
+        rules=rules,
+        stall_after_s=defaults.stall_after_s,
+        breathe=breath,
+    )
+    pump = Pump(recorder, run_account, snapshot=_nothing, clock=ticking, breath=breath, every_s=1.0)
+    return recorder, pump
+
+
+def _nothing() -> Snapshot:
+    raise AssertionError("no exporter is attached, so nobody asks for a snapshot")

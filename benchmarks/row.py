@@ -1,0 +1,85 @@
+"""One line of the table: what was measured, what it may be, what follows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from benchmarks.spread import Spread, spread_of
+
+
+class Verdict(Enum):
+    """What a measurement says about its budget."""
+
+    MET = "met"
+    MISSED = "missed"
+    NO_BUDGET = "no budget"
+    NOT_MEASURED = "not measured"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One figure, measured repeatedly.
+
+    Attributes:
+        name: stable key in the results, dotted.
+        what: what was measured, for people.
+        unit: of the values and the budget.
+        values: one per pair or repetition; empty when it could not be measured.
+        budget: the median may be at most this; None when the figure only explains another.
+        target: what we would like; no verdict depends on it.
+        detail: further figures of the same measurement, by name.
+        reason: why it was not measured, or how to read it.
+    """
+
+    name: str
+    what: str
+    unit: str
+    values: tuple[float, ...] = ()
+    budget: float | None = None
+    target: float | None = None
+    detail: dict[str, float] = field(default_factory=dict)
+    reason: str = ""
+
+    @property
+    def spread(self) -> Spread | None:
+        """Quartiles of the values; None when there are none."""
+        return spread_of(self.values) if self.values else None
+
+    @property
+    def verdict(self) -> Verdict:
+        """Whether the median keeps the budget."""
+        if self.spread is None:
+            return Verdict.NOT_MEASURED
+        if self.budget is None:
+            return Verdict.NO_BUDGET
+        return Verdict.MET if self.spread.median <= self.budget else Verdict.MISSED
+
+    @property
+    def excess(self) -> float:
+        """How far the median is over the budget, in the row's unit; 0 when it is not."""
+        if self.spread is None or self.budget is None:
+            return 0.0
+        return max(0.0, self.spread.median - self.budget)
+
+    def as_json(self) -> dict[str, Any]:
+        """Everything, as it is stored in the results file."""
+        return {
+            "name": self.name,
+            "what": self.what,
+            "unit": self.unit,
+            "budget": self.budget,
+            "target": self.target,
+            "spread": self.spread._asdict() if self.spread else None,
+            "verdict": self.verdict.value,
+            "excess": self.excess,
+            "values": list(self.values),
+            "detail": self.detail,
+            "reason": self.reason,
+        }
+
+
+def failed(rows: list[Row]) -> bool:
+    """Whether a budget is missed, or something was not measured: no figure is no proof."""
+    return any(row.verdict in (Verdict.MISSED, Verdict.NOT_MEASURED) for row in rows)

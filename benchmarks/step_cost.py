@@ -1,0 +1,137 @@
+"""Microseconds per step on the training thread."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from benchmarks.loop import Loop
+from benchmarks.plan import say
+from benchmarks.receiver import receiving
+from benchmarks.row import Row
+from benchmarks.spread import differences, fastest_mean, percent_more, spread_of
+from benchmarks.variants import Watched, bare, floor, interleaved
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.plan import Plan
+
+WHAT = (
+    "Four stages per step on the CPU, everything exported. Blocks of about a second, bare, with the same"
+    " hooks writing nothing (the floor), and watched, take turns in one process; garbage collection off."
+    " Each value is the difference between blocks of one round."
+)
+BLOCK_S = 1.0
+BUDGET_US, TARGET_US, BUDGET_OF_FLOOR = 15.0, 8.0, 3.0
+GPU_BUDGET_US, GPU_BUDGET_PERCENT, GPU_STEP_MS = 30.0, 0.3, 10.0
+
+_FIGURES: dict[str, Callable[[np.ndarray], float]] = {
+    "median": lambda steps: float(np.median(steps)) / 1e3,
+    "mean": lambda steps: float(np.mean(steps)) / 1e3,
+    "fastest 5 %": lambda steps: fastest_mean(steps) / 1e3,
+}
+"""Microseconds of a typical step: undisturbed or not, with or without the pump's share."""
+
+Blocks = dict[str, list[np.ndarray]]
+
+
+def run(plan: Plan) -> list[Row]:
+    """Measure on the device of the plan."""
+    return _on_cuda(plan) if plan.device == "cuda" else _on_cpu(plan)
+
+
+def _on_cpu(plan: Plan) -> list[Row]:
+    blocks = _measure(plan, Loop(), block_s=BLOCK_S, rounds=plan.times(12, 3))
+    return _cost_rows(blocks, "step", budget=BUDGET_US, target=TARGET_US)
+
+
+def _measure(plan: Plan, loop: Loop, *, block_s: float, rounds: int) -> Blocks:
+    steps = loop.steps_in(block_s)
+    say(f"  {rounds} rounds of 3 blocks of {steps} steps")
+    with receiving():
+        watched = Watched(plan.folder)
+        with watched(loop):  # what is done once per process is no step's cost
+            loop.run(steps)
+        return interleaved(
+            loop, {"bare": bare, "floor": floor, "watched": watched}, steps=steps, rounds=rounds
+        )
+
+
+def _cost_rows(blocks: Blocks, name: str, *, budget: float, target: float | None = None) -> list[Row]:
+    rows = []
+    for label, figure in _FIGURES.items():
+        by_variant = {variant: [figure(steps) for steps in found] for variant, found in blocks.items()}
+        judged = label != "fastest 5 %"
+        cost = differences(by_variant["watched"], by_variant["bare"])
+        least = differences(by_variant["floor"], by_variant["bare"])
+        key = f"{name}.{label.split()[0]}"
+        rows += [
+            Row(
+                name=key,
+                what=f"training thread per step, {label}",
+                unit="µs",
+                values=tuple(cost),
+                budget=budget if judged else None,
+                target=target if judged else None,
+                detail={f"{v}_us": spread_of(found).median for v, found in by_variant.items()},
+            ),
+            Row(
+                name=f"{key}.floor",
+                what=f"the same hooks writing nothing, {label}",
+                unit="µs",
+                values=tuple(least),
+            ),
+            _of_floor(key, label, cost, spread_of(least).median),
+        ]
+    return rows
+
+
+def _of_floor(key: str, label: str, cost: list[float], floor_us: float) -> Row:
+    what = f"training thread over that floor, {label}"
+    budget = BUDGET_OF_FLOOR if label == "median" else None
+    if floor_us <= 0:  # noise was larger than the hooks
+        return Row(
+            name=f"{key}.ratio", what=what, unit="x", budget=budget, reason="the floor drowned in noise"
+        )
+    values = tuple(each / floor_us for each in cost)
+    return Row(name=f"{key}.ratio", what=what, unit="x", values=values, budget=budget)
+
+
+def _on_cuda(plan: Plan) -> list[Row]:
+    import torch
+
+    if not torch.cuda.is_available():
+        reason = "torch finds no CUDA device here"
+        return [
+            Row(
+                name="cuda.step",
+                what="training thread per step, on CUDA",
+                unit="µs",
+                budget=GPU_BUDGET_US,
+                reason=reason,
+            ),
+            Row(
+                name="cuda.wall",
+                what="a 10 ms device step, more",
+                unit="%",
+                budget=GPU_BUDGET_PERCENT,
+                reason=reason,
+            ),
+        ]
+    # Launches of a tiny model are all host time: there the hooks show undiluted.
+    small = _measure(plan, Loop(device="cuda"), block_s=BLOCK_S, rounds=plan.times(12, 3))
+    rows = _cost_rows(small, "cuda.step", budget=GPU_BUDGET_US)
+    large = _measure(plan, Loop(step_ms=GPU_STEP_MS, device="cuda"), block_s=2.0, rounds=plan.times(12, 3))
+    means = {variant: [float(steps.mean()) for steps in found] for variant, found in large.items()}
+    more = percent_more(means["watched"], means["bare"])
+    wall = Row(
+        name="cuda.wall",
+        what="a 10 ms device step, more",
+        unit="%",
+        values=tuple(more),
+        budget=GPU_BUDGET_PERCENT,
+        detail={"bare_ms": spread_of(means["bare"]).median / 1e6},
+    )
+    return [*rows, wall]

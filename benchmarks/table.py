@@ -1,0 +1,125 @@
+"""The table: for a terminal, for the reference page."""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import TYPE_CHECKING
+
+from benchmarks.row import Row, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.machine import Machine
+
+HEAD = ("what", "budget", "median [q1 .. q3]", "verdict")
+
+PAGE = """\
+# What watching costs
+
+Each figure is a difference or a ratio against the bare loop, paired with it and taken in the same run.
+`make bench` writes the table; `python -m benchmarks --help` says how each figure is measured.
+
+{block}
+
+## What is missed, and why
+
+Written by hand, from the table above.
+"""
+"""A new page. Only what lies between the marks is ever written again."""
+
+
+def begin_mark(device: str) -> str:
+    """The line that the table of ``device`` follows."""
+    return f"<!-- bench {device}: begin (written by `make bench`) -->"
+
+
+def end_mark(device: str) -> str:
+    """The line that ends the table of ``device``."""
+    return f"<!-- bench {device}: end -->"
+
+
+def number(value: float) -> str:
+    """Three significant digits, no exponent; whole from 100 up."""
+    if abs(value) >= 100:
+        return f"{value:.0f}"
+    places = 1 if abs(value) >= 10 else 2 if abs(value) >= 1 else 3
+    return f"{value:.{places}f}"
+
+
+def cells_of(row: Row) -> tuple[str, str, str, str]:
+    """One line of the table as text."""
+    budget = "" if row.budget is None else f"≤ {row.budget:g} {row.unit}"
+    if row.target is not None:
+        budget += f" (target {row.target:g})"
+    return row.what, budget, _measured(row), _verdict(row)
+
+
+def _measured(row: Row) -> str:
+    spread = row.spread
+    if spread is None:
+        return "-"
+    if spread.count == 1:
+        return f"{number(spread.median)} {row.unit}"
+    return f"{number(spread.median)} [{number(spread.q1)} .. {number(spread.q3)}] {row.unit}"
+
+
+def _verdict(row: Row) -> str:
+    if row.verdict is Verdict.MISSED:
+        return f"missed by {number(row.excess)} {row.unit}"
+    if row.verdict is Verdict.NOT_MEASURED:
+        return f"not measured: {row.reason}"
+    return "" if row.verdict is Verdict.NO_BUDGET else row.verdict.value
+
+
+def plain_table(rows: Sequence[Row]) -> str:
+    """The table for a terminal, columns aligned."""
+    lines = [HEAD, *(cells_of(row) for row in rows)]
+    widths = [max(_columns(line[index]) for line in lines) for index in range(len(HEAD))]
+    lines.insert(1, tuple("-" * width for width in widths))  # type: ignore[arg-type]  # four cells, as all
+    return "\n".join(
+        "  ".join(
+            cell + " " * (width - _columns(cell)) for cell, width in zip(line, widths, strict=True)
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _columns(text: str) -> int:
+    """Terminal columns of ``text``: combining marks take none."""
+    return sum(not unicodedata.combining(char) for char in text)
+
+
+def markdown_table(rows: Sequence[Row]) -> str:
+    """The table for the reference page; budgets that are not met stand out."""
+    lines = [HEAD, tuple("---" for _ in HEAD), *(_marked(row) for row in rows)]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _marked(row: Row) -> tuple[str, str, str, str]:
+    what, budget, measured, verdict = cells_of(row)
+    loud = row.verdict in (Verdict.MISSED, Verdict.NOT_MEASURED)
+    return what, budget, measured, f"**{verdict}**" if loud else verdict
+
+
+def notes(rows: Sequence[Row]) -> str:
+    """How to read the rows that need saying."""
+    return "\n".join(f"- {row.what}: {row.reason}." for row in rows if row.reason and row.values)
+
+
+def page_with(rows: Sequence[Row], machine: Machine, *, device: str, page: str) -> str:
+    """``page`` with the table of ``device`` put between its marks; what people wrote stays.
+
+    Args:
+        rows: the table.
+        machine: where it was measured.
+        device: ``cpu`` or ``cuda``; each has its own table.
+        page: the page as it is; "" for none yet.
+    """
+    parts = [begin_mark(device), machine.sentence(), markdown_table(rows), notes(rows), end_mark(device)]
+    block = "\n\n".join(part for part in parts if part)
+    begin, end = page.find(begin_mark(device)), page.find(end_mark(device))
+    if begin >= 0 and end > begin:
+        return page[:begin] + block + page[end + len(end_mark(device)) :]
+    head, heading, written = page.partition("## What is missed, and why")
+    return head + block + "\n\n" + heading + written if heading else PAGE.format(block=block)

@@ -1,0 +1,123 @@
+"""The loop bare, with the interception doing nothing, and watched: on and off at will."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import tempfile
+from typing import TYPE_CHECKING, Any, cast
+
+from benchmarks.loop import warm_up_of
+from otel_train.record.autograd import BackwardProbe
+from otel_train.record.loader import DataLoaderPatch, LoaderProbe
+from otel_train.record.module import ModuleProbe
+from otel_train.record.optimizer import OptimizerProbe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    import numpy as np
+    from otel_train.session import Session
+
+    from benchmarks.loop import Loop
+    from otel_train.record.recorder import Recorder
+
+    Variant = Callable[[Loop], AbstractContextManager[object]]
+
+
+@contextlib.contextmanager
+def bare(_: Loop) -> Iterator[None]:
+    """Nothing of ours anywhere."""
+    yield
+
+
+class _Deaf:
+    """Stands for a recorder whose edges return at once."""
+
+    def __init__(self) -> None:
+        self.edge = _return_at_once
+
+    def source(self, _kind: object, _name: str, _phase: str = "") -> int:
+        return 0
+
+
+def _return_at_once(_code: int) -> None:
+    return
+
+
+@contextlib.contextmanager
+def floor(loop: Loop) -> Iterator[None]:
+    """The same hooks in the same places, writing nothing: what any observer that sees this much pays."""
+    recorder = cast("Recorder", _Deaf())
+    probe = LoaderProbe(loop.loader, "bench", recorder)
+    with contextlib.ExitStack() as undo:
+        undo.callback(DataLoaderPatch(lambda loader: probe if loader is loop.loader else None).remove)
+        undo.callback(ModuleProbe(loop.model, "model", recorder).remove)
+        undo.callback(BackwardProbe(recorder).remove)
+        undo.callback(OptimizerProbe(recorder).remove)
+        yield
+
+
+class Watched:
+    """Opens a real session with everything exported; ``OTEL_EXPORTER_OTLP_ENDPOINT`` says where to.
+
+    Args:
+        folder: run directories are made, and removed, in here.
+        settings: beyond those that every benchmark needs.
+    """
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self._folder = folder
+        self._settings = settings
+
+    @contextlib.contextmanager
+    def __call__(self, loop: Loop) -> Iterator[Session]:
+        """A session on ``loop``, closed at the end."""
+        import otel_train
+
+        with tempfile.TemporaryDirectory(dir=self._folder) as runs:
+            session = otel_train.instrument(
+                loop.model,
+                {"bench": loop.loader},
+                run_dir=runs,
+                otlp="on",
+                prometheus_port=0,
+                console=False,
+                **self._settings,
+            )
+            try:
+                yield session
+            finally:
+                session.close()
+
+
+@contextlib.contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """One collection in the wrong block would outweigh everything measured here."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()
+
+
+def interleaved(
+    loop: Loop, variants: dict[str, Variant], *, steps: int, rounds: int
+) -> dict[str, list[np.ndarray]]:
+    """Blocks of ``steps`` steps of each variant, taking turns; each round starts with another one.
+
+    Returns:
+        Per variant, one array of step durations (ns) per round.
+    """
+    blocks: dict[str, list[np.ndarray]] = {name: [] for name in variants}
+    names = list(variants)
+    for turn in range(rounds):
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
+            with variants[name](loop), no_garbage_collection():
+                blocks[name].append(loop.run(steps, warm_up=warm_up_of(steps)))
+    return blocks

@@ -1,0 +1,128 @@
+"""How long the training thread waits for the interpreter while the pump holds it."""
+
+from __future__ import annotations
+
+import resource
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from benchmarks.edges import write_steps
+from benchmarks.loop import Loop
+from benchmarks.plan import say
+from benchmarks.receiver import receiving
+from benchmarks.row import Row
+from benchmarks.variants import Watched, no_garbage_collection
+from otel_train.record.hand import switch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from benchmarks.plan import Plan
+    from otel_train.record.recorder import Recorder
+
+WHAT = (
+    "The training thread reads the clock as fast as it can while the pump works on a backlog of 10,000 steps, again"
+    " and again, and exports every second. A gap counts when the thread gave up the processor by itself, which here"
+    " only waiting for the interpreter makes it do. Once it never lets go of the interpreter, once it does so"
+    " between small matrix products, as training does."
+)
+BUDGET_MS = 1.0
+BACKLOG_STEPS = 10_000
+SPIN_S = 0.5
+"""After each backlog. A thread that never lets go is interrupted every 5 ms only, so the pump needs that long."""
+
+_LEAST_GAP_NS = {"spinning": 20_000, "working": 60_000}
+"""Shorter gaps are the loop's own."""
+
+
+def run(plan: Plan) -> list[Row]:
+    """Both kinds of thread, watched and bare."""
+    rows = []
+    torch.set_num_threads(1)
+    for kind, work in (("spinning", None), ("working", _product())):
+        bursts = plan.times(20, 2)
+        say(f"  {bursts} backlogs, thread {kind}")
+        bare = _bare(kind, work, bursts)
+        with receiving():
+            waits = _watched(plan, kind, work, bursts)
+        rows += _rows(kind, waits, bare)
+    return rows
+
+
+def _product() -> Callable[[], object]:
+    left, right, out = (torch.randn(64, 64) for _ in range(3))
+    return lambda: torch.mm(left, right, out=out)
+
+
+def _bare(kind: str, work: Callable[[], object] | None, bursts: int) -> list[int]:
+    with no_garbage_collection():
+        return [gap for _ in range(bursts) for gap in _gaps(kind, work)]
+
+
+def _watched(plan: Plan, kind: str, work: Callable[[], object] | None, bursts: int) -> list[int]:
+    loop = Loop()
+    with Watched(plan.folder, turn_every_s=0.01, export_every_s=1.0)(loop), no_garbage_collection():
+        recorder = _recorder()
+        write_steps(recorder, 100)
+        _gaps(kind, work)  # imports and first allocations
+        found = []
+        for _ in range(bursts):
+            write_steps(recorder, BACKLOG_STEPS)
+            found += _gaps(kind, work)
+        return found
+
+
+def _recorder() -> Recorder:
+    hand = switch.hand
+    assert hand is not None, "a session is open"
+    return hand._recorder  # noqa: SLF001 - a backlog of whole steps cannot be made from outside
+
+
+def _gaps(kind: str, work: Callable[[], object] | None) -> list[int]:
+    """Gaps, in ns, between two reads of the clock in which this thread waited of its own accord."""
+    now, least = time.perf_counter_ns, _LEAST_GAP_NS[kind]
+    found = []
+    seen = _voluntary()
+    last = now()
+    until = last + int(SPIN_S * 1e9)
+    while last < until:
+        if work is not None:
+            work()
+        instant = now()
+        if instant - last > least:
+            switches = _voluntary()
+            if switches > seen:
+                found.append(instant - last)
+            seen, instant = switches, now()
+        last = instant
+    return found
+
+
+def _voluntary() -> int:
+    return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+
+
+def _rows(kind: str, waits: list[int], bare: list[int]) -> list[Row]:
+    name, what = f"wait.{kind}", f"wait for the pump, thread {kind}"
+    p50, p99, p999 = (float(q) / 1e6 for q in np.percentile(waits or [0], (50, 99, 99.9)))
+    detail = {"waits": float(len(waits)), "p50_ms": p50, "p99_ms": p99, "bare_waits": float(len(bare))}
+    return [
+        Row(name=name, what=f"{what}, p99.9", unit="ms", values=(p999,), budget=BUDGET_MS, detail=detail),
+        Row(name=f"{name}.p50", what=f"{what}, p50", unit="ms", values=(p50,)),
+        Row(name=f"{name}.p99", what=f"{what}, p99", unit="ms", values=(p99,)),
+        Row(
+            name=f"{name}.max",
+            what=f"{what}, longest of {len(waits)}",
+            unit="ms",
+            values=(max(waits, default=0) / 1e6,),
+        ),
+        Row(
+            name=f"{name}.bare",
+            what=f"longest such gap of the same thread with nobody watching, of {len(bare)}",
+            unit="ms",
+            values=(max(bare, default=0) / 1e6,),
+        ),
+    ]

@@ -1,0 +1,71 @@
+"""Training time, accounted for: ``otel_train.instrument(model, loaders)`` in an unchanged PyTorch loop."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from otel_train.config import Config
+    from otel_train.errors import ConfigError, MissingExtraError, OtelTrainError, RunDirectoryError
+    from otel_train.front import (
+        checkpoint,
+        current,
+        event,
+        instrument,
+        log,
+        reset_window,
+        stage,
+        step,
+        summary,
+        watch,
+    )
+    from otel_train.record.discover import Loader
+    from otel_train.session import Session
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Config",
+    "ConfigError",
+    "Loader",
+    "MissingExtraError",
+    "OtelTrainError",
+    "RunDirectoryError",
+    "Session",
+    "checkpoint",
+    "current",
+    "event",
+    "instrument",
+    "log",
+    "reset_window",
+    "stage",
+    "step",
+    "summary",
+    "watch",
+]
+
+_ROOMS = {
+    "Config": "config",
+    "ConfigError": "errors",
+    "Loader": "record.discover",
+    "MissingExtraError": "errors",
+    "OtelTrainError": "errors",
+    "RunDirectoryError": "errors",
+    "Session": "session",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used: importing the package costs next to nothing."""
+    if name not in __all__:
+        raise AttributeError(f"module 'otel_train' has no attribute {name!r}")
+    from importlib import import_module
+
+    value: object = getattr(import_module(f"otel_train.{_ROOMS.get(name, 'front')}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Public names, loaded or not."""
+    return sorted({*globals(), *__all__})

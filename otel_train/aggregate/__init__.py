@@ -1,0 +1,1 @@
+"""Pure functions of edges: no torch, no clock, no network."""

@@ -1,0 +1,214 @@
+"""The account of one thread: every instant of it belongs to one owner, one phase and at most one step.
+
+DESIGN.md section 2 defines the step. Here it is a run of training units; which unit is the last of its
+step is known once the next ask, or the next update, has been seen.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from otel_train.aggregate.closing import Closing
+from otel_train.aggregate.pairing import Edges, origin
+from otel_train.aggregate.phases import Labels, advance, label
+from otel_train.aggregate.settling import (
+    OpenStep,
+    StepColumns,
+    batches,
+    occurrences,
+    settle_steps,
+    skipped,
+    tiles,
+)
+from otel_train.aggregate.steps import EVAL, TRAIN, Settled, SourceColumns, StepRows, StepSource
+from otel_train.aggregate.units import Context, Marks, Pieces, cut, marks
+from otel_train.aggregate.words import (
+    FLAG_GRAD,
+    FLAG_TRAINING,
+    KIND_STAGE,
+    OP_MARK,
+    OP_SUSPEND,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BACKWARDS_WITHOUT_UPDATE = 64
+"""After so many, the run is taken to have no optimizer that can be seen (DESIGN.md section 2)."""
+
+MOST_HELD = 16384
+"""Edges held back at most while it is not known what steps are counted by."""
+
+_MOST_PIECES = 4096
+"""Suspended stages whose time is remembered; one that never ends must not be remembered for ever."""
+
+
+class ThreadAccount:
+    """Settles the time of one thread, slice by slice. The result does not depend on how it was sliced.
+
+    Args:
+        started_ns: from when on time is accounted for.
+        breathe: called between heavy columns, to let the training thread have the interpreter.
+    """
+
+    def __init__(self, started_ns: int, *, breathe: Callable[[], None] = lambda: None) -> None:
+        self.source = StepSource.UNDECIDED
+        self.settled_ns = started_ns
+        self._held = origin(started_ns)
+        self._context = Context()
+        self._open = OpenStep()
+        self._closing = Closing(breathe)
+        self._pieces: dict[int, int] = {}
+        self._breathe = breathe
+
+    @property
+    def held(self) -> int:
+        """Edges not settled yet."""
+        return len(self._held.times)
+
+    @property
+    def open_step_ns(self) -> int:
+        """When the open training step began; -1 if none has."""
+        return self._open.started_ns
+
+    def feed(self, edges: Edges, columns: SourceColumns) -> Settled | None:
+        """Take the next slice; what it settles, or None when it must wait for more."""
+        held = self._held.followed_by(edges)
+        found = marks(held)
+        self._breathe()
+        if not self._decide(held, found, final=False):
+            self._held = held
+            return None
+        return self._settle(held, found, columns, final=False)
+
+    def close(self, at_ns: int, columns: SourceColumns) -> Settled:
+        """Settle everything up to ``at_ns``. What is left of a step is partial."""
+        held = self._held.followed_by(origin(max(at_ns, int(self._held.times[-1]))))
+        found = marks(held)
+        self._decide(held, found, final=True)
+        return self._settle(held, found, columns, final=True)
+
+    def _decide(self, held: Edges, found: Marks, *, final: bool) -> bool:
+        """Find what steps are counted by. Whether the edges can be settled now."""
+        if self.source is StepSource.MANUAL:
+            return True
+        if found.mark.any():
+            self.source = StepSource.MANUAL
+        elif self.source is not StepSource.UPDATE and found.update.any():
+            self.source = StepSource.UPDATE
+        if self.source is not StepSource.UNDECIDED:
+            return True
+        backwards = int(np.count_nonzero(found.backward & found.begin))
+        both = FLAG_GRAD | FLAG_TRAINING
+        trains = bool(np.any(found.forward & found.begin & ((held.flags & both) == both)))
+        pass_over = bool(found.stop.any()) or final
+        if backwards >= BACKWARDS_WITHOUT_UPDATE or (pass_over and backwards):
+            self.source = StepSource.BACKWARD
+        elif pass_over and trains:
+            self.source = StepSource.BATCH
+        return pass_over or self.source is not StepSource.UNDECIDED or len(held.times) > MOST_HELD
+
+    def _settle(self, edges: Edges, found: Marks, columns: SourceColumns, *, final: bool) -> Settled:
+        pieces = cut(edges, found, self.source, self._context, final=final)
+        self._breathe()
+        labels = label(edges, found, pieces, self._context, columns)
+        self._breathe()
+        closes = self._closing.closes(edges, pieces, labels, self.source, final=final)
+        steps = settle_steps(edges, found, pieces, labels, closes=closes, held=self._open)
+        numbered = _numbered(edges, pieces, closes, steps.rows)
+        idle = final and self._idle(found, pieces, labels, steps)
+        self._open = self._with_backwards(found, pieces, closes, steps.open)
+        rows = self._with_partial(steps.rows) if final else steps.rows
+        self._breathe()
+        settled = self._settled(edges, found, (pieces, labels), steps._replace(rows=rows), columns, idle=idle)
+        advance(self._context, edges, found, pieces, labels)
+        last = int(pieces.first[-1])
+        self._held = edges.part(last).copy()
+        self.settled_ns = int(edges.times[last])
+        return settled._replace(numbered=numbered)
+
+    def _settled(
+        self, edges: Edges, found: Marks, units: tuple[Pieces, Labels], steps: StepColumns,
+        columns: SourceColumns, *, idle: bool,
+    ) -> Settled:  # fmt: skip
+        pieces, labels = units
+        last = int(pieces.first[-1])
+        calls, at = occurrences(edges, found, pieces, labels, steps.row)
+        self._add_pieces(edges, found, last, (at, calls.inclusive_ns))
+        self._breathe()
+        selves = tiles(edges, pieces, labels, steps.row, columns.kinds, idle=idle)
+        self._breathe()
+        return Settled(
+            steps.rows,
+            calls,
+            selves,
+            batches(edges, pieces, labels),
+            edges.sources[: last + 1][found.stop[: last + 1]],
+            edges.sources[: last + 1][found.failed_ask[: last + 1]],
+            int(np.count_nonzero(found.update[: last + 1])),
+            skipped(edges, found, last),
+            None,
+        )
+
+    def _idle(self, found: Marks, pieces: Pieces, labels: Labels, steps: StepColumns) -> bool:
+        """Whether the last unit is work after the last update, of which nothing came before the close."""
+        if len(pieces.first) < 2 or not (self._context.trained or labels.trained.any()):  # noqa: PLR2004 - one is open
+            return False
+        begin, end = int(pieces.first[-2]), int(pieces.first[-1])
+        if labels.phase[-2] == EVAL:  # sampling: a forward of no loader
+            return bool(labels.asked[-2] < 0 and not pieces.solo[-2])
+        if labels.phase[-2] != TRAIN or steps.row[-1] != len(steps.rows.phase):
+            return False
+        return not (self._open.backwards or (found.backward & found.begin)[begin:end].any())
+
+    def _with_backwards(self, found: Marks, pieces: Pieces, closes: np.ndarray, left: OpenStep) -> OpenStep:
+        """Note whether a backward ran in the open step."""
+        closing = np.flatnonzero(closes)
+        since = int(pieces.first[closing[-1]]) if len(closing) else 0
+        ran = bool((found.backward & found.begin)[since : int(pieces.first[-1])].any())
+        return left._replace(backwards=left.backwards or ran)
+
+    def _with_partial(self, rows: StepRows) -> StepRows:
+        """At the close: what is left is timed, not counted."""
+        left = self._open
+        self._open = OpenStep()
+        if left.started_ns < 0:
+            return rows
+        row = (
+            TRAIN, left.loader, left.started_ns, left.ended_ns, left.duration_ns, 0, left.failed, left.samples
+        )  # fmt: skip
+        return StepRows(*[np.append(column, value) for column, value in zip(rows, row, strict=True)])
+
+    def _add_pieces(
+        self, edges: Edges, found: Marks, last: int, calls: tuple[np.ndarray, np.ndarray]
+    ) -> None:
+        """Occurrences that ran in pieces last as long as their pieces together."""
+        at, inclusive = calls
+        stage = (edges.kinds == KIND_STAGE) & found.close & edges.counted
+        if not stage.any():
+            return
+        for entry in np.flatnonzero((stage & (edges.payloads > 0))[: last + 1]).tolist():
+            token = int(edges.payloads[entry])
+            if edges.ops[entry] == OP_SUSPEND:
+                piece = int(edges.times[entry] - edges.begun_ns[entry])
+                self._pieces[token] = self._pieces.pop(token, 0) + piece
+                if len(self._pieces) > _MOST_PIECES:
+                    del self._pieces[next(iter(self._pieces))]
+            else:
+                inclusive[np.searchsorted(at, entry)] += self._pieces.pop(token, 0)
+
+
+def _numbered(edges: Edges, pieces: Pieces, closes: np.ndarray, rows: StepRows) -> tuple[int, int] | None:
+    """The last number set by hand, and the row of the first step that it holds for."""
+    last = int(pieces.first[-1])
+    named = np.flatnonzero((edges.ops[: last + 1] == OP_MARK) & (edges.payloads[: last + 1] > 0))
+    named = named[named > 0]
+    if not len(named) or len(closes) < 2:  # noqa: PLR2004 - one unit is open
+        return None
+    steps = np.cumsum(closes)[:-1]
+    step = int(steps[min(int(pieces.of_edge[named[-1]]), len(steps) - 1)])
+    trained = np.flatnonzero(rows.phase == TRAIN)
+    row = int(trained[step]) if step < len(trained) else len(rows.phase)
+    return row, int(edges.payloads[named[-1]]) - 1

@@ -1,0 +1,375 @@
+"""Histograms of durations, many series at once, filled without a Python object per value.
+
+Every series counts into one row of *slots*. Slots are cut at the boundaries of the base-2 exponential
+buckets of scale 4 as well as at the explicit bounds, so both published forms are exact sums of slots
+and always agree on the count.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from otel_train.catalog import DURATION_BOUNDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import ArrayLike, NDArray
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+NS_PER_S = 10**9
+
+MAX_SCALE = 4
+"""Finest exponential scale: buckets 4.4 % wide. Source: the histogram section of the telemetry schema."""
+
+MAX_SIZE = 100
+"""Most exponential buckets per published point; wider data is published at a coarser scale."""
+
+_LOWEST_EXPONENT = -34  # 2**-34 s is 58 ps: below a nanosecond only zero is left
+_HIGHEST_EXPONENT = 20  # 2**20 s is 12 days: longer durations count into the last bucket
+_SLICE = 8192  # values per round of numpy calls; each call holds the GIL for 15 us or so
+_MANTISSA_BITS = 52
+_LONGEST_NS = 2**53  # 104 days: from here on float64 cannot tell nanoseconds apart
+_NO_MIN = np.iinfo(np.int64).max
+_NO_MAX = -1
+
+
+class Distribution(NamedTuple):
+    """What one series of a histogram holds: the middle fields of ``records.HistogramPoint``.
+
+    ``sum``, ``min`` and ``max`` are in seconds. ``min`` and ``max`` are NaN when ``count`` is 0.
+    """
+
+    count: int  # type: ignore[assignment]  # hides tuple.count, as HistogramPoint does
+    sum: float
+    min: float
+    max: float
+    zero_count: int
+    scale: int
+    offset: int
+    exponential_counts: tuple[int, ...]
+    explicit_counts: tuple[int, ...]
+
+
+class _Grid(NamedTuple):
+    """Where slots begin and end, and how to find the slot of a value.
+
+    Attributes:
+        edges_s: float64[slot]. Slot i holds values in (edges_s[i-1], edges_s[i]]; slot 0 holds zero.
+        edges_ns: int64[slot]. The longest whole number of nanoseconds that slot i holds.
+        first_slots: int16[cell]. The lowest slot that a value of the cell can be in.
+        shift: bits of a float64 below the cell number.
+        first_cell: number of the cell of the lowest edge.
+        exponential: first slot of each exponential bucket.
+        explicit: first slot of each explicit bucket.
+    """
+
+    edges_s: Floats
+    edges_ns: Ints
+    first_slots: NDArray[np.int16]
+    shift: int
+    first_cell: int
+    exponential: NDArray[np.intp]
+    explicit: NDArray[np.intp]
+
+    def slots(self, seconds: Floats) -> NDArray[np.intp]:
+        """The slot of each value; upper edges are inclusive. ``seconds`` is clipped in place."""
+        np.clip(seconds, self.edges_s[0], self.edges_s[-1], out=seconds)
+        # The leading bits of a positive float64 rise with its value. They name a cell that holds at
+        # most one edge, so one comparison settles the slot: exact, and no logarithm is taken.
+        cells = (seconds.view(np.int64) >> self.shift) - self.first_cell
+        found = self.first_slots.take(cells).astype(np.intp)
+        found += seconds > self.edges_s.take(found)
+        return found
+
+
+@lru_cache(maxsize=8)
+def _grid(bounds: tuple[float, ...]) -> _Grid:
+    octaves = range(_LOWEST_EXPONENT, _HIGHEST_EXPONENT)
+    per_octave = 2.0 ** (np.arange(2**MAX_SCALE) / 2**MAX_SCALE)
+    powers = np.append(np.concatenate([np.ldexp(per_octave, e) for e in octaves]), 2.0**_HIGHEST_EXPONENT)
+    # Not np.unique: its first call imports numpy.ma, 40 ms.
+    edges_s = np.array(sorted({*powers.tolist(), *bounds}))
+    shift = _cell_shift(edges_s)
+    numbers = edges_s.view(np.int64) >> shift
+    starts = (np.arange(numbers[0], numbers[-1] + 1) << shift).view(np.float64)
+    return _Grid(
+        edges_s=edges_s,
+        edges_ns=_whole_ns(edges_s),
+        first_slots=np.searchsorted(edges_s, starts).astype(np.int16),
+        shift=shift,
+        first_cell=int(numbers[0]),
+        exponential=np.searchsorted(edges_s, powers[:-1]) + 1,
+        explicit=np.append(0, np.searchsorted(edges_s, bounds) + 1),
+    )
+
+
+def _cell_shift(edges_s: Floats) -> int:
+    for bits in range(8, 15):
+        shift = _MANTISSA_BITS - bits
+        if np.diff(edges_s.view(np.int64) >> shift).all():
+            return shift
+    raise ValueError(f"bounds={edges_s}: two edges closer than 1 in 10,000")
+
+
+def _whole_ns(edges_s: Floats) -> Ints:
+    """The longest whole nanoseconds whose value in seconds is at or below each edge."""
+    below = np.floor(edges_s * NS_PER_S).astype(np.int64)
+    below += (below + 1) / NS_PER_S <= edges_s
+    below -= below / NS_PER_S > edges_s
+    return below
+
+
+def _breathe_not() -> None:
+    """What ``add`` calls between its steps when the caller passes nothing."""
+
+
+class Histograms:
+    """All series of one duration metric. One thread owns it: nothing here is locked.
+
+    Args:
+        bounds: explicit bucket edges in seconds, rising; a value equal to an edge is below it.
+        size: series to start with; they are numbered from 0.
+
+    Raises:
+        ValueError: ``bounds`` do not rise or reach outside the range that is covered.
+    """
+
+    def __init__(self, bounds: tuple[float, ...] = DURATION_BOUNDS, *, size: int = 0) -> None:
+        if list(bounds) != sorted(set(bounds)):
+            raise ValueError(f"bounds={bounds}: expected rising edges")
+        if bounds and not 2.0**_LOWEST_EXPONENT < bounds[0] <= bounds[-1] <= 2.0**_HIGHEST_EXPONENT:
+            raise ValueError(f"bounds={bounds}: expected seconds above 2**-34 and at most 2**20")
+        self.bounds = bounds
+        self._grid = _grid(bounds)
+        self._slots: Ints = np.zeros((0, self._grid.edges_s.size), np.int64)
+        self._sum_ns: Ints = np.zeros(0, np.int64)
+        self._min_ns: Ints = np.zeros(0, np.int64)
+        self._max_ns: Ints = np.zeros(0, np.int64)
+        self.grow(size)
+
+    def __len__(self) -> int:
+        """How many series there are."""
+        return self._sum_ns.size
+
+    def grow(self, size: int) -> None:
+        """Make room for series 0 to ``size`` - 1. What was counted stays; it never shrinks."""
+        more = size - len(self)
+        if more <= 0:
+            return
+        empty = np.zeros((more, self._slots.shape[1]), np.int64)
+        self._slots = np.concatenate([self._slots, empty])
+        self._sum_ns = np.append(self._sum_ns, np.zeros(more, np.int64))
+        self._min_ns = np.append(self._min_ns, np.full(more, _NO_MIN))
+        self._max_ns = np.append(self._max_ns, np.full(more, _NO_MAX))
+
+    def add(
+        self, series: ArrayLike, value_ns: ArrayLike, *, breathe: Callable[[], None] = _breathe_not
+    ) -> None:
+        """Count durations.
+
+        Args:
+            series: int[value], each from 0 to ``len(self)`` - 1.
+            value_ns: int64[value], nanoseconds; below zero counts as zero.
+            breathe: called between steps of some tens of microseconds, so that a thread that waits
+                for the GIL gets it.
+
+        Raises:
+            IndexError: a series does not exist; nothing has been counted.
+        """
+        rows = np.asarray(series, np.intp)
+        values = np.asarray(value_ns, np.int64)
+        if rows.shape != values.shape or rows.ndim != 1:
+            raise ValueError(f"series{rows.shape} and value_ns{values.shape}: expected two columns")
+        if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
+            raise IndexError(f"series {rows.min()} to {rows.max()}: expected 0 to {len(self) - 1}")
+        for start in range(0, rows.size, _SLICE):
+            part = slice(start, start + _SLICE)
+            self._add(rows[part], np.maximum(values[part], 0), breathe)
+
+    def _add(self, rows: NDArray[np.intp], values: Ints, breathe: Callable[[], None]) -> None:
+        slots = self._grid.slots(values / NS_PER_S)
+        breathe()
+        slots += rows * self._slots.shape[1]
+        np.add.at(self._slots.reshape(-1), slots, 1)
+        breathe()
+        np.add.at(self._sum_ns, rows, values)
+        np.minimum.at(self._min_ns, rows, values)
+        np.maximum.at(self._max_ns, rows, values)
+        breathe()
+
+    def add_seconds(
+        self, series: ArrayLike, value_s: ArrayLike, *, breathe: Callable[[], None] = _breathe_not
+    ) -> None:
+        """Count durations given as float64 seconds, rounded to the nanosecond.
+
+        NaN and infinity are not durations and are left out: not measured is not zero.
+        """
+        values = np.asarray(value_s, np.float64)
+        known = np.isfinite(values)
+        nanoseconds = np.rint(np.clip(values[known] * NS_PER_S, 0, _LONGEST_NS))
+        self.add(np.asarray(series)[known], nanoseconds.astype(np.int64), breathe=breathe)
+
+    def count(self, series: int) -> int:
+        """How many durations were counted into a series."""
+        return int(self._slots[series].sum())
+
+    def point(self, series: int) -> Distribution:
+        """What a series holds now, in both published forms."""
+        row = self._slots[series]
+        count = int(row.sum())
+        exponential = np.add.reduceat(row, self._grid.exponential)
+        scale, offset, counts = _downscale(exponential, _LOWEST_EXPONENT << MAX_SCALE)
+        return Distribution(
+            count=count,
+            sum=int(self._sum_ns[series]) / NS_PER_S,
+            min=int(self._min_ns[series]) / NS_PER_S if count else math.nan,
+            max=int(self._max_ns[series]) / NS_PER_S if count else math.nan,
+            zero_count=int(row[0]),
+            scale=scale,
+            offset=offset,
+            exponential_counts=counts,
+            explicit_counts=tuple(np.add.reduceat(row, self._grid.explicit).tolist()),
+        )
+
+    def quantile(self, series: int, q: float) -> float:
+        """Estimate a quantile.
+
+        Args:
+            series: which series.
+            q: 0 (exactly the minimum) to 1 (exactly the maximum).
+
+        Returns:
+            Seconds; NaN when nothing was counted. Never falls as ``q`` rises, and is within one
+            bucket of ``numpy.quantile`` of the same values.
+
+        Raises:
+            ValueError: ``q`` is outside 0 to 1.
+        """
+        if not 0 <= q <= 1:
+            raise ValueError(f"q={q}: expected 0 to 1")
+        reached = np.cumsum(self._slots[series])
+        count = int(reached[-1])
+        if not count:
+            return math.nan
+        # Like numpy's default: a weighted mean of two neighbours in sorted order. A mean of two
+        # estimates that are each within a bucket is within a bucket too.
+        place = q * (count - 1)
+        rank = min(int(place), count - 1)
+        low = self._ranked(series, rank, reached)
+        high = self._ranked(series, min(rank + 1, count - 1), reached)
+        return min(low + (place - rank) * (high - low), high)
+
+    def _ranked(self, series: int, rank: int, reached: Ints) -> float:
+        """Estimate the value at ``rank`` in sorted order, in seconds."""
+        least, most = int(self._min_ns[series]) / NS_PER_S, int(self._max_ns[series]) / NS_PER_S
+        if rank in (0, int(reached[-1]) - 1):
+            return least if rank == 0 else most
+        slot = int(np.searchsorted(reached, rank, side="right"))
+        if slot == 0:
+            return 0.0
+        before = int(reached[slot - 1])
+        lower, upper = self._grid.edges_s[slot - 1 : slot + 1].tolist()
+        inside = (rank - before + 0.5) / (int(reached[slot]) - before)
+        return float(min(max(lower + (upper - lower) * inside, least), most))
+
+    def merge(self, other: Histograms) -> None:
+        """Count everything that ``other`` counted, series by series."""
+        self._check_bounds(other)
+        self.grow(len(other))
+        shared = slice(len(other))
+        self._slots[shared] += other._slots
+        self._sum_ns[shared] += other._sum_ns
+        np.minimum(self._min_ns[shared], other._min_ns, out=self._min_ns[shared])
+        np.maximum(self._max_ns[shared], other._max_ns, out=self._max_ns[shared])
+
+    def copy(self) -> Histograms:
+        """The same counts, independent from now on."""
+        twin = Histograms(self.bounds)
+        twin.merge(self)
+        return twin
+
+    def folded(self, into: Ints, size: int) -> Histograms:
+        """The same observations with series put together.
+
+        Args:
+            into: int64[len(self)], the new number of each series; -1 leaves it out.
+            size: how many series the result has.
+        """
+        result = Histograms(self.bounds, size=size)
+        taken = np.flatnonzero(into[: len(self)] >= 0)
+        rows = into[taken]
+        np.add.at(result._slots, rows, self._slots[taken])
+        np.add.at(result._sum_ns, rows, self._sum_ns[taken])
+        np.minimum.at(result._min_ns, rows, self._min_ns[taken])
+        np.maximum.at(result._max_ns, rows, self._max_ns[taken])
+        return result
+
+    def minus(self, earlier: Histograms) -> Histograms:
+        """The window between an earlier copy and now.
+
+        Counts and sums are exact. Where the window did not set a new minimum or maximum, those are
+        the edges of its outermost buckets, and never outside the minimum and maximum of all time.
+
+        Raises:
+            ValueError: ``earlier`` holds something that this does not.
+        """
+        self._check_bounds(earlier)
+        before = Histograms(self.bounds, size=len(self))
+        before.merge(earlier)
+        window = Histograms(self.bounds, size=len(self))
+        if len(before) > len(self) or (before._slots > self._slots).any():
+            raise ValueError("earlier: expected a copy of these histograms, made before now")
+        np.subtract(self._slots, before._slots, out=window._slots)
+        np.subtract(self._sum_ns, before._sum_ns, out=window._sum_ns)
+        window._bracket(self)
+        return window
+
+    def _bracket(self, now: Histograms) -> None:
+        """Set minimum and maximum of a window: its outermost slots, within those of all time.
+
+        A record that the window set is in its outermost slot, so the second makes it exact.
+        """
+        used = self._slots > 0
+        filled = used.any(axis=1)
+        last = used.shape[1] - 1
+        lowest, highest = used.argmax(axis=1), last - used[:, ::-1].argmax(axis=1)
+        edges = self._grid.edges_ns
+        least = np.where(lowest > 0, edges[lowest - 1] + 1, 0)
+        most = np.where(highest < last, edges[highest], now._max_ns)  # the last slot is open upward
+        self._min_ns = np.where(filled, np.maximum(least, now._min_ns), _NO_MIN)
+        self._max_ns = np.where(filled, np.minimum(most, now._max_ns), _NO_MAX)
+
+    def _check_bounds(self, other: Histograms) -> None:
+        if other.bounds != self.bounds:
+            raise ValueError(f"bounds={other.bounds}: expected {self.bounds}")
+
+
+def _downscale(counts: Ints, offset: int) -> tuple[int, int, tuple[int, ...]]:
+    """Halve the resolution until the filled buckets fit into ``MAX_SIZE``.
+
+    Returns:
+        Scale, index of the first bucket, counts without empty ends.
+
+    Source:
+        OpenTelemetry data model, exponential scale: bucket i of one scale is part of bucket i >> 1
+        of the next coarser one.
+    """
+    filled = np.flatnonzero(counts)
+    if not filled.size:
+        return MAX_SCALE, 0, ()
+    first, last = int(filled[0]), int(filled[-1])
+    indices = np.arange(first, last + 1) + offset
+    steps = 0
+    while (int(indices[-1]) >> steps) - (int(indices[0]) >> steps) >= MAX_SIZE:
+        steps += 1
+    coarse = (indices >> steps) - (indices[0] >> steps)
+    merged = np.zeros(int(coarse[-1]) + 1, np.int64)
+    np.add.at(merged, coarse, counts[first : last + 1])
+    return MAX_SCALE - steps, int(indices[0]) >> steps, tuple(merged.tolist())

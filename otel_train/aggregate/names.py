@@ -1,0 +1,126 @@
+"""From numbers to names: which stage, loader and model a source's time is published under."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from otel_train.aggregate.steps import PHASES, PREFIXES, SourceColumns
+from otel_train.catalog import OTHER_VALUE, STAGES
+from otel_train.codes import Source, SourceKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CHECKPOINT = "checkpoint"
+_STAGES, _LOADERS, _MODELS = 48, 96, 24
+_PHASES = len(PHASES) + 1
+_LOADER_KINDS = (SourceKind.DATA, SourceKind.START)
+
+
+class Key(NamedTuple):
+    """What one series of stage times is about; "" means none in particular."""
+
+    stage: str
+    loader: str
+    phase: str
+    model: str
+
+
+class Names:
+    """Tables from source numbers to bounded name numbers, and dense numbers for their combinations.
+
+    A name beyond the bound of its table reads ``_OTHER``.
+    """
+
+    def __init__(self) -> None:
+        self.stages = _Table([*STAGES, CHECKPOINT], _STAGES)
+        self.loaders = _Table([""], _LOADERS)
+        self.models = _Table([""], _MODELS)
+        self.keys: list[Key] = []
+        self.sources: list[Source] = []
+        self.columns = SourceColumns(*(np.zeros(0, dtype=np.int8) for _ in range(3)))
+        self._series = np.full(_STAGES * _LOADERS * _PHASES * _MODELS, -1, dtype=np.int32)
+        self._stage_of = np.zeros(0, dtype=np.int64)
+        self._loader_of = np.zeros(0, dtype=np.int64)
+        self._model_of = np.zeros(0, dtype=np.int64)
+
+    def learn(self, sources: Sequence[Source]) -> None:
+        """Take in sources that have been added since the last call."""
+        new = list(sources[len(self.sources) :])
+        if not new:
+            return
+        self.sources += new
+        kinds, declared, named = self.columns
+        self.columns = SourceColumns(
+            np.append(kinds, [s.kind for s in new]).astype(np.int8),
+            np.append(declared, [PHASES.index(s.phase) if s.phase in PHASES else -1 for s in new]).astype(np.int8),
+            np.append(named, [_phase_in_name(s) for s in new]).astype(np.int8),
+        )
+        self._stage_of = np.append(self._stage_of, [self.stages.number(s.stage) for s in new])
+        self._loader_of = np.append(
+            self._loader_of, [self.loaders.number(s.name) if s.kind in _LOADER_KINDS else 0 for s in new]
+        )
+        self._model_of = np.append(
+            self._model_of, [self.models.number(s.name) if s.kind is SourceKind.FORWARD else 0 for s in new]
+        )
+
+    def loader(self, sources: np.ndarray) -> np.ndarray:
+        """Loader numbers of loader sources; 0 for -1."""
+        return np.where(sources >= 0, self._loader_of[sources], 0)
+
+    def series(self, owner: np.ndarray, loader: np.ndarray, phase: np.ndarray) -> np.ndarray:
+        """Dense series number of each (owner, loader of the batch, phase). Owner -1 is ``other``.
+
+        Data belongs to the loader that was asked, whatever the batch.
+        """
+        nobody = self.stages.number("other")
+        stage = np.where(owner >= 0, self._stage_of[owner], nobody)
+        asked = np.where(owner >= 0, self._loader_of[owner], 0)
+        batch = np.where(asked > 0, asked, self.loader(loader))
+        model = np.where(owner >= 0, self._model_of[owner], 0)
+        flat = ((stage * _LOADERS + batch) * _PHASES + phase) * _MODELS + model
+        series = self._series[flat]
+        if series.min(initial=0) < 0:
+            for value in sorted(set(flat[series < 0].tolist())):
+                self._add(value)
+            series = self._series[flat]
+        return series
+
+    def _add(self, flat: int) -> None:
+        rest, model = divmod(flat, _MODELS)
+        rest, phase = divmod(rest, _PHASES)
+        stage, loader = divmod(rest, _LOADERS)
+        self._series[flat] = len(self.keys)
+        names = (self.stages.names[stage], self.loaders.names[loader])
+        self.keys.append(Key(*names, PHASES[phase] if phase < len(PHASES) else "", self.models.names[model]))
+
+
+class _Table:
+    """Names in order of arrival, the last place kept for the rest."""
+
+    def __init__(self, names: Sequence[str], bound: int) -> None:
+        self.names = list(names)
+        self.overflown: set[str] = set()
+        self._numbers = {name: number for number, name in enumerate(names)}
+        self._bound = bound
+
+    def number(self, name: str) -> int:
+        if name not in self._numbers:
+            if len(self.names) == self._bound - 1:
+                self._numbers[OTHER_VALUE] = self._bound - 1
+                self.names.append(OTHER_VALUE)
+            if len(self.names) == self._bound:
+                self.overflown.add(name)
+                return self._bound - 1
+            self._numbers[name] = len(self.names)
+            self.names.append(name)
+        return self._numbers[name]
+
+
+def _phase_in_name(source: Source) -> int:
+    if source.kind not in _LOADER_KINDS:
+        return -1
+    name = source.name.lower()
+    return next((phase for prefix, phase in PREFIXES if name.startswith(prefix)), -1)

@@ -1,0 +1,356 @@
+"""The account of a run: its threads, its steps by number, its state, and what of it is worth telling."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from otel_train import catalog
+from otel_train.aggregate.account import ThreadAccount
+from otel_train.aggregate.eval_passes import EvalPasses
+from otel_train.aggregate.histogram import Histograms
+from otel_train.aggregate.keep import Keeper, KeepRules, Kept
+from otel_train.aggregate.names import Names
+from otel_train.aggregate.pairing import Pairing
+from otel_train.aggregate.stalls import Stalls
+from otel_train.aggregate.steps import PHASES, TRAIN, Activity, Occurrences, Settled, StepSource
+from otel_train.aggregate.totals import Totals
+from otel_train.aggregate.traces import MOST_CHILDREN, Child, StepFacts, Tracer
+from otel_train.codes import Op, SourceKind
+from otel_train.records import Event, Exemplar, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from otel_train.clock import Anchor
+    from otel_train.codes import Source
+
+EXEMPLARS_PER_SERIES = 8
+NS_PER_S = 10**9
+
+
+class OpenStage(NamedTuple):
+    """A stage that has begun and not ended, as of the last look."""
+
+    stage: str
+    source: str
+    begun_ns: int
+
+
+@dataclass(slots=True)
+class _Thread:
+    name: str
+    main: bool
+    pairing: Pairing
+    account: ThreadAccount
+    computes: bool = False
+    """It runs models, not only a loader."""
+    edges: int = 0
+    last_ns: int = 0
+    last_op: int = 0
+    open_step: list[Occurrences] = field(default_factory=list)
+    next_number: int = 0
+
+
+class RunAccount:
+    """Takes edges of all threads, keeps the run's totals, and hands out spans and events.
+
+    Args:
+        started_ns: from when on time is accounted for.
+        anchor: turns the monotonic clock into wall time.
+        tracer: makes spans.
+        rules: which steps to keep.
+        stall_after_s: least silence that is a stall.
+        breathe: called between heavy columns, to let the training thread have the interpreter.
+    """
+
+    def __init__(
+        self,
+        started_ns: int,
+        *,
+        anchor: Anchor,
+        tracer: Tracer,
+        rules: KeepRules,
+        stall_after_s: float,
+        breathe: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.started_ns = started_ns
+        self.names = Names()
+        self.totals = Totals(self.names, breathe=breathe)
+        self.keeper = Keeper(rules, started_ns)
+        self.checkpoints = Histograms(size=1)
+        self.evals = EvalPasses()
+        self.stalls = Stalls(started_ns, stall_after_s)
+        self.exhaustions: dict[str, int] = {}
+        self.loader_errors: dict[str, int] = {}
+        self.checkpoint_failures = 0
+        self.checkpoint_last_ns = 0
+        self.checkpoint_interval_s = 0.0
+        self.exemplars: dict[tuple[str, ...], deque[Exemplar]] = {}
+        self.closed = False
+        self._threads: dict[int, _Thread] = {}
+        self._leading: _Thread | None = None
+        self._tracer = tracer
+        self._anchor = anchor
+        self._breathe = breathe
+        self._spans: list[Span] = []
+        self._events: list[Event] = []
+        self._phase = TRAIN
+
+    # -- taking edges in ---------------------------------------------------------------------------
+
+    def learn(self, sources: Sequence[Source]) -> None:
+        """Take in sources that have been added."""
+        self.names.learn(sources)
+
+    def feed(self, thread: int, times: np.ndarray, codes: np.ndarray, *, name: str, main: bool) -> None:
+        """Take the next slice of a thread.
+
+        Args:
+            thread: tells threads apart.
+            times: int64[n], never falling.
+            codes: int64[n].
+            name: of the thread.
+            main: it is the one that called ``instrument``.
+        """
+        if not len(times):
+            return
+        mine = self._threads.get(thread)
+        if mine is None:
+            account = ThreadAccount(self.started_ns, breathe=self._breathe)
+            mine = self._threads[thread] = _Thread(name, main, Pairing(), account)
+        edges = mine.pairing.feed(times, codes, self.names.columns.kinds)
+        self._breathe()
+        mine.computes |= bool(np.any((edges.kinds >= SourceKind.FORWARD) & (edges.kinds <= SourceKind.SCALER)))
+        mine.edges += len(times)
+        mine.last_ns, mine.last_op = int(times[-1]), int(codes[-1]) & 0xF
+        self.stalls.progress(mine.last_ns)
+        settled = mine.account.feed(edges, self.names.columns)
+        if settled is not None:
+            self._take(mine, settled)
+
+    def end_thread(self, thread: int) -> None:
+        """A thread is over and has been read to its end."""
+        mine = self._threads.pop(thread, None)
+        if mine is not None:
+            self._take(mine, mine.account.close(mine.last_ns, self.names.columns))
+
+    def look(self, now_ns: int) -> None:
+        """Notice that nothing has happened for too long, while it still hangs."""
+        thread = self._leading
+        if thread is None or self.closed:
+            return
+        over = thread.last_op == Op.STOP and not thread.pairing.open
+        if self.stalls.look(now_ns, self.keeper.median_ns, over=over):
+            self._tell_stall(thread, now_ns)
+
+    def close(self, at_ns: int) -> None:
+        """Settle everything up to ``at_ns``."""
+        for thread in list(self._threads.values()):
+            self._take(thread, thread.account.close(at_ns, self.names.columns))
+        if self._leading is None:  # nothing was trained: all of it was preparation
+            self.totals.activity_ns[Activity.INIT] = at_ns - self.started_ns
+        self._spans += [self._eval_span(over) for over in self.evals.close()]
+        self.closed = True
+
+    def drain(self) -> tuple[tuple[Span, ...], tuple[Event, ...]]:
+        """Spans and events since the last call."""
+        spans, events = tuple(self._spans), tuple(self._events)
+        self._spans, self._events = [], []
+        return spans, events
+
+    def tell(self, span: Span | None = None, event: Event | None = None) -> None:
+        """Add a span or an event that comes from elsewhere."""
+        if span is not None:
+            self._spans.append(span)
+        if event is not None:
+            self._events.append(event)
+
+    # -- looking at it -----------------------------------------------------------------------------
+
+    @property
+    def step_number(self) -> int:
+        """Number of the step that is running: as many as have been counted, unless set by hand."""
+        return self._leading.next_number if self._leading else 0
+
+    @property
+    def step_source(self) -> StepSource:
+        """What the leading thread's steps are counted by."""
+        return self._leading.account.source if self._leading else StepSource.UNDECIDED
+
+    @property
+    def settled_ns(self) -> int:
+        """Up to when the run's time has been accounted for."""
+        return self._leading.account.settled_ns if self._leading else self.started_ns
+
+    @property
+    def helpers(self) -> list[str]:
+        """Threads that only read a loader: the training thread's wait for them is not seen."""
+        return [thread.name for thread in self._threads.values() if self._is_helper(thread)]
+
+    def open_stages(self) -> list[OpenStage]:
+        """What the leading thread was doing at the last look, outermost first."""
+        if self._leading is None:
+            return []
+        sources = self.names.sources
+        return [
+            OpenStage(sources[source].stage, sources[source].name, entry.begun_ns)
+            for entry in self._leading.pairing.open
+            for source in [(entry.code >> 4) & 0xFFF]
+        ]
+
+    def state(self) -> str:
+        """A hint of what the run is doing now: one of ``catalog.RUN_STATES``."""
+        if self.stalls.since_ns:
+            return "stalled"
+        if self._leading is None:
+            return "initializing"
+        if any(stage.stage == "checkpoint" for stage in self.open_stages()):
+            return "checkpointing"
+        return "training" if self._phase == TRAIN else "evaluating"
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _is_helper(self, thread: _Thread) -> bool:
+        return not thread.main and not thread.computes and self._leading is not None
+
+    def _take(self, thread: _Thread, settled: Settled) -> None:
+        if self._leading is None and (thread.computes or thread.main):
+            self._leading = thread
+        if self._is_helper(thread):  # its wait is not the training thread's
+            self.totals.add_batches(settled.batches)
+            return
+        leading = thread is self._leading
+        if leading:
+            self.stalls.move(settled.tiles)
+        self.totals.add(settled, ledger=leading)
+        for loader in settled.stops.tolist():
+            self._count_stop(self.names.sources[loader].name)
+        for loader in settled.failed_asks.tolist():
+            name = self.names.sources[loader].name
+            self.loader_errors[name] = self.loader_errors.get(name, 0) + 1
+        self._take_checkpoints(settled.occurrences)
+        self._take_steps(thread, settled)
+
+    def _count_stop(self, loader: str) -> None:
+        self.exhaustions[loader] = self.exhaustions.get(loader, 0) + 1
+        attributes = {catalog.SPAN_LOADER.name: loader, catalog.STEP_NUMBER.name: self.step_number}
+        self._event(catalog.LOADER_EXHAUSTED_EVENT.name, self.settled_ns, attributes)
+
+    def _event(self, name: str, at_ns: int, attributes: dict[str, str | int | float | bool]) -> None:
+        self._events.append(Event(name=name, time_unix_ns=self._anchor.unix(at_ns), attributes=attributes))
+
+    def _take_checkpoints(self, ended: Occurrences) -> None:
+        mine = self.names.columns.kinds[ended.source] == SourceKind.CHECKPOINT
+        for place in np.flatnonzero(mine).tolist():
+            begun, lasted = int(ended.started_ns[place]), int(ended.inclusive_ns[place])
+            failed = bool(ended.failed[place])
+            self.checkpoints.add([0], [lasted])
+            if failed:
+                self.checkpoint_failures += 1
+            else:
+                before, self.checkpoint_last_ns = self.checkpoint_last_ns, begun + lasted
+                if before:
+                    self.checkpoint_interval_s = (self.checkpoint_last_ns - before) / NS_PER_S
+            self._spans.append(
+                self._tracer.pass_over(
+                    catalog.CHECKPOINT_SAVE_SPAN, (begun, begun + lasted),
+                    {catalog.STEP_NUMBER.name: self.step_number},
+                    trace_class="checkpoint", error="checkpoint failed" if failed else "",
+                )  # fmt: skip
+            )
+
+    def _take_steps(self, thread: _Thread, settled: Settled) -> None:
+        steps = settled.steps
+        rows = np.flatnonzero((steps.phase == TRAIN) & (steps.counted > 0))
+        numbers = thread.next_number + np.arange(len(rows))
+        thread.next_number += len(rows)
+        if settled.numbered is not None:
+            first, number = settled.numbered
+            numbers[first:] = number + np.arange(max(0, len(rows) - first))
+            thread.next_number = number + max(0, len(rows) - first)
+        if len(steps.phase) and thread is self._leading:
+            self._phase = int(steps.phase[-1])
+        chosen = self.keeper.choose(steps, numbers, rows) if len(rows) else []
+        for kept in chosen:
+            self._keep(thread, settled, kept, first=bool(kept.row == rows[0]))
+        self._carry(thread, settled, closed=bool(len(rows)))
+        if thread is self._leading:
+            for over in self.evals.feed(steps, self.names):
+                self._spans.append(self._eval_span(over))
+
+    def _keep(self, thread: _Thread, settled: Settled, kept: Kept, *, first: bool) -> None:
+        """Make the spans of a kept step, and let exemplars point to them."""
+        parts = [*(thread.open_step if first else ()), settled.occurrences]
+        children = []
+        for part in parts:
+            inside = np.arange(len(part.step)) if part is not settled.occurrences else np.flatnonzero(part.step == kept.row)
+            children += [self._child(part, place) for place in inside[:MOST_CHILDREN].tolist()]
+        steps, row = settled.steps, kept.row
+        loader = self.names.loaders.names[int(self.names.loader(steps.loader[row : row + 1])[0])]
+        facts = StepFacts(
+            kept.number, kept.reason, PHASES[int(steps.phase[row])], loader, int(steps.started_ns[row]),
+            int(steps.ended_ns[row]), int(steps.duration_ns[row]), kept.baseline_ns,
+            int(steps.samples[row]), True, children[:MOST_CHILDREN],
+        )  # fmt: skip
+        spans, (trace, ids, mine) = self._tracer.step(facts)
+        self._spans += spans
+        phase = facts.phase
+        for child, span in zip(facts.children, ids, strict=True):
+            lasted = child.ended_ns - child.started_ns
+            self._exemplify(("stage", child.stage, child.loader, phase), lasted, child.ended_ns, (trace, span))
+        self._exemplify(("step", loader, phase), facts.duration_ns, facts.ended_ns, (trace, mine))
+
+    def _exemplify(self, series: tuple[str, ...], value_ns: int, at_ns: int, where: tuple[int, int]) -> None:
+        held = self.exemplars.setdefault(series, deque(maxlen=EXEMPLARS_PER_SERIES))
+        held.append(Exemplar(value_ns / NS_PER_S, self._anchor.unix(at_ns), *where))
+
+    def _child(self, part: Occurrences, place: int) -> Child:
+        source = self.names.sources[int(part.source[place])]
+        loader = self.names.loaders.names[int(self.names.loader(part.loader[place : place + 1])[0])]
+        begun = int(part.started_ns[place])
+        model = source.name if source.kind is SourceKind.FORWARD else ""
+        return Child(
+            source.stage, loader, model, begun, begun + int(part.inclusive_ns[place]), bool(part.failed[place])
+        )
+
+    def _carry(self, thread: _Thread, settled: Settled, *, closed: bool) -> None:
+        """Remember the first stages of the step that is still open: it may be worth keeping."""
+        still = np.flatnonzero(settled.occurrences.step == len(settled.steps.phase))
+        if closed:
+            thread.open_step = []
+        room = MOST_CHILDREN - sum(len(part.step) for part in thread.open_step)
+        if len(still) and room > 0:
+            thread.open_step.append(Occurrences(*(column[still[:room]] for column in settled.occurrences)))
+
+    def _eval_span(self, over: EvalPasses.Pass) -> Span:
+        attributes = {
+            catalog.STEP_NUMBER.name: self.step_number,
+            catalog.SPAN_PHASE.name: over.phase,
+            catalog.SPAN_LOADER.name: over.loader,
+            catalog.BATCH_COUNT.name: over.batches,
+        }
+        return self._tracer.pass_over(
+            catalog.EVAL_SPAN, (over.started_ns, over.ended_ns), attributes, trace_class="eval"
+        )
+
+    def _tell_stall(self, thread: _Thread, now_ns: int) -> None:
+        """Said while it hangs: the last span that a run which never comes back can send."""
+        doing = self.open_stages()
+        stage = doing[-1].stage if doing else "other"
+        self.stalls.count(stage)
+        attributes: dict[str, str | int | float | bool] = {
+            catalog.STEP_NUMBER.name: self.step_number,
+            catalog.SPAN_STAGE.name: stage,
+            catalog.SPAN_LOADER.name: doing[-1].source if doing and stage == "data" else "",
+            catalog.STALL_AGE.name: (now_ns - thread.last_ns) / NS_PER_S,
+        }
+        self._spans.append(
+            self._tracer.pass_over(
+                catalog.STALL_SPAN, (thread.last_ns, now_ns), attributes, trace_class="stall"
+            )
+        )
+        self._event(catalog.STALL_SPAN.name, now_ns, attributes)

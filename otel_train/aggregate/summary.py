@@ -1,0 +1,102 @@
+"""The figures of a run as the document that ``summary.json`` holds; docs/reference/summary.md has the schema."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from otel_train.aggregate.names import CHECKPOINT
+from otel_train.aggregate.steps import PHASES, Activity, StepSource
+from otel_train.aggregate.verdict import findings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from otel_train.aggregate.totals import StageTotals, Totals
+
+SCHEMA = "otel_train.summary/1"
+NS_PER_S = 10**9
+
+SOURCE_NAMES = {
+    StepSource.UNDECIDED: "none",
+    StepSource.UPDATE: "update",
+    StepSource.BACKWARD: "backward",
+    StepSource.BATCH: "batch",
+    StepSource.MANUAL: "manual",
+}
+
+
+def figures(
+    totals: Totals, *, wall_s: float, source: StepSource, workers: Mapping[str, int], loaders: list[str]
+) -> dict[str, Any]:
+    """The part of a summary that comes from edges.
+
+    Args:
+        totals: everything counted.
+        wall_s: seconds the totals cover; what is not settled yet is in no stage and in activity ``other``.
+        source: what steps are counted by.
+        workers: ``num_workers`` of every loader that has such a setting.
+        loaders: loaders known, so that one never read shows with 0 batches.
+    """
+    rows = totals.rows()
+    activities = {a.name.lower(): float(totals.activity_ns[a]) / NS_PER_S for a in Activity}
+    activities["other"] += max(0.0, wall_s - sum(activities.values()))
+    steps = totals.steps_by_phase()
+    verdicts = findings(rows, steps=steps.get("train", 0), activities=activities, workers=workers)
+    checkpoints = [row for row in rows if row.key.stage == CHECKPOINT]
+    return {
+        "wall_seconds": wall_s,
+        "step_source": SOURCE_NAMES[source],
+        "steps": steps,
+        "partial_steps": {
+            PHASES[phase]: int(count) for phase, count in enumerate(totals.partial_steps[: len(PHASES)]) if count
+        },
+        "updates": totals.updates,
+        "skipped_updates": totals.skipped_updates,
+        "batches": {**dict.fromkeys(loaders, 0), **totals.by_loader(totals.batches)},
+        "samples": totals.by_loader(totals.samples),
+        "stages": [_stage(row) for row in rows],
+        "step_durations": _step_durations(totals),
+        "activities": activities,
+        "checkpoints": {
+            "count": sum(row.count for row in checkpoints),
+            "seconds": sum(row.inclusive_s for row in checkpoints),
+        },
+        "verdicts": [asdict(verdict) for verdict in verdicts],
+    }
+
+
+def _stage(row: StageTotals) -> dict[str, Any]:
+    least, p50, p95, p99, most = row.quantiles or (None,) * 5
+    timed = row.key.stage != "other"
+    return {
+        **row.key._asdict(),
+        "count": row.count if timed else None,
+        "failed": row.failed,
+        "inclusive_seconds": row.inclusive_s if timed else None,
+        "self_seconds": row.self_s,
+        "min": least,
+        "avg": row.inclusive_s / row.count if row.count else None,
+        "p50": p50,
+        "p95": p95,
+        "p99": p99,
+        "max": most,
+    }
+
+
+def _step_durations(totals: Totals) -> list[dict[str, Any]]:
+    rows = []
+    for series in np.flatnonzero(totals.step_counts).tolist():
+        loader, phase = totals.step_pairs[series]
+        point = totals.steps.point(series)
+        p50, p95, p99 = (totals.steps.quantile(series, q) for q in (0.5, 0.95, 0.99))
+        rows.append(
+            {
+                "loader": totals.names.loaders.names[loader], "phase": PHASES[phase], "count": point.count,
+                "total_seconds": point.sum, "min": point.min, "avg": point.sum / point.count,
+                "p50": p50, "p95": p95, "p99": p99, "max": point.max,
+            }
+        )  # fmt: skip
+    return sorted(rows, key=lambda row: (PHASES.index(row["phase"]), row["loader"]))

@@ -1,0 +1,144 @@
+"""What the figures of a run mean: findings, the weightiest first."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from otel_train.aggregate.names import CHECKPOINT
+from otel_train.records import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from otel_train.aggregate.totals import StageTotals
+
+WARNING_SHARE, CRITICAL_SHARE = 0.10, 0.20
+"""Share of training time spent waiting for data from which it is worth a word, and worth an alarm.
+Source: TELEMETRY.md section 3.2 (TrainInputBound) and the policy it quotes."""
+
+LARGE_SHARE = 0.30
+"""Share of the run from which evaluation or unclaimed time is worth a word."""
+
+ENOUGH_STEPS = 10
+"""Steps below which figures say more about warm-up than about the run."""
+
+
+def findings(
+    stages: Sequence[StageTotals],
+    *,
+    steps: int,
+    activities: Mapping[str, float],
+    workers: Mapping[str, int],
+) -> list[Finding]:
+    """Findings about a run or a window of it.
+
+    Args:
+        stages: the stage table.
+        steps: training steps counted.
+        activities: seconds by activity.
+        workers: ``num_workers`` of every loader that has such a setting.
+
+    Returns:
+        At least one; the first is the verdict. "No finding" is a finding, too.
+    """
+    training = [row for row in stages if row.key.phase == "train"]
+    total_s = sum(row.self_s for row in training)
+    if steps < ENOUGH_STEPS or not total_s:
+        claim = f"Too early to say: {steps} training steps, a verdict needs {ENOUGH_STEPS}."
+        return [_finding("too_early", claim, advice="Let it run.", evidence={"steps": steps})]
+    found = [*_waits(training, total_s, workers), *_outside(activities, training, total_s)]
+    found.sort(key=lambda finding: -finding.seconds)
+    waiting = [finding for finding in found if finding.name == "input_bound"]
+    rest = [finding for finding in found if finding.name != "input_bound"]
+    return [*waiting, *rest] if waiting else [_busy(training, total_s), *rest]
+
+
+def _waits(
+    training: Sequence[StageTotals], total_s: float, workers: Mapping[str, int]
+) -> list[Finding]:
+    """One finding per loader that training waits for."""
+    found = []
+    for row in training:
+        share = row.self_s / total_s
+        if row.key.stage != "data" or share < WARNING_SHARE:
+            continue
+        name = row.key.loader
+        ask = f", {row.self_s / row.count * 1e3:.3g} ms per batch" if row.count else ""
+        found.append(
+            _finding(
+                "input_bound",
+                f"Training waits for loader `{name}`: {share:.0%} of training time{ask}.",
+                advice=_loader_advice(name, workers.get(name)),
+                evidence={"data_wait_ratio": share, "data_wait_seconds": row.self_s, "batches": row.count},
+                share=share,
+                seconds=row.self_s,
+                loader=name,
+                severity="critical" if share >= CRITICAL_SHARE else "warning",
+            )
+        )
+    return found
+
+
+def _loader_advice(name: str, workers: int | None) -> str:
+    if workers is None:
+        return f"Load `{name}` ahead of need: in a thread, or as a torch DataLoader with num_workers > 0."
+    if workers == 0:
+        return (
+            f"`{name}` is read on the training thread (num_workers=0): DataLoader(..., num_workers=4, "
+            "persistent_workers=True) reads it beside the training."
+        )
+    return (
+        f"`{name}` has {workers} workers and they do not keep up: raise num_workers or prefetch_factor, move "
+        "decoding out of __getitem__, or look at the storage."
+    )
+
+
+def _outside(
+    activities: Mapping[str, float], training: Sequence[StageTotals], total_s: float
+) -> list[Finding]:
+    """Findings about time that is not training itself."""
+    wall_s = sum(activities.values())
+    found = []
+    for activity, advice in (
+        ("eval", "Evaluate less often, on fewer batches, or with a larger batch size: no gradients are kept."),
+        (CHECKPOINT, "Save less often, or asynchronously (torch.distributed.checkpoint.async_save)."),
+    ):
+        spent = activities.get(activity, 0.0)
+        if wall_s and spent / wall_s >= LARGE_SHARE:
+            claim = f"{spent / wall_s:.0%} of the run is {activity}."
+            found.append(_finding(f"{activity}_heavy", claim, advice=advice, share=spent / wall_s, seconds=spent))
+    other_s = sum(row.self_s for row in training if row.key.stage == "other")
+    if other_s / total_s >= LARGE_SHARE:
+        found.append(
+            _finding(
+                "unattributed",
+                f"{other_s / total_s:.0%} of training time is in no stage: code of the loop itself.",
+                advice='Wrap suspects in `with otel_train.stage("name"):`; logging and .item() are common.',
+                share=other_s / total_s,
+                seconds=other_s,
+            )
+        )
+    return found
+
+
+def _busy(training: Sequence[StageTotals], total_s: float) -> Finding:
+    """Training waits for no loader: say what it does instead."""
+    by_stage: dict[str, float] = {}
+    for row in training:
+        by_stage[row.key.stage] = by_stage.get(row.key.stage, 0.0) + row.self_s
+    stage, seconds = max(by_stage.items(), key=lambda item: item[1])
+    waiting = by_stage.get("data", 0.0) / total_s
+    claim = f"Training waits for no loader ({waiting:.1%} of training time); most goes to {stage}."
+    advice = "Nothing to do about the input. A profiler capture shows what the time in the model is spent on."
+    evidence = {"data_wait_ratio": waiting, f"{stage}_ratio": seconds / total_s}
+    return _finding("compute_bound", claim, advice=advice, evidence=evidence, severity="ok")
+
+
+def _finding(
+    name: str, claim: str, *, advice: str, evidence: Mapping[str, float] | None = None, share: float = 0.0,
+    seconds: float = 0.0, loader: str = "", severity: str = "info",
+) -> Finding:  # fmt: skip
+    return Finding(
+        name=name, claim=claim, evidence=evidence or {"share": share}, share=share, seconds=seconds,
+        advice=advice, loader=loader, phase="train", severity=severity,
+    )  # fmt: skip

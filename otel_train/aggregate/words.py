@@ -1,0 +1,28 @@
+"""The codes as plain integers: numpy compares a column with one eight times faster than with an enum's member."""
+
+from __future__ import annotations
+
+from otel_train.codes import Flag, Op, SourceKind
+
+OP_BEGIN = int(Op.BEGIN)
+OP_RESUME = int(Op.RESUME)
+OP_END = int(Op.END)
+OP_FAIL = int(Op.FAIL)
+OP_STOP = int(Op.STOP)
+OP_SUSPEND = int(Op.SUSPEND)
+OP_MARK = int(Op.MARK)
+
+KIND_DATA = int(SourceKind.DATA)
+KIND_START = int(SourceKind.START)
+KIND_H2D = int(SourceKind.H2D)
+KIND_FORWARD = int(SourceKind.FORWARD)
+KIND_BACKWARD = int(SourceKind.BACKWARD)
+KIND_GRAD = int(SourceKind.GRAD)
+KIND_OPTIMIZER = int(SourceKind.OPTIMIZER)
+KIND_SCALER = int(SourceKind.SCALER)
+KIND_STAGE = int(SourceKind.STAGE)
+KIND_CHECKPOINT = int(SourceKind.CHECKPOINT)
+KIND_MARK = int(SourceKind.MARK)
+
+FLAG_GRAD = int(Flag.GRAD)
+FLAG_TRAINING = int(Flag.TRAINING)

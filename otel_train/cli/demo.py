@@ -1,0 +1,132 @@
+"""``otel-train demo``: see it work."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shlex
+import tempfile
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_train.errors import ConfigError
+from otel_train.optional import require
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+EPILOG = """\
+Two training loaders are mixed: 'code' (the standard library's sources, read file by file) and 'prose' (the
+language reference, in memory). In the middle of the run the disk that 'code' lives on answers late, so the
+card must name 'code' as what training waits for. The script is otel_train/demo/train.py; one line of it is ours.
+
+examples:
+  otel-train demo
+  otel-train demo --minutes 10           time to point Prometheus at /metrics
+  otel-train demo --workers 4            the same run with the advice of the card followed
+  OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 otel-train demo
+
+Ctrl-C ends training early and still shows the card; that is a regular end: exit code 0.
+"""
+ENDPOINTS = (
+    "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Tell argparse about this command."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="train a small model on real text, observed; about a minute",
+        description="Train a small character transformer on text that comes with Python, and show where its time goes.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--minutes", type=_positive, default=1.0, metavar="M", help="train for M minutes (default: 1)"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=0, metavar="N", help="stop after N updates if that is sooner"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="S", help="of weights and shuffling (default: 0)"
+    )
+    parser.add_argument(
+        "--device", choices=["cpu", "cuda"], default="cpu", help="where to train (default: cpu)"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=0, metavar="W", help="processes that read 'code' ahead"
+    )
+    parser.add_argument("--run-dir", metavar="D", help="folder that gets the run directory (default: runs)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train, show the card, say what to try next.
+
+    Raises:
+        MissingExtraError: torch or tqdm is not installed.
+        ConfigError: there is no such device.
+    """
+    require("tqdm", extra="demo")
+    torch: Any = require("torch", extra="demo")
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("--device=cuda: torch sees no CUDA device here. Use --device cpu")
+    # The script knows nothing of our settings, so they take the way they take in anybody's training: the environment.
+    if args.run_dir:
+        os.environ["OTEL_TRAIN_RUN_DIR"] = args.run_dir
+    os.environ.setdefault("OTEL_TRAIN_RUN_NAME", "demo")
+    print(
+        "Training a character transformer on Python's own text. Ctrl-C ends it early, with the card.",
+        flush=True,
+    )
+    with tempfile.TemporaryDirectory(prefix="otel-train-demo-") as folder:
+        words = [
+            f"--{name}={getattr(args, name)}" for name in ("minutes", "steps", "seed", "device", "workers")
+        ]
+        # By name: no module of the library knows the script, which is a user like any other.
+        script: Any = import_module("otel_train.demo.train")
+        script.main([*words, f"--checkpoint={Path(folder) / 'character_transformer.pt'}"])
+        summary = _close()
+    print(farewell(summary, os.environ), end="")
+    return 0
+
+
+def farewell(summary: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """Where things were, and what to try next."""
+    metrics_url, run_dir = summary.get("metrics_url"), summary.get("run_dir")
+    lines = []
+    if metrics_url:
+        lines.append(f"/metrics was at   {metrics_url}   (otel-train demo --minutes 10 leaves time to look)")
+    if run_dir:
+        lines.append(f"Run directory     {run_dir}")
+        lines.append(f"The card again    otel-train summary {shlex.quote(str(run_dir))}")
+    lines.append("Follow the advice otel-train demo --workers 4")
+    endpoint = next((environ[name] for name in ENDPOINTS if environ.get(name)), None)
+    lines.append(
+        f"Exported to       {endpoint}"
+        if endpoint
+        else "Export as well    set OTEL_EXPORTER_OTLP_ENDPOINT, such as http://127.0.0.1:4318"
+    )
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _close() -> Mapping[str, Any]:
+    """End the script's session now, which prints the card, and return its figures."""
+    import otel_train
+
+    session = otel_train.current()
+    if session is None:
+        return {}
+    summary: Mapping[str, Any] = session.summary()
+    session.close()
+    return summary
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError(text)
+    return value

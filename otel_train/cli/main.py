@@ -1,0 +1,130 @@
+"""The ``otel-train`` command."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from otel_train.errors import OtelTrainError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+COMMANDS = {
+    "demo": "train a small model on real text, observed; about a minute",
+    "summary": "show the card of a finished or running run again",
+    "postmortem": "say what a run was doing when it died",
+    "replay": "send what a run could not send to its collector",
+    "catalog": "print every metric, span and attribute by name",
+}
+"""Each is a module of this folder with ``add_parser(subparsers)`` and ``run(args) -> int``."""
+
+DESCRIPTION = """\
+Shows where the time of a PyTorch training run goes.
+
+In your script, one line before the loop:
+
+  import otel_train
+  otel_train.instrument(model, {"train": train_loader, "val": val_loader})
+"""
+EPILOG = """\
+examples:
+  otel-train demo                        see it work, on text that comes with Python
+  otel-train summary runs/20260131-x7    the card of a run; --json for scripts
+  otel-train postmortem 20260131-x7      last step and open stage after a crash
+  otel-train replay runs/20260131-x7     send what the collector has missed
+
+RUN is a run directory or the id of a run below runs/ (or OTEL_TRAIN_RUN_DIR); without it, the newest run.
+'otel-train COMMAND --help' says more. Exit codes: 0 done, 1 in part, 2 not, 130 stopped by Ctrl-C.
+"""
+FAILED, BROKEN_PIPE, INTERRUPTED = 2, 141, 130  # the last two: 128 and the signal's number, as in a shell
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the words after ``otel-train``; those of this process if None.
+
+    Returns:
+        The exit code. Errors of ours are one line on stderr, never a traceback.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+    except OtelTrainError as error:
+        print(f"otel-train: {' '.join(str(error).split())}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        _forget_stdout()
+        return BROKEN_PIPE
+    return code
+
+
+def _run(words: Sequence[str]) -> int:
+    asked = next((word for word in words if not word.startswith("-")), "")
+    parser, run = _parser(asked)
+    args = parser.parse_args(words)
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return FAILED
+    return run(args)
+
+
+def _parser(asked: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:
+    parser = argparse.ArgumentParser(
+        prog="otel-train",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=_Help,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    run: Callable[[argparse.Namespace], int] = _unreachable
+    for name, meaning in COMMANDS.items():
+        if name == asked:
+            # Only the command asked for is imported: the help of all of them costs nothing.
+            command: Any = import_module(f"otel_train.cli.{name}")
+            command.add_parser(subparsers)
+            run = command.run
+        else:
+            subparsers.add_parser(name, help=meaning)
+    return parser, run
+
+
+class _Help(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=16)
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(f"otel-train {version('otel-train')}")
+        except PackageNotFoundError:
+            print("otel-train (run from its sources, not installed)")
+        parser.exit()
+
+
+def _unreachable(args: argparse.Namespace) -> int:
+    raise AssertionError(f"{args.command} has a parser and no module")
+
+
+def _forget_stdout() -> None:
+    """The reader has gone. Python flushes stdout once more at exit: let that go nowhere, quietly."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        return
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""``otel-train postmortem``: what a run was doing when it died."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+from otel_train.cli import ranks
+from otel_train.export import typeset
+from otel_train.export.typeset import INDENT, Page, bar, cut, duration, known, pad, right
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    Report = Mapping[str, Any]  # what otel_train.aggregate.postmortem.read returns
+
+FILE_NAME = "flight.bin"
+EPILOG = """\
+The last edges of every thread lie in flight.bin, a memory-mapped file that survives SIGKILL, a segfault and
+the out-of-memory killer. Nothing needs to be running, and a live run is not disturbed.
+
+examples:
+  otel-train postmortem runs/20260131-x7
+  otel-train postmortem 20260131-x7 --rank 3
+  otel-train postmortem 20260131-x7 --json | jq '.open[-1].stage'
+"""
+_STAGES_SHOWN = 5
+_NAME_COLUMNS, _STEP_COLUMNS, _TIME_COLUMNS, _BAR_COLUMNS = 24, 8, 9, 9
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Tell argparse about this command."""
+    parser = subparsers.add_parser(
+        "postmortem",
+        help="say what a run was doing when it died",
+        description="Read what a run left behind: the last steps, and the stage and loader it was in at the end.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    ranks.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what each rank's flight file knows."""
+    from otel_train.aggregate.postmortem import read
+
+    reports = [read(folder) for folder in ranks.chosen_ranks(args, FILE_NAME).values()]
+    page = Page.of(sys.stdout)
+    for report in reports:
+        print(json.dumps(report) if args.json else render(page, report), end="\n" if args.json else "")
+    return 0
+
+
+def render(page: Page, report: Report) -> str:
+    """One rank's report as a page to read."""
+    alive = report.get("alive")
+    ended = report.get("state") not in (None, "running")
+    badge = ("● alive", "cyan") if alive else ("● ended", "green") if ended else ("✖ gone", "red")
+    title = page.safe(report.get("run_id") or typeset.ABSENT)
+    lines = [
+        page.rule([("otel_train postmortem", "bold"), (title, "cyan")], badge),
+        *(INDENT + page.paint(line, "bold") for line in page.prose(headline(report), indent=len(INDENT))),
+        *(INDENT + page.paint(line, "dim") for line in _facts(page, report)),
+        "",
+        *_open_stages(page, report.get("open") or ()),
+        *_recent(page, report.get("recent_steps") or ()),
+        *_threads(page, report.get("threads") or ()),
+    ]
+    for note in report.get("notes") or ():
+        lines += [INDENT + page.paint(line, "yellow") for line in page.prose(note, indent=len(INDENT))]
+    return page.finish([*lines, page.paint("━" * page.columns, "dim")])
+
+
+def headline(report: Report) -> str:
+    """One sentence: which rank, in which stage of which step and loader, how long after that stage began."""
+    rank = f"rank {known(report.get('rank'))}"
+    alive, state = report.get("alive"), report.get("state")
+    if state not in (None, "running"):
+        verb = f"{state} " if state in {"finished", "failed"} else f"was {state} "
+    else:
+        verb = "is alive, " if alive else "died " if alive is False else "was last seen "
+    step = _step_at_the_end(report)
+    inside = (report.get("open") or [None])[-1]
+    if inside is None:
+        return f"{rank} {verb}{'' if step is None else f'after step {step}, '}with no stage open"
+    parts = [f"{rank} {verb}in stage {inside.get('stage')}" + ("" if step is None else f" of step {step}")]
+    if inside.get("loader"):
+        parts.append(f"loader {inside['loader']}")
+    if inside.get("for_seconds") is not None:
+        parts.append(f"{duration(inside['for_seconds'])} after it began")
+    return ", ".join(parts)
+
+
+def _step_at_the_end(report: Report) -> int | None:
+    last = report.get("last_step")
+    return None if last is None else last.get("index")
+
+
+def _facts(page: Page, report: Report) -> list[str]:
+    facts = [
+        f"pid {known(report.get('pid'))}",
+        f"attempt {known(report.get('attempt'))}",
+        f"started {_instant(report.get('started_unix_s'))}",
+        f"last edge {_instant(report.get('last_edge_unix_s'))}",
+        f"{typeset.plural(report.get('steps_in_file'), 'step')} on file",
+        typeset.plural(report.get("edges_in_file"), "edge"),
+    ]
+    return typeset.flow(facts, page.columns - len(INDENT))
+
+
+def _open_stages(page: Page, stages: Sequence[Report]) -> Iterable[str]:
+    if not stages:
+        return
+    names = [
+        "  " * depth + page.safe(stage.get("stage") or typeset.ABSENT) for depth, stage in enumerate(stages)
+    ]
+    column = min(max(map(typeset.display_width, names)), _NAME_COLUMNS)
+    yield INDENT + page.paint("open at the end, the outermost first", "bold")
+    for name, stage in zip(names, stages, strict=True):
+        facts = [
+            f"{what} {page.safe(stage[what])}" for what in ("loader", "model", "thread") if stage.get(what)
+        ]
+        room = page.columns - len(INDENT) - column - _TIME_COLUMNS - 2
+        beside = " · ".join(facts)
+        if typeset.display_width(beside) > room:
+            beside = " · ".join(cut(fact, room // len(facts) - 3) for fact in facts)
+        text = f"{pad(name, column)}{right(duration(stage.get('for_seconds')), _TIME_COLUMNS)}  {beside}"
+        yield INDENT + page.paint(text, "red" if stage is stages[-1] else "")
+    yield ""
+
+
+def _recent(page: Page, steps: Sequence[Report]) -> Iterable[str]:
+    if not steps:
+        return
+    spent: dict[str, float] = {}
+    for step in steps:
+        for stage, seconds in (step.get("stages") or {}).items():
+            spent[stage] = spent.get(stage, 0.0) + (seconds or 0.0)
+    shown = sorted(spent, key=lambda stage: -spent[stage])[:_STAGES_SHOWN]
+    longest_s = max((step.get("duration_s") or 0.0 for step in steps), default=0.0)
+    column = min(
+        12, (page.columns - len(INDENT) - _STEP_COLUMNS - _TIME_COLUMNS - 2 - _BAR_COLUMNS) // _STAGES_SHOWN
+    )
+    heads = "".join(right(cut(page.safe(stage), column - 1), column) for stage in shown)
+    yield INDENT + page.paint("the last steps", "bold")
+    yield INDENT + page.paint(
+        right("step", _STEP_COLUMNS) + right("took", _TIME_COLUMNS) + " " * (_BAR_COLUMNS + 2) + heads, "dim"
+    )
+    for step in steps:
+        took_s = step.get("duration_s")
+        drawn = pad(
+            bar(None if not took_s or not longest_s else took_s / longest_s, _BAR_COLUMNS), _BAR_COLUMNS
+        )
+        cells = "".join(right(duration((step.get("stages") or {}).get(stage)), column) for stage in shown)
+        yield (
+            INDENT
+            + right(str(known(step.get("index"))), _STEP_COLUMNS)
+            + right(duration(took_s), _TIME_COLUMNS)
+            + "  "
+            + page.paint(drawn, "cyan")
+            + cells
+        )
+    yield ""
+
+
+def _threads(page: Page, threads: Sequence[Report]) -> Iterable[str]:
+    if len(threads) < 2:  # noqa: PLR2004 - with one thread all has been said above
+        return
+    yield INDENT + page.paint("threads", "bold")
+    for thread in threads:
+        inside = " > ".join(_stage_name(page, stage) for stage in thread.get("open") or ())
+        edges = right(typeset.plural(thread.get("edges"), "edge"), 16)
+        text = f"{pad(page.safe(known(thread.get('name'))), _NAME_COLUMNS)}{edges}  last {_time(thread.get('last_edge_unix_s'))}"
+        yield INDENT + cut(
+            f"{text}  {f'in {inside}' if inside else 'nothing open'}", page.columns - len(INDENT)
+        )
+    yield ""
+
+
+def _stage_name(page: Page, stage: object) -> str:
+    return page.safe(stage.get("stage") if isinstance(stage, dict) else stage)
+
+
+def _instant(unix_s: float | None) -> str:
+    return typeset.ABSENT if unix_s is None else f"{_utc(unix_s):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def _time(unix_s: float | None) -> str:
+    return typeset.ABSENT if unix_s is None else f"{_utc(unix_s):%H:%M:%S}"
+
+
+def _utc(unix_s: float) -> datetime:
+    return datetime.fromtimestamp(unix_s, timezone.utc)

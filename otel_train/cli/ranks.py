@@ -1,0 +1,67 @@
+"""Which folders of a run directory belong to which rank."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from otel_train.errors import RunDirectoryError
+from otel_train.export.rundir import find_run, rank_directories
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments of every command that reads a run."""
+    parser.add_argument(
+        "run",
+        nargs="?",
+        metavar="RUN",
+        help="a run directory, one of its rank folders, or a run id (default: newest)",
+    )
+    parser.add_argument("--rank", type=int, metavar="N", help="this rank alone")
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object per rank, a line each, for scripts"
+    )
+    parser.add_argument(
+        "--run-dir",
+        default=os.environ.get("OTEL_TRAIN_RUN_DIR", "runs"),
+        metavar="D",
+        help="folder that holds the run directories (default: OTEL_TRAIN_RUN_DIR, else runs)",
+    )
+
+
+def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]:
+    """The folder of each rank asked for that has ``file_name``, by rank.
+
+    Raises:
+        RunDirectoryError: there is no such run, or no rank of it left such a file.
+    """
+    run = find_run(args.run, Path(args.run_dir))
+    found = {_rank(folder): folder for folder in rank_directories(run) if (folder / file_name).is_file()}
+    if not found:
+        raise RunDirectoryError(f"{run}: no rank has a {file_name} yet. Has training begun?")
+    asked = _asked_rank(args)
+    if asked is None:
+        return found
+    if asked not in found:
+        ranks = ", ".join(map(str, found))
+        raise RunDirectoryError(f"{run}: rank {asked} has no {file_name}. Ranks that have one: {ranks}")
+    return {asked: found[asked]}
+
+
+def _asked_rank(args: argparse.Namespace) -> int | None:
+    """The rank named by ``--rank``, or by the folder of a rank given as RUN."""
+    folder = Path(args.run or "").resolve()
+    of_folder = (
+        _rank(folder) if args.run and folder.name[:4] == "rank" and folder.name[4:].isdigit() else None
+    )
+    rank: int | None = args.rank if args.rank is not None else of_folder
+    return rank
+
+
+def _rank(folder: Path) -> int:
+    return int(folder.name.removeprefix("rank"))

@@ -1,0 +1,109 @@
+"""``otel-train summary``: the card of a run, again."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from otel_train.cli import ranks
+from otel_train.errors import RunDirectoryError
+from otel_train.export import typeset
+from otel_train.export.console import render_card
+from otel_train.export.typeset import Page, pad, right
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+FILE_NAME = "summary.json"
+SCHEMA = "otel_train.summary/1"
+EPILOG = """\
+summary.json is rewritten while a run lives and completed when it ends, also by an exception or SIGTERM, so
+this works on runs that are still going. docs/reference/summary.md says what each figure means.
+
+examples:
+  otel-train summary runs/20260131-x7
+  otel-train summary 20260131-x7 --rank 3
+  otel-train summary 20260131-x7 --json | jq '.verdicts[0].claim'
+"""
+_HEADS = ("rank", "state", "wall", "steps", "steps/s", "data wait", "lost", "verdict")
+_COLUMNS = (5, 12, 10, 9, 9, 10, 8)
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Tell argparse about this command."""
+    parser = subparsers.add_parser(
+        "summary",
+        help="show the card of a finished or running run again",
+        description="Print a run's card: one table of all its ranks, then the card of the first.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    ranks.add_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what the ranks left in ``summary.json``."""
+    folders = ranks.chosen_ranks(args, FILE_NAME)
+    summaries = [read(folder / FILE_NAME) for folder in folders.values()]
+    if args.json:
+        for summary in summaries:
+            print(json.dumps(summary))
+        return 0
+    page = Page.of(sys.stdout)
+    if len(summaries) > 1:
+        print(rank_table(page, summaries))
+    print(render_card(summaries[0], width=page.width, color=page.color, unicode=page.unicode), end="")
+    return 0
+
+
+def read(path: Path) -> Mapping[str, Any]:
+    """One rank's ``summary.json``.
+
+    Raises:
+        RunDirectoryError: it cannot be read, is not JSON, or is of a version this one does not know.
+    """
+    try:
+        summary = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise RunDirectoryError(f"{path}: cannot be read: {error}") from error
+    schema = summary.get("schema") if isinstance(summary, dict) else None
+    if not isinstance(summary, dict) or schema != SCHEMA:
+        raise RunDirectoryError(
+            f"{path}: schema is {schema!r}, expected {SCHEMA!r}. Use the otel-train that wrote it"
+        )
+    return summary
+
+
+def rank_table(page: Page, summaries: list[Mapping[str, Any]]) -> str:
+    """One row per rank, so that the odd one out is seen before anything else."""
+    first = summaries[0]
+    name = page.safe(first.get("run_name") or first.get("run_id") or typeset.ABSENT)
+    heads = "".join(right(head, columns) for head, columns in zip(_HEADS, _COLUMNS, strict=False))
+    lines = [
+        page.rule([("otel_train", "bold"), (name, "cyan")], (f"{len(summaries)} ranks", "bold")),
+        page.paint(f"{heads}  {_HEADS[-1]}", "dim"),
+        *(_row(page, summary) for summary in summaries),
+    ]
+    return page.finish(lines)
+
+
+def _row(page: Page, summary: Mapping[str, Any]) -> str:
+    wall_s, steps = summary.get("wall_seconds"), (summary.get("steps") or {}).get("train")
+    wait_s = (summary.get("activities") or {}).get("data_wait")
+    verdict: Mapping[str, Any] = next(iter(summary.get("verdicts") or ()), {})
+    about = f" ({verdict['loader']})" if verdict.get("loader") else ""
+    figures = (
+        str(summary.get("rank")),
+        pad(page.safe(summary.get("state")), _COLUMNS[1] - 1).rstrip(),
+        typeset.duration(wall_s),
+        typeset.count(steps),
+        typeset.figure(None if steps is None or not wall_s else steps / wall_s),
+        typeset.percent(None if wait_s is None or not wall_s else wait_s / wall_s),
+        typeset.count((summary.get("telemetry") or {}).get("records_lost")),
+    )
+    cells = "".join(right(figure, columns) for figure, columns in zip(figures, _COLUMNS, strict=True))
+    room = page.columns - sum(_COLUMNS) - 2
+    return f"{cells}  {typeset.cut(page.safe(verdict.get('name', typeset.ABSENT)) + page.safe(about), room)}"

@@ -1,0 +1,116 @@
+"""The words that the training thread writes.
+
+An edge is two 64-bit integers: a code, and the instant on the monotonic clock. The code says what
+happened (``Op``), to whom (a source: a loader, a model, a stage by hand, ...), and carries a few bits
+known on the spot. Everything else (pairing, nesting, names, steps) is worked out later by the pump.
+
+Layout of a code, from the lowest bit: 4 bits op, 12 bits source, 4 bits flags, 43 bits payload.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+SOURCE_SHIFT = 4
+FLAG_SHIFT = 16
+PAYLOAD_SHIFT = 20
+
+OP_MASK = (1 << SOURCE_SHIFT) - 1
+SOURCE_MASK = (1 << (FLAG_SHIFT - SOURCE_SHIFT)) - 1
+FLAG_MASK = (1 << (PAYLOAD_SHIFT - FLAG_SHIFT)) - 1
+
+MAX_SOURCES = SOURCE_MASK + 1
+MAX_PAYLOAD = (1 << 43) - 1
+
+EDGE_WORDS = 2
+"""Words per edge: code, then time. Time is written last, so a new time means a complete edge."""
+
+
+class Op(IntEnum):
+    """What happened. Ops below ``END`` open a stage, those from ``END`` to ``SUSPEND`` close one."""
+
+    BEGIN = 1
+    RESUME = 2
+    """A stage that was suspended (across ``await`` or ``yield``) runs again; payload: its token."""
+    END = 3
+    """For the data stage the payload is the number of samples in the batch, plus one; 0 is unknown."""
+    FAIL = 4
+    """Ended by an exception, which went on to the user untouched."""
+    STOP = 5
+    """The loader had no further batch."""
+    SUSPEND = 6
+    """Not finished, but not running either; payload: its token."""
+    MARK = 7
+    """A step boundary set by hand; payload: the new step number plus one, or 0 to go on counting."""
+
+
+class Flag(IntEnum):
+    """What was known on the spot when a forward began."""
+
+    GRAD = 1
+    TRAINING = 2
+
+
+class SourceKind(IntEnum):
+    """What a source is. The value is also its bit position when ancestors are looked at."""
+
+    DATA = 0
+    START = 1
+    """A loader's iterator is being made: waiting for data, but no batch."""
+    H2D = 2
+    FORWARD = 3
+    BACKWARD = 4
+    GRAD = 5
+    """``autograd.grad``: backward only in a run that has no other."""
+    OPTIMIZER = 6
+    SCALER = 7
+    """``GradScaler.step``: an optimizer stage in which an update may be skipped."""
+    STAGE = 8
+    """A stage named by the user."""
+    CHECKPOINT = 9
+    MARK = 10
+
+
+STAGE_OF_KIND = {
+    SourceKind.DATA: "data",
+    SourceKind.START: "data",
+    SourceKind.H2D: "h2d",
+    SourceKind.FORWARD: "forward",
+    SourceKind.BACKWARD: "backward",
+    SourceKind.GRAD: "backward",
+    SourceKind.OPTIMIZER: "optimizer",
+    SourceKind.SCALER: "optimizer",
+    SourceKind.CHECKPOINT: "checkpoint",
+    SourceKind.MARK: "other",
+}
+"""Stage a source of this kind belongs to; a ``STAGE`` source has its own name."""
+
+
+class Source(NamedTuple):
+    """Somebody whose calls are recorded.
+
+    Attributes:
+        kind: what it is.
+        name: loader, model, optimizer or stage name, as it reads in every figure.
+        phase: the phase the user declared, or "" to find out.
+    """
+
+    kind: SourceKind
+    name: str
+    phase: str = ""
+
+    @property
+    def stage(self) -> str:
+        """Name of the stage this source's time belongs to."""
+        return self.name if self.kind is SourceKind.STAGE else STAGE_OF_KIND[self.kind]
+
+
+def code(op: Op, source: int, flags: int = 0, payload: int = 0) -> int:
+    """Pack one code word. ``payload`` above ``MAX_PAYLOAD`` is cut to it."""
+    return (
+        int(op)
+        | source << SOURCE_SHIFT
+        | flags << FLAG_SHIFT
+        | min(payload, MAX_PAYLOAD) << PAYLOAD_SHIFT
+    )

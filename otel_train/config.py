@@ -1,0 +1,300 @@
+"""One frozen object that says how a run is observed."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_train.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+PREFIX: Final = "OTEL_TRAIN_"
+"""Every setting is also an environment variable: this prefix, then the field in capitals."""
+
+RESERVED: Final = frozenset({"OTEL_TRAIN_TEST_BIN"})
+"""Names with our prefix that are no settings: they steer the project's own tests."""
+
+SWITCH: Final = {
+    **dict.fromkeys(("true", "1", "yes", "on"), True),
+    **dict.fromkeys(("false", "0", "no", "off"), False),
+}
+EXPECTED: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+MIB: Final = 1 << 20
+UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config:
+    """How a run is observed. Keyword settings win over a Config, that over the environment.
+
+    Standard ``OTEL_*`` variables (endpoint, headers, protocol, service name) keep their meaning and are
+    not repeated here.
+
+    Raises:
+        ConfigError: a value cannot be honoured; the message has value, rule and remedy.
+    """
+
+    disabled: bool = False
+    """Do nothing at all: no hook, no thread, no file."""
+
+    run_id: str = ""
+    """Id of the run, the same on all ranks and after restarts. Empty: detected or made. No control characters."""
+
+    run_name: str = ""
+    """A name for people. Empty: the run id. No control characters."""
+
+    run_dir: str = "runs"
+    """Folder that holds one run directory per run. Made when missing."""
+
+    attempt: int = -1
+    """Which start of the run this is, from 0. -1: detected."""
+
+    prometheus: bool = True
+    """Serve ``/metrics``."""
+
+    prometheus_host: str = "127.0.0.1"
+    """Address ``/metrics`` listens on. Anything but loopback shows the run to the network."""
+
+    prometheus_port: int = 9464
+    """Port of ``/metrics``, 0 to 65535; the next free one if taken. 0: any free port."""
+
+    otlp: str = "auto"
+    """Send by OTLP: ``auto`` (when an ``OTEL_EXPORTER_OTLP*_ENDPOINT`` is set), ``on`` or ``off``."""
+
+    export_every_s: float = 15.0
+    """Seconds between exports of metrics, 0.1 to 3600. Alert rules assume at most 60."""
+
+    turn_every_s: float = 0.5
+    """Seconds between two looks of the pump at what was recorded, 0.01 to 10."""
+
+    log_every_steps: int = 0
+    """Print the card every so many steps. 0: only at the end."""
+
+    console: bool = True
+    """Print the card at the end, on rank 0."""
+
+    flight: bool = True
+    """Map the flight file, so that the last steps survive a crash. False: plain memory."""
+
+    flight_edges: int = 1 << 18
+    """Edges a thread's ring holds; two per stage. A power of two from 4096 to 16777216."""
+
+    keep_warmup_steps: int = 5
+    """First steps whose trace is kept. 0 or more."""
+
+    keep_every_steps: int = 0
+    """Keep the trace of every so many steps as a baseline. 0: chosen from the step rate."""
+
+    keep_slow_factor: float = 2.0
+    """Keep the trace of a step this many times slower than the run's median. More than 1."""
+
+    keep_per_s: float = 2.0
+    """Traces kept per second, on average. More than 0."""
+
+    keep_burst: int = 20
+    """Traces kept at once before ``keep_per_s`` limits them. 1 or more."""
+
+    stall_after_s: float = 300.0
+    """Seconds without progress that count as a stall, at least; 20 median steps if that is longer. More than 0."""
+
+    max_loaders: int = 16
+    """Loader names in metrics, 1 to 64; further ones become ``_OTHER``."""
+
+    max_stages: int = 8
+    """Stage names of your own in metrics, 0 to 32; further ones become ``_OTHER``."""
+
+    exit_timeout_s: float = 2.0
+    """Seconds that sending may delay the end of the program, 0 to 60. What is left goes to the spool."""
+
+    total_steps: int = 0
+    """Steps planned, for progress. 0: unknown."""
+
+    checkpoint_every_s: float = 0.0
+    """Seconds between checkpoints, for the alert on missing ones. 0: learned from the run."""
+
+    flops_per_sample: float = 0.0
+    """Model FLOPs of one training sample, forward and backward. 0: unknown."""
+
+    summary_every_s: float = 30.0
+    """Seconds between rewrites of ``summary.json``. 1 or more."""
+
+    max_run_dir_bytes: int = 256 * MIB
+    """Bytes one rank's part of the run directory may take, flight file included. At least 16 MiB."""
+
+    cuda_timing: str = "events"
+    """Device time: ``events`` (read later), ``sync`` (waits at stage edges: exact, slow) or ``off``."""
+
+    export_profile: str = "full"
+    """Which ranks export how much: ``full`` (all), ``lean`` (all, few series) or ``rank0`` (rank 0 alone)."""
+
+    def __post_init__(self) -> None:
+        """Refuse values we cannot honour, while the user is still looking."""
+        for field in fields(self):
+            object.__setattr__(self, field.name, _typed(field.name, getattr(self, field.name)))
+        for name, low, high in RANGES:
+            rule = f"{low} or more" if high == math.inf else f"{low} to {high}"
+            self._check(name, rule, ok=low <= getattr(self, name) <= high)
+        for name, low in ABOVE:
+            value = getattr(self, name)
+            self._check(name, f"more than {low}", ok=value > low and math.isfinite(value))
+        for name, choices in CHOICES.items():
+            self._check(name, "one of " + ", ".join(choices), ok=getattr(self, name) in choices)
+        for name in ("run_id", "run_name", "run_dir", "prometheus_host"):
+            self._check(name, "no control characters", ok=not UNPRINTABLE.search(getattr(self, name)))
+        for name in ("run_dir", "prometheus_host"):
+            self._check(name, "not empty", ok=bool(getattr(self, name)))
+        edges = self.flight_edges
+        self._check("flight_edges", "a power of two, such as 262144", ok=edges & (edges - 1) == 0)
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:
+        """Read ``OTEL_TRAIN_FLIGHT_EDGES`` and so on. An empty value counts as not set.
+
+        Raises:
+            ConfigError: a value does not fit, or a name with our prefix is not a setting.
+        """
+        return cls(**_settings_in(environ))
+
+    def to_env(self) -> dict[str, str]:
+        """The settings that differ from their default, as environment variables.
+
+        ``Config.from_env(config.to_env()) == config``.
+        """
+        return {PREFIX + name.upper(): _text(value) for name, value in _changed(self).items()}
+
+    @classmethod
+    def resolve(
+        cls,
+        config: Config | None = None,
+        settings: Mapping[str, Any] | None = None,
+        *,
+        environ: Mapping[str, str] = os.environ,
+    ) -> Config:
+        """What holds for a run: keyword settings over ``config`` over the environment over defaults.
+
+        A field of ``config`` that has its default value says nothing, so the environment may fill it.
+
+        Raises:
+            ConfigError: a value does not fit, or a keyword or variable is not a setting.
+        """
+        if config is not None and not isinstance(config, cls):
+            raise ConfigError(f"config={config!r}: expected an otel_train.Config. Pass Config(run_id=...)")
+        for name in settings or {}:
+            if name not in DEFAULTS:
+                raise ConfigError(_unknown(name, DEFAULTS))
+        changed = _changed(config) if config is not None else {}
+        return cls(**{**_settings_in(environ), **changed, **(settings or {})})
+
+    def _check(self, name: str, rule: str, *, ok: bool) -> None:
+        if not ok:
+            raise ConfigError(_refusal(name, getattr(self, name), rule))
+
+
+DEFAULTS: Final[dict[str, Any]] = {field.name: field.default for field in fields(Config)}
+"""Every setting and the value it has when nobody says anything."""
+
+RANGES: Final[tuple[tuple[str, float, float], ...]] = (
+    ("attempt", -1, 1 << 31),
+    ("prometheus_port", 0, 65535),
+    ("export_every_s", 0.1, 3600),
+    ("turn_every_s", 0.01, 10),
+    ("log_every_steps", 0, math.inf),
+    ("flight_edges", 1 << 12, 1 << 24),
+    ("keep_warmup_steps", 0, math.inf),
+    ("keep_every_steps", 0, math.inf),
+    ("keep_burst", 1, math.inf),
+    ("max_loaders", 1, 64),
+    ("max_stages", 0, 32),
+    ("exit_timeout_s", 0, 60),
+    ("total_steps", 0, math.inf),
+    ("checkpoint_every_s", 0, 1e9),
+    ("flops_per_sample", 0, 1e30),
+    ("summary_every_s", 1, 1e9),
+    ("max_run_dir_bytes", 16 * MIB, math.inf),
+)
+"""Smallest and largest value allowed, both included."""
+
+ABOVE: Final[tuple[tuple[str, float], ...]] = (
+    ("keep_slow_factor", 1),
+    ("keep_per_s", 0),
+    ("stall_after_s", 0),
+)
+"""Values that must be finite, and larger than this."""
+
+CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "otlp": ("auto", "on", "off"),
+    "cuda_timing": ("events", "sync", "off"),
+    "export_profile": ("full", "lean", "rank0"),
+}
+"""Closed sets."""
+
+
+def _changed(config: Config) -> dict[str, Any]:
+    values = {name: getattr(config, name) for name in DEFAULTS}
+    return {name: value for name, value in values.items() if value != DEFAULTS[name]}
+
+
+def _typed(name: str, value: object) -> object:
+    """``value`` in the type of its setting: numpy's numbers and a path are as good as Python's own."""
+    kind = type(DEFAULTS[name])
+    # bool is an int to Python, but attempt=True is a slip.
+    if isinstance(value, bool):
+        if kind is bool:
+            return value
+    elif kind is int and isinstance(value, Integral):
+        return int(value)
+    elif kind is float and isinstance(value, Real):
+        return float(value)
+    elif kind is str and isinstance(value, (str, os.PathLike)):
+        return str.__str__(os.fspath(value))
+    raise ConfigError(_refusal(name, value, EXPECTED[kind]))
+
+
+def _settings_in(environ: Mapping[str, str]) -> dict[str, Any]:
+    names = {PREFIX + name.upper(): name for name in DEFAULTS}
+    values: dict[str, Any] = {}
+    for variable, text in environ.items():
+        if not variable.startswith(PREFIX) or variable in RESERVED:
+            continue
+        if variable not in names:
+            raise ConfigError(_unknown(variable, names))
+        if text:
+            values[names[variable]] = _parsed(variable, text, type(DEFAULTS[names[variable]]))
+    return values
+
+
+def _parsed(variable: str, text: str, kind: type) -> object:
+    """``text`` read as a value of ``kind``."""
+    if kind is str:
+        return text
+    word = text.strip().lower()
+    try:
+        return SWITCH[word] if kind is bool else kind(word)
+    except (KeyError, ValueError):
+        raise ConfigError(_refusal(variable, text, EXPECTED[kind])) from None
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _refusal(name: str, value: object, rule: str) -> str:
+    default = DEFAULTS[name.removeprefix(PREFIX).lower()]
+    return f"{name}={value!r}: expected {rule}. Leave it out for the default, {default!r}"
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    # The prefix, which all share, would make any two names look alike.
+    plain = {each.removeprefix(PREFIX): each for each in known}
+    close = get_close_matches(name.removeprefix(PREFIX), plain, n=1)
+    remedy = f"Did you mean {plain[close[0]]}?" if close else "Known: " + ", ".join(known)
+    return f"{name}: not a setting of otel_train. {remedy}"

@@ -1,0 +1,1 @@
+"""A training script of the kind otel_train is for."""

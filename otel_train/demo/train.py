@@ -1,0 +1,199 @@
+"""Train a small character transformer on the text that comes with every Python.
+
+Two sources are mixed: ``code`` (the standard library, read file by file) and ``prose`` (the language reference, held
+in memory). From a quarter to three quarters of the way the disk that ``code`` lives on answers late.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sysconfig
+import time
+from itertools import count
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - its usual name
+from torch.utils.data import DataLoader, Dataset
+from tqdm import tqdm
+
+import otel_train
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+CHARACTERS = 128  # ASCII; everything else becomes "?"
+CONTEXT = 96
+BATCH = 16
+VALIDATE_EVERY = 100
+SHORTEST_FILE = 4096  # bytes
+LATE_SECONDS = 0.012  # per file: a network disk on a bad day
+
+
+class Transformer(nn.Module):
+    """Predicts the next character from up to CONTEXT characters before it."""
+
+    def __init__(self, width: int = 96, heads: int = 4, layers: int = 2) -> None:
+        super().__init__()
+        self.characters = nn.Embedding(CHARACTERS, width)
+        self.positions = nn.Embedding(CONTEXT, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.read_out = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, CHARACTERS))
+
+    def forward(self, text: Tensor) -> Tensor:
+        """Scores of the next character, at every place of the text."""
+        positions = torch.arange(text.shape[1], device=text.device)
+        return self.read_out(self.blocks(self.characters(text) + self.positions(positions)))
+
+
+class Block(nn.Module):
+    """Attention, then two linear layers, each added to what came in."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.before_attention, self.before_mix = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query_key_value = nn.Linear(width, 3 * width)
+        self.join = nn.Linear(width, width)
+        self.mix = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """What came in, with what the block has to add."""
+        parts = self.query_key_value(self.before_attention(x)).chunk(3, dim=-1)
+        query, key, value = (part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in parts)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.join(seen.transpose(1, 2).flatten(2))
+        return x + self.mix(self.before_mix(x))
+
+
+class Files(Dataset[Tensor]):
+    """A random window from each file, read from disk when it is asked for."""
+
+    def __init__(self, paths: Sequence[Path], late_from: float, late_until: float) -> None:
+        self.paths, self.late_from, self.late_until = paths, late_from, late_until
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: int) -> Tensor:
+        if self.late_from < time.monotonic() < self.late_until:
+            time.sleep(LATE_SECONDS)
+        text = encode(self.paths[index].read_text(errors="replace"))
+        start = int(torch.randint(len(text) - CONTEXT, ()))
+        return text[start : start + CONTEXT + 1]
+
+
+class Windows(Dataset[Tensor]):
+    """A text in memory, cut into windows."""
+
+    def __init__(self, text: str) -> None:
+        self.text = encode(text)
+
+    def __len__(self) -> int:
+        return (len(self.text) - 1) // CONTEXT
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self.text[index * CONTEXT : (index + 1) * CONTEXT + 1]
+
+
+def encode(text: str) -> Tensor:
+    """Characters as numbers."""
+    return torch.frombuffer(bytearray(text, "ascii", "replace"), dtype=torch.uint8).long()
+
+
+def make_loaders(seconds: float, workers: int) -> dict[str, DataLoader[Tensor]]:
+    """Two sources to learn from and one to be tested on, of text neither of them has."""
+    library = Path(sysconfig.get_path("stdlib"))
+    paths = [path for path in sorted(library.glob("*.py")) if path.stat().st_size > SHORTEST_FILE]
+    kept_back, paths = paths[::10], [path for index, path in enumerate(paths) if index % 10]
+    prose = "\n\n".join(topics.values())
+    cut = len(prose) * 9 // 10
+    unseen = prose[cut:] + "".join(path.read_text(errors="replace") for path in kept_back)
+
+    start = time.monotonic()
+    code = Files(paths, start + seconds / 4, start + seconds * 3 / 4)
+    return {
+        "code": DataLoader(code, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0),
+        "prose": DataLoader(Windows(prose[:cut]), BATCH, shuffle=True),
+        "val": DataLoader(Windows(unseen[: 10 * BATCH * CONTEXT + 1]), BATCH),
+    }
+
+
+def forever(loader: DataLoader[Tensor]) -> Iterator[Tensor]:
+    """One pass after another."""
+    while True:
+        yield from loader
+
+
+def loss_of(model: nn.Module, batch: Tensor, device: str) -> Tensor:
+    """Surprise at the next character, in nats."""
+    batch = batch.to(device)
+    return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+
+
+@torch.no_grad()
+def validate(model: nn.Module, loader: DataLoader[Tensor], device: str) -> float:
+    """The loss on text the model has not learned from."""
+    model.eval()
+    losses = [loss_of(model, batch, device) for batch in loader]
+    model.train()
+    return float(torch.stack(losses).mean())
+
+
+def train(model: nn.Module, loaders: dict[str, DataLoader[Tensor]], options: argparse.Namespace) -> None:
+    """Learn until the time is up or the steps are done."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    sources = [forever(loaders["code"]), forever(loaders["prose"])]
+    start, seconds = time.monotonic(), options.minutes * 60
+    bar = tqdm(total=round(seconds), bar_format="{l_bar}{bar}| {n:.0f}/{total} s{postfix}")
+    shown = {"loss": "-", "val": "-"}
+    with bar:
+        for step in count(1):
+            for source in sources:  # one update for a batch of each
+                loss = loss_of(model, next(source), options.device)
+                (loss / len(sources)).backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+            if step % 10 == 0:
+                shown["loss"] = f"{loss.item():.3f}"
+            if step % VALIDATE_EVERY == 0:
+                shown["val"] = f"{validate(model, loaders['val'], options.device):.3f}"
+                torch.save({"step": step, "model": model.state_dict()}, options.checkpoint)
+            elapsed = time.monotonic() - start
+            bar.set_postfix(step=step, **shown, refresh=False)
+            bar.update(min(elapsed, bar.total) - bar.n)
+            if elapsed >= seconds or step == options.steps:
+                return
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Train as the command line says."""
+    parser = argparse.ArgumentParser(description="Train a small character transformer on Python's own text.")
+    parser.add_argument("--minutes", type=float, default=1.0)
+    parser.add_argument(
+        "--steps", type=int, default=0, help="stop after this many updates; 0: when the time is up"
+    )
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--workers", type=int, default=0, help="processes that read code ahead")
+    parser.add_argument("--checkpoint", type=Path, default=Path("character_transformer.pt"))
+    options = parser.parse_args(arguments)
+
+    torch.manual_seed(options.seed)
+    torch.set_num_threads(min(2, torch.get_num_threads()))  # the model is too small for more
+    model = Transformer().to(options.device)
+    loaders = make_loaders(options.minutes * 60, options.workers)
+    otel_train.instrument(model, loaders)
+    try:
+        train(model, loaders, options)
+    except KeyboardInterrupt:
+        print("Stopped by hand.")
+
+
+if __name__ == "__main__":
+    main()

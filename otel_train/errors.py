@@ -1,0 +1,25 @@
+"""Everything otel_train raises on purpose.
+
+    OtelTrainError
+    |-- ConfigError         a setting has a value we cannot honour
+    |-- MissingExtraError   a feature was asked for whose package is not installed
+    `-- RunDirectoryError   a run directory is not what it claims to be
+
+Set-up and offline commands raise these. A running training loop never sees them.
+"""
+
+
+class OtelTrainError(Exception):
+    """Base of every error that otel_train raises on purpose."""
+
+
+class ConfigError(OtelTrainError, ValueError):
+    """A setting has a value we cannot honour; the message says value, rule and remedy."""
+
+
+class MissingExtraError(OtelTrainError, ImportError):
+    """A feature was asked for whose package is not installed; the message says how to install it."""
+
+
+class RunDirectoryError(OtelTrainError):
+    """A run directory, or a file in it, is missing or is not what it claims to be."""

@@ -1,0 +1,56 @@
+"""Files that are replaced as a whole, so that nobody ever reads half of one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import threading
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def replace_json(path: Path, value: object) -> None:
+    """Replace a file with a JSON document as a whole.
+
+    Raises:
+        OSError: it cannot be written; the old file is as it was.
+    """
+    replace_text(path, dump_json(value, indent=2) + "\n")
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Replace a file as a whole.
+
+    Raises:
+        OSError: it cannot be written; the old file is as it was.
+    """
+    fresh = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        fresh.write_text(text, encoding="utf-8", errors="replace")
+        fresh.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise
+
+
+def dump_json(value: object, indent: int | None = None) -> str:
+    """JSON that every parser takes: NaN and infinities become null, foreign objects their text."""
+    try:
+        return json.dumps(value, indent=indent, allow_nan=False, default=str, ensure_ascii=False)
+    except ValueError:
+        return json.dumps(_finite(value), indent=indent, default=str, ensure_ascii=False)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,157 @@
+"""Files of JSON lines that stay bounded, survive a crash, and never raise into who writes them."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+_TAIL_BYTES = 1 << 16
+"""How much is read at once when looking for the last newline."""
+
+
+class BoundedLines:
+    """An append-only file of lines that never holds more than ``max_bytes`` with its predecessor.
+
+    When half of the bound is full the file becomes ``<name>.1``, and the ``.1`` before it is dropped with
+    its lines counted. Nothing is created before the first line. A line is whole or not there at all: what
+    a crash or a full disk tore off is cut away.
+
+    Args:
+        path: the file.
+        max_bytes: bound on the file and its predecessor together.
+        on_error: told of every ``OSError``; writing goes on trying with the next line.
+
+    Attributes:
+        dropped_lines: whole lines given up because of the bound.
+        failed_lines: lines that could not be written.
+    """
+
+    def __init__(self, path: Path, *, max_bytes: int, on_error: Callable[[OSError], None]) -> None:
+        self.path = path
+        self.dropped_lines = 0
+        self.failed_lines = 0
+        self._max_bytes = max_bytes
+        self._on_error = on_error
+        self._fd = -1
+        self._size_bytes = 0
+
+    def append(self, line: str) -> bool:
+        """Write one line (without newline). False when it could not be written."""
+        data = line.encode("utf-8", "replace") + b"\n"
+        if len(data) > self._max_bytes // 2:
+            self.dropped_lines += 1
+            return False
+        try:
+            self._open()
+            if self._size_bytes + len(data) > self._max_bytes // 2:
+                self._rotate()
+            self._write(data)
+        except OSError as error:
+            self.failed_lines += 1
+            self.close()
+            self._on_error(error)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let go of the file. A later line opens it again."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            try:
+                os.close(fd)
+            except OSError as error:
+                self._on_error(error)
+
+    def _open(self) -> None:
+        if self._fd >= 0 and not self._taken_away():
+            return
+        self.close()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._size_bytes = _without_torn_line(self._fd)
+
+    def _taken_away(self) -> bool:
+        # A replay moves the file aside to send it; what we write from then on belongs into a new one.
+        try:
+            return self.path.stat().st_ino != os.fstat(self._fd).st_ino
+        except FileNotFoundError:
+            return True
+
+    def _rotate(self) -> None:
+        old = predecessor(self.path)
+        if old.exists():
+            self.dropped_lines += _count_lines(old)
+        self.path.replace(old)
+        self.close()
+        self._open()
+
+    def _write(self, data: bytes) -> None:
+        written = 0
+        try:
+            while written < len(data):
+                written += os.write(self._fd, data[written:])
+        except OSError:
+            if written:
+                os.ftruncate(self._fd, self._size_bytes)
+            raise
+        self._size_bytes += len(data)
+
+
+def predecessor(path: Path) -> Path:
+    """Where the older half of a bounded file lies."""
+    return path.with_name(path.name + ".1")
+
+
+def read_jsonl(path: Path) -> Iterator[dict[str, object]]:
+    """Every object of a file of JSON lines, oldest first, its rotated predecessor included.
+
+    Lines that a crash tore off, and lines that are no JSON objects, are skipped. A file that does not
+    exist has no lines.
+
+    Raises:
+        OSError: the file is there but cannot be read.
+    """
+    for part in (predecessor(path), path):
+        if not part.exists():
+            continue
+        with part.open("rb") as lines:
+            for line in lines:
+                value = parse_line(line)
+                if value is not None:
+                    yield value
+
+
+def parse_line(line: bytes) -> dict[str, object] | None:
+    """The object on one line, or None for a torn or foreign one."""
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _without_torn_line(fd: int) -> int:
+    size = os.fstat(fd).st_size
+    end = size
+    while end > 0:
+        start = max(0, end - _TAIL_BYTES)
+        newline = os.pread(fd, end - start, start).rfind(b"\n")
+        if newline >= 0:
+            end = start + newline + 1
+            break
+        end = start
+    if end < size:
+        os.ftruncate(fd, end)
+    return end
+
+
+def _count_lines(path: Path) -> int:
+    with path.open("rb") as lines:
+        return sum(chunk.count(b"\n") for chunk in iter(lambda: lines.read(1 << 20), b""))

@@ -1,0 +1,198 @@
+"""Readings that no edge tells: loaders' workers, memory, logged values, our own health."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from otel_train import catalog as c
+from otel_train.aggregate.figures import Figures
+from otel_train.aggregate.sheet import Sheet
+from otel_train.records import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from otel_train.aggregate.run import RunAccount
+    from otel_train.aggregate.signals import Signals
+    from otel_train.catalog import Emit
+    from otel_train.clock import Anchor
+    from otel_train.config import Config
+    from otel_train.export.process import ProcessReader
+    from otel_train.record.loader import LoaderProbe
+    from otel_train.record.loader_state import LoaderState
+    from otel_train.runinfo import RunInfo
+
+NS_PER_S = 10**9
+
+
+class Health:
+    """What the telemetry costs and loses, gathered from its parts.
+
+    Attributes:
+        drops: records not exported, by (signal, reason).
+        faults: faults of ours, by part.
+        overhead_s: seconds of ours on the training thread.
+    """
+
+    def __init__(
+        self,
+        *,
+        drops: Callable[[], Mapping[tuple[str, str], int]],
+        faults: Callable[[], Mapping[str, int]],
+        overhead_s: Callable[[], float],
+        unobserved: Callable[[], list[dict[str, str]]],
+    ) -> None:
+        self.drops = drops
+        self.faults = faults
+        self.overhead_s = overhead_s
+        self.unobserved = unobserved
+
+
+class Reporter:
+    """Makes a snapshot of every metric.
+
+    Args:
+        run: the account.
+        info: who we are.
+        config: settings that become metrics.
+        signals: logged values.
+        process: reads the operating system.
+        health: our own figures.
+        loaders: the loaders known now.
+        look: sees a loader's workers.
+        anchor: turns the monotonic clock into wall time.
+    """
+
+    def __init__(
+        self,
+        run: RunAccount,
+        *,
+        info: RunInfo,
+        config: Config,
+        signals: Signals,
+        process: ProcessReader,
+        health: Health,
+        loaders: Callable[[], Mapping[str, LoaderProbe]],
+        look: Callable[[LoaderProbe], LoaderState | None],
+        anchor: Anchor,
+    ) -> None:
+        self.state = ""
+        """The run's end, once it has one."""
+        self.worker_exits: dict[tuple[str, str], int] = {}
+        self._run = run
+        self._info = info
+        self._config = config
+        self._signals = signals
+        self._process = process
+        self._health = health
+        self._loaders = loaders
+        self._look = look
+        self._anchor = anchor
+        self._figures = Figures(run, max_loaders=config.max_loaders, max_stages=config.max_stages)
+        self._exited: set[int] = set()
+
+    def snapshot(self) -> Snapshot:
+        """Every metric of this process now."""
+        sheet = Sheet(self._emits)
+        self._figures.write(sheet)
+        self._signals.write(sheet, "train")
+        self._process.write(sheet)
+        self._write_run(sheet)
+        self._write_loaders(sheet)
+        self._write_throughput(sheet)
+        self._write_health(sheet)
+        return Snapshot(self._info.started_unix_ns, time.time_ns(), sheet.families())
+
+    def look_at_workers(self) -> None:
+        """Notice workers that died, while their remains can still be seen."""
+        for name, probe in list(self._loaders().items()):
+            state = self._look(probe)
+            for pid, how in state.exits.items() if state else ():
+                if pid not in self._exited:
+                    self._exited.add(pid)
+                    self.worker_exits[name, how] = self.worker_exits.get((name, how), 0) + 1
+
+    def _emits(self, emit: Emit) -> bool:
+        from otel_train.catalog import Emit
+
+        wanted = {
+            Emit.ALL: True,
+            Emit.RANK0: self._info.rank == 0,
+            Emit.DP_LEADER: self._info.dp_leader,
+            Emit.NODE: self._info.local_rank == 0,
+        }
+        return wanted[emit]
+
+    def _write_run(self, sheet: Sheet) -> None:
+        run, info, config = self._run, self._info, self._config
+        if self.state:
+            for value in c.RUN_STATES:
+                sheet.put(c.RUN_STATUS, int(value == self.state) - int(value == run.state()), value)
+        sheet.put(c.HEARTBEAT_TIME, self._anchor.unix(run.stalls.last_ns) / NS_PER_S)
+        sheet.put(c.RUN_RESTARTS, info.attempt)
+        sheet.put(c.WORLD_SIZE, info.world_size)
+        sheet.put(c.RANKS_EXPECTED, 1 if config.export_profile == "rank0" else info.world_size)
+        if config.total_steps:
+            sheet.put(c.RUN_PROGRESS_RATIO, run.step_number / config.total_steps)
+        last = run.checkpoint_last_ns or run.started_ns
+        sheet.put(c.CHECKPOINT_LAST_SUCCESS_TIME, self._anchor.unix(last) / NS_PER_S)
+        if config.checkpoint_every_s or run.checkpoint_interval_s:
+            sheet.put(c.CHECKPOINT_INTERVAL, config.checkpoint_every_s or run.checkpoint_interval_s)
+
+    def _write_loaders(self, sheet: Sheet) -> None:
+        workers_bytes: dict[str, int] = {}
+        for name, probe in list(self._loaders().items()):
+            label = self._figures.loaders.fold(name)
+            stops = self._run.exhaustions.get(name, 0)
+            sheet.put(c.LOADER_EXHAUSTIONS, stops, label, "epoch_end" if probe.sized else "streaming_end")
+            sheet.put(c.EPOCH_INDEX, stops, label)
+            if probe.token_count:
+                sheet.put(c.TOKENS, probe.token_count, label, probe.phase or "train")
+            state = self._look(probe)
+            if state is None:
+                continue
+            sheet.put(c.LOADER_WORKER_COUNT, state.alive, label, "alive")
+            sheet.put(c.LOADER_WORKER_COUNT, len(state.exits), label, "dead")
+            sheet.put(c.LOADER_WORKER_COUNT, state.expected, label, "expected")
+            sheet.put(c.LOADER_QUEUE_LIMIT, state.limit, label)
+            if state.queued is not None:
+                sheet.put(c.LOADER_QUEUE_SIZE, state.queued, label)
+            workers_bytes[label] = workers_bytes.get(label, 0) + sum(map(self._process.rss_of, state.pids))
+        for label, resident in workers_bytes.items():
+            sheet.put(c.MEMORY_USAGE, resident, label, "workers")
+        for (name, how), number in self.worker_exits.items():
+            sheet.put(c.LOADER_WORKER_EXITS, number, self._figures.loaders.fold(name), how)
+
+    def _write_throughput(self, sheet: Sheet) -> None:
+        """Samples per second if the loader alone, or the compute alone, were the limit: the slower of the two.
+
+        Known where the loader runs on the training thread: its own speed is then the time inside ``next``.
+        """
+        totals = self._run.totals
+        if self._signals.tokens:
+            sheet.put(c.TOKENS, self._signals.tokens, "", "train")
+        trained: dict[str, int] = {}
+        for (loader, phase), count in totals.samples.items():
+            if phase == 0:
+                name = totals.names.loaders.names[loader]
+                trained[name] = trained.get(name, 0) + count
+        if self._config.flops_per_sample:
+            sheet.put(c.MODEL_FLOPS, sum(trained.values()) * self._config.flops_per_sample)
+        spent = totals.train_s_by_loader()
+        for name, probe in list(self._loaders().items()):
+            data_s, rest_s = spent.get(name, (0.0, 0.0))
+            if probe.workers == 0 and name in trained and min(data_s, rest_s) > 0:
+                slower_s = max(data_s, rest_s) / self._info.world_size
+                sheet.put(c.THROUGHPUT_THEORETICAL, trained[name] / slower_s, self._figures.loaders.fold(name))
+
+    def _write_health(self, sheet: Sheet) -> None:
+        for (signal, reason), number in self._health.drops().items():
+            sheet.put(c.TELEMETRY_DROPS, number, signal, reason)
+        sheet.put(c.TELEMETRY_OVERHEAD_TIME, self._health.overhead_s())
+        for part, faults in self._health.faults().items():
+            sheet.put(c.TELEMETRY_FAULTS, faults, part)
+        for label, number in {**self._figures.overflows(), **self._signals.overflows()}.items():
+            sheet.put(c.TELEMETRY_ATTRIBUTE_OVERFLOWS, number, label)
+        for thing in self._health.unobserved():
+            sheet.put(c.UNOBSERVED, 1, thing["what"], thing["cause"])

@@ -1,0 +1,202 @@
+"""Figures as lines of OTLP/JSON, the format of the OpenTelemetry file exporter.
+
+Source: the OTLP specification, "JSON Protobuf Encoding": lowerCamelCase keys, enums as numbers, 64-bit
+integers as decimal strings, trace and span ids as hex.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from otel_train.catalog import Kind
+from otel_train.records import HistogramPoint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from otel_train.records import AttributeValue, Family, Point, Snapshot, Span
+
+SCOPE_NAME = "otel_train"
+
+CUMULATIVE = 2
+"""AGGREGATION_TEMPORALITY_CUMULATIVE in metrics.proto."""
+
+SPAN_KIND_INTERNAL = 1
+STATUS_CODE_ERROR = 2
+
+SPAN_FLAGS_HAS_IS_REMOTE = 0x100
+"""SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK in trace.proto: "is remote" is known, and it is false."""
+
+GIL_SLICE_S = 0.2e-3
+"""How long we may hold the interpreter at a stretch: the pump's own slice."""
+
+GIL_PAUSE_S = 50e-6
+"""Long enough for a thread that waits for the interpreter to wake up and take it."""
+
+_T = TypeVar("_T")
+
+Json = dict[str, object]
+
+
+def paced(items: Iterable[_T]) -> Iterator[_T]:
+    """The items, letting go of the interpreter now and then, so that training never waits for a whole page."""
+    since_s = time.perf_counter()
+    for item in items:
+        yield item
+        if time.perf_counter() - since_s > GIL_SLICE_S:
+            time.sleep(GIL_PAUSE_S)
+            since_s = time.perf_counter()
+
+
+def metrics_line(snapshot: Snapshot, resource: Mapping[str, AttributeValue], version: str) -> str:
+    """One ``ExportMetricsServiceRequest`` on one line, without the newline."""
+    metrics = (_family(family, snapshot) for family in snapshot.families)
+    return _envelope("metrics", metrics, resource, version)
+
+
+def spans_line(spans: Sequence[Span], resource: Mapping[str, AttributeValue], version: str) -> str:
+    """One ``ExportTraceServiceRequest`` on one line, without the newline."""
+    return _envelope("spans", (_dump(_span(span)) for span in spans), resource, version)
+
+
+def _envelope(key: str, parts: Iterator[str], resource: Mapping[str, AttributeValue], version: str) -> str:
+    suffix = key.capitalize()
+    head = _dump({"attributes": _attributes(resource)})
+    scope = _dump({"name": SCOPE_NAME, "version": version})
+    body = ",".join(paced(parts))
+    return (
+        f'{{"resource{suffix}":[{{"resource":{head},'
+        f'"scope{suffix}":[{{"scope":{scope},"{key}":[{body}]}}]}}]}}'
+    )
+
+
+def _dump(value: Json) -> str:
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def _family(family: Family, snapshot: Snapshot) -> str:
+    metric = family.metric
+    head = _dump({"name": metric.name, "description": metric.meaning, "unit": metric.unit})[:-1]
+    key = {Kind.HISTOGRAM: "exponentialHistogram", Kind.GAUGE: "gauge"}.get(metric.kind, "sum")
+    # Point by point: a histogram with many series is long enough to keep training waiting.
+    points = ",".join(
+        _dump(
+            _histogram_point(point, snapshot)
+            if isinstance(point, HistogramPoint)
+            else _number_point(point, snapshot, metric.kind)  # type: ignore[arg-type]  # the kind says which
+        )
+        for point in paced(family.points)
+    )
+    tail = "" if metric.kind is Kind.GAUGE else f',"aggregationTemporality":{CUMULATIVE}'
+    if metric.kind in {Kind.COUNTER, Kind.UPDOWN}:
+        tail += f',"isMonotonic":{json.dumps(metric.kind is Kind.COUNTER)}'
+    return f'{head},"{key}":{{"dataPoints":[{points}]{tail}}}}}'
+
+
+def _number_point(point: Point, snapshot: Snapshot, kind: Kind) -> Json:
+    data: Json = {
+        "attributes": _attributes(dict(point.attributes)),
+        "timeUnixNano": str(snapshot.time_unix_ns),
+        "asDouble": _double(point.value),
+    }
+    if kind is not Kind.GAUGE:
+        data["startTimeUnixNano"] = str(snapshot.start_unix_ns)
+    return data
+
+
+def _histogram_point(point: HistogramPoint, snapshot: Snapshot) -> Json:
+    data: Json = {
+        "attributes": _attributes(dict(point.attributes)),
+        "startTimeUnixNano": str(snapshot.start_unix_ns),
+        "timeUnixNano": str(snapshot.time_unix_ns),
+        "count": str(point.count),
+        "sum": _double(point.sum),
+        "scale": point.scale,
+        "zeroCount": str(point.zero_count),
+    }
+    if point.exponential_counts:
+        counts = [str(count) for count in point.exponential_counts]
+        data["positive"] = {"offset": point.offset, "bucketCounts": counts}
+    if not math.isnan(point.min):
+        data["min"] = _double(point.min)
+        data["max"] = _double(point.max)
+    if point.exemplars:
+        data["exemplars"] = [
+            {
+                "timeUnixNano": str(exemplar.time_unix_ns),
+                "asDouble": _double(exemplar.value),
+                "spanId": f"{exemplar.span_id:016x}",
+                "traceId": f"{exemplar.trace_id:032x}",
+            }
+            for exemplar in point.exemplars
+        ]
+    return data
+
+
+def _span(span: Span) -> Json:
+    data: Json = {
+        "traceId": f"{span.trace_id:032x}",
+        "spanId": f"{span.span_id:016x}",
+        "flags": SPAN_FLAGS_HAS_IS_REMOTE,
+        "name": span.name,
+        "kind": SPAN_KIND_INTERNAL,
+        "startTimeUnixNano": str(span.start_unix_ns),
+        "endTimeUnixNano": str(span.end_unix_ns),
+        "attributes": _attributes(span_attributes(span)),
+        "events": [
+            {
+                "timeUnixNano": str(event.time_unix_ns),
+                "name": event.name,
+                "attributes": _attributes(event.attributes),
+            }
+            for event in span.events
+        ],
+        "links": [
+            {
+                "traceId": f"{link.trace_id:032x}",
+                "spanId": f"{link.span_id:016x}",
+                "attributes": _attributes(link.attributes),
+                "flags": SPAN_FLAGS_HAS_IS_REMOTE,
+            }
+            for link in span.links
+        ],
+        "status": {"code": STATUS_CODE_ERROR, "message": span.error} if span.error else {},
+    }
+    if span.parent_id:
+        data["parentSpanId"] = f"{span.parent_id:016x}"
+    return data
+
+
+def span_attributes(span: Span) -> Mapping[str, AttributeValue]:
+    """The attributes of a span; a failed one carries ``error.type`` (general semantic conventions)."""
+    if span.error and "error.type" not in span.attributes:
+        return {**span.attributes, "error.type": span.error}
+    return span.attributes
+
+
+def _attributes(attributes: Mapping[str, AttributeValue]) -> list[Json]:
+    return [{"key": key, "value": _value(value)} for key, value in attributes.items()]
+
+
+def _value(value: AttributeValue) -> Json:
+    if isinstance(value, bool):
+        return {"boolValue": value}
+    if isinstance(value, str):
+        return {"stringValue": value}
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    if isinstance(value, float):
+        return {"doubleValue": _double(value)}
+    return {"arrayValue": {"values": [_value(item) for item in value]}}
+
+
+def _double(value: float) -> float | str:
+    # JSON has no words for these three; the protobuf mapping spells them as strings.
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return float(value)

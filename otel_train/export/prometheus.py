@@ -1,0 +1,272 @@
+"""A Prometheus endpoint: the latest snapshot at ``/metrics``."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import os
+import selectors
+import socket
+import socketserver
+import threading
+import weakref
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import TYPE_CHECKING, Any
+
+from otel_train.errors import ConfigError
+from otel_train.export.atomic import replace_json
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from prometheus_client import CollectorRegistry
+
+    from otel_train.records import AttributeValue, Batch, Snapshot
+
+DEFAULT_PORT = 9464
+"""The port of the OpenTelemetry specification's Prometheus exporter."""
+
+_NEXT_PORTS = 64
+"""How many ports further to look: more ranks than any host has."""
+
+_MAX_CONNECTIONS = 16
+"""Clients served at once. Prometheus needs one, a person with a browser a few."""
+
+_SILENCE_S = 5.0
+"""How long a client may say nothing before its connection is closed."""
+
+_TARGET_FILE = "prometheus_target.json"
+
+
+class PrometheusExporter:
+    """Keeps the latest snapshot and serves it, one snapshot per page.
+
+    OpenMetrics with exemplars or the classic text format, as the client asks, compressed if it likes.
+    When the port is taken the next ones are tried, at last any. A forked child serves nothing.
+
+    Args:
+        host: address to listen on.
+        port: first port to try; 0 takes any.
+        constant_labels: labels that every sample carries, by Prometheus name: ``train_run_id``, ...
+        resource: who we are, by OpenTelemetry name; becomes ``target_info``.
+
+    Attributes:
+        port: the port it listens on.
+
+    Raises:
+        ConfigError: the host cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        constant_labels: Mapping[str, str],
+        resource: Mapping[str, AttributeValue],
+    ) -> None:
+        from prometheus_client import CollectorRegistry
+
+        from otel_train.export.prometheus_page import SnapshotCollector
+
+        self._snapshot: Snapshot | None = None
+        self._host = host
+        registry = CollectorRegistry()
+        registry.register(SnapshotCollector(lambda: self._snapshot, constant_labels, resource))
+        self._server = _listen(host, port, registry)
+        self.port = int(self._server.server_address[1])
+
+    @property
+    def url(self) -> str:
+        """Where to look."""
+        return f"http://{self._target()}/metrics"
+
+    def export(self, batch: Batch) -> None:
+        """Show this snapshot from now on."""
+        if batch.snapshot is not None:
+            self._snapshot = batch.snapshot
+
+    def close(self, timeout_s: float) -> None:
+        """Free the port, end connections and threads. Idempotent."""
+        self._server.stop(timeout_s)
+
+    def write_target(self, directory: Path, labels: Mapping[str, str] | None = None) -> Path:
+        """Write ``prometheus_target.json`` for Prometheus' ``file_sd_configs``.
+
+        Args:
+            directory: the folder of the rank.
+            labels: labels that Prometheus adds. Those that the page carries itself need not be repeated.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = directory / _TARGET_FILE
+        replace_json(path, [{"targets": [self._target()], "labels": dict(labels or {})}])
+        return path
+
+    def _target(self) -> str:
+        # Nobody can connect to a wildcard address.
+        host = socket.gethostname() if self._host in {"", "0.0.0.0", "::"} else self._host  # noqa: S104  # compared, not bound
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+
+def _listen(host: str, port: int, registry: CollectorRegistry) -> _Server:
+    ports = [*range(port, min(port + _NEXT_PORTS, 65535) + 1), 0] if port else [0]
+    for candidate in ports:
+        try:
+            return _Server(host, candidate, registry)
+        except OSError as error:  # noqa: PERF203  # trying is how one finds a free port
+            if error.errno not in {errno.EADDRINUSE, errno.EACCES}:
+                raise _cannot_listen(host, port, error) from error
+    raise _cannot_listen(host, port, OSError("every port is taken"))
+
+
+def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+    return ConfigError(
+        f"Prometheus endpoint {host}:{port}: {error}. Use an address of this machine, "
+        "such as 127.0.0.1, or switch the endpoint off."
+    )
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """Accepts in one daemon thread, answers each client in another, and stops at once."""
+
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = os.name != "nt"
+    allow_reuse_port = False
+    request_queue_size = 64
+    timeout = 0
+
+    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
+        self.registry = registry
+        self._clients: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        self._stopped = False
+        if ":" in host:
+            self.address_family = socket.AF_INET6
+        super().__init__((host, port), _Handler)
+        # A client may be gone again between select and accept.
+        self.socket.setblocking(False)
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._thread = threading.Thread(target=self._accept, name="otel_train-prometheus", daemon=True)
+        _live.add(self)
+        self._thread.start()
+
+    def _accept(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.socket, selectors.EVENT_READ)
+            selector.register(self._wake_read, selectors.EVENT_READ)
+            while not self._stopped:
+                selector.select()
+                if not self._stopped:
+                    self.handle_request()
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:  # Any: as the base class has it
+        """Refuse more clients than we serve at once."""
+        del request, client_address
+        return len(self._clients) < _MAX_CONNECTIONS
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # Any: as above
+        """Answer in a thread of its own."""
+        with self._lock:
+            self._clients.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:  # Any: as above
+        """End one connection."""
+        with self._lock:
+            self._clients.discard(request)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # Any: as above
+        """A client that goes away in mid-answer is nobody's fault."""
+
+    def stop(self, timeout_s: float) -> None:
+        """Free the port at once and end the threads."""
+        if self._stopped:
+            return
+        self._stopped = True
+        _live.discard(self)
+        with suppress(OSError):
+            self._wake_write.send(b"x")
+        self._thread.join(timeout_s)
+        self.server_close()
+        with self._lock:
+            clients = list(self._clients)
+        for client in clients:
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+        self._wake_read.close()
+        self._wake_write.close()
+
+    def forget(self) -> None:
+        """In a forked child: let go of the inherited sockets, or the port stays taken for its lifetime."""
+        self._stopped = True
+        for inherited in (self.socket, self._wake_read, self._wake_write, *self._clients):
+            inherited.close()
+
+
+_live: weakref.WeakSet[_Server] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for server in list(_live):
+        server.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _SILENCE_S
+    server_version = "otel_train"
+    sys_version = ""
+
+    def do_GET(self) -> None:  # the base class asks for this name
+        """Answer with the page, or say where it is."""
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._page()
+        elif path == "/":
+            body = b'<a href="/metrics">metrics</a>\n'
+            self._answer(body, {"Content-Type": "text/html; charset=utf-8"})
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    do_HEAD = do_GET  # noqa: N815  # as above
+
+    def _page(self) -> None:
+        from prometheus_client.exposition import choose_encoder
+
+        encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+        body = encode(self.server.registry)
+        headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
+        if _takes_gzip(self.headers.get("Accept-Encoding", "")):
+            body = gzip.compress(body, compresslevel=1)
+            headers["Content-Encoding"] = "gzip"
+        self._answer(body, headers)
+
+    def _answer(self, body: bytes, headers: Mapping[str, str]) -> None:
+        self.send_response(HTTPStatus.OK)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
+        """Say nothing: the console belongs to training."""
+
+
+def _takes_gzip(accept_encoding: str) -> bool:
+    for item in accept_encoding.lower().split(","):
+        name, _, weight = item.partition(";")
+        if name.strip() in {"gzip", "*"}:
+            return weight.replace(" ", "") not in {"q=0", "q=0.0"}
+    return False

@@ -1,0 +1,156 @@
+"""Which ways out a session has, opened by its settings and closed in time."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_train.export.console import render_card
+from otel_train.export.otlp import OtlpExporter
+from otel_train.export.prometheus import PrometheusExporter
+from otel_train.export.pump import Route
+from otel_train.export.rundir import RunDirectory, RunDirectoryExporter
+from otel_train.export.settings import OtlpSettings, otlp_configured
+from otel_train.export.spool import Spool
+from otel_train.export.typeset import Page
+from otel_train.guard import Guard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from otel_train.config import Config
+    from otel_train.records import AttributeValue
+    from otel_train.runinfo import RunInfo
+
+VERSION = "0.1.0"
+PAGE_EVERY_S = 5.0
+"""``/metrics`` is never older than this, however seldom metrics are sent."""
+
+_log = logging.getLogger("otel_train")
+
+
+class Routes:
+    """The run directory, OTLP, ``/metrics`` and the console of one session.
+
+    Args:
+        config: what is wanted.
+        info: who we are.
+        environ: the process environment.
+        directory: the run directory.
+    """
+
+    def __init__(
+        self, config: Config, info: RunInfo, environ: Mapping[str, str], directory: RunDirectory
+    ) -> None:
+        self.attempt = directory.attempt
+        self._config = config
+        self._info = info
+        self._environ = environ
+        self._directory = directory
+        self._routes: list[Route] = []
+        self._otlp: OtlpExporter | None = None
+        self._prometheus: PrometheusExporter | None = None
+
+    @classmethod
+    def open(cls, config: Config, info: RunInfo, environ: Mapping[str, str]) -> Routes:
+        """Open the run directory; nothing else yet."""
+        attempt = config.attempt if config.attempt >= 0 else info.attempt or None
+        directory = RunDirectory.open(
+            Path(config.run_dir), info.run_id, rank=info.rank, attempt=attempt,
+            run=_run_document(config, info), max_bytes=config.max_run_dir_bytes,
+        )  # fmt: skip
+        return cls(config, info, environ, directory)
+
+    @property
+    def flight_path(self) -> Path | None:
+        """Where the flight file belongs; None for plain memory."""
+        return self._directory.flight_path if self._config.flight and self._directory.writable else None
+
+    @property
+    def run_directory(self) -> Path | None:
+        """Folder of the run; None when it cannot be written."""
+        return self._directory.path if self._directory.writable else None
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Address of ``/metrics``."""
+        return self._prometheus.url if self._prometheus else None
+
+    def connect(self, routes: list[Route], resource: Mapping[str, AttributeValue]) -> None:
+        """Open what the settings ask for.
+
+        Raises:
+            ConfigError: a setting cannot be honoured.
+        """
+        every = self._config.export_every_s
+        if self._config.prometheus:
+            self._prometheus = self._open_prometheus(resource)
+            routes.append(Route(self._prometheus, Guard("/metrics"), min(every, PAGE_EVERY_S)))
+        if self._wants_otlp():
+            spool = None
+            if self._directory.writable:
+                spool = Spool(
+                    self._directory.rank_path, resource, version=VERSION, on_error=self._directory.note
+                )
+            settings = OtlpSettings.read(self._environ)
+            self._otlp = OtlpExporter(settings, resource, version=VERSION, spool=spool)
+            routes.append(Route(self._otlp, Guard("OTLP export"), every))
+        recorder = RunDirectoryExporter(self._directory, resource, version=VERSION)
+        routes.append(Route(recorder, Guard("run directory"), every))
+        self._routes = routes
+
+    def drops(self) -> Mapping[tuple[str, str], int]:
+        """Records not exported, by (signal, reason)."""
+        return self._otlp.drops if self._otlp else {}
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        """Replace ``summary.json``."""
+        self._directory.write_summary(summary)
+
+    def print_card(self, summary: Mapping[str, Any]) -> None:
+        """Show the card on standard error, on rank 0: what the program prints itself stays as it is."""
+        if self._info.rank == 0 and sys.stderr is not None:
+            page = Page.of(sys.stderr)
+            card = render_card(summary, width=page.width, color=page.color, unicode=page.unicode)
+            sys.stderr.write(card)
+            sys.stderr.flush()
+
+    def close(self, timeout_s: float) -> None:
+        """Close everything, in at most ``timeout_s`` seconds in all."""
+        deadline = time.monotonic() + timeout_s
+        for route in self._routes:
+            with route.guard:
+                route.exporter.close(max(0.05, deadline - time.monotonic()))
+        self._directory.close()
+
+    def _wants_otlp(self) -> bool:
+        wanted = self._config.otlp == "on" or (self._config.otlp == "auto" and otlp_configured(self._environ))
+        return wanted and (self._config.export_profile != "rank0" or self._info.rank == 0)
+
+    def _open_prometheus(self, resource: Mapping[str, AttributeValue]) -> PrometheusExporter:
+        labels = {
+            "train_run_id": self._info.run_id,
+            "train_rank": str(self._info.rank),
+            "host_name": self._info.host,
+        }
+        for name in ("service.name", "service.namespace", "deployment.environment.name"):
+            if name in resource:
+                labels[name.replace(".", "_")] = str(resource[name])
+        config = self._config
+        port = config.prometheus_port + self._info.local_rank if config.prometheus_port else 0
+        exporter = PrometheusExporter(config.prometheus_host, port, labels, resource)
+        if self._directory.writable:
+            try:
+                exporter.write_target(self._directory.rank_path)
+            except OSError as error:
+                self._directory.note(error)
+        return exporter
+
+
+def _run_document(config: Config, info: RunInfo) -> dict[str, object]:
+    from dataclasses import asdict
+
+    return {**asdict(info), "settings": asdict(config), "version": VERSION}

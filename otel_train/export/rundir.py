@@ -1,0 +1,282 @@
+"""The run directory: everything a run leaves on disk, written so that nothing can hurt training."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from otel_train.errors import RunDirectoryError
+from otel_train.export.atomic import dump_json, replace_json, replace_text
+from otel_train.export.jsonl import BoundedLines, read_jsonl
+from otel_train.export.otlp_json import metrics_line, spans_line
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from otel_train.records import AttributeValue, Batch, Event
+
+__all__ = [
+    "RunDirectory",
+    "RunDirectoryExporter",
+    "find_run",
+    "rank_directories",
+    "read_jsonl",
+]
+
+_log = logging.getLogger("otel_train")
+
+DEFAULT_MAX_BYTES = 256 << 20
+"""A day of snapshots every ten seconds, with spans at their cap."""
+
+FLIGHTS_KEPT = 3
+"""Flight files of earlier attempts to keep: enough to compare the last crashes."""
+
+_SHARES = {"events.jsonl": 1 / 8, "metrics.otlp.jsonl": 5 / 8, "spans.otlp.jsonl": 2 / 8}
+
+
+class RunDirectory:
+    """The folder ``<root>/<run id>/rank<r>`` of one process.
+
+    After it is open nothing raises: what cannot be written is logged once, counted and given up.
+
+    Attributes:
+        path: ``<root>/<run id>``.
+        rank_path: ``<root>/<run id>/rank<r>``.
+        rank: which rank.
+        attempt: 1 for the first opening of this rank's folder, one more for every further one.
+        writable: whether the folder could be made.
+        faults: writes that failed.
+    """
+
+    def __init__(self, path: Path, rank: int, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        self.path = path
+        self.rank = rank
+        self.rank_path = path / f"rank{rank}"
+        self.attempt = 1
+        self.writable = False
+        self.faults = 0
+        self._told = False
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._files = {
+            name: BoundedLines(self.rank_path / name, max_bytes=int(max_bytes * share), on_error=self.note)
+            for name, share in _SHARES.items()
+        }
+
+    @classmethod
+    def open(
+        cls,
+        root: Path,
+        run_id: str,
+        *,
+        rank: int,
+        run: Mapping[str, object] | None = None,
+        attempt: int | None = None,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+    ) -> RunDirectory:
+        """Make, or come back to, the folder of one rank.
+
+        Args:
+            root: parent of all runs. When this call creates it, git is told to ignore it.
+            run_id: the run's id; characters that no folder should have are replaced.
+            rank: this process.
+            run: what ``run.json`` says: who, where, versions, settings.
+            attempt: which attempt this is, when somebody knows; else counted.
+            max_bytes: bound on events, metrics and spans of this rank together.
+        """
+        directory = cls(root / folder_name(run_id), rank, max_bytes)
+        try:
+            _make_root(root)
+            directory.rank_path.mkdir(parents=True, exist_ok=True)
+            previous = directory._previous_attempt()
+            directory.attempt = previous + 1 if attempt is None else attempt
+            directory._put_flight_aside(previous)
+            replace_text(directory.rank_path / "attempt", f"{directory.attempt}\n")
+            directory._write_run({"run_id": run_id, **(run or {})})
+            directory.writable = True
+        except OSError as error:
+            directory.attempt = attempt or directory.attempt
+            directory.note(error)
+        return directory
+
+    @property
+    def flight_path(self) -> Path:
+        """Where ``flight.bin`` of this attempt belongs."""
+        return self.rank_path / "flight.bin"
+
+    @property
+    def dropped_lines(self) -> int:
+        """Lines given up because a file reached its bound."""
+        return sum(file.dropped_lines for file in self._files.values())
+
+    def append(self, name: str, line: str) -> bool:
+        """Add a line to ``events.jsonl``, ``metrics.otlp.jsonl`` or ``spans.otlp.jsonl``."""
+        if not self.writable or os.getpid() != self._pid:
+            return False
+        with self._lock:
+            return self._files[name].append(line)
+
+    def write_summary(self, summary: Mapping[str, object]) -> bool:
+        """Replace ``summary.json`` as a whole; a reader never sees half of one."""
+        return self.write_json("summary.json", summary)
+
+    def write_json(self, name: str, value: object) -> bool:
+        """Replace a file of this rank as a whole. False when it could not be written."""
+        if not self.writable or os.getpid() != self._pid:
+            return False
+        try:
+            replace_json(self.rank_path / name, value)
+        except OSError as error:
+            self.note(error)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let go of the files."""
+        if os.getpid() == self._pid:
+            with self._lock:
+                for file in self._files.values():
+                    file.close()
+
+    def note(self, error: OSError) -> None:
+        """Count a failed write; the first is logged."""
+        self.faults += 1
+        if not self._told:
+            self._told = True
+            _log.warning(
+                "Run directory %s: %s. What cannot be written is dropped and counted; training is not affected",
+                self.rank_path,
+                error.strerror or error,
+            )
+
+    def _previous_attempt(self) -> int:
+        try:
+            text = (self.rank_path / "attempt").read_text()
+        except FileNotFoundError:
+            return 0
+        return int(text) if text.strip().isdigit() else 0
+
+    def _put_flight_aside(self, previous: int) -> None:
+        if self.flight_path.exists():
+            self.flight_path.replace(self.rank_path / f"flight-{previous}.bin")
+        old = sorted(self.rank_path.glob("flight-*.bin"), key=lambda path: path.stat().st_mtime_ns)
+        for path in old[:-FLIGHTS_KEPT]:
+            path.unlink(missing_ok=True)
+
+    def _write_run(self, run: Mapping[str, object]) -> None:
+        path = self.path / "run.json"
+        # Rank 0 knows best. Until it has spoken, whoever came first stands in for it.
+        if self.rank == 0 or not path.exists():
+            replace_json(path, run)
+
+
+class RunDirectoryExporter:
+    """Writes every batch into the run directory.
+
+    Args:
+        directory: where to.
+        resource: who we are; every OTLP line repeats it.
+        version: version of the instrumentation scope.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, resource: Mapping[str, AttributeValue], *, version: str
+    ) -> None:
+        self._directory = directory
+        self._resource = dict(resource)
+        self._version = version
+
+    def export(self, batch: Batch) -> None:
+        """Append the events, the snapshot and the spans of one batch."""
+        directory = self._directory
+        if not directory.writable:
+            return
+        for event in batch.events:
+            directory.append("events.jsonl", _event_line(event, directory))
+        if batch.snapshot is not None:
+            line = metrics_line(batch.snapshot, self._resource, self._version)
+            directory.append("metrics.otlp.jsonl", line)
+        if batch.spans:
+            line = spans_line(batch.spans, self._resource, self._version)
+            directory.append("spans.otlp.jsonl", line)
+
+    def close(self, timeout_s: float) -> None:
+        """Let go of the files."""
+        del timeout_s
+        self._directory.close()
+
+
+def _event_line(event: Event, directory: RunDirectory) -> str:
+    return dump_json(
+        {
+            "time_unix_ns": event.time_unix_ns,
+            "name": event.name,
+            "attempt": directory.attempt,
+            "rank": directory.rank,
+            "attributes": dict(event.attributes),
+        }
+    )
+
+
+def folder_name(run_id: str) -> str:
+    """A run id as the name of one folder: never empty, never a path, never the same for two ids."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", run_id).lstrip(".")[:96]
+    if name and name == run_id:
+        return name
+    digest = hashlib.sha256(run_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{name or 'run'}-{digest}"
+
+
+def find_run(run: str | Path | None, root: Path) -> Path:
+    """The directory of a run.
+
+    Args:
+        run: a run directory, the directory of one of its ranks, a run id, or None for the newest run.
+        root: parent of all runs, where ids and the newest are looked for.
+
+    Raises:
+        RunDirectoryError: there is none; the message says what to do.
+    """
+    if run is None:
+        return _newest(root)
+    for path in (Path(run), root / folder_name(str(run))):
+        if (path / "run.json").is_file() or rank_directories(path):
+            return path
+        if path.name.startswith("rank") and (path.parent / "run.json").is_file():
+            return path.parent
+    raise RunDirectoryError(
+        f"{str(run)!r} is neither a run directory nor the id of a run below {root}. "
+        "Give the folder that holds run.json, or name the parent of your runs in OTEL_TRAIN_RUN_DIR."
+    )
+
+
+def rank_directories(run: Path) -> list[Path]:
+    """The folders of a run's ranks, by rank."""
+    found = [path for path in run.glob("rank*") if path.name[4:].isdigit() and path.is_dir()]
+    return sorted(found, key=lambda path: int(path.name[4:]))
+
+
+def _newest(root: Path) -> Path:
+    runs = [path.parent for path in root.glob("*/run.json")]
+    if not runs:
+        raise RunDirectoryError(
+            f"No run below {root}. Give a run directory, or name the parent of your runs in OTEL_TRAIN_RUN_DIR."
+        )
+    return max(runs, key=_last_change_ns)
+
+
+def _last_change_ns(run: Path) -> int:
+    return max(path.stat().st_mtime_ns for path in (run, *rank_directories(run)))
+
+
+def _make_root(root: Path) -> None:
+    try:
+        root.mkdir(parents=True)
+    except FileExistsError:
+        return
+    replace_text(root / ".gitignore", "*\n")

@@ -1,0 +1,290 @@
+"""Text that fits a terminal."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import unicodedata
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+NARROWEST, WIDEST = 80, 120
+"""Columns a page is laid out for. Narrower breaks the tables, wider tears the eye away from the row."""
+
+ABSENT = "–"  # noqa: RUF001 - a dash, not a minus
+"""Stands for a figure that was not measured. Never zero."""
+
+INDENT = "  "
+
+_NAME_CHARACTERS = 400  # beyond this a name is cut before it is measured, so a megabyte of name costs nothing
+_COLUMNS_UNKNOWN = 100
+
+_STYLES = {
+    "bold": "1",
+    "dim": "2",
+    "red": "31",
+    "green": "32",
+    "yellow": "33",
+    "blue": "34",
+    "magenta": "35",
+    "cyan": "36",
+}
+
+# One character for one character, so that columns stay where they are.
+_ASCII = str.maketrans(
+    {
+        **dict(zip("█▓▒░▚◆╌↻■", "#+=.%o-^!", strict=True)),
+        **dict(zip("▉▊▋▌▍▎▏", "###:::.", strict=True)),
+        **dict(zip("━─–—µ·…×±≤≥→“”‘’", "=---u|~x~<>>\"\"''", strict=True)),  # noqa: RUF001 - these very characters
+        **dict(zip("✓•▲✖●", "+*!X*", strict=True)),
+        "\N{NO-BREAK SPACE}": " ",
+    }
+)
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+_DURATION_UNITS = (
+    (1e-6, 1e-9, "ns"),
+    (1e-3, 1e-6, "µs"),
+    (1.0, 1e-3, "ms"),
+    (120.0, 1.0, "s"),
+    (7200.0, 60.0, "min"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """What a text is laid out for.
+
+    Attributes:
+        width: columns no line exceeds, addresses and paths excepted (they must stay whole to be pasted).
+        color: ANSI colours may be used.
+        unicode: characters outside ASCII may be used.
+    """
+
+    width: int = _COLUMNS_UNKNOWN
+    color: bool = False
+    unicode: bool = True
+
+    @classmethod
+    def of(cls, stream: TextIO, environ: Mapping[str, str] = os.environ) -> Page:
+        """The page that suits ``stream``; ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and ``COLUMNS`` are honoured."""
+        terminal = stream.isatty()
+        color = terminal and environ.get("TERM") != "dumb"
+        if environ.get("FORCE_COLOR"):
+            color = True
+        if environ.get("NO_COLOR"):
+            color = False
+        columns = shutil.get_terminal_size((_COLUMNS_UNKNOWN, 24)).columns if terminal else _COLUMNS_UNKNOWN
+        if environ.get("COLUMNS", "").isdecimal():
+            columns = int(environ["COLUMNS"])
+        return cls(columns, color, _writes_unicode(stream))
+
+    @property
+    def columns(self) -> int:
+        """Columns to lay out for: the width, within what tables can be read at."""
+        return max(NARROWEST, min(self.width, WIDEST))
+
+    def paint(self, text: str, *styles: str) -> str:
+        """``text`` in the given styles, or as it is where there are no colours or nothing to colour."""
+        codes = ";".join(_STYLES[style] for style in styles if style)
+        return f"\x1b[{codes}m{text}\x1b[0m" if self.color and codes and text.strip() else text
+
+    def safe(self, value: object) -> str:
+        """A stranger's text, such as a loader's name, with nothing in it that could move the cursor."""
+        text = str(value)[:_NAME_CHARACTERS]
+        if not self.unicode:
+            text = text.translate(_ASCII)
+        return "".join(character if self._shows(character) else _escaped(character) for character in text)
+
+    def prose(self, value: object, *, indent: int = 0) -> list[str]:
+        """A sentence of ours or a stranger's, wrapped to what the indent leaves of the page."""
+        words = [self.safe(word) for word in str(value).split()]
+        return wrap(words, self.columns - indent)
+
+    def rule(self, left: Sequence[tuple[str, str]], right: tuple[str, str], *, line: str = "━") -> str:
+        """A line across the page with (text, style) titles in it. The last title on the left is cut to fit."""
+        used = sum(display_width(text) + 4 for text, _ in left[:-1]) + display_width(right[0]) + 8
+        titles = [*left[:-1], (cut(left[-1][0], max(8, self.columns - used - 4)), left[-1][1])]
+        text = "".join(
+            self.paint(line * 2, "dim") + f" {self.paint(title, style)} " for title, style in titles
+        )
+        filled = sum(display_width(title) + 4 for title, _ in titles) + display_width(right[0]) + 4
+        fill = self.paint(line * max(1, self.columns - filled), "dim")
+        return f"{text}{fill} {self.paint(*right)} {self.paint(line * 2, 'dim')}"
+
+    def finish(self, lines: Iterable[str]) -> str:
+        """The lines as one text, trailing blanks gone, in ASCII where nothing else can be shown."""
+        text = "\n".join(line.rstrip() for line in lines) + "\n"
+        return text if self.unicode else text.translate(_ASCII)
+
+    def _shows(self, character: str) -> bool:
+        if not self.unicode and not character.isascii():
+            return False
+        return unicodedata.category(character) not in _UNPRINTABLE
+
+
+def display_width(text: str) -> int:
+    """Columns a text takes: two for wide East Asian characters, none for combining ones."""
+    if text.isascii():
+        return len(text)
+    return sum(_columns(character) for character in text)
+
+
+def cut(text: str, columns: int) -> str:
+    """``text`` in at most ``columns`` columns; what is too long loses its middle, since both ends tell names apart."""
+    if display_width(text) <= columns:
+        return text
+    if columns <= 1:
+        return "…"[:columns]
+    head = _prefix(text, columns // 2)
+    tail = _prefix(text[::-1], columns - 1 - display_width(head))[::-1]
+    return f"{head}…{tail}"
+
+
+def pad(text: str, columns: int) -> str:
+    """``text`` cut or filled up on the right to exactly ``columns`` columns."""
+    text = cut(text, columns)
+    return text + " " * (columns - display_width(text))
+
+
+def right(text: str, columns: int) -> str:
+    """``text`` filled up on the left, for figures; never cut, a wrong figure being worse than a wide one."""
+    return " " * (columns - display_width(text)) + text
+
+
+def wrap(words: Iterable[str], columns: int) -> list[str]:
+    """Words in lines of at most ``columns`` columns. A word longer than a line is broken."""
+    lines: list[str] = []
+    for whole in words:
+        word = whole
+        if lines and display_width(lines[-1]) + 1 + display_width(word) <= columns:
+            lines[-1] += f" {word}"
+            continue
+        while display_width(word) > columns:
+            piece = _prefix(word, columns)
+            lines.append(piece)
+            word = word[len(piece) :]
+        if word:
+            lines.append(word)
+    return lines
+
+
+def flow(items: Iterable[str], columns: int) -> list[str]:
+    """Short facts side by side with a dot between them, as many per line as fit."""
+    lines: list[str] = []
+    for whole in items:
+        item = cut(whole, columns)
+        if lines and display_width(lines[-1]) + 3 + display_width(item) <= columns:
+            lines[-1] += f" · {item}"
+        else:
+            lines.append(item)
+    return lines
+
+
+def bar(share: float | None, columns: int) -> str:
+    """A bar as long as ``share`` (0 to 1) of ``columns``, to an eighth of a column. Anything at all shows."""
+    if share is None or not share > 0:
+        return ""
+    eighths = max(1, min(columns * 8, round(share * columns * 8)))
+    return "█" * (eighths // 8) + _EIGHTHS[eighths % 8].strip()
+
+
+def stacked(weights: Sequence[float], columns: int) -> list[int]:
+    """Columns for each weight in a bar of ``columns``: they add up to it, by largest remainder."""
+    total = sum(weights)
+    if not total > 0:
+        return [0] * len(weights)
+    exact = [weight / total * columns for weight in weights]
+    cells = [int(value) for value in exact]
+    by_remainder = sorted(range(len(weights)), key=lambda index: cells[index] - exact[index])
+    for index in by_remainder[: columns - sum(cells)]:
+        cells[index] += 1
+    return cells
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as three figures with the unit that suits them, from ns to h."""
+    if seconds is None or not math.isfinite(seconds):
+        return ABSENT
+    if seconds == 0:
+        return "0 s"
+    size = abs(float(f"{seconds:.3g}"))
+    for below, unit_s, unit in _DURATION_UNITS:
+        if size < below:
+            return f"{_three_figures(seconds / unit_s)} {unit}"
+    return f"{_three_figures(seconds / 3600)} h"
+
+
+def count(number: float | None) -> str:
+    """A whole number with its thousands marked."""
+    return ABSENT if number is None or not math.isfinite(number) else f"{number:,.0f}"
+
+
+def figure(number: float | None) -> str:
+    """Any number in three figures; whole numbers and large ones in full."""
+    if number is None or not math.isfinite(number):
+        return ABSENT
+    return count(number) if number == int(number) or abs(number) >= 100 else _three_figures(number)  # noqa: PLR2004
+
+
+def percent(share: float | None) -> str:
+    """A ratio as a reader expects it; what is not nothing is not shown as nothing."""
+    if share is None or not math.isfinite(share):
+        return ABSENT
+    hundredths = share * 100
+    if 0 < hundredths < 0.01:  # noqa: PLR2004 - the smallest that two decimals show
+        return "<0.01 %"
+    return f"{hundredths:.2f} %" if 0 < hundredths < 1 else f"{hundredths:.1f} %"
+
+
+def plural(number: float | None, noun: str) -> str:
+    """``1 step``, ``1,234 steps``, ``2 batches``."""
+    suffix = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    return f"{count(number)} {noun}{suffix}"
+
+
+def rate(number: float | None, seconds: float | None) -> float | None:
+    """So many per second; None where either is unknown or no time has passed."""
+    return None if number is None or not seconds else number / seconds
+
+
+def known(value: object) -> object:
+    """The value, or the sign for a missing one."""
+    return ABSENT if value is None or value == "" else value
+
+
+def _three_figures(value: float) -> str:
+    size = abs(float(f"{value:.3g}"))
+    decimals = 2 if size < 10 else 1 if size < 100 else 0  # noqa: PLR2004 - three figures in all
+    return f"{value:,.{decimals}f}"
+
+
+def _columns(character: str) -> int:
+    if unicodedata.category(character) in {"Mn", "Me"}:
+        return 0
+    return 2 if unicodedata.east_asian_width(character) in "WF" else 1
+
+
+def _prefix(text: str, columns: int) -> str:
+    used = 0
+    for index, character in enumerate(text):
+        used += _columns(character)
+        if used > columns:
+            return text[:index]
+    return text
+
+
+def _escaped(character: str) -> str:
+    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+def _writes_unicode(stream: TextIO) -> bool:
+    try:
+        "█▏━µ–✖".encode(getattr(stream, "encoding", None) or "ascii")  # noqa: RUF001 - what we draw with
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True

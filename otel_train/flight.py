@@ -1,0 +1,272 @@
+"""The memory that survives the process: rings, thread names, source names, in one file of fixed layout.
+
+Layout (little-endian, offsets in bytes):
+
+    0        header     magic, then int64 fields (``_Header``)
+    4096     directory  one 128-byte entry per ring (``_ENTRY``)
+    8192     names      two halves of JSON; the header says which one is whole
+    ...      rings      the training thread's first, then the small ones of other threads
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from otel_train.codes import EDGE_WORDS
+from otel_train.errors import RunDirectoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from otel_train.clock import Anchor
+
+MAGIC = b"OTELTRN1"
+PAGE = 4096
+SIDE_RINGS = 15
+"""Threads beside the first that find room in the file; further ones get plain memory."""
+
+_HEADER = struct.Struct("<8s9q")
+_ENTRY = struct.Struct("<5q88s")
+_ENTRY_BYTES = 128
+_NAMES_OFFSET = 2 * PAGE
+_NAMES_HALF = 128 * 1024
+_RINGS_OFFSET = _NAMES_OFFSET + 2 * _NAMES_HALF
+_SIDE_EDGES = 8192
+_WORD = 8
+
+_REMOTE = ("nfs", "cifs", "smb", "lustre", "gpfs", "ceph", "beegfs", "glusterfs", "9p", "afs", "fuse.", "wekafs")
+"""File systems on which a page fault may be network I/O, by the beginning of their type."""
+
+
+class _Header(NamedTuple):
+    magic: bytes
+    pid: int
+    anchor_unix_ns: int
+    anchor_clock_ns: int
+    main_edges: int
+    side_edges: int
+    side_rings: int
+    names_half: int
+    names_bytes: int
+    turn_unix_ns: int
+
+
+class RingEntry(NamedTuple):
+    """What the file knows of one ring.
+
+    Attributes:
+        used: whether a thread has it now (1), had it (2) or never did (0).
+        ident: identity of the thread.
+        written: edges written when the pump last looked.
+        thread: name of the thread.
+    """
+
+    used: int
+    ident: int
+    written: int
+    thread: str
+
+
+class FlightMemory:
+    """Memory for the rings: a mapped file where that is safe, else plain memory.
+
+    Args:
+        main_edges: edges of the training thread's ring, a power of two.
+        anchor: one instant on both clocks, so that a reader can tell the time.
+        path: the file; None for plain memory.
+    """
+
+    def __init__(self, main_edges: int, anchor: Anchor, *, path: Path | None = None) -> None:
+        self.path = path
+        self.mapped = False
+        self.problem = ""
+        self._main_edges = main_edges
+        self._bytes = _RINGS_OFFSET + (main_edges + SIDE_RINGS * _SIDE_EDGES) * EDGE_WORDS * _WORD
+        self._map = self._allocate()
+        self._view = memoryview(self._map)
+        self._header = _Header(
+            MAGIC, os.getpid(), *anchor, main_edges, _SIDE_EDGES, SIDE_RINGS, 0, 0, anchor.unix_ns
+        )
+        self._write_header()
+
+    def ring_words(self, index: int) -> memoryview:
+        """int64 memory of ring ``index``: 0 is the training thread's, 1 to ``SIDE_RINGS`` the others."""
+        offset, edges = _ring_place(index, self._main_edges, _SIDE_EDGES)
+        return self._view[offset : offset + edges * EDGE_WORDS * _WORD].cast("q")
+
+    def write_entry(self, index: int, entry: RingEntry) -> None:
+        """Say which thread has ring ``index``, and how far it is."""
+        packed = _ENTRY.pack(
+            entry.used, entry.ident, entry.written, 0, 0, entry.thread.encode()[:88]
+        )
+        offset = PAGE + index * _ENTRY_BYTES
+        self._view[offset : offset + len(packed)] = packed
+
+    def write_names(self, names: dict[str, Any]) -> None:
+        """Store what a reader needs to understand the codes. Too much to hold is left out, oldest kept."""
+        text = json.dumps(names).encode()
+        if len(text) > _NAMES_HALF:
+            return
+        half = 1 - self._header.names_half
+        offset = _NAMES_OFFSET + half * _NAMES_HALF
+        self._view[offset : offset + len(text)] = text
+        self._header = self._header._replace(names_half=half, names_bytes=len(text))
+        self._write_header()
+
+    def beat(self, unix_ns: int) -> None:
+        """Note that the pump was alive at ``unix_ns``."""
+        self._header = self._header._replace(turn_unix_ns=unix_ns)
+        self._write_header()
+
+    def save(self) -> None:
+        """Write a copy to the path, where the file could not be mapped. May raise OSError."""
+        if self.path is not None and not self.mapped:
+            part = self.path.with_suffix(".part")
+            part.write_bytes(self._view)
+            part.replace(self.path)
+
+    def close(self) -> None:
+        """Let go of the memory as soon as nobody looks at it any more."""
+        self._view.release()
+        with contextlib.suppress(BufferError):  # a thread may still hold its ring: freed with it
+            self._map.close()
+
+    def _allocate(self) -> mmap.mmap:
+        if self.path is not None:
+            try:
+                return self._map_file(self.path)
+            except OSError as error:
+                self.problem = f"{error.strerror or error}"
+        return mmap.mmap(-1, self._bytes)
+
+    def _map_file(self, path: Path) -> mmap.mmap:
+        kind = file_system(path.parent)
+        if kind.startswith(_REMOTE):
+            raise OSError(0, f"{kind} is a network file system")
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        try:
+            # A map of a file that is merely truncated to size kills the process with SIGBUS on a full disk.
+            os.posix_fallocate(descriptor, 0, self._bytes)
+            memory = mmap.mmap(descriptor, self._bytes)
+        except OSError:
+            path.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(descriptor)
+        for offset in range(0, self._bytes, PAGE):  # the first touch of a page costs 4 to 5 us: pay it now
+            memory[offset] = 0
+        self.mapped = True
+        return memory
+
+    def _write_header(self) -> None:
+        self._view[: _HEADER.size] = _HEADER.pack(*self._header)
+
+
+def _ring_place(index: int, main_edges: int, side_edges: int) -> tuple[int, int]:
+    if index == 0:
+        return _RINGS_OFFSET, main_edges
+    past = main_edges + (index - 1) * side_edges
+    return _RINGS_OFFSET + past * EDGE_WORDS * _WORD, side_edges
+
+
+def file_system(folder: Path) -> str:
+    """Type of the file system that holds ``folder``, such as ``ext4``; "" where it cannot be told."""
+    import psutil  # noqa: PLC0415 - 15 ms that a command without a flight file need not pay
+
+    best, kind = "", ""
+    place = str(folder.resolve())
+    for part in psutil.disk_partitions(all=True):
+        mount = part.mountpoint.rstrip("/") + "/"
+        if (place + "/").startswith(mount) and len(mount) >= len(best):
+            best, kind = mount, part.fstype
+    return kind
+
+
+class ThreadEdges(NamedTuple):
+    """The edges of one thread, as found in the file.
+
+    Attributes:
+        entry: the thread.
+        times: int64[n], monotonic nanoseconds.
+        codes: int64[n].
+    """
+
+    entry: RingEntry
+    times: np.ndarray
+    codes: np.ndarray
+
+
+class Flight(NamedTuple):
+    """What a flight file holds.
+
+    Attributes:
+        pid: the process that wrote it.
+        anchor_unix_ns: an instant on the wall clock ...
+        anchor_clock_ns: ... and on the monotonic one.
+        turn_unix_ns: when the pump was last alive.
+        names: sources and identity, see ``Recorder``.
+        threads: one entry per ring that was used.
+    """
+
+    pid: int
+    anchor_unix_ns: int
+    anchor_clock_ns: int
+    turn_unix_ns: int
+    names: dict[str, Any]
+    threads: tuple[ThreadEdges, ...]
+
+
+def read_flight(path: Path) -> Flight:
+    """Read a flight file, also one whose process was killed or still runs.
+
+    Raises:
+        RunDirectoryError: it is missing, or is not a flight file.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise RunDirectoryError(f"{path}: {error.strerror}. Was the run started with flight=True?") from error
+    if len(data) < _RINGS_OFFSET or data[: len(MAGIC)] != MAGIC:
+        raise RunDirectoryError(f"{path} is not a flight file of this version (expected {MAGIC.decode()}).")
+    header = _Header(*_HEADER.unpack_from(data))
+    start = _NAMES_OFFSET + header.names_half * _NAMES_HALF
+    try:
+        names = json.loads(data[start : start + header.names_bytes] or b"{}")
+    except ValueError as error:
+        raise RunDirectoryError(f"{path}: its table of names cannot be read ({error}).") from error
+    return Flight(
+        header.pid, header.anchor_unix_ns, header.anchor_clock_ns, header.turn_unix_ns, names,
+        tuple(_threads(data, header)),
+    )  # fmt: skip
+
+
+def _threads(data: bytes, header: _Header) -> Iterable[ThreadEdges]:
+    for index in range(header.side_rings + 1):
+        used, ident, written, _, _, thread = _ENTRY.unpack_from(data, PAGE + index * _ENTRY_BYTES)
+        offset, edges = _ring_place(index, header.main_edges, header.side_edges)
+        if not used or offset + edges * EDGE_WORDS * _WORD > len(data):
+            continue
+        pairs = np.frombuffer(data, np.int64, edges * EDGE_WORDS, offset).reshape(edges, EDGE_WORDS)
+        times, codes = _in_order(pairs, written)
+        name = thread.rstrip(b"\0").decode(errors="replace")
+        yield ThreadEdges(RingEntry(used, ident, written, name), times, codes)
+
+
+def _in_order(pairs: np.ndarray, written: int) -> tuple[np.ndarray, np.ndarray]:
+    """Unroll a ring of which we know only how far the pump had seen it: later edges have later times."""
+    pairs = np.roll(pairs, -(written % len(pairs)), axis=0)
+    last_known = pairs[-1, 1] if written else 0
+    older = pairs[:, 1] <= last_known
+    newer = int(np.argmax(older)) if older.any() else len(pairs)
+    # The slot after the newest edge may be half written: what it held before is not to be trusted.
+    kept = np.roll(pairs, -newer, axis=0)[1:]
+    kept = kept[kept[:, 1] > 0]
+    return kept[:, 1], kept[:, 0]

@@ -1,0 +1,142 @@
+"""The functions that a training script calls."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from otel_train.record.hand import Checkpoint, Stage, switch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+    from otel_train.config import Config
+    from otel_train.session import Session
+
+_sessions: list[Session] = []
+
+
+def instrument(
+    model: torch.nn.Module | Sequence[torch.nn.Module] | Mapping[str, torch.nn.Module] | None = None,
+    loaders: Any = None,  # Any: one iterable, a sequence of them, or a mapping name -> iterable
+    *,
+    config: Config | None = None,
+    **settings: Any,  # Any: the fields of Config
+) -> Session:
+    """Watch a training loop. The loop stays as it is.
+
+    Args:
+        model: what the loop calls: a Module, a sequence or a mapping of them.
+        loaders: where batches come from: one, a sequence, or a mapping name -> DataLoader or any iterable. A
+            ``DataLoader`` is watched in place; any other iterable comes back wrapped in ``session.loaders[name]``.
+            ``Loader(loader, name=..., phase=...)`` says more about one. DataLoaders that are not given are
+            found when they are iterated.
+        config: settings as an object.
+        **settings: settings by name; they win over ``config``, and that over ``OTEL_TRAIN_*`` variables.
+
+    Returns:
+        The session. A second call while one is open extends it, and never watches anything twice.
+
+    Raises:
+        ConfigError: a setting, a model or a loader is not what it should be; says value, rule and remedy.
+    """
+    from otel_train.config import Config
+    from otel_train.session import Session
+
+    resolved = Config.resolve(config, settings, environ=os.environ)
+    if resolved.disabled:
+        return _disabled(loaders)
+    session = current()
+    made = session is None
+    if session is None:
+        _check(model, loaders)
+        session = Session(resolved)
+        _sessions[:] = [session]
+    try:
+        session.add(model, loaders)
+    except BaseException:
+        if made:
+            session.close("failed")
+        raise
+    return session
+
+
+def _check(model: Any, loaders: Any) -> None:  # Any: the user's own
+    """Refuse before anything is set up."""
+    from otel_train.record.discover import named_loaders, named_models
+
+    named_models(model)
+    named_loaders(loaders)
+
+
+def _disabled(loaders: Any) -> Any:  # Any: the user's own, and a session in all but deeds
+    from otel_train.disabled import DisabledSession
+
+    return DisabledSession(loaders)
+
+
+def current() -> Session | None:
+    """The open session of this process, if there is one."""
+    if _sessions and not _sessions[0].closed:
+        return _sessions[0]
+    return None
+
+
+def stage(name: str) -> Stage:
+    """A stage of your own, as a with-block or a decorator; see ``Stage``."""
+    return Stage(name)
+
+
+def checkpoint() -> Checkpoint:
+    """A block in which a checkpoint is saved: timed apart from the steps."""
+    return Checkpoint()
+
+
+def step(*, start: int | None = None) -> None:
+    """Mark the end of a step by hand; with ``start`` only say which number the next step has.
+
+    Where steps are marked by hand they are counted by the marks and by nothing else.
+    """
+    if switch.hand is not None:
+        switch.hand.mark(start)
+
+
+def watch(iterable: Any, *, name: str = "watched", phase: str = "") -> Any:  # Any: any iterable
+    """``iterable``, with the time to get each item recorded as stage ``data``.
+
+    Args:
+        iterable: anything a loop can go over.
+        name: of the loader in every figure.
+        phase: ``train``, ``eval``, ``test`` or ``predict``; "" to find out.
+    """
+    session = current()
+    return iterable if session is None else session.watch(iterable, name=name, phase=phase)
+
+
+def log(**values: Any) -> None:  # Any: numbers, or tensors of one element
+    """Hand over values: ``log(loss=loss, lr=rate)``. Tensors are read later; nothing waits for the device."""
+    session = current()
+    if session is not None:
+        session.log(values)
+
+
+def event(name: str, **attributes: Any) -> None:  # Any: text, numbers, truth values; else their text
+    """Note that something happened, with what there is to say about it."""
+    session = current()
+    if session is not None:
+        session.event(name, attributes)
+
+
+def summary() -> dict[str, Any]:
+    """The figures up to now; empty without a session."""
+    session = current()
+    return {} if session is None else session.summary()
+
+
+def reset_window() -> None:
+    """Let ``summary()`` start from now."""
+    session = current()
+    if session is not None:
+        session.reset_window()

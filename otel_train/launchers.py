@@ -1,0 +1,119 @@
+"""What launchers and schedulers tell a process about its place in a run.
+
+A malformed number counts as not set: these variables are not the user's settings.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class Launcher(NamedTuple):
+    """The variables in which one kind of launcher tells a process its place. "" where it has none."""
+
+    rank: str
+    world_size: tuple[str, ...]
+    local_rank: str
+    local_world_size: tuple[str, ...]
+    node_rank: tuple[str, ...]
+
+
+LAUNCHERS: Final = (
+    # torchrun, and those who speak like it: Ray Train, Kubeflow, accelerate, DeepSpeed.
+    Launcher("RANK", ("WORLD_SIZE",), "LOCAL_RANK", ("LOCAL_WORLD_SIZE",), ("GROUP_RANK", "NODE_RANK")),
+    # Before Slurm: what mpirun starts inside an allocation inherits the SLURM_* of its daemon.
+    Launcher(
+        "OMPI_COMM_WORLD_RANK",
+        ("OMPI_COMM_WORLD_SIZE",),
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        (),
+    ),
+    Launcher("PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",), ()),
+    Launcher(
+        "SLURM_PROCID",
+        ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        "SLURM_LOCALID",
+        ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
+        ("SLURM_NODEID",),
+    ),
+)
+"""In the order in which they are believed; the first that gives a rank gives everything."""
+
+
+class Place(NamedTuple):
+    """Where a process stands among its peers; the fields are those of ``RunInfo``."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    node_rank: int
+
+
+def place_of(environ: Mapping[str, str], live: tuple[int, int] | None = None) -> Place:
+    """Where a process with this environment stands.
+
+    Args:
+        environ: of the process.
+        live: rank and world size, from somebody who knows better than the environment.
+    """
+    launcher = next((each for each in LAUNCHERS if _speaks(each, environ)), LAUNCHERS[0])
+    rank = _number(environ, launcher.rank) or 0
+    world_size = max(_first_number(environ, *launcher.world_size) or 1, rank + 1)
+    if live is not None:
+        rank, world_size = live
+    # Nobody says how many share the host: then we take it that all do.
+    local_world_size = min(_first_number(environ, *launcher.local_world_size) or world_size, world_size)
+    local_rank = _number(environ, launcher.local_rank)
+    node_rank = _first_number(environ, *launcher.node_rank)
+    return Place(
+        rank=rank,
+        world_size=world_size,
+        local_rank=rank % local_world_size if local_rank is None else local_rank,
+        local_world_size=local_world_size,
+        node_rank=rank // local_world_size if node_rank is None else node_rank,
+    )
+
+
+def given_run_id(environ: Mapping[str, str]) -> str:
+    """The id that a launcher, a scheduler or a tracker has given this run; "" if none has."""
+    elastic = environ.get("TORCHELASTIC_RUN_ID", "")
+    slurm = [environ[name] for name in ("SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID") if environ.get(name)]
+    return (
+        environ.get("WANDB_RUN_ID")
+        # torchrun's own default rendezvous id is the word "none".
+        or (elastic if elastic != "none" else "")
+        or ("_".join(slurm) if environ.get("SLURM_JOB_ID") else "")
+        or environ.get("RAY_JOB_ID")
+        or ""
+    )
+
+
+def restarts(environ: Mapping[str, str]) -> int:
+    """How often the run has been started again, as far as the launcher and the scheduler count."""
+    counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
+    return sum(_number(environ, name) or 0 for name in counts)
+
+
+def _speaks(launcher: Launcher, environ: Mapping[str, str]) -> bool:
+    rank = _number(environ, launcher.rank)
+    # Slurm calls a batch script task 0 of many, though it is alone; only in a step is it one of them.
+    in_step = (
+        launcher.rank != "SLURM_PROCID" or "SLURM_STEP_ID" in environ or "SLURM_STEP_NUM_TASKS" in environ
+    )
+    return rank is not None and (rank > 0 or in_step)
+
+
+def _number(environ: Mapping[str, str], name: str) -> int | None:
+    # Slurm writes "4(x2)" for four tasks on each of two hosts.
+    found = re.match(r"\s*(\d+)(?:\(x\d+\).*|,.*)?\s*$", environ.get(name, ""))
+    return int(found[1]) if found else None
+
+
+def _first_number(environ: Mapping[str, str], *names: str) -> int | None:
+    return next((number for name in names if (number := _number(environ, name)) is not None), None)

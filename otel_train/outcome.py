@@ -1,0 +1,73 @@
+"""How a run ends: by itself, by an exception, by Ctrl-C, by SIGTERM."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Outcome:
+    """Watches for the end and closes the session in time, without changing how the program ends.
+
+    Args:
+        close: closes the session; takes the state.
+    """
+
+    def __init__(self, close: Callable[[str], None]) -> None:
+        self.state = "running"
+        self._close = close
+        self._pid = os.getpid()
+        self._before: Any = None
+        self._handler: Any = None
+
+    def watch(self) -> None:
+        """Be told of the end."""
+        atexit.register(self._at_exit)
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.getsignal(signal.SIGTERM)
+            self._handler = self._terminated
+            signal.signal(signal.SIGTERM, self._handler)
+
+    def stop_watching(self) -> None:
+        """Put everything back. A handler that somebody set over ours stays."""
+        atexit.unregister(self._at_exit)
+        ours = self._handler is not None and signal.getsignal(signal.SIGTERM) == self._handler
+        if ours and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
+
+    def settle(self, state: str) -> None:
+        """Say how it ended; found out when empty."""
+        self.state = state or self.of(sys.exc_info()[1])
+
+    def of(self, error: BaseException | None) -> str:
+        """The state that an exception leaves a run in."""
+        if error is None or (isinstance(error, SystemExit) and not error.code):
+            return "finished"
+        return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+
+    def _at_exit(self) -> None:
+        if os.getpid() == self._pid:
+            # The interpreter leaves the exception that ended the program here before it calls us.
+            self._close(self.of(getattr(sys, "last_value", None)))
+
+    def _terminated(self, number: int, frame: Any) -> None:  # Any: a frame
+        """SIGTERM: write down what there is, then do what would have been done without us."""
+        mine = os.getpid() == self._pid
+        if callable(self._before):
+            if mine:
+                self.state = "terminated"
+            self._before(number, frame)
+            return
+        if self._before is signal.SIG_IGN:
+            return
+        if mine:
+            self._close("terminated")
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)

@@ -1,0 +1,68 @@
+"""Backward, seen at the one place where every way of asking for gradients enters the engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from otel_train.codes import Op, SourceKind, code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_train.record.recorder import Recorder
+
+_ENTRY = "_engine_run_backward"
+
+
+class BackwardProbe:
+    """Times every call into autograd's engine until ``remove``.
+
+    ``torch.autograd.backward`` and ``torch.autograd.grad`` both look this module global up on each call, so
+    ``from torch.autograd import backward`` made earlier is seen as well. ``accumulate_grad`` tells them apart.
+
+    Args:
+        recorder: takes the edges.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        import torch  # noqa: PLC0415 - torch is used, not required
+
+        self._module = torch.autograd
+        self._original = getattr(torch.autograd, _ENTRY)
+        self._wrapper = _timed(
+            self._original,
+            recorder.source(SourceKind.BACKWARD, "backward"),
+            recorder.source(SourceKind.GRAD, "autograd.grad"),
+            recorder.edge,
+        )
+        setattr(torch.autograd, _ENTRY, self._wrapper)
+
+    @property
+    def codes(self) -> tuple[Any, ...]:
+        """Code objects that a compiler should step over."""
+        return (self._wrapper.__code__,)
+
+    def remove(self) -> None:
+        """Put the original back, unless somebody has wrapped ours."""
+        if getattr(self._module, _ENTRY) is self._wrapper:
+            setattr(self._module, _ENTRY, self._original)
+
+
+def _timed(
+    original: Callable[..., Any], backward: int, grad: int, edge: Callable[[int], None]
+) -> Callable[..., Any]:
+    begins = (code(Op.BEGIN, grad), code(Op.BEGIN, backward))
+    ends = (code(Op.END, grad), code(Op.END, backward))
+    fails = (code(Op.FAIL, grad), code(Op.FAIL, backward))
+
+    def run_backward(*args: Any, accumulate_grad: bool = True, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's own signature
+        edge(begins[accumulate_grad])
+        try:
+            result = original(*args, accumulate_grad=accumulate_grad, **kwargs)
+        except BaseException:
+            edge(fails[accumulate_grad])
+            raise
+        edge(ends[accumulate_grad])
+        return result
+
+    return run_backward

@@ -1,0 +1,229 @@
+"""Which loaders and models are recorded, and under which names."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_train.errors import ConfigError
+from otel_train.record.loader import OTHER, DataLoaderPatch, LoaderProbe, Watched
+from otel_train.record.module import ModuleProbe
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_train.record.recorder import Recorder
+
+PHASES = ("train", "eval", "test", "predict")
+MOST_FOUND = 64
+"""Names for loaders that nobody named; further ones share ``_OTHER``."""
+
+_NOT_IN_NAMES = re.compile(r"[^\w.-]+")
+
+
+class Loader(NamedTuple):
+    """A loader with what there is to say about it; goes wherever a loader goes in ``instrument``.
+
+    Attributes:
+        loader: a ``DataLoader`` or any iterable.
+        name: as it reads in every figure; "" to find one.
+        phase: ``train``, ``eval``, ``test`` or ``predict``; "" to find out per batch.
+        samples: from a batch to its number of samples, where that is not the leading dimension.
+        tokens: from a batch to its number of tokens; without it tokens are not counted.
+    """
+
+    loader: Any
+    name: str = ""
+    phase: str = ""
+    samples: Callable[[Any], int] | None = None
+    tokens: Callable[[Any], int] | None = None
+
+
+def named_loaders(loaders: Any) -> list[Loader]:  # Any: one, a sequence, or a mapping
+    """What the user gave, one entry per loader, each with a name.
+
+    Raises:
+        ConfigError: something in it cannot be iterated, or a name is used twice.
+    """
+    if loaders is None:
+        return []
+    if isinstance(loaders, Mapping):
+        given = [_entry(loader, str(name)) for name, loader in loaders.items()]
+    elif isinstance(loaders, (list, tuple)) and not isinstance(loaders, Loader):
+        several = len(loaders) > 1
+        given = [_entry(x, f"loader_{n}" if several else "loader") for n, x in enumerate(loaders)]
+    else:
+        given = [_entry(loaders, "loader")]
+    seen: set[str] = set()
+    for entry in given:
+        if entry.name in seen:
+            raise ConfigError(f"loader name {entry.name!r} is used twice in one call: give each its own name")
+        seen.add(entry.name)
+        _check(entry)
+    return given
+
+
+def _entry(loader: Any, name: str) -> Loader:  # Any: the user's own
+    entry = loader if isinstance(loader, Loader) else Loader(loader)
+    return entry._replace(name=entry.name or name)
+
+
+def _check(entry: Loader) -> None:
+    kind = type(entry.loader).__name__
+    if not isinstance(entry.loader, (Iterable, Iterator)) and not hasattr(entry.loader, "__getitem__"):
+        raise ConfigError(
+            f"loader {entry.name!r} is a {kind}: expected a DataLoader or another iterable. "
+            "For a loop without a loader leave it out and mark steps with otel_train.step()"
+        )
+    if isinstance(entry.loader, (str, bytes)) or kind == "Tensor":
+        raise ConfigError(
+            f"loader {entry.name!r} is a {kind}: expected an iterable of batches. "
+            'To pass a list of batches name it: {"train": batches}'
+        )
+    if entry.phase not in ("", *PHASES):
+        raise ConfigError(f"phase={entry.phase!r} of loader {entry.name!r}: expected one of {', '.join(PHASES)}")
+
+
+def named_models(model: Any) -> dict[str, Any]:  # Any: one, a sequence, or a mapping
+    """What the user gave, by name: the class's where they gave none.
+
+    Raises:
+        ConfigError: something in it is not a ``torch.nn.Module``.
+    """
+    if model is None:
+        return {}
+    if isinstance(model, Mapping):
+        named = {str(name): one for name, one in model.items()}
+    else:
+        models = list(model) if isinstance(model, Sequence) and not _is_module(model) else [model]
+        named = {}
+        for one in models:
+            named[_free(_class_name(one), named)] = one
+    for name, one in named.items():
+        if not _is_module(one):
+            raise ConfigError(
+                f"model {name!r} is a {type(one).__name__}: expected a torch.nn.Module, a sequence or a mapping "
+                "of them. For anything else mark its calls with otel_train.stage('forward')"
+            )
+    return named
+
+
+def _is_module(model: Any) -> bool:  # Any: the user's own
+    import torch  # the user has a model, so torch is there
+
+    return isinstance(model, torch.nn.Module)
+
+
+def _class_name(model: Any) -> str:  # Any: the user's own
+    inner = model.__dict__.get("_modules", {}).get("_orig_mod") if hasattr(model, "__dict__") else None
+    return type(model if inner is None else inner).__name__
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    number, free = 1, name
+    while free in taken:
+        number += 1
+        free = f"{name}_{number}"
+    return free
+
+
+class Probes:
+    """Every loader and model that is recorded, each once.
+
+    Args:
+        recorder: takes the edges.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.loaders: dict[str, LoaderProbe] = {}
+        self.models: list[ModuleProbe] = []
+        self.iterables: dict[str, Any] = {}
+        self.patch: DataLoaderPatch | None = None
+        self._recorder = recorder
+        self._by_loader: dict[int, LoaderProbe] = {}
+        self._found = 0
+        self._lock = threading.Lock()
+
+    def watch_data_loaders(self) -> None:
+        """From now on, see every DataLoader that is iterated, also one that nobody gave us."""
+        self.patch = DataLoaderPatch(self._probe_for)
+
+    def add_loader(self, entry: Loader) -> None:
+        """Record a loader. ``iterables`` has what to iterate: a DataLoader itself, anything else wrapped."""
+        self.iterables[entry.name] = self._watch(entry)
+
+    def _watch(self, entry: Loader) -> Any:  # Any: the user's loader, or its wrapper
+        if isinstance(entry.loader, Watched):
+            return entry.loader
+        known = self._known(entry.loader) or self._join(entry)
+        if self.patch is None or not _is_data_loader(entry.loader):
+            return Watched(entry.loader, known)
+        running = getattr(entry.loader, "_iterator", None)
+        if running is not None:
+            self.patch.adopt(running, entry.loader)
+        return entry.loader
+
+    def add_model(self, name: str, model: Any) -> None:  # Any: a torch.nn.Module
+        """Record a model, once."""
+        for probe in self.models:
+            if probe.model() is model:
+                return
+        taken = {probe.name: probe for probe in self.models if probe.model() is not None}
+        self.models = [probe for probe in self.models if probe.model() is not None]
+        self.models.append(ModuleProbe(model, _free(name, taken), self._recorder))
+
+    def attach_again(self) -> None:
+        """Take back slots that ``Module.compile()`` has overwritten."""
+        for probe in list(self.models):
+            probe.attach()
+
+    def remove(self) -> None:
+        """Undo everything."""
+        if self.patch is not None:
+            self.patch.remove()
+        for probe in self.models:
+            probe.remove()
+
+    def _known(self, loader: Any) -> LoaderProbe | None:  # Any: the user's own
+        probe = self._by_loader.get(id(loader))
+        return probe if probe is not None and probe.loader() is loader else None
+
+    def _join(self, entry: Loader) -> LoaderProbe:
+        probe = LoaderProbe(
+            entry.loader, entry.name, self._recorder, phase=entry.phase, samples=entry.samples, tokens=entry.tokens
+        )
+        before = self.loaders.get(entry.name)
+        if before is not None:  # folds, sweeps: the series goes on
+            probe.token_count = before.token_count
+        with self._lock:
+            self.loaders[entry.name] = probe
+            self._forget_dead()
+            self._by_loader[id(entry.loader)] = probe
+        return probe
+
+    def _forget_dead(self) -> None:
+        for key in [key for key, probe in self._by_loader.items() if probe.loader() is None]:
+            del self._by_loader[key]
+
+    def _probe_for(self, loader: Any) -> LoaderProbe | None:  # Any: a DataLoader
+        probe = self._known(loader)
+        if probe is not None:
+            return probe
+        return self._join(Loader(loader, name=self._name_for(loader)))
+
+    def _name_for(self, loader: Any) -> str:  # Any: a DataLoader
+        """A bounded name for a loader that nobody named: its dataset's class, numbered."""
+        name = _NOT_IN_NAMES.sub("_", type(getattr(loader, "dataset", loader)).__name__)
+        living = {n: p for n, p in self.loaders.items() if p.loader() is not None}
+        free = _free(name, living)
+        if free not in self.loaders:
+            self._found += 1
+        return OTHER if self._found > MOST_FOUND and free not in self.loaders else free
+
+
+def _is_data_loader(loader: Any) -> bool:  # Any: the user's own
+    from torch.utils.data import DataLoader  # only asked when torch is there
+
+    return isinstance(loader, DataLoader)

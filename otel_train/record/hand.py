@@ -1,0 +1,229 @@
+"""Stages named by the user: with-blocks, functions, generators, coroutines."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import itertools
+import types
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from otel_train.codes import MAX_PAYLOAD, Op, SourceKind, code
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+    from typing import Literal
+
+    from otel_train.record.recorder import Recorder
+
+    Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class Hand:
+    """Codes of the stages a session knows by name.
+
+    Args:
+        recorder: takes the edges.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.edge = recorder.edge
+        self.codes: dict[str, tuple[int, int, int]] = {}
+        self._recorder = recorder
+        self._tokens = itertools.count(1)
+        mark = recorder.source(SourceKind.MARK, "step")
+        self._mark = mark
+        checkpoint = recorder.source(SourceKind.CHECKPOINT, "checkpoint")
+        self.checkpoint = _begin_end_fail(checkpoint)
+
+    def join(self, name: str) -> tuple[int, int, int]:
+        """First use of a stage name: (begin, end, fail)."""
+        codes = self.codes[name] = _begin_end_fail(self._recorder.source(SourceKind.STAGE, name))
+        return codes
+
+    def mark(self, start: int | None = None) -> None:
+        """A step ends here; the next one is number ``start`` if given."""
+        self.edge(code(Op.MARK, self._mark, payload=0 if start is None else start + 1))
+
+    def token(self) -> int:
+        """A number for one occurrence that runs in pieces."""
+        return next(self._tokens) & MAX_PAYLOAD
+
+
+def _begin_end_fail(source: int) -> tuple[int, int, int]:
+    return code(Op.BEGIN, source), code(Op.END, source), code(Op.FAIL, source)
+
+
+class Switch:
+    """Which session the functions at the top of the package talk to, if any."""
+
+    __slots__ = ("hand",)
+
+    def __init__(self) -> None:
+        self.hand: Hand | None = None
+
+
+switch = Switch()
+
+
+class Stage:
+    """A stage of the user's own: ``with stage("augment"):`` or ``@stage("augment")``.
+
+    Works on functions, methods, generators, coroutines and async generators; what is suspended counts only
+    while it runs. Without a session it does nothing.
+
+    Args:
+        name: as it reads in every figure. Few names: each is a series.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __enter__(self) -> Stage:
+        hand = switch.hand
+        if hand is not None:
+            hand.edge((hand.codes.get(self.name) or hand.join(self.name))[0])
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> Literal[False]:
+        hand = switch.hand
+        if hand is not None:
+            hand.edge((hand.codes.get(self.name) or hand.join(self.name))[1 if kind is None else 2])
+        return False
+
+    def __call__(self, function: Function) -> Function:
+        """Decorate ``function``; its signature, name and kind stay as they are."""
+        if inspect.isasyncgenfunction(function):
+            wrapper: Any = self._async_generator(function)
+        elif inspect.iscoroutinefunction(function):
+            wrapper = self._coroutine(function)
+        elif inspect.isgeneratorfunction(function):
+            wrapper = self._generator(function)
+        else:
+            wrapper = self._function(function)
+        return functools.wraps(function)(wrapper)  # type: ignore[return-value]
+
+    def _function(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the user's signature
+            with self:
+                return function(*args, **kwargs)
+
+        return call
+
+    def _generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the user's signature
+            return (yield from _in_pieces(function(*args, **kwargs), _Pieces(self.name)))
+
+        return call
+
+    def _coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        async def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the user's signature
+            return await _await_in_pieces(function(*args, **kwargs), _Pieces(self.name))
+
+        return call
+
+    def _async_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        async def call(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - the user's signature
+            inner = function(*args, **kwargs)
+            pieces = _Pieces(self.name)
+            try:
+                step = inner.__anext__()
+                while True:
+                    try:
+                        item = await _await_in_pieces(step, pieces, last=False)
+                    except StopAsyncIteration:
+                        return
+                    try:
+                        sent = yield item
+                    except GeneratorExit:
+                        raise
+                    except BaseException as error:  # noqa: BLE001 - handed to the user's generator
+                        step = inner.athrow(error)
+                    else:
+                        step = inner.asend(sent)
+            finally:
+                await inner.aclose()
+
+        return call
+
+
+class _Pieces:
+    """The edges of one occurrence that runs in pieces."""
+
+    __slots__ = ("_hand", "_source_codes", "_token")
+
+    def __init__(self, name: str) -> None:
+        self._hand = switch.hand
+        if self._hand is not None:
+            self._source_codes = self._hand.codes.get(name) or self._hand.join(name)
+            self._token = self._hand.token()
+
+    def write(self, op: Op) -> None:
+        if self._hand is not None and self._hand is switch.hand:
+            source = (self._source_codes[0] & ~0xF) >> 4
+            self._hand.edge(code(op, source, payload=self._token))
+
+
+def _in_pieces(
+    inner: Generator[Any, Any, Any], pieces: _Pieces, *, last: bool = True
+) -> Generator[Any, Any, Any]:
+    """Run ``inner`` as if it ran alone, with an edge at each suspension.
+
+    Args:
+        inner: a generator, or a coroutine's ``send``/``throw`` side.
+        pieces: where the edges go.
+        last: its end is the end of the occurrence (an async generator has one inner run per item).
+    """
+    step: Callable[[Any], Any] = inner.send
+    value: Any = None
+    while True:
+        pieces.write(Op.RESUME)
+        try:
+            item = step(value)
+        except (StopIteration, StopAsyncIteration) as stop:
+            pieces.write(Op.END if last or isinstance(stop, StopAsyncIteration) else Op.SUSPEND)
+            if isinstance(stop, StopAsyncIteration):
+                raise
+            return stop.value
+        except BaseException:
+            pieces.write(Op.FAIL)
+            raise
+        pieces.write(Op.SUSPEND)
+        try:
+            value = yield item
+            step = inner.send
+        except GeneratorExit:
+            inner.close()
+            pieces.write(Op.RESUME)
+            pieces.write(Op.END)
+            raise
+        except BaseException as error:  # noqa: BLE001 - handed to the user's generator
+            step, value = inner.throw, error
+
+
+@types.coroutine
+def _await_in_pieces(
+    awaitable: Awaitable[Any], pieces: _Pieces, *, last: bool = True
+) -> Generator[Any, Any, Any]:
+    inner: Any = awaitable if hasattr(awaitable, "send") else awaitable.__await__()
+    return (yield from _in_pieces(inner, pieces, last=last))
+
+
+class Checkpoint:
+    """A block in which a checkpoint is saved: ``with checkpoint():``. Without a session it does nothing."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Checkpoint:
+        hand = switch.hand
+        if hand is not None:
+            hand.edge(hand.checkpoint[0])
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> Literal[False]:
+        hand = switch.hand
+        if hand is not None:
+            hand.edge(hand.checkpoint[1 if kind is None else 2])
+        return False

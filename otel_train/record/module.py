@@ -1,0 +1,98 @@
+"""The forward of a root module, seen in the slot that ``Module.compile`` uses.
+
+``Module.__call__`` calls ``self._compiled_call_impl`` when it is set. A wrapper there sees the outermost
+call, is dropped by ``__getstate__`` (so pickles and deep copies are clean and are not timed as the
+model), and adds no graph break, because under ``torch.compile`` it steps aside.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from otel_train.codes import Flag, Op, SourceKind, code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from otel_train.record.recorder import Recorder
+
+SLOT = "_compiled_call_impl"
+
+
+class ModuleProbe:
+    """Times the forwards of one root module until ``remove``.
+
+    Args:
+        model: held weakly.
+        name: as it reads in every figure.
+        recorder: takes the edges.
+    """
+
+    def __init__(self, model: torch.nn.Module, name: str, recorder: Recorder) -> None:
+        self.name = name
+        self.model = weakref.ref(model)
+        self.source = recorder.source(SourceKind.FORWARD, name)
+        self._edge = recorder.edge
+        self._wrapper: Callable[..., Any] | None = None
+        self._replaced: Any = None
+        self.attach()
+
+    def attach(self) -> None:
+        """Take the slot, also after ``Module.compile()`` has overwritten it."""
+        model = self.model()
+        if model is None:
+            return
+        present = model.__dict__.get(SLOT)
+        if present is not None and present is self._wrapper:
+            return
+        self._replaced = present
+        self._wrapper = _timed(model, present, self.source, self._edge)
+        model.__dict__[SLOT] = self._wrapper  # past __setattr__, which scripted modules override
+
+    def remove(self) -> None:
+        """Give the slot back. What somebody put over ours stays theirs: ours passes through."""
+        model = self.model()
+        if model is None or model.__dict__.get(SLOT) is not self._wrapper:
+            return
+        if self._replaced is None:
+            del model.__dict__[SLOT]
+        else:
+            model.__dict__[SLOT] = self._replaced
+
+
+def _timed(
+    model: torch.nn.Module,
+    compiled: Callable[..., Any] | None,
+    source: int,
+    edge: Callable[[int], None],
+) -> Callable[..., Any]:
+    import torch  # noqa: PLC0415 - the caller has a Module, so torch is loaded
+
+    is_compiling = torch.compiler.is_compiling
+    is_grad_enabled = torch.is_grad_enabled
+    evaluating = (code(Op.BEGIN, source), code(Op.BEGIN, source, Flag.GRAD))
+    training = (
+        code(Op.BEGIN, source, Flag.TRAINING),
+        code(Op.BEGIN, source, Flag.TRAINING | Flag.GRAD),
+    )
+    end, fail = code(Op.END, source), code(Op.FAIL, source)
+    owner = weakref.ref(model)
+    call_impl = type(model)._call_impl  # noqa: SLF001 - what Module.__call__ itself goes on to
+
+    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the model's own signature
+        model = owner()
+        if is_compiling():
+            return call_impl(model, *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
+        edge((training if model.training else evaluating)[is_grad_enabled()])
+        try:
+            result = call_impl(model, *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
+        except BaseException:
+            edge(fail)
+            raise
+        edge(end)
+        return result
+
+    return call

@@ -1,0 +1,65 @@
+"""Values and events that the user hands over, kept until the pump reads them."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from otel_train.clock import Clock
+
+MOST_NOTES = 4096
+"""Notes held between two turns of the pump; the oldest go first, and are counted."""
+
+
+class Value(NamedTuple):
+    """Something logged: a number, or a tensor of one element that is read later."""
+
+    at_ns: int
+    name: str
+    value: Any
+
+
+class Happening(NamedTuple):
+    """An event of the user's own."""
+
+    at_ns: int
+    name: str
+    attributes: Mapping[str, Any]
+
+
+class Notes:
+    """A bounded box: the training thread puts in, the pump takes out. Neither waits for the other.
+
+    Args:
+        clock: monotonic nanoseconds.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.dropped = 0
+        self._clock = clock
+        self._held: deque[Value | Happening] = deque(maxlen=MOST_NOTES)
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Keep values. A tensor is copied where it lives, without waiting for it."""
+        now = self._clock()
+        self._make_room(len(values))
+        for name, value in values.items():
+            # Later in-place changes must not show, and the graph behind a loss must not be kept alive.
+            kept = value.detach().clone() if hasattr(value, "detach") else value
+            self._held.append(Value(now, name, kept))
+
+    def event(self, name: str, attributes: Mapping[str, Any]) -> None:
+        """Keep an event."""
+        self._make_room(1)
+        self._held.append(Happening(self._clock(), name, attributes))
+
+    def drain(self) -> Iterator[Value | Happening]:
+        """Take everything out, oldest first."""
+        while self._held:
+            yield self._held.popleft()
+
+    def _make_room(self, wanted: int) -> None:
+        self.dropped += max(0, len(self._held) + wanted - MOST_NOTES)

@@ -1,0 +1,123 @@
+"""A ring of edges with one writer and readers that never make it wait."""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from otel_train.codes import EDGE_WORDS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_train.clock import Clock
+
+Edge = "Callable[[int], None]"
+
+
+class Slice(NamedTuple):
+    """Edges taken from a ring, oldest first.
+
+    Attributes:
+        times: int64[n], monotonic nanoseconds, never falling.
+        codes: int64[n], see ``otel_train.codes``.
+        missed: edges that were overwritten before they could be read.
+    """
+
+    times: np.ndarray
+    codes: np.ndarray
+    missed: int
+
+
+class Ring:
+    """Holds the last ``capacity`` edges of one thread.
+
+    The writer is a closure, ``edge(code)``: a clock read and two stores. It publishes its position after
+    both stores, so a reader that looks at the position before and after copying knows exactly which edges
+    are whole and how many it was too late for.
+
+    Args:
+        words: int64 memory of ``2 * capacity`` words, capacity a power of two.
+        clock: monotonic nanoseconds.
+        owner: identity of the only thread that may write.
+        elsewhere: takes the codes of every other thread.
+    """
+
+    def __init__(
+        self,
+        words: memoryview,
+        *,
+        clock: Clock,
+        owner: int,
+        elsewhere: Callable[[int], None],
+    ) -> None:
+        size = len(words)
+        if size < EDGE_WORDS or size & (size - 1):
+            raise ValueError(f"ring of {size} words: expected a power of two")
+        self.capacity = size // EDGE_WORDS
+        self.owner = owner
+        self.taken = 0
+        self._size = size
+        self._array = np.frombuffer(words, dtype=np.int64)
+        self.edge, self._position, self.disown = _writer(words, clock, owner, elsewhere)
+
+    @property
+    def written(self) -> int:
+        """Edges written since the ring was made."""
+        return self._position() // EDGE_WORDS
+
+    @property
+    def pending(self) -> int:
+        """Edges written and not yet read."""
+        return self.written - self.taken
+
+    def read(self, most: int) -> Slice:
+        """Take up to ``most`` edges, oldest first.
+
+        The law: every edge is returned whole exactly once, or counted as missed exactly once.
+        """
+        first = max(self.taken, self.written - self.capacity)
+        last = min(self.written, first + most)
+        words = self._copy(first * EDGE_WORDS, last * EDGE_WORDS)
+        # The slot after the published position may be half written: it held the edge one lap earlier.
+        whole = max(first, min(last, self.written + 1 - self.capacity))
+        pairs = words[(whole - first) * EDGE_WORDS :].reshape(-1, EDGE_WORDS)
+        missed = whole - self.taken
+        self.taken = last
+        return Slice(times=pairs[:, 1], codes=pairs[:, 0], missed=missed)
+
+    def _copy(self, first_word: int, last_word: int) -> np.ndarray:
+        start, stop = first_word & (self._size - 1), last_word & (self._size - 1)
+        if first_word == last_word:
+            return np.empty(0, dtype=np.int64)
+        if start < stop:
+            return self._array[start:stop].copy()
+        return np.concatenate((self._array[start:], self._array[:stop]))
+
+
+def _writer(
+    words: memoryview, clock: Clock, owner: int, elsewhere: Callable[[int], None]
+) -> tuple[Callable[[int], None], Callable[[], int], Callable[[], None]]:
+    mask = len(words) - 1
+    position = 0
+
+    def edge(code: int) -> None:
+        nonlocal position
+        if get_ident() != owner:
+            elsewhere(code)
+            return
+        slot = position & mask
+        words[slot] = code
+        words[slot + 1] = clock()
+        position += 2
+
+    def read_position() -> int:
+        return position
+
+    def disown() -> None:
+        nonlocal owner
+        owner = 0
+
+    return edge, read_position, disown

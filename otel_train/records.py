@@ -1,0 +1,195 @@
+"""The plain facts that move from the recorder to the exporters.
+
+Facts are frozen and carry no behaviour. Times are integer nanoseconds; ``*_unix_ns`` counts from the
+Unix epoch, every other ``*_ns`` is a duration or an instant of the monotonic clock. What leaves the
+process is in base units: seconds, bytes, ratios.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from otel_train.catalog import Metric
+
+Attributes = tuple[tuple[str, str], ...]
+"""Metric attributes: (OpenTelemetry name, value) pairs in the order the catalogue lists them."""
+
+AttributeValue = str | int | float | bool | tuple[str, ...] | tuple[int, ...] | tuple[float, ...]
+"""What a span or event attribute may hold."""
+
+
+class Exemplar(NamedTuple):
+    """One observation that stands for its bucket, and the trace that shows it.
+
+    Attributes:
+        value: what was observed, in the unit of its metric.
+        time_unix_ns: when it was observed.
+        trace_id: 128-bit id of a trace that is exported.
+        span_id: 64-bit id of the span inside it.
+    """
+
+    value: float
+    time_unix_ns: int
+    trace_id: int
+    span_id: int
+
+
+class Point(NamedTuple):
+    """The present value of one series of a counter, an up-down counter or a gauge."""
+
+    attributes: Attributes
+    value: float
+
+
+class HistogramPoint(NamedTuple):
+    """The present state of one series of a histogram, cumulative since the start of the session.
+
+    The same observations in two forms: base-2 exponential buckets for OTLP, explicit ones for the
+    classic Prometheus view.
+
+    Attributes:
+        attributes: which series this is.
+        count: observations.
+        sum: their sum, in the unit of the metric.
+        min: the smallest observation; NaN when there is none.
+        max: the largest observation; NaN when there is none.
+        zero_count: observations that were exactly zero (or below the smallest bucket).
+        scale: exponential scale s; bucket i holds values in (b**i, b**(i+1)], b = 2**(2**-s).
+        offset: index i of the first entry of ``exponential_counts``.
+        exponential_counts: observations per exponential bucket, without gaps; empty if none.
+        explicit_counts: observations per explicit bucket, not cumulative; one more than the bounds of
+            the metric, the last being the overflow.
+        exemplars: at most a few; each points to a kept step.
+    """
+
+    attributes: Attributes
+    count: int
+    sum: float
+    min: float
+    max: float
+    zero_count: int
+    scale: int
+    offset: int
+    exponential_counts: tuple[int, ...]
+    explicit_counts: tuple[int, ...]
+    exemplars: tuple[Exemplar, ...] = ()
+
+
+class Family(NamedTuple):
+    """All series of one metric. A metric nobody measured has no family: absent is not zero."""
+
+    metric: Metric
+    points: tuple[Point, ...] | tuple[HistogramPoint, ...]
+
+
+class Snapshot(NamedTuple):
+    """Every metric of this process at one instant.
+
+    Attributes:
+        start_unix_ns: when counting began (the start of the session).
+        time_unix_ns: the instant described.
+        families: one per metric that has been measured, in catalogue order.
+    """
+
+    start_unix_ns: int
+    time_unix_ns: int
+    families: tuple[Family, ...]
+
+
+class SpanEvent(NamedTuple):
+    """Something that happened inside a span."""
+
+    name: str
+    time_unix_ns: int
+    attributes: Mapping[str, AttributeValue] = {}
+
+
+class SpanLink(NamedTuple):
+    """A pointer to a span of another trace."""
+
+    trace_id: int
+    span_id: int
+    attributes: Mapping[str, AttributeValue] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """One finished span, made after the fact.
+
+    Attributes:
+        name: low-cardinality constant from the catalogue, such as ``train.step``.
+        trace_id: 128 bits, never zero.
+        span_id: 64 bits, never zero.
+        parent_id: span id of the parent; 0 for a root.
+        start_unix_ns: first instant.
+        end_unix_ns: last instant.
+        error: exception type when it failed, else "".
+    """
+
+    name: str
+    trace_id: int
+    span_id: int
+    start_unix_ns: int
+    end_unix_ns: int
+    parent_id: int = 0
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+    events: Sequence[SpanEvent] = ()
+    links: Sequence[SpanLink] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened in the run: a line of ``events.jsonl``."""
+
+    name: str
+    time_unix_ns: int
+    attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """A claim about where training time goes, with its evidence. The leading one is the verdict.
+
+    Attributes:
+        name: one of the closed set in ``aggregate/verdict.py``, such as ``input_bound``.
+        claim: one sentence a person can act on.
+        evidence: figures behind the claim, by name; seconds, ratios, counts.
+        share: ratio of the run's training time that would be won back, 0 to 1.
+        seconds: the same in seconds of the window looked at.
+        advice: what to change, naming the API to use.
+        loader: the loader it is about, or "".
+        phase: the phase it is about, or "".
+        severity: ``ok``, ``info``, ``warning`` or ``critical``.
+    """
+
+    name: str
+    claim: str
+    evidence: Mapping[str, float]
+    share: float
+    seconds: float
+    advice: str
+    loader: str = ""
+    phase: str = ""
+    severity: str = "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What one turn of the pump hands to every exporter.
+
+    Attributes:
+        snapshot: every metric now, or None when it is not yet time to export metrics.
+        spans: spans finished since the last turn.
+        events: events since the last turn.
+        final: this is the last batch of the session.
+    """
+
+    snapshot: Snapshot | None = None
+    spans: tuple[Span, ...] = ()
+    events: tuple[Event, ...] = ()
+    final: bool = False

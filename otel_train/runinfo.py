@@ -1,0 +1,247 @@
+"""Who runs where: the identity of this process in its run."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import socket
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import unquote
+
+from otel_train.launchers import Place, given_run_id, place_of, restarts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from otel_train.config import Config
+
+log = logging.getLogger("otel_train")
+
+INSTANCE_NAMESPACE: Final = "4d63009a-8d0f-11ee-aad7-4c796ed8e320"
+"""Source: OpenTelemetry semantic conventions, ``service.instance.id``, namespace for UUID version 5."""
+
+MAX_NAME_CHARS: Final = 128
+UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
+LOOPBACK: Final = ("", "localhost", "127.0.0.1", "::1")
+
+SLURM_ATTRIBUTES: Final = {
+    "slurm.job.id": "SLURM_JOB_ID",
+    "slurm.job.name": "SLURM_JOB_NAME",
+    "slurm.partition": "SLURM_JOB_PARTITION",
+    "slurm.cluster.name": "SLURM_CLUSTER_NAME",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunInfo:
+    """Who this process is.
+
+    Attributes:
+        run_id: the same on all ranks and after restarts.
+        run_name: for people; the run id if nobody gave one.
+        attempt: which start of the run this is, from 0.
+        rank: of all processes, from 0.
+        local_rank: of the processes on this host, from 0.
+        node_rank: of the hosts, from 0.
+        world_size: processes of the run.
+        local_world_size: processes of the run on this host.
+        host: its name, as other exporters on it say it.
+        pid: of this process.
+        instance_id: UUID version 5 of run id and rank; stable over restarts.
+        started_unix_ns: when this process was looked at first.
+        dp_leader: counts samples for its model replica. True unless the caller knows of tensor,
+            pipeline or context parallel ranks.
+    """
+
+    run_id: str
+    run_name: str
+    attempt: int
+    rank: int
+    local_rank: int
+    node_rank: int
+    world_size: int
+    local_world_size: int
+    host: str
+    pid: int
+    instance_id: str
+    started_unix_ns: int
+    dp_leader: bool = True
+
+    def with_attempt(self, attempt: int) -> RunInfo:
+        """The same process, counted as another start of the run."""
+        return replace(self, attempt=attempt)
+
+
+def live_ranks(modules: Mapping[str, Any] = sys.modules) -> tuple[int, int] | None:
+    """Rank and world size of ``torch.distributed``, if it is loaded and initialised. Imports nothing."""
+    distributed = modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed.get_rank(), distributed.get_world_size()
+
+
+def parent_mark() -> str:
+    """What tells the parent process from every other of this host; all its children see the same."""
+    parent = os.getppid()
+    try:
+        # Ticks since boot: unlike a start time in seconds they do not move when the clock is set.
+        stat = Path(f"/proc/{parent}/stat").read_text(encoding="utf-8", errors="replace")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        return f"{boot}/{parent}/{stat.rpartition(')')[2].split()[19]}"
+    except (OSError, IndexError):
+        import psutil
+
+        try:
+            return f"{parent}/{psutil.Process(parent).create_time():.0f}"
+        except psutil.Error:
+            return str(parent)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Process:
+    """What a process knows of itself without reading its environment. Tests pass their own."""
+
+    pid: int = field(default_factory=os.getpid)
+    host: str = field(default_factory=socket.gethostname)
+    now_unix_ns: int = field(default_factory=time.time_ns)
+    parent: Callable[[], str] = parent_mark
+    live_ranks: Callable[[], tuple[int, int] | None] = live_ranks
+    entropy: Callable[[int], bytes] = os.urandom
+
+
+def detect(
+    config: Config, environ: Mapping[str, str] = os.environ, *, process: Process | None = None
+) -> RunInfo:
+    """Find out who this process is, from its environment alone: nothing is sent to other ranks.
+
+    The run id comes from the first of: the configuration, ``WANDB_RUN_ID``, ``TORCHELASTIC_RUN_ID``
+    (unless ``none``), ``SLURM_JOB_ID`` with ``SLURM_ARRAY_TASK_ID``, ``RAY_JOB_ID``, ``k8s.job.uid`` in
+    ``OTEL_RESOURCE_ATTRIBUTES``. Else ranks of one host derive one from their common launcher, and a
+    single process makes one of the time and random bytes. Ranks on several hosts have only the address
+    of their rendezvous in common; runs that reuse it read as attempts of one run.
+    """
+    process = process or Process()
+    place = place_of(environ, process.live_ranks())
+    resource = resource_environment(environ)
+    given = config.run_id or given_run_id(environ) or resource.get("k8s.job.uid")
+    run_id = given or _made_run_id(environ, place, process)
+    return RunInfo(
+        run_id=run_id,
+        run_name=config.run_name or run_id,
+        attempt=config.attempt if config.attempt >= 0 else restarts(environ),
+        rank=place.rank,
+        local_rank=place.local_rank,
+        node_rank=place.node_rank,
+        world_size=place.world_size,
+        local_world_size=place.local_world_size,
+        # In a container the host's own name is told, not found.
+        host=resource.get("host.name", process.host),
+        pid=process.pid,
+        instance_id=instance_id(run_id, place.rank),
+        started_unix_ns=process.now_unix_ns,
+    )
+
+
+def instance_id(run_id: str, rank: int) -> str:
+    """``service.instance.id`` of a rank: a UUID version 5, the same after a restart."""
+    import uuid
+
+    return str(uuid.uuid5(uuid.UUID(INSTANCE_NAMESPACE), f"{run_id}/{rank}"))
+
+
+def resource_attributes(
+    info: RunInfo, environ: Mapping[str, str] = os.environ, *, modules: Mapping[str, Any] = sys.modules
+) -> dict[str, str | int]:
+    """Attributes of the OpenTelemetry resource: who sends.
+
+    ``OTEL_RESOURCE_ATTRIBUTES`` is taken over; what identifies the process cannot be overridden by it.
+    """
+    given = resource_environment(environ)
+    attributes: dict[str, str | int] = dict(given)
+    for name, variable in SLURM_ATTRIBUTES.items():
+        if environ.get(variable):
+            attributes[name] = environ[variable]
+    attributes |= {
+        "service.name": environ.get("OTEL_SERVICE_NAME") or given.get("service.name") or "otel-train",
+        "service.instance.id": info.instance_id,
+        "host.name": info.host,
+        "process.pid": info.pid,
+        "process.runtime.name": sys.implementation.name,
+        "process.runtime.version": ".".join(map(str, sys.version_info[:3])),
+        "telemetry.distro.name": "otel-train",
+        "train.run.id": info.run_id,
+        "train.run.name": info.run_name,
+        "train.run.attempt": info.attempt,
+        "train.rank": info.rank,
+        "train.local_rank": info.local_rank,
+        "train.node_rank": info.node_rank,
+        "train.world.size": info.world_size,
+    }
+    return attributes | _versions(modules)
+
+
+def resource_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """``OTEL_RESOURCE_ATTRIBUTES`` as a mapping, percent-decoded.
+
+    Source: OpenTelemetry specification, resource SDK: on any error the whole value is discarded, and
+    the error reported.
+    """
+    attributes = {}
+    for item in environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","):
+        name, equals, value = item.partition("=")
+        if not item.strip():
+            continue
+        if not equals or not name.strip():
+            log.warning("OTEL_RESOURCE_ATTRIBUTES ignored: %r is not name=value", item)
+            return {}
+        attributes[unquote(name.strip())] = unquote(value.strip())
+    return attributes
+
+
+def safe_name(text: str) -> str:
+    """``text`` as the name of a folder: ASCII letters, digits, ``.``, ``_``, ``-``; at most 128.
+
+    A text that had to be changed gets a hash of itself at the end, so two texts keep two folders.
+    """
+    name = UNSAFE.sub("-", text).lstrip(".")
+    if name == text and 0 < len(name) <= MAX_NAME_CHARS:
+        return name
+    mark = _hash(text)
+    return f"{name[: MAX_NAME_CHARS - len(mark) - 1].strip('-.') or 'run'}-{mark}"
+
+
+def _made_run_id(environ: Mapping[str, str], place: Place, process: Process) -> str:
+    if place.world_size == 1:
+        started = time.strftime("%Y%m%d-%H%M%S", time.gmtime(process.now_unix_ns / 1e9))
+        return f"{started}-{process.entropy(3).hex()}"
+    master, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
+    if place.local_world_size < place.world_size and master not in LOOPBACK:
+        return "run-" + _hash(f"{master}/{port}/{place.world_size}")
+    return "run-" + _hash(f"{process.host}/{process.parent()}/{port}")
+
+
+def _hash(text: str) -> str:
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
+
+
+def _versions(modules: Mapping[str, Any]) -> dict[str, str | int]:
+    """Versions of what is loaded already; nothing is imported to find out."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found: dict[str, str | int] = {}
+    try:
+        found["telemetry.distro.version"] = version("otel-train")
+    except PackageNotFoundError:
+        log.debug("otel-train is not installed, only imported: its version is not known")
+    torch = modules.get("torch")
+    if torch is not None:
+        found["train.torch.version"] = str(torch.__version__)
+        if torch.version.cuda:
+            found["train.cuda.version"] = str(torch.version.cuda)
+    return found

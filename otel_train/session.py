@@ -1,0 +1,343 @@
+"""A session: the parts of the telemetry of one process, built, wired, and undone."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_train.aggregate.keep import KeepRules
+from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.signals import Signals
+from otel_train.aggregate.summary import SCHEMA, figures
+from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.clock import Anchor, system_clock
+from otel_train.export.live import Health, Reporter
+from otel_train.export.notes import NoteReader
+from otel_train.export.process import ProcessReader
+from otel_train.export.pump import Breath, Chore, Pump
+from otel_train.export.routes import Routes
+from otel_train.flight import FlightMemory
+from otel_train.guard import Guard
+from otel_train.outcome import Outcome
+from otel_train.record.discover import Loader, Probes, named_loaders, named_models
+from otel_train.record.hand import Hand, switch
+from otel_train.record.loader_state import look
+from otel_train.record.notes import Notes
+from otel_train.record.overhead import ns_per_edge
+from otel_train.record.recorder import Recorder
+from otel_train.record.torch_probes import TorchProbes, in_backward
+from otel_train.runinfo import detect, resource_attributes
+from otel_train.unobserved import unobserved
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import TracebackType
+
+    from otel_train.aggregate.totals import Totals
+    from otel_train.config import Config
+
+NS_PER_S = 10**9
+_LOOK_EVERY_S = 2.0
+_SAVE_EVERY_S = 30.0
+
+
+class Session:
+    """The telemetry of this process, from ``instrument`` to ``close``.
+
+    Made by ``otel_train.instrument``. Also a context manager: leaving the block closes it.
+
+    Args:
+        config: how the run is observed.
+        environ: the process environment.
+    """
+
+    def __init__(self, config: Config, environ: Mapping[str, str] = os.environ) -> None:
+        self.config = config
+        self.closed = False
+        self._pid = os.getpid()
+        self._window: Totals | None = None
+        self._window_ns = 0
+        anchor = Anchor.now()
+        info = detect(config, environ)
+        self._routes = Routes.open(config, info, environ)
+        self.info = info = info.with_attempt(self._routes.attempt)
+        self._resource = resource_attributes(info, environ)
+        self._memory = FlightMemory(config.flight_edges, anchor, path=self._routes.flight_path)
+        self._recorder = Recorder(self._memory, clock=system_clock, in_backward=in_backward)
+        self._recorder.identify(
+            {
+                "run_id": info.run_id, "rank": info.rank, "attempt": info.attempt,
+                "world_size": info.world_size, "started_unix_ns": anchor.unix_ns,
+            }
+        )  # fmt: skip
+        self._ns_per_edge = ns_per_edge(system_clock)
+        self._breath = Breath(system_clock)
+        self._tracer = Tracer(Ids(info.run_id, info.attempt, info.rank), anchor)
+        self._run = self._account(anchor)
+        self._notes = Notes(system_clock)
+        self._signals = Signals()
+        self._probes = Probes(self._recorder)
+        self._torch: TorchProbes | None = None
+        self.hand = Hand(self._recorder)
+        self._reporter = self._make_reporter(anchor)
+        self._pump = Pump(
+            self._recorder, self._run, snapshot=self._reporter.snapshot, clock=system_clock,
+            breath=self._breath, every_s=config.turn_every_s,
+        )  # fmt: skip
+        self._notes_reader = NoteReader(self._notes, self._signals, self._run, anchor)
+        self._add_chores()
+        self._routes.connect(self._pump.routes, self._resource)
+        self._outcome = Outcome(self.close)
+        self._run.tell(span=self._tracer.run_start(anchor.clock_ns, system_clock()))
+        switch.hand = self.hand
+        self._watch_torch()
+        self._outcome.watch()
+        self._pump.start()
+
+    def _account(self, anchor: Anchor) -> RunAccount:
+        config = self.config
+        rules = KeepRules(
+            config.keep_warmup_steps, config.keep_every_steps, config.keep_slow_factor,
+            config.keep_per_s, config.keep_burst,
+        )  # fmt: skip
+        return RunAccount(
+            anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=rules,
+            stall_after_s=config.stall_after_s, breathe=self._breath,
+        )  # fmt: skip
+
+    def _make_reporter(self, anchor: Anchor) -> Reporter:
+        health = Health(
+            drops=self._drops, faults=self._faults, overhead_s=self._overhead_s, unobserved=self.unobserved
+        )
+        return Reporter(
+            self._run, info=self.info, config=self.config, signals=self._signals, process=ProcessReader(),
+            health=health, loaders=lambda: self._probes.loaders, look=look, anchor=anchor,
+        )  # fmt: skip
+
+    def _add_chores(self) -> None:
+        every = self.config.summary_every_s
+        self._pump.chores += [
+            Chore(self._notes_reader.read, Guard("logged values"), 0.0),
+            Chore(self._follow_compiler, Guard("compiled models"), 0.0),
+            Chore(self._reporter.look_at_workers, Guard("loader workers"), _LOOK_EVERY_S),
+            Chore(lambda: self._routes.write_summary(self._document("running")), Guard("summary"), every),
+            Chore(self._memory.save, Guard("flight file"), _SAVE_EVERY_S),
+            Chore(self._print_progress, Guard("console"), 0.0),
+        ]
+        self._printed_step = 0
+
+    def _watch_torch(self) -> None:
+        """Hook torch once it is there: a program without it is none of its business."""
+        if self._torch is None and "torch" in sys.modules:
+            self._torch = TorchProbes(self._recorder)
+            self._probes.watch_data_loaders()
+
+    # -- what the user calls ---------------------------------------------------------------------
+
+    def add(self, model: Any = None, loaders: Any = None) -> None:  # Any: see ``instrument``
+        """Watch more models and loaders. What is watched already is not watched twice.
+
+        Raises:
+            ConfigError: a model is no Module, a loader cannot be iterated, a name is used twice.
+        """
+        models, entries = named_models(model), named_loaders(loaders)
+        self._watch_torch()
+        for entry in entries:
+            self._probes.add_loader(entry)
+        for name, one in models.items():
+            self._probes.add_model(name, one)
+
+    def watch(self, iterable: Any, *, name: str, phase: str = "") -> Any:  # Any: any iterable
+        """Watch one more iterable; what to iterate."""
+        self.add(loaders=Loader(iterable, name=name, phase=phase))
+        return self.loaders[name]
+
+    @property
+    def loaders(self) -> dict[str, Any]:
+        """What to iterate, by name: a DataLoader itself, any other iterable wrapped."""
+        return self._probes.iterables
+
+    @property
+    def run_directory(self) -> Path | None:
+        """Folder of this run; None when it could not be made."""
+        return self._routes.run_directory
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Address of ``/metrics``; None when it is not served."""
+        return self._routes.metrics_url
+
+    def log(self, values: Mapping[str, Any]) -> None:
+        """Keep values; tensors are read later, by another thread."""
+        self._notes.log(values)
+
+    def event(self, name: str, attributes: Mapping[str, Any]) -> None:
+        """Note that something happened."""
+        self._notes.event(name, attributes)
+
+    def summary(self) -> dict[str, Any]:
+        """The figures up to now, or since ``reset_window``: what ``summary.json`` holds."""
+        with self._settled():
+            return self._document(self._outcome.state)
+
+    def reset_window(self) -> None:
+        """Let ``summary()`` start from now. Metrics and ``summary.json`` go on from the start."""
+        with self._settled():
+            self._window, self._window_ns = self._run.totals.copy(), self._run.settled_ns
+
+    def unobserved(self) -> list[dict[str, str]]:
+        """What could not be seen, with the reason and what to do."""
+        return unobserved(self._run, self._probes)
+
+    def close(self, state: str = "") -> None:
+        """Undo everything: hooks, patches, threads, sockets, files. The program goes on as if bare.
+
+        Args:
+            state: how the run ended; found out when empty.
+        """
+        if self.closed or os.getpid() != self._pid:
+            return
+        self.closed = True
+        deadline = time.monotonic() + self.config.exit_timeout_s
+        self._outcome.settle(state)
+        self._unhook()
+        self._pump.stop(self.config.exit_timeout_s / 2)
+        guard = Guard("close")
+        with guard:
+            self._last_turn()
+        self._routes.close(max(0.1, deadline - time.monotonic()))
+        self._memory.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.close("" if kind is None else self._outcome.of(error))
+
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _unhook(self) -> None:
+        if switch.hand is self.hand:
+            switch.hand = None
+        self._outcome.stop_watching()
+        self._probes.remove()
+        if self._torch is not None:
+            self._torch.remove()
+        self._recorder.silence()
+
+    def _last_turn(self) -> None:
+        now = system_clock()
+        taken = self._pump.lock.acquire(timeout=self.config.exit_timeout_s / 2)
+        try:
+            self._pump.settle()
+            self._notes_reader.read()
+            self._run.close(now)
+            self._run.tell(span=self._tracer.run_end(now, self._run.step_number))
+            self._reporter.state = "finished" if self._outcome.state == "finished" else "failed"
+            self._pump.turn(final=True)
+        finally:
+            if taken:
+                self._pump.lock.release()
+        document = self._document(self._outcome.state, whole=True)
+        self._routes.write_summary(document)
+        if self.config.console:
+            self._routes.print_card(document)
+
+    def _settled(self) -> _Settled:
+        return _Settled(self._pump, closed=self.closed)
+
+    def _document(self, state: str, *, whole: bool = False) -> dict[str, Any]:
+        info, run = self.info, self._run
+        window = None if whole else self._window
+        totals = run.totals if window is None else run.totals.since(window)
+        since_ns = run.started_ns if window is None else self._window_ns
+        until_ns = run.settled_ns if run.closed else system_clock()
+        edges = figures(
+            totals, wall_s=(until_ns - since_ns) / NS_PER_S, source=run.step_source,
+            workers={n: p.workers for n, p in self._probes.loaders.items() if p.workers is not None},
+            loaders=list(self._probes.loaders),
+        )  # fmt: skip
+        return {
+            "schema": SCHEMA,
+            "run_id": info.run_id,
+            "run_name": info.run_name,
+            "attempt": info.attempt,
+            "rank": info.rank,
+            "world_size": info.world_size,
+            "pid": info.pid,
+            "host": info.host,
+            "state": state,
+            "started_unix_s": info.started_unix_ns / NS_PER_S,
+            **edges,
+            "tokens": {n: p.token_count for n, p in self._probes.loaders.items() if p.token_count},
+            "unobserved": [{k: thing[k] for k in ("what", "name", "reason")} for thing in self.unobserved()],
+            "telemetry": self._telemetry(sum(edges["steps"].values())),
+            "metrics_url": self.metrics_url,
+            "run_dir": str(self.run_directory) if self.run_directory else None,
+        }
+
+    def _telemetry(self, steps: int) -> dict[str, Any]:
+        overhead_s = self._overhead_s()
+        drops: dict[str, int] = {}
+        for (_, reason), number in self._drops().items():
+            drops[reason] = drops.get(reason, 0) + number
+        return {
+            "overhead_seconds": overhead_s,
+            "overhead_us_per_step": overhead_s / steps * 1e6 if steps else None,
+            "pump_cpu_seconds": self._pump.cpu_s,
+            "records": self._pump.edges,
+            "records_lost": self._pump.missed,
+            "drops": {reason: number for reason, number in drops.items() if number},
+            "faults": self._faults(),
+        }
+
+    def _overhead_s(self) -> float:
+        """Estimated: edges written, times what one costs in a tight loop here."""
+        return self._pump.edges * self._ns_per_edge / NS_PER_S
+
+    def _drops(self) -> dict[tuple[str, str], int]:
+        return {
+            **self._routes.drops(),
+            ("spans", "sampled_out"): self._run.keeper.limited,
+            ("records", "overrun"): self._pump.missed,
+            ("records", "queue_full"): self._notes.dropped,
+        }
+
+    def _faults(self) -> dict[str, int]:
+        guards = [self._pump.guard, *(r.guard for r in self._pump.routes), *(c.guard for c in self._pump.chores)]
+        return {guard.part: guard.faults for guard in guards if guard.faults}
+
+    def _follow_compiler(self) -> None:
+        self._probes.attach_again()
+        if self._torch is not None:
+            self._torch.step_aside_for_compiler()
+
+    def _print_progress(self) -> None:
+        every = self.config.log_every_steps
+        if every and self.config.console and self._run.step_number // every > self._printed_step // every:
+            self._printed_step = self._run.step_number
+            self._routes.print_card(self._document("running"))
+
+
+class _Settled:
+    """Everything recorded up to now has been settled, and stays so inside the block."""
+
+    def __init__(self, pump: Pump, *, closed: bool) -> None:
+        self._pump = pump
+        self._closed = closed
+
+    def __enter__(self) -> None:
+        self._pump.lock.acquire()
+        if not self._closed:
+            with self._pump.guard:
+                self._pump.settle()
+
+    def __exit__(self, *_: object) -> None:
+        self._pump.lock.release()
+
+

@@ -1,0 +1,204 @@
+"""Loops that say themselves where a stage or a step begins."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import otel_train
+from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+
+@loop
+def stages_as_blocks_and_decorators(watch: Watch) -> Truth:
+    """A block, a function, a method and one inside the other."""
+    model, train, truth = Net(), loader(5), Truth()
+    optimizer = sgd(model)
+
+    @otel_train.stage("augment")
+    def augment(x: torch.Tensor) -> torch.Tensor:
+        return x + 0.1
+
+    class Metrics:
+        total = 0.0
+
+        @otel_train.stage("metrics")
+        def add(self, loss: torch.Tensor) -> None:
+            self.total += float(loss)
+
+    metrics = Metrics()
+    watch(model, {"train": train})
+    for x, y in train:
+        truth.batch("train")
+        truth.stages["prepare"] += 1
+        with otel_train.stage("prepare"):
+            truth.stages["augment"] += 1
+            batch = augment(x), y
+        learn(truth, model, optimizer, batch)
+        truth.stages["metrics"] += 1
+        metrics.add(torch.tensor(1.0))
+        truth.step()
+    assert metrics.total == 5
+    assert augment.__name__ == "augment"
+    return truth
+
+
+@loop
+def a_stage_around_forward(watch: Watch) -> Truth:
+    """What runs inside a stage by hand keeps its own time and its own count."""
+    model, train, truth = Net(), loader(5), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for batch in train:
+        truth.batch("train")
+        truth.stages["compute"] += 1
+        with otel_train.stage("compute"):
+            learn(truth, model, optimizer, batch)
+        truth.step()
+    return truth
+
+
+@loop
+def a_stage_as_a_generator(watch: Watch) -> Truth:
+    """It counts while it runs, and is one occurrence, also when it is left unfinished."""
+    model, train, truth = Net(), loader(5), Truth()
+    optimizer = sgd(model)
+
+    @otel_train.stage("crop")
+    def crops(x: torch.Tensor) -> Iterator[torch.Tensor]:
+        yield x
+        yield x.flip(1)
+        yield x.flip(0)
+
+    watch(model, {"train": train})
+    for i, (x, y) in enumerate(train):
+        truth.batch("train")
+        truth.stages["crop"] += 1
+        optimizer.zero_grad()
+        views = crops(x)
+        for n, view in enumerate(views):
+            truth.forward()
+            loss = loss_of(model, (view, y))
+            truth.backward()
+            loss.backward()
+            if i == 2 and n == 1:
+                break
+        views.close()  # type: ignore[attr-defined]
+        optimizer.step()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@loop
+def stages_in_a_coroutine(watch: Watch) -> Truth:
+    """Batches are fetched by an event loop; what awaits does not count."""
+    model, truth = Net(), Truth()
+    optimizer = sgd(model)
+
+    @otel_train.stage("fetch")
+    async def fetch() -> tuple[torch.Tensor, torch.Tensor]:
+        await asyncio.sleep(0.001)
+        return torch.randn(4, 4), torch.tensor([0, 1, 0, 1])
+
+    @otel_train.stage("score")
+    async def scores(n: int) -> AsyncIterator[int]:
+        for i in range(n):
+            await asyncio.sleep(0)
+            yield i
+
+    async def train() -> None:
+        for _ in range(5):
+            truth.stages["fetch"] += 2
+            first, second = await asyncio.gather(fetch(), fetch())
+            for batch in (first, second):
+                learn(truth, model, optimizer, batch)
+                truth.step()
+        truth.stages["score"] += 1
+        assert [i async for i in scores(3)] == [0, 1, 2]
+
+    watch(model)
+    asyncio.run(train())
+    return truth
+
+
+@loop
+def steps_by_hand(watch: Watch) -> Truth:
+    """The loop says where its steps end; nothing else does."""
+    model, train, truth = Net(), loader(8), Truth(source="manual")
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for i, batch in enumerate(train):
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        if i % 2 == 1:
+            otel_train.step()
+            truth.step()
+    truth.partial = None
+    return truth
+
+
+@loop
+def steps_by_hand_after_a_resume(watch: Watch) -> Truth:
+    """``step(start=...)`` gives the next step its number, and is no step itself."""
+    model, train, truth = Net(), loader(6), Truth(source="manual")
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    otel_train.step(start=1000)
+    for batch in train:
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        otel_train.step()
+        truth.step()
+    truth.partial = None
+    return truth
+
+
+@loop
+def figures_and_events(watch: Watch) -> Truth:
+    """``log`` and ``event`` are no stages, and change no count."""
+    model, train, truth = Net(), loader(6), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for i, batch in enumerate(train):
+        truth.batch("train")
+        optimizer.zero_grad()
+        truth.forward()
+        loss = loss_of(model, batch)
+        truth.backward()
+        loss.backward()
+        optimizer.step()
+        truth.update()
+        otel_train.log(loss=loss, lr=0.01)
+        otel_train.event("batch seen", index=i)
+        truth.step()
+    return truth
+
+
+@loop
+def a_method_of_a_trainer(watch: Watch) -> Truth:
+    """The loop lives in a class, the session in a with-block."""
+
+    class Trainer:
+        def __init__(self) -> None:
+            self.model, self.train, self.truth = Net(), loader(6), Truth()
+            self.optimizer = sgd(self.model)
+
+        def training_step(self, batch: Any) -> None:
+            learn(self.truth, self.model, self.optimizer, batch)
+
+        def fit(self) -> None:
+            with watch(self.model, {"train": self.train}):
+                for batch in self.train:
+                    self.truth.batch("train")
+                    self.training_step(batch)
+                    self.truth.step()
+
+    trainer = Trainer()
+    trainer.fit()
+    return trainer.truth

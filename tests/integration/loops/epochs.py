@@ -1,0 +1,297 @@
+"""Loops by what happens at their edges: breaks, skips, nesting, several in a row."""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+
+import torch
+
+import otel_train
+from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
+
+@loop
+def early_break_after_the_update(watch: Watch) -> Truth:
+    """An epoch is cut short; the iterator is dropped without having run out."""
+    model, train, truth = Net(), loader(6), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for _ in range(3):
+        for i, batch in enumerate(train):
+            truth.batch("train")
+            learn(truth, model, optimizer, batch)
+            truth.step()
+            if i == 2:
+                break
+    return truth
+
+
+@loop
+def early_break_with_a_batch_in_hand(watch: Watch) -> Truth:
+    """The batch that is fetched and dropped is a batch, and no step."""
+    model, train, truth = Net(), loader(6), Truth(partial=None)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for _ in range(2):
+        for i, batch in enumerate(train):
+            truth.batch("train")
+            if i == 3:
+                break
+            learn(truth, model, optimizer, batch)
+            truth.step()
+    return truth
+
+
+@loop
+def batches_that_are_skipped(watch: Watch) -> Truth:
+    """``continue`` before the forward, and after it: such a batch is part of the next step."""
+    model, train, truth = Net(), loader(9), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for i, batch in enumerate(train):
+        truth.batch("train")
+        if i % 3 == 0:
+            continue
+        truth.forward()
+        loss = loss_of(model, batch)
+        if i == 4:
+            continue
+        optimizer.zero_grad()
+        truth.backward()
+        loss.backward()
+        optimizer.step()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@loop
+def an_inner_loop_with_updates(watch: Watch) -> Truth:
+    """A loader inside the batch loop, an update per inner batch."""
+    model, tasks, support, truth = Net(), loader(4), loader(3), Truth()
+    optimizer = sgd(model)
+    watch(model, {"tasks": tasks, "support": support})
+    for _ in tasks:
+        truth.batch("tasks")
+        for batch in support:
+            truth.batch("support")
+            learn(truth, model, optimizer, batch)
+            truth.step()
+    return truth
+
+
+@loop
+def an_inner_loop_without_updates(watch: Watch) -> Truth:
+    """Gradients gather over the inner loader; one update per outer batch."""
+    model, tasks, support, truth = Net(), loader(4), loader(3), Truth()
+    optimizer = sgd(model)
+    watch(model, {"tasks": tasks, "support": support})
+    for task in tasks:
+        truth.batch("tasks")
+        for batch in support:
+            truth.batch("support")
+            truth.forward()
+            loss = loss_of(model, batch)
+            truth.backward()
+            loss.backward()
+        truth.forward()
+        loss = loss_of(model, task)
+        truth.backward()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@loop
+def one_step_in_all(watch: Watch) -> Truth:
+    """The shortest training there is."""
+    model, train, truth = Net(), loader(1), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for batch in train:
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    return truth
+
+
+@loop
+def nothing_at_all(watch: Watch) -> Truth:
+    """A run that ends before it began has time, and nothing else."""
+    watch(Net(), {"train": loader(2)})
+    return Truth(source=None)
+
+
+@loop
+def an_empty_loader_beside_a_full_one(watch: Watch) -> Truth:
+    """The end of a loader is an ask, and nothing more."""
+    model, train, empty, truth = Net(), loader(5), loader(0), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train, "empty": empty})
+    for batch in train:
+        truth.batch("train")
+        for extra in empty:
+            learn(truth, model, optimizer, extra)
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    return truth
+
+
+@loop
+def trainings_one_after_the_other(watch: Watch) -> Truth:
+    """Three sessions in one process; the last knows nothing of the others."""
+    for fold in range(3):
+        model, train, truth = Net(), loader(3 + fold), Truth()
+        optimizer = sgd(model)
+        session = watch(model, {"train": train})
+        for batch in train:
+            truth.batch("train")
+            learn(truth, model, optimizer, batch)
+            truth.step()
+        session.close()
+    return truth
+
+
+@loop
+def folds_under_the_same_names(watch: Watch) -> Truth:
+    """Cross-validation in one session: a later call reuses a name, and the series goes on."""
+    truth = Truth()
+    for _ in range(3):
+        model, train, val = Net(), loader(4), loader(2)
+        optimizer = sgd(model)
+        watch({"model": model}, {"train": train, "val": val})
+        for batch in train:
+            truth.batch("train")
+            learn(truth, model, optimizer, batch)
+            truth.step()
+        with torch.no_grad():
+            for batch in val:
+                truth.batch("val")
+                truth.forward("eval")
+                loss_of(model, batch)
+                truth.step("eval")
+    return truth
+
+
+@loop
+def instrumented_twice(watch: Watch) -> Truth:
+    """A second call on the same objects extends the session: nothing is timed twice."""
+    model, train, val, truth = Net(), loader(4), loader(2), Truth()
+    optimizer = sgd(model)
+    first = watch(model, {"train": train})
+    second = watch(model, {"train": train, "val": val})
+    assert second is first
+    for batch in train:
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    with torch.no_grad():
+        for batch in val:
+            truth.batch("val")
+            truth.forward("eval")
+            loss_of(model, batch)
+            truth.step("eval")
+    return truth
+
+
+@loop
+def two_threads_train_two_models(watch: Watch) -> Truth:
+    """Steps belong to their thread: asks and updates of one end nothing in the other."""
+    truth, lock = Truth(threads=3), threading.Lock()
+    models = {"left": Net(), "right": Net()}
+    loaders = {"left": loader(12), "right": loader(8)}
+    watch(models, loaders)
+
+    def train(name: str) -> None:
+        model, optimizer = models[name], sgd(models[name])
+        for batch in loaders[name]:
+            optimizer.zero_grad()
+            loss_of(model, batch).backward()
+            optimizer.step()
+            with lock:
+                truth.batch(name)
+                truth.forward(model=name)
+                truth.backward()
+                truth.update()
+                truth.step()
+
+    threads = [threading.Thread(target=train, args=(name,)) for name in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return truth
+
+
+@loop
+def ctrl_c_in_mid_step(watch: Watch) -> Truth:
+    """The user stops between backward and update: that step is left unfinished."""
+    model, train, truth = Net(), loader(6), Truth(partial=1)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    try:
+        for i, batch in enumerate(train):
+            truth.batch("train")
+            optimizer.zero_grad()
+            truth.forward()
+            loss = loss_of(model, batch)
+            truth.backward()
+            loss.backward()
+            if i == 4:
+                raise KeyboardInterrupt
+            optimizer.step()
+            truth.update()
+            truth.step()
+    except KeyboardInterrupt:
+        pass
+    return truth
+
+
+@loop
+def checkpoints_in_mid_group(watch: Watch) -> Truth:
+    """A checkpoint suspends a step that has no update yet, and adds nothing to it."""
+    model, train, truth = Net(), loader(8), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for i, batch in enumerate(train):
+        truth.batch("train")
+        truth.forward()
+        loss = loss_of(model, batch)
+        truth.backward()
+        loss.backward()
+        if i % 3 == 0:
+            with otel_train.checkpoint():
+                copy.deepcopy(model.state_dict())
+            truth.checkpoints += 1
+        if i % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+            truth.update()
+            truth.step()
+    return truth
+
+
+@loop
+def copies_are_not_the_model(watch: Watch) -> Truth:
+    """An averaged copy and a model read back from disk run beside the model; only the model is counted."""
+    model, train, truth = Net(), loader(5), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    average = copy.deepcopy(model)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    restored = torch.load(file, weights_only=False)
+    shallow = copy.copy(model)
+    for batch in train:
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        for other in (average, restored, shallow):
+            with torch.no_grad():
+                loss_of(other, batch)
+        truth.step()
+    return truth

@@ -1,0 +1,233 @@
+"""Loops in which something raises, and the user catches it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import otel_train
+from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Fault(Exception):  # noqa: N818 - not an error of the program
+    """What is raised on purpose."""
+
+
+class Moody(Net):
+    """Raises in every third forward."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls % 3 == 0:
+            raise Fault
+        return super().forward(x)
+
+
+@loop
+def forward_raises(watch: Watch) -> Truth:
+    """The failed forward is timed and marked; its batch belongs to the next step."""
+    model, train, truth = Moody(), loader(8), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for batch in train:
+        truth.batch("train")
+        try:
+            optimizer.zero_grad()
+            truth.forward()
+            loss = loss_of(model, batch)
+            truth.backward()
+            loss.backward()
+            optimizer.step()
+            truth.update()
+            truth.step()
+        except Fault:
+            truth.failed["forward"] += 1
+    return truth
+
+
+def refuse(_gradient: torch.Tensor) -> None:
+    """A gradient hook that raises."""
+    raise Fault
+
+
+@loop
+def backward_raises(watch: Watch) -> Truth:
+    """A gradient hook raises; the loop goes on with the next batch."""
+    model, train, truth = Net(), loader(8), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for i, batch in enumerate(train):
+        truth.batch("train")
+        truth.forward()
+        loss = loss_of(model, batch)
+        if i % 3 == 0:
+            loss.register_hook(refuse)
+        optimizer.zero_grad()
+        truth.backward()
+        try:
+            loss.backward()
+        except Fault:
+            truth.failed["backward"] += 1
+            continue
+        optimizer.step()
+        truth.update()
+        truth.step()
+    return truth
+
+
+class Torn(Dataset[tuple[torch.Tensor, int]]):
+    """Every tenth row cannot be read."""
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
+        if index % 10 == 9:
+            raise Fault
+        return torch.randn(4), index % 2
+
+
+def draw_past_faults(watch: Watch, train: DataLoader[Any], fault: type[Exception]) -> Truth:
+    """Asks by hand; an ask that raises is no batch."""
+    model, truth = Net(), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    batches, faults = iter(train), 0
+    while True:
+        try:
+            batch = next(batches)
+        except StopIteration:
+            break
+        except fault:
+            faults += 1
+            continue
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    assert faults == 3
+    return truth
+
+
+@loop
+def loader_raises(watch: Watch) -> Truth:
+    """In the training process."""
+    return draw_past_faults(watch, DataLoader(Torn(), batch_size=4), Fault)
+
+
+@loop
+def loader_raises_in_a_worker(watch: Watch) -> Truth:
+    """In a worker, whose exception is handed over and raised again."""
+    return draw_past_faults(watch, DataLoader(Torn(), batch_size=4, num_workers=1), Fault)
+
+
+class Choking(torch.optim.SGD):
+    """Its third and sixth steps raise."""
+
+    calls = 0
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        self.calls += 1
+        if self.calls % 3 == 0:
+            raise Fault
+        loss: float | None = super().step(closure)
+        return loss
+
+
+@loop
+def optimizer_raises(watch: Watch) -> Truth:
+    """A step that raises is an occurrence that failed, and no update."""
+    model, train, truth = Net(), loader(8), Truth()
+    optimizer = Choking(model.parameters(), lr=0.01)
+    watch(model, {"train": train})
+    for batch in train:
+        truth.batch("train")
+        try:
+            learn(truth, model, optimizer, batch)
+            truth.step()
+        except Fault:
+            truth.optimizer += 1
+            truth.failed["optimizer"] += 1
+    return truth
+
+
+@loop
+def closure_raises(watch: Watch) -> Truth:
+    """The forward in a closure raises through the optimizer."""
+    model, train, truth = Moody(), loader(8), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for batch in train:
+        truth.batch("train")
+
+        def closure(batch: Any = batch) -> float:
+            optimizer.zero_grad()
+            truth.forward()
+            loss = loss_of(model, batch)
+            truth.backward()
+            loss.backward()
+            return loss.item()
+
+        try:
+            optimizer.step(closure)
+            truth.update()
+            truth.step()
+        except Fault:
+            truth.optimizer += 1
+            truth.failed.update(("forward", "optimizer"))
+    return truth
+
+
+@loop
+def a_stage_by_hand_raises(watch: Watch) -> Truth:
+    """What an exception leaves open is closed, and the next step is whole again."""
+    model, train, truth = Net(), loader(6), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for i, batch in enumerate(train):
+        truth.batch("train")
+        try:
+            truth.stages["augment"] += 1
+            with otel_train.stage("augment"):
+                if i == 2:
+                    raise Fault
+        except Fault:
+            truth.failed["augment"] += 1
+            continue
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    return truth
+
+
+@loop
+def a_batch_out_of_memory_is_retried_in_halves(watch: Watch) -> Truth:
+    """The usual answer to an error of memory: forward failed, then two smaller ones and one update."""
+    model, train, truth = Moody(), loader(6), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for x, y in train:
+        truth.batch("train")
+        optimizer.zero_grad()
+        try:
+            truth.forward()
+            loss = loss_of(model, (x, y))
+            truth.backward()
+            loss.backward()
+        except Fault:
+            truth.failed["forward"] += 1
+            for half in (slice(0, 2), slice(2, 4)):
+                truth.forward()
+                loss = loss_of(model, (x[half], y[half]))
+                truth.backward()
+                loss.backward()
+        optimizer.step()
+        truth.update()
+        truth.step()
+    assert truth.failed["forward"]
+    return truth

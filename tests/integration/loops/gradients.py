@@ -1,0 +1,235 @@
+"""Loops by how they ask for gradients, down to those that never do."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+from torch.func import functional_call, grad
+from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
+
+from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
+
+
+@loop
+def optimizers_inside_backward(watch: Watch) -> Truth:
+    """An optimizer per parameter, stepped as soon as its gradient is there: many updates, one step."""
+    model, train, truth = Net(), loader(5), Truth()
+    optimizers = {p: torch.optim.SGD([p], lr=0.01) for p in model.parameters()}
+
+    def apply(parameter: torch.Tensor) -> None:
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+        truth.update()
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(apply)
+    watch(model, {"train": train})
+    for batch in train:
+        truth.batch("train")
+        truth.forward()
+        loss = loss_of(model, batch)
+        truth.backward()
+        loss.backward()
+        truth.step()
+    return truth
+
+
+@loop
+def autograd_grad_and_an_optimizer(watch: Watch) -> Truth:
+    """Nobody calls ``backward``, so ``autograd.grad`` is the backward of this run."""
+    model, train, truth = Net(), loader(6), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for batch in train:
+        truth.batch("train")
+        truth.forward()
+        loss = loss_of(model, batch)
+        truth.backward()
+        parameters = list(model.parameters())
+        for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+            p.grad = g
+        optimizer.step()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@loop
+def gradient_penalty(watch: Watch) -> Truth:
+    """``autograd.grad`` in a run that has a backward stays where it runs, from the first step on.
+
+    The pause lets the pump look in between, when it has seen the former and not yet the latter.
+    """
+    model, train, truth = Net(4, 1), loader(4), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for x, _ in train:
+        truth.batch("train")
+        x.requires_grad_()
+        truth.forward()
+        out = model(x)
+        (slope,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+        time.sleep(0.03)
+        optimizer.zero_grad()
+        truth.backward()
+        (out.mean() + slope.square().sum()).backward()
+        optimizer.step()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@loop
+def functional_gradients(watch: Watch) -> Truth:
+    """``torch.func.grad`` over a functional call, parameters in a dict, no optimizer: backwards are the steps."""
+    model, train, truth = Net(), loader(6), Truth(source="backward")
+    watch(model, {"train": train})
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(parameters: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        truth.forward()
+        return F.cross_entropy(functional_call(model, parameters, (x,)), y)
+
+    for _ in range(2):
+        for x, y in train:
+            truth.batch("train")
+            truth.backward()
+            gradients = grad(loss)(parameters, x, y)
+            parameters = {name: p - 0.01 * gradients[name] for name, p in parameters.items()}
+            truth.step()
+    truth.partial = None
+    return truth
+
+
+@loop
+def manual_updates(watch: Watch) -> Truth:
+    """No optimizer: parameters are changed by hand, and backwards are the steps."""
+    model, train, truth = Net(), loader(6), Truth(source="backward", partial=None)
+    watch(model, {"train": train})
+    for _ in range(3):
+        for batch in train:
+            truth.batch("train")
+            truth.forward()
+            loss = loss_of(model, batch)
+            truth.backward()
+            loss.backward()
+            with torch.no_grad():
+                for p in model.parameters():
+                    p -= 0.01 * p.grad
+                    p.grad = None
+            truth.step()
+    return truth
+
+
+@loop
+def manual_updates_in_one_long_pass(watch: Watch) -> Truth:
+    """After 64 backwards nobody waits for the end of the first pass any longer."""
+    model, train, truth = Net(), loader(100), Truth(source="backward", partial=None)
+    watch(model, {"train": train})
+    for batch in train:
+        truth.batch("train")
+        truth.forward()
+        loss = loss_of(model, batch)
+        truth.backward()
+        loss.backward()
+        with torch.no_grad():
+            for p in model.parameters():
+                p -= 0.01 * p.grad
+                p.grad = None
+        truth.step()
+    return truth
+
+
+@loop
+def forwards_alone(watch: Watch) -> Truth:
+    """Neither update nor backward, gradients on and in training mode: batches are the steps."""
+    model, train, truth = Net(), loader(5), Truth(source="batch", partial=None)
+    watch(model, {"train": train})
+    for _ in range(2):
+        for batch in train:
+            truth.batch("train")
+            truth.forward()
+            loss_of(model, batch)
+            truth.step()
+    return truth
+
+
+@loop
+def feature_extraction(watch: Watch) -> Truth:
+    """Gradients are off and no name says otherwise: every batch is a step of evaluation."""
+    model, corpus, truth = Net(), loader(7), Truth(source=None)
+    watch(model, {"corpus": corpus})
+    model.eval()
+    with torch.inference_mode():
+        for batch in corpus:
+            truth.batch("corpus")
+            truth.forward("eval")
+            loss_of(model, batch)
+            truth.step("eval")
+    return truth
+
+
+@loop
+def reinforcement_without_a_loader(watch: Watch) -> Truth:
+    """An agent acts with gradients on, then learns: no ask, so steps close at their update."""
+    model, truth = Net(), Truth()
+    optimizer = sgd(model)
+    watch(model)
+    for _ in range(5):
+        chances = []
+        for _ in range(6):
+            truth.forward()
+            out = model(torch.randn(1, 4))
+            chances.append(torch.log_softmax(out, dim=1)[0, 0])
+        optimizer.zero_grad()
+        truth.backward()
+        (-torch.stack(chances).mean()).backward()
+        optimizer.step()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@loop
+def rollouts_without_gradients(watch: Watch) -> Truth:
+    """Without a loader forwards carry the phase: what acts under ``no_grad`` is no part of a training step.
+
+    The first step trains, so that the model is known to be trained when it acts.
+    """
+    model, truth = Net(), Truth(partial=None)
+    optimizer = sgd(model)
+    watch(model)
+    for _ in range(5):
+        for _ in range(3):
+            truth.forward()
+            loss = model(torch.randn(2, 4)).square().mean()
+            optimizer.zero_grad()
+            truth.backward()
+            loss.backward()
+            optimizer.step()
+            truth.update()
+            truth.step()
+        with torch.no_grad():
+            for _ in range(4):
+                truth.forward("eval")
+                model(torch.randn(1, 4))
+                truth.step("eval")
+    return truth
+
+
+@loop
+def sampling_after_the_last_update(watch: Watch) -> Truth:
+    """Text is made from the trained model at the end: no update follows, so it is no step."""
+    model, train, truth = Net(), loader(5), Truth(phases=False)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for batch in train:
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    with torch.no_grad():
+        for _ in range(3):
+            truth.forward()
+            model(torch.randn(1, 4))
+    return truth

@@ -1,0 +1,195 @@
+"""Loops by what gives them their batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+import otel_train
+from tests.integration.loops.truth import Net, Truth, Watch, dataset, learn, loader, loop, sgd
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Stream(IterableDataset[tuple[torch.Tensor, torch.Tensor]]):
+    """Rows one after the other, their number unknown beforehand."""
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+
+    def __iter__(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for _ in range(self.rows):
+            yield torch.randn(4), torch.tensor(1)
+
+
+class Records(Dataset[dict[str, Any]]):
+    """Rows as dicts."""
+
+    def __len__(self) -> int:
+        return 20
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {"id": index, "x": torch.randn(4), "y": index % 2}
+
+
+def as_list(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A collate function that leaves the rows alone, as detection models have them."""
+    return rows
+
+
+def train_on(watch: Watch, train: DataLoader[Any], *, epochs: int = 1, size: int | None = 4) -> Truth:
+    """An ordinary loop over ``train``; samples are counted off each batch itself."""
+    model, truth = Net(), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for _ in range(epochs):
+        for batch in train:
+            truth.batch("train", len(batch[0]) if size else None)
+            learn(truth, model, optimizer, batch)
+            truth.step()
+    if size is None:
+        truth.samples = None
+    return truth
+
+
+@loop
+def persistent_workers(watch: Watch) -> Truth:
+    """Two workers serve three epochs through one iterator."""
+    return train_on(watch, loader(5, num_workers=2, persistent_workers=True), epochs=3)
+
+
+@loop
+def workers_of_an_epoch(watch: Watch) -> Truth:
+    """New workers, and a new iterator, every epoch."""
+    return train_on(watch, loader(5, num_workers=2), epochs=2)
+
+
+@loop
+def spawned_workers(watch: Watch) -> Truth:
+    """A worker that knows nothing but what was pickled for it."""
+    return train_on(watch, loader(5, num_workers=1, multiprocessing_context="spawn"))
+
+
+@loop
+def iterable_dataset(watch: Watch) -> Truth:
+    """No length; the last batch is smaller."""
+    return train_on(watch, DataLoader(Stream(22), batch_size=4))
+
+
+@loop
+def no_automatic_batching(watch: Watch) -> Truth:
+    """``batch_size=None``: the dataset makes its own batches."""
+    rows = dataset(6)
+    batches = [rows[i * 4 : i * 4 + 4] for i in range(6)]
+    return train_on(watch, DataLoader(batches, batch_size=None))  # type: ignore[arg-type]
+
+
+@loop
+def incomplete_batches_kept_and_dropped(watch: Watch) -> Truth:
+    """Samples are counted off the batches, not planned from ``batch_size``."""
+    model, truth = Net(), Truth()
+    rows = dataset(5, size=5)
+    kept, dropped = DataLoader(rows, batch_size=4), DataLoader(rows, batch_size=4, drop_last=True)
+    optimizer = sgd(model)
+    watch(model, {"kept": kept, "dropped": dropped})
+    for name, train in (("kept", kept), ("dropped", dropped)):
+        for batch in train:
+            truth.batch(name, len(batch[0]))
+            learn(truth, model, optimizer, batch)
+            truth.step()
+    return truth
+
+
+@loop
+def batches_by_a_sampler_of_batches(watch: Watch) -> Truth:
+    """Batches of different sizes, as bucketing makes them."""
+    groups = [[0, 1, 2], [3], [4, 5, 6, 7, 8, 9], [10, 11]]
+    return train_on(watch, DataLoader(dataset(3), batch_sampler=groups))
+
+
+@loop
+def lists_of_dicts(watch: Watch) -> Truth:
+    """A custom collate function gives a list of rows."""
+    model, truth = Net(), Truth()
+    train = DataLoader(Records(), batch_size=3, collate_fn=as_list)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for rows in train:
+        truth.batch("train", len(rows))
+        batch = torch.stack([row["x"] for row in rows]), torch.tensor([row["y"] for row in rows])
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    return truth
+
+
+@loop
+def dicts_of_tensors(watch: Watch) -> Truth:
+    """The default collate function makes a dict of columns."""
+    model, truth = Net(), Truth()
+    train = DataLoader(Records(), batch_size=3)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for columns in train:
+        truth.batch("train", len(columns["x"]))
+        learn(truth, model, optimizer, (columns["x"], columns["y"]))
+        truth.step()
+    return truth
+
+
+@loop
+def a_plain_list(watch: Watch) -> Truth:
+    """An iterable that is no DataLoader comes back wrapped."""
+    model, truth = Net(), Truth()
+    batches = list(loader(5))
+    optimizer = sgd(model)
+    session = watch(model, {"train": batches})
+    assert len(session.loaders["train"]) == 5
+    for _ in range(2):
+        for batch in session.loaders["train"]:
+            truth.batch("train")
+            learn(truth, model, optimizer, batch)
+            truth.step()
+    return truth
+
+
+@loop
+def a_watched_generator(watch: Watch) -> Truth:
+    """``watch`` for what cannot be handed over at the start."""
+    model, truth = Net(), Truth()
+    optimizer = sgd(model)
+    watch(model)
+
+    def synthetic() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for _ in range(6):
+            yield torch.randn(3, 4), torch.tensor([0, 1, 0])
+
+    for batch in otel_train.watch(synthetic(), name="synthetic"):
+        truth.batch("synthetic", 3)
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    for x, _ in otel_train.watch(synthetic(), name="probe", phase="predict"):
+        truth.batch("probe", 3)
+        truth.forward("predict")
+        model(x)
+        truth.step("predict")
+    return truth
+
+
+@loop
+def a_loader_nobody_named(watch: Watch) -> Truth:
+    """A DataLoader made in mid-run is found when it is iterated."""
+    model, train, truth = Net(), loader(4), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for batch in train:
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    for batch in loader(3, size=2):
+        truth.batch("?", 2)
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    return truth

@@ -1,0 +1,226 @@
+"""Loops by what their model is, and how it is called."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
+
+
+class Recomputed(Net):
+    """Its first layer is computed again in backward."""
+
+    def __init__(self, *, reentrant: bool) -> None:
+        super().__init__()
+        self.reentrant = reentrant
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.requires_grad_()
+        hidden = checkpoint(self.first, x, use_reentrant=self.reentrant)
+        return self.last(torch.relu(hidden))
+
+
+def train_model(watch: Watch, model: nn.Module, batches: int = 5) -> Truth:
+    """An ordinary loop for ``model``."""
+    train, truth = loader(batches), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for batch in train:
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    return truth
+
+
+@loop
+def activation_checkpointing(watch: Watch) -> Truth:
+    """A part of the model is recomputed."""
+    return train_model(watch, Recomputed(reentrant=False))
+
+
+@loop
+def reentrant_activation_checkpointing(watch: Watch) -> Truth:
+    """The old way runs a backward inside the backward."""
+    return train_model(watch, Recomputed(reentrant=True))
+
+
+def recompute_whole(watch: Watch, *, reentrant: bool) -> Truth:
+    """The watched model itself is called again in backward; it is no further occurrence."""
+    model, train, truth = Net(), loader(5), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for x, y in train:
+        truth.batch("train")
+        x.requires_grad_()
+        truth.forward()
+        loss = nn.functional.cross_entropy(checkpoint(model, x, use_reentrant=reentrant), y)
+        optimizer.zero_grad()
+        truth.backward()
+        loss.backward()
+        optimizer.step()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@loop
+def the_whole_model_recomputed(watch: Watch) -> Truth:
+    """Forward inside backward stays in backward."""
+    return recompute_whole(watch, reentrant=False)
+
+
+@loop
+def the_whole_model_recomputed_reentrantly(watch: Watch) -> Truth:
+    """Forward and backward inside backward stay in the outer one."""
+    return recompute_whole(watch, reentrant=True)
+
+
+@loop
+def siamese(watch: Watch) -> Truth:
+    """One model, two calls, one backward."""
+    model, train, truth = Net(), loader(5), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for x, _ in train:
+        truth.batch("train")
+        truth.forward()
+        truth.forward()
+        loss = (model(x) - model(x.flip(0))).square().mean()
+        optimizer.zero_grad()
+        truth.backward()
+        loss.backward()
+        optimizer.step()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@loop
+def unrolled_cell(watch: Watch) -> Truth:
+    """A recurrent cell is the watched model, called once per time step."""
+    cell, train, truth = nn.GRUCell(4, 3), loader(4), Truth()
+    optimizer = sgd(cell)
+    watch(cell, {"train": train})
+    for x, _ in train:
+        truth.batch("train")
+        state = torch.zeros(len(x), 3)
+        for _ in range(9):
+            truth.forward()
+            state = cell(x, state)
+        optimizer.zero_grad()
+        truth.backward()
+        state.square().mean().backward()
+        optimizer.step()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@loop
+def loss_modules_are_not_models(watch: Watch) -> Truth:
+    """A loss with parameters of its own is called like a model; nobody said it is one."""
+    model, train, truth = Net(), loader(5), Truth()
+    criterion, metric = nn.CrossEntropyLoss(), nn.PairwiseDistance()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for x, y in train:
+        truth.batch("train")
+        optimizer.zero_grad()
+        truth.forward()
+        out = model(x)
+        loss = criterion(out, y) + metric(out, torch.zeros_like(out)).mean()
+        truth.backward()
+        loss.backward()
+        optimizer.step()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@loop
+def scripted_model(watch: Watch) -> Truth:
+    """TorchScript is deprecated, and still in use."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        model = torch.jit.script(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
+    return train_model(watch, model)
+
+
+class Shouting(Net):
+    """A class with a ``__call__`` of its own."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs) * 2
+
+
+@loop
+def a_call_of_its_own(watch: Watch) -> Truth:
+    """``__call__`` is overridden and goes on to the usual one."""
+    return train_model(watch, Shouting())
+
+
+@loop
+def a_wrapped_model(watch: Watch) -> Truth:
+    """The watched model is called by a wrapper that nobody named, as DDP does."""
+    inner, train, truth = Net(), loader(5), Truth()
+    outer = nn.DataParallel(inner) if torch.cuda.device_count() == 0 else nn.Sequential(inner)
+    optimizer = sgd(outer)
+    watch(inner, {"train": train})
+    for batch in train:
+        truth.batch("train")
+        learn(truth, outer, optimizer, batch)
+        truth.step()
+    return truth
+
+
+@loop
+def several_models_in_sequence(watch: Watch) -> Truth:
+    """Encoder and decoder, given as a mapping."""
+    encoder, decoder, train, truth = Net(4, 3), Net(3, 2), loader(5), Truth()
+    optimizer = sgd(encoder, decoder)
+    watch({"encoder": encoder, "decoder": decoder}, {"train": train})
+    for batch in train:
+        truth.batch("train")
+        optimizer.zero_grad()
+        truth.forward(model="encoder")
+        truth.forward(model="decoder")
+        loss = loss_of(lambda x: decoder(encoder(x)), batch)
+        truth.backward()
+        loss.backward()
+        optimizer.step()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@loop
+def compiled_in_place(watch: Watch) -> Truth:
+    """``Module.compile`` takes the slot that we use, after us."""
+    model, train, truth = Net(), loader(5), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    model.compile(backend="eager")
+    for batch in train:
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    return truth
+
+
+@loop
+def compiled_as_another_object(watch: Watch) -> Truth:
+    """``torch.compile`` of a watched model gives a new callable, which the loop uses from then on."""
+    model, train, truth = Net(), loader(5), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    compiled = torch.compile(model, backend="eager")
+    for batch in train:
+        truth.batch("train")
+        learn(truth, compiled, optimizer, batch)
+        truth.step()
+    return truth

@@ -1,0 +1,173 @@
+"""What a training loop knows of itself, counted in plain Python while it runs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
+from torch.utils.data import DataLoader, TensorDataset
+
+import otel_train
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+QUIET: dict[str, Any] = {"prometheus": False, "console": False, "otlp": "off", "flight_edges": 1 << 14}
+"""Nothing listens, prints or sends; a ring of 16384 edges is plenty for a few dozen steps."""
+
+EAGER: dict[str, Any] = {"turn_every_s": 0.01}
+"""The pump looks a hundred times a second, so that loops are cut into slices at odd places."""
+
+TRAIN = "train"
+EVAL = "eval"
+
+
+@dataclass
+class Truth:
+    """Counts of one program, none of which comes from a hook.
+
+    Attributes:
+        steps: by phase.
+        batches: by loader.
+        samples: by loader; None: this program does not say.
+        forwards: by model and phase.
+        backwards: by phase.
+        optimizer: occurrences of the optimizer stage.
+        updates: outermost calls of an optimizer's ``step`` that returned.
+        skipped: updates that a gradient scaler skipped.
+        stages: occurrences of stages by hand.
+        failed: by stage, occurrences that raised.
+        checkpoints: blocks.
+        source: what steps are counted by; None: this program does not say.
+        partial: steps left unfinished; None: this program does not say.
+        threads: training threads; the times of several overlap.
+        phases: whether the program says in which phase every forward ran.
+    """
+
+    steps: Counter[str] = field(default_factory=Counter)
+    batches: Counter[str] = field(default_factory=Counter)
+    samples: Counter[str] | None = field(default_factory=Counter)
+    forwards: Counter[tuple[str, str]] = field(default_factory=Counter)
+    backwards: Counter[str] = field(default_factory=Counter)
+    optimizer: int = 0
+    updates: int = 0
+    skipped: int = 0
+    stages: Counter[str] = field(default_factory=Counter)
+    failed: Counter[str] = field(default_factory=Counter)
+    checkpoints: int = 0
+    source: str | None = "update"
+    partial: int | None = 0
+    threads: int = 1
+    phases: bool = True
+
+    def batch(self, loader: str, size: int | None = 4) -> None:
+        """A loader gave a batch; ``size`` None: of how many samples nobody can say."""
+        self.batches[loader] += 1
+        if self.samples is not None and size is not None:
+            self.samples[loader] += size
+
+    def forward(self, phase: str = TRAIN, model: str = "model") -> None:
+        """The loop called a model."""
+        self.forwards[model, phase] += 1
+
+    def backward(self, phase: str = TRAIN) -> None:
+        """The loop asked for gradients."""
+        self.backwards[phase] += 1
+
+    def update(self) -> None:
+        """The loop called ``step`` of an optimizer, and it returned."""
+        self.updates += 1
+        self.optimizer += 1
+
+    def step(self, phase: str = TRAIN) -> None:
+        """A step as DESIGN.md defines it."""
+        self.steps[phase] += 1
+
+
+class Net(nn.Module):
+    """Two layers, quick to train."""
+
+    def __init__(self, inputs: int = 4, outputs: int = 2) -> None:
+        super().__init__()
+        self.first = nn.Linear(inputs, 8)
+        self.last = nn.Linear(8, outputs)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.first(x)))
+
+
+def sgd(*models: nn.Module) -> torch.optim.Optimizer:
+    """Plain gradient descent over all parameters of ``models``."""
+    return torch.optim.SGD([p for model in models for p in model.parameters()], lr=0.01)
+
+
+def dataset(batches: int, size: int = 4) -> TensorDataset:
+    """Enough rows of four features and one of two classes for ``batches`` batches."""
+    generator = torch.Generator().manual_seed(7)
+    rows = batches * size
+    return TensorDataset(
+        torch.randn(rows, 4, generator=generator), torch.randint(0, 2, (rows,), generator=generator)
+    )
+
+
+def loader(batches: int, size: int = 4, **options: Any) -> DataLoader[Any]:
+    """A loader of ``batches`` batches of ``size`` samples."""
+    return DataLoader(dataset(batches, size), batch_size=size, **options)
+
+
+def loss_of(model: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> torch.Tensor:
+    """The loss of one forward on a batch of features and classes."""
+    x, y = batch
+    return F.cross_entropy(model(x), y)
+
+
+def learn(truth: Truth, model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+    """The inside of an ordinary step, for programs whose point lies elsewhere."""
+    optimizer.zero_grad()
+    truth.forward()
+    loss = loss_of(model, batch)
+    truth.backward()
+    loss.backward()
+    optimizer.step()
+    truth.update()
+
+
+class Watch:
+    """Starts sessions for a program, and keeps them to be closed.
+
+    Args:
+        folder: parent of the run directories.
+        settings: over those that keep a test quiet.
+    """
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.sessions: list[Any] = []
+        self._settings = {**QUIET, "run_dir": str(folder), **settings}
+
+    def __call__(self, model: Any = None, loaders: Any = None, **settings: Any) -> Any:
+        """``otel_train.instrument`` with the settings of the test; the session."""
+        session = otel_train.instrument(model, loaders, **{**self._settings, **settings})
+        if session not in self.sessions:
+            self.sessions.append(session)
+        return session
+
+    def close(self) -> None:
+        """Close what the program left open."""
+        for session in self.sessions:
+            session.close()
+
+
+LOOPS: dict[str, Callable[[Watch], Truth]] = {}
+"""Every program, by name."""
+
+
+def loop(program: Callable[[Watch], Truth]) -> Callable[[Watch], Truth]:
+    """Enter a program in the table."""
+    assert program.__name__ not in LOOPS
+    LOOPS[program.__name__] = program
+    return program

@@ -1,0 +1,328 @@
+"""Loops by how they update: several optimizers, closures, scalers, none at all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
+
+from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@loop
+def two_optimizers_per_step(watch: Watch) -> Truth:
+    """One for each half of the model, one after the other."""
+    model, train, truth = Net(), loader(6), Truth()
+    body, head = sgd(model.first), sgd(model.last)
+    watch(model, {"train": train})
+    for batch in train:
+        truth.batch("train")
+        body.zero_grad()
+        head.zero_grad()
+        truth.forward()
+        loss = loss_of(model, batch)
+        truth.backward()
+        loss.backward()
+        body.step()
+        truth.update()
+        head.step()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@loop
+def two_optimizers_without_an_ask(watch: Watch) -> Truth:
+    """On one batch in hand, a step closes before its first optimizer updates again."""
+    model, truth = Net(), Truth()
+    train = loader(2)
+    body, head = sgd(model.first), sgd(model.last)
+    watch(model, {"train": train})
+    batch = next(iter(train))
+    truth.batch("train")
+    for _ in range(6):
+        truth.forward()
+        loss = loss_of(model, batch)
+        truth.backward()
+        loss.backward()
+        body.step()
+        truth.update()
+        head.step()
+        truth.update()
+        truth.step()
+    return truth
+
+
+def adversaries() -> tuple[Net, Net]:
+    """A generator of four features from four numbers, and a critic of four features."""
+    return Net(4, 4), Net(4, 1)
+
+
+def judge(truth: Truth, critic: Net, real: torch.Tensor, fake: torch.Tensor) -> None:
+    """The backward of a critic's loss."""
+    truth.forward(model="D")
+    truth.forward(model="D")
+    loss = critic(fake).mean() - critic(real).mean()
+    truth.backward()
+    loss.backward()
+
+
+@loop
+def gan(watch: Watch) -> Truth:
+    """Critic and generator, an update each per batch: one step."""
+    (generator, critic), train, truth = adversaries(), loader(6), Truth()
+    g_optimizer, d_optimizer = sgd(generator), sgd(critic)
+    watch({"G": generator, "D": critic}, {"train": train})
+    for real, _ in train:
+        truth.batch("train")
+        d_optimizer.zero_grad()
+        truth.forward(model="G")
+        judge(truth, critic, real, generator(torch.randn(4, 4)).detach())
+        d_optimizer.step()
+        truth.update()
+        g_optimizer.zero_grad()
+        truth.forward(model="G")
+        truth.forward(model="D")
+        loss = -critic(generator(torch.randn(4, 4))).mean()
+        truth.backward()
+        loss.backward()
+        g_optimizer.step()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@loop
+def wgan_with_a_batch_per_critic_update(watch: Watch) -> Truth:
+    """Every ask after an update closes a step, so each critic update is one; the fifth takes G along."""
+    (generator, critic), train, truth = adversaries(), loader(10), Truth()
+    g_optimizer, d_optimizer = sgd(generator), sgd(critic)
+    watch({"G": generator, "D": critic}, {"train": train})
+    for i, (real, _) in enumerate(train):
+        truth.batch("train")
+        d_optimizer.zero_grad()
+        judge(truth, critic, real, torch.randn(4, 4))
+        d_optimizer.step()
+        truth.update()
+        if i % 5 == 4:
+            g_optimizer.zero_grad()
+            truth.forward(model="G")
+            truth.forward(model="D")
+            loss = -critic(generator(torch.randn(4, 4))).mean()
+            truth.backward()
+            loss.backward()
+            g_optimizer.step()
+            truth.update()
+        truth.step()
+    return truth
+
+
+@loop
+def wgan_with_five_critic_updates_per_batch(watch: Watch) -> Truth:
+    """No ask between them, so the rule for updates holds: the critic twice in a row closes a step.
+
+    The generator's update follows the fifth and shares its step.
+    """
+    (generator, critic), train, truth = adversaries(), loader(4), Truth()
+    g_optimizer, d_optimizer = sgd(generator), sgd(critic)
+    watch({"G": generator, "D": critic}, {"train": train})
+    for real, _ in train:
+        truth.batch("train")
+        for _ in range(5):
+            d_optimizer.zero_grad()
+            judge(truth, critic, real, torch.randn(4, 4))
+            d_optimizer.step()
+            truth.update()
+            truth.step()
+        g_optimizer.zero_grad()
+        truth.forward(model="G")
+        truth.forward(model="D")
+        loss = -critic(generator(torch.randn(4, 4))).mean()
+        truth.backward()
+        loss.backward()
+        g_optimizer.step()
+        truth.update()
+    return truth
+
+
+@loop
+def lbfgs_closure(watch: Watch) -> Truth:
+    """The closure runs several forwards and backwards inside one update."""
+    model, train, truth = Net(), loader(4), Truth()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    watch(model, {"train": train})
+    for batch in train:
+        truth.batch("train")
+
+        def closure(batch: Any = batch) -> torch.Tensor:
+            optimizer.zero_grad()
+            truth.forward()
+            loss = loss_of(model, batch)
+            truth.backward()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        truth.update()
+        truth.step()
+    assert truth.forwards["model", "train"] > 4
+    return truth
+
+
+@loop
+def sgd_with_a_closure(watch: Watch) -> Truth:
+    """Forward and backward inside the update, once."""
+    model, train, truth = Net(), loader(5), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for batch in train:
+        truth.batch("train")
+
+        def closure(batch: Any = batch) -> float:
+            optimizer.zero_grad()
+            truth.forward()
+            loss = loss_of(model, batch)
+            truth.backward()
+            loss.backward()
+            return loss.item()
+
+        optimizer.step(closure)
+        truth.update()
+        truth.step()
+    return truth
+
+
+class Decaying(torch.optim.SGD):
+    """A subclass in the usual manner."""
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        loss: float | None = super().step(closure)
+        return loss
+
+
+class Both(torch.optim.Optimizer):
+    """An optimizer that steps two others, as sharded and look-ahead optimizers do."""
+
+    def __init__(self, left: torch.optim.Optimizer, right: torch.optim.Optimizer) -> None:
+        super().__init__([p for o in (left, right) for g in o.param_groups for p in g["params"]], {})
+        self.parts = (left, right)
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        for part in self.parts:
+            part.step()
+
+
+@loop
+def optimizer_subclass(watch: Watch) -> Truth:
+    """``super().step()`` fires the hooks a second time; it is one update."""
+    warm, model, train, truth = Net(), Net(), loader(5), Truth()
+    sgd(warm).step()
+    optimizer = Decaying(model.parameters(), lr=0.01)
+    watch(model, {"train": train})
+    for batch in train:
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    return truth
+
+
+@loop
+def optimizer_of_optimizers(watch: Watch) -> Truth:
+    """An update inside an update is none."""
+    model, train, truth = Net(), loader(5), Truth()
+    optimizer = Both(sgd(model.first), sgd(model.last))
+    watch(model, {"train": train})
+    for batch in train:
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    return truth
+
+
+@loop
+def learning_rate_scheduler(watch: Watch) -> Truth:
+    """A scheduler patches ``step`` on the instance."""
+    model, train, truth = Net(), loader(6), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=2)
+    for batch in train:
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        scheduler.step()
+        truth.step()
+    return truth
+
+
+@loop
+def grad_scaler_with_skipped_updates(watch: Watch) -> Truth:
+    """A skipped update is no update, so its batch belongs to the next step; it is an optimizer occurrence."""
+    model, train, truth = Net(), loader(8), Truth()
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    watch(model, {"train": train})
+    for i, batch in enumerate(train):
+        truth.batch("train")
+        optimizer.zero_grad()
+        truth.forward()
+        loss = scaler.scale(loss_of(model, batch))
+        truth.backward()
+        loss.backward()
+        if i in {2, 3, 5}:
+            model.first.weight.grad[0, 0] = float("inf")
+        before = model.last.bias.detach().clone()
+        scaler.step(optimizer)
+        truth.optimizer += 1
+        scaler.update()
+        if torch.equal(before, model.last.bias):
+            truth.skipped += 1
+        else:
+            truth.updates += 1
+            truth.step()
+    assert truth.skipped == 3
+    return truth
+
+
+@loop
+def several_backwards_per_step(watch: Watch) -> Truth:
+    """Two losses on two forwards, two backwards, one update."""
+    model, train, truth = Net(), loader(5), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for batch in train:
+        truth.batch("train")
+        optimizer.zero_grad()
+        for scale in (1.0, 0.5):
+            truth.forward()
+            loss = loss_of(model, batch) * scale
+            truth.backward()
+            loss.backward()
+        optimizer.step()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@loop
+def retained_graph(watch: Watch) -> Truth:
+    """Two backwards over one graph."""
+    model, train, truth = Net(), loader(5), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for x, y in train:
+        truth.batch("train")
+        optimizer.zero_grad()
+        truth.forward()
+        out = model(x)
+        truth.backward()
+        F.cross_entropy(out, y).backward(retain_graph=True)
+        truth.backward()
+        out.square().mean().backward()
+        optimizer.step()
+        truth.update()
+        truth.step()
+    return truth

@@ -1,0 +1,114 @@
+"""``otel-train demo``: the first thing anybody sees of this project."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+MOST_LINES_OF_OURS = 2
+
+# A test run in the background of a shell ignores Ctrl-C, and its children inherit that.
+RUN = """
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from otel_train.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def start(folder: Path, *words: str) -> subprocess.Popen[str]:
+    """The demo in a process of its own, leaving its run below ``folder``."""
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, "demo", f"--run-dir={folder}", *words],
+        env={**environ, "OTEL_TRAIN_PROMETHEUS_PORT": "0", "PYTHONIOENCODING": "utf-8"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def summary_below(folder: Path) -> dict[str, Any]:
+    """What the only run below ``folder`` left behind."""
+    [path] = folder.glob("*/rank0/summary.json")
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def test_the_verdict_names_the_loader_that_training_waits_for(tmp_path: Path) -> None:
+    """The whole promise in a third of a minute: an unchanged loop, and the right answer at the end."""
+    process = start(tmp_path, "--minutes=0.35")
+    shown, complaints = process.communicate(timeout=150)
+
+    assert process.returncode == 0, complaints
+    found = summary_below(tmp_path)
+    leading = found["verdicts"][0]
+    assert (leading["name"], leading["loader"]) == ("input_bound", "code")
+    assert leading["share"] > 0.2
+    assert found["state"] == "finished"
+    assert found["updates"] == found["steps"]["train"] > 20
+    assert abs(found["batches"]["code"] - found["batches"]["prose"]) <= 1
+    assert sum(found["activities"].values()) == pytest.approx(found["wall_seconds"], rel=0.02)
+    assert "verdict: input_bound" in shown
+    assert "otel-train summary" in shown
+    assert "/metrics was at" in shown
+    assert "Traceback" not in complaints
+
+
+def test_ctrl_c_ends_the_demo_with_the_card(tmp_path: Path) -> None:
+    """Nobody waits ten minutes for a card they have asked for; and being asked to stop is no failure."""
+    process = start(tmp_path, "--minutes=5")
+    began_s = time.monotonic()
+    while not list(tmp_path.glob("*/rank0")) and time.monotonic() < began_s + 60:
+        time.sleep(0.2)
+    time.sleep(4)
+    process.send_signal(signal.SIGINT)
+    shown, complaints = process.communicate(timeout=30)
+
+    assert process.returncode == 0, complaints
+    assert "Stopped by hand." in shown
+    assert "otel_train ━━" in shown
+    assert "Traceback" not in complaints
+    assert summary_below(tmp_path)["steps"]["train"] > 0
+
+
+def test_a_device_that_is_not_there_is_refused_with_a_remedy(tmp_path: Path) -> None:
+    """Thirty lines of traceback from inside torch are no answer to a wrong option."""
+    import torch
+
+    if torch.cuda.is_available():
+        pytest.skip("there is a CUDA device here")
+    process = start(tmp_path, "--device=cuda")
+    _, complaints = process.communicate(timeout=60)
+
+    assert process.returncode == 2
+    assert complaints.splitlines()[-1].startswith(
+        "otel-train: --device=cuda: torch sees no CUDA device here."
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_one_line_of_the_script_is_ours() -> None:
+    """The demo shows what a user has to write: an import, and one call."""
+    from importlib.util import find_spec
+
+    spec = find_spec("otel_train.demo.train")
+    assert spec is not None
+    assert spec.origin is not None
+    with open(spec.origin, encoding="utf-8") as file:  # noqa: PTH123 - a path from the import system
+        ours = [line for line in file if "otel_train" in line]
+
+    assert len(ours) == MOST_LINES_OF_OURS
+    assert ours[0] == "import otel_train\n"
+    assert "otel_train.instrument(model, loaders)" in ours[1]

@@ -1,0 +1,241 @@
+"""What a loop counts about itself is what the summary says, whatever the shape of the loop."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.loops import (  # noqa: F401 - each enters its programs in the table
+    by_hand,
+    epochs,
+    faults,
+    gradients,
+    kinds,
+    models,
+    phases,
+    shapes,
+    updates,
+)
+from tests.integration.loops.truth import EAGER, LOOPS, TRAIN, Truth, Watch, learn, loader, sgd
+
+SLACK_S = 0.02
+"""What may pass between two looks at the clock, on a busy machine, without being anybody's fault."""
+
+EVALUATING = ("eval", "test", "predict")
+OWN_STAGES = ("data", "h2d", "forward", "backward", "optimizer", "checkpoint", "other")
+
+
+def observe(name: str, folder: Path, **settings: Any) -> tuple[Truth, dict[str, Any]]:
+    """Run a program; what it counted, and what was written about it."""
+    watch = Watch(folder, **settings)
+    try:
+        truth = LOOPS[name](watch)
+    finally:
+        watch.close()
+    summary: dict[str, Any] = watch.sessions[-1].summary()
+    return truth, summary
+
+
+def some(counts: Any) -> dict[Any, Any]:
+    """Counts without the zeros."""
+    return {name: number for name, number in counts.items() if number}
+
+
+def stage_counts(summary: dict[str, Any], stage: str, *, by: str = "phase", of: str = "count") -> Counter[Any]:
+    """A column of the rows of ``stage``, summed."""
+    counts: Counter[Any] = Counter()
+    for row in summary["stages"]:
+        if row["stage"] == stage:
+            counts[row[by]] += row[of] or 0
+    return counts
+
+
+def expected(truth: Truth) -> dict[str, Any]:
+    """The truth under the names used for comparison."""
+    named = {model for model, _ in truth.forwards} != {"model"}
+    forwards: Counter[Any] = Counter()
+    for (model, phase), number in truth.forwards.items():
+        forwards[model if named else "", phase if truth.phases else ""] += number
+    figures = {
+        "steps": some(truth.steps),
+        "batches": some(truth.batches),
+        "data": some(truth.batches),
+        "forward": some(forwards),
+        "backward": some(truth.backwards),
+        "optimizer": truth.optimizer,
+        "updates": truth.updates,
+        "skipped": truth.skipped,
+        "stages": some(truth.stages),
+        "failed": some(truth.failed),
+        "checkpoints": truth.checkpoints,
+    }
+    if truth.samples is not None:
+        figures["samples"] = some(truth.samples)
+    if truth.source is not None:
+        figures["source"] = truth.source
+    if truth.partial is not None:
+        figures["partial"] = some({TRAIN: truth.partial})
+    return figures
+
+
+def found(summary: dict[str, Any], truth: Truth) -> dict[str, Any]:
+    """What the summary says about everything that ``truth`` speaks of."""
+    named = {model for model, _ in truth.forwards} != {"model"}
+    forwards: Counter[Any] = Counter()
+    failed: Counter[str] = Counter()
+    for row in summary["stages"]:
+        failed[row["stage"]] += row["failed"] or 0
+        if row["stage"] == "forward":
+            key = row["model"] if named else "", row["phase"] if truth.phases else ""
+            forwards[key] += row["count"]
+    own = {row["stage"] for row in summary["stages"]} - set(OWN_STAGES)
+    figures = {
+        "steps": some(summary["steps"] if truth.phases else {TRAIN: summary["steps"].get(TRAIN, 0)}),
+        "batches": some(by_loader(summary["batches"], truth)),
+        "data": some(by_loader(stage_counts(summary, "data", by="loader"), truth)),
+        "samples": some(by_loader(summary["samples"], truth)),
+        "forward": some(forwards),
+        "backward": some(stage_counts(summary, "backward")),
+        "optimizer": stage_counts(summary, "optimizer").total(),
+        "updates": summary["updates"] or 0,
+        "skipped": summary["skipped_updates"] or 0,
+        "stages": some({stage: stage_counts(summary, stage).total() for stage in own}),
+        "failed": some(failed),
+        "checkpoints": summary["checkpoints"]["count"],
+        "source": summary["step_source"],
+        "partial": some(summary["partial_steps"]),
+    }
+    return {name: figures[name] for name in expected(truth)}
+
+
+def by_loader(counts: Any, truth: Truth) -> Counter[str]:
+    """``counts``, with every loader that the program has not named under ``?``."""
+    merged: Counter[str] = Counter()
+    for name, number in counts.items():
+        merged[name if name in truth.batches else "?"] += number
+    return merged
+
+
+def self_seconds(summary: dict[str, Any], *phases: str) -> float:
+    """Self time of the rows of ``phases``; of all rows when none is given."""
+    rows = [row for row in summary["stages"] if not phases or row["phase"] in phases]
+    return sum(row["self_seconds"] or 0.0 for row in rows)
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_a_loop_is_counted_as_it_counts_itself(name: str, tmp_path: Path) -> None:
+    """A figure that depends on how the loop is written is a figure nobody can trust."""
+    truth, summary = observe(name, tmp_path, **EAGER)
+
+    assert found(summary, truth) == expected(truth)
+    assert summary["telemetry"]["records_lost"] == 0
+    assert summary["telemetry"]["records"] > 0 or not truth.batches
+    assert summary["telemetry"]["faults"] == {}
+    assert_times_add_up(summary, truth)
+
+
+def assert_times_add_up(summary: dict[str, Any], truth: Truth) -> None:
+    """DESIGN.md section 6, laws 1 and 2."""
+    wall_s, activities = summary["wall_seconds"], summary["activities"]
+    assert sum(activities.values()) == pytest.approx(wall_s, rel=0.01)
+    for row in summary["stages"]:
+        if row["count"] and row["inclusive_seconds"] is not None:
+            assert row["min"] <= row["p50"] <= row["p95"] <= row["p99"] <= row["max"] <= row["inclusive_seconds"] + 1e-9
+    if truth.threads > 1:
+        return
+    assert self_seconds(summary) == pytest.approx(wall_s, rel=0.01, abs=SLACK_S)
+    assert self_seconds(summary, *EVALUATING) == pytest.approx(activities["eval"], abs=1e-6)
+    whole = sum(row["total_seconds"] or 0.0 for row in summary["step_durations"] if row["phase"] in EVALUATING)
+    assert self_seconds(summary, *EVALUATING) == pytest.approx(whole, abs=SLACK_S)
+    whole = sum(row["total_seconds"] or 0.0 for row in summary["step_durations"] if row["phase"] == TRAIN)
+    assert self_seconds(summary, TRAIN) >= whole - 1e-6
+
+
+@pytest.mark.parametrize("name", ["plain", "validation_in_mid_group", "two_live_iterators_of_one_loader"])
+def test_it_does_not_matter_how_often_the_pump_looks(name: str, tmp_path: Path) -> None:
+    """A loop may end before the pump has looked once."""
+    truth, summary = observe(name, tmp_path, turn_every_s=10.0)
+
+    assert found(summary, truth) == expected(truth)
+
+
+def test_a_session_says_the_same_as_its_file(tmp_path: Path) -> None:
+    """Tools read the file, notebooks ask the session."""
+    watch = Watch(tmp_path)
+    LOOPS["plain"](watch)
+    watch.close()
+
+    [path] = tmp_path.glob("*/rank0/summary.json")
+    written = json.loads(path.read_text(encoding="utf-8"))
+    said = watch.sessions[-1].summary()
+    assert written["run_id"] == path.parent.parent.name
+    for figure in ("run_id", "state", "steps", "batches", "stages", "updates", "step_source"):
+        assert written[figure] == said[figure]
+
+
+@pytest.mark.parametrize(
+    "name", ["a_call_that_is_bypassed", "a_forward_that_is_called_directly"]
+)
+def test_a_model_that_cannot_be_seen_is_said_to_be_unobserved(name: str, tmp_path: Path) -> None:
+    """A forward that is missing from the figures must not look like a model without one."""
+    from tests.integration.loops.unseen import UNSEEN
+
+    watch = Watch(tmp_path, **EAGER)
+    truth = UNSEEN[name](watch)
+    watch.close()
+    summary = watch.sessions[-1].summary()
+
+    forwards = stage_counts(summary, "forward").total()
+    assert forwards in {0, sum(truth.forwards.values())}
+    if not forwards:
+        assert [entry["what"] for entry in summary["unobserved"]] == ["model"]
+        assert summary["unobserved"][0]["reason"]
+    assert summary["steps"] == {TRAIN: truth.steps[TRAIN]}
+
+
+def test_a_second_thread_does_not_stretch_the_ledger(tmp_path: Path) -> None:
+    """Activities are of the run, however many threads train."""
+    truth, summary = observe("two_threads_train_two_models", tmp_path)
+
+    assert truth.threads > 1
+    assert sum(summary["activities"].values()) == pytest.approx(summary["wall_seconds"], rel=0.01)
+    assert not [thread for thread in threading.enumerate() if not thread.is_alive()]
+
+
+def test_sleeping_stages_take_the_time_they_slept(tmp_path: Path) -> None:
+    """Counts can be right and times wrong: a stage that sleeps for a known time is charged for it."""
+    import time
+
+    import torch
+
+    import otel_train
+    from tests.integration.loops.truth import Net
+
+    class Sleeping(Net):
+        def forward(self, x: Any) -> Any:
+            time.sleep(0.02)
+            return super().forward(x)
+
+    model, train, truth = Sleeping(), loader(6), Truth()
+    optimizer = sgd(model)
+    watch = Watch(tmp_path)
+    session = watch(model, {"train": train})
+    for batch in train:
+        with otel_train.stage("augment"):
+            time.sleep(0.01)
+        time.sleep(0.005)
+        learn(truth, model, optimizer, batch)
+    watch.close()
+    summary = session.summary()
+
+    slept = {"augment": 0.06, "forward": 0.12}
+    for stage, seconds in slept.items():
+        assert seconds <= stage_counts(summary, stage, of="self_seconds")[TRAIN] < seconds + 0.06
+        assert seconds <= stage_counts(summary, stage, of="inclusive_seconds")[TRAIN] < seconds + 0.06
+    assert stage_counts(summary, "other", of="self_seconds")[TRAIN] >= 0.03
+    assert torch.is_grad_enabled()

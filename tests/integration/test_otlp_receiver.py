@@ -1,0 +1,308 @@
+"""A real collector's wire: what arrives, and what happens when it does not."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_train.cli.replay import Counts, replay
+from otel_train.errors import ConfigError
+from otel_train.export.otlp import OtlpExporter, OtlpSettings
+from otel_train.export.spool import Spool
+from otel_train.records import Batch
+from tests.support.figures import RESOURCE, SPAN_ID, TRACE_ID, snapshot, spans
+from tests.support.receiver import Received, black_hole, grpc_receiver, http_receiver, refusing_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+RECEIVERS = {"http/protobuf": http_receiver, "grpc": grpc_receiver}
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No OTEL_* variable of the machine takes part."""
+    for name in list(os.environ):
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(params=RECEIVERS)
+def receiver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Received]:
+    """A healthy receiver, and an environment that names it."""
+    with RECEIVERS[request.param]() as received:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.endpoint)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", request.param)
+        yield received
+
+
+def exporter(directory: Path) -> OtlpExporter:
+    errors: list[OSError] = []
+    spool = Spool(directory, RESOURCE, version="1.2", on_error=errors.append)
+    return OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1.2", spool=spool)
+
+
+def attributes(owner: Any) -> dict[str, Any]:
+    return {item.key: getattr(item.value, str(item.value.WhichOneof("value"))) for item in owner.attributes}
+
+
+def test_metrics_arrive_as_they_were(receiver: Received, tmp_path: Path) -> None:
+    """Buckets, exemplars, start times and resource: a dashboard needs every one."""
+    otlp = exporter(tmp_path)
+    otlp.export(Batch(snapshot=snapshot()))
+    assert receiver.wait(metrics=1)
+    otlp.close(2)
+    group = receiver.metrics[0].resource_metrics[0]
+    assert attributes(group.resource) == RESOURCE
+    assert (group.scope_metrics[0].scope.name, group.scope_metrics[0].scope.version) == ("otel_train", "1.2")
+    points = receiver.points()
+    full = points["train.step.duration"].exponential_histogram.data_points[0]
+    assert (full.count, full.sum, full.min, full.max, full.scale) == (3, 5.0, 0.5, 4.0, 0)
+    assert (full.positive.offset, list(full.positive.bucket_counts)) == (-2, [2, 0, 0, 1])
+    assert attributes(full) == {"train.loader": "code"}
+    assert full.start_time_unix_nano == snapshot().start_unix_ns
+    [exemplar] = full.exemplars
+    assert (exemplar.as_double, exemplar.trace_id.hex()) == (4.0, f"{TRACE_ID:032x}")
+    assert exemplar.span_id.hex() == f"{SPAN_ID:016x}"
+    assert points["train.steps"].sum.data_points[0].as_double == 7
+    assert not points["train.loader.workers"].sum.is_monotonic
+    assert points["train.heartbeat.time"].gauge.data_points[0].as_double == 1_700_000_010.5
+    assert not otlp.drops
+
+
+def test_spans_arrive_as_they_were(receiver: Received, tmp_path: Path) -> None:
+    """Ids are decided by us: ranks meet in one trace, and exemplars point to it."""
+    otlp = exporter(tmp_path)
+    otlp.export(Batch(spans=spans()))
+    assert receiver.wait(traces=1)
+    otlp.close(2)
+    step, child = receiver.spans()
+    assert (step.trace_id.hex(), step.span_id.hex()) == (f"{TRACE_ID:032x}", f"{SPAN_ID:016x}")
+    assert child.parent_span_id == step.span_id
+    assert (step.status.code, step.status.message) == (2, "ValueError")
+    assert attributes(step)["error.type"] == "ValueError"
+    assert attributes(step)["train.step.index"] == 12
+    assert step.links[0].trace_id.hex() == f"{TRACE_ID + 1:032x}"
+    assert step.events[0].name == "checkpoint"
+    assert step.end_time_unix_nano - step.start_time_unix_nano == 4_000_000_000
+
+
+def test_standard_variables_are_honoured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Headers carry the token, compression saves the link; both are set by the cluster."""
+    with http_receiver() as received:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.endpoint)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "x-token=abc")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
+        monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
+        otlp = exporter(tmp_path)
+        otlp.export(Batch(snapshot=snapshot(), spans=spans()))
+        otlp.close(2)
+        assert received.points()["train.steps"].sum.data_points[0].as_double == 7
+        assert received.headers["x-token"] == "abc"
+        assert received.headers["Content-Encoding"] == "gzip"
+        assert not received.traces
+
+
+def test_a_certificate_that_is_not_there_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found at start, not after a night without figures."""
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "https://127.0.0.1:4318")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere/ca.pem")
+    with pytest.raises(ConfigError, match=r"/nowhere/ca.pem"):
+        OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1")
+
+
+def no_place(name: str) -> AbstractContextManager[Any]:
+    if name == "refuse":
+        return refusing_address()
+    if name == "black hole":
+        return black_hole()
+    return http_receiver(name, slow_s=60)
+
+
+TROUBLES = ["refuse", "black hole", "500", "429", "slow"]
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+@pytest.mark.parametrize("trouble", TROUBLES)
+def test_in_every_trouble_closing_is_bounded_and_what_is_left_is_replayed_once(  # noqa: PLR0917  # fixtures
+    trouble: str, protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """A collector that is away costs no exit and no figures."""
+    rank = tmp_path / "rank0"
+    with no_place(trouble) as place:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", getattr(place, "endpoint", place))
+        otlp = exporter(rank)
+        otlp.export(Batch(snapshot=snapshot(), spans=spans()))
+        start_s = time.monotonic()
+        otlp.close(1.5)
+        assert time.monotonic() - start_s < 2
+        assert otlp.drops == {("metrics", "shutdown"): 5, ("traces", "shutdown"): 2}
+    with http_receiver() as received:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        assert replay(tmp_path, endpoint=received.endpoint) == Counts(sent=2)
+        assert replay(tmp_path, endpoint=received.endpoint) == Counts()
+        assert received.points()["train.steps"].sum.data_points[0].as_double == 7
+        assert attributes(received.metrics[0].resource_metrics[0].resource) == RESOURCE
+        assert [span.name for span in received.spans()] == ["train.step", "train.stage"]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_a_retry_that_succeeds_is_no_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A collector that restarts within seconds is not worth a word."""
+    with http_receiver("503") as received:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.endpoint)
+        otlp = exporter(tmp_path)
+        otlp.export(Batch(snapshot=snapshot()))
+        deadline_s = time.monotonic() + 5
+        while not received.requests and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        received.mode = "ok"
+        assert received.wait(metrics=1, timeout_s=4)
+        otlp.close(1)
+        assert not otlp.drops
+
+
+def test_the_log_names_the_reason_and_the_spool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One line, from which a person knows where the figures are."""
+    with refusing_address() as place:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", place)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1.5")
+        otlp = exporter(tmp_path)
+        for _ in range(3):
+            otlp.export(Batch(snapshot=snapshot(), spans=spans()))
+        deadline_s = time.monotonic() + 5
+        while not otlp.failures and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        otlp.close(1)
+    lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    [line] = lines
+    assert line.name == "otel_train"
+    assert f"OTLP: {place} refuses connections; figures are spooled in {tmp_path}" in line.getMessage()
+
+
+def test_after_closing_no_thread_is_left(receiver: Received, tmp_path: Path) -> None:
+    """The loop runs on as if we had never been there."""
+    before = set(threading.enumerate())
+    otlp = exporter(tmp_path)
+    otlp.export(Batch(snapshot=snapshot()))
+    assert receiver.wait(metrics=1)
+    otlp.close(2)
+    otlp.close(2)
+    assert [thread for thread in set(threading.enumerate()) - before if "otel_train" in thread.name] == []
+    assert not (tmp_path / "spool").exists()
+
+
+SCRIPT = textwrap.dedent(
+    """
+    import os, sys
+    sys.path.insert(0, os.getcwd())
+    from pathlib import Path
+    from otel_train.export.otlp import OtlpExporter, OtlpSettings
+    from otel_train.export.spool import Spool
+    from otel_train.records import Batch
+    from tests.support.figures import RESOURCE, snapshot, spans
+    spool = Spool(Path(sys.argv[1]), RESOURCE, version="1", on_error=print)
+    otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1", spool=spool)
+    otlp.export(Batch(snapshot=snapshot(), spans=spans()))
+    if "fork" in sys.argv:
+        pid = os.fork()
+        if pid == 0:
+            otlp.export(Batch(snapshot=snapshot(99.0), spans=spans()))
+            otlp.close(2)
+            sys.exit(0)
+        os.waitpid(pid, 0)
+    import time
+    start = time.monotonic()
+    if "unclosed" not in sys.argv:
+        otlp.close(1.5)
+    print("closed", flush=True)
+    """
+)
+
+
+def run_script(directory: Path, *words: str) -> tuple[float, str]:
+    """How long the process lived on after its last line, in seconds, and what it said on stderr."""
+    with subprocess.Popen(
+        [sys.executable, "-c", SCRIPT, str(directory), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "closed\n"
+        closed_s = time.monotonic()
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 0, err
+    return time.monotonic() - closed_s, err
+
+
+@pytest.mark.parametrize("words", [(), ("unclosed",)], ids=["closed", "not closed"])
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_a_black_hole_does_not_delay_the_end_of_the_process(
+    protocol: str, words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads of ours, and of the SDK, must not be waited for."""
+    with black_hole() as place:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", place)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+        after_s, err = run_script(tmp_path, *words)
+    assert after_s < 1  # bare Python takes some time to go, too
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_a_forked_child_exports_nothing(
+    protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's copy of the figures would double every sum."""
+    with RECEIVERS[protocol]() as received:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.endpoint)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+        run_script(tmp_path, "fork")
+        assert len(received.metrics) == 1
+        assert len(received.traces) == 1
+        assert received.points()["train.steps"].sum.data_points[0].as_double == 7
+    assert not (tmp_path / "spool").exists()
+
+
+def test_replay_keeps_what_a_collector_refuses(tmp_path: Path) -> None:
+    """A replay into a broken collector loses nothing, and the next one sends it."""
+    spool = Spool(tmp_path / "rank0", RESOURCE, version="1", on_error=lambda _: None)
+    for second in range(3):
+        spool.put(snapshot(second=second))
+    spool.close()
+    with http_receiver("400") as received:
+        assert replay(tmp_path, endpoint=received.endpoint) == Counts(kept=3)
+        received.mode = "ok"
+        assert replay(tmp_path, endpoint=received.endpoint) == Counts(sent=3)
+        times = [
+            request.resource_metrics[0].scope_metrics[0].metrics[1].sum.data_points[0].time_unix_nano
+            for request in received.metrics
+        ]
+        assert times == sorted(times)
+        assert len(times) == 3
+
+
+def test_replay_speaks_grpc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some collectors only listen on 4317."""
+    spool = Spool(tmp_path / "rank0", RESOURCE, version="1", on_error=lambda _: None)
+    spool.put(snapshot())
+    spool.put(spans())
+    spool.close()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    with grpc_receiver() as received:
+        assert replay(tmp_path, endpoint=received.endpoint) == Counts(sent=2)
+        assert len(received.metrics) == len(received.traces) == 1

@@ -1,0 +1,70 @@
+"""Laws of the settings."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_train.config import ABOVE, CHOICES, DEFAULTS, PREFIX, RANGES, Config
+from otel_train.errors import ConfigError
+
+LIMITS = {name: (low, high) for name, low, high in RANGES} | {
+    name: (math.nextafter(low, math.inf), math.inf) for name, low in ABOVE
+}
+NOT_EMPTY = ("run_dir", "prometheus_host")
+
+
+def values_of(name: str) -> st.SearchStrategy[Any]:
+    """Every value that a setting allows."""
+    default = DEFAULTS[name]
+    if name in CHOICES:
+        return st.sampled_from(CHOICES[name])
+    if name == "flight_edges":
+        return st.integers(12, 24).map(lambda power: 1 << power)
+    if isinstance(default, bool):
+        return st.booleans()
+    if isinstance(default, str):
+        # What an environment can hold, less what we refuse; surrogates stand for bytes that are not UTF-8.
+        return st.text(
+            st.characters(exclude_categories=["Cc"]), min_size=1 if name in NOT_EMPTY else 0, max_size=20
+        )
+    low, high = LIMITS[name]
+    if isinstance(default, int):
+        return st.integers(int(low), int(min(high, 1 << 40)))
+    return st.floats(low, min(high, 1e300), allow_nan=False)
+
+
+CONFIGS = st.fixed_dictionaries({}, optional={name: values_of(name) for name in DEFAULTS}).map(
+    lambda values: Config(**values)
+)
+
+
+@given(CONFIGS)
+def test_config_to_environment_to_config_is_the_identity(config: Config) -> None:
+    """Settings handed to a child process by its environment are the settings of the parent."""
+    assert Config.from_env(config.to_env()) == config
+
+
+@given(CONFIGS, CONFIGS)
+def test_resolving_a_config_with_itself_in_the_environment_changes_nothing(one: Config, two: Config) -> None:
+    """Precedence is settled field by field; what both leave alone stays at its default."""
+    resolved = Config.resolve(one, environ=two.to_env())
+
+    for name, default in DEFAULTS.items():
+        first, second = getattr(one, name), getattr(two, name)
+        assert getattr(resolved, name) == (first if first != default else second)
+
+
+@given(st.text(st.characters(categories=["Lu", "Nd"], max_codepoint=127), min_size=1))
+def test_an_unknown_name_with_our_prefix_is_always_an_error(rest: str) -> None:
+    """No misspelling goes unnoticed."""
+    name = PREFIX + rest
+    known = {PREFIX + setting.upper() for setting in DEFAULTS}
+
+    if name not in known:
+        with pytest.raises(ConfigError, match=name):
+            Config.from_env({name: "1"})

@@ -1,0 +1,285 @@
+"""Streams of edges as a training thread would write them, and the account that comes of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from otel_train.aggregate.account import ThreadAccount
+from otel_train.aggregate.pairing import Pairing
+from otel_train.aggregate.steps import PHASES, Activity, Settled, columns_of
+from otel_train.codes import Flag, Op, Source, SourceKind, code
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+TRAINING = Flag.GRAD | Flag.TRAINING
+
+
+class Tape:
+    """Edges on a clock that only ``spend`` and the stages move, one nanosecond being the unit of head sums."""
+
+    def __init__(self, *, started_ns: int = 0) -> None:
+        self.started_ns = started_ns
+        self.now_ns = started_ns
+        self.sources: list[Source] = []
+        self.times: list[int] = []
+        self.codes: list[int] = []
+        self._tokens = 0
+
+    def source(self, kind: SourceKind, name: str, phase: str = "") -> int:
+        """Number of a source, new or not."""
+        source = Source(kind, name, phase)
+        if source not in self.sources:
+            self.sources.append(source)
+        return self.sources.index(source)
+
+    def edge(self, op: Op, source: int, flags: int = 0, payload: int = 0) -> None:
+        """Write one edge now."""
+        self.times.append(self.now_ns)
+        self.codes.append(code(op, source, flags, payload))
+
+    def spend(self, ns: int) -> Tape:
+        """Let time pass."""
+        self.now_ns += ns
+        return self
+
+    def ask(
+        self, loader: str = "code", ns: int = 5, *, samples: int = -1, phase: str = "", op: Op = Op.END
+    ) -> Tape:
+        """One ask for a batch."""
+        source = self.source(SourceKind.DATA, loader, phase)
+        self.edge(Op.BEGIN, source)
+        self.spend(ns)
+        self.edge(op, source, payload=samples + 1 if op is Op.END else 0)
+        return self
+
+    def stop(self, loader: str = "code", ns: int = 5, *, phase: str = "") -> Tape:
+        """An ask that finds the loader at its end."""
+        return self.ask(loader, ns, phase=phase, op=Op.STOP)
+
+    def run(self, kind: SourceKind, name: str, ns: int, *, flags: int = 0, end: Op = Op.END) -> Tape:
+        """A stage with nothing inside."""
+        return self.inside(kind, name, self_ns=ns, flags=flags, end=end)
+
+    def forward(self, ns: int = 20, model: str = "model", *, flags: int = TRAINING) -> Tape:
+        """One forward."""
+        return self.run(SourceKind.FORWARD, model, ns, flags=flags)
+
+    def backward(self, ns: int = 30) -> Tape:
+        """One backward."""
+        return self.run(SourceKind.BACKWARD, "backward", ns)
+
+    def update(self, ns: int = 7, optimizer: str = "SGD") -> Tape:
+        """One step of an optimizer."""
+        return self.run(SourceKind.OPTIMIZER, optimizer, ns)
+
+    def begin(self, kind: SourceKind, name: str, *, flags: int = 0) -> Tape:
+        """Open a stage."""
+        self.edge(Op.BEGIN, self.source(kind, name), flags)
+        return self
+
+    def end(self, kind: SourceKind, name: str, *, op: Op = Op.END) -> Tape:
+        """Close a stage."""
+        self.edge(op, self.source(kind, name))
+        return self
+
+    def inside(self, kind: SourceKind, name: str, *, self_ns: int, flags: int = 0, end: Op = Op.END) -> Tape:
+        """A stage that takes ``self_ns``."""
+        return self.begin(kind, name, flags=flags).spend(self_ns).end(kind, name, op=end)
+
+    def micro(self, loader: str = "code") -> Tape:
+        """Ask, forward, backward: 5 + 20 + 30."""
+        return self.ask(loader).forward().backward()
+
+    def step(self, loader: str = "code") -> Tape:
+        """Ask, forward, backward, update: 5 + 20 + 30 + 7 = 62."""
+        return self.micro(loader).update()
+
+    def validate(self, batches: int = 2, loader: str = "val") -> Tape:
+        """Some batches without grad, 5 + 11 each, and the end of the loader, 5."""
+        for _ in range(batches):
+            self.ask(loader).forward(11, flags=0)
+        return self.stop(loader)
+
+    def mark(self, start: int = -1) -> Tape:
+        """A step boundary set by hand."""
+        self.edge(Op.MARK, self.source(SourceKind.MARK, "step"), payload=start + 1)
+        return self
+
+    def piece(self, name: str, ns: int, op: Op, token: int) -> Tape:
+        """One piece of a stage that is suspended."""
+        source = self.source(SourceKind.STAGE, name)
+        self.edge(Op.RESUME, source, payload=token)
+        self.spend(ns)
+        self.edge(op, source, payload=token)
+        return self
+
+
+class StepSeen(NamedTuple):
+    """One closed step."""
+
+    phase: str
+    loader: str
+    duration_ns: int
+    counted: int
+    failed: int
+    samples: int
+    started_ns: int
+    ended_ns: int
+
+
+class Call(NamedTuple):
+    """One occurrence."""
+
+    source: str
+    loader: str
+    phase: str
+    started_ns: int
+    inclusive_ns: int
+    failed: int
+    step: int
+    """Row over the whole run, the open step counting as the next row; -1 for none."""
+
+
+class Book:
+    """Everything an account settled, over all slices."""
+
+    def __init__(self, sources: Sequence[Source], settled: Sequence[Settled]) -> None:
+        self._sources = sources
+        self.settled = list(settled)
+        self.updates = sum(part.updates for part in settled)
+        self.skipped_updates = sum(part.skipped_updates for part in settled)
+        self.numbered = [part.numbered for part in settled if part.numbered is not None]
+
+    def name(self, source: int) -> str:
+        """Name of a source; "" for none."""
+        return self._sources[source].name if source >= 0 else ""
+
+    def steps(self, phase: str = "") -> list[StepSeen]:
+        """Closed steps, of one phase if given."""
+        found = [
+            StepSeen(PHASES[p], self.name(loader), duration, counted, failed, samples, started, ended)
+            for part in self.settled
+            for p, loader, started, ended, duration, counted, failed, samples in _rows(part.steps)
+        ]
+        return [step for step in found if phase in ("", step.phase)]
+
+    def durations(self, phase: str = "train") -> list[int]:
+        """How long each counted step took."""
+        return [step.duration_ns for step in self.steps(phase) if step.counted]
+
+    def partial(self) -> list[int]:
+        """How long each partial step took."""
+        return [step.duration_ns for step in self.steps() if not step.counted]
+
+    def calls(self, source: str = "") -> list[Call]:
+        """Occurrences, of one source if given."""
+        return [
+            Call(self.name(s), self.name(loader), phase_name(p), started, inclusive, failed, of_run(row))
+            for part, of_run in zip(self.settled, self._numbering(), strict=True)
+            for s, loader, p, started, inclusive, failed, row in _rows(part.occurrences)
+            if source in ("", self.name(s))
+        ]
+
+    def count(self) -> dict[str, int]:
+        """Occurrences by source."""
+        return dict(Counter(call.source for call in self.calls()))
+
+    def self_ns(self, by: str) -> dict[str, int]:
+        """Self time by ``owner``, ``loader``, ``phase`` or ``activity``."""
+        read = {
+            "owner": lambda t: self.name(t.owner),
+            "loader": lambda t: self.name(t.loader),
+            "phase": lambda t: phase_name(t.phase),
+            "activity": lambda t: Activity(t.activity).name.lower(),
+        }[by]
+        total: Counter[str] = Counter()
+        for tile in self.tiles():
+            total[read(tile)] += tile.self_ns
+        return {name: ns for name, ns in total.items() if ns}
+
+    def tiles(self) -> Iterator[Tile]:
+        """Every tile, its step counted over the whole run."""
+        for part, of_run in zip(self.settled, self._numbering(), strict=True):
+            for owner, loader, phase, activity, ns, row in _rows(part.tiles):
+                yield Tile(owner, loader, phase, activity, ns, of_run(row))
+
+    def step_self_ns(self) -> Counter[int]:
+        """Self time by step, over all slices."""
+        total: Counter[int] = Counter()
+        for tile in self.tiles():
+            total[tile.step] += tile.self_ns
+        return total
+
+    def batches(self) -> dict[str, list[tuple[str, int]]]:
+        """(phase, samples) of every batch, by loader."""
+        found: dict[str, list[tuple[str, int]]] = {}
+        for part in self.settled:
+            for loader, phase, samples in part.batches.tolist():
+                found.setdefault(self.name(loader), []).append((phase_name(phase), samples))
+        return found
+
+    def _numbering(self) -> list[_OfRun]:
+        """The open step keeps its number until it closes, and evaluation steps that close meanwhile get others."""
+        numbering, rows = [], 0
+        for part in self.settled:
+            numbering.append(_OfRun(part, rows))
+            rows += len(part.steps.phase)
+        later = -1
+        for of_run in reversed(numbering):  # a slice's open step is the first train step that closes later
+            of_run.open_row = later
+            later = of_run.first_train_row(later)
+        return numbering
+
+
+class _OfRun:
+    def __init__(self, part: Settled, before: int) -> None:
+        self._phases = part.steps.phase.tolist()
+        self._before = before
+        self.open_row = -1
+
+    def first_train_row(self, later: int) -> int:
+        return self._before + self._phases.index(0) if 0 in self._phases else later
+
+    def __call__(self, row: int) -> int:
+        if row < 0:
+            return -1
+        return self._before + row if row < len(self._phases) else self.open_row
+
+
+class Tile(NamedTuple):
+    """Time of one owner."""
+
+    owner: int
+    loader: int
+    phase: int
+    activity: int
+    self_ns: int
+    step: int
+
+
+def phase_name(phase: int) -> str:
+    """Name of a phase; "" for time outside every batch."""
+    return (*PHASES, "")[phase]
+
+
+def _rows(columns: Sequence[np.ndarray]) -> Iterator[tuple[int, ...]]:
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def settle(tape: Tape, cuts: Sequence[int] = (), *, ended_ns: int | None = None) -> Book:
+    """Account for a tape, cut into slices."""
+    columns = columns_of(tape.sources)
+    pairing, account = Pairing(), ThreadAccount(tape.started_ns)
+    times, codes = np.array(tape.times, dtype=np.int64), np.array(tape.codes, dtype=np.int64)
+    settled = []
+    bounds = [0, *cuts, len(times)]
+    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        part = account.feed(pairing.feed(times[start:stop], codes[start:stop], columns.kinds), columns)
+        if part is not None:
+            settled.append(part)
+    settled.append(account.close(tape.now_ns if ended_ns is None else ended_ns, columns))
+    return Book(tape.sources, settled)

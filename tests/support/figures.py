@@ -1,0 +1,100 @@
+"""Made-up snapshots and spans, small enough to check by head."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from otel_train.catalog import Kind, Label, Metric
+from otel_train.records import (
+    Exemplar,
+    Family,
+    HistogramPoint,
+    Point,
+    Snapshot,
+    Span,
+    SpanEvent,
+    SpanLink,
+)
+
+if TYPE_CHECKING:
+    from otel_train.records import AttributeValue
+
+LOADER = Label(name="train.loader", bound=16, meaning="Which loader.")
+STEPS = Metric(name="train.steps", unit="{step}", kind=Kind.COUNTER, meaning="Steps done.", labels=(LOADER,))
+WORKERS = Metric(name="train.loader.workers", unit="{worker}", kind=Kind.UPDOWN, meaning="Workers alive.")
+BEAT = Metric(name="train.heartbeat.time", unit="s", kind=Kind.GAUGE, meaning="When we last looked.")
+STEP = Metric(
+    name="train.step.duration",
+    unit="s",
+    kind=Kind.HISTOGRAM,
+    meaning='Wall time of a step, in "seconds".\nNot more.',
+    labels=(LOADER,),
+    bounds=(0.1, 1.0, 10.0),
+)
+
+RESOURCE: dict[str, AttributeValue] = {
+    "service.name": "otel-train",
+    "train.run.id": "run-1",
+    "train.rank": 3,
+    "train.debug": True,
+    "train.share": 0.5,
+}
+
+START_NS = 1_700_000_000_000_000_000
+TRACE_ID = 0x0123456789ABCDEF0123456789ABCDEF
+SPAN_ID = 0x00FEDCBA98765432
+
+
+def snapshot(steps: float = 7.0, *, second: int = 10) -> Snapshot:
+    """Four families; the histogram holds 0.5, 0.5 and 4.0, the last with an exemplar."""
+    code = (("train.loader", "code"),)
+    empty = HistogramPoint((("train.loader", "val"),), 0, 0.0, math.nan, math.nan, 0, 0, 0, (), (0, 0, 0, 0))
+    full = HistogramPoint(
+        attributes=code,
+        count=3,
+        sum=5.0,
+        min=0.5,
+        max=4.0,
+        zero_count=0,
+        scale=0,
+        offset=-2,
+        exponential_counts=(2, 0, 0, 1),
+        explicit_counts=(0, 2, 1, 0),
+        exemplars=(Exemplar(4.0, START_NS + 5_000_000_000, TRACE_ID, SPAN_ID),),
+    )
+    return Snapshot(
+        start_unix_ns=START_NS,
+        time_unix_ns=START_NS + second * 1_000_000_000,
+        families=(
+            Family(STEP, (full, empty)),
+            Family(STEPS, (Point(code, steps),)),
+            Family(WORKERS, (Point((), 2.0),)),
+            Family(BEAT, (Point((), 1_700_000_010.5),)),
+        ),
+    )
+
+
+def spans() -> tuple[Span, ...]:
+    """A failed step with one child, an event and a link to another trace."""
+    step = Span(
+        name="train.step",
+        trace_id=TRACE_ID,
+        span_id=SPAN_ID,
+        start_unix_ns=START_NS,
+        end_unix_ns=START_NS + 4_000_000_000,
+        attributes={"train.step.index": 12, "train.keep.reason": "slow", "train.losses": (1.5, 2.5)},
+        events=(SpanEvent("checkpoint", START_NS + 5, {"train.path": "a"}),),
+        links=(SpanLink(TRACE_ID + 1, SPAN_ID + 1, {"train.link": "run"}),),
+        error="ValueError",
+    )
+    child = Span(
+        name="train.stage",
+        trace_id=TRACE_ID,
+        span_id=SPAN_ID + 2,
+        parent_id=SPAN_ID,
+        start_unix_ns=START_NS + 1,
+        end_unix_ns=START_NS + 2,
+        attributes={"train.stage": "data"},
+    )
+    return (step, child)

@@ -1,0 +1,216 @@
+"""The arithmetic and the words of the benchmark; what it measures is not tested by the clock."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from benchmarks.machine import Machine
+from benchmarks.row import Row, Verdict, failed
+from benchmarks.spread import differences, fastest_mean, percent_more, slope, spread_of
+from benchmarks.table import begin_mark, cells_of, end_mark, markdown_table, number, page_with, plain_table
+
+VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=50)
+MACHINE = Machine(
+    date="2030-01-02T03:04:05+00:00",
+    cpu="Made-Up CPU @ 1 GHz",
+    cores=2,
+    system="Linux 6 x86_64",
+    python="3.11.0",
+    torch="2.5",
+)
+
+
+def row(*values: float, budget: float | None = 15.0, **more: Any) -> Row:
+    return Row(name="step.median", what="cost per step", unit="µs", values=values, budget=budget, **more)
+
+
+def test_quartiles_of_five_values_are_the_second_third_and_fourth() -> None:
+    """The table quotes them: they must be the ordinary ones."""
+    assert spread_of([5.0, 1.0, 4.0, 2.0, 3.0]) == (2.0, 3.0, 4.0, 5)
+
+
+@given(VALUES)
+def test_the_median_lies_between_the_quartiles_and_they_within_the_values(values: list[float]) -> None:
+    """A spread that does not contain its own median says nothing."""
+    spread = spread_of(values)
+
+    assert min(values) <= spread.q1 <= spread.median <= spread.q3 <= max(values)
+
+
+def test_the_spread_of_nothing_is_refused() -> None:
+    """Nothing measured must never look like zero."""
+    with pytest.raises(ValueError, match="measure at least once"):
+        spread_of([])
+
+
+def test_the_fastest_share_is_the_mean_of_the_smallest_values() -> None:
+    """Two of forty are 5 %: 10 and 20."""
+    durations = np.array([20, 10, *range(100, 138)])
+
+    assert fastest_mean(durations) == 15.0
+
+
+def test_the_fastest_share_of_few_values_is_the_smallest() -> None:
+    """A short block still has a fastest step."""
+    assert fastest_mean(np.array([30, 10, 20])) == 10.0
+
+
+def test_pairs_are_subtracted_within_their_round() -> None:
+    """Drift of the machine between rounds must cancel: 11 - 10 and 22 - 20, not 22 - 10."""
+    assert differences([11.0, 22.0], [10.0, 20.0]) == [1.0, 2.0]
+
+
+def test_percent_more_is_relative_to_the_bare_loop() -> None:
+    """5.1 ms instead of 5 ms is 2 % more."""
+    assert percent_more([5.1], [5.0]) == [pytest.approx(2.0)]
+
+
+def test_unpaired_blocks_are_refused() -> None:
+    """A round that lacks its partner compares strangers."""
+    with pytest.raises(ValueError, match="shorter"):
+        differences([1.0, 2.0], [1.0])
+
+
+def test_the_slope_of_a_straight_line_is_its_rise_per_value() -> None:
+    """Growth of memory is read from it: 3 MB more at every look."""
+    assert slope([10.0, 13.0, 16.0, 19.0]) == pytest.approx(3.0)
+
+
+@given(st.floats(-1e3, 1e3), st.integers(1, 30))
+def test_flat_memory_has_no_slope(level: float, count: int) -> None:
+    """A constant footprint must not be called a leak."""
+    assert slope([level] * count) == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("values", "budget", "verdict"),
+    [
+        ((14.0, 15.0, 90.0), 15.0, Verdict.MET),
+        ((14.0, 15.1, 15.2), 15.0, Verdict.MISSED),
+        ((99.0,), None, Verdict.NO_BUDGET),
+        ((), 15.0, Verdict.NOT_MEASURED),
+        ((), None, Verdict.NOT_MEASURED),
+    ],
+)
+def test_the_median_alone_decides(values: tuple[float, ...], budget: float | None, verdict: Verdict) -> None:
+    """One outlier on a shared machine must not fail a budget, and one lucky round must not save it."""
+    assert row(*values, budget=budget).verdict is verdict
+
+
+def test_the_excess_is_how_far_the_median_is_over_the_budget() -> None:
+    """The page has to say by how much a budget is missed."""
+    assert row(18.5).excess == 3.5
+    assert row(14.0).excess == 0.0
+
+
+def test_what_was_not_measured_fails() -> None:
+    """No figure is no proof that a budget is kept."""
+    assert failed([row(1.0), row(reason="no device")])
+
+
+def test_figures_without_a_budget_never_fail() -> None:
+    """They explain the others."""
+    assert not failed([row(1.0), row(99.0, budget=None)])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(123.4, "123"), (12.34, "12.3"), (1.234, "1.23"), (0.1234, "0.123"), (-12.34, "-12.3"), (0.0, "0.000")],
+)
+def test_numbers_keep_three_digits(value: float, text: str) -> None:
+    """More digits than the spread carries would be lies."""
+    assert number(value) == text
+
+
+def test_a_line_says_budget_spread_and_verdict() -> None:
+    """It is quoted in reviews as it stands."""
+    line = cells_of(row(16.0, 17.0, 18.0, target=8.0))
+
+    assert line == ("cost per step", "≤ 15 µs (target 8)", "17.0 [16.5 .. 17.5] µs", "missed by 2.00 µs")
+
+
+def test_a_single_value_shows_no_spread() -> None:
+    """Quartiles of one value would pretend to know more."""
+    assert cells_of(row(3.0))[2] == "3.00 µs"
+
+
+def test_what_was_not_measured_says_why() -> None:
+    """A GPU row on a machine without one must not look like a success."""
+    assert cells_of(row(reason="torch finds no CUDA device here"))[2:] == (
+        "-",
+        "not measured: torch finds no CUDA device here",
+    )
+
+
+def test_the_terminal_table_is_aligned() -> None:
+    """Every verdict starts in the same column."""
+    lines = plain_table([row(1.0), row(100.0)]).splitlines()
+
+    assert len(lines) == 4
+    assert lines[0].index("verdict") == lines[2].index("met") == lines[3].index("missed")
+
+
+def test_a_missed_budget_stands_out_on_the_page() -> None:
+    """It is what the reader came for."""
+    table = markdown_table([row(1.0), row(18.5)])
+
+    assert "**missed by 3.50 µs**" in table
+    assert "| met |" in table
+
+
+def test_a_new_page_has_the_table_the_machine_and_room_for_the_reasons() -> None:
+    """A figure without its machine and date cannot be compared with anything."""
+    page = page_with([row(1.0)], MACHINE, device="cpu", page="")
+
+    assert page.index(begin_mark("cpu")) < page.index("cost per step") < page.index(end_mark("cpu"))
+    assert "Measured 2030-01-02 on Made-Up CPU @ 1 GHz, 2 cores" in page
+    assert page.index(end_mark("cpu")) < page.index("## What is missed, and why")
+
+
+def test_what_people_wrote_stays() -> None:
+    """The reasons are written by hand and must survive the next run."""
+    page = page_with([row(1.0)], MACHINE, device="cpu", page="") + "Because of the moon.\n"
+
+    again = page_with([row(2.0)], MACHINE, device="cpu", page=page)
+
+    assert again.endswith("Because of the moon.\n")
+    assert "2.00 µs" in again
+    assert "1.00 µs" not in again
+
+
+def test_writing_the_same_figures_twice_changes_nothing() -> None:
+    """A table that drifts with every run cannot be reviewed."""
+    page = page_with([row(1.0)], MACHINE, device="cpu", page="")
+
+    assert page_with([row(1.0)], MACHINE, device="cpu", page=page) == page
+
+
+def test_a_second_device_gets_a_table_of_its_own() -> None:
+    """Figures of a GPU machine must not replace those of the laptop."""
+    page = page_with([row(1.0)], MACHINE, device="cpu", page="")
+
+    both = page_with([row(7.0)], MACHINE, device="cuda", page=page)
+
+    assert "1.00 µs" in both
+    assert both.index(begin_mark("cuda")) < both.index("7.00 µs") < both.index(end_mark("cuda"))
+    assert both.index(end_mark("cuda")) < both.index("## What is missed, and why")
+
+
+def test_the_kind_of_machine_fits_into_a_file_name() -> None:
+    """Results are stored under it."""
+    assert set(MACHINE.kind) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-")
+    assert MACHINE.kind.endswith("2cores")
+
+
+def test_results_can_be_read_back_as_json() -> None:
+    """They are compared across commits by programs."""
+    stored = json.loads(json.dumps(row(16.0, 17.0, 18.0).as_json()))
+
+    assert stored["spread"] == {"q1": 16.5, "median": 17.0, "q3": 17.5, "count": 3}
+    assert (stored["verdict"], stored["excess"]) == ("missed", 2.0)

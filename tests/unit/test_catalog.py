@@ -1,0 +1,188 @@
+"""The catalogue keeps its own rules, and the pages made from it are current."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from otel_train import catalog
+from otel_train.catalog import Kind, Metric
+from otel_train.cli import catalog as pages
+
+ROOT = Path(__file__).parents[2]
+LABELS = {label.name: label for metric in catalog.ALL for label in metric.labels}
+COUNTERS = [metric for metric in catalog.ALL if metric.kind is Kind.COUNTER]
+
+each_metric = pytest.mark.parametrize("metric", catalog.ALL, ids=lambda metric: metric.name)
+
+
+def test_every_metric_constant_is_in_all_once() -> None:
+    """A metric that is defined but not listed would be missing from docs, checks and dashboards."""
+    constants = [value for value in vars(catalog).values() if isinstance(value, Metric)]
+
+    assert constants == list(catalog.ALL)
+    assert len(catalog.by_name) == len(catalog.ALL)
+    assert all(catalog.by_name[metric.name] is metric for metric in catalog.ALL)
+
+
+def test_every_span_and_attribute_constant_is_listed() -> None:
+    """The reference page is made from the lists."""
+    values = vars(catalog).values()
+    spans = {value.name for value in values if isinstance(value, catalog.SpanType)}
+    attributes = {value.name for value in values if isinstance(value, catalog.Attribute)}
+
+    assert spans == {span.name for span in (*catalog.SPANS, *catalog.EVENTS)}
+    assert attributes == {attribute.name for attribute in catalog.ATTRIBUTES}
+    assert len(attributes) == len(catalog.ATTRIBUTES)
+    assert len(spans) == len(catalog.SPANS) + len(catalog.EVENTS)
+
+
+def test_no_two_metrics_share_a_prometheus_name() -> None:
+    """Two families of one name make the whole scrape invalid."""
+    names = [metric.prometheus for metric in catalog.ALL]
+
+    assert len(set(names)) == len(names)
+
+
+@each_metric
+def test_a_name_is_lower_case_and_dotted_under_our_roots(metric: Metric) -> None:
+    """``otel.*`` is reserved by the specification; foreign roots would clash with other libraries."""
+    assert re.fullmatch(r"(train|process)(\.[a-z][a-z0-9]*(_[a-z0-9]+)*)+", metric.name)
+
+
+@each_metric
+def test_a_unit_is_one_that_translates_as_we_say(metric: Metric) -> None:
+    """An unknown unit would be appended to the Prometheus name by some exporters and not by others."""
+    legal = {"s", "By", "1", "{sample}/s", "{flop}/s"}
+
+    assert metric.unit in legal or re.fullmatch(r"\{[a-z_]+\}", metric.unit)
+
+
+@each_metric
+def test_the_unit_is_not_in_the_name(metric: Metric) -> None:
+    """Prometheus appends it: ``..._ms_milliseconds`` exists in the wild."""
+    words = {"seconds", "ms", "ns", "bytes", "mb", "gb", "percent", "total", "per_second"}
+
+    assert not words & set(re.split(r"[._]", metric.name))
+
+
+@each_metric
+def test_a_ratio_ends_in_ratio_and_nothing_else_does(metric: Metric) -> None:
+    """Unit 1 gauges get ``_ratio`` on the push path only, so the name must have it on both."""
+    is_ratio = metric.kind is Kind.GAUGE and metric.unit == "1"
+
+    assert metric.name.endswith(".ratio") == is_ratio
+
+
+@each_metric
+def test_only_histograms_have_bounds_and_theirs_rise(metric: Metric) -> None:
+    """A histogram without bounds is invisible in the classic view."""
+    assert bool(metric.bounds) == (metric.kind is Kind.HISTOGRAM)
+    assert list(metric.bounds) == sorted(set(metric.bounds))
+
+
+@each_metric
+def test_a_metric_says_what_it_means_in_a_sentence(metric: Metric) -> None:
+    """The meaning becomes the description on the wire and in the docs."""
+    assert metric.meaning.endswith(".")
+    assert metric.meaning[0].isupper() or metric.meaning[0].isdigit() or metric.meaning[0] == "k"
+    assert "\n" not in metric.meaning
+
+
+@pytest.mark.parametrize("metric", COUNTERS, ids=lambda metric: metric.name)
+def test_a_counter_is_plural_or_a_sum_of_time_or_bytes_and_never_total(metric: Metric) -> None:
+    """Prometheus appends ``_total``; a second one would stay."""
+    last = metric.name.rpartition(".")[2]
+
+    assert last.endswith("s") or last in {"time", "io"}
+
+
+@pytest.mark.parametrize("label", LABELS.values(), ids=LABELS)
+def test_a_label_has_a_bound_and_its_values_fit(label: catalog.Label) -> None:
+    """Unbounded attributes are how telemetry takes down the system that stores it."""
+    assert label.bound > 0
+    assert len(set(label.values)) == len(label.values) <= label.bound
+    assert label.open or label.values, "a closed set without values allows nothing"
+
+
+def test_a_label_name_has_one_meaning() -> None:
+    """Two labels of one name would join series that have nothing to do with each other."""
+    distinct = {label for metric in catalog.ALL for label in metric.labels}
+
+    assert len(distinct) == len(LABELS)
+    assert len({label.prometheus for label in distinct}) == len(distinct)
+
+
+def test_a_step_is_published_by_default_and_reserved_names_are_not() -> None:
+    """The page must not promise what this version cannot measure."""
+    assert catalog.STEP_DURATION in catalog.PUBLISHED
+    assert not {"train.stage.device.duration", "train.straggler.rank", "train.profiler.active"} & {
+        metric.name for metric in catalog.PUBLISHED
+    }
+
+
+def test_a_span_points_to_a_parent_that_exists() -> None:
+    """A child under an unknown name is an orphan in every trace view."""
+    names = {span.name for span in catalog.SPANS}
+
+    assert {span.parent for span in catalog.SPANS} <= {"", *names}
+
+
+def test_built_in_stages_have_a_span_each_and_other_has_none() -> None:
+    """``other`` is time nobody claimed: it is the gap between the spans."""
+    assert set(catalog.STAGE_SPANS) == set(catalog.STAGES) - {"other"}
+
+
+def test_the_reference_pages_say_what_the_catalogue_says() -> None:
+    """A page that is edited by hand, or forgotten, misleads whoever writes a query."""
+    assert pages.stale_pages(ROOT / pages.REFERENCE) == []
+
+
+def test_a_stale_page_is_named_and_fails_the_check(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The check must be able to fail, and say which file and what to do."""
+    assert pages.main(["--write", "--folder", str(tmp_path)]) == 0
+    assert pages.main(["--check", "--folder", str(tmp_path)]) == 0
+    (tmp_path / "spans.md").write_text("edited by hand")
+
+    assert pages.main(["--check", "--folder", str(tmp_path)]) == 1
+
+    said = capsys.readouterr().out
+    assert "spans.md" in said
+    assert "--write" in said
+    assert "metrics.md" not in said
+
+
+def test_the_json_list_has_every_metric(capsys: pytest.CaptureFixture[str]) -> None:
+    """Programs that build dashboards read it."""
+    assert pages.main(["--json"]) == 0
+
+    facts = json.loads(capsys.readouterr().out)
+
+    assert [fact["name"] for fact in facts["metrics"]] == [metric.name for metric in catalog.ALL]
+
+
+def test_the_prometheus_list_has_the_translated_names(capsys: pytest.CaptureFixture[str]) -> None:
+    """People paste these into queries."""
+    assert pages.main(["--prometheus"]) == 0
+
+    names = capsys.readouterr().out.split()
+
+    assert "train_stage_duration_seconds" in names
+    assert len(names) == len(catalog.PUBLISHED)
+
+
+def test_the_plain_list_has_metrics_spans_and_attributes_but_no_reserved_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """People grep it for what they can query."""
+    assert pages.main([]) == 0
+
+    words = capsys.readouterr().out.split()
+
+    assert {"train.stage.duration", "train.rank_step", "train.keep.reason", "error.type"} <= set(words)
+    assert "train.profiler.active" not in words

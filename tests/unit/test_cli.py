@@ -1,0 +1,346 @@
+"""``otel-train``: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from otel_train.cli import demo, postmortem, summary
+from otel_train.cli.main import COMMANDS, main
+from otel_train.export.typeset import Page, display_width
+
+GOLDEN = Path(__file__).parents[1] / "golden"
+PLAIN = Page(80, color=False, unicode=True)
+
+
+def rank_summary(rank: int, **figures: Any) -> dict[str, Any]:
+    """What a rank leaves behind, as far as these tests look."""
+    return {
+        "schema": "otel_train.summary/1",
+        "run_id": "r1",
+        "run_name": "nightly",
+        "rank": rank,
+        "state": "finished",
+        "wall_seconds": 10.0,
+        "steps": {"train": 50},
+        "activities": {"productive": 10.0 - rank, "data_wait": float(rank)},
+        "verdicts": [{"name": "input_bound", "loader": "code", "claim": "c"}] if rank else [],
+        "telemetry": {"records_lost": 0},
+    } | figures
+
+
+@pytest.fixture
+def run_of_two(tmp_path: Path) -> Path:
+    """A run directory with two ranks in it."""
+    run = tmp_path / "runs" / "r1"
+    for rank in (0, 1):
+        (run / f"rank{rank}").mkdir(parents=True)
+        (run / f"rank{rank}" / "summary.json").write_text(json.dumps(rank_summary(rank)))
+    (run / "run.json").write_text("{}")
+    return run
+
+
+def command(*words: str, **settings: Any) -> subprocess.CompletedProcess[str]:
+    """Run ``otel-train`` as a user does, in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "otel_train", *words],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        **settings,
+    )
+
+
+def test_help_names_every_command_and_imports_none() -> None:
+    """Help that waits three seconds for torch is help nobody asks for twice."""
+    code = (
+        "import sys; from otel_train.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'numpy', 'opentelemetry', 'psutil', 'prometheus_client'} & set(sys.modules)))"
+    )
+
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    ).stdout
+
+    assert shown.splitlines()[-1] == "[]"
+    assert all(f"    {name}" in shown for name in COMMANDS)
+    assert "otel_train.instrument(" in shown
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A command whose help is a list of flags has to be learned elsewhere."""
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+
+    shown = capsys.readouterr().out
+    assert ended.value.code == 0
+    assert f"otel-train {name}" in shown
+    assert len(shown.splitlines()) > 5
+
+
+def test_without_a_command_the_help_is_shown_and_the_exit_code_says_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In a script, a forgotten word must not look like success."""
+    assert main([]) == 2
+    assert "commands" in capsys.readouterr().err
+
+
+def test_the_version_is_that_of_the_package(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first question of every bug report."""
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+
+    assert ended.value.code == 0
+    assert re.match(r"otel-train (\d+\.\d+|\(run from its sources)", capsys.readouterr().out)
+
+
+def test_an_error_of_ours_is_one_line_and_exit_code_2(tmp_path: Path) -> None:
+    """A traceback says 'we broke'; a wrong path is not that."""
+    ended = command("summary", "no\nsuch", "--run-dir", str(tmp_path))
+
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("otel-train: ")
+    assert len(ended.stderr.splitlines()) == 1
+
+
+def test_an_unknown_command_is_refused_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+    """A typing error is cheap when the answer is beside it."""
+    with pytest.raises(SystemExit) as ended:
+        main(["sumary"])
+
+    assert ended.value.code == 2
+    assert "summary" in capsys.readouterr().err
+
+
+def test_ctrl_c_ends_a_command_quietly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who presses Ctrl-C knows that it was pressed."""
+
+    def interrupted(args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(summary, "run", interrupted)
+
+    assert main(["summary", "r1"]) == 128 + signal.SIGINT
+    assert capsys.readouterr().err == ""
+
+
+def test_a_reader_that_has_gone_is_no_error(run_of_two: Path) -> None:
+    """``otel-train summary | head -1`` must not end in a traceback."""
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "w") as stdout:
+        ended = subprocess.run(
+            [sys.executable, "-m", "otel_train", "summary", str(run_of_two)],
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_a_summary_of_several_ranks_begins_with_a_row_for_each(
+    run_of_two: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The odd rank out is what one looks for first."""
+    assert main(["summary", str(run_of_two)]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert "2 ranks" in lines[0]
+    assert lines[2].split()[:3] == ["0", "finished", "10.0"]
+    assert lines[3].endswith("input_bound (code)")
+    assert "10.0 %" in lines[3]
+    assert any("rank 0 of" in line for line in lines)
+
+
+@pytest.mark.parametrize("words", [["r1", "--rank", "1"], ["r1/rank1"]])
+def test_one_rank_can_be_asked_for(
+    run_of_two: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By number, or by the folder that tab completion offers."""
+    monkeypatch.chdir(run_of_two.parent)
+
+    assert main(["summary", *words, "--run-dir", "."]) == 0
+
+    shown = capsys.readouterr().out
+    assert "ranks" not in shown
+    assert "rank 1 of" in shown
+
+
+def test_json_is_one_object_per_rank(run_of_two: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Scripts read lines; what they get is what the rank wrote."""
+    assert main(["summary", "r1", "--json", "--run-dir", str(run_of_two.parent)]) == 0
+
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        rank_summary(0),
+        rank_summary(1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cannot be read"),
+        ("[]", "schema is None"),
+        ('{"schema": "otel_train.summary/2"}', "expected 'otel_train.summary/1'"),
+        ("\x00\xff", "cannot be read"),
+    ],
+)
+def test_a_summary_that_is_none_is_refused(
+    run_of_two: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Half a card from half a file would be believed."""
+    (run_of_two / "rank0" / "summary.json").write_text(text)
+
+    assert main(["summary", str(run_of_two)]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["--rank", "7"], []])
+def test_a_rank_that_left_nothing_is_named(
+    run_of_two: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The answer says which ranks there are, or that training has not begun."""
+    if not words:
+        for rank in (0, 1):
+            (run_of_two / f"rank{rank}" / "summary.json").unlink()
+
+    assert main(["summary", str(run_of_two), *words]) == 2
+    assert ("Ranks that have one: 0, 1" if words else "Has training begun?") in capsys.readouterr().err
+
+
+def report(**facts: Any) -> dict[str, Any]:
+    """A process that was killed in a backward."""
+    backward = {
+        "stage": "backward",
+        "loader": "code",
+        "model": "net",
+        "thread": "MainThread",
+        "for_seconds": 0.8,
+    }
+    steps = [
+        {
+            "index": index,
+            "duration_s": 0.1 + 0.01 * (index % 5),
+            "stages": {"data": 0.05, "forward": 0.02, "backward": 0.03, "optimizer": 0.001, "other": 0.0002},
+        }
+        for index in range(1214, 1234)
+    ]
+    return {
+        "run_id": "20260131-x7",
+        "rank": 0,
+        "attempt": 1,
+        "pid": 4242,
+        "alive": False,
+        "state": "running",
+        "started_unix_s": 1769860000.0,
+        "last_edge_unix_s": 1769860120.5,
+        "last_step": {"index": 1234, "started_unix_s": 1769860119.0, "duration_s": 1.5},
+        "open": [{**backward, "stage": "update"}, backward],
+        "steps_in_file": 10233,
+        "recent_steps": steps,
+        "edges_in_file": 81920,
+        "threads": [
+            {"name": "MainThread", "edges": 81910, "last_edge_unix_s": 1769860120.5, "open": [backward]},
+            {"name": "uploader\x1b[2J", "edges": 10, "last_edge_unix_s": 1769860100.0, "open": []},
+        ],
+        "notes": ["The ring was overrun once: 12 edges are missing before step 1."],
+    } | facts
+
+
+def test_a_postmortem_looks_as_it_was_approved() -> None:
+    """Read on a bad day; rewrite with GOLDEN=write, then look at it."""
+    path = GOLDEN / "card_postmortem_80.txt"
+
+    text = postmortem.render(PLAIN, report())
+
+    if os.environ.get("GOLDEN") == "write":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+    assert "\x1b" not in text
+    assert all(display_width(line) <= 80 for line in text.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("facts", "sentence"),
+    [
+        ({}, "rank 0 died in stage backward of step 1234, loader code, 800 ms after it began"),
+        ({"open": [], "last_step": None}, "rank 0 died with no stage open"),
+        ({"open": []}, "rank 0 died after step 1234, with no stage open"),
+        (
+            {"alive": True, "open": [{"stage": "data", "loader": "", "for_seconds": None}]},
+            "rank 0 is alive, in stage data of step 1234",
+        ),
+        (
+            {"alive": None, "open": [{"stage": "data", "loader": "a", "for_seconds": 90.0}]},
+            "rank 0 was last seen in stage data of step 1234, loader a, 90.0 s after it began",
+        ),
+        ({"state": "finished", "open": []}, "rank 0 finished after step 1234, with no stage open"),
+        ({"state": "terminated", "open": []}, "rank 0 was terminated after step 1234, with no stage open"),
+    ],
+)
+def test_one_sentence_says_what_it_was_doing(facts: dict[str, Any], sentence: str) -> None:
+    """It is what one pastes into the incident channel, so it must claim no more than is known."""
+    assert postmortem.headline(report(**facts)) == sentence
+
+
+def test_a_flight_file_that_knows_nothing_still_makes_a_page() -> None:
+    """A process may die before its first edge."""
+    assert "no stage open" in postmortem.render(PLAIN, dict.fromkeys(report()))
+
+
+def test_the_demo_says_what_to_try_next() -> None:
+    """The end of the demo is the beginning of use."""
+    found = {"metrics_url": "http://127.0.0.1:9464/metrics", "run_dir": "runs/a b"}
+
+    quiet = demo.farewell(found, {})
+    sending = demo.farewell(
+        found, {"OTEL_EXPORTER_OTLP_METRICS_ENDPOINT": "http://collector:4318/v1/metrics"}
+    )
+
+    assert "http://127.0.0.1:9464/metrics" in quiet
+    assert "otel-train summary 'runs/a b'" in quiet
+    assert "set OTEL_EXPORTER_OTLP_ENDPOINT" in quiet
+    assert "Exported to       http://collector:4318/v1/metrics" in sending
+    assert "set OTEL_EXPORTER_OTLP_ENDPOINT" not in sending
+
+
+@pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "soon"])
+def test_the_demo_refuses_a_time_that_is_none(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A loop that never ends, or never begins, is no demonstration."""
+    with pytest.raises(SystemExit) as ended:
+        main(["demo", "--minutes", minutes])
+
+    assert ended.value.code == 2
+    assert "--minutes" in capsys.readouterr().err
+
+
+def test_pages_are_written_for_the_stream_they_go_to(run_of_two: Path) -> None:
+    """Into a file go no escape codes, and in the C locale nothing but ASCII."""
+    ended = command(
+        "summary", str(run_of_two), env={**os.environ, "PYTHONIOENCODING": "ascii", "COLUMNS": "80"}
+    )
+
+    assert ended.returncode == 0
+    assert ended.stdout.isascii()
+    assert "\x1b" not in ended.stdout
+    assert max(map(len, ended.stdout.splitlines())) <= 120
+    assert io.StringIO(ended.stdout).readline().startswith("== otel_train ==")

@@ -1,0 +1,188 @@
+"""Settings: what is allowed, where they come from, what a mistake is told."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from otel_train import config as module
+from otel_train.config import Config
+from otel_train.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "rule"),
+    [
+        ("prometheus_port", 65536, "0 to 65535"),
+        ("prometheus_port", -1, "0 to 65535"),
+        ("export_every_s", 0.05, "0.1 to 3600"),
+        ("export_every_s", -1.0, "0.1 to 3600"),
+        ("export_every_s", float("nan"), "0.1 to 3600"),
+        ("turn_every_s", 0.001, "0.01 to 10"),
+        ("flight_edges", 5000, "a power of two"),
+        ("flight_edges", 2048, "4096 to 16777216"),
+        ("keep_slow_factor", 1.0, "more than 1"),
+        ("keep_per_s", float("inf"), "more than 0"),
+        ("stall_after_s", 0.0, "more than 0"),
+        ("max_loaders", 0, "1 to 64"),
+        ("max_run_dir_bytes", 1000, "16777216 or more"),
+        ("otlp", "yes", "one of auto, on, off"),
+        ("cuda_timing", "exact", "one of events, sync, off"),
+        ("export_profile", "all", "one of full, lean, rank0"),
+        ("run_id", "a\nb", "no control characters"),
+        ("run_dir", "", "not empty"),
+        ("attempt", True, "a whole number"),
+        ("attempt", 1.5, "a whole number"),
+        ("prometheus", 1, "true or false"),
+        ("run_id", 7, "text"),
+        ("stall_after_s", "5", "a number"),
+    ],
+)
+def test_a_value_we_cannot_honour_is_refused_with_value_rule_and_remedy(
+    setting: str, value: object, rule: str
+) -> None:
+    """A run must not start with settings that its owner did not mean."""
+    arguments: dict[str, Any] = {setting: value}
+
+    with pytest.raises(ConfigError) as caught:
+        Config(**arguments)
+
+    message = str(caught.value)
+    assert message.startswith(f"{setting}={value!r}: expected {rule}")
+    assert "Leave it out for the default" in message
+
+
+def test_the_limits_themselves_are_allowed() -> None:
+    """'0 to 65535' includes both."""
+    assert Config(prometheus_port=0, export_every_s=0.1, flight_edges=4096).prometheus_port == 0
+    assert Config(prometheus_port=65535, export_every_s=3600, flight_edges=1 << 24).export_every_s == 3600
+
+
+def test_whole_numbers_paths_and_numpy_numbers_become_the_type_of_their_setting() -> None:
+    """``total_steps=np.int64(7)`` is a number to its author, and JSON must be able to write it."""
+    arguments: dict[str, Any] = {"export_every_s": 5, "total_steps": np.int64(7), "run_dir": Path("a/b")}
+
+    config = Config(**arguments)
+
+    assert (config.export_every_s, config.total_steps, config.run_dir) == (5.0, 7, "a/b")
+    assert [type(value) for value in (config.export_every_s, config.total_steps)] == [float, int]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("true", True), ("1", True), ("yes", True), ("ON", True), ("false", False), ("0", False), ("No", False)],
+)
+def test_a_switch_understands_the_usual_words(text: str, value: object) -> None:
+    """``OTEL_TRAIN_DISABLED=true`` must work, and so must 1."""
+    assert Config.from_env({"OTEL_TRAIN_DISABLED": text}).disabled is value
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "rule"),
+    [
+        ("OTEL_TRAIN_DISABLED", "maybe", "true or false"),
+        ("OTEL_TRAIN_FLIGHT_EDGES", "many", "a whole number"),
+        ("OTEL_TRAIN_EXPORT_EVERY_S", "15s", "a number"),
+    ],
+)
+def test_a_variable_that_does_not_parse_is_refused_by_its_own_name(
+    variable: str, text: str, rule: str
+) -> None:
+    """The user looks for the variable, not for our field."""
+    with pytest.raises(ConfigError) as caught:
+        Config.from_env({variable: text})
+
+    assert str(caught.value).startswith(f"{variable}={text!r}: expected {rule}")
+
+
+def test_an_unknown_variable_is_refused_with_a_suggestion() -> None:
+    """A misspelt setting that is ignored costs a run."""
+    with pytest.raises(ConfigError, match=r"Did you mean OTEL_TRAIN_RUN_DIR\?"):
+        Config.from_env({"OTEL_TRAIN_RUNDIR": "x"})
+
+
+def test_a_variable_like_no_setting_gets_the_list_of_all() -> None:
+    """A far-fetched suggestion is worse than none."""
+    with pytest.raises(ConfigError, match="Known: OTEL_TRAIN_DISABLED, OTEL_TRAIN_RUN_ID"):
+        Config.from_env({"OTEL_TRAIN_QQQ": "x"})
+
+
+def test_other_variables_and_reserved_ones_are_left_alone() -> None:
+    """The environment is full of things that are not ours."""
+    environ = {
+        "OTEL_SERVICE_NAME": "x",
+        "PATH": "/bin",
+        "OTEL_TRAIN_TEST_BIN": "/x",
+        "OTEL_TRAIN_RUN_NAME": "",
+    }
+
+    assert Config.from_env(environ) == Config()
+
+
+def test_an_unknown_keyword_is_refused_with_a_suggestion() -> None:
+    """``instrument(model, loaders, export_every=5)`` is a slip, not a wish."""
+    with pytest.raises(ConfigError, match=r"export_every: not a setting .*Did you mean export_every_s\?"):
+        Config.resolve(None, {"export_every": 5}, environ={})
+
+
+def test_keywords_win_over_the_config_over_the_environment_over_defaults() -> None:
+    """Whoever is closer to the run decides."""
+    environ = {
+        "OTEL_TRAIN_RUN_ID": "environment",
+        "OTEL_TRAIN_RUN_NAME": "environment",
+        "OTEL_TRAIN_RUN_DIR": "environment",
+    }
+
+    resolved = Config.resolve(
+        Config(run_id="config", run_name="config"), {"run_id": "keyword"}, environ=environ
+    )
+
+    assert (resolved.run_id, resolved.run_name, resolved.run_dir, resolved.otlp) == (
+        "keyword",
+        "config",
+        "environment",
+        "auto",
+    )
+
+
+def test_a_keyword_may_set_a_default_back() -> None:
+    """Said aloud, a default is a decision: it wins over the environment."""
+    assert Config.resolve(None, {"console": True}, environ={"OTEL_TRAIN_CONSOLE": "off"}).console is True
+
+
+def test_something_that_is_no_config_is_refused() -> None:
+    """A dict passed as ``config`` would fail much later, and far from here."""
+    wrong: Any = {"run_id": "x"}
+
+    with pytest.raises(ConfigError, match=r"expected an otel_train\.Config"):
+        Config.resolve(wrong, environ={})
+
+
+def test_a_config_cannot_be_changed() -> None:
+    """What a run was started with is what its run directory says."""
+    config: Any = Config()
+
+    with pytest.raises(AttributeError):
+        config.run_id = "other"
+
+
+def test_every_setting_says_what_it_means() -> None:
+    """The docstring under a field is the only reference page a setting has."""
+    [body] = [
+        node.body for node in ast.parse(inspect.getsource(module)).body if isinstance(node, ast.ClassDef)
+    ]
+    documented = {
+        field.target.id
+        for field, text in pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+    }
+
+    assert documented == {field.name for field in fields(Config)}

@@ -1,0 +1,457 @@
+"""The card: what a person sees of a run."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it publishes no types
+
+from otel_train.export.console import render_card
+from otel_train.export.typeset import (
+    Page,
+    bar,
+    cut,
+    display_width,
+    duration,
+    flow,
+    pad,
+    percent,
+    stacked,
+    wrap,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[2]
+GOLDEN = ROOT / "tests" / "golden"
+ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def stage(name: str, loader: str, phase: str, **figures: Any) -> dict[str, Any]:
+    """A row of ``stages``; ``each`` seconds per occurrence."""
+    each, number = figures.pop("each", None), figures.pop("count", None)
+    total = None if each is None else each * number
+    row = {"stage": name, "loader": loader, "phase": phase, "model": "", "count": number, "failed": 0}
+    row |= {"inclusive_seconds": total, "self_seconds": total}
+    row |= {key: None if each is None else each * factor for key, factor in FACTORS.items()}
+    return row | figures
+
+
+FACTORS = {"min": 0.5, "avg": 1.0, "p50": 0.9, "p95": 1.5, "p99": 2.0, "max": 3.0}
+
+
+def step(loader: str, phase: str, number: int, each: float) -> dict[str, Any]:
+    """A row of ``step_durations``."""
+    figures = {key: each * factor for key, factor in FACTORS.items()}
+    return {"loader": loader, "phase": phase, "count": number, "total_seconds": number * each} | figures
+
+
+def empty(**figures: Any) -> dict[str, Any]:
+    """The summary of a run in which nothing has happened yet."""
+    return {
+        "schema": "otel_train.summary/1",
+        "run_id": "r1",
+        "run_name": "r1",
+        "attempt": 1,
+        "rank": 0,
+        "world_size": 1,
+        "pid": 7,
+        "host": "box",
+        "state": "running",
+        "started_unix_s": 1.8e9,
+        "wall_seconds": 0.0,
+        "step_source": "none",
+        "steps": {},
+        "partial_steps": {},
+        "updates": 0,
+        "skipped_updates": None,
+        "batches": {},
+        "samples": {},
+        "tokens": {},
+        "stages": [],
+        "step_durations": [],
+        "activities": {},
+        "checkpoints": {"count": 0, "seconds": 0.0},
+        "unobserved": [],
+        "verdicts": [],
+        "telemetry": {
+            "overhead_seconds": None,
+            "overhead_us_per_step": None,
+            "pump_cpu_seconds": None,
+            "records": 0,
+            "records_lost": 0,
+            "drops": {},
+            "faults": {},
+        },
+        "metrics_url": None,
+        "run_dir": None,
+    } | figures
+
+
+def finding(**fields: Any) -> dict[str, Any]:
+    """A verdict on loader ``code``."""
+    return {
+        "name": "input_bound",
+        "claim": "Training waits for loader code: 40 % of the training time goes into fetching its batches.",
+        "evidence": {"data_wait_seconds": 22.0, "data_wait_share": 0.4, "batches": 840},
+        "share": 0.39,
+        "seconds": 21.7,
+        "advice": "Raise DataLoader(num_workers=...) of loader code, now 0, so that its batches are read while the "
+        "model works.",
+        "loader": "code",
+        "phase": "train",
+        "severity": "warning",
+    } | fields
+
+
+def full(**figures: Any) -> dict[str, Any]:
+    """A run of two training loaders and one for validation, as the demo leaves it."""
+    telemetry = {
+        "overhead_seconds": 0.0034,
+        "overhead_us_per_step": 8.1,
+        "pump_cpu_seconds": 0.21,
+        "records": 10500,
+        "records_lost": 3,
+        "drops": {"ring_overrun": 3},
+        "faults": {"prometheus": 1},
+    }
+    return (
+        empty(
+            run_id="20260131-x7",
+            run_name="demo",
+            state="finished",
+            wall_seconds=62.0,
+            step_source="update",
+            steps={"train": 420, "eval": 24},
+            partial_steps={"train": 1},
+            updates=420,
+            skipped_updates=2,
+            batches={"code": 420, "prose": 420, "val": 24},
+            samples={"code": 6720, "prose": 6720, "val": 384},
+            tokens={"code": 645120},
+            stages=[
+                stage("other", "code", "train", self_seconds=0.4),
+                stage("optimizer", "code", "train", count=420, each=0.0036),
+                stage("data", "code", "train", count=420, each=0.0524),
+                stage("forward", "code", "train", count=420, each=0.011),
+                stage("backward", "code", "train", count=420, each=0.02),
+                stage("data", "prose", "train", count=420, each=0.00042),
+                stage("forward", "prose", "train", count=420, each=0.0112, failed=1),
+                stage("backward", "prose", "train", count=420, each=0.0202),
+                stage("data", "val", "eval", count=24, each=0.00042),
+                stage("forward", "val", "eval", count=24, each=0.0083),
+            ],
+            step_durations=[step("code", "train", 420, 0.131), step("val", "eval", 24, 0.0088)],
+            activities={
+                "init": 1.2,
+                "compile": 0.0,
+                "productive": 32.8,
+                "data_wait": 22.2,
+                "eval": 0.21,
+                "other": 5.59,
+            },
+            verdicts=[finding()],
+            unobserved=[
+                {
+                    "what": "model",
+                    "name": "teacher",
+                    "reason": "its forward was never called through the module",
+                }
+            ],
+            telemetry=telemetry,
+            metrics_url="http://127.0.0.1:9464/metrics",
+            run_dir="runs/20260131-x7",
+        )
+        | figures
+    )
+
+
+HOSTILE = [
+    "a\nb\r\tc",
+    "[bold red]markup[/] {x} %s",
+    "\x1b[2J\x1b[31mclear",
+    "loader-" + "x" * 300 + "-end",
+    "数据加载器" * 12,
+    "zero\u200bwidth \u202ereversed",
+    "e\u0301\u0301\u0301 combining",
+    "lone \udc80 surrogate",
+]
+
+
+def hostile() -> dict[str, Any]:
+    """Names that nobody should give, each of which somebody will."""
+    rows = [stage("data", name, "train", count=2, each=0.1) for name in HOSTILE]
+    return full(
+        run_name=HOSTILE[0],
+        host=HOSTILE[2],
+        batches=dict.fromkeys(HOSTILE, 2),
+        stages=[*rows, stage(HOSTILE[3], "code", "train", count=1, each=0.1, model=HOSTILE[4])],
+        step_durations=[],
+        verdicts=[finding(claim=HOSTILE[0] + HOSTILE[3], advice=HOSTILE[4], evidence={HOSTILE[2]: 1.0})],
+        unobserved=[{"what": HOSTILE[1], "name": HOSTILE[5], "reason": HOSTILE[3]}],
+        run_dir="runs/" + HOSTILE[2],
+    )
+
+
+CARDS: dict[str, tuple[Callable[[], dict[str, Any]], dict[str, Any]]] = {
+    "card_80": (full, {"width": 80, "unicode": True}),
+    "card_120": (full, {"width": 120, "unicode": True}),
+    "card_ascii_80": (full, {"width": 80, "unicode": False}),
+    "card_empty_80": (empty, {"width": 80, "unicode": True}),
+    "card_hostile_80": (hostile, {"width": 80, "unicode": True}),
+    "card_hostile_ascii_120": (hostile, {"width": 120, "unicode": False}),
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_the_card_looks_as_it_was_approved(name: str) -> None:
+    """A change of the card is read as a diff. Rewrite with GOLDEN=write, then look at it."""
+    make, how = CARDS[name]
+    path = GOLDEN / f"{name}.txt"
+
+    text = render_card(make(), color=False, **how)
+
+    if os.environ.get("GOLDEN") == "write":
+        path.write_text(text, encoding="utf-8")
+    assert text == path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_colours_change_nothing_but_colours(name: str) -> None:
+    """Columns that are right without colour stay right with it."""
+    make, how = CARDS[name]
+
+    plain, coloured = (render_card(make(), color=color, **how) for color in (False, True))
+
+    assert "\x1b[" in coloured
+    assert [line.rstrip() for line in ANSI.sub("", coloured).splitlines()] == plain.splitlines()
+
+
+@pytest.mark.parametrize("width", [1, 80, 93, 120, 500])
+@pytest.mark.parametrize("unicode", [True, False])
+def test_no_line_is_wider_than_the_page(width: int, unicode: bool) -> None:
+    """A line that the terminal wraps breaks every table below it."""
+    for make in (empty, full, hostile):
+        for line in render_card(make(), width=width, color=False, unicode=unicode).splitlines():
+            assert display_width(line) <= max(80, min(width, 120)) or line.startswith("  files"), line
+
+
+def test_without_unicode_nothing_but_ascii_leaves() -> None:
+    """A log file in the C locale must not stop a run at its very end."""
+    for make in (empty, full, hostile):
+        assert render_card(make(), width=80, color=True, unicode=False).isascii()
+
+
+def test_a_name_cannot_move_the_cursor() -> None:
+    """A loader's name is a stranger's text: it must not clear the screen or forge a line."""
+    text = render_card(hostile(), width=80, color=False, unicode=True)
+
+    assert not set(text) & {"\x1b", "\r", "\t", "\u200b", "\u202e", "\udc80"}
+    assert "a\\nb\\r\\tc" in text
+
+
+def test_figures_that_are_not_known_show_as_a_dash_and_never_as_zero() -> None:
+    """Zero is a measurement; a card that invents one sends people the wrong way."""
+    row = stage("data", "code", "train", count=None)
+
+    text = render_card(empty(stages=[row], wall_seconds=None), width=80, color=False, unicode=True)
+
+    assert re.search(r"^  data( +–){6}$", text, re.MULTILINE)  # noqa: RUF001 - the sign itself
+    assert not re.search(r"(?<![\d.,])0(\.0)? (s|ms|µs|%)", text)
+
+
+def test_a_summary_with_nothing_in_it_still_makes_a_card() -> None:
+    """The card is also printed on the way out of a crash, when little is known."""
+    text = render_card({}, width=80, color=False, unicode=True)
+
+    assert "otel_train" in text
+    assert "no stage has been seen yet" in text
+
+
+def test_shares_are_of_the_phase_so_that_loaders_can_be_compared() -> None:
+    """30 of 100 seconds of training spent on one loader's data is 30 %, whatever that loader's own total."""
+    rows = [
+        stage("data", "a", "train", count=10, each=3.0),
+        stage("forward", "b", "train", count=10, each=7.0),
+        stage("forward", "c", "eval", count=10, each=100.0),
+    ]
+
+    text = render_card(empty(stages=rows), width=80, color=False, unicode=True)
+
+    assert re.findall(r"(\d+\.\d) %  █", text) == ["30.0", "70.0", "100.0"]
+
+
+def test_rates_are_what_was_counted_over_the_time_it_took() -> None:
+    """Ten batches of 4 in five seconds are 2 batches and 8 samples per second, in every phase together."""
+    rows = [stage("data", "a", "train", count=1, each=4.0), stage("data", "a", "eval", count=1, each=1.0)]
+
+    text = render_card(
+        empty(stages=rows, batches={"a": 10}, samples={"a": 40}), width=80, color=False, unicode=True
+    )
+
+    assert "10 batches · 2 batches/s · 8 samples/s" in text
+
+
+def test_stages_say_their_model_only_where_there_are_several() -> None:
+    """With one model its name is noise; with two it is the whole point."""
+    one = [stage("forward", "a", "train", count=1, each=1.0, model="net")]
+    two = [*one, stage("forward", "a", "train", count=1, each=1.0, model="critic")]
+
+    cards = [render_card(empty(stages=rows), width=80, color=False, unicode=True) for rows in (one, two)]
+
+    assert "net" not in cards[0]
+    assert "forward net" in cards[1]
+    assert "forward critic" in cards[1]
+
+
+def test_what_does_not_fit_one_look_is_counted() -> None:
+    """Two hundred loaders must not scroll the verdict off the screen, nor vanish silently."""
+    rows = [stage("data", f"loader{number}", "train", count=1, each=1.0) for number in range(200)]
+
+    text = render_card(empty(stages=rows, verdicts=[finding()]), width=80, color=False, unicode=True)
+
+    assert len(text.splitlines()) < 60
+    assert "and 192 more in summary.json" in text
+
+
+@pytest.mark.parametrize("severity", ["ok", "info", "warning", "critical"])
+def test_a_verdict_says_claim_cost_evidence_and_advice(severity: str) -> None:
+    """The four things one needs to act, in that order."""
+    text = render_card(full(verdicts=[finding(severity=severity)]), width=120, color=False, unicode=True)
+
+    places = [
+        text.index(part)
+        for part in ("Training waits", "21.7 s, 39.0 %", "data_wait_share 40.0 %", "Raise Data")
+    ]
+    assert places == sorted(places)
+
+
+def test_an_address_is_never_cut() -> None:
+    """It is there to be pasted."""
+    url = "http://127.0.0.1:9464/" + "m" * 200
+
+    assert url in render_card(full(metrics_url=url), width=80, color=False, unicode=True)
+
+
+@pytest.mark.parametrize("make", [empty, full])
+def test_what_these_tests_show_is_what_the_schema_describes(make: Any) -> None:
+    """A card tested on summaries that cannot occur would prove nothing."""
+    schema = json.loads((ROOT / "docs" / "reference" / "summary.schema.json").read_text())
+    Draft202012Validator.check_schema(schema)
+
+    assert not list(Draft202012Validator(schema).iter_errors(make()))
+    assert list(Draft202012Validator(schema).iter_errors(make() | {"state": "fine"}))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "–"),  # noqa: RUF001 - the sign itself
+        (float("nan"), "–"),  # noqa: RUF001 - the sign itself
+        (0, "0 s"),
+        (4.2e-8, "42.0 ns"),
+        (8.1e-6, "8.10 µs"),
+        (9.996e-4, "1.00 ms"),
+        (0.0262, "26.2 ms"),
+        (0.9999, "1.00 s"),
+        (62, "62.0 s"),
+        (119.96, "2.00 min"),
+        (3600, "60.0 min"),
+        (7200, "2.00 h"),
+        (360000, "100 h"),
+        (3.6e7, "10,000 h"),
+        (-0.5, "-500 ms"),
+    ],
+)
+def test_a_duration_has_three_figures_and_the_unit_that_suits_it(seconds: float | None, text: str) -> None:
+    """0.0000081 s and 62000 ms are both right and both unreadable."""
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("share", "text"),
+    [(None, "–"), (0, "0.0 %"), (1e-6, "<0.01 %"), (0.0034, "0.34 %"), (0.4, "40.0 %"), (1, "100.0 %")],  # noqa: RUF001
+)
+def test_a_small_share_is_not_shown_as_nothing(share: float | None, text: str) -> None:
+    """The cost of the telemetry is such a share, and it is not zero."""
+    assert percent(share) == text
+
+
+@given(st.text(), st.integers(0, 40))
+def test_cutting_and_padding_hit_the_column(text: str, columns: int) -> None:
+    """Alignment holds for any script, because it is counted in columns and not in characters."""
+    safe = Page().safe(text)
+
+    assert display_width(cut(safe, columns)) <= columns
+    assert display_width(pad(safe, columns)) == columns
+
+
+@given(st.lists(st.text(min_size=1), max_size=12), st.integers(4, 60))
+def test_wrapping_loses_no_word(words: list[str], columns: int) -> None:
+    """Advice that ends in mid-sentence is no advice."""
+    safe = [Page().safe(word).replace(" ", "") for word in words]
+
+    lines = wrap(safe, columns)
+
+    assert "".join(lines).replace(" ", "") == "".join(safe)
+    assert all(display_width(line) <= columns for line in lines)
+    assert all(display_width(line) <= columns for line in flow(safe, columns))
+
+
+@given(st.lists(st.floats(0, 1e9), min_size=1, max_size=9), st.integers(1, 120))
+def test_the_parts_of_a_stacked_bar_fill_it(weights: list[float], columns: int) -> None:
+    """A bar of the whole wall time has no gap, since the wall time has none."""
+    cells = stacked(weights, columns)
+
+    assert sum(cells) == (columns if sum(weights) > 0 else 0)
+    assert min(cells) >= 0
+
+
+@given(st.floats(0, 1), st.integers(1, 60))
+def test_a_bar_is_as_long_as_its_share(share: float, columns: int) -> None:
+    """Within an eighth of a column, and never nothing for something."""
+    drawn = bar(share, columns)
+
+    eighths = drawn.count("█") * 8 + ("▏▎▍▌▋▊▉".index(drawn[-1]) + 1 if drawn and drawn[-1] != "█" else 0)
+    assert abs(eighths - share * columns * 8) <= 1
+    assert bool(drawn) == (share > 0)
+
+
+class _Stream(io.StringIO):
+    def __init__(self, *, terminal: bool, encoding: str) -> None:
+        super().__init__()
+        self._terminal, self._encoding = terminal, encoding
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]  # the standard library's is an attribute
+        return self._encoding
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+@pytest.mark.parametrize(
+    ("terminal", "encoding", "environ", "page"),
+    [
+        (True, "utf-8", {"COLUMNS": "90"}, Page(90, color=True, unicode=True)),
+        (True, "utf-8", {"COLUMNS": "90", "NO_COLOR": "1"}, Page(90, color=False, unicode=True)),
+        (True, "ascii", {"COLUMNS": "90", "TERM": "dumb"}, Page(90, color=False, unicode=False)),
+        (False, "utf-8", {}, Page(100, color=False, unicode=True)),
+        (False, "latin-1", {"FORCE_COLOR": "1"}, Page(100, color=True, unicode=False)),
+        (False, "no-such-code", {}, Page(100, color=False, unicode=False)),
+    ],
+)
+def test_the_page_suits_the_stream(
+    terminal: bool, encoding: str, environ: dict[str, str], page: Page
+) -> None:
+    """Escape codes in a log file, or a UnicodeEncodeError at the end of a run, would be ours to answer for."""
+    assert Page.of(_Stream(terminal=terminal, encoding=encoding), environ) == page

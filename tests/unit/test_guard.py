@@ -1,0 +1,107 @@
+"""Where our own faults stop."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from otel_train.guard import Guard, guarded
+
+
+def fail_in(guard: Guard, fault: BaseException) -> None:
+    with guard:
+        raise fault
+
+
+def test_a_fault_of_ours_does_not_come_out() -> None:
+    """Telemetry that fails must not end a training run."""
+    guard = Guard("export")
+
+    fail_in(guard, OSError("disk full"))
+
+    assert guard.faults == 1
+    assert not guard.closed
+
+
+def test_the_first_fault_is_logged_with_its_traceback_and_later_ones_are_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One traceback tells what is wrong; a thousand hide it."""
+    guard = Guard("export", limit=5)
+
+    with caplog.at_level(logging.WARNING, logger="otel_train"):
+        for number in range(4):
+            fail_in(guard, OSError(f"fault {number}"))
+
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert str(record.exc_info[1]) == "fault 0"
+    assert guard.faults == 4
+
+
+def test_the_third_fault_switches_the_part_off_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """A part that keeps failing costs time and helps nobody."""
+    guard = Guard("prometheus export")
+
+    with caplog.at_level(logging.WARNING, logger="otel_train"):
+        for _ in range(3):
+            fail_in(guard, OSError())
+
+    assert guard.closed
+    assert caplog.messages[-1] == "prometheus export failed 3 times and is now off"
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), SystemExit(3)])
+def test_what_belongs_to_the_user_passes_through(fault: BaseException) -> None:
+    """Ctrl-C must end the run, also when it arrives in our code."""
+    guard = Guard("export")
+
+    with pytest.raises(type(fault)):
+        fail_in(guard, fault)
+
+    assert guard.faults == 0
+
+
+def test_a_strict_guard_raises_and_counts() -> None:
+    """Our own tests must see our own faults."""
+    guard = Guard("export", strict=True)
+
+    with pytest.raises(OSError, match="disk full"):
+        fail_in(guard, OSError("disk full"))
+
+    assert guard.faults == 1
+
+
+def test_a_guarded_function_gives_its_result_until_it_fails() -> None:
+    """The wall must not change what goes through it."""
+    guard = Guard("export", limit=2)
+
+    @guarded(guard)
+    def divided(*, by: int) -> int:
+        return 6 // by
+
+    assert [divided(by=3), divided(by=0), divided(by=2)] == [2, None, 3]
+
+
+def test_a_guarded_function_is_not_called_once_its_part_is_off() -> None:
+    """Off means off: no more cost, no more faults."""
+    guard = Guard("export", limit=1)
+    calls: list[int] = []
+
+    @guarded(guard)
+    def export() -> None:
+        calls.append(1)
+        raise OSError
+
+    export()
+    export()
+
+    assert calls == [1]
+    assert guard.faults == 1
+
+
+def test_a_limit_of_zero_is_refused() -> None:
+    """A part that is off before it starts is a mistake of the caller."""
+    with pytest.raises(ValueError, match="limit=0: expected 1 or more"):
+        Guard("export", limit=0)

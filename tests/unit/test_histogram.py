@@ -1,0 +1,288 @@
+"""Histograms count durations as the specification and Prometheus would."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.exponent_mapping import (
+    ExponentMapping,
+)
+from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm_mapping import (
+    LogarithmMapping,
+)
+
+from otel_train.aggregate.histogram import MAX_SCALE, MAX_SIZE, Distribution, Histograms
+from otel_train.catalog import DURATION_BOUNDS
+
+MS = 1_000_000
+SECOND = 1000 * MS
+
+
+def one(*values_ns: int) -> Histograms:
+    """A single series that holds ``values_ns``."""
+    histograms = Histograms(size=1)
+    histograms.add([0] * len(values_ns), list(values_ns))
+    return histograms
+
+
+def test_an_empty_series_has_no_minimum_and_no_buckets() -> None:
+    """Missing is not zero: a minimum of 0 s would claim something that nobody saw."""
+    point = Histograms(size=1).point(0)
+
+    assert point.count == 0
+    assert math.isnan(point.min)
+    assert math.isnan(point.max)
+    assert point.exponential_counts == ()
+    assert point.explicit_counts == (0,) * (len(DURATION_BOUNDS) + 1)
+
+
+def test_three_durations_give_count_sum_minimum_and_maximum() -> None:
+    """1 + 2 + 4 ms."""
+    point = one(1 * MS, 2 * MS, 4 * MS).point(0)
+
+    assert (point.count, point.sum, point.min, point.max) == (3, 0.007, 0.001, 0.004)
+
+
+def test_a_point_fills_the_middle_of_a_histogram_point() -> None:
+    """Exporters write ``HistogramPoint(attributes, *point, exemplars)``."""
+    from otel_train.records import HistogramPoint
+
+    assert HistogramPoint._fields[1:-1] == Distribution._fields
+
+
+@pytest.mark.parametrize("bucket", range(len(DURATION_BOUNDS)))
+def test_a_duration_equal_to_a_bound_is_below_it(bucket: int) -> None:
+    """Prometheus says ``le``: 5 ms belongs to the bucket of 5 ms, 1 ns more to the next."""
+    bound_ns = round(DURATION_BOUNDS[bucket] * SECOND)
+
+    counts = one(bound_ns - 1, bound_ns, bound_ns + 1).point(0).explicit_counts
+
+    assert counts[bucket] == 2
+    assert counts[bucket + 1] == 1
+
+
+@pytest.mark.parametrize("exponent", range(-9, 20))
+def test_a_power_of_two_is_the_inclusive_top_of_its_bucket(exponent: int) -> None:
+    """The specification's buckets are (lower, upper]; 2**-9 s is 1953125 ns exactly."""
+    value_ns = (SECOND << exponent) if exponent >= 0 else SECOND >> -exponent
+
+    at, above = one(value_ns).point(0), one(value_ns + 1).point(0)
+
+    assert at.offset == (exponent << MAX_SCALE) - 1
+    assert above.offset == exponent << MAX_SCALE
+
+
+def test_every_duration_is_in_the_bucket_that_the_sdk_puts_it_in() -> None:
+    """Ours replaces the SDK's aggregation; a shifted bucket would bend every quantile."""
+    mapping = LogarithmMapping(MAX_SCALE)
+    values = np.random.default_rng(3).lognormal(15, 5, 2000).astype(np.int64).clip(1, 2**19 * SECOND)
+    histograms = Histograms(size=values.size)
+    histograms.add(np.arange(values.size), values)
+
+    ours = [histograms.point(i).offset for i in range(values.size)]
+
+    assert ours == [mapping.map_to_index(int(value) / SECOND) for value in values]
+
+
+def test_at_a_coarse_scale_buckets_are_still_those_of_the_sdk() -> None:
+    """1 ns to 12 days is 50 octaves: more than 100 buckets of any finer scale."""
+    values = [10**k for k in range(15)]
+
+    point = one(*values).point(0)
+
+    mapping = LogarithmMapping(point.scale) if point.scale > 0 else ExponentMapping(point.scale)
+    expected = [mapping.map_to_index(value / SECOND) - point.offset for value in values]
+    assert point.scale < MAX_SCALE
+    assert len(point.exponential_counts) <= MAX_SIZE
+    assert np.flatnonzero(point.exponential_counts).tolist() == expected
+
+
+def test_a_hundred_buckets_stay_and_one_more_halves_the_scale() -> None:
+    """The largest size is allowed, not forbidden."""
+    centres = 2.0 ** ((np.arange(101) + 0.5) / 16)
+    histograms = Histograms(size=2)
+    histograms.add_seconds([0] * 100, centres[:100])
+    histograms.add_seconds([1] * 101, centres)
+
+    assert len(histograms.point(0).exponential_counts) == 100
+    assert histograms.point(0).scale == MAX_SCALE
+    assert len(histograms.point(1).exponential_counts) == 51
+    assert histograms.point(1).scale == MAX_SCALE - 1
+
+
+def test_zero_and_clock_steps_back_count_as_zero() -> None:
+    """Zero has no logarithm; a negative duration must not poison the sum."""
+    point = one(0, -5, 1 * MS).point(0)
+
+    assert (point.count, point.zero_count, point.sum, point.min) == (3, 2, 0.001, 0.0)
+    assert sum(point.exponential_counts) == 1
+    assert point.explicit_counts[0] == 2
+    assert point.explicit_counts[1] == 1
+
+
+def test_longer_than_the_range_counts_into_the_last_bucket() -> None:
+    """Twenty days is beyond 2**20 s; nothing may be lost, and the maximum stays true."""
+    twenty_days = 20 * 86_400 * SECOND
+
+    point = one(twenty_days).point(0)
+
+    assert point.exponential_counts == (1,)
+    assert point.offset == (20 << MAX_SCALE) - 1
+    assert point.explicit_counts[-1] == 1
+    assert point.max == 20 * 86_400
+
+
+def test_the_sum_is_exact_where_floats_are_not() -> None:
+    """A year of nanoseconds does not fit into a float64."""
+    year = 365 * 86_400 * SECOND
+    histograms = one(year, year, 1, 1, 1)
+
+    assert histograms.point(0).sum == (2 * year + 3) / SECOND
+    assert histograms.minus(one(year, year)).point(0).sum == 3e-9
+
+
+def test_series_do_not_touch_each_other() -> None:
+    """A slow validation loader must not read as input-bound training."""
+    histograms = Histograms(size=3)
+    histograms.add([0, 2, 0], [1 * MS, 2 * MS, 3 * MS])
+
+    assert [histograms.count(i) for i in range(3)] == [2, 0, 1]
+    assert histograms.point(0).max == 0.003
+    assert histograms.point(2).sum == 0.002
+
+
+def test_growing_keeps_what_was_counted_and_never_shrinks() -> None:
+    """A loader that is found late adds series to a histogram that is in use."""
+    histograms = one(1 * MS)
+    histograms.grow(3)
+    histograms.grow(2)
+    histograms.add([2], [2 * MS])
+
+    assert len(histograms) == 3
+    assert [histograms.count(i) for i in range(3)] == [1, 0, 1]
+    assert histograms.point(0).min == 0.001
+
+
+@pytest.mark.parametrize("series", [-1, 1])
+def test_a_series_that_does_not_exist_is_refused_before_anything_is_counted(series: int) -> None:
+    """Half a batch in the counts could never be taken back."""
+    histograms = Histograms(size=1)
+
+    with pytest.raises(IndexError, match="expected 0 to 0"):
+        histograms.add([0, series], [1 * MS, 1 * MS])
+
+    assert histograms.count(0) == 0
+
+
+def test_columns_of_different_length_are_refused() -> None:
+    """Broadcasting would count one value many times."""
+    with pytest.raises(ValueError, match="two columns"):
+        Histograms(size=1).add([0, 0], [1])
+
+
+def test_seconds_that_are_not_finite_are_left_out() -> None:
+    """Not measured is not zero."""
+    histograms = Histograms(size=1)
+    histograms.add_seconds([0, 0, 0, 0], [0.5, math.nan, math.inf, -math.inf])
+
+    assert histograms.point(0)[:4] == (1, 0.5, 0.5, 0.5)
+
+
+def test_a_long_column_is_taken_in_slices_with_a_breath_between() -> None:
+    """Every numpy call holds the GIL while training waits."""
+    breaths: list[int] = []
+    histograms = Histograms(size=1)
+    histograms.add(np.zeros(20_000, int), np.arange(20_000), breathe=lambda: breaths.append(1))
+
+    assert histograms.count(0) == 20_000
+    assert len(breaths) >= 6
+
+
+def test_a_window_holds_what_came_since_the_copy() -> None:
+    """2 ms was before; the window is 3 and 5 ms, its edges within a bucket of the truth."""
+    histograms = one(2 * MS, 8 * MS)
+    earlier = histograms.copy()
+    histograms.grow(2)
+    histograms.add([0, 0, 1], [3 * MS, 5 * MS, 7 * MS])
+
+    window = histograms.minus(earlier)
+
+    first = window.point(0)
+    assert (first.count, first.sum) == (2, 0.008)
+    assert 0.003 / 1.045 <= first.min <= 0.003
+    assert 0.005 <= first.max <= 0.005 * 1.045
+    assert window.point(1)[:4] == (1, 0.007, 0.007, 0.007)
+
+
+def test_a_window_that_sets_a_record_knows_it_exactly() -> None:
+    """The slowest step of the run is the one people look at."""
+    histograms = one(2 * MS)
+    earlier = histograms.copy()
+    histograms.add([0, 0], [1 * MS, 9 * MS])
+
+    point = histograms.minus(earlier).point(0)
+
+    assert (point.min, point.max) == (0.001, 0.009)
+
+
+def test_a_window_beyond_the_range_keeps_the_maximum_of_all_time() -> None:
+    """The last bucket is open upward: its edge would be below what it holds."""
+    days = 86_400 * SECOND
+    histograms = one(30 * days)
+    earlier = histograms.copy()
+    histograms.add([0], [20 * days])
+
+    assert histograms.minus(earlier).point(0).max == 30 * 86_400
+
+
+def test_a_copy_does_not_change_with_its_original() -> None:
+    """It is the baseline of a window."""
+    histograms = one(1 * MS)
+    earlier = histograms.copy()
+    histograms.add([0], [2 * MS])
+
+    assert earlier.count(0) == 1
+
+
+def test_subtracting_what_is_not_earlier_is_refused() -> None:
+    """Negative counts would only show up as nonsense on a dashboard."""
+    with pytest.raises(ValueError, match="made before now"):
+        one(1 * MS).minus(one(2 * MS))
+    with pytest.raises(ValueError, match="made before now"):
+        one(1 * MS).minus(Histograms(size=2))
+
+
+def test_histograms_of_other_bounds_do_not_mix() -> None:
+    """Their slots mean different durations."""
+    with pytest.raises(ValueError, match="bounds"):
+        one(1 * MS).merge(Histograms((1.0,)))
+
+
+@pytest.mark.parametrize("bounds", [(2.0, 1.0), (1.0, 1.0), (0.0, 1.0), (1.0, 2.0**21), (1.0, 1.000001)])
+def test_bounds_that_cannot_be_kept_are_refused(bounds: tuple[float, ...]) -> None:
+    """A wrong bound fails at once, not in a dashboard."""
+    with pytest.raises(ValueError, match="bounds"):
+        Histograms(bounds)
+
+
+def test_quantiles_of_a_few_values_can_be_checked_by_head() -> None:
+    """1, 2, 3 ms: the ends exactly, the median within a bucket."""
+    histograms = one(1 * MS, 2 * MS, 3 * MS)
+
+    assert histograms.quantile(0, 0.0) == 0.001
+    assert histograms.quantile(0, 0.5) == pytest.approx(0.002, rel=0.045)
+    assert histograms.quantile(0, 1.0) == 0.003
+
+
+def test_the_quantile_of_nothing_is_not_a_number() -> None:
+    """Missing is not zero."""
+    assert math.isnan(Histograms(size=1).quantile(0, 0.5))
+
+
+@pytest.mark.parametrize("q", [-0.1, 1.1, math.nan, 95])
+def test_a_quantile_outside_zero_to_one_is_refused(q: float) -> None:
+    """95 is a percentile."""
+    with pytest.raises(ValueError, match="expected 0 to 1"):
+        one(1).quantile(0, q)

@@ -1,0 +1,294 @@
+"""The Prometheus endpoint, read with Prometheus' own parsers."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+import math
+import os
+import signal
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_classic
+
+from otel_train.errors import ConfigError
+from otel_train.export.prometheus import PrometheusExporter
+from otel_train.records import Batch, Exemplar, Family, HistogramPoint, Point, Snapshot
+from tests.support.figures import BEAT, RESOURCE, SPAN_ID, STEP, STEPS, TRACE_ID, WORKERS, snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LABELS = {"train_run_id": "run-1", "train_rank": "3"}
+OPENMETRICS = {"Accept": "application/openmetrics-text; version=1.0.0"}
+
+
+@pytest.fixture
+def exporter() -> Iterator[PrometheusExporter]:
+    made = PrometheusExporter("127.0.0.1", 0, LABELS, RESOURCE)
+    yield made
+    made.close(1)
+
+
+def get(port: int, headers: dict[str, str] | None = None, path: str = "/metrics", method: str = "GET") -> Any:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request(method, path, headers=headers or {})
+        response = connection.getresponse()
+        return response.status, dict(response.getheaders()), response.read()
+    finally:
+        connection.close()
+
+
+def families_of(text: str, parse: Any = parse_openmetrics) -> dict[str, Any]:
+    return {family.name: family for family in parse(text)}
+
+
+def page(exporter: PrometheusExporter, headers: dict[str, str] | None = None) -> str:
+    status, _, body = get(exporter.port, headers)
+    assert status == 200
+    return str(body.decode())
+
+
+def test_openmetrics_reads_back_what_was_shown(exporter: PrometheusExporter) -> None:
+    """Law: what the page says, a Prometheus parser reads."""
+    exporter.export(Batch(snapshot=snapshot()))
+    families = families_of(page(exporter, OPENMETRICS))
+    assert list(families) == [
+        "target",
+        "train_step_duration_seconds",
+        "train_steps",
+        "train_loader_workers",
+        "train_heartbeat_time_seconds",
+    ]
+    code = {**LABELS, "train_loader": "code"}
+    samples = families["train_step_duration_seconds"].samples
+    buckets = {
+        s.labels["le"]: s
+        for s in samples
+        if s.name.endswith("_bucket") and s.labels["train_loader"] == "code"
+    }
+    assert {edge: sample.value for edge, sample in buckets.items()} == {
+        "0.1": 0,
+        "1.0": 2,
+        "10.0": 3,
+        "+Inf": 3,
+    }
+    exemplar = buckets["10.0"].exemplar
+    assert exemplar.labels == {"trace_id": f"{TRACE_ID:032x}", "span_id": f"{SPAN_ID:016x}"}
+    assert (exemplar.value, float(exemplar.timestamp)) == (4.0, 1_700_000_005.0)
+    [steps] = families["train_steps"].samples
+    assert (steps.name, steps.value, steps.labels) == ("train_steps_total", 7, code)
+    [target] = families["target"].samples
+    assert target.labels == {
+        **LABELS,
+        "service_name": "otel-train",
+        "train_debug": "True",
+        "train_share": "0.5",
+    }
+
+
+def test_the_classic_format_reads_back_what_was_shown(exporter: PrometheusExporter) -> None:
+    """Older scrapers ask for it, and curl gets it."""
+    exporter.export(Batch(snapshot=snapshot()))
+    text = page(exporter)
+    families = families_of(text, parse_classic)
+    assert families["train_steps"].samples[0].name == "train_steps_total"
+    assert families["train_loader_workers"].samples[0].value == 2
+    assert families["train_heartbeat_time_seconds"].samples[0].value == 1_700_000_010.5
+    sums = {
+        s.labels["train_loader"]: s.value
+        for s in families["train_step_duration_seconds"].samples
+        if s.name.endswith("_sum")
+    }
+    assert sums == {"code": 5.0, "val": 0.0}
+    assert "_total_total" not in text
+
+
+numbers = st.floats(allow_nan=True)
+durations = st.floats(min_value=0, max_value=1e9)
+labels = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=60)
+@given(value=durations, gauge=numbers, loader=labels, seen=st.lists(durations, min_size=1, max_size=6))
+def test_any_figures_are_read_back(  # noqa: PLR0917  # hypothesis
+    exporter: PrometheusExporter, value: float, gauge: float, loader: str, seen: list[float]
+) -> None:
+    """Law 6, for quotes, newlines, infinities and values on a bucket's edge."""
+    attributes = (("train.loader", loader),)
+    counts = [0, 0, 0, 0]
+    for each in seen:
+        counts[sum(each > bound for bound in STEP.bounds)] += 1
+    point = HistogramPoint(
+        attributes=attributes,
+        count=len(seen),
+        sum=math.fsum(seen),
+        min=min(seen),
+        max=max(seen),
+        zero_count=0,
+        scale=0,
+        offset=0,
+        exponential_counts=(),
+        explicit_counts=tuple(counts),
+        exemplars=tuple(Exemplar(each, 1_700_000_000_123_456_789, 1, 2) for each in seen),
+    )
+    families = (
+        Family(STEP, (point,)),
+        Family(STEPS, (Point(attributes, value),)),
+        Family(BEAT, (Point(attributes, gauge),)),
+    )
+    exporter.export(Batch(snapshot=Snapshot(1, 2, families)))
+    for parse, headers in ((parse_openmetrics, OPENMETRICS), (parse_classic, {})):
+        read = {f.name: f.samples for f in parse(page(exporter, headers))}
+        assert read["train_steps"][0].value == value
+        assert read["train_steps"][0].labels["train_loader"] == loader
+        assert read["train_heartbeat_time_seconds"][0].value == pytest.approx(
+            gauge, rel=0, abs=0, nan_ok=True
+        )
+        shown = {s.labels["le"]: s.value for s in read["train_step_duration_seconds"] if "le" in s.labels}
+        assert list(shown.values()) == [sum(counts[: end + 1]) for end in range(4)]
+
+
+def test_a_metric_nobody_measured_is_not_on_the_page(exporter: PrometheusExporter) -> None:
+    """Absent is not zero, and an empty family confuses parsers."""
+    exporter.export(Batch(snapshot=Snapshot(1, 2, (Family(WORKERS, ()),))))
+    assert "train_loader_workers" not in page(exporter)
+
+
+def test_before_the_first_snapshot_the_page_says_who_we_are(exporter: PrometheusExporter) -> None:
+    """The target is up from the first second."""
+    assert list(families_of(page(exporter, OPENMETRICS))) == ["target"]
+
+
+def test_a_page_is_compressed_for_those_who_ask(exporter: PrometheusExporter) -> None:
+    """Prometheus always asks; a page of many loaders shrinks tenfold."""
+    exporter.export(Batch(snapshot=snapshot()))
+    _, headers, body = get(exporter.port, {"Accept-Encoding": "gzip"})
+    assert headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(body).decode() == page(exporter)
+    assert "Content-Encoding" not in get(exporter.port, {"Accept-Encoding": "gzip;q=0"})[1]
+
+
+def test_only_the_page_is_served(exporter: PrometheusExporter) -> None:
+    """No path of a request reaches anything else."""
+    assert get(exporter.port, path="/")[0] == 200
+    assert get(exporter.port, path="/../etc/passwd")[0] == 404
+    assert get(exporter.port, method="POST")[0] == 501
+    assert get(exporter.port, method="HEAD")[2] == b""
+
+
+def test_a_taken_port_moves_on_to_the_next(tmp_path: Path) -> None:
+    """Eight ranks on a host all want 9464."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        exporter = PrometheusExporter("127.0.0.1", port, LABELS, RESOURCE)
+        try:
+            assert exporter.port != port
+            assert get(exporter.port)[0] == 200
+            path = exporter.write_target(tmp_path, {"job": "train"})
+            assert path.name == "prometheus_target.json"
+            assert json.loads(path.read_text()) == [
+                {"targets": [f"127.0.0.1:{exporter.port}"], "labels": {"job": "train"}}
+            ]
+        finally:
+            exporter.close(1)
+
+
+def test_an_address_that_is_not_ours_is_refused() -> None:
+    """A wrong setting is found at start."""
+    with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):
+        PrometheusExporter("192.0.2.1", 9464, LABELS, RESOURCE)
+
+
+def test_clients_that_say_nothing_block_nobody(exporter: PrometheusExporter) -> None:
+    """A port scanner must not blind the dashboard, nor hold up the end."""
+    silent = [socket.create_connection(("127.0.0.1", exporter.port)) for _ in range(10)]
+    try:
+        assert get(exporter.port)[0] == 200
+        start_s = time.monotonic()
+        exporter.close(2)
+        assert time.monotonic() - start_s < 0.5
+    finally:
+        for client in silent:
+            client.close()
+
+
+def test_more_clients_than_served_are_turned_away_and_not_piled_up(exporter: PrometheusExporter) -> None:
+    """Threads are memory of the training process."""
+    silent = [socket.create_connection(("127.0.0.1", exporter.port)) for _ in range(40)]
+    try:
+        time.sleep(0.2)
+        ours = [thread for thread in threading.enumerate() if "process_request" in thread.name]
+        assert len(ours) <= 16
+    finally:
+        for client in silent:
+            client.close()
+
+
+def test_closing_frees_the_port_and_ends_the_threads() -> None:
+    """The next run in the same notebook gets the same port."""
+    before = set(threading.enumerate())
+    exporter = PrometheusExporter("127.0.0.1", 0, LABELS, RESOURCE)
+    client = socket.create_connection(("127.0.0.1", exporter.port))
+    assert get(exporter.port)[0] == 200
+    exporter.close(1)
+    exporter.close(1)
+    with socket.create_server(("127.0.0.1", exporter.port)):
+        pass
+    deadline_s = time.monotonic() + 2
+    while set(threading.enumerate()) - before and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert set(threading.enumerate()) - before == set()
+    client.close()
+
+
+def test_a_forked_child_does_not_hold_the_port() -> None:
+    """Workers outlive loaders; with their copy of the socket the port would stay taken."""
+    exporter = PrometheusExporter("127.0.0.1", 0, LABELS, RESOURCE)
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        assert get(exporter.port)[0] == 200
+        exporter.close(1)
+        with socket.create_server(("127.0.0.1", exporter.port), reuse_port=False):
+            pass
+        with pytest.raises(ConnectionRefusedError):
+            get(exporter.port)
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_page_is_one_snapshot(exporter: PrometheusExporter) -> None:
+    """A rate of one metric over another must not mix two instants."""
+    stop = threading.Event()
+
+    def publish() -> None:
+        step = 0.0
+        while not stop.is_set():
+            step += 1
+            families = (Family(STEPS, (Point((), step),)), Family(WORKERS, (Point((), step),)))
+            exporter.export(Batch(snapshot=Snapshot(1, 2, families)))
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        for _ in range(20):
+            read = {f.name: f.samples[0].value for f in parse_classic(page(exporter)) if f.samples}
+            if "train_steps" in read:
+                assert read["train_steps"] == read["train_loader_workers"]
+    finally:
+        stop.set()
+        thread.join()

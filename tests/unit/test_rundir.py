@@ -1,0 +1,188 @@
+"""The run directory: a contract with whoever reads it after the run."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_train.errors import RunDirectoryError
+from otel_train.export.rundir import (
+    RunDirectory,
+    RunDirectoryExporter,
+    find_run,
+    folder_name,
+    rank_directories,
+    read_jsonl,
+)
+from otel_train.records import Batch, Event
+from tests.support.figures import RESOURCE, snapshot, spans
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_a_batch_leaves_events_metrics_and_spans(tmp_path: Path) -> None:
+    """Everything that happened can be read without any server."""
+    directory = RunDirectory.open(tmp_path / "runs", "job", rank=2)
+    exporter = RunDirectoryExporter(directory, RESOURCE, version="1")
+    event = Event(name="oom", time_unix_ns=5, attributes={"train.bytes": 3, "train.bad": float("nan")})
+    exporter.export(Batch(snapshot=snapshot(), spans=spans(), events=(event,)))
+    exporter.close(1)
+    rank = tmp_path / "runs" / "job" / "rank2"
+    assert list(read_jsonl(rank / "events.jsonl")) == [
+        {
+            "time_unix_ns": 5,
+            "name": "oom",
+            "attempt": 1,
+            "rank": 2,
+            "attributes": {"train.bytes": 3, "train.bad": None},
+        }
+    ]
+    assert [list(line) for line in read_jsonl(rank / "metrics.otlp.jsonl")] == [["resourceMetrics"]]
+    assert [list(line) for line in read_jsonl(rank / "spans.otlp.jsonl")] == [["resourceSpans"]]
+
+
+def test_runs_ignore_themselves_in_git_when_we_made_their_parent(tmp_path: Path) -> None:
+    """Nobody commits a gigabyte of telemetry by accident, and nobody's own folder is touched."""
+    RunDirectory.open(tmp_path / "runs", "job", rank=0)
+    assert (tmp_path / "runs" / ".gitignore").read_text() == "*\n"
+    (tmp_path / "mine").mkdir()
+    RunDirectory.open(tmp_path / "mine", "job", rank=0)
+    assert not (tmp_path / "mine" / ".gitignore").exists()
+
+
+def test_opening_again_is_the_next_attempt(tmp_path: Path) -> None:
+    """A restarted job continues its run, and traces of the two must not collide."""
+    assert [RunDirectory.open(tmp_path, "job", rank=0).attempt for _ in range(3)] == [1, 2, 3]
+    assert RunDirectory.open(tmp_path, "job", rank=1).attempt == 1
+    assert RunDirectory.open(tmp_path, "job", rank=0, attempt=7).attempt == 7
+    assert RunDirectory.open(tmp_path, "job", rank=0).attempt == 8
+
+
+def test_the_newest_three_flight_files_are_kept(tmp_path: Path) -> None:
+    """The crash of the attempt before is what people come to look at."""
+    for attempt in range(1, 7):
+        directory = RunDirectory.open(tmp_path, "job", rank=0)
+        directory.flight_path.write_text(f"of attempt {attempt}")
+        os.utime(directory.flight_path, ns=(attempt, attempt))
+    RunDirectory.open(tmp_path, "job", rank=0)
+    left = {path.name: path.read_text() for path in (tmp_path / "job" / "rank0").glob("flight*")}
+    assert left == {f"flight-{attempt}.bin": f"of attempt {attempt}" for attempt in (4, 5, 6)}
+
+
+def test_rank_0_has_the_last_word_on_run_json(tmp_path: Path) -> None:
+    """Whoever is first stands in, so that the folder is never without it."""
+    RunDirectory.open(tmp_path, "job", rank=5, run={"by": 5})
+    RunDirectory.open(tmp_path, "job", rank=6, run={"by": 6})
+    run_json = tmp_path / "job" / "run.json"
+    assert json.loads(run_json.read_text()) == {"run_id": "job", "by": 5}
+    RunDirectory.open(tmp_path, "job", rank=0, run={"by": 0})
+    RunDirectory.open(tmp_path, "job", rank=6, run={"by": 6})
+    assert json.loads(run_json.read_text()) == {"run_id": "job", "by": 0}
+
+
+def test_a_summary_is_replaced_as_a_whole_and_is_always_json(tmp_path: Path) -> None:
+    """Readers poll it while it is written; NaN is no JSON."""
+    directory = RunDirectory.open(tmp_path, "job", rank=0)
+    assert directory.write_summary({"steps": {"train": 3}, "loss": float("nan"), "list": [float("inf")]})
+    path = directory.rank_path / "summary.json"
+    assert json.loads(path.read_text()) == {"steps": {"train": 3}, "loss": None, "list": [None]}
+    assert not [found for found in directory.rank_path.iterdir() if found.name.startswith(".")]
+
+
+def test_files_are_bounded_together(tmp_path: Path) -> None:
+    """A month of training must not fill the disk."""
+    directory = RunDirectory.open(tmp_path, "job", rank=0, max_bytes=60_000)
+    exporter = RunDirectoryExporter(directory, RESOURCE, version="1")
+    for step in range(100):
+        exporter.export(
+            Batch(snapshot=snapshot(step), spans=spans(), events=(Event(name="e", time_unix_ns=1),))
+        )
+    exporter.close(1)
+    sizes = [path.stat().st_size for path in directory.rank_path.glob("*.jsonl*")]
+    assert sum(sizes) <= 60_000
+    assert directory.dropped_lines > 0
+
+
+def test_a_place_that_cannot_be_written_is_said_once_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A wrong mount must not kill a job that has waited a week in the queue."""
+    (tmp_path / "file").write_text("in the way")
+    directory = RunDirectory.open(tmp_path / "file" / "runs", "job", rank=0, attempt=4)
+    exporter = RunDirectoryExporter(directory, RESOURCE, version="1")
+    for _ in range(3):
+        exporter.export(Batch(snapshot=snapshot(), spans=spans()))
+    assert not directory.write_summary({})
+    exporter.close(1)
+    assert (directory.writable, directory.attempt, directory.faults) == (False, 4, 1)
+    assert len(caplog.messages) == 1
+
+
+def test_a_folder_that_vanishes_in_mid_run_is_survived(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Scratch disks are cleaned while jobs run."""
+    directory = RunDirectory.open(tmp_path / "runs", "job", rank=0)
+    (tmp_path / "runs").rename(tmp_path / "gone")
+    (tmp_path / "runs").write_text("")
+    exporter = RunDirectoryExporter(directory, RESOURCE, version="1")
+    exporter.export(Batch(snapshot=snapshot()))
+    assert not directory.write_summary({})
+    assert directory.faults == 2
+    assert len(caplog.messages) == 1
+
+
+def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
+    """Workers share the open files; their lines would mix with ours."""
+    directory = RunDirectory.open(tmp_path, "job", rank=0)
+    exporter = RunDirectoryExporter(directory, RESOURCE, version="1")
+    exporter.export(Batch(events=(Event(name="parent", time_unix_ns=1),)))
+    pid = os.fork()
+    if pid == 0:
+        exporter.export(Batch(events=(Event(name="child", time_unix_ns=1),)))
+        directory.write_summary({})
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    exporter.close(1)
+    assert [line["name"] for line in read_jsonl(directory.rank_path / "events.jsonl")] == ["parent"]
+    assert not (directory.rank_path / "summary.json").exists()
+
+
+@given(first=st.text(), second=st.text())
+def test_ids_become_folders_inside_the_root_and_never_the_same_one(first: str, second: str) -> None:
+    """A run id comes from the environment: it must not climb out of the folder."""
+    name = folder_name(first)
+    assert name
+    assert "/" not in name
+    assert name not in {".", ".."}
+    assert len(name) < 128
+    if first != second:
+        assert name != folder_name(second)
+
+
+def test_a_run_is_found_by_folder_by_rank_by_id_and_as_the_newest(tmp_path: Path) -> None:
+    """People paste whatever they have at hand."""
+    for number, run_id in enumerate(("old", "a/b")):
+        directory = RunDirectory.open(tmp_path, run_id, rank=0)
+        for path in (directory.path, directory.rank_path):
+            os.utime(path, (number + 1, number + 1))
+    newest = tmp_path / folder_name("a/b")
+    assert find_run(None, tmp_path) == newest
+    assert find_run("a/b", tmp_path) == newest
+    assert find_run("old", tmp_path) == tmp_path / "old"
+    assert find_run(newest, tmp_path / "elsewhere") == newest
+    assert find_run(str(newest / "rank0"), tmp_path) == newest
+    assert rank_directories(newest) == [newest / "rank0"]
+
+
+@pytest.mark.parametrize("run", [None, "nobody", "/nowhere"])
+def test_a_run_that_is_not_there_is_refused_with_a_remedy(run: str | None, tmp_path: Path) -> None:
+    """The commonest mistake is standing in the wrong folder."""
+    with pytest.raises(RunDirectoryError, match="OTEL_TRAIN_RUN_DIR"):
+        find_run(run, tmp_path)

@@ -1,0 +1,322 @@
+"""Who runs where: run ids, ranks, resource attributes."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_train.config import Config
+from otel_train.launchers import place_of
+from otel_train.runinfo import (
+    Process,
+    RunInfo,
+    detect,
+    live_ranks,
+    parent_mark,
+    resource_attributes,
+    resource_environment,
+    safe_name,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ALONE = Process(
+    pid=7,
+    host="node-a",
+    now_unix_ns=1_700_000_000_000_000_000,
+    parent=lambda: "boot/1/2",
+    live_ranks=lambda: None,
+    entropy=lambda size: bytes(range(size)),
+)
+
+
+def found(environ: Mapping[str, str], *, config: Config | None = None, process: Process = ALONE) -> RunInfo:
+    return detect(config or Config(), environ, process=process)
+
+
+def test_a_process_alone_is_rank_0_of_1_and_gets_a_readable_id() -> None:
+    """Somebody looks for this folder next week."""
+    info = found({})
+
+    assert info.run_id == info.run_name == "20231114-221320-000102"
+    assert (info.rank, info.world_size, info.local_rank, info.local_world_size, info.node_rank) == (
+        0,
+        1,
+        0,
+        1,
+        0,
+    )
+    assert (info.attempt, info.host, info.pid, info.dp_leader) == (0, "node-a", 7, True)
+    assert info.started_unix_ns == 1_700_000_000_000_000_000
+
+
+def test_two_processes_alone_get_two_ids() -> None:
+    """Two runs started in the same second must not share a directory."""
+    process = Process(live_ranks=lambda: None)
+
+    assert found({}, process=process).run_id != found({}, process=process).run_id
+
+
+def test_making_an_id_leaves_the_seeds_alone() -> None:
+    """A seeded ``random`` must go on as if we had never been there."""
+    import random
+
+    state = random.getstate()
+    found({}, process=Process(live_ranks=lambda: None))
+
+    assert random.getstate() == state
+
+
+@pytest.mark.parametrize(
+    ("environ", "run_id"),
+    [
+        ({"WANDB_RUN_ID": "w", "TORCHELASTIC_RUN_ID": "t"}, "w"),
+        ({"TORCHELASTIC_RUN_ID": "t", "SLURM_JOB_ID": "8"}, "t"),
+        ({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "8"}, "8"),
+        ({"SLURM_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "3", "RAY_JOB_ID": "r"}, "8_3"),
+        ({"SLURM_ARRAY_TASK_ID": "3", "RAY_JOB_ID": "r"}, "r"),
+        ({"RAY_JOB_ID": "r", "OTEL_RESOURCE_ATTRIBUTES": "k8s.job.uid=k"}, "r"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "a=b,k8s.job.uid=k"}, "k"),
+    ],
+)
+def test_the_run_id_comes_from_whoever_started_the_run(environ: dict[str, str], run_id: str) -> None:
+    """All ranks and all restarts are told the same, so they agree without talking."""
+    assert found(environ).run_id == run_id
+
+
+def test_a_configured_run_id_wins() -> None:
+    """What the user says is not up for detection."""
+    assert found({"WANDB_RUN_ID": "w"}, config=Config(run_id="mine")).run_id == "mine"
+
+
+def test_ranks_of_one_host_agree_on_an_id_without_talking() -> None:
+    """Ids made rank by rank would split one run into many."""
+    environ = {
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "2",
+        "MASTER_PORT": "29500",
+        "TORCHELASTIC_RUN_ID": "none",
+    }
+
+    first = found({**environ, "RANK": "0"})
+    second = found({**environ, "RANK": "1"}, process=replace(ALONE, pid=8, entropy=os.urandom))
+    other_launcher = found({**environ, "RANK": "0"}, process=replace(ALONE, parent=lambda: "boot/1/3"))
+
+    assert first.run_id == second.run_id
+    assert first.run_id != other_launcher.run_id
+
+
+def test_ranks_of_two_hosts_agree_on_an_id_without_talking() -> None:
+    """Their rendezvous is all they have in common."""
+    environ = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node-a", "MASTER_PORT": "29500"}
+
+    first = found({**environ, "RANK": "0"})
+    last = found({**environ, "RANK": "3"}, process=replace(ALONE, host="node-b", parent=lambda: "other/4/5"))
+
+    assert first.run_id == last.run_id
+
+
+def test_children_of_one_process_see_the_same_parent() -> None:
+    """Read from the system, not made up: this is what ranks of one host agree by."""
+    program = "from otel_train.runinfo import parent_mark; print(parent_mark())"
+    marks = [
+        subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for _ in range(2)
+    ]
+
+    assert marks[0] == marks[1]
+    assert str(os.getpid()) in marks[0]
+    assert marks[0] != parent_mark()
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        # torchrun on the second of two hosts
+        (
+            {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1"},
+            (5, 8, 1, 4, 1),
+        ),
+        # Ray Train
+        (
+            {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "1"},
+            (3, 4, 1, 2, 1),
+        ),
+        # a script that sets what torch.distributed needs, and no more
+        ({"RANK": "1", "WORLD_SIZE": "2"}, (1, 2, 1, 2, 0)),
+        # srun
+        (
+            {
+                "SLURM_PROCID": "6",
+                "SLURM_STEP_NUM_TASKS": "8",
+                "SLURM_LOCALID": "2",
+                "SLURM_STEP_TASKS_PER_NODE": "4(x2)",
+                "SLURM_NODEID": "1",
+            },
+            (6, 8, 2, 4, 1),
+        ),
+        # an sbatch script: task 0 of 8 in name, alone in fact
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_LOCALID": "0"}, (0, 1, 0, 1, 0)),
+        # mpirun inside an allocation: Slurm counts its daemons, not the ranks
+        (
+            {
+                "OMPI_COMM_WORLD_RANK": "3",
+                "OMPI_COMM_WORLD_SIZE": "4",
+                "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+                "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+                "SLURM_PROCID": "1",
+                "SLURM_NTASKS": "2",
+            },
+            (3, 4, 1, 2, 1),
+        ),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, (1, 2, 1, 2, 0)),
+        ({"RANK": "one", "WORLD_SIZE": "many"}, (0, 1, 0, 1, 0)),
+    ],
+)
+def test_the_place_of_a_process_is_what_its_launcher_says(
+    environ: dict[str, str], place: tuple[int, ...]
+) -> None:
+    """A rank that thinks it is rank 0 exports what only rank 0 may export."""
+    assert tuple(place_of(environ)) == place
+
+
+def test_an_initialised_process_group_knows_better_than_the_environment() -> None:
+    """Ranks may be given to ``init_process_group`` by hand."""
+    info = found({"RANK": "0", "WORLD_SIZE": "1"}, process=replace(ALONE, live_ranks=lambda: (1, 2)))
+
+    assert (info.rank, info.world_size) == (1, 2)
+
+
+@pytest.mark.parametrize(
+    ("available", "initialized", "ranks"), [(True, True, (1, 2)), (True, False, None), (False, True, None)]
+)
+def test_a_process_group_is_asked_only_once_it_exists(
+    available: object, initialized: object, ranks: object
+) -> None:
+    """Asking earlier raises, and importing torch for it costs seconds."""
+    group = SimpleNamespace(
+        is_available=lambda: available,
+        is_initialized=lambda: initialized,
+        get_rank=lambda: 1,
+        get_world_size=lambda: 2,
+    )
+
+    assert live_ranks({"torch.distributed": group}) == ranks
+    assert live_ranks({}) is None
+
+
+def test_restarts_of_launcher_and_scheduler_add_up_to_the_attempt() -> None:
+    """A job requeued once whose workers restarted twice is in its fourth life."""
+    environ = {"TORCHELASTIC_RESTART_COUNT": "2", "SLURM_RESTART_COUNT": "1"}
+
+    assert found(environ).attempt == 3
+    assert found(environ, config=Config(attempt=0)).attempt == 0
+    assert found(environ).with_attempt(9).attempt == 9
+
+
+def test_the_instance_id_is_stable_over_restarts_and_differs_between_ranks() -> None:
+    """A restarted rank goes on with its series; two ranks never share one."""
+    first = found({"WANDB_RUN_ID": "w", "RANK": "0", "WORLD_SIZE": "2"})
+    again = found({"WANDB_RUN_ID": "w", "RANK": "0", "WORLD_SIZE": "2", "SLURM_RESTART_COUNT": "1"})
+    other = found({"WANDB_RUN_ID": "w", "RANK": "1", "WORLD_SIZE": "2"})
+
+    assert first.instance_id == again.instance_id != other.instance_id
+    assert UUID(first.instance_id).version == 5
+
+
+def test_the_resource_says_who_sends() -> None:
+    """A collector joins what it receives by these names."""
+    environ = {
+        "OTEL_SERVICE_NAME": "speech",
+        "OTEL_RESOURCE_ATTRIBUTES": "service.namespace=team%20a,service.name=lost,train.rank=99,service.version=1.2",
+        "WANDB_RUN_ID": "w",
+        "SLURM_JOB_ID": "8",
+        "SLURM_JOB_PARTITION": "gpu",
+    }
+    torch = SimpleNamespace(__version__="2.9", version=SimpleNamespace(cuda="13.0"))
+
+    attributes = resource_attributes(found(environ), environ, modules={"torch": torch})
+
+    expected = {
+        "service.name": "speech",
+        "service.namespace": "team a",
+        "service.version": "1.2",
+        "service.instance.id": found(environ).instance_id,
+        "host.name": "node-a",
+        "process.pid": 7,
+        "train.run.id": "w",
+        "train.run.attempt": 0,
+        "train.rank": 0,
+        "train.local_rank": 0,
+        "train.world.size": 1,
+        "train.torch.version": "2.9",
+        "train.cuda.version": "13.0",
+        "slurm.job.id": "8",
+        "slurm.partition": "gpu",
+    }
+    assert {name: attributes.get(name) for name in expected} == expected
+
+
+def test_without_torch_and_names_the_resource_has_neither() -> None:
+    """Absent is absent: no "unknown", no empty text."""
+    attributes = resource_attributes(found({}), {}, modules={})
+
+    assert attributes["service.name"] == "otel-train"
+    assert not any("torch" in name or "cuda" in name or "slurm" in name for name in attributes)
+    assert "" not in attributes.values()
+
+
+def test_a_host_name_that_is_told_wins_over_the_one_that_is_found() -> None:
+    """In a container the host calls itself by a random id; other exporters on it do not."""
+    assert found({"OTEL_RESOURCE_ATTRIBUTES": "host.name=gpu-17"}).host == "gpu-17"
+
+
+def test_malformed_resource_attributes_are_ignored_as_a_whole_and_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The specification asks for it: half of an identity is worse than none."""
+    with caplog.at_level(logging.WARNING, logger="otel_train"):
+        assert resource_environment({"OTEL_RESOURCE_ATTRIBUTES": "a=b,oops"}) == {}
+
+    assert "'oops' is not name=value" in caplog.text
+    assert resource_environment({"OTEL_RESOURCE_ATTRIBUTES": "a=b=c, d=%2C ,"}) == {"a": "b=c", "d": ","}
+
+
+@given(st.text(st.characters(exclude_categories=[]), max_size=300))
+def test_any_run_id_makes_a_safe_folder_name(text: str) -> None:
+    """A run id comes from the environment: it must not lead out of the run folder."""
+    name = safe_name(text)
+
+    assert 0 < len(name) <= 128
+    assert name.isascii()
+    assert not set(name) & set("/\\\0 \n")
+    assert not name.startswith(".")
+    assert safe_name(name) == name
+
+
+@pytest.mark.parametrize(
+    ("one", "two"), [("a/b", "a-b"), ("a/b", "a b"), ("", "run"), ("..", "."), ("x" * 200, "x" * 201)]
+)
+def test_two_run_ids_never_share_a_folder(one: str, two: str) -> None:
+    """Two runs writing one directory spoil both."""
+    assert safe_name(one) != safe_name(two)
+
+
+def test_a_plain_run_id_is_its_own_folder_name() -> None:
+    """People type it."""
+    plain: list[Any] = ["20231114-221320-000102", "8_3", "v1.2"]
+
+    assert [safe_name(name) for name in plain] == plain
