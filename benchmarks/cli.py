@@ -42,7 +42,10 @@ ON_CUDA = ("step",)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure what was asked for; 1 if a budget is missed or was not measured, unless only a report is wanted."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.device == "cuda" and not set(options.only or ()) <= set(ON_CUDA):
+        parser.error(f"--device cuda measures {', '.join(ON_CUDA)} only: leave the others out")
     machine = this_machine(device=options.device)
     names = options.only or (ON_CUDA if options.device == "cuda" else tuple(bench.name for bench in BENCHES))
     with tempfile.TemporaryDirectory(prefix="otel-train-bench-") as folder:
@@ -65,7 +68,6 @@ def _rows_of(bench: Bench, plan: Plan) -> list[Row]:
                 name=bench.name,
                 what=bench.name,
                 unit="",
-                budget=0.0,
                 reason=f"{type(error).__name__}: {error}",
             )
         ]

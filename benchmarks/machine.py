@@ -10,6 +10,9 @@ from datetime import datetime, timezone
 from importlib import metadata
 from pathlib import Path
 
+_BUSY_LOAD = 1.0
+"""Above it a core was taken, and the pump and the loop shared the other one (two-core machine)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
@@ -47,8 +50,13 @@ class Machine:
         return (
             f"Measured {self.date[:10]} on {self.cpu}{device}, {self.cores} cores, {self.system},"
             f" Python {self.python}, torch {self.torch or 'absent'};"
-            f" load before the start {self.load_1min:.1f}."
+            f" load before the start {self.load_1min:.1f}{', too busy to quote' if self.busy else ''}."
         )
+
+    @property
+    def busy(self) -> bool:
+        """Whether other programs were running: then what is measured is mostly them."""
+        return self.load_1min > _BUSY_LOAD
 
     def as_json(self) -> dict[str, object]:
         """Everything, as it is stored in the results file."""

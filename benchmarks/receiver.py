@@ -63,7 +63,12 @@ def serve(mode: str) -> None:
 def scrape(url: str, seconds: float) -> None:
     """Read ``url`` over and over until standard input ends."""
     stop = threading.Event()
-    threading.Thread(target=lambda: (sys.stdin.read(), stop.set()), daemon=True).start()
+
+    def wait_for_the_end() -> None:
+        sys.stdin.read()
+        stop.set()
+
+    threading.Thread(target=wait_for_the_end, daemon=True).start()
     while not stop.wait(seconds):
         with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as answer:
             answer.read()

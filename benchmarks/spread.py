@@ -17,13 +17,13 @@ class Spread(NamedTuple):
         q1: a quarter of the values lie below.
         median: half of them do.
         q3: three quarters do.
-        count: how many there are.
+        repeats: how many there are.
     """
 
     q1: float
     median: float
     q3: float
-    count: int
+    repeats: int
 
 
 def spread_of(values: Sequence[float]) -> Spread:

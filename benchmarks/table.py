@@ -59,7 +59,7 @@ def _measured(row: Row) -> str:
     spread = row.spread
     if spread is None:
         return "-"
-    if spread.count == 1:
+    if spread.repeats == 1:
         return f"{number(spread.median)} {row.unit}"
     return f"{number(spread.median)} [{number(spread.q1)} .. {number(spread.q3)}] {row.unit}"
 

@@ -14,14 +14,12 @@ from benchmarks.loop import Loop
 from benchmarks.plan import say
 from benchmarks.receiver import receiving
 from benchmarks.row import Row
-from benchmarks.variants import Watched, no_garbage_collection
-from otel_train.record.hand import switch
+from benchmarks.variants import Watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks.plan import Plan
-    from otel_train.record.recorder import Recorder
 
 WHAT = (
     "The training thread reads the clock as fast as it can while the pump works on a backlog of 10,000 steps, again"
@@ -43,9 +41,9 @@ def run(plan: Plan) -> list[Row]:
     rows = []
     torch.set_num_threads(1)
     for kind, work in (("spinning", None), ("working", _product())):
-        bursts = plan.times(20, 2)
+        bursts = plan.times(15, 2)
         say(f"  {bursts} backlogs, thread {kind}")
-        bare = _bare(kind, work, bursts)
+        bare = _bare(kind, work, plan.times(5, 1))
         with receiving():
             waits = _watched(plan, kind, work, bursts)
         rows += _rows(kind, waits, bare)
@@ -58,14 +56,14 @@ def _product() -> Callable[[], object]:
 
 
 def _bare(kind: str, work: Callable[[], object] | None, bursts: int) -> list[int]:
-    with no_garbage_collection():
-        return [gap for _ in range(bursts) for gap in _gaps(kind, work)]
+    return [gap for _ in range(bursts) for gap in _gaps(kind, work)]
 
 
 def _watched(plan: Plan, kind: str, work: Callable[[], object] | None, bursts: int) -> list[int]:
     loop = Loop()
-    with Watched(plan.folder, turn_every_s=0.01, export_every_s=1.0)(loop), no_garbage_collection():
-        recorder = _recorder()
+    watched = Watched(plan.folder, turn_every_s=0.01, export_every_s=1.0)
+    with watched(loop) as session:
+        recorder = session._recorder  # noqa: SLF001 - a backlog of whole steps cannot be made from outside
         write_steps(recorder, 100)
         _gaps(kind, work)  # imports and first allocations
         found = []
@@ -73,12 +71,6 @@ def _watched(plan: Plan, kind: str, work: Callable[[], object] | None, bursts: i
             write_steps(recorder, BACKLOG_STEPS)
             found += _gaps(kind, work)
         return found
-
-
-def _recorder() -> Recorder:
-    hand = switch.hand
-    assert hand is not None, "a session is open"
-    return hand._recorder  # noqa: SLF001 - a backlog of whole steps cannot be made from outside
 
 
 def _gaps(kind: str, work: Callable[[], object] | None) -> list[int]:

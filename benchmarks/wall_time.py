@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.loop import Loop
 from benchmarks.plan import say
-from benchmarks.receiver import receiving
+from benchmarks.receiver import receiving, scraping
 from benchmarks.row import Row
 from benchmarks.spread import percent_more, spread_of
 from benchmarks.variants import Watched, bare, interleaved
@@ -20,8 +20,8 @@ WALL = (
     " matrix products."
 )
 CPU = (
-    "Bare steps of 5 ms. A watched block longer than the interval between exports, so that one export falls into"
-    " it, between two bare ones of half its length: process time of all threads, and wall time."
+    "Bare steps of 5 ms. A watched block longer than the interval between exports, so that one export and one scrape"
+    " fall into it, between two bare ones of half its length: process time of all threads, and wall time."
 )
 BUDGET_SHORT_STEP_PERCENT = 4.0
 BUDGET_CPU_PERCENT = 0.5
@@ -75,7 +75,7 @@ def run_cpu(plan: Plan) -> list[Row]:
             loop.run(loop.steps_in(1.0))
         for _ in range(rounds):
             before = _spend(loop, half)
-            with watched(loop):
+            with watched(loop) as session, scraping(str(session.metrics_url), every_s=0.9 * block_s):
                 watches.append(_spend(loop, 2 * half))
             after = _spend(loop, half)
             bares.append(_Spent(*(sum(pair) / 2 for pair in zip(before, after, strict=True))))

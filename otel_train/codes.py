@@ -108,9 +108,4 @@ class Source(NamedTuple):
 
 def code(op: Op, source: int, flags: int = 0, payload: int = 0) -> int:
     """Pack one code word. ``payload`` above ``MAX_PAYLOAD`` is cut to it."""
-    return (
-        int(op)
-        | source << SOURCE_SHIFT
-        | flags << FLAG_SHIFT
-        | min(payload, MAX_PAYLOAD) << PAYLOAD_SHIFT
-    )
+    return int(op) | source << SOURCE_SHIFT | flags << FLAG_SHIFT | min(payload, MAX_PAYLOAD) << PAYLOAD_SHIFT

@@ -24,7 +24,7 @@ class DisabledSession:
     def __init__(self, loaders: Any) -> None:  # Any: the user's own
         self.loaders = {entry.name: entry.loader for entry in named_loaders(loaders)}
 
-    def watch(self, iterable: Any, *, name: str = "", phase: str = "") -> Any:  # Any: any iterable
+    def watch(self, iterable: Any, **_: str) -> Any:  # Any: any iterable
         """``iterable`` itself."""
         return iterable
 

@@ -23,7 +23,7 @@ from otel_train.codes import EDGE_WORDS
 from otel_train.errors import RunDirectoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from otel_train.clock import Anchor
@@ -42,7 +42,20 @@ _RINGS_OFFSET = _NAMES_OFFSET + 2 * _NAMES_HALF
 _SIDE_EDGES = 8192
 _WORD = 8
 
-_REMOTE = ("nfs", "cifs", "smb", "lustre", "gpfs", "ceph", "beegfs", "glusterfs", "9p", "afs", "fuse.", "wekafs")
+_REMOTE = (
+    "nfs",
+    "cifs",
+    "smb",
+    "lustre",
+    "gpfs",
+    "ceph",
+    "beegfs",
+    "glusterfs",
+    "9p",
+    "afs",
+    "fuse.",
+    "wekafs",
+)
 """File systems on which a page fault may be network I/O, by the beginning of their type."""
 
 
@@ -82,12 +95,21 @@ class FlightMemory:
         main_edges: edges of the training thread's ring, a power of two.
         anchor: one instant on both clocks, so that a reader can tell the time.
         path: the file; None for plain memory.
+        kind_of: type of the file system of a folder.
     """
 
-    def __init__(self, main_edges: int, anchor: Anchor, *, path: Path | None = None) -> None:
+    def __init__(
+        self,
+        main_edges: int,
+        anchor: Anchor,
+        *,
+        path: Path | None = None,
+        kind_of: Callable[[Path], str] | None = None,
+    ) -> None:
         self.path = path
         self.mapped = False
         self.problem = ""
+        self._kind_of = kind_of or file_system
         self._main_edges = main_edges
         self._bytes = _RINGS_OFFSET + (main_edges + SIDE_RINGS * _SIDE_EDGES) * EDGE_WORDS * _WORD
         self._map = self._allocate()
@@ -104,9 +126,7 @@ class FlightMemory:
 
     def write_entry(self, index: int, entry: RingEntry) -> None:
         """Say which thread has ring ``index``, and how far it is."""
-        packed = _ENTRY.pack(
-            entry.used, entry.ident, entry.written, 0, 0, entry.thread.encode()[:88]
-        )
+        packed = _ENTRY.pack(entry.used, entry.ident, entry.written, 0, 0, entry.thread.encode()[:88])
         offset = PAGE + index * _ENTRY_BYTES
         self._view[offset : offset + len(packed)] = packed
 
@@ -148,7 +168,7 @@ class FlightMemory:
         return mmap.mmap(-1, self._bytes)
 
     def _map_file(self, path: Path) -> mmap.mmap:
-        kind = file_system(path.parent)
+        kind = self._kind_of(path.parent)
         if kind.startswith(_REMOTE):
             raise OSError(0, f"{kind} is a network file system")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -231,12 +251,14 @@ def read_flight(path: Path) -> Flight:
         RunDirectoryError: it is missing, or is not a flight file.
     """
     try:
-        data = path.read_bytes()
+        before, data = path.read_bytes(), path.read_bytes()
     except OSError as error:
         raise RunDirectoryError(f"{path}: {error.strerror}. Was the run started with flight=True?") from error
     if len(data) < _RINGS_OFFSET or data[: len(MAGIC)] != MAGIC:
         raise RunDirectoryError(f"{path} is not a flight file of this version (expected {MAGIC.decode()}).")
     header = _Header(*_HEADER.unpack_from(data))
+    if not (header.names_half in (0, 1) and 0 < header.side_rings <= SIDE_RINGS and min(header[4:6]) > 0):
+        raise RunDirectoryError(f"{path}: its header cannot be right: {header}.")
     start = _NAMES_OFFSET + header.names_half * _NAMES_HALF
     try:
         names = json.loads(data[start : start + header.names_bytes] or b"{}")
@@ -244,29 +266,51 @@ def read_flight(path: Path) -> Flight:
         raise RunDirectoryError(f"{path}: its table of names cannot be read ({error}).") from error
     return Flight(
         header.pid, header.anchor_unix_ns, header.anchor_clock_ns, header.turn_unix_ns, names,
-        tuple(_threads(data, header)),
+        tuple(_threads(before, data, header)),
     )  # fmt: skip
 
 
-def _threads(data: bytes, header: _Header) -> Iterable[ThreadEdges]:
+def _threads(before: bytes, data: bytes, header: _Header) -> Iterable[ThreadEdges]:
+    """Edges of every ring that is whole in the file; what changed between the two readings is left out."""
     for index in range(header.side_rings + 1):
         used, ident, written, _, _, thread = _ENTRY.unpack_from(data, PAGE + index * _ENTRY_BYTES)
         offset, edges = _ring_place(index, header.main_edges, header.side_edges)
-        if not used or offset + edges * EDGE_WORDS * _WORD > len(data):
+        if offset + edges * EDGE_WORDS * _WORD > min(len(data), len(before)):
             continue
-        pairs = np.frombuffer(data, np.int64, edges * EDGE_WORDS, offset).reshape(edges, EDGE_WORDS)
-        times, codes = _in_order(pairs, written)
+        earlier, pairs = (
+            np.frombuffer(d, np.int64, edges * EDGE_WORDS, offset).reshape(edges, EDGE_WORDS)
+            for d in (before, data)
+        )
+        if not used and not pairs.any():  # it may have been used since the pump last looked
+            continue
+        times, codes = _in_order(pairs, (earlier == pairs).all(axis=1), written or _fall(pairs[:, 1]))
         name = thread.rstrip(b"\0").decode(errors="replace")
         yield ThreadEdges(RingEntry(used, ident, written, name), times, codes)
 
 
-def _in_order(pairs: np.ndarray, written: int) -> tuple[np.ndarray, np.ndarray]:
-    """Unroll a ring of which we know only how far the pump had seen it: later edges have later times."""
-    pairs = np.roll(pairs, -(written % len(pairs)), axis=0)
+def _fall(times: np.ndarray) -> int:
+    """Where in a ring that nobody has looked at the oldest edge lies."""
+    falls = np.flatnonzero(times[1:] < times[:-1])
+    return int(falls[0]) + 1 if len(falls) else 0
+
+
+def _in_order(pairs: np.ndarray, stable: np.ndarray, written: int) -> tuple[np.ndarray, np.ndarray]:
+    """Unroll a ring of which we know only how far the pump had seen it: later edges have later times.
+
+    Args:
+        pairs: int64[n, 2], code and time.
+        stable: bool[n], read twice and found the same, so not caught half copied.
+        written: edges written when the pump last looked.
+    """
+    turn = -(written % len(pairs))
+    pairs, stable = np.roll(pairs, turn, axis=0), np.roll(stable, turn)
     last_known = pairs[-1, 1] if written else 0
     older = pairs[:, 1] <= last_known
     newer = int(np.argmax(older)) if older.any() else len(pairs)
     # The slot after the newest edge may be half written: what it held before is not to be trusted.
-    kept = np.roll(pairs, -newer, axis=0)[1:]
-    kept = kept[kept[:, 1] > 0]
-    return kept[:, 1], kept[:, 0]
+    pairs, stable = np.roll(pairs, -newer, axis=0)[1:], np.roll(stable, -newer)[1:]
+    times = pairs[:, 1]
+    kept = stable & (times > 0)
+    times, codes = times[kept], pairs[kept, 0]
+    rising = times >= np.maximum.accumulate(times) if len(times) else kept[:0]
+    return times[rising], codes[rising]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from otel_train.record.hand import Checkpoint, Stage, switch
 
@@ -71,10 +71,10 @@ def _check(model: Any, loaders: Any) -> None:  # Any: the user's own
     named_loaders(loaders)
 
 
-def _disabled(loaders: Any) -> Any:  # Any: the user's own, and a session in all but deeds
+def _disabled(loaders: Any) -> Session:  # Any: the user's own
     from otel_train.disabled import DisabledSession
 
-    return DisabledSession(loaders)
+    return cast("Session", DisabledSession(loaders))  # in all but deeds
 
 
 def current() -> Session | None:

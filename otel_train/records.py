@@ -67,7 +67,7 @@ class HistogramPoint(NamedTuple):
     """
 
     attributes: Attributes
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
     sum: float
     min: float
     max: float

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.aggregate.keep import KeepRules
 from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.signals import Signals
-from otel_train.aggregate.summary import SCHEMA, figures
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.clock import Anchor, system_clock
-from otel_train.export.live import Health, Reporter
+from otel_train.errors import ConfigError
+from otel_train.export.document import Documents, Window
+from otel_train.export.live import Health, Readings, Reporter
 from otel_train.export.notes import NoteReader
 from otel_train.export.process import ProcessReader
 from otel_train.export.pump import Breath, Chore, Pump
@@ -34,9 +34,9 @@ from otel_train.unobserved import unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
     from types import TracebackType
 
-    from otel_train.aggregate.totals import Totals
     from otel_train.config import Config
 
 NS_PER_S = 10**9
@@ -58,82 +58,105 @@ class Session:
         self.config = config
         self.closed = False
         self._pid = os.getpid()
-        self._window: Totals | None = None
-        self._window_ns = 0
+        self._window: Window | None = None
+        self._printed_step = 0
+        self._torch: TorchProbes | None = None
         anchor = Anchor.now()
         info = detect(config, environ)
         self._routes = Routes.open(config, info, environ)
-        self.info = info = info.with_attempt(self._routes.attempt)
-        self._resource = resource_attributes(info, environ)
+        self.info = info.with_attempt(self._routes.attempt)
         self._memory = FlightMemory(config.flight_edges, anchor, path=self._routes.flight_path)
+        self._record(anchor)
+        self._aggregate(anchor)
+        try:
+            self._routes.connect(self._pump.routes, resource_attributes(self.info, environ))
+        except ConfigError:
+            self._recorder.silence()
+            self._routes.close(0)
+            self._memory.close()
+            raise
+        self._start(anchor)
+
+    def _record(self, anchor: Anchor) -> None:
+        """The training thread's side."""
+        info = self.info
         self._recorder = Recorder(self._memory, clock=system_clock, in_backward=in_backward)
         self._recorder.identify(
             {
-                "run_id": info.run_id, "rank": info.rank, "attempt": info.attempt,
-                "world_size": info.world_size, "started_unix_ns": anchor.unix_ns,
+                "run_id": info.run_id,
+                "rank": info.rank,
+                "attempt": info.attempt,
+                "world_size": info.world_size,
+                "started_unix_ns": anchor.unix_ns,
             }
-        )  # fmt: skip
+        )
         self._ns_per_edge = ns_per_edge(system_clock)
-        self._breath = Breath(system_clock)
-        self._tracer = Tracer(Ids(info.run_id, info.attempt, info.rank), anchor)
-        self._run = self._account(anchor)
         self._notes = Notes(system_clock)
-        self._signals = Signals()
         self._probes = Probes(self._recorder)
-        self._torch: TorchProbes | None = None
         self.hand = Hand(self._recorder)
-        self._reporter = self._make_reporter(anchor)
+
+    def _aggregate(self, anchor: Anchor) -> None:
+        """The pump's side."""
+        config, breath = self.config, Breath(system_clock)
+        self._tracer = Tracer(Ids(self.info.run_id, self.info.attempt, self.info.rank), anchor)
+        rules = KeepRules(
+            config.keep_warmup_steps,
+            config.keep_every_steps,
+            config.keep_slow_factor,
+            config.keep_per_s,
+            config.keep_burst,
+        )
+        self._run = RunAccount(
+            anchor.clock_ns,
+            anchor=anchor,
+            tracer=self._tracer,
+            rules=rules,
+            stall_after_s=config.stall_after_s,
+            breathe=breath,
+        )
+        signals = Signals()
+        health = Health(self._drops, self._faults, self._overhead_s, self.unobserved)
+        readings = Readings(signals, ProcessReader(), health, lambda: self._probes.loaders, look, anchor)
+        self._reporter = Reporter(self._run, readings, info=self.info, config=config)
+        self._notes_reader = NoteReader(self._notes, signals, self._run)
         self._pump = Pump(
-            self._recorder, self._run, snapshot=self._reporter.snapshot, clock=system_clock,
-            breath=self._breath, every_s=config.turn_every_s,
-        )  # fmt: skip
-        self._notes_reader = NoteReader(self._notes, self._signals, self._run, anchor)
-        self._add_chores()
-        self._routes.connect(self._pump.routes, self._resource)
+            self._recorder,
+            self._run,
+            snapshot=self._reporter.snapshot,
+            clock=system_clock,
+            breath=breath,
+            every_s=config.turn_every_s,
+        )
+        self._documents = Documents(
+            self._run,
+            self.info,
+            pump=self._pump,
+            routes=self._routes,
+            health=health,
+            loaders=lambda: self._probes.loaders,
+        )
         self._outcome = Outcome(self.close)
-        self._run.tell(span=self._tracer.run_start(anchor.clock_ns, system_clock()))
+
+    def _start(self, anchor: Anchor) -> None:
+        self._pump.chores += [
+            Chore(self._notes_reader.read, Guard("logged values"), 0.0),
+            Chore(self._follow_compiler, Guard("compiled models"), 0.0),
+            Chore(self._reporter.look_at_workers, Guard("loader workers"), _LOOK_EVERY_S),
+            Chore(self._write_summary, Guard("summary"), self.config.summary_every_s),
+            Chore(self._memory.save, Guard("flight file"), _SAVE_EVERY_S),
+            Chore(self._print_progress, Guard("console"), 0.0),
+        ]
+        self._run.teller.span(self._tracer.run_start(anchor.clock_ns, system_clock()))
         switch.hand = self.hand
         self._watch_torch()
         self._outcome.watch()
         self._pump.start()
 
-    def _account(self, anchor: Anchor) -> RunAccount:
-        config = self.config
-        rules = KeepRules(
-            config.keep_warmup_steps, config.keep_every_steps, config.keep_slow_factor,
-            config.keep_per_s, config.keep_burst,
-        )  # fmt: skip
-        return RunAccount(
-            anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=rules,
-            stall_after_s=config.stall_after_s, breathe=self._breath,
-        )  # fmt: skip
-
-    def _make_reporter(self, anchor: Anchor) -> Reporter:
-        health = Health(
-            drops=self._drops, faults=self._faults, overhead_s=self._overhead_s, unobserved=self.unobserved
-        )
-        return Reporter(
-            self._run, info=self.info, config=self.config, signals=self._signals, process=ProcessReader(),
-            health=health, loaders=lambda: self._probes.loaders, look=look, anchor=anchor,
-        )  # fmt: skip
-
-    def _add_chores(self) -> None:
-        every = self.config.summary_every_s
-        self._pump.chores += [
-            Chore(self._notes_reader.read, Guard("logged values"), 0.0),
-            Chore(self._follow_compiler, Guard("compiled models"), 0.0),
-            Chore(self._reporter.look_at_workers, Guard("loader workers"), _LOOK_EVERY_S),
-            Chore(lambda: self._routes.write_summary(self._document("running")), Guard("summary"), every),
-            Chore(self._memory.save, Guard("flight file"), _SAVE_EVERY_S),
-            Chore(self._print_progress, Guard("console"), 0.0),
-        ]
-        self._printed_step = 0
-
     def _watch_torch(self) -> None:
         """Hook torch once it is there: a program without it is none of its business."""
         if self._torch is None and "torch" in sys.modules:
             self._torch = TorchProbes(self._recorder)
-            self._probes.watch_data_loaders()
+            self._probes.watch_torch()
 
     # -- what the user calls ---------------------------------------------------------------------
 
@@ -180,13 +203,13 @@ class Session:
 
     def summary(self) -> dict[str, Any]:
         """The figures up to now, or since ``reset_window``: what ``summary.json`` holds."""
-        with self._settled():
-            return self._document(self._outcome.state)
+        with self._pump.settled():
+            return self._documents.write(self._outcome.state, self._window)
 
     def reset_window(self) -> None:
         """Let ``summary()`` start from now. Metrics and ``summary.json`` go on from the start."""
-        with self._settled():
-            self._window, self._window_ns = self._run.totals.copy(), self._run.settled_ns
+        with self._pump.settled():
+            self._window = self._documents.window()
 
     def unobserved(self) -> list[dict[str, str]]:
         """What could not be seen, with the reason and what to do."""
@@ -237,64 +260,16 @@ class Session:
             self._pump.settle()
             self._notes_reader.read()
             self._run.close(now)
-            self._run.tell(span=self._tracer.run_end(now, self._run.step_number))
+            self._run.teller.span(self._tracer.run_end(now, self._run.step_number))
             self._reporter.state = "finished" if self._outcome.state == "finished" else "failed"
             self._pump.turn(final=True)
         finally:
             if taken:
                 self._pump.lock.release()
-        document = self._document(self._outcome.state, whole=True)
+        document = self._documents.write(self._outcome.state)
         self._routes.write_summary(document)
         if self.config.console:
             self._routes.print_card(document)
-
-    def _settled(self) -> _Settled:
-        return _Settled(self._pump, closed=self.closed)
-
-    def _document(self, state: str, *, whole: bool = False) -> dict[str, Any]:
-        info, run = self.info, self._run
-        window = None if whole else self._window
-        totals = run.totals if window is None else run.totals.since(window)
-        since_ns = run.started_ns if window is None else self._window_ns
-        until_ns = run.settled_ns if run.closed else system_clock()
-        edges = figures(
-            totals, wall_s=(until_ns - since_ns) / NS_PER_S, source=run.step_source,
-            workers={n: p.workers for n, p in self._probes.loaders.items() if p.workers is not None},
-            loaders=list(self._probes.loaders),
-        )  # fmt: skip
-        return {
-            "schema": SCHEMA,
-            "run_id": info.run_id,
-            "run_name": info.run_name,
-            "attempt": info.attempt,
-            "rank": info.rank,
-            "world_size": info.world_size,
-            "pid": info.pid,
-            "host": info.host,
-            "state": state,
-            "started_unix_s": info.started_unix_ns / NS_PER_S,
-            **edges,
-            "tokens": {n: p.token_count for n, p in self._probes.loaders.items() if p.token_count},
-            "unobserved": [{k: thing[k] for k in ("what", "name", "reason")} for thing in self.unobserved()],
-            "telemetry": self._telemetry(sum(edges["steps"].values())),
-            "metrics_url": self.metrics_url,
-            "run_dir": str(self.run_directory) if self.run_directory else None,
-        }
-
-    def _telemetry(self, steps: int) -> dict[str, Any]:
-        overhead_s = self._overhead_s()
-        drops: dict[str, int] = {}
-        for (_, reason), number in self._drops().items():
-            drops[reason] = drops.get(reason, 0) + number
-        return {
-            "overhead_seconds": overhead_s,
-            "overhead_us_per_step": overhead_s / steps * 1e6 if steps else None,
-            "pump_cpu_seconds": self._pump.cpu_s,
-            "records": self._pump.edges,
-            "records_lost": self._pump.missed,
-            "drops": {reason: number for reason, number in drops.items() if number},
-            "faults": self._faults(),
-        }
 
     def _overhead_s(self) -> float:
         """Estimated: edges written, times what one costs in a tight loop here."""
@@ -309,7 +284,11 @@ class Session:
         }
 
     def _faults(self) -> dict[str, int]:
-        guards = [self._pump.guard, *(r.guard for r in self._pump.routes), *(c.guard for c in self._pump.chores)]
+        guards = [
+            self._pump.guard,
+            *(r.guard for r in self._pump.routes),
+            *(c.guard for c in self._pump.chores),
+        ]
         return {guard.part: guard.faults for guard in guards if guard.faults}
 
     def _follow_compiler(self) -> None:
@@ -321,23 +300,7 @@ class Session:
         every = self.config.log_every_steps
         if every and self.config.console and self._run.step_number // every > self._printed_step // every:
             self._printed_step = self._run.step_number
-            self._routes.print_card(self._document("running"))
+            self._routes.print_card(self._documents.write("running"))
 
-
-class _Settled:
-    """Everything recorded up to now has been settled, and stays so inside the block."""
-
-    def __init__(self, pump: Pump, *, closed: bool) -> None:
-        self._pump = pump
-        self._closed = closed
-
-    def __enter__(self) -> None:
-        self._pump.lock.acquire()
-        if not self._closed:
-            with self._pump.guard:
-                self._pump.settle()
-
-    def __exit__(self, *_: object) -> None:
-        self._pump.lock.release()
-
-
+    def _write_summary(self) -> None:
+        self._routes.write_summary(self._documents.write("running"))

@@ -18,7 +18,11 @@ def unobserved(run: RunAccount, probes: Probes) -> list[dict[str, str]]:
     """One entry per thing: what, name, reason for people, cause for the metric."""
     found: list[dict[str, str]] = []
     totals = run.totals
-    seen = {(key.stage, key.model) for n, key in enumerate(totals.names.keys) if n < len(totals.stages) and totals.stages.count(n)}
+    seen = {
+        (key.stage, key.model)
+        for n, key in enumerate(totals.names.keys)
+        if n < len(totals.stages) and totals.stages.count(n)
+    }
     stages = {stage for stage, _ in seen}
     busy = totals.updates >= UPDATES_WITHOUT_FORWARD or "backward" in stages
     for probe in probes.models:

@@ -20,6 +20,7 @@ from otel_train.aggregate.settling import (
     occurrences,
     settle_steps,
     skipped,
+    sums_of,
     tiles,
 )
 from otel_train.aggregate.steps import EVAL, TRAIN, Settled, SourceColumns, StepRows, StepSource
@@ -29,6 +30,7 @@ from otel_train.aggregate.words import (
     FLAG_TRAINING,
     KIND_STAGE,
     OP_MARK,
+    OP_STOP,
     OP_SUSPEND,
 )
 
@@ -57,9 +59,10 @@ class ThreadAccount:
         self.source = StepSource.UNDECIDED
         self.settled_ns = started_ns
         self._held = origin(started_ns)
-        self._context = Context()
+        self._context = Context(breathe=breathe)
         self._open = OpenStep()
         self._closing = Closing(breathe)
+        self._updated_ns = started_ns
         self._pieces: dict[int, int] = {}
         self._breathe = breathe
 
@@ -116,13 +119,17 @@ class ThreadAccount:
         labels = label(edges, found, pieces, self._context, columns)
         self._breathe()
         closes = self._closing.closes(edges, pieces, labels, self.source, final=final)
-        steps = settle_steps(edges, found, pieces, labels, closes=closes, held=self._open)
+        self._breathe()
+        sums = sums_of(edges, found, pieces)
+        self._breathe()
+        steps = settle_steps(sums, pieces, labels, closes=closes, held=self._open)
         numbered = _numbered(edges, pieces, closes, steps.rows)
         idle = final and self._idle(found, pieces, labels, steps)
         self._open = self._with_backwards(found, pieces, closes, steps.open)
         rows = self._with_partial(steps.rows) if final else steps.rows
         self._breathe()
         settled = self._settled(edges, found, (pieces, labels), steps._replace(rows=rows), columns, idle=idle)
+        self._breathe()
         advance(self._context, edges, found, pieces, labels)
         last = int(pieces.first[-1])
         self._held = edges.part(last).copy()
@@ -140,17 +147,21 @@ class ThreadAccount:
         self._breathe()
         selves = tiles(edges, pieces, labels, steps.row, columns.kinds, idle=idle)
         self._breathe()
-        return Settled(
+        updates = np.flatnonzero(found.update[: last + 1])
+        settled = Settled(
             steps.rows,
             calls,
             selves,
             batches(edges, pieces, labels),
             edges.sources[: last + 1][found.stop[: last + 1]],
             edges.sources[: last + 1][found.failed_ask[: last + 1]],
-            int(np.count_nonzero(found.update[: last + 1])),
-            skipped(edges, found, last),
+            len(updates),
+            skipped(edges, found, last, self._updated_ns),
             None,
         )
+        if len(updates):
+            self._updated_ns = int(edges.times[updates[-1]])
+        return settled
 
     def _idle(self, found: Marks, pieces: Pieces, labels: Labels, steps: StepColumns) -> bool:
         """Whether the last unit is work after the last update, of which nothing came before the close."""
@@ -186,7 +197,7 @@ class ThreadAccount:
     ) -> None:
         """Occurrences that ran in pieces last as long as their pieces together."""
         at, inclusive = calls
-        stage = (edges.kinds == KIND_STAGE) & found.close & edges.counted
+        stage = (edges.kinds == KIND_STAGE) & found.close & edges.counted & (edges.ops != OP_STOP)
         if not stage.any():
             return
         for entry in np.flatnonzero((stage & (edges.payloads > 0))[: last + 1]).tolist():

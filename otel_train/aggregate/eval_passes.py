@@ -14,30 +14,31 @@ if TYPE_CHECKING:
     from otel_train.aggregate.steps import StepRows
 
 
+class Pass(NamedTuple):
+    """One pass.
+
+    Attributes:
+        phase: name of the phase.
+        loader: name of the loader; "" for none.
+        started_ns: first instant.
+        ended_ns: last instant.
+        batches: steps in it.
+    """
+
+    phase: str
+    loader: str
+    started_ns: int
+    ended_ns: int
+    batches: int
+
+
 class EvalPasses:
     """Puts evaluation steps together to passes; a pass is over when something else follows."""
-
-    class Pass(NamedTuple):
-        """One pass.
-
-        Attributes:
-            phase: name of the phase.
-            loader: name of the loader; "" for none.
-            started_ns: first instant.
-            ended_ns: last instant.
-            batches: steps in it.
-        """
-
-        phase: str
-        loader: str
-        started_ns: int
-        ended_ns: int
-        batches: int
 
     def __init__(self) -> None:
         self.durations = Histograms()
         self.loaders: list[str] = []
-        self._open: EvalPasses.Pass | None = None
+        self._open: Pass | None = None
 
     def feed(self, steps: StepRows, names: Names) -> list[Pass]:
         """Passes that the newly closed steps end."""
@@ -73,5 +74,5 @@ class EvalPasses:
             self._open = same._replace(ended_ns=within[1], batches=same.batches + batches)
             return []
         over = self.close()
-        self._open = self.Pass(phase, loader, *within, batches)
+        self._open = Pass(phase, loader, *within, batches)
         return over

@@ -54,7 +54,7 @@ class Figures:
                 into[series] = labels.setdefault(label, len(labels))
         folded = totals.stages.folded(into, len(labels))
         for label, series in labels.items():
-            held = tuple(self._run.exemplars.get(("stage", *label), ()))
+            held = tuple(self._run.teller.exemplars.get(("stage", *label), ()))
             sheet.histogram(c.STAGE_DURATION, folded, series, *label, exemplars=held)
 
     def _steps(self, sheet: Sheet) -> None:
@@ -67,7 +67,7 @@ class Figures:
             sheet.put(c.STEPS, int(totals.step_counts[series]), *label)
         folded = totals.steps.folded(into, len(labels))
         for label, series in labels.items():
-            held = tuple(self._run.exemplars.get(("step", *label), ()))
+            held = tuple(self._run.teller.exemplars.get(("step", *label), ()))
             sheet.histogram(c.STEP_DURATION, folded, series, *label, exemplars=held)
         sheet.put(c.STEP_INDEX, self._run.step_number)
         sheet.put(c.HEARTBEAT_STEP, self._run.step_number)

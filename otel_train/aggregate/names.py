@@ -55,7 +55,9 @@ class Names:
         kinds, declared, named = self.columns
         self.columns = SourceColumns(
             np.append(kinds, [s.kind for s in new]).astype(np.int8),
-            np.append(declared, [PHASES.index(s.phase) if s.phase in PHASES else -1 for s in new]).astype(np.int8),
+            np.append(declared, [PHASES.index(s.phase) if s.phase in PHASES else -1 for s in new]).astype(
+                np.int8
+            ),
             np.append(named, [_phase_in_name(s) for s in new]).astype(np.int8),
         )
         self._stage_of = np.append(self._stage_of, [self.stages.number(s.stage) for s in new])
@@ -68,7 +70,8 @@ class Names:
 
     def loader(self, sources: np.ndarray) -> np.ndarray:
         """Loader numbers of loader sources; 0 for -1."""
-        return np.where(sources >= 0, self._loader_of[sources], 0)
+        loader: np.ndarray = np.where(sources >= 0, self._loader_of[sources], 0)
+        return loader
 
     def series(self, owner: np.ndarray, loader: np.ndarray, phase: np.ndarray) -> np.ndarray:
         """Dense series number of each (owner, loader of the batch, phase). Owner -1 is ``other``.
@@ -81,7 +84,7 @@ class Names:
         batch = np.where(asked > 0, asked, self.loader(loader))
         model = np.where(owner >= 0, self._model_of[owner], 0)
         flat = ((stage * _LOADERS + batch) * _PHASES + phase) * _MODELS + model
-        series = self._series[flat]
+        series: np.ndarray = self._series[flat]
         if series.min(initial=0) < 0:
             for value in sorted(set(flat[series < 0].tolist())):
                 self._add(value)

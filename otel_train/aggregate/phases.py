@@ -41,7 +41,9 @@ def label(edges: Edges, found: Marks, pieces: Pieces, context: Context, columns:
     """Find the phase and the loader of every unit."""
     trained = _trained(found, pieces, context)
     asked = _asked(edges, pieces, context)
+    context.breathe()
     phase = _phases(edges, found, pieces, context, (columns, asked, trained))
+    context.breathe()
     phase[pieces.solo] = EVAL
     alone = pieces.inside | pieces.init
     phase[alone] = NO_PHASE

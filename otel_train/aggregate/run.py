@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_train import catalog
 from otel_train.aggregate.account import ThreadAccount
 from otel_train.aggregate.eval_passes import EvalPasses
 from otel_train.aggregate.histogram import Histograms
-from otel_train.aggregate.keep import Keeper, KeepRules, Kept
+from otel_train.aggregate.keep import Keeper, KeepRules
 from otel_train.aggregate.names import Names
 from otel_train.aggregate.pairing import Pairing
 from otel_train.aggregate.stalls import Stalls
-from otel_train.aggregate.steps import PHASES, TRAIN, Activity, Occurrences, Settled, StepSource
+from otel_train.aggregate.steps import TRAIN, Activity, Occurrences, Settled, StepSource
+from otel_train.aggregate.tell import MOST_CHILDREN, Teller
 from otel_train.aggregate.totals import Totals
-from otel_train.aggregate.traces import MOST_CHILDREN, Child, StepFacts, Tracer
 from otel_train.codes import Op, SourceKind
-from otel_train.records import Event, Exemplar, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from otel_train.aggregate.traces import Tracer
     from otel_train.clock import Anchor
     from otel_train.codes import Source
 
-EXEMPLARS_PER_SERIES = 8
 NS_PER_S = 10**9
 
 
@@ -46,8 +43,13 @@ class _Thread:
     main: bool
     pairing: Pairing
     account: ThreadAccount
+    label: str = ""
+    """Tells its traces from those of the leading thread."""
+    follows: _Thread | None = None
+    """The leading thread that was over when this one began: its time begins where that one's ended."""
     computes: bool = False
     """It runs models, not only a loader."""
+    over: bool = False
     edges: int = 0
     last_ns: int = 0
     last_op: int = 0
@@ -80,6 +82,7 @@ class RunAccount:
         self.started_ns = started_ns
         self.names = Names()
         self.totals = Totals(self.names, breathe=breathe)
+        self.teller = Teller(tracer, anchor, self.names)
         self.keeper = Keeper(rules, started_ns)
         self.checkpoints = Histograms(size=1)
         self.evals = EvalPasses()
@@ -89,15 +92,12 @@ class RunAccount:
         self.checkpoint_failures = 0
         self.checkpoint_last_ns = 0
         self.checkpoint_interval_s = 0.0
-        self.exemplars: dict[tuple[str, ...], deque[Exemplar]] = {}
         self.closed = False
         self._threads: dict[int, _Thread] = {}
         self._leading: _Thread | None = None
-        self._tracer = tracer
-        self._anchor = anchor
+        self._threads_seen = 0
+        self._closed_ns = 0
         self._breathe = breathe
-        self._spans: list[Span] = []
-        self._events: list[Event] = []
         self._phase = TRAIN
 
     # -- taking edges in ---------------------------------------------------------------------------
@@ -120,13 +120,15 @@ class RunAccount:
             return
         mine = self._threads.get(thread)
         if mine is None:
-            account = ThreadAccount(self.started_ns, breathe=self._breathe)
-            mine = self._threads[thread] = _Thread(name, main, Pairing(), account)
+            mine = self._threads[thread] = self._new_thread(name, main=main)
         edges = mine.pairing.feed(times, codes, self.names.columns.kinds)
         self._breathe()
-        mine.computes |= bool(np.any((edges.kinds >= SourceKind.FORWARD) & (edges.kinds <= SourceKind.SCALER)))
+        mine.computes |= bool(
+            np.any((edges.kinds >= SourceKind.FORWARD) & (edges.kinds <= SourceKind.SCALER))
+        )
         mine.edges += len(times)
         mine.last_ns, mine.last_op = int(times[-1]), int(codes[-1]) & 0xF
+        self.stalls.progress(int(times[0]))  # a stall ends with the first edge, not with the last of its slice
         self.stalls.progress(mine.last_ns)
         settled = mine.account.feed(edges, self.names.columns)
         if settled is not None:
@@ -137,15 +139,20 @@ class RunAccount:
         mine = self._threads.pop(thread, None)
         if mine is not None:
             self._take(mine, mine.account.close(mine.last_ns, self.names.columns))
+            mine.over = True
 
     def look(self, now_ns: int) -> None:
         """Notice that nothing has happened for too long, while it still hangs."""
         thread = self._leading
         if thread is None or self.closed:
             return
-        over = thread.last_op == Op.STOP and not thread.pairing.open
+        over = thread.over or (thread.last_op == Op.STOP and not thread.pairing.open)
         if self.stalls.look(now_ns, self.keeper.median_ns, over=over):
-            self._tell_stall(thread, now_ns)
+            doing = self.open_stages()
+            stage = doing[-1].stage if doing else "other"
+            self.stalls.count(stage)
+            loader = doing[-1].source if stage == "data" else ""
+            self.teller.stall((thread.last_ns, now_ns), self.step_number, stage, loader)
 
     def close(self, at_ns: int) -> None:
         """Settle everything up to ``at_ns``."""
@@ -153,21 +160,13 @@ class RunAccount:
             self._take(thread, thread.account.close(at_ns, self.names.columns))
         if self._leading is None:  # nothing was trained: all of it was preparation
             self.totals.activity_ns[Activity.INIT] = at_ns - self.started_ns
-        self._spans += [self._eval_span(over) for over in self.evals.close()]
+        elif self._leading.over:
+            self.totals.activity_ns[Activity.OTHER] += max(0, at_ns - self.settled_ns)
+        if self._leading is None or self._leading.over:
+            self._closed_ns = max(at_ns, self.settled_ns)
+        for over in self.evals.close():
+            self.teller.evaluation(over, self.step_number)
         self.closed = True
-
-    def drain(self) -> tuple[tuple[Span, ...], tuple[Event, ...]]:
-        """Spans and events since the last call."""
-        spans, events = tuple(self._spans), tuple(self._events)
-        self._spans, self._events = [], []
-        return spans, events
-
-    def tell(self, span: Span | None = None, event: Event | None = None) -> None:
-        """Add a span or an event that comes from elsewhere."""
-        if span is not None:
-            self._spans.append(span)
-        if event is not None:
-            self._events.append(event)
 
     # -- looking at it -----------------------------------------------------------------------------
 
@@ -184,7 +183,7 @@ class RunAccount:
     @property
     def settled_ns(self) -> int:
         """Up to when the run's time has been accounted for."""
-        return self._leading.account.settled_ns if self._leading else self.started_ns
+        return max(self._closed_ns, self._leading.account.settled_ns if self._leading else self.started_ns)
 
     @property
     def helpers(self) -> list[str]:
@@ -214,12 +213,27 @@ class RunAccount:
 
     # -- inside ------------------------------------------------------------------------------------
 
+    def _new_thread(self, name: str, *, main: bool) -> _Thread:
+        self._threads_seen += 1
+        before = self._leading if self._leading is not None and self._leading.over else None
+        account = ThreadAccount(self.settled_ns if before else self.started_ns, breathe=self._breathe)
+        return _Thread(name, main, Pairing(), account, label=f"{name} {self._threads_seen}", follows=before)
+
+    def _lead(self, thread: _Thread) -> None:
+        """The first thread that trains leads; when it is over the next one takes its time and numbers on."""
+        before = self._leading
+        if before is None and (thread.computes or thread.main):
+            self._leading = thread
+        elif before is not None and thread.follows is before and thread.computes:
+            thread.next_number += before.next_number
+            thread.follows = None
+            self._leading = thread
+
     def _is_helper(self, thread: _Thread) -> bool:
         return not thread.main and not thread.computes and self._leading is not None
 
     def _take(self, thread: _Thread, settled: Settled) -> None:
-        if self._leading is None and (thread.computes or thread.main):
-            self._leading = thread
+        self._lead(thread)
         if self._is_helper(thread):  # its wait is not the training thread's
             self.totals.add_batches(settled.batches)
             return
@@ -237,11 +251,7 @@ class RunAccount:
 
     def _count_stop(self, loader: str) -> None:
         self.exhaustions[loader] = self.exhaustions.get(loader, 0) + 1
-        attributes = {catalog.SPAN_LOADER.name: loader, catalog.STEP_NUMBER.name: self.step_number}
-        self._event(catalog.LOADER_EXHAUSTED_EVENT.name, self.settled_ns, attributes)
-
-    def _event(self, name: str, at_ns: int, attributes: dict[str, str | int | float | bool]) -> None:
-        self._events.append(Event(name=name, time_unix_ns=self._anchor.unix(at_ns), attributes=attributes))
+        self.teller.exhausted(loader, self.settled_ns, self.step_number)
 
     def _take_checkpoints(self, ended: Occurrences) -> None:
         mine = self.names.columns.kinds[ended.source] == SourceKind.CHECKPOINT
@@ -255,13 +265,7 @@ class RunAccount:
                 before, self.checkpoint_last_ns = self.checkpoint_last_ns, begun + lasted
                 if before:
                     self.checkpoint_interval_s = (self.checkpoint_last_ns - before) / NS_PER_S
-            self._spans.append(
-                self._tracer.pass_over(
-                    catalog.CHECKPOINT_SAVE_SPAN, (begun, begun + lasted),
-                    {catalog.STEP_NUMBER.name: self.step_number},
-                    trace_class="checkpoint", error="checkpoint failed" if failed else "",
-                )  # fmt: skip
-            )
+            self.teller.checkpoint((begun, begun + lasted), self.step_number, failed=failed)
 
     def _take_steps(self, thread: _Thread, settled: Settled) -> None:
         steps = settled.steps
@@ -276,46 +280,12 @@ class RunAccount:
             self._phase = int(steps.phase[-1])
         chosen = self.keeper.choose(steps, numbers, rows) if len(rows) else []
         for kept in chosen:
-            self._keep(thread, settled, kept, first=bool(kept.row == rows[0]))
+            before = thread.open_step if kept.row == rows[0] else ()
+            self.teller.step(settled, kept, before, thread="" if thread is self._leading else thread.label)
         self._carry(thread, settled, closed=bool(len(rows)))
         if thread is self._leading:
             for over in self.evals.feed(steps, self.names):
-                self._spans.append(self._eval_span(over))
-
-    def _keep(self, thread: _Thread, settled: Settled, kept: Kept, *, first: bool) -> None:
-        """Make the spans of a kept step, and let exemplars point to them."""
-        parts = [*(thread.open_step if first else ()), settled.occurrences]
-        children = []
-        for part in parts:
-            inside = np.arange(len(part.step)) if part is not settled.occurrences else np.flatnonzero(part.step == kept.row)
-            children += [self._child(part, place) for place in inside[:MOST_CHILDREN].tolist()]
-        steps, row = settled.steps, kept.row
-        loader = self.names.loaders.names[int(self.names.loader(steps.loader[row : row + 1])[0])]
-        facts = StepFacts(
-            kept.number, kept.reason, PHASES[int(steps.phase[row])], loader, int(steps.started_ns[row]),
-            int(steps.ended_ns[row]), int(steps.duration_ns[row]), kept.baseline_ns,
-            int(steps.samples[row]), True, children[:MOST_CHILDREN],
-        )  # fmt: skip
-        spans, (trace, ids, mine) = self._tracer.step(facts)
-        self._spans += spans
-        phase = facts.phase
-        for child, span in zip(facts.children, ids, strict=True):
-            lasted = child.ended_ns - child.started_ns
-            self._exemplify(("stage", child.stage, child.loader, phase), lasted, child.ended_ns, (trace, span))
-        self._exemplify(("step", loader, phase), facts.duration_ns, facts.ended_ns, (trace, mine))
-
-    def _exemplify(self, series: tuple[str, ...], value_ns: int, at_ns: int, where: tuple[int, int]) -> None:
-        held = self.exemplars.setdefault(series, deque(maxlen=EXEMPLARS_PER_SERIES))
-        held.append(Exemplar(value_ns / NS_PER_S, self._anchor.unix(at_ns), *where))
-
-    def _child(self, part: Occurrences, place: int) -> Child:
-        source = self.names.sources[int(part.source[place])]
-        loader = self.names.loaders.names[int(self.names.loader(part.loader[place : place + 1])[0])]
-        begun = int(part.started_ns[place])
-        model = source.name if source.kind is SourceKind.FORWARD else ""
-        return Child(
-            source.stage, loader, model, begun, begun + int(part.inclusive_ns[place]), bool(part.failed[place])
-        )
+                self.teller.evaluation(over, self.step_number)
 
     def _carry(self, thread: _Thread, settled: Settled, *, closed: bool) -> None:
         """Remember the first stages of the step that is still open: it may be worth keeping."""
@@ -325,32 +295,3 @@ class RunAccount:
         room = MOST_CHILDREN - sum(len(part.step) for part in thread.open_step)
         if len(still) and room > 0:
             thread.open_step.append(Occurrences(*(column[still[:room]] for column in settled.occurrences)))
-
-    def _eval_span(self, over: EvalPasses.Pass) -> Span:
-        attributes = {
-            catalog.STEP_NUMBER.name: self.step_number,
-            catalog.SPAN_PHASE.name: over.phase,
-            catalog.SPAN_LOADER.name: over.loader,
-            catalog.BATCH_COUNT.name: over.batches,
-        }
-        return self._tracer.pass_over(
-            catalog.EVAL_SPAN, (over.started_ns, over.ended_ns), attributes, trace_class="eval"
-        )
-
-    def _tell_stall(self, thread: _Thread, now_ns: int) -> None:
-        """Said while it hangs: the last span that a run which never comes back can send."""
-        doing = self.open_stages()
-        stage = doing[-1].stage if doing else "other"
-        self.stalls.count(stage)
-        attributes: dict[str, str | int | float | bool] = {
-            catalog.STEP_NUMBER.name: self.step_number,
-            catalog.SPAN_STAGE.name: stage,
-            catalog.SPAN_LOADER.name: doing[-1].source if doing and stage == "data" else "",
-            catalog.STALL_AGE.name: (now_ns - thread.last_ns) / NS_PER_S,
-        }
-        self._spans.append(
-            self._tracer.pass_over(
-                catalog.STALL_SPAN, (thread.last_ns, now_ns), attributes, trace_class="stall"
-            )
-        )
-        self._event(catalog.STALL_SPAN.name, now_ns, attributes)

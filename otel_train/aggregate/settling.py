@@ -46,6 +46,22 @@ class OpenStep(NamedTuple):
     backwards: bool = False
 
 
+class UnitSums(NamedTuple):
+    """What happened in every unit.
+
+    Attributes:
+        instants: int64, when it began; that of the open one ends the one before.
+        duration_ns: int64 per complete unit.
+        failed: int64, occurrences that ended by an exception.
+        samples: int64, samples fetched, where known.
+    """
+
+    instants: np.ndarray
+    duration_ns: np.ndarray
+    failed: np.ndarray
+    samples: np.ndarray
+
+
 class StepColumns(NamedTuple):
     """Rows of the steps that closed, and to which the units belong.
 
@@ -60,39 +76,41 @@ class StepColumns(NamedTuple):
     open: OpenStep
 
 
+def sums_of(edges: Edges, found: Marks, pieces: Pieces) -> UnitSums:
+    """Add up what happened in every unit."""
+    complete = len(pieces.first) - 1
+    instants = edges.times[pieces.first]
+    failed = np.flatnonzero(found.close & (edges.ops == OP_FAIL))
+    return UnitSums(
+        instants, np.diff(instants), _count(pieces, failed, complete), _samples(edges, found, pieces, complete)
+    )
+
+
 def settle_steps(
-    edges: Edges, found: Marks, pieces: Pieces, labels: Labels, *, closes: np.ndarray, held: OpenStep
+    sums: UnitSums, pieces: Pieces, labels: Labels, *, closes: np.ndarray, held: OpenStep
 ) -> StepColumns:
     """Sum up the units of every step.
 
     Args:
-        edges: all.
-        found: what they are.
-        pieces: their units.
-        labels: phase and loader of the units.
+        sums: what happened in every unit.
+        pieces: the units.
+        labels: their phases and loaders.
         closes: see ``Closing``.
         held: the step that was open before.
     """
     complete = len(pieces.first) - 1
-    instants = edges.times[pieces.first]
-    sums = (
-        np.diff(instants),
-        _count(pieces, np.flatnonzero(found.close & (edges.ops == OP_FAIL)), complete),
-        _samples(edges, found, pieces, complete),
-        labels.loader,
-    )
     training = ((labels.phase == TRAIN) & ~pieces.solo)[:complete]
     step = np.cumsum(closes)[:complete]
     closed = int(np.count_nonzero(closes))
     mine = np.flatnonzero(training)
-    train, left = _train_rows(mine, step[mine], instants, sums, (closed, held))
+    train, left = _train_rows(mine, step[mine], sums, labels.loader, around=(closed, held))
     row = np.where(training, step, -1)
     other = np.flatnonzero(_evaluating(pieces, labels)[:complete])
     if not len(other):
         return StepColumns(train, row, left)
     rest = StepRows(
-        labels.phase[other], labels.loader[other], instants[other], instants[other + 1], sums[0][other],
-        np.ones(len(other), dtype=np.int64), sums[1][other], sums[2][other],
+        labels.phase[other], labels.loader[other], sums.instants[other], sums.instants[other + 1],
+        sums.duration_ns[other], np.ones(len(other), dtype=np.int64), sums.failed[other], sums.samples[other],
     )  # fmt: skip
     row[other] = closed + 1 + np.arange(len(other))
     rows = StepRows(*[np.concatenate(pair) for pair in zip(train, rest, strict=True)])
@@ -118,20 +136,20 @@ def _samples(edges: Edges, found: Marks, pieces: Pieces, complete: int) -> np.nd
 
 
 def _train_rows(
-    mine: np.ndarray, of: np.ndarray, instants: np.ndarray, sums: tuple[np.ndarray, ...],
-    around: tuple[int, OpenStep],
+    mine: np.ndarray, of: np.ndarray, sums: UnitSums, loaders: np.ndarray, *, around: tuple[int, OpenStep]
 ) -> tuple[StepRows, OpenStep]:  # fmt: skip
     """Rows of the training steps that closed, and the sums of the one that has not."""
     closed, held = around
+    instants = sums.instants
     bounds = np.searchsorted(of, np.arange(closed + 2))
     first, past = bounds[:-1], bounds[1:]
     there = past > first
-    duration, failed, samples = (_sums(column[mine], bounds) for column in sums[:3])
+    duration, failed, samples = (_sums(column[mine], bounds) for column in sums[1:])
     started, ended = np.full(closed + 1, -1, dtype=np.int64), np.zeros(closed + 1, dtype=np.int64)
     loader = np.full(closed + 1, -1, dtype=np.int64)
     started[there] = instants[mine[first[there]]]
     ended[there] = instants[mine[past[there] - 1] + 1]
-    loader[there] = sums[3][mine[past[there] - 1]]
+    loader[there] = loaders[mine[past[there] - 1]]
     if held.started_ns >= 0:
         started[0] = held.started_ns
         if not there[0]:
@@ -182,7 +200,9 @@ def occurrences(
     return calls, at
 
 
-def tiles(edges: Edges, pieces: Pieces, labels: Labels, row: np.ndarray, kinds: np.ndarray, *, idle: bool) -> Tiles:
+def tiles(
+    edges: Edges, pieces: Pieces, labels: Labels, row: np.ndarray, kinds: np.ndarray, *, idle: bool
+) -> Tiles:
     """Self time of every edge's owner. ``idle``: the last unit is work that no update followed."""
     last = int(pieces.first[-1])
     unit = pieces.of_edge[:last]
@@ -224,12 +244,11 @@ def batches(edges: Edges, pieces: Pieces, labels: Labels) -> np.ndarray:
     return found
 
 
-def skipped(edges: Edges, found: Marks, last: int) -> int:
-    """``GradScaler.step`` calls that ended without an update inside."""
+def skipped(edges: Edges, found: Marks, last: int, updated_ns: int) -> int:
+    """``GradScaler.step`` calls that ended without an update inside; ``updated_ns``: the last update before."""
     scaler = np.flatnonzero((found.close & (edges.kinds == KIND_SCALER) & (edges.ops == OP_END))[: last + 1])
     if not len(scaler):
         return 0
-    updates = edges.times[found.update]
-    first = np.searchsorted(updates, edges.begun_ns[scaler])
-    past = np.searchsorted(updates, edges.times[scaler], side="right")
-    return int(np.count_nonzero(past == first))
+    updates = np.concatenate((np.array([updated_ns]), edges.times[found.update]))
+    latest = updates[np.searchsorted(updates, edges.times[scaler], side="right") - 1]
+    return int(np.count_nonzero(latest <= edges.begun_ns[scaler]))

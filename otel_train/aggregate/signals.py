@@ -40,7 +40,7 @@ class Signals:
             self.nonfinite["gradient"] += not finite
         elif name in _SCALES:
             self._single[c.AMP_SCALE.name] = value
-        elif name.split("/")[0] in _RATES:
+        elif name.split("/", maxsplit=1)[0] in _RATES:
             self._rates[self._rate_names.fold(name.partition("/")[2] or "0")] = value
         elif "loss" in name:
             self._losses[self._loss_names.fold(name)] = value

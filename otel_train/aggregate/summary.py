@@ -51,7 +51,9 @@ def figures(
         "step_source": SOURCE_NAMES[source],
         "steps": steps,
         "partial_steps": {
-            PHASES[phase]: int(count) for phase, count in enumerate(totals.partial_steps[: len(PHASES)]) if count
+            PHASES[phase]: int(count)
+            for phase, count in enumerate(totals.partial_steps[: len(PHASES)])
+            if count
         },
         "updates": totals.updates,
         "skipped_updates": totals.skipped_updates,

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_train.aggregate.histogram import Histograms
-from otel_train.aggregate.names import Key, Names
 from otel_train.aggregate.steps import NO_PHASE, PHASES, Activity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from otel_train.aggregate.names import Key, Names
     from otel_train.aggregate.steps import Occurrences, Settled, StepRows
 
 _PHASES = len(PHASES) + 1
@@ -32,7 +32,7 @@ class StageTotals(NamedTuple):
     """
 
     key: Key
-    count: int
+    count: int  # type: ignore[assignment]  # hides tuple.count
     failed: int
     inclusive_s: float
     self_s: float
@@ -70,7 +70,9 @@ class Totals:
         series = self.names.series(tiles.owner, tiles.loader, tiles.phase)
         self._breathe()
         self._grow()
-        self.self_ns += np.bincount(series, weights=tiles.self_ns, minlength=len(self.self_ns)).astype(np.int64)
+        self.self_ns += np.bincount(series, weights=tiles.self_ns, minlength=len(self.self_ns)).astype(
+            np.int64
+        )
         if ledger:
             sums = np.bincount(tiles.activity, weights=tiles.self_ns, minlength=len(self.activity_ns))
             self.activity_ns += sums.astype(np.int64)
@@ -88,7 +90,9 @@ class Totals:
         self._grow()
         self.stages.add(series, ended.inclusive_ns, breathe=self._breathe)
         if ended.failed.any():
-            self.failed += np.bincount(series, weights=ended.failed, minlength=len(self.failed)).astype(np.int64)
+            self.failed += np.bincount(series, weights=ended.failed, minlength=len(self.failed)).astype(
+                np.int64
+            )
 
     def _add_steps(self, steps: StepRows) -> None:
         counted = steps.counted > 0
@@ -175,7 +179,12 @@ class Totals:
         quantiles = tuple(self.stages.quantile(series, q) for q in (0, 0.5, 0.95, 0.99, 1)) if count else None
         inclusive = self.stages.point(series).sum if count else 0.0
         return StageTotals(
-            key, count, int(self.failed[series]), inclusive, int(self.self_ns[series]) / NS_PER_S, quantiles  # type: ignore[arg-type]  # five by construction
+            key,
+            count,
+            int(self.failed[series]),
+            inclusive,
+            int(self.self_ns[series]) / NS_PER_S,
+            quantiles,  # type: ignore[arg-type]  # five by construction
         )
 
     def phase_s(self, phase: str) -> float:
@@ -212,9 +221,7 @@ class Totals:
         return found
 
 
-def _less(
-    now: dict[tuple[int, int], int], before: dict[tuple[int, int], int]
-) -> dict[tuple[int, int], int]:
+def _less(now: dict[tuple[int, int], int], before: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
     return {pair: count - before.get(pair, 0) for pair, count in now.items() if count > before.get(pair, 0)}
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train import catalog
 from otel_train.records import Span, SpanLink
@@ -13,9 +13,6 @@ if TYPE_CHECKING:
 
     from otel_train.clock import Anchor
     from otel_train.records import AttributeValue
-
-MOST_CHILDREN = 64
-"""Stage spans per step; a step of more is shown by its first ones."""
 
 
 class Child(NamedTuple):
@@ -41,7 +38,6 @@ class StepFacts(NamedTuple):
     duration_ns: int
     baseline_ns: int
     samples: int
-    counted: bool
     children: Sequence[Child]
 
 
@@ -77,6 +73,14 @@ class Ids(NamedTuple):
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=size).digest(), "big") or 1
 
 
+class _Place(NamedTuple):
+    """Where a span stands."""
+
+    trace: int
+    span: int
+    parent: int = 0
+
+
 class Tracer:
     """Turns facts into spans.
 
@@ -93,52 +97,61 @@ class Tracer:
 
     def run_start(self, started_ns: int, ended_ns: int) -> Span:
         """The root of everything, over in milliseconds: nothing is lost with a crash."""
-        return self._span(
-            catalog.RUN_SPAN.name, self._run.trace_id, self._run.span_id, (started_ns, ended_ns),
-            {**self._who(), catalog.TRACE_CLASS.name: "run"}, links=(),
-        )  # fmt: skip
+        place = _Place(self._run.trace_id, self._run.span_id)
+        attributes = {**self._who(), catalog.TRACE_CLASS.name: "run"}
+        return self._span(catalog.RUN_SPAN.name, place, (started_ns, ended_ns), attributes, links=())
 
     def run_end(self, at_ns: int, step: int) -> Span:
         """A clean end."""
-        return self._span(
-            catalog.RUN_END_SPAN.name, self.ids.trace("run end"), self.ids.own("run end"), (at_ns, at_ns),
-            {**self._who(), catalog.STEP_NUMBER.name: step, catalog.TRACE_CLASS.name: "run"},
-        )  # fmt: skip
+        place = _Place(self.ids.trace("run end"), self.ids.own("run end"))
+        attributes = {**self._who(), catalog.STEP_NUMBER.name: step, catalog.TRACE_CLASS.name: "run"}
+        return self._span(catalog.RUN_END_SPAN.name, place, (at_ns, at_ns), attributes)
 
-    def step(self, step: StepFacts) -> tuple[tuple[Span, ...], tuple[int, tuple[int, ...], int]]:
+    def step(
+        self, step: StepFacts, thread: str = ""
+    ) -> tuple[tuple[Span, ...], tuple[int, tuple[int, ...], int]]:
         """Spans of a kept step.
+
+        Args:
+            step: which.
+            thread: tells the steps of further training threads, which have numbers of their own, apart.
 
         Returns:
             The spans, and where exemplars point to: trace id, span ids of the children, span id of the step.
         """
-        trace, root = self.ids.trace("step", step.number), self.ids.span("step", step.number)
-        mine = self.ids.own("step", step.number)
+        what = ("step", step.number, *([thread] if thread else []))
+        trace, root, mine = self.ids.trace(*what), self.ids.span(*what), self.ids.own(*what)
         within = (step.started_ns, step.ended_ns)
+        attributes = _step_attributes(step)
         spans = []
         if self.ids.rank == 0:
-            spans.append(self._span(catalog.STEP_SPAN.name, trace, root, within, _step_attributes(step)))
-        attributes = {**_step_attributes(step), catalog.SPAN_RANK.name: self.ids.rank}
+            spans.append(self._span(catalog.STEP_SPAN.name, _Place(trace, root), within, attributes))
         error = next((f"{child.stage} failed" for child in step.children if child.failed), "")
-        spans.append(
-            self._span(catalog.RANK_STEP_SPAN.name, trace, mine, within, attributes, parent=root, error=error)
-        )
-        ids = []
-        for place, child in enumerate(step.children[:MOST_CHILDREN]):
-            ids.append(self.ids.own("step", step.number, place))
-            spans.append(self._child(child, trace, ids[-1], mine))
+        attributes = {**attributes, catalog.SPAN_RANK.name: self.ids.rank}
+        place = _Place(trace, mine, root)
+        spans.append(self._span(catalog.RANK_STEP_SPAN.name, place, within, attributes, error=error))
+        ids = [self.ids.own(*what, number) for number in range(len(step.children))]
+        for child, span in zip(step.children, ids, strict=True):
+            spans.append(self._child(child, _Place(trace, span, mine)))
         return tuple(spans), (trace, tuple(ids), mine)
 
     def pass_over(
-        self, kind: catalog.SpanType, within: tuple[int, int], attributes: Mapping[str, AttributeValue],
-        *, trace_class: str, error: str = "",
-    ) -> Span:  # fmt: skip
+        self,
+        kind: catalog.SpanType,
+        within: tuple[int, int],
+        attributes: Mapping[str, AttributeValue],
+        *,
+        trace_class: str,
+        error: str = "",
+    ) -> Span:
         """A span in a trace of its own: an evaluation, a checkpoint, a stall."""
         self._made += 1
         what = (kind.name, self.ids.rank, self._made)
+        place = _Place(self.ids.trace(*what), self.ids.own(*what))
         own = {**attributes, catalog.TRACE_CLASS.name: trace_class}
-        return self._span(kind.name, self.ids.trace(*what), self.ids.own(*what), within, own, error=error)
+        return self._span(kind.name, place, within, own, error=error)
 
-    def _child(self, child: Child, trace: int, span: int, parent: int) -> Span:
+    def _child(self, child: Child, place: _Place) -> Span:
         kind = catalog.STAGE_SPANS.get(child.stage, catalog.STAGE_SPAN)
         attributes: dict[str, AttributeValue] = {catalog.SPAN_STAGE.name: child.stage}
         if child.loader:
@@ -146,8 +159,9 @@ class Tracer:
         if child.model:
             attributes[catalog.MODEL_NAME.name] = child.model
         error = f"{child.stage} failed" if child.failed else ""
-        within = (child.started_ns, child.ended_ns)
-        return self._span(kind.name, trace, span, within, attributes, parent=parent, links=(), error=error)
+        return self._span(
+            kind.name, place, (child.started_ns, child.ended_ns), attributes, links=(), error=error
+        )
 
     def _who(self) -> dict[str, AttributeValue]:
         return {
@@ -157,15 +171,23 @@ class Tracer:
         }
 
     def _span(
-        self, name: str, trace: int, span: int, within: tuple[int, int],
-        attributes: Mapping[str, AttributeValue], *, parent: int = 0,
-        links: Sequence[SpanLink] | None = None, error: str = "",
-    ) -> Span:  # fmt: skip
+        self,
+        name: str,
+        place: _Place,
+        within: tuple[int, int],
+        attributes: Mapping[str, AttributeValue],
+        **rest: Any,  # links and error, as in Span
+    ) -> Span:
         return Span(
-            name=name, trace_id=trace, span_id=span, parent_id=parent,
-            start_unix_ns=self._unix(within[0]), end_unix_ns=self._unix(within[1]),
-            attributes=attributes, links=(self._run,) if links is None else links, error=error,
-        )  # fmt: skip
+            name=name,
+            trace_id=place.trace,
+            span_id=place.span,
+            parent_id=place.parent,
+            start_unix_ns=self._unix(within[0]),
+            end_unix_ns=self._unix(within[1]),
+            attributes=attributes,
+            **{"links": (self._run,), **rest},
+        )
 
 
 def _step_attributes(step: StepFacts) -> dict[str, AttributeValue]:
@@ -181,6 +203,4 @@ def _step_attributes(step: StepFacts) -> dict[str, AttributeValue]:
         attributes[catalog.BATCH_SIZE.name] = step.samples
     if step.baseline_ns:
         attributes[catalog.STEP_BASELINE.name] = step.baseline_ns / 1e9
-    if not step.counted:
-        attributes[catalog.STEP_PARTIAL.name] = True
     return attributes

@@ -32,6 +32,8 @@ from otel_train.aggregate.words import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from otel_train.aggregate.pairing import Edges
 
 LONGEST_UNIT = 8192
@@ -137,6 +139,8 @@ class Evidence(NamedTuple):
 class Context:
     """What a thread remembers from slice to slice, as of the first edge of its open unit."""
 
+    breathe: Callable[[], None] = lambda: None
+    """Called now and then, to let the training thread have the interpreter."""
     began: bool = False
     asked: bool = False
     trained: bool = False
@@ -195,6 +199,7 @@ def cut(edges: Edges, found: Marks, source: StepSource, context: Context, *, fin
     why = _cuts(edges, found, source, context)
     why[bursts.at[bursts.new]] = Cut.ASK
     why[0] = Cut.NONE
+    context.breathe()
     cuts_at = _force(why, final=final)
     first = np.concatenate((np.zeros(1, dtype=np.int64), cuts_at))
     cuts = why[first]
@@ -247,11 +252,13 @@ def _bursts(edges: Edges, found: Marks, context: Context) -> Bursts:
 
     Asks of other loaders right after one another (``zip``) fetch one batch together.
     """
-    asks = np.flatnonzero(found.ask)
-    fresh = np.zeros(len(asks), dtype=bool)
-    if len(asks):
-        fresh[0] = context.barrier or found.barrier[: asks[0]].any()
-        fresh[1:] = np.logical_or.reduceat(found.barrier, asks)[:-1]
+    events = np.flatnonzero(found.ask | found.barrier)
+    is_ask = found.ask[events]
+    at = np.flatnonzero(is_ask)
+    asks = events[at]
+    fresh = ~is_ask[at - 1]  # what came before it was a barrier
+    if len(at) and at[0] == 0:
+        fresh[0] = context.barrier
     loaders = edges.sources[asks]
     firsts = np.concatenate((np.array([context.first_loader]), loaders[fresh]))
     number = np.cumsum(fresh)

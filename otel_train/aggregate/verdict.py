@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from otel_train.aggregate.names import CHECKPOINT
 from otel_train.records import Finding
@@ -53,9 +53,7 @@ def findings(
     return [*waiting, *rest] if waiting else [_busy(training, total_s), *rest]
 
 
-def _waits(
-    training: Sequence[StageTotals], total_s: float, workers: Mapping[str, int]
-) -> list[Finding]:
+def _waits(training: Sequence[StageTotals], total_s: float, workers: Mapping[str, int]) -> list[Finding]:
     """One finding per loader that training waits for."""
     found = []
     for row in training:
@@ -100,13 +98,18 @@ def _outside(
     wall_s = sum(activities.values())
     found = []
     for activity, advice in (
-        ("eval", "Evaluate less often, on fewer batches, or with a larger batch size: no gradients are kept."),
+        (
+            "eval",
+            "Evaluate less often, on fewer batches, or with a larger batch size: no gradients are kept.",
+        ),
         (CHECKPOINT, "Save less often, or asynchronously (torch.distributed.checkpoint.async_save)."),
     ):
         spent = activities.get(activity, 0.0)
         if wall_s and spent / wall_s >= LARGE_SHARE:
             claim = f"{spent / wall_s:.0%} of the run is {activity}."
-            found.append(_finding(f"{activity}_heavy", claim, advice=advice, share=spent / wall_s, seconds=spent))
+            found.append(
+                _finding(f"{activity}_heavy", claim, advice=advice, share=spent / wall_s, seconds=spent)
+            )
     other_s = sum(row.self_s for row in training if row.key.stage == "other")
     if other_s / total_s >= LARGE_SHARE:
         found.append(
@@ -134,11 +137,8 @@ def _busy(training: Sequence[StageTotals], total_s: float) -> Finding:
     return _finding("compute_bound", claim, advice=advice, evidence=evidence, severity="ok")
 
 
-def _finding(
-    name: str, claim: str, *, advice: str, evidence: Mapping[str, float] | None = None, share: float = 0.0,
-    seconds: float = 0.0, loader: str = "", severity: str = "info",
-) -> Finding:  # fmt: skip
-    return Finding(
-        name=name, claim=claim, evidence=evidence or {"share": share}, share=share, seconds=seconds,
-        advice=advice, loader=loader, phase="train", severity=severity,
-    )  # fmt: skip
+def _finding(name: str, claim: str, **facts: Any) -> Finding:  # Any: the other fields of Finding
+    """A finding about training, with what is usual for the fields that are not given."""
+    share = facts.get("share", 0.0)
+    usual: dict[str, Any] = {"evidence": {"share": share}, "share": share, "seconds": 0.0, "phase": "train"}
+    return Finding(name=name, claim=claim, **{**usual, **facts})

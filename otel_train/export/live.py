@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train import catalog as c
 from otel_train.aggregate.figures import Figures
@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from otel_train.aggregate.run import RunAccount
     from otel_train.aggregate.signals import Signals
-    from otel_train.catalog import Emit
     from otel_train.clock import Anchor
     from otel_train.config import Config
     from otel_train.export.process import ProcessReader
@@ -26,36 +25,26 @@ if TYPE_CHECKING:
 NS_PER_S = 10**9
 
 
-class Health:
-    """What the telemetry costs and loses, gathered from its parts.
+class Health(NamedTuple):
+    """What the telemetry costs and loses, asked from its parts.
 
     Attributes:
         drops: records not exported, by (signal, reason).
         faults: faults of ours, by part.
         overhead_s: seconds of ours on the training thread.
+        unobserved: what could not be seen.
     """
 
-    def __init__(
-        self,
-        *,
-        drops: Callable[[], Mapping[tuple[str, str], int]],
-        faults: Callable[[], Mapping[str, int]],
-        overhead_s: Callable[[], float],
-        unobserved: Callable[[], list[dict[str, str]]],
-    ) -> None:
-        self.drops = drops
-        self.faults = faults
-        self.overhead_s = overhead_s
-        self.unobserved = unobserved
+    drops: Callable[[], Mapping[tuple[str, str], int]]
+    faults: Callable[[], Mapping[str, int]]
+    overhead_s: Callable[[], float]
+    unobserved: Callable[[], list[dict[str, str]]]
 
 
-class Reporter:
-    """Makes a snapshot of every metric.
+class Readings(NamedTuple):
+    """Where a reporter reads what no edge tells.
 
-    Args:
-        run: the account.
-        info: who we are.
-        config: settings that become metrics.
+    Attributes:
         signals: logged values.
         process: reads the operating system.
         health: our own figures.
@@ -64,33 +53,45 @@ class Reporter:
         anchor: turns the monotonic clock into wall time.
     """
 
-    def __init__(
-        self,
-        run: RunAccount,
-        *,
-        info: RunInfo,
-        config: Config,
-        signals: Signals,
-        process: ProcessReader,
-        health: Health,
-        loaders: Callable[[], Mapping[str, LoaderProbe]],
-        look: Callable[[LoaderProbe], LoaderState | None],
-        anchor: Anchor,
-    ) -> None:
+    signals: Signals
+    process: ProcessReader
+    health: Health
+    loaders: Callable[[], Mapping[str, LoaderProbe]]
+    look: Callable[[LoaderProbe], LoaderState | None]
+    anchor: Anchor
+
+
+class Reporter:
+    """Makes a snapshot of every metric.
+
+    Args:
+        run: the account.
+        readings: everything else.
+        info: who we are.
+        config: settings that become metrics.
+    """
+
+    def __init__(self, run: RunAccount, readings: Readings, *, info: RunInfo, config: Config) -> None:
         self.state = ""
         """The run's end, once it has one."""
         self.worker_exits: dict[tuple[str, str], int] = {}
         self._run = run
         self._info = info
         self._config = config
-        self._signals = signals
-        self._process = process
-        self._health = health
-        self._loaders = loaders
-        self._look = look
-        self._anchor = anchor
+        self._signals = readings.signals
+        self._process = readings.process
+        self._health = readings.health
+        self._loaders = readings.loaders
+        self._look = readings.look
+        self._anchor = readings.anchor
         self._figures = Figures(run, max_loaders=config.max_loaders, max_stages=config.max_stages)
         self._exited: set[int] = set()
+        self._emitters = {
+            c.Emit.ALL: True,
+            c.Emit.RANK0: info.rank == 0,
+            c.Emit.DP_LEADER: info.dp_leader,
+            c.Emit.NODE: info.local_rank == 0,
+        }
 
     def snapshot(self) -> Snapshot:
         """Every metric of this process now."""
@@ -113,16 +114,8 @@ class Reporter:
                     self._exited.add(pid)
                     self.worker_exits[name, how] = self.worker_exits.get((name, how), 0) + 1
 
-    def _emits(self, emit: Emit) -> bool:
-        from otel_train.catalog import Emit
-
-        wanted = {
-            Emit.ALL: True,
-            Emit.RANK0: self._info.rank == 0,
-            Emit.DP_LEADER: self._info.dp_leader,
-            Emit.NODE: self._info.local_rank == 0,
-        }
-        return wanted[emit]
+    def _emits(self, emit: c.Emit) -> bool:
+        return self._emitters[emit]
 
     def _write_run(self, sheet: Sheet) -> None:
         run, info, config = self._run, self._info, self._config
@@ -184,7 +177,9 @@ class Reporter:
             data_s, rest_s = spent.get(name, (0.0, 0.0))
             if probe.workers == 0 and name in trained and min(data_s, rest_s) > 0:
                 slower_s = max(data_s, rest_s) / self._info.world_size
-                sheet.put(c.THROUGHPUT_THEORETICAL, trained[name] / slower_s, self._figures.loaders.fold(name))
+                sheet.put(
+                    c.THROUGHPUT_THEORETICAL, trained[name] / slower_s, self._figures.loaders.fold(name)
+                )
 
     def _write_health(self, sheet: Sheet) -> None:
         for (signal, reason), number in self._health.drops().items():

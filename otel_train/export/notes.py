@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from otel_train import catalog as c
-from otel_train.records import Event
+from otel_train.record.notes import Value
 
 if TYPE_CHECKING:
     from otel_train.aggregate.run import RunAccount
     from otel_train.aggregate.signals import Signals
-    from otel_train.clock import Anchor
     from otel_train.record.notes import Notes
 
 _PLAIN = (str, bool, int, float)
@@ -23,19 +22,17 @@ class NoteReader:
         notes: what was handed over.
         signals: takes numbers.
         run: takes events.
-        anchor: turns the monotonic clock into wall time.
     """
 
-    def __init__(self, notes: Notes, signals: Signals, run: RunAccount, anchor: Anchor) -> None:
+    def __init__(self, notes: Notes, signals: Signals, run: RunAccount) -> None:
         self._notes = notes
         self._signals = signals
         self._run = run
-        self._anchor = anchor
 
     def read(self) -> None:
         """Read everything that has been handed over since the last call."""
         for note in self._notes.drain():
-            if hasattr(note, "value"):
+            if isinstance(note, Value):
                 self._log(note.at_ns, note.name, note.value)
             else:
                 plain = {str(key): _plain(value) for key, value in note.attributes.items()}
@@ -48,8 +45,7 @@ class NoteReader:
             self._tell(at_ns, c.NONFINITE_EVENT.name, {c.SPAN_NONFINITE_KIND.name: kind, "name": name})
 
     def _tell(self, at_ns: int, name: str, attributes: dict[str, Any]) -> None:
-        attributes = {c.STEP_NUMBER.name: self._run.step_number, **attributes}
-        self._run.tell(event=Event(name=name, time_unix_ns=self._anchor.unix(at_ns), attributes=attributes))
+        self._run.teller.event(name, at_ns, {c.STEP_NUMBER.name: self._run.step_number, **attributes})
 
 
 def _plain(value: Any) -> str | bool | int | float:  # Any: the user's own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train import catalog as c
 
@@ -11,8 +11,17 @@ if TYPE_CHECKING:
     from otel_train.aggregate.sheet import Sheet
 
 _CGROUP = Path("/sys/fs/cgroup")
-_UNLIMITED = 1 << 60
-"""A limit above this is none: version 1 control groups say 2**63 rounded down to a page."""
+_FILES = (
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+)
+"""Limit, usage and details under version 2 and version 1 of control groups."""
+
+
+class _Group(NamedTuple):
+    limit: Path
+    usage: Path
+    stat: Path
 
 
 class ProcessReader:
@@ -27,7 +36,12 @@ class ProcessReader:
 
         self._psutil: Any = psutil
         self._process: Any = psutil.Process()
-        self._cgroup = cgroup
+        groups = [_Group(*(cgroup / name for name in names)) for names in _FILES]
+        limits = [_number(group.limit) for group in groups]
+        machine_bytes = self._psutil.virtual_memory().total
+        limited = [g for g, limit in zip(groups, limits, strict=True) if limit and limit < machine_bytes]
+        self._group = limited[0] if limited else None
+        self._limit = next((limit for limit in limits if limit and limit < machine_bytes), machine_bytes)
 
     def write(self, sheet: Sheet) -> None:
         """Put the present readings."""
@@ -52,31 +66,27 @@ class ProcessReader:
     def host_memory(self) -> tuple[int, int]:
         """(used, limit) in bytes: of the control group where it has a limit, else of the machine."""
         machine = self._psutil.virtual_memory()
-        limit = _number(self._cgroup / "memory.max", self._cgroup / "memory/memory.limit_in_bytes")
-        used = _number(self._cgroup / "memory.current", self._cgroup / "memory/memory.usage_in_bytes")
-        if limit is None or used is None or limit > min(_UNLIMITED, machine.total):
+        if self._group is None:
             return machine.total - machine.available, machine.total
-        return max(0, used - self._inactive_files()), limit
+        used = _number(self._group.usage) or 0
+        return max(0, used - self._inactive_files(self._group.stat)), min(self._limit, machine.total)
 
-    def _inactive_files(self) -> int:
+    @staticmethod
+    def _inactive_files(stat: Path) -> int:
         """Bytes of file cache that the kernel would give back: not what the processes need."""
-        for path in (self._cgroup / "memory.stat", self._cgroup / "memory/memory.stat"):
-            try:
-                lines = path.read_text().splitlines()
-            except OSError:
-                continue
-            for line in lines:
-                name, _, value = line.partition(" ")
-                if name in ("inactive_file", "total_inactive_file"):
-                    return int(value)
-        return 0
-
-
-def _number(*paths: Path) -> int | None:
-    for path in paths:
         try:
-            text = path.read_text().strip()
+            lines = stat.read_text().splitlines()
         except OSError:
-            continue
-        return int(text) if text.isdigit() else None
-    return None
+            return 0
+        found = [
+            line.split() for line in lines if line.startswith(("inactive_file ", "total_inactive_file "))
+        ]
+        return int(found[-1][1]) if found else 0
+
+
+def _number(path: Path) -> int | None:
+    try:
+        text = path.read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-
 
 from otel_train.guard import Guard
 from otel_train.records import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from otel_train.aggregate.run import RunAccount
     from otel_train.clock import Clock
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 SLICE_EDGES = 4096
 """Edges worked on at once: each numpy call on so many holds the interpreter for some 20 us."""
 
+SETTLE_EVERY_S = 2.0
+"""Edges are worked out this often, or when a slice is full: the numpy calls cost the same for few as for many."""
+
 BREATH_AFTER_NS = 150_000
 """The pump lets the training thread have the interpreter after holding it this long (budget: 0.2 ms)."""
 
@@ -31,6 +34,7 @@ BREATH_S = 50e-6
 """Long enough for a thread that waits for the interpreter to wake up."""
 
 NS_PER_S = 10**9
+_SETTLE = -1
 
 
 class Breath:
@@ -135,17 +139,28 @@ class Pump:
     def turn(self, *, final: bool = False) -> None:
         """One round: read, settle, export. Tests call it directly."""
         self._breath.begin()
-        self.settle()
+        self._recorder.publish(time.time_ns())
+        full = any(thread.ring.pending >= SLICE_EDGES for thread in self._recorder.threads)
+        if full or self._is_due(_SETTLE, SETTLE_EVERY_S):
+            self.settle()
         for number, chore in enumerate(self.chores):
-            if (final or self._is_due(-1 - number, chore.every_s)) and not chore.guard.closed:
+            if (final or self._is_due(_SETTLE - 1 - number, chore.every_s)) and not chore.guard.closed:
                 with chore.guard:
                     chore.do()
         self._export(final=final)
 
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Inside the block everything recorded before it is settled, and nothing moves."""
+        with self.lock:
+            if not self._run.closed:
+                with self.guard:
+                    self.settle()
+            yield
+
     def settle(self) -> None:
         """Read every ring up to now and settle what can be settled."""
         now_ns = self._clock()
-        self._recorder.publish(time.time_ns())
         threads = list(self._recorder.threads)
         ended = [thread for thread in threads if thread.ended]
         self._run.learn(self._recorder.sources)
@@ -199,7 +214,7 @@ class Pump:
         return True
 
     def _export(self, *, final: bool) -> None:
-        spans, events = self._run.drain()
+        spans, events = self._run.teller.drain()
         due = [final or self._is_due(number, route.every_s) for number, route in enumerate(self.routes)]
         snapshot = None
         if any(due):
@@ -218,5 +233,3 @@ class Pump:
             with self.lock, self.guard:
                 self.turn()
             self.cpu_s = time.thread_time()
-
-

@@ -57,9 +57,9 @@ class Routes:
     @classmethod
     def open(cls, config: Config, info: RunInfo, environ: Mapping[str, str]) -> Routes:
         """Open the run directory; nothing else yet."""
-        attempt = config.attempt if config.attempt >= 0 else info.attempt or None
         directory = RunDirectory.open(
-            Path(config.run_dir), info.run_id, rank=info.rank, attempt=attempt,
+            Path(config.run_dir), info.run_id, rank=info.rank, attempt=config.attempt if config.attempt >= 0 else None,
+            restarts=info.attempt,
             run=_run_document(config, info), max_bytes=config.max_run_dir_bytes,
         )  # fmt: skip
         return cls(config, info, environ, directory)

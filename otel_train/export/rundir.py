@@ -48,7 +48,7 @@ class RunDirectory:
         path: ``<root>/<run id>``.
         rank_path: ``<root>/<run id>/rank<r>``.
         rank: which rank.
-        attempt: 1 for the first opening of this rank's folder, one more for every further one.
+        attempt: 0 for the first opening of this rank's folder, one more for every further one.
         writable: whether the folder could be made.
         faults: writes that failed.
     """
@@ -57,7 +57,7 @@ class RunDirectory:
         self.path = path
         self.rank = rank
         self.rank_path = path / f"rank{rank}"
-        self.attempt = 1
+        self.attempt = 0
         self.writable = False
         self.faults = 0
         self._told = False
@@ -77,6 +77,7 @@ class RunDirectory:
         rank: int,
         run: Mapping[str, object] | None = None,
         attempt: int | None = None,
+        restarts: int = 0,
         max_bytes: int = DEFAULT_MAX_BYTES,
     ) -> RunDirectory:
         """Make, or come back to, the folder of one rank.
@@ -87,6 +88,7 @@ class RunDirectory:
             rank: this process.
             run: what ``run.json`` says: who, where, versions, settings.
             attempt: which attempt this is, when somebody knows; else counted.
+            restarts: how often the launcher has restarted the job: the attempt is at least this.
             max_bytes: bound on events, metrics and spans of this rank together.
         """
         directory = cls(root / folder_name(run_id), rank, max_bytes)
@@ -94,7 +96,7 @@ class RunDirectory:
             _make_root(root)
             directory.rank_path.mkdir(parents=True, exist_ok=True)
             previous = directory._previous_attempt()
-            directory.attempt = previous + 1 if attempt is None else attempt
+            directory.attempt = max(previous + 1, restarts) if attempt is None else attempt
             directory._put_flight_aside(previous)
             replace_text(directory.rank_path / "attempt", f"{directory.attempt}\n")
             directory._write_run({"run_id": run_id, **(run or {})})
@@ -158,8 +160,8 @@ class RunDirectory:
         try:
             text = (self.rank_path / "attempt").read_text()
         except FileNotFoundError:
-            return 0
-        return int(text) if text.strip().isdigit() else 0
+            return -1
+        return int(text) if text.strip().isdigit() else -1
 
     def _put_flight_aside(self, previous: int) -> None:
         if self.flight_path.exists():

@@ -25,7 +25,7 @@ class BackwardProbe:
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        import torch  # noqa: PLC0415 - torch is used, not required
+        import torch
 
         self._module = torch.autograd
         self._original = getattr(torch.autograd, _ENTRY)
@@ -55,7 +55,7 @@ def _timed(
     ends = (code(Op.END, grad), code(Op.END, backward))
     fails = (code(Op.FAIL, grad), code(Op.FAIL, backward))
 
-    def run_backward(*args: Any, accumulate_grad: bool = True, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's own signature
+    def run_backward(*args: Any, accumulate_grad: bool = True, **kwargs: Any) -> Any:
         edge(begins[accumulate_grad])
         try:
             result = original(*args, accumulate_grad=accumulate_grad, **kwargs)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.errors import ConfigError
 from otel_train.record.loader import OTHER, DataLoaderPatch, LoaderProbe, Watched
-from otel_train.record.module import ModuleProbe
+from otel_train.record.module import ModulePatch, ModuleProbe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,7 +83,9 @@ def _check(entry: Loader) -> None:
             'To pass a list of batches name it: {"train": batches}'
         )
     if entry.phase not in ("", *PHASES):
-        raise ConfigError(f"phase={entry.phase!r} of loader {entry.name!r}: expected one of {', '.join(PHASES)}")
+        raise ConfigError(
+            f"phase={entry.phase!r} of loader {entry.name!r}: expected one of {', '.join(PHASES)}"
+        )
 
 
 def named_models(model: Any) -> dict[str, Any]:  # Any: one, a sequence, or a mapping
@@ -141,14 +143,16 @@ class Probes:
         self.models: list[ModuleProbe] = []
         self.iterables: dict[str, Any] = {}
         self.patch: DataLoaderPatch | None = None
+        self._module_patch: ModulePatch | None = None
         self._recorder = recorder
         self._by_loader: dict[int, LoaderProbe] = {}
         self._found = 0
         self._lock = threading.Lock()
 
-    def watch_data_loaders(self) -> None:
-        """From now on, see every DataLoader that is iterated, also one that nobody gave us."""
+    def watch_torch(self) -> None:
+        """From now on, see every DataLoader that is iterated, and what becomes of watched models."""
         self.patch = DataLoaderPatch(self._probe_for)
+        self._module_patch = ModulePatch(self.attach_again, self.follow)
 
     def add_loader(self, entry: Loader) -> None:
         """Record a loader. ``iterables`` has what to iterate: a DataLoader itself, anything else wrapped."""
@@ -179,10 +183,18 @@ class Probes:
         for probe in list(self.models):
             probe.attach()
 
+    def follow(self, model: Any, compiled: Any) -> None:  # Any: torch modules
+        """``torch.compile`` made ``compiled`` of ``model``: if that is watched, so is this, under its name."""
+        for probe in list(self.models):
+            if probe.model() is model:
+                self.models.append(ModuleProbe(compiled, probe.name, self._recorder))
+
     def remove(self) -> None:
         """Undo everything."""
         if self.patch is not None:
             self.patch.remove()
+        if self._module_patch is not None:
+            self._module_patch.remove()
         for probe in self.models:
             probe.remove()
 
@@ -192,7 +204,12 @@ class Probes:
 
     def _join(self, entry: Loader) -> LoaderProbe:
         probe = LoaderProbe(
-            entry.loader, entry.name, self._recorder, phase=entry.phase, samples=entry.samples, tokens=entry.tokens
+            entry.loader,
+            entry.name,
+            self._recorder,
+            phase=entry.phase,
+            samples=entry.samples,
+            tokens=entry.tokens,
         )
         before = self.loaders.get(entry.name)
         if before is not None:  # folds, sweeps: the series goes on

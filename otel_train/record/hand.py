@@ -106,26 +106,26 @@ class Stage:
         return functools.wraps(function)(wrapper)  # type: ignore[return-value]
 
     def _function(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the user's signature
+        def call(*args: Any, **kwargs: Any) -> Any:
             with self:
                 return function(*args, **kwargs)
 
         return call
 
     def _generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the user's signature
+        def call(*args: Any, **kwargs: Any) -> Any:
             return (yield from _in_pieces(function(*args, **kwargs), _Pieces(self.name)))
 
         return call
 
     def _coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        async def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the user's signature
+        async def call(*args: Any, **kwargs: Any) -> Any:
             return await _await_in_pieces(function(*args, **kwargs), _Pieces(self.name))
 
         return call
 
     def _async_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        async def call(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:  # noqa: ANN401 - the user's signature
+        async def call(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
             inner = function(*args, **kwargs)
             pieces = _Pieces(self.name)
             try:
@@ -139,7 +139,7 @@ class Stage:
                         sent = yield item
                     except GeneratorExit:
                         raise
-                    except BaseException as error:  # noqa: BLE001 - handed to the user's generator
+                    except BaseException as error:  # noqa: BLE001  # handed to the user's generator
                         step = inner.athrow(error)
                     else:
                         step = inner.asend(sent)
@@ -199,7 +199,7 @@ def _in_pieces(
             pieces.write(Op.RESUME)
             pieces.write(Op.END)
             raise
-        except BaseException as error:  # noqa: BLE001 - handed to the user's generator
+        except BaseException as error:  # noqa: BLE001  # handed to the user's generator
             step, value = inner.throw, error
 
 

@@ -42,7 +42,7 @@ class LoaderProbe:
 
     def __init__(
         self,
-        loader: Any,  # noqa: ANN401 - any iterable
+        loader: Any,
         name: str,
         recorder: Recorder,
         *,
@@ -64,41 +64,43 @@ class LoaderProbe:
         self._tokens = tokens
         self._batch_size = getattr(loader, "batch_size", None)
         self.workers: int | None = getattr(loader, "num_workers", None)
-        kind = getattr(loader, "_dataset_kind", None)  # len() of an iterable-style DataLoader has side effects
+        kind = getattr(
+            loader, "_dataset_kind", None
+        )  # len() of an iterable-style DataLoader has side effects
         self.sized = kind == 0 if kind is not None else hasattr(loader, "__len__")
         self.loader = _weak(loader)
 
-    def payload(self, batch: Any) -> int:  # noqa: ANN401 - the user's own
+    def payload(self, batch: Any) -> int:
         """The word that ends the ask for ``batch``."""
         if self._tokens is not None:
             self._count_tokens(batch)
         return self.got | self.size(batch) << PAYLOAD_SHIFT
 
-    def _learn(self, batch: Any) -> int:  # noqa: ANN401 - the user's own
+    def _learn(self, batch: Any) -> int:
         try:
             self.size = size_of_batches(batch, self._batch_size)
-        except Exception:  # noqa: BLE001 - somebody else's container may raise anything
+        except Exception:  # noqa: BLE001  # somebody else's container may raise anything
             self.size = lambda _: 0
         return self.size(batch)
 
-    def _count_tokens(self, batch: Any) -> None:  # noqa: ANN401 - the user's own
+    def _count_tokens(self, batch: Any) -> None:
         try:
             self.token_count += int(self._tokens(batch))  # type: ignore[misc]
-        except Exception:  # noqa: BLE001 - a count that fails is absent, training goes on
+        except Exception:  # noqa: BLE001  # a count that fails is absent, training goes on
             self._tokens = None
 
 
 def _safe(samples: Callable[[Any], int]) -> Size:
-    def size(batch: Any) -> int:  # noqa: ANN401 - the user's own
+    def size(batch: Any) -> int:
         try:
             return max(0, int(samples(batch))) + 1
-        except Exception:  # noqa: BLE001 - a count that fails is unknown, training goes on
+        except Exception:  # noqa: BLE001  # a count that fails is unknown, training goes on
             return 0
 
     return size
 
 
-def _weak(loader: Any) -> Callable[[], Any]:  # noqa: ANN401 - any iterable
+def _weak(loader: Any) -> Callable[[], Any]:
     try:
         return weakref.ref(loader)
     except TypeError:  # a list, say: nothing of ours may keep it alive
@@ -113,17 +115,17 @@ class DataLoaderPatch:
     """
 
     def __init__(self, probe_for: Callable[[Any], LoaderProbe | None]) -> None:
-        from torch.utils.data import dataloader  # noqa: PLC0415 - torch is used, not required
+        from torch.utils.data import dataloader
 
         self._probe_for = probe_for
         self._classes: dict[type, type] = {}
         self._adopted: weakref.WeakSet[Any] = weakref.WeakSet()
         self._undo: list[Callable[[], None]] = []
-        self._wrap_init(dataloader._BaseDataLoaderIter, self._adopting)  # noqa: SLF001 - see the module docstring
-        for concrete in (dataloader._SingleProcessDataLoaderIter, dataloader._MultiProcessingDataLoaderIter):  # noqa: SLF001
-            self._wrap_init(concrete, self._starting)
+        self._wrap_init(dataloader._BaseDataLoaderIter, self._adopting)  # noqa: SLF001  # see above
+        for concrete in ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
+            self._wrap_init(getattr(dataloader, concrete), self._starting)
 
-    def adopt(self, iterator: Any, loader: Any) -> None:  # noqa: ANN401 - a DataLoader's own
+    def adopt(self, iterator: Any, loader: Any) -> None:
         """Time an iterator that exists already, such as one with persistent workers."""
         probe = self._probe_for(loader)
         if probe is None or PROBE in iterator.__dict__:
@@ -154,14 +156,14 @@ class DataLoaderPatch:
         self._undo.append(undo)
 
     def _adopting(self, original: Callable[..., None]) -> Callable[..., None]:
-        def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, N807 - torch's own
+        def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place
             original(iterator, loader, *args, **kwargs)
             self.adopt(iterator, loader)
 
         return __init__
 
     def _starting(self, original: Callable[..., None]) -> Callable[..., None]:
-        def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401, N807 - torch's own
+        def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place
             probe = self._probe_for(loader)
             if probe is None:
                 original(iterator, loader, *args, **kwargs)
@@ -180,10 +182,10 @@ class DataLoaderPatch:
         return self._classes[cls]
 
 
-def _timed_subclass(cls: Any) -> type:  # noqa: ANN401 - some subclass of _BaseDataLoaderIter
-    ask_inner, reset_inner = cls.__next__, cls._reset  # noqa: SLF001 - see the module docstring
+def _timed_subclass(cls: Any) -> type:
+    ask_inner, reset_inner = cls.__next__, cls._reset
 
-    def __next__(self: Any) -> Any:  # noqa: ANN401, N807 - torch's own
+    def __next__(self: Any) -> Any:  # noqa: N807  # as above
         probe = self.__dict__[PROBE]
         edge = probe.edge
         edge(probe.ask)
@@ -198,7 +200,7 @@ def _timed_subclass(cls: Any) -> type:  # noqa: ANN401 - some subclass of _BaseD
         edge(probe.payload(batch))
         return batch
 
-    def _reset(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - torch's own
+    def _reset(self: Any, *args: Any, **kwargs: Any) -> None:
         probe = self.__dict__[PROBE]
         probe.edge(probe.start)
         try:
@@ -220,7 +222,7 @@ class Watched:
         probe: how it is recorded.
     """
 
-    def __init__(self, iterable: Any, probe: LoaderProbe) -> None:  # noqa: ANN401 - any iterable
+    def __init__(self, iterable: Any, probe: LoaderProbe) -> None:
         self._iterable = iterable
         self._probe = probe
 
@@ -232,13 +234,13 @@ class Watched:
         finally:
             probe.edge(probe.started)
 
-    def __next__(self) -> Any:  # noqa: ANN401 - for one-shot iterators
+    def __next__(self) -> Any:
         return _ask(self._iterable, self._probe)
 
     def __len__(self) -> int:
         return len(self._iterable)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the iterable's own attributes
+    def __getattr__(self, name: str) -> Any:
         if name == "_iterable":  # not set yet, while unpickling
             raise AttributeError(name)
         return getattr(self._iterable, name)
@@ -252,16 +254,16 @@ class _WatchedIterator:
     def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> Any:  # noqa: ANN401 - the user's own
+    def __next__(self) -> Any:
         return _ask(self._iterator, self._probe)
 
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - the iterator's own attributes
+    def __getattr__(self, name: str) -> Any:
         if name == "_iterator":
             raise AttributeError(name)
         return getattr(self._iterator, name)
 
 
-def _ask(iterator: Iterator[Any], probe: LoaderProbe) -> Any:  # noqa: ANN401 - the user's own
+def _ask(iterator: Iterator[Any], probe: LoaderProbe) -> Any:
     edge = probe.edge
     edge(probe.ask)
     try:

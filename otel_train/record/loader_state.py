@@ -57,7 +57,7 @@ def _queued(iterator: Any, so_far: int | None) -> int | None:  # Any: torch's it
     if so_far is None:
         return None
     try:
-        return so_far + int(iterator._data_queue.qsize())
+        return so_far + int(iterator._data_queue.qsize())  # noqa: SLF001  # only looked at
     except (NotImplementedError, AttributeError, OSError):  # macOS has no qsize; the queue may be gone
         return None
 

@@ -7,6 +7,7 @@ model), and adds no graph break, because under ``torch.compile`` it steps aside.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from otel_train.record.recorder import Recorder
 
 SLOT = "_compiled_call_impl"
+_REPLICATE = "_replicate_for_data_parallel"
 
 
 class ModuleProbe:
@@ -63,13 +65,64 @@ class ModuleProbe:
             model.__dict__[SLOT] = self._replaced
 
 
+class ModulePatch:
+    """Three rare methods that would otherwise lose a probe, or carry it where it does not belong.
+
+    ``Module.compile`` overwrites the slot; ``torch.compile`` makes a new module around a watched one;
+    ``DataParallel`` copies ``__dict__`` into its replicas, which would run the original's weights.
+
+    Args:
+        reattach: called after a module has compiled itself.
+        compiled: told of every (module, what ``torch.compile`` made of it).
+    """
+
+    def __init__(
+        self, reattach: Callable[[], None], compiled: Callable[[torch.nn.Module, torch.nn.Module], None]
+    ) -> None:
+        import torch
+
+        self._undo: list[Callable[[], None]] = []
+        self._after(torch.nn.Module, "compile", lambda *_: reattach())
+        self._after(torch.nn.Module, _REPLICATE, lambda _, replica: replica.__dict__.pop(SLOT, None))
+        self._after(torch, "compile", lambda model, made: self._tell(compiled, model, made))
+
+    def remove(self) -> None:
+        """Put the methods back, unless somebody has wrapped ours."""
+        for undo in self._undo:
+            undo()
+
+    @staticmethod
+    def _tell(compiled: Callable[[Any, Any], None], model: Any, made: Any) -> None:
+        import torch
+
+        if isinstance(model, torch.nn.Module) and isinstance(made, torch.nn.Module):
+            compiled(model, made)
+
+    def _after(self, owner: Any, name: str, then: Callable[[Any, Any], object]) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            result = original(*args, **kwargs)
+            then(args[0] if args else kwargs.get("model"), result)
+            return result
+
+        setattr(owner, name, wrapper)
+
+        def undo() -> None:
+            if getattr(owner, name) is wrapper:
+                setattr(owner, name, original)
+
+        self._undo.append(undo)
+
+
 def _timed(
     model: torch.nn.Module,
     compiled: Callable[..., Any] | None,
     source: int,
     edge: Callable[[int], None],
 ) -> Callable[..., Any]:
-    import torch  # noqa: PLC0415 - the caller has a Module, so torch is loaded
+    import torch
 
     is_compiling = torch.compiler.is_compiling
     is_grad_enabled = torch.is_grad_enabled
@@ -80,10 +133,11 @@ def _timed(
     )
     end, fail = code(Op.END, source), code(Op.FAIL, source)
     owner = weakref.ref(model)
-    call_impl = type(model)._call_impl  # noqa: SLF001 - what Module.__call__ itself goes on to
+    call_impl = type(model)._call_impl  # noqa: SLF001
 
-    def call(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - the model's own signature
+    def call(*args: Any, **kwargs: Any) -> Any:
         model = owner()
+        assert model is not None  # it is being called
         if is_compiling():
             return call_impl(model, *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
         edge((training if model.training else evaluating)[is_grad_enabled()])

@@ -26,7 +26,7 @@ class OptimizerProbe:
     """
 
     def __init__(self, recorder: Recorder) -> None:
-        from torch.optim import optimizer as hooks  # noqa: PLC0415 - torch is used, not required
+        from torch.optim import optimizer as hooks
 
         self._recorder = recorder
         self._numbers: dict[int, int] = {}
@@ -55,13 +55,13 @@ class OptimizerProbe:
         edge, numbers, join = self._recorder.edge, self._numbers, self._join
         begin_op, end_op = int(Op.BEGIN), int(Op.END)
 
-        def before(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401 - torch's hook signature
+        def before(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             number = numbers.get(id(optimizer))
             if number is None:
                 number = join(optimizer)
             edge(begin_op | number)
 
-        def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:  # noqa: ANN401 - torch's hook signature
+        def after(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
             number = numbers.get(id(optimizer))
             if number is not None:
                 edge(end_op | number)
@@ -91,7 +91,7 @@ class _ScalerPatch:
     """Sees ``GradScaler.step`` from outside: no update inside means that it was skipped."""
 
     def __init__(self, recorder: Recorder) -> None:
-        import torch  # noqa: PLC0415 - torch is used, not required
+        import torch
 
         self._class = torch.amp.GradScaler
         self._original = self._class.step
@@ -99,7 +99,7 @@ class _ScalerPatch:
         source = recorder.source(SourceKind.SCALER, "GradScaler")
         begin, end, fail = code(Op.BEGIN, source), code(Op.END, source), code(Op.FAIL, source)
 
-        def step(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - torch's own signature
+        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
             edge(begin)
             try:
                 result = original(self, *args, **kwargs)
@@ -110,8 +110,8 @@ class _ScalerPatch:
             return result
 
         self._wrapper = step
-        self._class.step = step  # type: ignore[method-assign]
+        self._class.step = step
 
     def remove(self) -> None:
         if self._class.step is self._wrapper:
-            self._class.step = self._original  # type: ignore[method-assign]
+            self._class.step = self._original

@@ -144,7 +144,7 @@ class Recorder:
             thread = self._add_ring(threading.current_thread().name, slot=slot)
         thread.engine = self._in_backward() and thread.name.startswith("Dummy")
         lease = _Lease()
-        weakref.finalize(lease, setattr, thread, "ended", True).atexit = False  # noqa: FBT003 - setattr's value
+        weakref.finalize(lease, setattr, thread, "ended", True).atexit = False
         self._local.lease = lease
         self._local.edge = thread.ring.edge
         return thread.ring.edge

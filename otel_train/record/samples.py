@@ -11,7 +11,7 @@ Size = Callable[[Any], int]
 _DEEPEST = 4
 
 
-def size_of_batches(first: Any, batch_size: int | None) -> Size:  # noqa: ANN401 - batches are the user's own
+def size_of_batches(first: Any, batch_size: int | None) -> Size:
     """The reader that suits batches shaped like ``first``.
 
     A candidate is the leading dimension of an array, or the length of a sequence. Among them the first that
@@ -25,7 +25,7 @@ def size_of_batches(first: Any, batch_size: int | None) -> Size:  # noqa: ANN401
     return lambda _: 0
 
 
-def _candidates(item: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], int, bool]]:  # noqa: ANN401
+def _candidates(item: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], int, bool]]:
     """(path, samples, is it an array's leading dimension), outermost first for equal kinds."""
     shape = getattr(item, "shape", None)
     if shape is not None:
@@ -44,20 +44,20 @@ def _reader(path: tuple[Any, ...], *, is_array: bool) -> Size:
     if is_array and len(path) == 1:  # by far the commonest: the first of a list or of a mapping
         key = path[0]
 
-        def read_first(batch: Any) -> int:  # noqa: ANN401
+        def read_first(batch: Any) -> int:
             try:
                 return int(batch[key].shape[0]) + 1
-            except Exception:  # noqa: BLE001 - a batch of another shape is not our fault to raise
+            except Exception:  # noqa: BLE001  # a batch of another shape: its size is not known
                 return 0
 
         return read_first
 
-    def read(batch: Any) -> int:  # noqa: ANN401
+    def read(batch: Any) -> int:
         try:
             for key in path:
                 batch = batch[key]
             return int(batch.shape[0] if is_array else len(batch)) + 1
-        except Exception:  # noqa: BLE001 - as above
+        except Exception:  # noqa: BLE001  # as above
             return 0
 
     return read

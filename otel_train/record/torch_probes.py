@@ -44,4 +44,4 @@ class TorchProbes:
 def in_backward() -> bool:
     """Whether the calling thread runs a node of autograd's graph right now."""
     torch: Any = sys.modules.get("torch")
-    return torch is not None and torch._C._current_graph_task_id() != -1
+    return torch is not None and torch._C._current_graph_task_id() != -1  # noqa: SLF001  # the only way to ask

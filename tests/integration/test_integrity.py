@@ -65,7 +65,9 @@ class Pictures(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2), nn.Flatten())
+        self.body = nn.Sequential(
+            nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout(0.2), nn.Flatten()
+        )
         self.head = nn.Linear(4 * 36, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -117,7 +119,9 @@ def train(kind: type[nn.Module], every: int, watch: Callable[..., Any] | None) -
 
 
 @pytest.mark.parametrize(("kind", "every"), [(Pictures, 1), (Sequences, 1), (Pictures, 4)])
-def test_trained_weights_are_the_same_bit_for_bit(kind: type[nn.Module], every: int, watch: Callable[..., Any]) -> None:
+def test_trained_weights_are_the_same_bit_for_bit(
+    kind: type[nn.Module], every: int, watch: Callable[..., Any]
+) -> None:
     """Whoever watches must not move what is watched: no seed, no order of operations."""
     bare, observed = train(kind, every, None), train(kind, every, watch)
 
@@ -150,19 +154,19 @@ def test_a_model_looks_the_same(watch: Callable[..., Any]) -> None:
     assert "_compiled_call_impl" not in model.__dict__
 
 
-COPIES: dict[str, Callable[[Any], Any]] = {
-    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
-    "deepcopy": copy.deepcopy,
-    "copy": copy.copy,
-    "torch.save": lambda model: through_a_file(model),
-}
-
-
 def through_a_file(model: nn.Module) -> Any:
     file = io.BytesIO()
     torch.save(model, file)
     file.seek(0)
     return torch.load(file, weights_only=False)
+
+
+COPIES: dict[str, Callable[[Any], Any]] = {
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "deepcopy": copy.deepcopy,
+    "copy": copy.copy,
+    "torch.save": through_a_file,
+}
 
 
 @pytest.mark.parametrize("way", COPIES)
@@ -192,7 +196,9 @@ def test_a_state_dict_travels(watch: Callable[..., Any]) -> None:
     torch.save(model.state_dict(), file)
     file.seek(0)
 
-    assert Net().load_state_dict(torch.load(file, weights_only=True)) == model.load_state_dict(model.state_dict())
+    assert Net().load_state_dict(torch.load(file, weights_only=True)) == model.load_state_dict(
+        model.state_dict()
+    )
 
 
 # --- the loader ----------------------------------------------------------------------------------
@@ -295,14 +301,18 @@ def holdings(folder: Path) -> dict[str, Any]:
     process = psutil.Process()
     return {
         "threads": sorted(thread.name for thread in threading.enumerate()),
-        "listening": sorted(c.laddr.port for c in process.net_connections() if c.status == psutil.CONN_LISTEN),
+        "listening": sorted(
+            c.laddr.port for c in process.net_connections() if c.status == psutil.CONN_LISTEN
+        ),
         "connected": len([c for c in process.net_connections() if c.status == psutil.CONN_ESTABLISHED]),
         "files": [file.path for file in process.open_files() if file.path.startswith(str(folder))],
         "maps": [m.path for m in process.memory_maps() if m.path.startswith(str(folder))],
     }
 
 
-def test_close_leaves_nothing_behind(tmp_path: Path, watch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_leaves_nothing_behind(
+    tmp_path: Path, watch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Law 7: no hook, patch, thread, socket or open file, and the loop runs on as if we had never been there."""
     model, train, truth = Net(), loader(4), Truth()
     optimizer = sgd(model)

@@ -234,7 +234,9 @@ def test_a_checkpoint_after_an_update_closes_the_step() -> None:
 
     assert book.durations() == [STEP] * 2
     assert book.self_ns("activity")["checkpoint"] == 200
-    assert [(call.inclusive_ns, call.step, call.phase) for call in book.calls("checkpoint")] == [(100, -1, "")] * 2
+    assert [(call.inclusive_ns, call.step, call.phase) for call in book.calls("checkpoint")] == [
+        (100, -1, "")
+    ] * 2
 
 
 def test_a_checkpoint_before_an_update_suspends_the_step() -> None:
@@ -489,7 +491,9 @@ def test_a_scaler_that_skips_makes_no_update() -> None:
     ("loader", "phase", "expected"),
     [("code", "", "train"), ("val", "", "train"), ("test_set", "", "train"), ("code", "predict", "predict")],
 )
-def test_an_update_in_the_batch_means_train_unless_it_is_declared(loader: str, phase: str, expected: str) -> None:
+def test_an_update_in_the_batch_means_train_unless_it_is_declared(
+    loader: str, phase: str, expected: str
+) -> None:
     """A name is weaker evidence than an update, a declaration is stronger than both."""
     tape = Tape().ask(loader, phase=phase).forward().backward().update().stop(loader, phase=phase)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -202,6 +203,14 @@ def test_a_second_device_gets_a_table_of_its_own() -> None:
     assert both.index(end_mark("cuda")) < both.index("## What is missed, and why")
 
 
+def test_a_busy_machine_is_said_on_the_page() -> None:
+    """On a shared machine the other programs are measured: nobody should quote that."""
+    busy = replace(MACHINE, load_1min=3.0)
+
+    assert "too busy to quote" in busy.sentence()
+    assert "too busy to quote" not in MACHINE.sentence()
+
+
 def test_the_kind_of_machine_fits_into_a_file_name() -> None:
     """Results are stored under it."""
     assert set(MACHINE.kind) <= set("abcdefghijklmnopqrstuvwxyz0123456789_-")
@@ -212,5 +221,5 @@ def test_results_can_be_read_back_as_json() -> None:
     """They are compared across commits by programs."""
     stored = json.loads(json.dumps(row(16.0, 17.0, 18.0).as_json()))
 
-    assert stored["spread"] == {"q1": 16.5, "median": 17.0, "q3": 17.5, "count": 3}
+    assert stored["spread"] == {"q1": 16.5, "median": 17.0, "q3": 17.5, "repeats": 3}
     assert (stored["verdict"], stored["excess"]) == ("missed", 2.0)

@@ -38,7 +38,7 @@ def test_a_batch_leaves_events_metrics_and_spans(tmp_path: Path) -> None:
         {
             "time_unix_ns": 5,
             "name": "oom",
-            "attempt": 1,
+            "attempt": 0,
             "rank": 2,
             "attributes": {"train.bytes": 3, "train.bad": None},
         }
@@ -58,21 +58,21 @@ def test_runs_ignore_themselves_in_git_when_we_made_their_parent(tmp_path: Path)
 
 def test_opening_again_is_the_next_attempt(tmp_path: Path) -> None:
     """A restarted job continues its run, and traces of the two must not collide."""
-    assert [RunDirectory.open(tmp_path, "job", rank=0).attempt for _ in range(3)] == [1, 2, 3]
-    assert RunDirectory.open(tmp_path, "job", rank=1).attempt == 1
+    assert [RunDirectory.open(tmp_path, "job", rank=0).attempt for _ in range(3)] == [0, 1, 2]
+    assert RunDirectory.open(tmp_path, "job", rank=1).attempt == 0
     assert RunDirectory.open(tmp_path, "job", rank=0, attempt=7).attempt == 7
     assert RunDirectory.open(tmp_path, "job", rank=0).attempt == 8
 
 
 def test_the_newest_three_flight_files_are_kept(tmp_path: Path) -> None:
     """The crash of the attempt before is what people come to look at."""
-    for attempt in range(1, 7):
+    for attempt in range(6):
         directory = RunDirectory.open(tmp_path, "job", rank=0)
         directory.flight_path.write_text(f"of attempt {attempt}")
-        os.utime(directory.flight_path, ns=(attempt, attempt))
+        os.utime(directory.flight_path, ns=(attempt + 1, attempt + 1))
     RunDirectory.open(tmp_path, "job", rank=0)
     left = {path.name: path.read_text() for path in (tmp_path / "job" / "rank0").glob("flight*")}
-    assert left == {f"flight-{attempt}.bin": f"of attempt {attempt}" for attempt in (4, 5, 6)}
+    assert left == {f"flight-{attempt}.bin": f"of attempt {attempt}" for attempt in (3, 4, 5)}
 
 
 def test_rank_0_has_the_last_word_on_run_json(tmp_path: Path) -> None:

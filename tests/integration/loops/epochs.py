@@ -11,6 +11,7 @@ import torch
 import otel_train
 from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
 
+
 @loop
 def early_break_after_the_update(watch: Watch) -> Truth:
     """An epoch is cut short; the iterator is dropped without having run out."""
@@ -242,7 +243,7 @@ def ctrl_c_in_mid_step(watch: Watch) -> Truth:
             truth.backward()
             loss.backward()
             if i == 4:
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt  # noqa: TRY301 - as if it came from outside
             optimizer.step()
             truth.update()
             truth.step()

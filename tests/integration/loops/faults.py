@@ -53,7 +53,7 @@ def forward_raises(watch: Watch) -> Truth:
 
 
 def refuse(_gradient: torch.Tensor) -> None:
-    """A gradient hook that raises."""
+    """A gradient hook, say, that raises."""
     raise Fault
 
 
@@ -196,7 +196,7 @@ def a_stage_by_hand_raises(watch: Watch) -> Truth:
             truth.stages["augment"] += 1
             with otel_train.stage("augment"):
                 if i == 2:
-                    raise Fault
+                    refuse(batch[0])
         except Fault:
             truth.failed["augment"] += 1
             continue

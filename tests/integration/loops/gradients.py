@@ -116,7 +116,7 @@ def manual_updates(watch: Watch) -> Truth:
             loss.backward()
             with torch.no_grad():
                 for p in model.parameters():
-                    p -= 0.01 * p.grad
+                    p.sub_(0.01 * p.grad)
                     p.grad = None
             truth.step()
     return truth
@@ -125,7 +125,7 @@ def manual_updates(watch: Watch) -> Truth:
 @loop
 def manual_updates_in_one_long_pass(watch: Watch) -> Truth:
     """After 64 backwards nobody waits for the end of the first pass any longer."""
-    model, train, truth = Net(), loader(100), Truth(source="backward", partial=None)
+    model, train, truth = Net(), loader(75), Truth(source="backward", partial=None)
     watch(model, {"train": train})
     for batch in train:
         truth.batch("train")
@@ -135,7 +135,7 @@ def manual_updates_in_one_long_pass(watch: Watch) -> Truth:
         loss.backward()
         with torch.no_grad():
             for p in model.parameters():
-                p -= 0.01 * p.grad
+                p.sub_(0.01 * p.grad)
                 p.grad = None
         truth.step()
     return truth

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
-    truth: Truth, model: torch.nn.Module, batches: DataLoader[Any], name: str, phase: str = EVAL
+    truth: Truth, model: torch.nn.Module, batches: DataLoader[Any], name: str, *, phase: str = EVAL
 ) -> None:
     """One pass without gradients."""
     with torch.no_grad():
@@ -199,8 +199,8 @@ def testing_and_prediction(watch: Watch) -> Truth:
         truth.step()
     model.eval()
     evaluate(truth, model, loaders["valid_b"], "valid_b")
-    evaluate(truth, model, loaders["test"], "test", "test")
-    evaluate(truth, model, loaders["predict"], "predict", "predict")
+    evaluate(truth, model, loaders["test"], "test", phase="test")
+    evaluate(truth, model, loaders["predict"], "predict", phase="predict")
     return truth
 
 
@@ -209,7 +209,10 @@ def attack_under_a_declared_phase(watch: Watch) -> Truth:
     """Evaluation that needs gradients: what the user declares comes before every sign of training."""
     model, train, attack, truth = Net(), loader(4), loader(3), Truth()
     optimizer = sgd(model)
-    watch(model, [otel_train.Loader(train, name="train"), otel_train.Loader(attack, name="attack", phase="test")])
+    watch(
+        model,
+        [otel_train.Loader(train, name="train"), otel_train.Loader(attack, name="attack", phase="test")],
+    )
     for batch in train:
         truth.batch("train")
         learn(truth, model, optimizer, batch)

@@ -23,6 +23,8 @@ QUIET: dict[str, Any] = {"prometheus": False, "console": False, "otlp": "off", "
 EAGER: dict[str, Any] = {"turn_every_s": 0.01}
 """The pump looks a hundred times a second, so that loops are cut into slices at odd places."""
 
+torch.set_num_threads(1)  # a second thread only waits for the first in models as small as these
+
 TRAIN = "train"
 EVAL = "eval"
 
@@ -34,6 +36,7 @@ class Truth:
     Attributes:
         steps: by phase.
         batches: by loader.
+        elsewhere: batches among them that another thread asked for: nothing the training thread waited in.
         samples: by loader; None: this program does not say.
         forwards: by model and phase.
         backwards: by phase.
@@ -51,6 +54,7 @@ class Truth:
 
     steps: Counter[str] = field(default_factory=Counter)
     batches: Counter[str] = field(default_factory=Counter)
+    elsewhere: Counter[str] = field(default_factory=Counter)
     samples: Counter[str] | None = field(default_factory=Counter)
     forwards: Counter[tuple[str, str]] = field(default_factory=Counter)
     backwards: Counter[str] = field(default_factory=Counter)

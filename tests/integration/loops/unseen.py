@@ -19,10 +19,10 @@ class Bypassing(Net):
 
 def a_call_that_is_bypassed(watch: Watch) -> Truth:
     """Own ``__call__``."""
-    model, train, truth = Bypassing(), loader(40), Truth()
+    model, train, truth = Bypassing(), loader(10), Truth()
     optimizer = sgd(model)
     watch(model, {"train": train})
-    for _ in range(4):
+    for _ in range(2):
         for batch in train:
             truth.batch("train")
             learn(truth, model, optimizer, batch)
@@ -32,10 +32,10 @@ def a_call_that_is_bypassed(watch: Watch) -> Truth:
 
 def a_forward_that_is_called_directly(watch: Watch) -> Truth:
     """``model.forward(x)``."""
-    model, train, truth = Net(), loader(40), Truth()
+    model, train, truth = Net(), loader(10), Truth()
     optimizer = sgd(model)
     watch(model, {"train": train})
-    for _ in range(4):
+    for _ in range(2):
         for batch in train:
             truth.batch("train")
             optimizer.zero_grad()

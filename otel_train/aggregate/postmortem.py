@@ -1,0 +1,280 @@
+"""What a flight file says of a process that may be dead: its last steps, and what it was doing."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from otel_train.aggregate.account import ThreadAccount
+from otel_train.aggregate.pairing import SLICE_EDGES, Open, Pairing
+from otel_train.aggregate.steps import TRAIN, Settled, SourceColumns, columns_of
+from otel_train.codes import SOURCE_MASK, SOURCE_SHIFT, Source, SourceKind
+from otel_train.errors import RunDirectoryError
+from otel_train.flight import Flight, ThreadEdges, read_flight
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+FILE_NAME = "flight.bin"
+RECENT_STEPS = 20
+_NS = 1e9
+_DATA_KINDS = (SourceKind.DATA, SourceKind.START)
+
+
+class _Story(NamedTuple):
+    """What one thread did.
+
+    Attributes:
+        thread: its edges.
+        open: stages open at the end, outermost first.
+        settled: everything before.
+        started_ns: when the step that is still open began; -1 if none is.
+    """
+
+    thread: ThreadEdges
+    open: list[Open]
+    settled: list[Settled]
+    started_ns: int
+
+    @property
+    def steps(self) -> int:
+        """Training steps that closed."""
+        return sum(int(np.count_nonzero(_trained(part))) for part in self.settled)
+
+
+def read(rank_dir: Path) -> dict[str, Any]:
+    """Say what the process of a rank was doing when it was last seen.
+
+    Args:
+        rank_dir: the folder of one rank; nothing in it is changed.
+
+    Raises:
+        RunDirectoryError: there is no flight file, or it cannot be read.
+    """
+    flight = read_flight(rank_dir / FILE_NAME)
+    sources = _sources(flight, rank_dir / FILE_NAME)
+    summary = _summary(rank_dir)
+    columns = columns_of(sources)
+    stories = [_story(thread, columns) for thread in flight.threads if len(thread.times)]
+    main = max(stories, key=lambda story: (story.steps, len(story.thread.times)), default=None)
+    teller = _Teller(flight, sources)
+    identity = flight.names.get("identity") or {}
+    notes: list[str] = []
+    report = {
+        "run_id": identity.get("run_id") or summary.get("run_id"),
+        "rank": identity.get("rank", summary.get("rank")),
+        "attempt": identity.get("attempt", summary.get("attempt")),
+        "pid": flight.pid,
+        "alive": _alive(flight, identity),
+        "state": summary.get("state"),
+        "started_unix_s": _seconds(identity.get("started_unix_ns") or flight.anchor_unix_ns),
+        "last_edge_unix_s": teller.unix_s(max((int(s.thread.times[-1]) for s in stories), default=None)),
+        "last_step": None,
+        "open": [] if main is None else teller.open_stages(main),
+        "steps_in_file": 0 if main is None else main.steps,
+        "recent_steps": [],
+        "edges_in_file": sum(len(thread.times) for thread in flight.threads),
+        "threads": [teller.thread(story) for story in stories],
+        "notes": notes,
+    }
+    if main is None:
+        notes.append("No thread has written an edge yet.")
+        return report
+    _tell_steps(report, main, teller, _closed_before(main, summary, notes))
+    return report
+
+
+def _tell_steps(report: dict[str, Any], main: _Story, teller: _Teller, first: int) -> None:
+    """Fill in the last closed steps, and the step at the end: the open one, else the last closed."""
+    recent = teller.recent_steps(main)
+    for place, step in enumerate(reversed(recent)):
+        step["index"] = first + main.steps - 1 - place
+    started = [step.pop("started_unix_s") for step in recent]
+    report["recent_steps"] = recent
+    if main.started_ns >= 0:
+        begun = teller.unix_s(main.started_ns)
+        until = report["last_edge_unix_s"]
+        report["last_step"] = {
+            "index": first + main.steps,
+            "started_unix_s": begun,
+            "duration_s": max(0.0, until - begun) if begun is not None else None,
+        }
+    elif recent:
+        last = recent[-1]
+        report["last_step"] = {
+            "index": last["index"], "started_unix_s": started[-1], "duration_s": last["duration_s"]
+        }  # fmt: skip
+
+
+def _closed_before(main: _Story, summary: dict[str, Any], notes: list[str]) -> int:
+    """Number of the first step on file."""
+    overwritten = main.thread.entry.written > len(main.thread.times) + 1
+    if not overwritten:
+        return 0
+    counted = (summary.get("steps") or {}).get("train")
+    if isinstance(counted, int) and counted >= main.steps:
+        notes.append("The file no longer holds the first steps: steps are numbered back from summary.json.")
+        return counted - main.steps
+    notes.append("The file no longer holds the first steps: step 0 is the first that it holds.")
+    return 0
+
+
+def _sources(flight: Flight, path: Path) -> list[Source]:
+    try:
+        return [
+            Source(SourceKind(kind), str(name), str(phase)) for kind, name, phase in flight.names["sources"]
+        ]
+    except KeyError:
+        return []
+    except (TypeError, ValueError) as error:
+        raise RunDirectoryError(f"{path}: its table of sources cannot be read ({error}).") from error
+
+
+def _summary(rank_dir: Path) -> dict[str, Any]:
+    """The last summary the process wrote, if any."""
+    try:
+        summary = json.loads((rank_dir / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
+def _story(thread: ThreadEdges, columns: SourceColumns) -> _Story:
+    """Work out a thread's edges as the pump would have."""
+    numbers = (thread.codes >> SOURCE_SHIFT) & SOURCE_MASK
+    known = numbers < len(columns.kinds)
+    times, codes = thread.times[known], thread.codes[known]
+    pairing = Pairing()
+    account = ThreadAccount(int(thread.times[0]))
+    settled = []
+    for start in range(0, len(times), SLICE_EDGES):
+        part = slice(start, start + SLICE_EDGES)
+        found = account.feed(pairing.feed(times[part], codes[part], columns.kinds), columns)
+        if found is not None:
+            settled.append(found)
+    settled.append(account.close(int(thread.times[-1]), columns))
+    partial = settled[-1].steps
+    left = np.flatnonzero(partial.counted == 0)
+    started_ns = int(partial.started_ns[left[-1]]) if len(left) else -1
+    return _Story(thread, list(pairing.open), settled, started_ns)
+
+
+def _trained(part: Settled) -> np.ndarray:
+    trained: np.ndarray = (part.steps.phase == TRAIN) & (part.steps.counted > 0)
+    return trained
+
+
+class _Teller:
+    """Turns numbers into names and instants into times of day."""
+
+    def __init__(self, flight: Flight, sources: Sequence[Source]) -> None:
+        self._flight = flight
+        self._sources = sources
+
+    def unix_s(self, clock_ns: int | None) -> float | None:
+        """An instant of the monotonic clock."""
+        if clock_ns is None:
+            return None
+        return (self._flight.anchor_unix_ns + clock_ns - self._flight.anchor_clock_ns) / _NS
+
+    def open_stages(self, story: _Story) -> list[dict[str, Any]]:
+        """Stages that had not ended, outermost first."""
+        begun = [source for source in map(self._source_of, story.open)]
+        last_sign_ns = self._last_sign_ns(story)
+        return [
+            {
+                "stage": source.stage,
+                "loader": source.name if source.kind in _DATA_KINDS else self._loader(story),
+                "model": source.name if source.kind is SourceKind.FORWARD else None,
+                "thread": story.thread.entry.thread,
+                "for_seconds": max(0, last_sign_ns - entry.begun_ns) / _NS,
+            }
+            for entry, source in zip(story.open, begun, strict=True)
+        ]
+
+    def thread(self, story: _Story) -> dict[str, Any]:
+        """One line on a thread."""
+        return {
+            "name": story.thread.entry.thread,
+            "edges": len(story.thread.times),
+            "last_edge_unix_s": self.unix_s(int(story.thread.times[-1])),
+            "open": self.open_stages(story),
+        }
+
+    def recent_steps(self, story: _Story) -> list[dict[str, Any]]:
+        """The last training steps that closed, each with the self time of its stages."""
+        rows: list[dict[str, Any]] = []
+        open_stages: dict[str, int] = {}
+        for part in story.settled:
+            by_row = self._stages_of_rows(part)
+            for name, ns in open_stages.items():
+                first = np.flatnonzero(part.steps.phase == TRAIN)[:1].tolist() or [len(part.steps.phase)]
+                target = by_row.setdefault(first[0], {})
+                target[name] = target.get(name, 0) + ns
+            open_stages = by_row.get(len(part.steps.phase), {})
+            for row in np.flatnonzero(_trained(part)).tolist():
+                rows.append({
+                    "index": None,
+                    "duration_s": int(part.steps.duration_ns[row]) / _NS,
+                    "stages": {name: ns / _NS for name, ns in by_row.get(row, {}).items()},
+                    "started_unix_s": self.unix_s(int(part.steps.started_ns[row])),
+                })  # fmt: skip
+            rows = rows[-RECENT_STEPS:]
+        return rows
+
+    def _stages_of_rows(self, part: Settled) -> dict[int, dict[str, int]]:
+        """Self nanoseconds by row and stage, of the rows that may be told."""
+        selves: dict[int, dict[str, int]] = {}
+        tiles = part.tiles
+        told = np.flatnonzero(tiles.step >= max(0, len(part.steps.phase) - 8 * RECENT_STEPS))
+        columns = (tiles.step[told].tolist(), tiles.owner[told].tolist(), tiles.self_ns[told].tolist())
+        for row, owner, ns in zip(*columns, strict=True):
+            name = self._sources[owner].stage if owner >= 0 else "other"
+            stages = selves.setdefault(row, {})
+            stages[name] = stages.get(name, 0) + ns
+        return selves
+
+    def _source_of(self, entry: Open) -> Source:
+        return self._sources[(entry.code >> SOURCE_SHIFT) & SOURCE_MASK]
+
+    def _loader(self, story: _Story) -> str | None:
+        """Loader of the batch that the thread was at work on."""
+        for part in reversed(story.settled):
+            if len(part.batches):
+                return self._sources[int(part.batches[-1, 0])].name
+        return None
+
+    def _last_sign_ns(self, story: _Story) -> int:
+        turn_ns = self._flight.turn_unix_ns - self._flight.anchor_unix_ns + self._flight.anchor_clock_ns
+        return max(turn_ns, int(story.thread.times[-1]))
+
+
+def _seconds(unix_ns: object) -> float | None:
+    return unix_ns / _NS if isinstance(unix_ns, int) else None
+
+
+def _alive(flight: Flight, identity: dict[str, Any]) -> bool | None:
+    """Whether the process still runs on this host; None if it ran on another."""
+    host = identity.get("host")
+    if host is not None and host != os.uname().nodename:
+        return None
+    try:
+        os.kill(flight.pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError, ValueError):
+        return None if flight.pid <= 0 else True
+    return not _is_zombie(flight.pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    import psutil  # a command that looks at a live process may wait 15 ms for it
+
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False

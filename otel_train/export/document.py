@@ -1,0 +1,115 @@
+"""The summary of a session, put together from everything that knows a part of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_train.aggregate.summary import SCHEMA, figures
+from otel_train.clock import system_clock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from otel_train.aggregate.run import RunAccount
+    from otel_train.aggregate.totals import Totals
+    from otel_train.export.live import Health
+    from otel_train.export.pump import Pump
+    from otel_train.export.routes import Routes
+    from otel_train.record.loader import LoaderProbe
+    from otel_train.runinfo import RunInfo
+
+NS_PER_S = 10**9
+
+
+class Window(NamedTuple):
+    """Where a window of figures begins."""
+
+    totals: Totals
+    begun_ns: int
+
+
+class Documents:
+    """Writes ``summary()`` and ``summary.json``; docs/reference/summary.md has the schema.
+
+    Args:
+        run: the account.
+        info: who we are.
+        pump: reads the records.
+        routes: where things are.
+        health: what the telemetry costs and loses.
+        loaders: the loaders known now.
+    """
+
+    def __init__(
+        self,
+        run: RunAccount,
+        info: RunInfo,
+        *,
+        pump: Pump,
+        routes: Routes,
+        health: Health,
+        loaders: Callable[[], Mapping[str, LoaderProbe]],
+    ) -> None:
+        self._run = run
+        self._info = info
+        self._pump = pump
+        self._routes = routes
+        self._health = health
+        self._loaders = loaders
+
+    def window(self) -> Window:
+        """A window that begins now."""
+        return Window(self._run.totals.copy(), self._run.settled_ns)
+
+    def write(self, state: str, window: Window | None = None) -> dict[str, Any]:
+        """The document.
+
+        Args:
+            state: how the run is, or how it ended.
+            window: from where on figures count; None for the whole session.
+        """
+        run, info, loaders = self._run, self._info, dict(self._loaders())
+        totals = run.totals if window is None else run.totals.since(window.totals)
+        since_ns = run.started_ns if window is None else window.begun_ns
+        until_ns = run.settled_ns if run.closed else system_clock()
+        edges = figures(
+            totals,
+            wall_s=(until_ns - since_ns) / NS_PER_S,
+            source=run.step_source,
+            workers={n: p.workers for n, p in loaders.items() if p.workers is not None},
+            loaders=list(loaders),
+        )
+        things = self._health.unobserved()
+        return {
+            "schema": SCHEMA,
+            "run_id": info.run_id,
+            "run_name": info.run_name,
+            "attempt": info.attempt,
+            "rank": info.rank,
+            "world_size": info.world_size,
+            "pid": info.pid,
+            "host": info.host,
+            "state": state,
+            "started_unix_s": info.started_unix_ns / NS_PER_S,
+            **edges,
+            "tokens": {name: p.token_count for name, p in loaders.items() if p.token_count},
+            "unobserved": [{key: thing[key] for key in ("what", "name", "reason")} for thing in things],
+            "telemetry": self._telemetry(sum(edges["steps"].values())),
+            "metrics_url": self._routes.metrics_url,
+            "run_dir": str(self._routes.run_directory) if self._routes.run_directory else None,
+        }
+
+    def _telemetry(self, steps: int) -> dict[str, Any]:
+        overhead_s = self._health.overhead_s()
+        drops: dict[str, int] = {}
+        for (_, reason), number in self._health.drops().items():
+            drops[reason] = drops.get(reason, 0) + number
+        return {
+            "overhead_seconds": overhead_s,
+            "overhead_us_per_step": overhead_s / steps * 1e6 if steps else None,
+            "pump_cpu_seconds": self._pump.cpu_s,
+            "records": self._pump.edges,
+            "records_lost": self._pump.missed,
+            "drops": {reason: number for reason, number in drops.items() if number},
+            "faults": dict(self._health.faults()),
+        }

@@ -1,0 +1,368 @@
+"""What the user sees of a failure is what it would be without us; and the summary says how the run ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+import otel_train
+from tests.integration.loops.truth import QUIET, Net, loader, loss_of, sgd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+ROOT = Path(__file__).parents[2]
+
+# --- tracebacks ----------------------------------------------------------------------------------
+
+
+class Fault(Exception):  # noqa: N818 - not an error of the program
+    """What is raised on purpose, with a cause, a context and a note where Python has them."""
+
+
+def fail() -> None:
+    try:
+        {}["deep"]
+    except KeyError as cause:
+        fault = Fault("the user's own words", 42)
+        if hasattr(fault, "add_note"):
+            fault.add_note("a note")
+        raise fault from cause
+
+
+class Failing(Net):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        fail()
+        return super().forward(x)
+
+
+class Unreadable(Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        fail()
+        return torch.zeros(4)
+
+
+class Refusing(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        fail()
+
+
+def in_forward(watch: Callable[..., Any]) -> None:
+    model, train = Failing(), loader(2)
+    watch(model, {"train": train})
+    for batch in train:
+        loss_of(model, batch).backward()
+
+
+def in_a_wrong_shape(watch: Callable[..., Any]) -> None:
+    model, train = Net(), loader(2)
+    watch(model, {"train": train})
+    for x, _ in train:
+        model(x[:, :3])
+
+
+def in_backward(watch: Callable[..., Any]) -> None:
+    model, train = Net(), loader(2)
+    watch(model, {"train": train})
+    for batch in train:
+        loss = loss_of(model, batch)
+        loss.register_hook(lambda _: fail())
+        loss.backward()
+
+
+def in_a_second_backward(watch: Callable[..., Any]) -> None:
+    model, train = Net(), loader(2)
+    watch(model, {"train": train})
+    for batch in train:
+        loss = loss_of(model, batch)
+        loss.backward()
+        loss.backward()
+
+
+def in_autograd_grad(watch: Callable[..., Any]) -> None:
+    model, train = Net(), loader(2)
+    watch(model, {"train": train})
+    for batch in train:
+        torch.autograd.grad(loss_of(model, batch), [torch.zeros(1, requires_grad=True)])
+
+
+def in_the_loader(watch: Callable[..., Any]) -> None:
+    train = DataLoader(Unreadable(), batch_size=2)
+    watch(Net(), {"train": train})
+    next(iter(train))
+
+
+def in_a_worker(watch: Callable[..., Any]) -> None:
+    train = DataLoader(Unreadable(), batch_size=2, num_workers=1)
+    watch(Net(), {"train": train})
+    next(iter(train))
+
+
+def in_a_watched_iterable(watch: Callable[..., Any]) -> None:
+    watch(Net())
+    for _ in otel_train.watch((fail() for _ in range(2)), name="train"):
+        pass
+
+
+def in_the_optimizer(watch: Callable[..., Any]) -> None:
+    model, train = Net(), loader(2)
+    optimizer = Refusing(model.parameters(), lr=0.1)
+    watch(model, {"train": train})
+    for batch in train:
+        loss_of(model, batch).backward()
+        optimizer.step()
+
+
+def in_the_scaler(watch: Callable[..., Any]) -> None:
+    model, train = Net(), loader(2)
+    optimizer, scaler = Refusing(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    watch(model, {"train": train})
+    for batch in train:
+        scaler.scale(loss_of(model, batch)).backward()
+        scaler.step(optimizer)
+
+
+def in_a_closure(watch: Callable[..., Any]) -> None:
+    model, train = Failing(), loader(2)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for batch in train:
+
+        def closure(batch: Any = batch) -> Any:
+            return loss_of(model, batch).item()
+
+        optimizer.step(closure)
+
+
+def in_a_stage(watch: Callable[..., Any]) -> None:
+    watch(Net())
+
+    @otel_train.stage("augment")
+    def augment() -> None:
+        fail()
+
+    with otel_train.stage("outer"), otel_train.checkpoint():
+        augment()
+
+
+PLACES = {
+    place.__name__: place
+    for place in (
+        in_forward, in_a_wrong_shape, in_backward, in_a_second_backward, in_autograd_grad, in_the_loader, in_a_worker,
+        in_a_watched_iterable, in_the_optimizer, in_the_scaler, in_a_closure, in_a_stage,
+    )
+}  # fmt: skip
+
+OURS = os.path.dirname(otel_train.__file__) + os.sep  # noqa: PTH120 - compared with the file names of frames
+
+
+def seen(place: Callable[[Callable[..., Any]], None], watch: Callable[..., Any]) -> dict[str, Any]:
+    """What the user gets to see when ``place`` fails."""
+    try:
+        place(watch)
+    except BaseException as error:  # noqa: BLE001 - whatever it is
+        return shown(error)
+    raise AssertionError("it did not fail")
+
+
+def shown(error: BaseException | None) -> dict[str, Any]:
+    """Type, message, notes, causes and frames; of torch's frames the names, for lines inside may differ."""
+    if error is None:
+        return {}
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(OURS)]
+    return {
+        "type": type(error),
+        "args": [str(each) for each in error.args],
+        "notes": getattr(error, "__notes__", []),
+        "cause": shown(error.__cause__),
+        "context": shown(error.__context__),
+        "suppressed": error.__suppress_context__,
+        "frames": [(f.filename, f.name) for f in frames],
+        "lines": [(f.lineno, f.line) for f in frames if f.filename == __file__],
+    }
+
+
+def nobody(*_: Any, **__: Any) -> None:
+    """Stands for us where we are not."""
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_an_exception_looks_as_without_us(name: str, tmp_path: Path) -> None:
+    """People debug by tracebacks: type, message, causes and frames are theirs."""
+    place, sessions = PLACES[name], []
+
+    def watch(*args: Any, **kwargs: Any) -> Any:
+        sessions.append(otel_train.instrument(*args, **kwargs, **QUIET, run_dir=str(tmp_path)))
+
+    bare = seen(place, nobody)
+    try:
+        observed = seen(place, watch)
+    finally:
+        for session in sessions:
+            session.close()
+
+    if name == "in_a_worker":  # the message quotes the traceback of another process
+        assert len(observed["args"][0].splitlines()) >= len(bare["args"][0].splitlines())
+        assert "the user's own words" in observed["args"][0]
+        del bare["args"], observed["args"]
+    assert observed == bare
+
+
+def test_the_session_ends_as_failed_when_its_block_raises(tmp_path: Path) -> None:
+    """A with-block knows how the run ended; so does the file."""
+    with pytest.raises(Fault), otel_train.instrument(Net(), **QUIET, run_dir=str(tmp_path)):
+        fail()
+
+    assert summary_below(tmp_path)["state"] == "failed"
+
+
+# --- ends ----------------------------------------------------------------------------------------
+
+SCRIPT = """
+import os, signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
+watched, end, folder = sys.argv[1] == "watched", sys.argv[2], sys.argv[3]
+
+def clean_up(number, frame):
+    print("cleaning up")
+    sys.exit(42)
+
+if end == "handled":
+    signal.signal(signal.SIGTERM, clean_up)
+train = range(10**9)
+if watched:
+    import otel_train
+    session = otel_train.instrument(
+        None, {"train": train}, run_dir=folder, prometheus=False, console=False, otlp="off", turn_every_s=0.02
+    )
+    train = session.loaders["train"]
+if end == "handled_later":
+    signal.signal(signal.SIGTERM, clean_up)
+
+def loop():
+    for i in train:
+        if i == 3:
+            if end == "finished":
+                return
+            if end == "exit":
+                sys.exit(3)
+            if end == "raised":
+                raise LookupError("the user's own words")
+            if end == "dropped":
+                os._exit(5)
+            print("ready", flush=True)
+        time.sleep(0.01)
+
+loop()
+"""
+
+
+def run(
+    tmp_path: Path, end: str, *, watched: bool, send: signal.Signals | None = None
+) -> tuple[int, str, str, float]:
+    """Status, output, complaints and how long the end took, in seconds."""
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    process = subprocess.Popen(
+        [sys.executable, str(path), "watched" if watched else "bare", end, str(tmp_path / "runs")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert process.stdout is not None
+    lines: list[str] = []
+    if send is not None:
+        while (line := process.stdout.readline()) and line != "ready\n":
+            lines.append(line)
+        process.send_signal(send)
+    began_s = time.monotonic()
+    output, complaints = process.communicate(timeout=60)
+    return process.returncode, "".join(lines) + output, complaints, time.monotonic() - began_s
+
+
+def summary_below(folder: Path) -> dict[str, Any]:
+    """What the only run below ``folder`` left behind."""
+    [path] = folder.glob("*/rank0/summary.json")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def without_ours(complaints: str) -> list[str]:
+    """Complaints less the frames of our own files, each of which has a line of code and maybe one of marks."""
+    kept, skipping = [], False
+    for line in complaints.splitlines():
+        if line.startswith('  File "'):
+            skipping = line.startswith(f'  File "{OURS}')
+        elif not line.startswith("    "):
+            skipping = False
+        if not skipping:
+            kept.append(line)
+    return kept
+
+
+ENDS = [
+    ("finished", None, "finished"),
+    ("raised", None, "failed"),
+    ("killed", signal.SIGTERM, "terminated"),
+    ("handled", signal.SIGTERM, "terminated"),
+    ("interrupted", signal.SIGINT, "interrupted"),
+]
+
+
+@pytest.mark.parametrize(("end", "send", "state"), ENDS, ids=[end for end, _, _ in ENDS])
+def test_a_process_ends_as_without_us(
+    end: str, send: signal.Signals | None, state: str, tmp_path: Path
+) -> None:
+    """Schedulers read the status, people the traceback, and later both read the summary."""
+    bare = run(tmp_path, end, watched=False, send=send)
+    observed = run(tmp_path, end, watched=True, send=send)
+
+    assert observed[0] == bare[0]
+    assert observed[1] == bare[1]
+    assert without_ours(observed[2]) == bare[2].splitlines()
+    assert observed[3] < bare[3] + 10
+    summary = summary_below(tmp_path / "runs")
+    assert summary["state"] == state
+    assert summary["batches"]["train"] >= 4
+
+
+@pytest.mark.parametrize("end", ["exit", "handled_later"])
+def test_an_exit_with_a_status_keeps_it(end: str, tmp_path: Path) -> None:
+    """``sys.exit(3)``, and a handler that replaced ours: nobody tells us why, but the summary is whole.
+
+    Whether a status other than zero is a failure is for the reader: finished, failed and terminated will do.
+    """
+    send = signal.SIGTERM if end == "handled_later" else None
+    bare = run(tmp_path, end, watched=False, send=send)
+    observed = run(tmp_path, end, watched=True, send=send)
+
+    assert observed[:3] == bare[:3]
+    assert observed[0] in {3, 42}
+    assert summary_below(tmp_path / "runs")["state"] in {"finished", "failed", "terminated"}
+
+
+def test_a_process_that_drops_dead_hangs_nowhere(tmp_path: Path) -> None:
+    """``os._exit`` gives nobody a chance; nothing of ours may hold it up."""
+    bare = run(tmp_path, "dropped", watched=False)
+    observed = run(tmp_path, "dropped", watched=True)
+
+    assert observed[:3] == bare[:3] == (5, "", "")
+    assert observed[3] < bare[3] + 10

@@ -1,0 +1,244 @@
+"""What holds for the account of any stream of edges, however it is sliced."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_train.aggregate.account import ThreadAccount
+from otel_train.aggregate.pairing import Pairing
+from otel_train.aggregate.steps import columns_of
+from otel_train.codes import Op, Source, SourceKind, code
+from tests.support.edges import Book, Tape, settle
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SOURCES = [Source(kind, kind.name.lower()) for kind in SourceKind]
+SOURCES += [
+    Source(SourceKind.DATA, "val"),
+    Source(SourceKind.OPTIMIZER, "D"),
+    Source(SourceKind.FORWARD, "teacher"),
+    Source(SourceKind.STAGE, "outer"),
+    Source(SourceKind.DATA, "told", "test"),
+]
+
+garbage = st.lists(
+    st.tuples(
+        st.integers(0, 9),
+        st.builds(
+            code,
+            st.sampled_from([*Op, Op.BEGIN, Op.BEGIN, Op.END, Op.END]),
+            st.integers(0, len(SOURCES) - 1),
+            st.integers(0, 3),
+            st.sampled_from([0, 0, 0, 1, 5]),
+        ),
+    ),
+    max_size=60,
+)
+"""(nanoseconds since the edge before, code): any order, nesting or loss."""
+
+ACTIONS = {
+    "ask": lambda t: t.ask(samples=4),
+    "ask other": lambda t: t.ask("prose"),
+    "ask val": lambda t: t.ask("val"),
+    "stop": lambda t: t.stop(),
+    "stop val": lambda t: t.stop("val"),
+    "failed ask": lambda t: t.ask(op=Op.FAIL),
+    "forward": lambda t: t.forward(),
+    "eval forward": lambda t: t.forward(11, flags=0),
+    "backward": lambda t: t.backward(),
+    "update": lambda t: t.update(),
+    "update D": lambda t: t.update(9, "D"),
+    "raise in update": lambda t: t.begin(SourceKind.OPTIMIZER, "SGD").spend(3).ask(),
+    "closure": lambda t: (
+        t.begin(SourceKind.OPTIMIZER, "SGD").spend(1).forward().backward().end(SourceKind.OPTIMIZER, "SGD")
+    ),
+    "nested update": lambda t: (
+        t.begin(SourceKind.OPTIMIZER, "SAM").spend(1).update(2).end(SourceKind.OPTIMIZER, "SAM")
+    ),
+    "scaler": lambda t: (
+        t.begin(SourceKind.SCALER, "scaler").spend(1).update(2).end(SourceKind.SCALER, "scaler")
+    ),
+    "checkpoint": lambda t: t.run(SourceKind.CHECKPOINT, "checkpoint", 40),
+    "stage": lambda t: t.begin(SourceKind.STAGE, "mine").spend(2).forward(3).end(SourceKind.STAGE, "mine"),
+    "suspend": lambda t: t.piece("async", 4, Op.SUSPEND, 7),
+    "resume": lambda t: t.piece("async", 4, Op.END, 7),
+    "gap": lambda t: t.spend(13),
+    "loader in loader": lambda t: (
+        t.begin(SourceKind.DATA, "outer").spend(1).ask("inner").end(SourceKind.DATA, "outer")
+    ),
+}
+actions = st.lists(st.sampled_from(sorted(ACTIONS)), max_size=40)
+TRAINING_ACTIONS = ("ask", "forward", "backward", "update", "update D", "gap")
+
+
+def program(names: Sequence[str]) -> Tape:
+    """What a loop that does these things one after the other would write."""
+    tape = Tape(started_ns=100)
+    tape.micro().update()  # decides what steps are counted by
+    for name in names:
+        ACTIONS[name](tape)
+    return tape
+
+
+def raw(pairs: Sequence[tuple[int, int]]) -> Tape:
+    """A tape of any edges."""
+    tape = Tape(started_ns=50)
+    tape.sources = list(SOURCES)
+    for gap, word in pairs:
+        tape.spend(gap)
+        tape.times.append(tape.now_ns)
+        tape.codes.append(word)
+    return tape
+
+
+def cuts_of(tape: Tape, fractions: Sequence[float]) -> list[int]:
+    """Places to slice at."""
+    return sorted(round(f * len(tape.times)) for f in fractions)
+
+
+def assert_everything_is_accounted_for(book: Book, tape: Tape, ended_ns: int) -> None:
+    tiles = list(book.tiles())
+    assert all(tile.self_ns >= 0 for tile in tiles)
+    assert sum(tile.self_ns for tile in tiles) == ended_ns - tape.started_ns
+    of_step = book.step_self_ns()
+    steps = book.steps()
+    assert [of_step[row] for row in range(len(steps))] == [step.duration_ns for step in steps]
+    assert set(of_step) <= {-1, *range(len(steps))}
+    assert all(step.ended_ns - step.started_ns >= step.duration_ns for step in steps)
+    for part in book.settled:
+        assert (np.diff(part.steps.ended_ns[part.steps.counted > 0]) >= 0).all()
+
+
+fractions = st.lists(st.floats(0, 1), max_size=6)
+
+
+@settings(deadline=None, max_examples=300)
+@given(garbage, fractions, st.integers(0, 5))
+def test_every_instant_belongs_to_somebody_whatever_was_written(
+    pairs: list[tuple[int, int]], at: list[float], tail: int
+) -> None:
+    """Hooks get lost, raise and nest in ways nobody thought of; the parts must still add up."""
+    tape = raw(pairs)
+
+    book = settle(tape, cuts_of(tape, at), ended_ns=tape.now_ns + tail)
+
+    assert_everything_is_accounted_for(book, tape, tape.now_ns + tail)
+
+
+@settings(deadline=None, max_examples=200)
+@given(actions)
+def test_what_ran_inside_is_part_of_what_ran_around_it(names: list[str]) -> None:
+    """Inclusive time is what the histogram shows: less than the self time would be nonsense."""
+    tape = program([*names, "ask"])
+
+    book = settle(tape)
+
+    inclusive: Counter[str] = Counter()
+    for call in book.calls():
+        assert call.inclusive_ns >= 0
+        inclusive[call.source] += call.inclusive_ns
+    selves = book.self_ns("owner")
+    for name in ("model", "backward", "SGD", "SAM", "D", "mine", "scaler", "checkpoint"):
+        assert inclusive[name] >= selves.get(name, 0)
+
+
+@settings(deadline=None, max_examples=200)
+@given(garbage)
+def test_no_more_calls_than_begins(pairs: list[tuple[int, int]]) -> None:
+    """An occurrence counted twice would double its stage."""
+    tape = raw(pairs)
+
+    begins = Counter(word >> 4 & 0xFFF for word in tape.codes if word & 15 in (Op.BEGIN, Op.RESUME))
+    calls = Counter(call.source for call in settle(tape).calls())
+
+    assert all(calls[source.name] <= begins[number] for number, source in enumerate(SOURCES))
+
+
+@settings(deadline=None, max_examples=400)
+@given(actions, fractions)
+def test_the_account_does_not_depend_on_how_it_was_sliced(names: list[str], at: list[float]) -> None:
+    """The pump wakes when it can."""
+    tape = program(names)
+    whole, sliced = settle(tape), settle(tape, cuts_of(tape, at))
+
+    assert sliced.steps() == whole.steps()
+    assert sliced.calls() == whole.calls()
+    for by in ("owner", "loader", "phase", "activity"):
+        assert sliced.self_ns(by) == whole.self_ns(by)
+    assert sliced.batches() == whole.batches()
+    assert (sliced.updates, sliced.skipped_updates) == (whole.updates, whole.skipped_updates)
+    assert_everything_is_accounted_for(sliced, tape, tape.now_ns)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.sampled_from(TRAINING_ACTIONS), max_size=40), fractions)
+def test_steps_close_where_the_design_says(names: list[str], at: list[float]) -> None:
+    """DESIGN.md section 2, told once more as a loop over what happened."""
+    tape = program(names)
+
+    book = settle(tape, cuts_of(tape, at))
+
+    assert [(s.started_ns, s.ended_ns) for s in book.steps() if s.counted] == boundaries(tape)
+
+
+def boundaries(tape: Tape) -> list[tuple[int, int]]:
+    """First and last instant of every counted step."""
+    steps: list[tuple[int, int]] = []
+    opened = tape.times[0]
+    updated: list[str] = []
+    last_update_ns = opened
+
+    def close(at_ns: int) -> None:
+        nonlocal opened
+        steps.append((opened, at_ns))
+        opened = at_ns
+        updated.clear()
+
+    for instant, word in zip(tape.times, tape.codes, strict=True):
+        op, source = word & 15, tape.sources[word >> 4 & 0xFFF]
+        if source.kind is SourceKind.DATA and op == Op.BEGIN and updated:
+            close(instant)
+        elif source.kind is SourceKind.OPTIMIZER and op == Op.END:
+            if updated and source.name in (updated[0], updated[-1]):
+                close(last_update_ns)
+            updated.append(source.name)
+            last_update_ns = instant
+    if updated:
+        close(last_update_ns)
+    return steps
+
+
+@settings(deadline=None, max_examples=100)
+@given(actions, fractions)
+def test_a_stage_inside_itself_is_counted_once(names: list[str], at: list[float]) -> None:
+    """Counting the inner call again would double the time."""
+    tape = program([])
+    tape.begin(SourceKind.STAGE, "fit")
+    for name in names:
+        ACTIONS[name](tape)
+    tape.end(SourceKind.STAGE, "fit")
+
+    calls = settle(tape, cuts_of(tape, at)).calls("fit")
+
+    assert len(calls) == 1
+
+
+@settings(deadline=None, max_examples=50)
+@given(garbage, st.integers(3, 8))
+def test_nothing_grows_with_the_run(pairs: list[tuple[int, int]], rounds: int) -> None:
+    """A run of weeks has the memory of a run of minutes."""
+    tape = raw(pairs * 40)
+    columns = columns_of(tape.sources)
+    pairing, account = Pairing(), ThreadAccount(tape.started_ns)
+    times, codes = np.array(tape.times, dtype=np.int64), np.array(tape.codes, dtype=np.int64)
+    for turn in range(rounds):
+        account.feed(pairing.feed(times + turn * tape.now_ns, codes, columns.kinds), columns)
+
+        assert len(pairing.open) <= 64
+        assert account.held <= len(times) + 16384 + 8192

@@ -1,0 +1,132 @@
+"""Reading the ring, or its file, while it is written never yields a torn edge; what was missed is counted."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from _thread import get_ident
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_train.clock import Anchor
+from otel_train.flight import FlightMemory, read_flight
+from otel_train.record.recorder import Recorder
+from otel_train.record.ring import Ring
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def hectic() -> Iterator[None]:
+    """Threads take turns every few bytecodes."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+class Counter:
+    """A clock that counts its readings."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        self.now += 1
+        return self.now
+
+
+def ring_of(edges: int, owner: int) -> Ring:
+    """A ring in which the i-th edge has the code i and the time i, both from 1."""
+    words = memoryview(bytearray(edges * 16)).cast("q")
+    return Ring(words, clock=Counter(), owner=owner, elsewhere=lambda _: None)
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from([1, 2, 4, 16]),
+    st.lists(st.one_of(st.integers(0, 40).map(lambda n: ("write", n)), st.integers(0, 20).map(lambda n: ("read", n)))),
+)
+def test_every_edge_is_read_once_or_missed_once(capacity: int, turns: list[tuple[str, int]]) -> None:
+    """A count that is off by one is a step that never was."""
+    ring = ring_of(capacity, get_ident())
+    written = seen = 0
+    for what, count in turns:
+        if what == "write":
+            for _ in range(count):
+                written += 1
+                ring.edge(written)
+            continue
+        pending = ring.pending
+        part = ring.read(count)
+        assert part.codes.tolist() == part.times.tolist()
+        assert part.codes.tolist() == list(range(seen + part.missed + 1, seen + part.missed + len(part.codes) + 1))
+        assert len(part.codes) <= count
+        assert part.missed + len(part.codes) <= pending
+        seen += part.missed + len(part.codes)
+    rest = ring.read(capacity)
+    assert seen + rest.missed + len(rest.codes) == written
+
+
+@pytest.mark.parametrize("capacity", [2, 8, 64])
+def test_a_reader_beside_the_writer_sees_whole_edges_in_order(capacity: int, hectic: None) -> None:
+    """The training thread never waits for the reader, so the reader must find out itself."""
+    total = 30_000
+    rings: list[Ring] = []
+    made = threading.Event()
+
+    def write() -> None:
+        rings.append(ring_of(capacity, get_ident()))
+        made.set()
+        for number in range(1, total + 1):
+            rings[0].edge(number)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    made.wait()
+    ring = rings[0]
+    expected = 1
+    while writer.is_alive() or ring.pending:
+        part = ring.read(capacity)
+        expected += part.missed
+        assert part.codes.tolist() == part.times.tolist() == list(range(expected, expected + len(part.codes)))
+        expected += len(part.codes)
+    writer.join()
+    assert expected == total + 1
+
+
+def test_a_flight_file_read_while_it_is_written_has_no_torn_edge(tmp_path: Path, hectic: None) -> None:
+    """Another process may follow a live run."""
+    path = tmp_path / "flight.bin"
+    memory = FlightMemory(64, Anchor(0, 0), path=path)
+    recorder = Recorder(memory, clock=Counter())
+    stop = threading.Event()
+    problems: list[str] = []
+
+    def follow() -> None:
+        while not stop.is_set():
+            for thread in read_flight(path).threads:
+                if not np.array_equal(thread.codes, thread.times):
+                    problems.append(f"torn: {thread}")
+                if (np.diff(thread.times) < 0).any():
+                    problems.append(f"falls: {thread}")
+
+    recorder.publish(1)
+    reader = threading.Thread(target=follow)
+    reader.start()
+    for number in range(1, 40_001):
+        recorder.edge(number)
+        if number % 1000 == 0:
+            recorder.publish(number)
+    stop.set()
+    reader.join()
+    assert problems == []
+    recorder.publish(2)
+    assert read_flight(path).threads[0].codes.tolist() == list(range(40_000 - 62, 40_001))
+    memory.close()

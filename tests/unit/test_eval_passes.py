@@ -1,0 +1,74 @@
+"""Evaluation passes: neighbouring evaluation steps of one loader."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_train.aggregate.eval_passes import EvalPasses, Pass
+from otel_train.aggregate.names import Names
+from otel_train.aggregate.steps import EVAL, PHASES, TEST, TRAIN, StepRows
+from otel_train.codes import Source, SourceKind
+
+LOADERS = ("train", "val", "test")
+
+
+def names() -> Names:
+    made = Names()
+    made.learn([Source(SourceKind.DATA, name) for name in LOADERS])
+    return made
+
+
+def rows(kinds: list[tuple[int, int]], *, started_ns: int = 0) -> StepRows:
+    """Steps of 10 ns each, (phase, loader source), one right after the other."""
+    number = len(kinds)
+    starts = started_ns + 10 * np.arange(number)
+    phase, loader = (np.array([kind[i] for kind in kinds], dtype=np.int64) for i in (0, 1))
+    ones = np.ones(number, dtype=np.int64)
+    return StepRows(phase, loader, starts, starts + 10, 10 * ones, ones, 0 * ones, 4 * ones)
+
+
+T, V, E = (TRAIN, 0), (EVAL, 1), (TEST, 2)
+
+
+def test_a_pass_ends_when_training_goes_on() -> None:
+    """The duration of an evaluation is from its first batch to its last."""
+    passes = EvalPasses()
+
+    assert passes.feed(rows([T, V, V, V, T]), names()) == [Pass("eval", "val", 10, 40, 3)]
+    assert passes.loaders == ["val"]
+    assert passes.durations.point(0).sum == pytest.approx(30e-9)
+
+
+def test_another_loader_is_another_pass() -> None:
+    """Validation and test, one after the other, are two."""
+    passes = EvalPasses()
+
+    assert passes.feed(rows([V, V, E, T]), names()) == [
+        Pass("eval", "val", 0, 20, 2),
+        Pass("test", "test", 20, 30, 1),
+    ]
+
+
+def test_the_last_pass_is_over_at_the_end_of_the_run() -> None:
+    """A run that ends with its evaluation has evaluated."""
+    passes = EvalPasses()
+
+    assert passes.feed(rows([T, V]), names()) == []
+    assert passes.close() == [Pass("eval", "val", 10, 20, 1)]
+    assert passes.close() == []
+
+
+@given(st.lists(st.sampled_from([T, V, E]), max_size=40), st.integers(0, 40))
+def test_it_does_not_matter_where_slices_end(kinds: list[tuple[int, int]], cut: int) -> None:
+    """A pass is not two because the pump looked in between."""
+    whole, parts = EvalPasses(), EvalPasses()
+    expected = [*whole.feed(rows(kinds), names()), *whole.close()]
+    found = parts.feed(rows(kinds[:cut]), names())
+    found += parts.feed(rows(kinds[cut:], started_ns=10 * len(kinds[:cut])), names())
+
+    assert [*found, *parts.close()] == expected
+    assert sum(over.batches for over in expected) == sum(kind != T for kind in kinds)
+    assert {over.phase for over in expected} <= set(PHASES) - {"train"}

@@ -1,0 +1,197 @@
+"""The account of a run as metrics, and as the document of a summary."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import numpy as np
+import pytest
+
+from otel_train import catalog as c
+from otel_train.aggregate.figures import Figures
+from otel_train.aggregate.keep import KeepRules
+from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.sheet import Sheet
+from otel_train.aggregate.summary import SCHEMA, figures
+from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.clock import Anchor
+from otel_train.codes import Op, SourceKind
+from tests.support.edges import Tape
+
+RULES = KeepRules(0, 1 << 40, 2.0, 1.0, 1)
+SCHEMA_FILE = Path(__file__).parents[2] / "docs/reference/summary.schema.json"
+
+
+def account(tape: Tape, *, close: bool = True, stall_after_s: float = 300.0) -> RunAccount:
+    anchor = Anchor(10**18, 0)
+    tracer = Tracer(Ids("run-1", 0, 0), anchor)
+    run = RunAccount(0, anchor=anchor, tracer=tracer, rules=RULES, stall_after_s=stall_after_s)
+    run.learn(tape.sources)
+    times, codes = np.array(tape.times, dtype=np.int64), np.array(tape.codes, dtype=np.int64)
+    run.feed(0, times, codes, name="MainThread", main=True)
+    if close:
+        run.close(tape.now_ns)
+    return run
+
+
+def published(run: RunAccount, *, max_loaders: int = 16, max_stages: int = 8) -> dict[str, dict[tuple[str, ...], Any]]:
+    sheet = Sheet()
+    Figures(run, max_loaders=max_loaders, max_stages=max_stages).write(sheet)
+    found: dict[str, dict[tuple[str, ...], Any]] = {}
+    for family in sheet.families():
+        labels = [tuple(value for _, value in point.attributes) for point in family.points]
+        assert len(set(labels)) == len(labels), f"{family.metric.name} has a series twice"
+        found[family.metric.name] = dict(zip(labels, family.points, strict=True))
+    return found
+
+
+def run_of(loaders: int = 1, steps: int = 12) -> Tape:
+    """Every loader trains, is validated, and the run is saved."""
+    tape = Tape()
+    for number in range(loaders):
+        for _ in range(steps):
+            tape.ask(f"loader{number}", samples=4).forward().backward().update()
+        tape.stop(f"loader{number}").validate(3, f"val{number}").run(SourceKind.CHECKPOINT, "checkpoint", 9)
+    return tape
+
+
+def test_metrics_say_what_the_account_says() -> None:
+    """One source of figures for everything that goes out."""
+    found = published(account(run_of()))
+
+    assert found["train.steps"]["loader0", "train"].value == 12
+    assert found["train.batches"]["val0", "eval"].value == 3
+    assert found["train.samples"]["loader0", "train"].value == 48
+    forward = found["train.stage.duration"]["forward", "loader0", "train"]
+    assert (forward.count, forward.sum) == (12, pytest.approx(12 * 20e-9))
+    assert found["train.eval.duration"]["val0",].count == 1
+    assert found["train.checkpoint.duration"]["save",].sum == pytest.approx(9e-9)
+    assert found["train.step.index"][()].value == 12
+
+
+def test_the_activities_on_a_page_add_up() -> None:
+    """Law 2, where a dashboard reads it."""
+    tape = run_of(3)
+    points = published(account(tape))["train.run.time"]
+
+    assert set(points) == {(activity,) for activity in c.ACTIVITIES}
+    assert sum(point.value for point in points.values()) == pytest.approx(tape.now_ns * 1e-9)
+
+
+def test_exactly_one_state_is_on() -> None:
+    """Two states at once are a bug in every timeline."""
+    points = published(account(run_of()))["train.run.status"]
+
+    assert sorted(point.value for point in points.values()) == [0] * (len(c.RUN_STATES) - 1) + [1]
+
+
+def test_many_loaders_fold_into_one_series_that_is_their_sum() -> None:
+    """A hundred loaders must neither make a hundred series nor get lost, nor appear twice."""
+    found = published(account(run_of(loaders=20)), max_loaders=4)
+    steps = {labels: point.value for labels, point in found["train.steps"].items()}
+
+    assert sum(value for (_, phase), value in steps.items() if phase == "train") == 20 * 12
+    assert Counter(labels[0] for labels in found["train.eval.duration"])["_OTHER"] == 1
+    assert sum(point.count for point in found["train.eval.duration"].values()) == 20
+    assert len({labels[0] for labels in steps}) == 5
+
+
+def test_own_stages_are_bounded_and_the_built_in_ones_are_not_counted() -> None:
+    """A stage per layer would be a hundred histograms."""
+    tape = Tape()
+    for _ in range(12):
+        tape.ask().forward()
+        for number in range(6):
+            tape.run(SourceKind.STAGE, f"own{number}", 3)
+        tape.backward().update()
+    found = published(account(tape.stop()), max_stages=2)["train.stage.duration"]
+
+    assert {labels[0] for labels in found} == {
+        "data", "forward", "backward", "optimizer", "own0", "own1", "_OTHER",
+    }  # fmt: skip
+    assert found["_OTHER", "code", "train"].count == 4 * 12
+
+
+def test_what_was_folded_is_counted() -> None:
+    """Somebody must be told that a label now says ``_OTHER``."""
+    figures_ = Figures(account(run_of(loaders=20)), max_loaders=4, max_stages=8)
+    figures_.write(Sheet())
+
+    assert figures_.overflows() == {"train.loader": 36}
+
+
+def test_a_stall_in_a_stage_of_ones_own_is_counted() -> None:
+    """A hang in ``augment`` is a hang."""
+    tape = run_of().begin(SourceKind.STAGE, "augment")
+    run = account(tape, close=False, stall_after_s=1.0)
+    run.look(tape.now_ns + 10**10)
+    found = published(run)["train.stall.events"]
+
+    assert {labels: point.value for labels, point in found.items() if point.value} == {("augment",): 1}
+    assert {(stage,) for stage in c.STAGES} <= set(found)
+
+
+def test_a_counter_of_errors_is_there_before_the_first_error() -> None:
+    """``increase()`` of a counter that is born at 1 is 0: the alert would never fire."""
+    found = published(account(run_of()))
+
+    assert found["train.loader.errors"]["loader0",].value == 0
+    assert found["train.checkpoint.failures"]["save",].value == 0
+    assert all(point.value == 0 for point in found["train.step.skips"].values())
+
+
+def document(tape: Tape, **more: Any) -> dict[str, Any]:
+    run = account(tape)
+    given = {"wall_s": run.settled_ns * 1e-9, "source": run.step_source, "workers": {}, "loaders": [], **more}
+    return figures(run.totals, **given)
+
+
+def test_a_summary_holds_the_figures_by_name() -> None:
+    """What a script asks a finished run."""
+    found = document(run_of(2), loaders=["loader0", "never"])
+
+    assert found["steps"] == {"train": 24, "eval": 6}
+    assert found["batches"] == {"loader0": 12, "never": 0, "val0": 3, "loader1": 12, "val1": 3}
+    assert found["updates"] == 24
+    assert found["step_source"] == "update"
+    assert found["checkpoints"] == {"count": 2, "seconds": pytest.approx(18e-9)}
+    assert sum(found["activities"].values()) == pytest.approx(found["wall_seconds"])
+
+
+def test_time_that_is_not_settled_yet_is_in_the_ledger() -> None:
+    """A summary in the middle of a long step adds up as well."""
+    found = document(run_of(), wall_s=5.0)
+
+    assert sum(found["activities"].values()) == pytest.approx(5.0)
+
+
+def test_other_has_no_occurrences() -> None:
+    """Nobody called it, so it has no count and no average; it has time."""
+    tape = run_of().spend(50)
+    other = [row for row in document(tape)["stages"] if row["stage"] == "other"]
+
+    assert other
+    assert all(row["count"] is None and row["avg"] is None and row["self_seconds"] > 0 for row in other)
+
+
+def test_the_self_times_of_a_summary_tile_its_wall_time() -> None:
+    """Law 1 and 2 in the file itself: nothing vanishes between the rows."""
+    tape = run_of(3).spend(77)
+    found = document(tape)
+
+    assert sum(row["self_seconds"] for row in found["stages"]) == pytest.approx(found["wall_seconds"])
+
+
+@pytest.mark.parametrize("tape", [Tape().spend(5), run_of(), run_of().ask(op=Op.FAIL)], ids=["empty", "run", "failed"])
+def test_the_figures_fit_the_published_schema(tape: Tape) -> None:
+    """Scripts of other people read this file."""
+    schema = json.loads(SCHEMA_FILE.read_text())
+    found = json.loads(json.dumps({**document(tape), "schema": SCHEMA}))
+    properties = {name: schema["properties"][name] for name in found}
+
+    jsonschema.validate(found, {**schema, "required": list(found), "properties": properties})
+    assert set(found["steps"]) <= {"train", "eval", "test", "predict"}

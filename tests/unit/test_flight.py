@@ -1,0 +1,203 @@
+"""The memory that survives the process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from otel_train.clock import Anchor
+from otel_train.codes import Source, SourceKind
+from otel_train.errors import RunDirectoryError
+from otel_train.flight import FlightMemory, RingEntry, file_system, read_flight
+from otel_train.record.recorder import Recorder
+from otel_train.testing import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+ANCHOR = Anchor(5_000, 100)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)], capture_output=True, check=False
+    ) if sys.platform == "linux" else None  # fmt: skip
+    if mounted is None or mounted.returncode:
+        pytest.skip("mounting a tmpfs needs root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=False)
+
+
+def test_a_file_says_who_wrote_what_and_when(tmp_path: Path) -> None:
+    """It is all that is left after SIGKILL."""
+    path = tmp_path / "flight.bin"
+    clock = FakeClock(100)
+    memory = FlightMemory(16, ANCHOR, path=path)
+    recorder = Recorder(memory, clock=clock)
+    recorder.identify({"run_id": "r1"})
+    recorder.source(SourceKind.DATA, "code", "train")
+    for code in range(1, 41):
+        recorder.edge(code)
+        clock.tick(1)
+    recorder.publish(7_000)
+
+    flight = read_flight(path)
+
+    assert (flight.pid, flight.anchor_unix_ns, flight.anchor_clock_ns, flight.turn_unix_ns) == (
+        os.getpid(), 5_000, 100, 7_000
+    )  # fmt: skip
+    assert flight.names == {"identity": {"run_id": "r1"}, "sources": [[0, "code", "train"]]}
+    (thread,) = flight.threads
+    assert thread.codes.tolist() == list(range(26, 41))
+    assert thread.times.tolist() == list(range(125, 140))
+    assert thread.entry.written == 40
+    memory.close()
+
+
+def test_edges_that_the_pump_never_saw_are_found_by_their_times(tmp_path: Path) -> None:
+    """The process died between two turns of the pump."""
+    path = tmp_path / "flight.bin"
+    clock = FakeClock(100)
+    memory = FlightMemory(16, ANCHOR, path=path)
+    recorder = Recorder(memory, clock=clock)
+    for code in range(1, 24):
+        if code == 21:
+            recorder.publish(7_000)
+        recorder.edge(code)
+        clock.tick(1)
+
+    assert read_flight(path).threads[0].codes.tolist() == list(range(9, 24))
+    memory.close()
+
+
+@pytest.mark.parametrize("edges", [0, 3, 16, 17, 40])
+def test_a_process_that_died_before_the_first_turn_of_the_pump_is_readable(tmp_path: Path, edges: int) -> None:
+    """The first second of a run is when most of them die."""
+    clock = FakeClock(100)
+    memory = FlightMemory(16, ANCHOR, path=tmp_path / "flight.bin")
+    recorder = Recorder(memory, clock=clock)
+    for code in range(1, edges + 1):
+        recorder.edge(code)
+        clock.tick(1)
+
+    found = [code for thread in read_flight(tmp_path / "flight.bin").threads for code in thread.codes.tolist()]
+
+    assert found == list(range(max(1, edges - 14), edges + 1))
+    memory.close()
+
+
+def test_names_are_whole_after_every_change(tmp_path: Path) -> None:
+    """The two halves are written in turn."""
+    memory = FlightMemory(16, ANCHOR, path=tmp_path / "flight.bin")
+    recorder = Recorder(memory, clock=FakeClock(1))
+    for number in range(5):
+        recorder.source(SourceKind.STAGE, f"stage {number}")
+
+        names = read_flight(tmp_path / "flight.bin").names["sources"]
+
+        assert [Source(SourceKind(k), n, p).name for k, n, p in names] == [f"stage {n}" for n in range(number + 1)]
+    memory.close()
+
+
+def test_names_that_do_not_fit_leave_the_older_ones(tmp_path: Path) -> None:
+    """Half a table is worse than an older one."""
+    memory = FlightMemory(16, ANCHOR, path=tmp_path / "flight.bin")
+    memory.write_names({"sources": [[0, "code", ""]]})
+    memory.write_names({"sources": [[0, "x" * 200_000, ""]]})
+
+    assert read_flight(tmp_path / "flight.bin").names == {"sources": [[0, "code", ""]]}
+    memory.close()
+
+
+def test_a_long_thread_name_is_cut(tmp_path: Path) -> None:
+    """The place in the directory is fixed."""
+    memory = FlightMemory(16, ANCHOR, path=tmp_path / "flight.bin")
+    memory.write_entry(0, RingEntry(1, 42, 0, "é" * 100))
+
+    (thread,) = read_flight(tmp_path / "flight.bin").threads
+
+    assert thread.entry.thread.startswith("é" * 40)
+    assert thread.entry.ident == 42
+    memory.close()
+
+
+def test_a_full_disk_leaves_plain_memory(small_disk: Path) -> None:
+    """A write to a hole in a map on a full disk would kill training with SIGBUS."""
+    memory = FlightMemory(262144, ANCHOR, path=small_disk / "flight.bin")
+    recorder = Recorder(memory, clock=FakeClock(1))
+    for code in range(1, 300_000):
+        recorder.edge(code)
+
+    assert not memory.mapped
+    assert "space" in memory.problem
+    assert not (small_disk / "flight.bin").exists()
+    memory.close()
+
+
+def test_a_mapped_file_has_no_holes(tmp_path: Path) -> None:
+    """The disk may fill up later: its blocks are taken at the start."""
+    memory = FlightMemory(1024, ANCHOR, path=tmp_path / "flight.bin")
+    stat = (tmp_path / "flight.bin").stat()
+
+    assert memory.mapped
+    assert stat.st_blocks * 512 >= stat.st_size
+    memory.close()
+
+
+def test_a_folder_that_cannot_be_written_leaves_plain_memory(tmp_path: Path) -> None:
+    """Training goes on, and the problem is told."""
+    memory = FlightMemory(16, ANCHOR, path=tmp_path / "missing" / "flight.bin")
+
+    assert not memory.mapped
+    assert memory.problem
+    memory.ring_words(0)[0] = 5
+    memory.close()
+
+
+def test_plain_memory_can_be_saved_as_a_file(tmp_path: Path) -> None:
+    """On a network file system the pump writes copies."""
+    path = tmp_path / "run" / "flight.bin"
+    memory = FlightMemory(16, ANCHOR, path=path)
+    clock = FakeClock(100)
+    recorder = Recorder(memory, clock=clock)
+    recorder.edge(9)
+    recorder.publish(7_000)
+    path.parent.mkdir()
+    memory.save()
+
+    assert read_flight(path).threads[0].codes.tolist() == [9]
+    assert [entry.name for entry in path.parent.iterdir()] == ["flight.bin"]
+    memory.close()
+
+
+def test_a_network_file_system_is_not_mapped(tmp_path: Path) -> None:
+    """A page fault must not wait for a file server."""
+    memory = FlightMemory(16, ANCHOR, path=tmp_path / "flight.bin", kind_of=lambda _: "nfs4")
+
+    assert not memory.mapped
+    assert memory.problem == "nfs4 is a network file system"
+    assert not (tmp_path / "flight.bin").exists()
+    memory.close()
+
+
+def test_the_file_system_of_a_folder_is_known(small_disk: Path) -> None:
+    """The longest mount point above it counts."""
+    assert file_system(small_disk) == "tmpfs"
+
+
+@pytest.mark.parametrize("content", [b"", b"OTELTRN1" + b"\0" * 400_000, b"x" * 400_000])
+def test_a_file_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
+    """Instead of figures that mean nothing."""
+    (tmp_path / "flight.bin").write_bytes(content)
+
+    with pytest.raises(RunDirectoryError):
+        read_flight(tmp_path / "flight.bin")

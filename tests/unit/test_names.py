@@ -1,0 +1,111 @@
+"""Source numbers to names, and a bound on how many there are."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_train.aggregate.names import Key, Names
+from otel_train.aggregate.steps import EVAL, NO_PHASE, TRAIN
+from otel_train.catalog import OTHER_VALUE
+from otel_train.codes import Source, SourceKind
+
+MOST = 200
+"""Names the bounds are tried with: more than any table takes."""
+
+
+def names_of(*sources: Source) -> Names:
+    names = Names()
+    names.learn(sources)
+    return names
+
+
+def keys(names: Names, owner: list[int], loader: list[int], phase: list[int]) -> list[Key]:
+    series = names.series(np.array(owner), np.array(loader), np.array(phase))
+    return [names.keys[number] for number in series.tolist()]
+
+
+CODE = Source(SourceKind.DATA, "code")
+PROSE = Source(SourceKind.DATA, "prose")
+NET = Source(SourceKind.FORWARD, "Net")
+SGD = Source(SourceKind.OPTIMIZER, "SGD")
+
+
+def test_a_series_is_a_stage_of_a_loader_in_a_phase() -> None:
+    """One histogram each: the slow validation loader must not read as slow training."""
+    names = names_of(CODE, PROSE, NET, SGD)
+
+    assert keys(names, [2, 2, 3], [0, 1, 0], [TRAIN, EVAL, TRAIN]) == [
+        Key("forward", "code", "train", "Net"),
+        Key("forward", "prose", "eval", "Net"),
+        Key("optimizer", "code", "train", ""),
+    ]
+
+
+def test_waiting_belongs_to_the_loader_that_was_asked() -> None:
+    """In a zip the second loader is asked while the first one's batch is being worked on."""
+    names = names_of(CODE, PROSE)
+
+    assert keys(names, [1], [0], [TRAIN]) == [Key("data", "prose", "train", "")]
+
+
+def test_time_that_nobody_claims_is_other() -> None:
+    """It has a place in the table, so that the table adds up."""
+    names = names_of(CODE)
+
+    assert keys(names, [-1, -1], [0, -1], [TRAIN, NO_PHASE]) == [
+        Key("other", "code", "train", ""),
+        Key("other", "", "", ""),
+    ]
+
+
+def test_sources_that_come_later_leave_the_old_ones_where_they_are() -> None:
+    """Numbers were handed out already: a series must never change its meaning."""
+    names = names_of(CODE, NET)
+    before = keys(names, [1], [0], [TRAIN])
+    names.learn((CODE, NET, PROSE))
+
+    assert keys(names, [1], [0], [TRAIN]) == before
+    assert keys(names, [2], [-1], [TRAIN]) == [Key("data", "prose", "train", "")]
+
+
+def test_phases_are_read_from_the_user_and_from_the_name() -> None:
+    """Both are hints that the account of a thread weighs."""
+    columns = names_of(
+        Source(SourceKind.DATA, "a", "test"),
+        Source(SourceKind.DATA, "Validation"),
+        Source(SourceKind.FORWARD, "val_model"),
+    ).columns
+
+    assert columns.declared.tolist() == [2, -1, -1]
+    assert columns.named.tolist() == [-1, EVAL, -1]
+
+
+@given(st.lists(st.sampled_from(range(MOST)), min_size=1, max_size=3 * MOST, unique=False))
+def test_the_number_of_loader_names_is_bounded(numbers: list[int]) -> None:
+    """A sweep that names a loader per trial must not cost memory and series without end."""
+    names = Names()
+    sources = list(dict.fromkeys(Source(SourceKind.DATA, f"loader {n}") for n in numbers))
+    names.learn(sources)
+
+    assert len(names.loaders.names) <= 96
+    overflown = names.loaders.overflown
+    assert (OTHER_VALUE in names.loaders.names) == bool(overflown)
+    for source in sources:
+        place = int(names.loader(np.array([sources.index(source)]))[0])
+        expected = OTHER_VALUE if source.name in overflown else source.name
+        assert names.loaders.names[place] == expected
+
+
+def test_stages_and_models_beyond_the_bound_share_a_name() -> None:
+    """Every kind of name has its bound."""
+    sources = [Source(SourceKind.STAGE, f"stage {n}") for n in range(MOST)]
+    sources += [Source(SourceKind.FORWARD, f"model {n}") for n in range(MOST)]
+    names = names_of(*sources)
+    [stage] = keys(names, [MOST - 1], [-1], [TRAIN])
+    [model] = keys(names, [2 * MOST - 1], [-1], [TRAIN])
+
+    assert stage.stage == OTHER_VALUE
+    assert model.model == OTHER_VALUE
+    assert keys(names, [0], [-1], [TRAIN])[0].stage == "stage 0"

@@ -1,0 +1,159 @@
+"""What is left of a process that was killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from otel_train.aggregate.postmortem import read
+from otel_train.clock import Anchor
+from otel_train.codes import Op, SourceKind, code
+from otel_train.errors import RunDirectoryError
+from otel_train.flight import FlightMemory
+from otel_train.record.recorder import Recorder
+from otel_train.testing import FakeClock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VICTIM = """
+import sys, time
+from pathlib import Path
+from otel_train.clock import Anchor, system_clock
+from otel_train.codes import Op, SourceKind, code
+from otel_train.flight import FlightMemory
+from otel_train.record.recorder import Recorder
+
+memory = FlightMemory(4096, Anchor.now(), path=Path(sys.argv[1]) / "flight.bin")
+assert memory.mapped, memory.problem
+recorder = Recorder(memory, clock=system_clock)
+recorder.identify({"run_id": "r1", "rank": 3, "attempt": 2, "started_unix_ns": time.time_ns()})
+data = recorder.source(SourceKind.DATA, "code")
+forward = recorder.source(SourceKind.FORWARD, "net")
+backward = recorder.source(SourceKind.BACKWARD, "backward")
+sgd = recorder.source(SourceKind.OPTIMIZER, "SGD")
+for _ in range(50):
+    for source, flags in ((data, 0), (forward, 3), (backward, 0), (sgd, 0)):
+        recorder.edge(code(Op.BEGIN, source, flags))
+        recorder.edge(code(Op.END, source))
+recorder.edge(code(Op.BEGIN, data)); recorder.edge(code(Op.END, data))
+recorder.edge(code(Op.BEGIN, forward, 3))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_killed_process_leaves_its_last_steps_and_its_open_stage(tmp_path: Path) -> None:
+    """SIGKILL runs no handler: only what lies in the map is left."""
+    victim = subprocess.Popen(
+        [sys.executable, "-c", VICTIM, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert victim.stdout is not None
+    with victim.stdout:
+        assert victim.stdout.readline() == "ready\n"
+        living = read(tmp_path)
+        victim.send_signal(signal.SIGKILL)
+        victim.wait()
+
+    dead = read(tmp_path)
+
+    assert (living["alive"], dead["alive"]) == (True, False)
+    assert (dead["run_id"], dead["rank"], dead["attempt"], dead["pid"]) == ("r1", 3, 2, victim.pid)
+    assert dead["steps_in_file"] == 50
+    assert dead["edges_in_file"] == 50 * 8 + 3
+    assert dead["last_step"]["index"] == 50
+    assert [(s["stage"], s["loader"], s["model"]) for s in dead["open"]] == [("forward", "code", "net")]
+    assert [step["index"] for step in dead["recent_steps"]] == list(range(30, 50))
+    assert set(dead["recent_steps"][-1]["stages"]) == {"data", "forward", "backward", "optimizer", "other"}
+    for step in dead["recent_steps"]:
+        assert sum(step["stages"].values()) == pytest.approx(step["duration_s"])
+    json.dumps(dead)
+
+
+def flight_of(folder: Path, clock: FakeClock, *, edges: int = 64) -> tuple[FlightMemory, Recorder]:
+    """A flight file under construction, started at the Unix time 1000 s."""
+    memory = FlightMemory(edges, Anchor(1000 * 10**9, clock()), path=folder / "flight.bin")
+    return memory, Recorder(memory, clock=clock)
+
+
+def test_an_open_stage_lasts_until_the_last_sign_of_life(tmp_path: Path) -> None:
+    """The training thread hung; the pump did not."""
+    clock = FakeClock(1000)
+    memory, recorder = flight_of(tmp_path, clock)
+    loader = recorder.source(SourceKind.DATA, "code")
+    recorder.edge(code(Op.BEGIN, loader))
+    recorder.publish(1030 * 10**9)
+
+    (stage,) = read(tmp_path)["open"]
+
+    assert stage == {
+        "stage": "data", "loader": "code", "model": None, "thread": "MainThread", "for_seconds": 30.0
+    }  # fmt: skip
+    memory.close()
+
+
+def test_steps_that_were_overwritten_are_numbered_back_from_the_summary(tmp_path: Path) -> None:
+    """A ring forgets; the summary has counted."""
+    clock = FakeClock(1000)
+    memory, recorder = flight_of(tmp_path, clock)
+    loader, sgd = recorder.source(SourceKind.DATA, "code"), recorder.source(SourceKind.OPTIMIZER, "SGD")
+    for _ in range(100):
+        for source in (loader, sgd):
+            recorder.edge(code(Op.BEGIN, source))
+            clock.tick(5)
+            recorder.edge(code(Op.END, source))
+    recorder.publish(1001 * 10**9)
+    by_itself = read(tmp_path)
+    (tmp_path / "summary.json").write_text(json.dumps({"steps": {"train": 100}, "state": "killed"}))
+
+    report = read(tmp_path)
+
+    assert by_itself["recent_steps"][-1]["index"] == by_itself["steps_in_file"] - 1
+    assert "step 0 is the first" in by_itself["notes"][0]
+    assert report["recent_steps"][-1]["index"] == 99
+    assert report["state"] == "killed"
+    memory.close()
+
+
+def test_a_process_that_died_before_its_first_edge_is_told_of(tmp_path: Path) -> None:
+    """Out of memory while the model was built."""
+    memory, _ = flight_of(tmp_path, FakeClock(1000))
+
+    report = read(tmp_path)
+
+    assert (report["open"], report["last_step"], report["edges_in_file"]) == ([], None, 0)
+    assert report["pid"] == os.getpid()
+    memory.close()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"OTELTRN1", b"PK" * 200_000, None], ids=["empty", "cut", "foreign", "none"]
+)
+def test_what_is_no_flight_file_is_refused(tmp_path: Path, content: bytes | None) -> None:
+    """The message must say which file and what is wrong."""
+    if content is not None:
+        (tmp_path / "flight.bin").write_bytes(content)
+
+    with pytest.raises(RunDirectoryError, match=r"flight\.bin"):
+        read(tmp_path)
+
+
+def test_a_file_that_was_cut_short_gives_what_it_holds(tmp_path: Path) -> None:
+    """A copy that did not finish."""
+    clock = FakeClock(1000)
+    memory, recorder = flight_of(tmp_path, clock)
+    recorder.edge(code(Op.BEGIN, recorder.source(SourceKind.DATA, "code")))
+    recorder.publish(1001 * 10**9)
+    whole = (tmp_path / "flight.bin").read_bytes()
+    (tmp_path / "flight.bin").write_bytes(whole[: 300 * 1024])
+
+    report = read(tmp_path)
+
+    assert [stage["loader"] for stage in report["open"]] == ["code"]
+    memory.close()

@@ -1,0 +1,83 @@
+"""The ring of one thread."""
+
+from __future__ import annotations
+
+import threading
+from _thread import get_ident
+
+import pytest
+
+from otel_train.record.ring import Ring
+from otel_train.testing import FakeClock
+
+
+def ring_of(edges: int, elsewhere: list[int]) -> tuple[Ring, FakeClock]:
+    """A ring of the calling thread."""
+    clock = FakeClock(100)
+    words = memoryview(bytearray(edges * 16)).cast("q")
+    return Ring(words, clock=clock, owner=get_ident(), elsewhere=elsewhere.append), clock
+
+
+def test_what_is_written_is_read_in_order() -> None:
+    """Code and instant of every edge, oldest first, and each once."""
+    ring, clock = ring_of(4, [])
+    for code in (7, 8, 9):
+        ring.edge(code)
+        clock.tick(5)
+
+    first, second, nothing = ring.read(2), ring.read(2), ring.read(2)
+
+    assert (first.codes.tolist(), first.times.tolist(), first.missed) == ([7, 8], [100, 105], 0)
+    assert (second.codes.tolist(), second.times.tolist()) == ([9], [110])
+    assert (len(nothing.codes), nothing.missed) == (0, 0)
+
+
+def test_a_lap_too_late_counts_what_was_overwritten() -> None:
+    """Ten edges into four slots: the oldest of the last four may be half overwritten, so three are whole."""
+    ring, _ = ring_of(4, [])
+    for code in range(10):
+        ring.edge(code)
+
+    part = ring.read(100)
+
+    assert (part.codes.tolist(), part.missed) == ([7, 8, 9], 7)
+    assert ring.pending == 0
+
+
+def test_what_was_read_stays_when_the_ring_goes_on() -> None:
+    """The pump works on a slice while training writes."""
+    ring, _ = ring_of(4, [])
+    ring.edge(1)
+    part = ring.read(4)
+    for code in range(20):
+        ring.edge(code)
+
+    assert part.codes.tolist() == [1]
+
+
+def test_another_thread_is_sent_elsewhere() -> None:
+    """Two writers in one ring would tear it."""
+    elsewhere: list[int] = []
+    ring, _ = ring_of(4, elsewhere)
+    thread = threading.Thread(target=ring.edge, args=(5,))
+    thread.start()
+    thread.join()
+
+    assert (elsewhere, ring.written) == ([5], 0)
+
+
+def test_a_disowned_ring_takes_nothing() -> None:
+    """In a forked child the memory is the parent's."""
+    elsewhere: list[int] = []
+    ring, _ = ring_of(4, elsewhere)
+    ring.disown()
+    ring.edge(5)
+
+    assert (elsewhere, ring.written) == ([5], 0)
+
+
+@pytest.mark.parametrize("words", [0, 1, 6, 12])
+def test_a_ring_whose_size_is_no_power_of_two_is_refused(words: int) -> None:
+    """The slot is found by a mask."""
+    with pytest.raises(ValueError, match="power of two"):
+        Ring(memoryview(bytearray(words * 8)).cast("q"), clock=FakeClock(), owner=1, elsewhere=print)

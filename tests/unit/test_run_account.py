@@ -1,0 +1,354 @@
+"""The account of a run: threads, step numbers, spans, events, state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from otel_train import catalog as c
+from otel_train.aggregate.figures import Figures
+from otel_train.aggregate.keep import KeepRules
+from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.sheet import Sheet
+from otel_train.aggregate.steps import StepSource
+from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.clock import Anchor
+from otel_train.codes import Op, SourceKind
+from otel_train.records import HistogramPoint, Span
+from tests.support.edges import Tape
+
+ANCHOR = Anchor(unix_ns=10**18, clock_ns=0)
+NS_PER_S = 10**9
+KEEP_ALL = KeepRules(warmup_steps=1 << 20, every_steps=1, slow_factor=2.0, per_s=1e12, burst=1 << 20)
+KEEP_NONE = KEEP_ALL._replace(warmup_steps=0, every_steps=1 << 40)
+
+
+class Run:
+    """An account that follows the tapes of several threads."""
+
+    def __init__(self, rules: KeepRules = KEEP_ALL, *, stall_after_s: float = 300.0) -> None:
+        tracer = Tracer(Ids("run-1", 0, 0), ANCHOR)
+        self.account = RunAccount(0, anchor=ANCHOR, tracer=tracer, rules=rules, stall_after_s=stall_after_s)
+        self._sources: list[Any] = []
+        self._read: dict[int, int] = {}
+        self.spans: list[Span] = []
+        self.events: list[Any] = []
+
+    def feed(self, tape: Tape, *, main: bool = True, name: str = "MainThread", slice_: int = 10**6) -> Run:
+        """Read what is new on a tape, in slices of so many edges."""
+        first = self._read.get(id(tape), 0)
+        shift = self._shift(tape)
+        self.account.learn(self._sources)
+        for at in range(first, len(tape.times), slice_):
+            stop = min(at + slice_, len(tape.times))
+            codes = [self._moved(word, shift) for word in tape.codes[at:stop]]
+            times = np.array(tape.times[at:stop], dtype=np.int64)
+            self.account.feed(id(tape), times, np.array(codes, dtype=np.int64), name=name, main=main)
+        self._read[id(tape)] = len(tape.times)
+        self._drain()
+        return self
+
+    def close(self, at_ns: int) -> Run:
+        """The end."""
+        self.account.close(at_ns)
+        self._drain()
+        return self
+
+    def named(self, name: str) -> list[Span]:
+        return [span for span in self.spans if span.name == name]
+
+    def _drain(self) -> None:
+        spans, events = self.account.teller.drain()
+        self.spans += spans
+        self.events += events
+
+    def _shift(self, tape: Tape) -> list[int]:
+        for source in tape.sources:
+            if source not in self._sources:
+                self._sources.append(source)
+        return [self._sources.index(source) for source in tape.sources]
+
+    @staticmethod
+    def _moved(word: int, places: list[int]) -> int:
+        return word & ~(0xFFF << 4) | places[word >> 4 & 0xFFF] << 4
+
+
+def steps(tape: Tape, number: int, loader: str = "code") -> Tape:
+    for _ in range(number):
+        tape.step(loader)
+    return tape
+
+
+def numbers(run: Run) -> list[object]:
+    return [span.attributes[c.STEP_NUMBER.name] for span in run.named(c.RANK_STEP_SPAN.name)]
+
+
+# --- steps and their numbers ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("slice_", [1, 3, 7, 1000])
+def test_steps_are_numbered_from_zero_however_they_are_read(slice_: int) -> None:
+    """A step's number is its identity over ranks, traces and logs."""
+    tape = steps(Tape(), 12).stop()
+    run = Run().feed(tape, slice_=slice_).close(tape.now_ns)
+
+    assert numbers(run) == list(range(12))
+    assert run.account.step_number == 12
+    assert run.account.step_source is StepSource.UPDATE
+
+
+def test_a_resumed_run_goes_on_counting_where_it_stopped() -> None:
+    """``step(start=5000)``: the number is the user's, not that of this attempt."""
+    tape = Tape().mark(5000)
+    for _ in range(3):
+        tape.micro().update().mark()
+    run = Run().feed(tape).close(tape.now_ns)
+
+    assert numbers(run) == [5000, 5001, 5002]
+    assert run.account.step_number == 5003
+
+
+@pytest.mark.parametrize("slice_", [1, 2, 5, 1000])
+def test_a_kept_step_has_all_its_stages_however_it_is_read(slice_: int) -> None:
+    """A step that was read in two pieces must not lose the first half of its picture."""
+    tape = steps(Tape(), 12).stop()
+    run = Run().feed(tape, slice_=slice_).close(tape.now_ns)
+    step = run.named(c.RANK_STEP_SPAN.name)[10]
+    inside = [span for span in run.spans if span.parent_id == step.span_id]
+
+    assert [span.attributes[c.SPAN_STAGE.name] for span in inside] == [
+        "data",
+        "forward",
+        "backward",
+        "optimizer",
+    ]
+    assert all(
+        step.start_unix_ns <= span.start_unix_ns <= span.end_unix_ns <= step.end_unix_ns for span in inside
+    )
+
+
+def test_a_step_of_very_many_stages_is_cut() -> None:
+    """An inner loop with thousands of forwards must not make a trace nobody can open."""
+    tape = Tape()
+    for _ in range(2):
+        tape.ask()
+        for _ in range(500):
+            tape.forward()
+        tape.backward().update()
+    run = Run().feed(tape.stop()).close(tape.now_ns)
+    step = run.named(c.RANK_STEP_SPAN.name)[0]
+
+    assert len([span for span in run.spans if span.parent_id == step.span_id]) == 64
+
+
+def test_two_training_threads_do_not_share_span_ids() -> None:
+    """Two spans with one id are one span to a back end, with the children of both."""
+    one, two = steps(Tape(), 12).stop(), steps(Tape(), 12, "other").stop("other")
+    run = Run().feed(one).feed(two, main=False, name="second").close(max(one.now_ns, two.now_ns))
+    ids = [(span.trace_id, span.span_id) for span in run.spans]
+
+    assert len(run.named(c.RANK_STEP_SPAN.name)) == 24
+    assert len(set(ids)) == len(ids)
+
+
+def test_threads_that_train_one_after_the_other_are_one_run() -> None:
+    """A fold per thread: the second must not be missing from the ledger, nor begin again at step 0."""
+    run, now_ns = Run(), 0
+    for fold in range(3):
+        tape = steps(Tape(started_ns=now_ns).spend(1000), 12).stop()
+        run.feed(tape, main=False, name="fold")
+        run.account.end_thread(id(tape))
+        run.feed(tape)
+        now_ns = tape.now_ns
+        assert run.account.step_number == 12 * (fold + 1)
+    run.close(now_ns + 500)
+
+    ledger = dict(zip(c.ACTIVITIES, run.account.totals.activity_ns.tolist(), strict=True))
+    assert sum(ledger.values()) == run.account.settled_ns == now_ns + 500
+    assert ledger["productive"] >= 3 * 12 * 57
+    assert sorted(numbers(run)) == list(range(36))
+
+
+def test_time_after_the_last_training_thread_is_accounted_for() -> None:
+    """The ledger goes on to the end, or the run would seem to be over before it is."""
+    tape = steps(Tape(), 12).stop()
+    run = Run().feed(tape, main=False, name="fold")
+    run.account.end_thread(id(tape))
+    run.close(tape.now_ns + 9000)
+
+    assert run.account.settled_ns == run.account.totals.activity_ns.sum() == tape.now_ns + 9000
+
+
+# --- exemplars ------------------------------------------------------------------------------------
+
+
+def exemplars_and_spans(tape: Tape) -> tuple[list[tuple[Any, HistogramPoint]], Run]:
+    run = Run().feed(tape).close(tape.now_ns)
+    sheet = Sheet()
+    Figures(run.account, max_loaders=16, max_stages=8).write(sheet)
+    points = [
+        (family.metric, point)
+        for family in sheet.families()
+        if family.metric.kind is c.Kind.HISTOGRAM
+        for point in family.points
+        if isinstance(point, HistogramPoint)
+    ]
+    return points, run
+
+
+def zipped() -> Tape:
+    """Two loaders asked in every step, one slow, and a validation in between."""
+    tape = Tape()
+    for _ in range(10):
+        tape.ask("code", 5).ask("prose", 500).forward().backward().update()
+    tape.stop("code").stop("prose").validate(3)
+    for _ in range(5):
+        tape.ask("code", 5).ask("prose", 500).forward().backward().update()
+    return tape.stop("code")
+
+
+def test_an_exemplar_is_one_of_the_values_of_its_series() -> None:
+    """A click on the slow bucket of ``prose`` must not open a fast ask of ``code``."""
+    points, _ = exemplars_and_spans(zipped())
+    checked = 0
+    for metric, point in points:
+        for exemplar in point.exemplars:
+            checked += 1
+            assert point.min * (1 - 1e-9) <= exemplar.value <= point.max * (1 + 1e-9), (
+                metric,
+                point.attributes,
+            )
+
+    assert checked > 5
+
+
+def test_an_exemplar_points_to_a_span_that_is_sent() -> None:
+    """A link into nothing is worse than none."""
+    points, run = exemplars_and_spans(zipped())
+    sent = {(span.trace_id, span.span_id) for span in run.spans}
+
+    assert {(e.trace_id, e.span_id) for _, point in points for e in point.exemplars} <= sent
+
+
+# --- what else is told ----------------------------------------------------------------------------
+
+
+def test_an_evaluation_is_one_span() -> None:
+    """A thousand validation batches are one line in a trace view."""
+    tape = steps(Tape(), 12).stop().validate(5)
+    steps(tape, 2).stop()
+    run = Run().feed(tape).close(tape.now_ns)
+    [span] = run.named(c.EVAL_SPAN.name)
+
+    assert span.attributes[c.SPAN_LOADER.name] == "val"
+    assert span.attributes[c.BATCH_COUNT.name] == 5
+
+
+def test_a_checkpoint_is_a_span_and_a_failed_one_is_an_error() -> None:
+    """The next crash loses what was not saved."""
+    tape = steps(Tape(), 12).run(SourceKind.CHECKPOINT, "checkpoint", 50)
+    steps(tape, 2).run(SourceKind.CHECKPOINT, "checkpoint", 70, end=Op.FAIL)
+    run = Run().feed(tape).close(tape.now_ns)
+    saved, failed = run.named(c.CHECKPOINT_SAVE_SPAN.name)
+
+    assert saved.end_unix_ns - saved.start_unix_ns == 50
+    assert (saved.error, bool(failed.error)) == ("", True)
+    assert run.account.checkpoint_failures == 1
+    assert run.account.checkpoint_last_ns == saved.end_unix_ns - ANCHOR.unix_ns
+
+
+def test_the_end_of_a_loader_is_an_event() -> None:
+    """Epochs on the time line, and loaders that end too soon."""
+    tape = steps(Tape(), 12).stop()
+    run = Run().feed(tape).close(tape.now_ns)
+
+    assert [(e.name, e.attributes[c.SPAN_LOADER.name]) for e in run.events] == [
+        (c.LOADER_EXHAUSTED_EVENT.name, "code")
+    ]
+    assert run.account.exhaustions == {"code": 1}
+
+
+def test_a_failed_ask_is_an_error_of_its_loader() -> None:
+    """And no batch."""
+    tape = steps(Tape(), 12).ask(op=Op.FAIL)
+    run = Run().feed(tape).close(tape.now_ns)
+
+    assert run.account.loader_errors == {"code": 1}
+    assert run.account.totals.by_loader(run.account.totals.batches) == {"code": 12}
+
+
+def test_a_hang_is_told_while_it_hangs() -> None:
+    """A run that never comes back can send nothing afterwards."""
+    tape = steps(Tape(), 12).begin(SourceKind.DATA, "code")
+    run = Run(stall_after_s=1.0).feed(tape)
+    run.account.look(tape.now_ns + NS_PER_S - 1)
+    assert run.account.state() == "training"
+    run.account.look(tape.now_ns + NS_PER_S)
+    run.feed(tape)
+
+    assert run.account.state() == "stalled"
+    [span] = run.named(c.STALL_SPAN.name)
+    assert (span.attributes[c.SPAN_STAGE.name], span.attributes[c.SPAN_LOADER.name]) == ("data", "code")
+    assert run.account.stalls.events == {"data": 1}
+
+
+def test_only_the_time_of_the_hang_is_stalled() -> None:
+    """The steps that were read together with the end of the hang were not hanging."""
+    tape = steps(Tape(), 12).begin(SourceKind.DATA, "code").spend(2 * NS_PER_S)
+    run = Run(stall_after_s=1.0).feed(tape)
+    run.account.look(tape.now_ns)
+    tape.end(SourceKind.DATA, "code").forward().backward().update()
+    steps(tape, 100).stop()
+    run.feed(tape).close(tape.now_ns)
+
+    stalled_ns = run.account.totals.activity_ns[c.ACTIVITIES.index("stalled")]
+    assert stalled_ns <= 2 * NS_PER_S
+    assert stalled_ns >= NS_PER_S
+    assert run.account.totals.activity_ns.sum() == tape.now_ns
+
+
+def test_the_state_follows_the_run() -> None:
+    """What the state timeline draws."""
+    tape = Tape()
+    run = Run()
+    assert run.account.state() == "initializing"
+    steps(tape, 12)
+    assert run.feed(tape).account.state() == "training"
+    tape.stop().begin(SourceKind.CHECKPOINT, "checkpoint")
+    assert run.feed(tape).account.state() == "checkpointing"
+    tape.end(SourceKind.CHECKPOINT, "checkpoint").validate(3).ask("val")
+    assert run.feed(tape).account.state() == "evaluating"
+
+
+def test_open_stages_are_told_outermost_first() -> None:
+    """A post-mortem says where it was."""
+    tape = steps(Tape(), 12).ask().begin(SourceKind.FORWARD, "model", flags=3)
+    tape.begin(SourceKind.STAGE, "attention")
+    run = Run().feed(tape)
+
+    assert [stage.stage for stage in run.account.open_stages()] == ["forward", "attention"]
+
+
+def test_a_thread_that_only_loads_is_a_helper() -> None:
+    """Its wait is not the training thread's, its batches are batches."""
+    training = Tape()
+    for _ in range(12):
+        training.forward().backward().update()
+    loading = Tape()
+    for _ in range(12):
+        loading.ask("code", 1000)
+    run = Run().feed(training).feed(loading, main=False, name="prefetch")
+    run.close(max(training.now_ns, loading.now_ns))
+
+    assert run.account.totals.by_loader(run.account.totals.batches) == {"code": 12}
+    assert all(row.key.stage != "data" for row in run.account.totals.rows())
+
+
+def test_without_any_edge_the_whole_time_was_preparation() -> None:
+    """Law 2 holds for a run that never began: its wall time is not zero."""
+    run = Run().close(5 * NS_PER_S)
+
+    assert run.account.totals.activity_ns.sum() == 5 * NS_PER_S
+    assert run.account.settled_ns == 5 * NS_PER_S

@@ -1,0 +1,99 @@
+"""Series in the catalogue's words."""
+
+from __future__ import annotations
+
+import pytest
+
+from otel_train import catalog as c
+from otel_train.aggregate.histogram import Histograms
+from otel_train.aggregate.sheet import Bounded, Sheet
+from otel_train.catalog import Emit
+
+
+def values(sheet: Sheet) -> dict[str, dict[tuple[str, ...], float]]:
+    return {
+        family.metric.name: {tuple(v for _, v in point.attributes): getattr(point, "value", 0.0) for point in family.points}
+        for family in sheet.families()
+    }  # fmt: skip
+
+
+def test_labels_are_paired_with_their_names() -> None:
+    """The order of a call is the catalogue's order."""
+    sheet = Sheet()
+    sheet.put(c.BATCHES, 3, "code", "train")
+    [family] = sheet.families()
+
+    assert family.points[0].attributes == (("train.loader", "code"), ("train.phase", "train"))
+
+
+def test_a_label_without_a_value_is_left_out() -> None:
+    """An empty label is no label, on either path."""
+    sheet = Sheet()
+    sheet.put(c.BATCHES, 3, "", "train")
+
+    assert sheet.families()[0].points[0].attributes == (("train.phase", "train"),)
+
+
+def test_counters_that_fold_into_one_name_add_up() -> None:
+    """Seventeen loaders behind ``_OTHER`` are the sum of seventeen."""
+    sheet = Sheet()
+    sheet.put(c.BATCHES, 3, "_OTHER", "train")
+    sheet.put(c.BATCHES, 4, "_OTHER", "train")
+
+    assert values(sheet) == {"train.batches": {("_OTHER", "train"): 7}}
+
+
+def test_the_last_reading_of_a_gauge_counts() -> None:
+    """Readings do not add up."""
+    sheet = Sheet()
+    sheet.put(c.EPOCH_INDEX, 3, "_OTHER")
+    sheet.put(c.EPOCH_INDEX, 4, "_OTHER")
+
+    assert values(sheet) == {"train.epoch.index": {("_OTHER",): 4}}
+
+
+def test_every_value_of_an_enum_starts_at_zero() -> None:
+    """A counter born at 1 shows no increase, and its alert never fires."""
+    sheet = Sheet()
+    sheet.put_all(c.NONFINITE_DETECTIONS, c.NONFINITE_KIND.values, {"loss": 2})
+
+    assert values(sheet)["train.nonfinite.detections"] == {
+        (kind,): 2 if kind == "loss" else 0 for kind in c.NONFINITE_KIND.values
+    }
+
+
+def test_an_empty_histogram_is_left_out() -> None:
+    """Nothing measured is absent, never zero."""
+    sheet = Sheet()
+    sheet.histogram(c.STEP_DURATION, Histograms(size=1), 0, "code", "train")
+
+    assert sheet.families() == ()
+
+
+def test_families_come_in_catalogue_order() -> None:
+    """Two pages of one run can be compared line by line."""
+    sheet = Sheet()
+    for metric in reversed(c.ALL):
+        sheet.put(metric, 1)
+
+    assert [family.metric.name for family in sheet.families()] == [metric.name for metric in c.ALL]
+
+
+@pytest.mark.parametrize("emit", list(Emit))
+def test_what_this_rank_does_not_publish_is_left_out(emit: Emit) -> None:
+    """A thousand ranks that all publish the run's status are a thousand runs."""
+    sheet = Sheet(lambda wanted: wanted is not emit)
+    for metric in c.ALL:
+        sheet.put(metric, 1)
+
+    assert {family.metric.emit for family in sheet.families()} == set(Emit) - {emit}
+
+
+def test_names_beyond_the_bound_fold_first_come_first_served() -> None:
+    """A name that has its series keeps it."""
+    bounded = Bounded(2)
+
+    assert [bounded.fold(name) for name in ("a", "b", "c", "a", "", "d")] == [
+        "a", "b", "_OTHER", "a", "", "_OTHER",
+    ]  # fmt: skip
+    assert bounded.overflown == {"c", "d"}

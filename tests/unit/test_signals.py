@@ -1,0 +1,241 @@
+"""Logged values: from the training thread's hand to metrics and events."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from otel_train import catalog as c
+from otel_train.aggregate.sheet import Sheet
+from otel_train.aggregate.signals import Signals
+from otel_train.export.notes import NoteReader
+from otel_train.record.notes import MOST_NOTES, Happening, Notes, Value
+from otel_train.testing import FakeClock
+from tests.unit.test_figures import account, run_of
+
+
+def published(signals: Signals) -> dict[str, dict[tuple[str, ...], float]]:
+    sheet = Sheet()
+    signals.write(sheet, "train")
+    return {
+        family.metric.name: {tuple(v for _, v in p.attributes): getattr(p, "value", 0.0) for p in family.points}
+        for family in sheet.families()
+    }
+
+
+def taken(**values: float) -> dict[str, dict[tuple[str, ...], float]]:
+    signals = Signals()
+    for name, value in values.items():
+        signals.take(name.replace("__", "/"), value)
+    return published(signals)
+
+
+# --- which metric a name means --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "metric", "labels"),
+    [
+        ("loss", "train.loss", ("loss", "train")),
+        ("val_loss", "train.loss", ("val_loss", "train")),
+        ("lr", "train.learning_rate", ("0",)),
+        ("lr__head", "train.learning_rate", ("head",)),
+        ("learning_rate", "train.learning_rate", ("0",)),
+        ("grad_norm", "train.gradient.norm", ()),
+        ("amp_scale", "train.amp.scale", ()),
+        ("accuracy", "train.metric.value", ("accuracy", "train")),
+    ],
+)
+def test_a_name_finds_its_metric(name: str, metric: str, labels: tuple[str, ...]) -> None:
+    """Dashboards ask for ``train_loss``, whatever the script calls it."""
+    assert taken(**{name: 0.5})[metric] == {labels: 0.5}
+
+
+def test_the_last_value_counts() -> None:
+    """A gauge shows now."""
+    signals = Signals()
+    signals.take("loss", 2.0)
+    signals.take("loss", 1.0)
+
+    assert published(signals)["train.loss"] == {("loss", "train"): 1.0}
+
+
+def test_tokens_add_up() -> None:
+    """Tokens per second come from a counter."""
+    signals = Signals()
+    assert signals.take("tokens", 100)
+    signals.take("tokens", 50)
+
+    assert signals.tokens == 150
+
+
+def test_a_loss_that_is_not_a_number_is_detected() -> None:
+    """Training on NaN wastes everything after it."""
+    signals = Signals()
+
+    assert not signals.take("loss", math.nan)
+    assert not signals.take("total_norm", math.inf)
+    assert signals.take("accuracy", math.nan)  # a metric of the user's own may be undefined
+    assert signals.nonfinite == {**dict.fromkeys(c.NONFINITE_KIND.values, 0), "loss": 1, "gradient": 1}
+
+
+def test_every_kind_of_detection_is_there_from_the_start() -> None:
+    """A counter born at 1 fires no alert."""
+    assert published(Signals())["train.nonfinite.detections"] == {(kind,): 0 for kind in c.NONFINITE_KIND.values}
+
+
+def test_names_of_values_are_bounded() -> None:
+    """``log(**{f"layer_{n}": ...})`` must not make a thousand series."""
+    signals = Signals()
+    for number in range(1000):
+        signals.take(f"value{number}", number)
+        signals.take(f"loss{number}", number)
+    found = published(signals)
+
+    assert len(found["train.metric.value"]) == c.METRIC_NAME.bound + 1
+    assert len(found["train.loss"]) == c.LOSS_NAME.bound + 1
+    assert signals.overflows()["train.metric.name"] == 1000 - c.METRIC_NAME.bound
+
+
+# --- the box --------------------------------------------------------------------------------------
+
+
+class Tensor:
+    """Stands for a tensor: what is logged is a copy without a graph."""
+
+    def __init__(self, value: float, history: tuple[str, ...] = ()) -> None:
+        self.value, self.history = value, history
+
+    def detach(self) -> Tensor:
+        return Tensor(self.value, (*self.history, "detach"))
+
+    def clone(self) -> Tensor:
+        return Tensor(self.value, (*self.history, "clone"))
+
+    def __float__(self) -> float:
+        return self.value
+
+
+class Hostile:
+    """Raises at every touch."""
+
+    def detach(self) -> Any:
+        raise RuntimeError("no")
+
+    def __float__(self) -> float:
+        raise RuntimeError("no")
+
+    def __str__(self) -> str:
+        raise RuntimeError("no")
+
+
+def test_what_is_put_in_comes_out_in_order_with_its_time() -> None:
+    """The pump reads later; when it happened must not be lost."""
+    clock = FakeClock(100)
+    notes = Notes(clock)
+    notes.log({"loss": 1.0, "lr": 0.1})
+    clock.tick(us=1)
+    notes.event("resumed", {"epoch": 3})
+
+    assert list(notes.drain()) == [
+        Value(100, "loss", 1.0), Value(100, "lr", 0.1), Happening(1100, "resumed", {"epoch": 3}),
+    ]  # fmt: skip
+    assert list(notes.drain()) == []
+
+
+def test_a_tensor_is_copied_and_cut_off_its_graph() -> None:
+    """Kept as it is it would keep the whole graph, and show later in-place changes."""
+    notes = Notes(FakeClock())
+    original = Tensor(1.5)
+    notes.log({"loss": original})
+    [note] = notes.drain()
+
+    assert isinstance(note, Value)
+    assert note.value is not original
+    assert note.value.history == ("detach", "clone")
+
+
+def test_the_box_is_bounded_and_what_is_lost_is_counted() -> None:
+    """A pump that is late must not cost memory without end."""
+    notes = Notes(FakeClock())
+    for number in range(MOST_NOTES + 10):
+        notes.log({"loss": float(number)})
+
+    assert len(list(notes.drain())) == MOST_NOTES
+    assert notes.dropped == 10
+
+
+def test_a_value_that_cannot_be_copied_does_not_reach_the_loop() -> None:
+    """Nothing of ours raises into training."""
+    notes = Notes(FakeClock())
+    notes.log({"loss": Hostile(), "lr": 0.1})
+
+    assert [note.name for note in notes.drain()] == ["lr"]
+    assert notes.dropped == 1
+
+
+# --- the reader -----------------------------------------------------------------------------------
+
+
+class Reading:
+    """A box and its reader, beside an account in which twelve steps have been made."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock()
+        self.notes, self.signals = Notes(self.clock), Signals()
+        self.run = account(run_of(), close=False)
+        self.run.teller.drain()
+        self.reader = NoteReader(self.notes, self.signals, self.run)
+
+    def read(self) -> list[tuple[str, dict[str, Any]]]:
+        self.reader.read()
+        return [(event.name, dict(event.attributes)) for event in self.run.teller.drain()[1]]
+
+
+def test_an_event_says_at_which_step_it_was() -> None:
+    """The time line of a run is read by step."""
+    reading = Reading()
+    reading.notes.event("resumed", {"epoch": 3, "path": Hostile.__name__})
+
+    assert reading.read() == [
+        ("resumed", {c.STEP_NUMBER.name: 12, "epoch": 3, "path": "Hostile"}),
+    ]
+
+
+def test_attributes_of_any_kind_become_text() -> None:
+    """A path or an array is no OTLP attribute."""
+    reading = Reading()
+    reading.notes.event("saved", {"shape": (2, 3), "ok": True, "none": None})
+    [(_, attributes)] = reading.read()
+
+    assert (attributes["shape"], attributes["ok"], attributes["none"]) == ("(2, 3)", True, "None")
+
+
+def test_a_loss_that_is_not_finite_is_an_event() -> None:
+    """Somebody must be told when, at which step, and which value."""
+    reading = Reading()
+    reading.notes.log({"loss": math.nan, "accuracy": math.nan})
+
+    assert reading.read() == [
+        (
+            c.NONFINITE_EVENT.name,
+            {c.STEP_NUMBER.name: 12, c.SPAN_NONFINITE_KIND.name: "loss", "name": "loss"},
+        )
+    ]
+
+
+@pytest.mark.parametrize("wrong", ["high", None, [1.0, 2.0], np.zeros(3), Hostile()])
+def test_a_value_that_is_no_number_costs_only_itself(wrong: Any) -> None:
+    """A slip in one call must not switch off everything that is logged."""
+    reading = Reading()
+    for _ in range(5):
+        reading.notes.log({"accuracy": wrong, "loss": 1.0})
+        reading.read()
+    reading.notes.event("odd", {"value": wrong})
+    reading.read()
+
+    assert published(reading.signals)["train.loss"] == {("loss", "train"): 1.0}
+    assert "train.metric.value" not in published(reading.signals)

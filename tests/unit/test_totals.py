@@ -1,0 +1,175 @@
+"""Everything counted since the session began."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from otel_train.aggregate.account import ThreadAccount
+from otel_train.aggregate.names import Key, Names
+from otel_train.aggregate.pairing import Pairing
+from otel_train.aggregate.steps import Activity
+from otel_train.aggregate.totals import StageTotals, Totals
+from otel_train.codes import Op, SourceKind
+from tests.support.edges import Tape
+
+if TYPE_CHECKING:
+    from otel_train.aggregate.steps import Settled
+
+
+class Counted:
+    """Totals that follow a tape, piece by piece."""
+
+    def __init__(self, tape: Tape) -> None:
+        self.tape = tape
+        self.totals = Totals(Names())
+        self._pairing, self._account, self._read = Pairing(), ThreadAccount(0), 0
+
+    def read(self) -> Totals:
+        """Count what has been written since the last call."""
+        names = self.totals.names
+        names.learn(self.tape.sources)
+        times = np.array(self.tape.times[self._read :], dtype=np.int64)
+        codes = np.array(self.tape.codes[self._read :], dtype=np.int64)
+        self._read = len(self.tape.times)
+        edges = self._pairing.feed(times, codes, names.columns.kinds)
+        self._take(self._account.feed(edges, names.columns))
+        return self.totals
+
+    def close(self) -> Totals:
+        """Count all of it."""
+        self.read()
+        self._take(self._account.close(self.tape.now_ns, self.totals.names.columns))
+        return self.totals
+
+    def _take(self, settled: Settled | None) -> None:
+        if settled is not None:
+            self.totals.add(settled, ledger=True)
+
+
+def row(totals: Totals, stage: str, loader: str = "code", phase: str = "train") -> StageTotals:
+    [found] = [r for r in totals.rows() if (r.key.stage, r.key.loader, r.key.phase) == (stage, loader, phase)]
+    return found
+
+
+def epoch(tape: Tape, steps: int = 3, loader: str = "code") -> Tape:
+    for _ in range(steps):
+        tape.step(loader)
+    return tape.stop(loader)
+
+
+def test_a_row_of_the_table_is_what_was_spent() -> None:
+    """Three steps of 5 + 20 + 30 + 7: the figures one would get by hand."""
+    totals = Counted(epoch(Tape())).close()
+    forward = row(totals, "forward")
+
+    assert (forward.key, forward.count, forward.failed) == (Key("forward", "code", "train", "model"), 3, 0)
+    assert forward.inclusive_s == forward.self_s == pytest.approx(60e-9)
+    assert totals.steps_by_phase() == {"train": 3}
+    assert totals.updates == 3
+    assert totals.by_loader(totals.batches) == {"code": 3}
+
+
+def test_quantiles_of_equal_values_are_the_value() -> None:
+    """Whatever the buckets, minimum and maximum are exact."""
+    quantiles = row(Counted(epoch(Tape())).close(), "forward").quantiles
+
+    assert quantiles == pytest.approx((20e-9,) * 5)
+
+
+def test_time_inside_another_stage_is_counted_once_as_its_own() -> None:
+    """Inclusive figures overlap; self figures tile."""
+    tape = Tape().ask()
+    tape.begin(SourceKind.FORWARD, "model", flags=3).spend(4)
+    tape.run(SourceKind.STAGE, "attention", 6)
+    tape.spend(2).end(SourceKind.FORWARD, "model").backward().update().stop()
+    totals = Counted(tape).close()
+
+    forward, attention = row(totals, "forward"), row(totals, "attention")
+    assert (forward.inclusive_s, forward.self_s) == (pytest.approx(12e-9), pytest.approx(6e-9))
+    assert (attention.inclusive_s, attention.self_s) == (pytest.approx(6e-9), pytest.approx(6e-9))
+
+
+def test_rows_come_in_the_order_in_which_a_step_meets_them() -> None:
+    """Training first; data, forward, backward, optimizer: as one would say it."""
+    tape = Tape().validate()
+    epoch(tape, 12)
+    order = [(r.key.phase, r.key.stage) for r in Counted(tape).close().rows() if r.count]
+
+    assert order == [
+        *(("train", stage) for stage in ("data", "forward", "backward", "optimizer")),
+        *(("eval", stage) for stage in ("data", "forward")),
+    ]
+
+
+def test_a_failed_occurrence_is_timed_and_marked() -> None:
+    """The forward that ran out of memory took its time like any other."""
+    tape = Tape().ask().run(SourceKind.FORWARD, "model", 11, flags=3, end=Op.FAIL)
+    epoch(tape, 3)
+    forward = row(Counted(tape).close(), "forward")
+
+    assert (forward.count, forward.failed, forward.inclusive_s) == (4, 1, pytest.approx(71e-9))
+
+
+def test_samples_that_cannot_be_told_are_not_zero() -> None:
+    """A batch of unknown size must not turn samples per second into a lower figure."""
+    tape = Tape()
+    for samples in (4, 4, 2):
+        tape.ask("code", samples=samples).forward().backward().update()
+    tape.stop("code").ask("blind").forward().backward().update().stop("blind")
+    totals = Counted(tape).close()
+
+    assert totals.by_loader(totals.samples) == {"code": 10}
+    assert totals.by_loader(totals.batches) == {"code": 3, "blind": 1}
+
+
+def test_the_ledger_adds_up_to_the_time_that_passed() -> None:
+    """Law 2: every nanosecond is in exactly one activity."""
+    tape = epoch(Tape().spend(1000), 12).validate()
+    epoch(tape, 5).run(SourceKind.CHECKPOINT, "checkpoint", 99).spend(7)
+    totals = Counted(tape).close()
+
+    assert totals.activity_ns.sum() == tape.now_ns
+    assert totals.activity_ns[Activity.CHECKPOINT] == 99
+    assert totals.self_ns.sum() == tape.now_ns
+
+
+def test_a_window_is_what_came_since() -> None:
+    """``summary()`` after ``reset_window()`` must not remember the epochs before."""
+    tape = epoch(Tape(), 20)
+    counted = Counted(tape)
+    earlier = counted.read().copy()
+    epoch(tape, 7, "code").ask("late", samples=3).forward(50).backward().update().stop("late")
+    window = counted.close().since(earlier)
+
+    first, second = earlier.steps_by_phase(), window.steps_by_phase()
+    assert first["train"] + second["train"] == counted.totals.steps_by_phase()["train"] == 28
+    assert window.updates + earlier.updates == 28
+    assert row(window, "forward", "late").count == 1
+    assert window.activity_ns.sum() + earlier.activity_ns.sum() == tape.now_ns
+    assert window.by_loader(window.samples) == {"late": 3}
+
+
+def test_a_copy_is_left_alone() -> None:
+    """A window's beginning must not move with the run."""
+    tape = epoch(Tape(), 12)
+    counted = Counted(tape)
+    copied = counted.read().copy()
+    before = (copied.updates, copied.self_ns.tolist(), dict(copied.batches), copied.steps_by_phase())
+    epoch(tape, 5, "another")
+    counted.close()
+
+    assert (copied.updates, copied.self_ns.tolist(), dict(copied.batches), copied.steps_by_phase()) == before
+
+
+def test_seconds_of_training_are_told_apart_by_loader() -> None:
+    """The verdict asks: how long did training wait for this one, how long did it work on its batches."""
+    tape = epoch(Tape(), 10, "code")
+    epoch(tape, 5, "prose")
+    by_loader = Counted(tape).close().train_s_by_loader()
+
+    assert by_loader["code"][1] == pytest.approx(10 * 57e-9)
+    assert by_loader["prose"][1] == pytest.approx(5 * 57e-9)
+    assert by_loader["code"][0] == pytest.approx(10 * 5e-9, abs=6e-9)

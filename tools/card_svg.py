@@ -1,0 +1,95 @@
+"""Draws the card of a run as a picture: docs/img/card.svg."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+from xml.sax.saxutils import escape
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from otel_train.export.console import render_card  # noqa: E402 - the checkout's own, installed or not
+from otel_train.export.rundir import find_run, rank_directories  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PICTURE = ROOT / "docs" / "img" / "card.svg"
+COLUMNS = 100
+COLUMN_PX, LINE_PX, MARGIN_PX, BASELINE_PX = 8.4, 18, 16, 13
+FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+INK = {"31": "#ff7b72", "32": "#7ee787", "33": "#e3b341", "34": "#79c0ff", "35": "#d2a8ff", "36": "#76e3ea"}
+ESCAPE = re.compile(r"\x1b\[([0-9;]*)m")
+
+
+def spans(line: str) -> Iterator[tuple[int, str, frozenset[str]]]:
+    """(column, text, ANSI codes in force) of each stretch of a line. Every character is one column wide."""
+    column, codes = 0, frozenset[str]()
+    pieces = ESCAPE.split(line)
+    for text, change in zip(pieces[::2], [*pieces[1::2], ""], strict=True):
+        if text.strip():
+            lead = len(text) - len(text.lstrip())
+            yield column + lead, text.strip(), codes
+        column += len(text)
+        changed = frozenset(change.split(";"))
+        codes = frozenset() if changed & {"", "0"} else codes | changed
+
+
+def tspan(column: int, text: str, codes: frozenset[str]) -> str:
+    """One stretch of text, held to its columns whatever font the reader has."""
+    ink = next((INK[code] for code in sorted(codes) if code in INK), "")
+    style = f' fill="{ink}"' if ink else ""
+    style += ' font-weight="bold"' if "1" in codes else ""
+    style += ' opacity="0.6"' if "2" in codes else ""
+    place = f'x="{MARGIN_PX + column * COLUMN_PX:.1f}" textLength="{len(text) * COLUMN_PX:.1f}"'
+    return f'<tspan {place} lengthAdjust="spacingAndGlyphs"{style}>{escape(text)}</tspan>'
+
+
+def picture(card: str) -> str:
+    """``card``, with its ANSI colours, as SVG."""
+    lines = card.rstrip("\n").split("\n")
+    width = round(COLUMNS * COLUMN_PX + 2 * MARGIN_PX)
+    height = len(lines) * LINE_PX + 2 * MARGIN_PX
+    rows = []
+    for number, line in enumerate(lines):
+        drawn = "".join(tspan(*span) for span in spans(line))
+        if drawn:
+            rows.append(f'<text y="{MARGIN_PX + number * LINE_PX + BASELINE_PX}">{drawn}</text>')
+    size = f'viewBox="0 0 {width} {height}" width="{width}"'
+    label = "The card that a run leaves in the terminal"
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">',
+            f'<rect width="{width}" height="{height}" rx="8" fill="#0d1117"/>',
+            f'<g font-family="{FONT}" font-size="14" fill="#e6edf3">',
+            *rows,
+            "</g>",
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def main() -> None:
+    """Draw the newest run, or the one named."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument(
+        "run", nargs="?", help="run directory or run id (default: the newest run below runs/)"
+    )
+    parser.add_argument("--out", type=Path, default=PICTURE)
+    args = parser.parse_args()
+    folder = rank_directories(find_run(args.run, Path("runs")))[0]
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    card = render_card(summary, width=COLUMNS, color=True, unicode=True)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(picture(card), encoding="utf-8")
+    print(args.out)
+
+
+if __name__ == "__main__":
+    main()
