@@ -311,7 +311,6 @@ STAGE_DEVICE_DURATION: Final = Metric(
         PHASE,
     ),
     bounds=DURATION_BOUNDS,
-    published=False,
 )
 STEP_DURATION: Final = Metric(
     name="train.step.duration",
@@ -684,7 +683,6 @@ ACCELERATOR_MEMORY_ALLOCATED: Final = Metric(
     kind=Kind.UPDOWN,
     meaning="Allocator: bytes in live tensors.",
     labels=(DEVICE,),
-    published=False,
 )
 ACCELERATOR_MEMORY_RESERVED: Final = Metric(
     name="train.accelerator.memory.reserved",
@@ -692,7 +690,6 @@ ACCELERATOR_MEMORY_RESERVED: Final = Metric(
     kind=Kind.UPDOWN,
     meaning="Bytes reserved from the driver; the allocated bytes are part of them.",
     labels=(DEVICE,),
-    published=False,
 )
 ACCELERATOR_MEMORY_LIMIT: Final = Metric(
     name="train.accelerator.memory.limit",
@@ -700,23 +697,20 @@ ACCELERATOR_MEMORY_LIMIT: Final = Metric(
     kind=Kind.UPDOWN,
     meaning="Device memory that this process may use.",
     labels=(DEVICE,),
-    published=False,
 )
 ACCELERATOR_MEMORY_ALLOCATED_PEAK: Final = Metric(
     name="train.accelerator.memory.allocated_peak",
     unit="By",
     kind=Kind.GAUGE,
-    meaning="Peak allocated since the last export (peak reset each export).",
+    meaning="Most bytes allocated at once since the program last reset its peaks. Never reset by otel_train: the program reads the same figure.",
     labels=(DEVICE,),
-    published=False,
 )
 ACCELERATOR_MEMORY_RESERVED_PEAK: Final = Metric(
     name="train.accelerator.memory.reserved_peak",
     unit="By",
     kind=Kind.GAUGE,
-    meaning="Peak reserved since the last export.",
+    meaning="Most bytes reserved at once since the program last reset its peaks.",
     labels=(DEVICE,),
-    published=False,
 )
 ACCELERATOR_MEMORY_OOMS: Final = Metric(
     name="train.accelerator.memory.ooms",
@@ -724,7 +718,6 @@ ACCELERATOR_MEMORY_OOMS: Final = Metric(
     kind=Kind.COUNTER,
     meaning="Times the allocator ran out of memory.",
     labels=(DEVICE,),
-    published=False,
 )
 ACCELERATOR_MEMORY_ALLOC_RETRIES: Final = Metric(
     name="train.accelerator.memory.alloc_retries",
@@ -732,7 +725,6 @@ ACCELERATOR_MEMORY_ALLOC_RETRIES: Final = Metric(
     kind=Kind.COUNTER,
     meaning="Allocations that had to flush the cache first: the early warning before running out.",
     labels=(DEVICE,),
-    published=False,
 )
 ACCELERATOR_IO: Final = Metric(
     name="train.accelerator.io",

@@ -46,35 +46,36 @@ class Op(IntEnum):
 
 
 class Flag(IntEnum):
-    """What was known on the spot when a forward began."""
+    """What was known on the spot when a stage began."""
 
     GRAD = 1
+    """A forward with gradients on."""
     TRAINING = 2
+    """A forward in training mode."""
+    START = 4
+    """A loader's iterator is being made: waiting for data, but no batch."""
 
 
 class SourceKind(IntEnum):
     """What a source is. The value is also its bit position when ancestors are looked at."""
 
     DATA = 0
-    START = 1
-    """A loader's iterator is being made: waiting for data, but no batch."""
-    H2D = 2
-    FORWARD = 3
-    BACKWARD = 4
-    GRAD = 5
+    H2D = 1
+    FORWARD = 2
+    BACKWARD = 3
+    GRAD = 4
     """``autograd.grad``: backward only in a run that has no other."""
-    OPTIMIZER = 6
-    SCALER = 7
+    OPTIMIZER = 5
+    SCALER = 6
     """``GradScaler.step``: an optimizer stage in which an update may be skipped."""
-    STAGE = 8
+    STAGE = 7
     """A stage named by the user."""
-    CHECKPOINT = 9
-    MARK = 10
+    CHECKPOINT = 8
+    MARK = 9
 
 
 STAGE_OF_KIND = {
     SourceKind.DATA: "data",
-    SourceKind.START: "data",
     SourceKind.H2D: "h2d",
     SourceKind.FORWARD: "forward",
     SourceKind.BACKWARD: "backward",

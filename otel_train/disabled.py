@@ -9,11 +9,14 @@ from otel_train.record.discover import named_loaders
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from otel_train.config import Config
+
 
 class DisabledSession:
     """Has what a ``Session`` has, and leaves everything as it is.
 
     Args:
+        config: says that it is disabled.
         loaders: as for ``instrument``.
     """
 
@@ -21,8 +24,18 @@ class DisabledSession:
     run_directory = None
     metrics_url = None
 
-    def __init__(self, loaders: Any) -> None:  # Any: the user's own
-        self.loaders = {entry.name: entry.loader for entry in named_loaders(loaders)}
+    def __init__(self, config: Config, loaders: Any) -> None:  # Any: the user's own
+        self.config = config
+        self.loaders: dict[str, Any] = {}
+        self.add(loaders=loaders)
+
+    def add(self, model: Any = None, loaders: Any = None) -> None:  # Any: see ``instrument``
+        """Let ``loaders`` have them by name, as they are."""
+        self.loaders.update({entry.name: entry.loader for entry in named_loaders(loaders)})
+
+    def unobserved(self) -> list[dict[str, str]]:
+        """Nothing was to be observed."""
+        return []
 
     def watch(self, iterable: Any, **_: str) -> Any:  # Any: any iterable
         """``iterable`` itself."""

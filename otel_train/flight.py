@@ -21,6 +21,7 @@ import numpy as np
 
 from otel_train.codes import EDGE_WORDS
 from otel_train.errors import RunDirectoryError
+from otel_train.mounts import REMOTE, file_system
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -41,22 +42,6 @@ _NAMES_HALF = 128 * 1024
 _RINGS_OFFSET = _NAMES_OFFSET + 2 * _NAMES_HALF
 _SIDE_EDGES = 8192
 _WORD = 8
-
-_REMOTE = (
-    "nfs",
-    "cifs",
-    "smb",
-    "lustre",
-    "gpfs",
-    "ceph",
-    "beegfs",
-    "glusterfs",
-    "9p",
-    "afs",
-    "fuse.",
-    "wekafs",
-)
-"""File systems on which a page fault may be network I/O, by the beginning of their type."""
 
 
 class _Header(NamedTuple):
@@ -169,7 +154,7 @@ class FlightMemory:
 
     def _map_file(self, path: Path) -> mmap.mmap:
         kind = self._kind_of(path.parent)
-        if kind.startswith(_REMOTE):
+        if kind.startswith(REMOTE):
             raise OSError(0, f"{kind} is a network file system")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
         try:
@@ -195,19 +180,6 @@ def _ring_place(index: int, main_edges: int, side_edges: int) -> tuple[int, int]
         return _RINGS_OFFSET, main_edges
     past = main_edges + (index - 1) * side_edges
     return _RINGS_OFFSET + past * EDGE_WORDS * _WORD, side_edges
-
-
-def file_system(folder: Path) -> str:
-    """Type of the file system that holds ``folder``, such as ``ext4``; "" where it cannot be told."""
-    import psutil  # noqa: PLC0415 - 15 ms that a command without a flight file need not pay
-
-    best, kind = "", ""
-    place = str(folder.resolve())
-    for part in psutil.disk_partitions(all=True):
-        mount = part.mountpoint.rstrip("/") + "/"
-        if (place + "/").startswith(mount) and len(mount) >= len(best):
-            best, kind = mount, part.fstype
-    return kind
 
 
 class ThreadEdges(NamedTuple):

@@ -47,7 +47,7 @@ def instrument(
 
     resolved = Config.resolve(config, settings, environ=os.environ)
     if resolved.disabled:
-        return _disabled(loaders)
+        return _disabled(resolved, loaders)
     session = current()
     made = session is None
     if session is None:
@@ -71,15 +71,15 @@ def _check(model: Any, loaders: Any) -> None:  # Any: the user's own
     named_loaders(loaders)
 
 
-def _disabled(loaders: Any) -> Session:  # Any: the user's own
+def _disabled(config: Config, loaders: Any) -> Session:  # Any: the user's own
     from otel_train.disabled import DisabledSession
 
-    return cast("Session", DisabledSession(loaders))  # in all but deeds
+    return cast("Session", DisabledSession(config, loaders))  # in all but deeds
 
 
 def current() -> Session | None:
-    """The open session of this process, if there is one."""
-    if _sessions and not _sessions[0].closed:
+    """The open session of this process, if there is one. A forked child has none."""
+    if _sessions and not _sessions[0].closed and _sessions[0].info.pid == os.getpid():
         return _sessions[0]
     return None
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    import numpy as np
+
     from otel_train.catalog import Metric
 
 Attributes = tuple[tuple[str, str], ...]
@@ -193,3 +195,45 @@ class Batch:
     spans: tuple[Span, ...] = ()
     events: tuple[Event, ...] = ()
     final: bool = False
+
+
+class DeviceTimes(NamedTuple):
+    """What the device did for occurrences of the training thread. All columns are int64[occurrences].
+
+    Attributes:
+        source: who was called.
+        begun_ns: an instant after it began and before anything that was called in it.
+        ended_ns: an instant before it ended.
+        device_ns: how long the device took, on its own clock.
+        until_ns: of all that ended before, nothing more will come.
+    """
+
+    source: np.ndarray
+    begun_ns: np.ndarray
+    ended_ns: np.ndarray
+    device_ns: np.ndarray
+    until_ns: int
+
+
+class DeviceMemory(NamedTuple):
+    """What the allocator of one device says; bytes, and counts since the process began.
+
+    Attributes:
+        device: its name, such as ``cuda:0``.
+        allocated: bytes in live tensors.
+        reserved: bytes taken from the driver, those in tensors included.
+        limit: bytes that this process may use.
+        allocated_peak: most bytes allocated since the program last reset its peaks.
+        reserved_peak: most bytes reserved since then.
+        ooms: times it ran out of memory.
+        alloc_retries: allocations that had to give cached memory back first.
+    """
+
+    device: str
+    allocated: int
+    reserved: int
+    limit: int
+    allocated_peak: int
+    reserved_peak: int
+    ooms: int
+    alloc_retries: int

@@ -13,6 +13,7 @@ from otel_train.aggregate.signals import Signals
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.clock import Anchor, system_clock
 from otel_train.errors import ConfigError
+from otel_train.export.accelerator import AcceleratorReader
 from otel_train.export.document import Documents, Window
 from otel_train.export.live import Health, Readings, Reporter
 from otel_train.export.notes import NoteReader
@@ -22,11 +23,12 @@ from otel_train.export.routes import Routes
 from otel_train.flight import FlightMemory
 from otel_train.guard import Guard
 from otel_train.outcome import Outcome
+from otel_train.record.cuda_driver import cuda_driver
+from otel_train.record.device_time import DeviceTimer
 from otel_train.record.discover import Loader, Probes, named_loaders, named_models
 from otel_train.record.hand import Hand, switch
 from otel_train.record.loader_state import look
 from otel_train.record.notes import Notes
-from otel_train.record.overhead import ns_per_edge
 from otel_train.record.recorder import Recorder
 from otel_train.record.torch_probes import TorchProbes, in_backward
 from otel_train.runinfo import detect, resource_attributes
@@ -66,7 +68,7 @@ class Session:
         self._routes = Routes.open(config, info, environ)
         self.info = info.with_attempt(self._routes.attempt)
         self._memory = FlightMemory(config.flight_edges, anchor, path=self._routes.flight_path)
-        self._record(anchor)
+        self._record(anchor, environ)
         self._aggregate(anchor)
         try:
             self._routes.connect(self._pump.routes, resource_attributes(self.info, environ))
@@ -77,7 +79,7 @@ class Session:
             raise
         self._start(anchor)
 
-    def _record(self, anchor: Anchor) -> None:
+    def _record(self, anchor: Anchor, environ: Mapping[str, str]) -> None:
         """The training thread's side."""
         info = self.info
         self._recorder = Recorder(self._memory, clock=system_clock, in_backward=in_backward)
@@ -90,7 +92,9 @@ class Session:
                 "started_unix_ns": anchor.unix_ns,
             }
         )
-        self._ns_per_edge = ns_per_edge(system_clock)
+        timing, self._driver = self.config.cuda_timing, cuda_driver(environ)
+        self._devices = DeviceTimer(self._recorder, self._driver, mode=timing, clock=system_clock)
+        self._recorder.edge = self._devices.edge  # before any probe takes it
         self._notes = Notes(system_clock)
         self._probes = Probes(self._recorder)
         self.hand = Hand(self._recorder)
@@ -98,6 +102,7 @@ class Session:
     def _aggregate(self, anchor: Anchor) -> None:
         """The pump's side."""
         config, breath = self.config, Breath(system_clock)
+        self._breath = breath
         self._tracer = Tracer(Ids(self.info.run_id, self.info.attempt, self.info.rank), anchor)
         rules = KeepRules(
             config.keep_warmup_steps,
@@ -116,8 +121,11 @@ class Session:
         )
         signals = Signals()
         health = Health(self._drops, self._faults, self._overhead_s, self.unobserved)
-        readings = Readings(signals, ProcessReader(), health, lambda: self._probes.loaders, look, anchor)
-        self._reporter = Reporter(self._run, readings, info=self.info, config=config)
+        accelerators = AcceleratorReader(self._devices.memory)
+        readings = Readings(
+            signals, ProcessReader(), accelerators, health, lambda: self._probes.loaders, look, anchor
+        )  # fmt: skip
+        self._reporter = Reporter(self._run, readings, info=self.info, config=config, breathe=breath)
         self._notes_reader = NoteReader(self._notes, signals, self._run)
         self._pump = Pump(
             self._recorder,
@@ -138,8 +146,15 @@ class Session:
         self._outcome = Outcome(self.close)
 
     def _start(self, anchor: Anchor) -> None:
+        notes_guard = Guard("logged values")
+        # A step is judged when it is read: what was logged in it must be known by then.
+        self._pump.first += [
+            Chore(self._notes_reader.read, notes_guard, 0.0),
+            Chore(lambda: self._run.device.tell(self._devices.take(self._breath)), Guard("device time"), 0.0),
+        ]
         self._pump.chores += [
-            Chore(self._notes_reader.read, Guard("logged values"), 0.0),
+            Chore(self._devices.look, Guard("devices"), 0.0),
+            Chore(self._notes_reader.tell, notes_guard, 0.0),
             Chore(self._follow_compiler, Guard("compiled models"), 0.0),
             Chore(self._reporter.look_at_workers, Guard("loader workers"), _LOOK_EVERY_S),
             Chore(self._write_summary, Guard("summary"), self.config.summary_every_s),
@@ -202,14 +217,17 @@ class Session:
         self._notes.event(name, attributes)
 
     def summary(self) -> dict[str, Any]:
-        """The figures up to now, or since ``reset_window``: what ``summary.json`` holds."""
+        """The figures up to now, or since ``reset_window``: what ``summary.json`` holds. Empty in a fork."""
+        if os.getpid() != self._pid:
+            return {}
         with self._pump.settled():
             return self._documents.write(self._outcome.state, self._window)
 
     def reset_window(self) -> None:
         """Let ``summary()`` start from now. Metrics and ``summary.json`` go on from the start."""
-        with self._pump.settled():
-            self._window = self._documents.window()
+        if os.getpid() == self._pid:
+            with self._pump.settled():
+                self._window = self._documents.window()
 
     def unobserved(self) -> list[dict[str, str]]:
         """What could not be seen, with the reason and what to do."""
@@ -258,7 +276,6 @@ class Session:
         taken = self._pump.lock.acquire(timeout=self.config.exit_timeout_s / 2)
         try:
             self._pump.settle()
-            self._notes_reader.read()
             self._run.close(now)
             self._run.teller.span(self._tracer.run_end(now, self._run.step_number))
             self._reporter.state = "finished" if self._outcome.state == "finished" else "failed"
@@ -272,24 +289,28 @@ class Session:
             self._routes.print_card(document)
 
     def _overhead_s(self) -> float:
-        """Estimated: edges written, times what one costs in a tight loop here."""
-        return self._pump.edges * self._ns_per_edge / NS_PER_S
+        """On the training thread, as sampled there."""
+        return (self._recorder.spent_ns + self._devices.spent_ns) / NS_PER_S
 
     def _drops(self) -> dict[tuple[str, str], int]:
         return {
             **self._routes.drops(),
             ("spans", "sampled_out"): self._run.keeper.limited,
             ("records", "overrun"): self._pump.missed,
-            ("records", "queue_full"): self._notes.dropped,
+            ("records", "queue_full"): self._notes.dropped + self._devices.dropped,
+            ("records", "serialization"): self._notes.refused,
         }
 
     def _faults(self) -> dict[str, int]:
         guards = [
             self._pump.guard,
             *(r.guard for r in self._pump.routes),
-            *(c.guard for c in self._pump.chores),
+            *(c.guard for c in (*self._pump.first, *self._pump.chores)),
         ]
-        return {guard.part: guard.faults for guard in guards if guard.faults}
+        faults: dict[str, int] = {}
+        for guard in guards:
+            faults[guard.part] = faults.get(guard.part, 0) + guard.faults
+        return faults
 
     def _follow_compiler(self) -> None:
         self._probes.attach_again()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_train.aggregate.closing import Closing
+from otel_train.aggregate.marks import Marks, marks
 from otel_train.aggregate.pairing import Edges, origin
 from otel_train.aggregate.phases import Labels, advance, label
 from otel_train.aggregate.settling import (
@@ -24,7 +25,7 @@ from otel_train.aggregate.settling import (
     tiles,
 )
 from otel_train.aggregate.steps import EVAL, TRAIN, Settled, SourceColumns, StepRows, StepSource
-from otel_train.aggregate.units import Context, Marks, Pieces, cut, marks
+from otel_train.aggregate.units import Context, Pieces, cut
 from otel_train.aggregate.words import (
     FLAG_GRAD,
     FLAG_TRAINING,
@@ -116,7 +117,7 @@ class ThreadAccount:
     def _settle(self, edges: Edges, found: Marks, columns: SourceColumns, *, final: bool) -> Settled:
         pieces = cut(edges, found, self.source, self._context, final=final)
         self._breathe()
-        labels = label(edges, found, pieces, self._context, columns)
+        labels = label(edges, found, pieces, self._context, columns=columns)
         self._breathe()
         closes = self._closing.closes(edges, pieces, labels, self.source, final=final)
         self._breathe()
@@ -125,12 +126,14 @@ class ThreadAccount:
         steps = settle_steps(sums, pieces, labels, closes=closes, held=self._open)
         numbered = _numbered(edges, pieces, closes, steps.rows)
         idle = final and self._idle(found, pieces, labels, steps)
-        self._open = self._with_backwards(found, pieces, closes, steps.open)
+        self._open = _with_work(found, pieces, closes, steps.open)
         rows = self._with_partial(steps.rows) if final else steps.rows
         self._breathe()
-        settled = self._settled(edges, found, (pieces, labels), steps._replace(rows=rows), columns, idle=idle)
+        settled = self._settled(
+            edges, found, (pieces, labels), steps._replace(rows=rows), columns=columns, idle=idle
+        )
         self._breathe()
-        advance(self._context, edges, found, pieces, labels)
+        advance(self._context, edges, found, pieces, labels=labels)
         last = int(pieces.first[-1])
         self._held = edges.part(last).copy()
         self.settled_ns = int(edges.times[last])
@@ -138,21 +141,21 @@ class ThreadAccount:
 
     def _settled(
         self, edges: Edges, found: Marks, units: tuple[Pieces, Labels], steps: StepColumns,
-        columns: SourceColumns, *, idle: bool,
+        *, columns: SourceColumns, idle: bool,
     ) -> Settled:  # fmt: skip
         pieces, labels = units
         last = int(pieces.first[-1])
-        calls, at = occurrences(edges, found, pieces, labels, steps.row)
+        calls, at = occurrences(edges, found, pieces, labels, row=steps.row)
         self._add_pieces(edges, found, last, (at, calls.inclusive_ns))
         self._breathe()
-        selves = tiles(edges, pieces, labels, steps.row, columns.kinds, idle=idle)
+        selves = tiles(edges, pieces, labels, steps.row, kinds=columns.kinds, idle=idle)
         self._breathe()
         updates = np.flatnonzero(found.update[: last + 1])
         settled = Settled(
             steps.rows,
             calls,
             selves,
-            batches(edges, pieces, labels),
+            batches(edges, found, pieces, labels),
             edges.sources[: last + 1][found.stop[: last + 1]],
             edges.sources[: last + 1][found.failed_ask[: last + 1]],
             len(updates),
@@ -174,18 +177,11 @@ class ThreadAccount:
             return False
         return not (self._open.backwards or (found.backward & found.begin)[begin:end].any())
 
-    def _with_backwards(self, found: Marks, pieces: Pieces, closes: np.ndarray, left: OpenStep) -> OpenStep:
-        """Note whether a backward ran in the open step."""
-        closing = np.flatnonzero(closes)
-        since = int(pieces.first[closing[-1]]) if len(closing) else 0
-        ran = bool((found.backward & found.begin)[since : int(pieces.first[-1])].any())
-        return left._replace(backwards=left.backwards or ran)
-
     def _with_partial(self, rows: StepRows) -> StepRows:
-        """At the close: what is left is timed, not counted."""
+        """At the close: what is left is timed, not counted. Time in which nothing was fetched is no step."""
         left = self._open
         self._open = OpenStep()
-        if left.started_ns < 0:
+        if not (left.fetched or left.backwards):
             return rows
         row = (
             TRAIN, left.loader, left.started_ns, left.ended_ns, left.duration_ns, 0, left.failed, left.samples
@@ -209,6 +205,15 @@ class ThreadAccount:
                     del self._pieces[next(iter(self._pieces))]
             else:
                 inclusive[np.searchsorted(at, entry)] += self._pieces.pop(token, 0)
+
+
+def _with_work(found: Marks, pieces: Pieces, closes: np.ndarray, left: OpenStep) -> OpenStep:
+    """Note whether a backward ran in the open step, and whether it has a batch."""
+    closing = np.flatnonzero(closes)
+    since, until = int(pieces.first[closing[-1]]) if len(closing) else 0, int(pieces.first[-1])
+    ran = bool((found.backward & found.begin)[since:until].any())
+    fetched = bool(found.got[since:until].any())
+    return left._replace(backwards=left.backwards or ran, fetched=left.fetched or fetched)
 
 
 def _numbered(edges: Edges, pieces: Pieces, closes: np.ndarray, rows: StepRows) -> tuple[int, int] | None:

@@ -36,7 +36,7 @@ class Closing:
     def closes(
         self, edges: Edges, pieces: Pieces, labels: Labels, source: StepSource, *, final: bool
     ) -> np.ndarray:
-        """bool per unit: a training step closes right before it.
+        """Bool per unit: a training step closes right before it.
 
         Args:
             edges: all.

@@ -40,8 +40,7 @@ class Figures:
 
     def overflows(self) -> dict[str, int]:
         """Names folded into ``_OTHER``, by label."""
-        found = {c.LOADER.name: len(self.loaders.overflown), c.STAGE.name: len(self.stages.overflown)}
-        return {label: number for label, number in found.items() if number}
+        return {c.LOADER.name: len(self.loaders.overflown), c.STAGE.name: len(self.stages.overflown)}
 
     def _stages(self, sheet: Sheet) -> None:
         totals = self._run.totals
@@ -53,9 +52,11 @@ class Figures:
                 label = (stage, self.loaders.fold(key.loader), key.phase)
                 into[series] = labels.setdefault(label, len(labels))
         folded = totals.stages.folded(into, len(labels))
+        on_device = totals.device.folded(into, len(labels))
         for label, series in labels.items():
             held = tuple(self._run.teller.exemplars.get(("stage", *label), ()))
             sheet.histogram(c.STAGE_DURATION, folded, series, *label, exemplars=held)
+            sheet.histogram(c.STAGE_DEVICE_DURATION, on_device, series, *label)
 
     def _steps(self, sheet: Sheet) -> None:
         totals = self._run.totals
@@ -80,12 +81,18 @@ class Figures:
             for (loader, phase), count in counts.items():
                 if phase < len(PHASES):
                     sheet.put(metric, count, self._loader(loader), PHASES[phase])
-        for loader_name, errors in self._run.loader_errors.items():
-            sheet.put(c.LOADER_ERRORS, errors, self.loaders.fold(loader_name))
-        for series, loader_name in enumerate(self._run.evals.loaders):
-            sheet.histogram(
-                c.EVAL_DURATION, self._run.evals.durations, series, self.loaders.fold(loader_name)
-            )
+        errors = self._run.loader_errors
+        for loader_name in {**totals.by_loader(totals.batches), **errors}:
+            sheet.put(c.LOADER_ERRORS, errors.get(loader_name, 0), self.loaders.fold(loader_name))
+        self._evals(sheet)
+
+    def _evals(self, sheet: Sheet) -> None:
+        evals = self._run.evals
+        labels: dict[str, int] = {}
+        into = [labels.setdefault(self.loaders.fold(name), len(labels)) for name in evals.loaders]
+        folded = evals.durations.folded(np.array(into, dtype=np.int64), len(labels))
+        for label, series in labels.items():
+            sheet.histogram(c.EVAL_DURATION, folded, series, label)
 
     def _loader(self, number: int) -> str:
         return self.loaders.fold(self._run.totals.names.loaders.names[number])
@@ -99,6 +106,8 @@ class Figures:
         for value in c.RUN_STATES:
             sheet.put(c.RUN_STATUS, int(value == state), value)
         sheet.put(c.STALL_THRESHOLD, run.stalls.threshold_ns / NS_PER_S)
-        sheet.put_all(c.STALL_EVENTS, c.STAGES, dict(run.stalls.events))
+        for stage in {**dict.fromkeys(c.STAGES, 0), **run.stalls.events}:
+            label = stage if stage in c.STAGES else self.stages.fold(stage)
+            sheet.put(c.STALL_EVENTS, run.stalls.events.get(stage, 0), label)
         sheet.histogram(c.CHECKPOINT_DURATION, run.checkpoints, 0, "save")
         sheet.put(c.CHECKPOINT_FAILURES, run.checkpoint_failures, "save")

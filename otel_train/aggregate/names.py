@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_train.aggregate.steps import PHASES, PREFIXES, SourceColumns
+from otel_train.aggregate.steps import PHASES, SourceColumns, columns_of
 from otel_train.catalog import OTHER_VALUE, STAGES
 from otel_train.codes import Source, SourceKind
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 CHECKPOINT = "checkpoint"
 _STAGES, _LOADERS, _MODELS = 48, 96, 24
 _PHASES = len(PHASES) + 1
-_LOADER_KINDS = (SourceKind.DATA, SourceKind.START)
 
 
 class Key(NamedTuple):
@@ -52,17 +51,13 @@ class Names:
         if not new:
             return
         self.sources += new
-        kinds, declared, named = self.columns
+        more = columns_of(new)
         self.columns = SourceColumns(
-            np.append(kinds, [s.kind for s in new]).astype(np.int8),
-            np.append(declared, [PHASES.index(s.phase) if s.phase in PHASES else -1 for s in new]).astype(
-                np.int8
-            ),
-            np.append(named, [_phase_in_name(s) for s in new]).astype(np.int8),
+            *(np.append(had, got) for had, got in zip(self.columns, more, strict=True))
         )
         self._stage_of = np.append(self._stage_of, [self.stages.number(s.stage) for s in new])
         self._loader_of = np.append(
-            self._loader_of, [self.loaders.number(s.name) if s.kind in _LOADER_KINDS else 0 for s in new]
+            self._loader_of, [self.loaders.number(s.name) if s.kind is SourceKind.DATA else 0 for s in new]
         )
         self._model_of = np.append(
             self._model_of, [self.models.number(s.name) if s.kind is SourceKind.FORWARD else 0 for s in new]
@@ -120,10 +115,3 @@ class _Table:
             self._numbers[name] = len(self.names)
             self.names.append(name)
         return self._numbers[name]
-
-
-def _phase_in_name(source: Source) -> int:
-    if source.kind not in _LOADER_KINDS:
-        return -1
-    name = source.name.lower()
-    return next((phase for prefix, phase in PREFIXES if name.startswith(prefix)), -1)

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_train.aggregate.steps import EVAL, NO_PHASE, TRAIN, SourceColumns
-from otel_train.aggregate.units import Context, Cut, Evidence, Marks, Pieces
+from otel_train.aggregate.units import Context, Cut, Evidence, Pieces
 from otel_train.aggregate.words import (
     FLAG_GRAD,
     FLAG_TRAINING,
 )
 
 if TYPE_CHECKING:
+    from otel_train.aggregate.marks import Marks
     from otel_train.aggregate.pairing import Edges
 
 
@@ -37,12 +38,12 @@ class Labels(NamedTuple):
     batch_got: np.ndarray
 
 
-def label(edges: Edges, found: Marks, pieces: Pieces, context: Context, columns: SourceColumns) -> Labels:
+def label(edges: Edges, found: Marks, pieces: Pieces, context: Context, *, columns: SourceColumns) -> Labels:
     """Find the phase and the loader of every unit."""
     trained = _trained(found, pieces, context)
     asked = _asked(edges, pieces, context)
     context.breathe()
-    phase = _phases(edges, found, pieces, context, (columns, asked, trained))
+    phase = _phases(edges, found, pieces, context, known=(columns, asked, trained))
     context.breathe()
     phase[pieces.solo] = EVAL
     alone = pieces.inside | pieces.init
@@ -68,7 +69,8 @@ def _before_batch(so_far: np.ndarray, pieces: Pieces) -> np.ndarray:
     """What a running total was before each unit's batch began."""
     base = so_far[pieces.begins - 1]
     base[0] = 0
-    return base[pieces.group]
+    before: np.ndarray = base[pieces.group]
+    return before
 
 
 def _shown(counts: np.ndarray, pieces: Pieces, *, before: bool) -> np.ndarray:
@@ -97,7 +99,7 @@ def _asked(edges: Edges, pieces: Pieces, context: Context) -> np.ndarray:
 
 
 def _phases(
-    edges: Edges, found: Marks, pieces: Pieces, context: Context,
+    edges: Edges, found: Marks, pieces: Pieces, context: Context, *,
     known: tuple[SourceColumns, np.ndarray, np.ndarray],
 ) -> np.ndarray:  # fmt: skip
     """Phase of each unit by DESIGN.md's order of evidence."""
@@ -105,18 +107,19 @@ def _phases(
     declared = _of_loader(columns.declared, asked)
     phase = np.where(declared >= 0, declared, np.where(trained, TRAIN, _of_loader(columns.named, asked)))
     phase = phase.astype(np.int64)
-    if (phase < 0).any():
+    if (phase[:-1] < 0).any():  # that of the open unit is asked for later
         forward, grad, training = _forwards(edges, found, pieces, context)
         phase = np.where((phase < 0) & forward, np.where(grad & training, TRAIN, EVAL), phase)
-    if (phase < 0).any():
-        _fill_unknown(phase, asked, trained, pieces, context)
+    if (phase[:-1] < 0).any():
+        _fill_unknown(phase, asked, trained, pieces, context=context)
     return phase
 
 
 def _of_loader(column: np.ndarray, asked: np.ndarray) -> np.ndarray:
     """A loader's entry for each unit; -1 where no loader was asked."""
     with_none: np.ndarray = np.append(column, np.int8(-1))
-    return with_none[asked]
+    chosen: np.ndarray = with_none[asked]
+    return chosen
 
 
 def _forwards(edges: Edges, found: Marks, pieces: Pieces, context: Context) -> tuple[np.ndarray, ...]:
@@ -133,7 +136,7 @@ def _forwards(edges: Edges, found: Marks, pieces: Pieces, context: Context) -> t
 
 
 def _fill_unknown(
-    phase: np.ndarray, asked: np.ndarray, trained: np.ndarray, pieces: Pieces, context: Context
+    phase: np.ndarray, asked: np.ndarray, trained: np.ndarray, pieces: Pieces, *, context: Context
 ) -> None:
     """Units that show nothing: as their loader's before; between loops, training if there was any."""
     unknown = phase < 0
@@ -157,7 +160,7 @@ def _forward_fill(values: np.ndarray, before: int) -> np.ndarray:
     return filled
 
 
-def advance(context: Context, edges: Edges, found: Marks, pieces: Pieces, labels: Labels) -> None:
+def advance(context: Context, edges: Edges, found: Marks, pieces: Pieces, *, labels: Labels) -> None:
     """Bring the context to the first edge of the open unit, as if what that edge ends were done."""
     start = int(pieces.first[-1])
     if start == 0:
@@ -167,7 +170,7 @@ def advance(context: Context, edges: Edges, found: Marks, pieces: Pieces, labels
     if new_batch:
         context.got_loader, context.evidence = -1, Evidence()
     else:
-        _advance_batch(context, edges, found, pieces, labels)
+        _advance_batch(context, edges, found, pieces, labels=labels)
     context.began = not bool(pieces.init[-1])
     context.asked_loader = int(labels.asked[-1])
     context.inside, context.solo = bool(pieces.inside[-1]), bool(pieces.solo[-1])
@@ -177,7 +180,7 @@ def advance(context: Context, edges: Edges, found: Marks, pieces: Pieces, labels
     _advance_phases(context, pieces, labels)
 
 
-def _advance_batch(context: Context, edges: Edges, found: Marks, pieces: Pieces, labels: Labels) -> None:
+def _advance_batch(context: Context, edges: Edges, found: Marks, pieces: Pieces, *, labels: Labels) -> None:
     """What the batch of the open unit has shown so far."""
     begin, start = int(pieces.first[pieces.begins[-1]]), int(pieces.first[-1])
     same = len(pieces.begins) == 1

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 FILE_NAME = "flight.bin"
 RECENT_STEPS = 20
 _NS = 1e9
-_DATA_KINDS = (SourceKind.DATA, SourceKind.START)
 
 
 class _Story(NamedTuple):
@@ -183,12 +182,12 @@ class _Teller:
 
     def open_stages(self, story: _Story) -> list[dict[str, Any]]:
         """Stages that had not ended, outermost first."""
-        begun = [source for source in map(self._source_of, story.open)]
+        begun = [self._source_of(entry) for entry in story.open]
         last_sign_ns = self._last_sign_ns(story)
         return [
             {
                 "stage": source.stage,
-                "loader": source.name if source.kind in _DATA_KINDS else self._loader(story),
+                "loader": source.name if source.kind is SourceKind.DATA else self._loader(story),
                 "model": source.name if source.kind is SourceKind.FORWARD else None,
                 "thread": story.thread.entry.thread,
                 "for_seconds": max(0, last_sign_ns - entry.begun_ns) / _NS,
@@ -216,15 +215,20 @@ class _Teller:
                 target = by_row.setdefault(first[0], {})
                 target[name] = target.get(name, 0) + ns
             open_stages = by_row.get(len(part.steps.phase), {})
-            for row in np.flatnonzero(_trained(part)).tolist():
-                rows.append({
-                    "index": None,
-                    "duration_s": int(part.steps.duration_ns[row]) / _NS,
-                    "stages": {name: ns / _NS for name, ns in by_row.get(row, {}).items()},
-                    "started_unix_s": self.unix_s(int(part.steps.started_ns[row])),
-                })  # fmt: skip
+            rows += [
+                self._step(part, row, by_row.get(row, {}))
+                for row in np.flatnonzero(_trained(part)).tolist()[-RECENT_STEPS:]
+            ]
             rows = rows[-RECENT_STEPS:]
         return rows
+
+    def _step(self, part: Settled, row: int, stages: dict[str, int]) -> dict[str, Any]:
+        return {
+            "index": None,
+            "duration_s": int(part.steps.duration_ns[row]) / _NS,
+            "stages": {name: ns / _NS for name, ns in stages.items()},
+            "started_unix_s": self.unix_s(int(part.steps.started_ns[row])),
+        }
 
     def _stages_of_rows(self, part: Settled) -> dict[int, dict[str, int]]:
         """Self nanoseconds by row and stage, of the rows that may be told."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from otel_train.aggregate.account import ThreadAccount
+from otel_train.aggregate.device import DeviceAccount
 from otel_train.aggregate.eval_passes import EvalPasses
 from otel_train.aggregate.histogram import Histograms
 from otel_train.aggregate.keep import Keeper, KeepRules
 from otel_train.aggregate.names import Names
+from otel_train.aggregate.numbering import RecentSteps
 from otel_train.aggregate.pairing import Pairing
 from otel_train.aggregate.stalls import Stalls
 from otel_train.aggregate.steps import TRAIN, Activity, Occurrences, Settled, StepSource
@@ -82,21 +85,21 @@ class RunAccount:
         self.started_ns = started_ns
         self.names = Names()
         self.totals = Totals(self.names, breathe=breathe)
-        self.teller = Teller(tracer, anchor, self.names)
+        self.device = DeviceAccount(self.totals)
+        self.teller = Teller(tracer, anchor, self.names, device_ns=self.device.of)
         self.keeper = Keeper(rules, started_ns)
         self.checkpoints = Histograms(size=1)
         self.evals = EvalPasses()
         self.stalls = Stalls(started_ns, stall_after_s)
         self.exhaustions: dict[str, int] = {}
-        self.loader_errors: dict[str, int] = {}
-        self.checkpoint_failures = 0
-        self.checkpoint_last_ns = 0
+        self.loader_errors: Counter[str] = Counter()
+        self.checkpoint_failures, self.checkpoint_last_ns = 0, 0
         self.checkpoint_interval_s = 0.0
         self.closed = False
         self._threads: dict[int, _Thread] = {}
         self._leading: _Thread | None = None
-        self._threads_seen = 0
-        self._closed_ns = 0
+        self._threads_seen, self._closed_ns = 0, 0
+        self.recent = RecentSteps()
         self._breathe = breathe
         self._phase = TRAIN
 
@@ -121,14 +124,15 @@ class RunAccount:
         mine = self._threads.get(thread)
         if mine is None:
             mine = self._threads[thread] = self._new_thread(name, main=main)
-        edges = mine.pairing.feed(times, codes, self.names.columns.kinds)
+        edges = mine.pairing.feed(times, codes, self.names.columns.kinds, breathe=self._breathe)
         self._breathe()
-        mine.computes |= bool(
-            np.any((edges.kinds >= SourceKind.FORWARD) & (edges.kinds <= SourceKind.SCALER))
-        )
+        kinds = edges.kinds
+        mine.computes |= bool(np.any((kinds >= SourceKind.FORWARD) & (kinds <= SourceKind.SCALER)))
         mine.edges += len(times)
         mine.last_ns, mine.last_op = int(times[-1]), int(codes[-1]) & 0xF
-        self.stalls.progress(int(times[0]))  # a stall ends with the first edge, not with the last of its slice
+        self.stalls.progress(
+            int(times[0])
+        )  # a stall ends with the first edge, not with the last of its slice
         self.stalls.progress(mine.last_ns)
         settled = mine.account.feed(edges, self.names.columns)
         if settled is not None:
@@ -215,7 +219,7 @@ class RunAccount:
 
     def _new_thread(self, name: str, *, main: bool) -> _Thread:
         self._threads_seen += 1
-        before = self._leading if self._leading is not None and self._leading.over else None
+        before = self._leading if self._leading and self._leading.over else None
         account = ThreadAccount(self.settled_ns if before else self.started_ns, breathe=self._breathe)
         return _Thread(name, main, Pairing(), account, label=f"{name} {self._threads_seen}", follows=before)
 
@@ -241,11 +245,11 @@ class RunAccount:
         if leading:
             self.stalls.move(settled.tiles)
         self.totals.add(settled, ledger=leading)
+        if thread.main:
+            self.device.settle(settled.occurrences, thread.account.settled_ns)
         for loader in settled.stops.tolist():
             self._count_stop(self.names.sources[loader].name)
-        for loader in settled.failed_asks.tolist():
-            name = self.names.sources[loader].name
-            self.loader_errors[name] = self.loader_errors.get(name, 0) + 1
+        self.loader_errors.update(self.names.sources[loader].name for loader in settled.failed_asks.tolist())
         self._take_checkpoints(settled.occurrences)
         self._take_steps(thread, settled)
 
@@ -273,10 +277,12 @@ class RunAccount:
         numbers = thread.next_number + np.arange(len(rows))
         thread.next_number += len(rows)
         if settled.numbered is not None:
-            first, number = settled.numbered
+            row, number = settled.numbered
+            first = int(np.searchsorted(rows, row))
             numbers[first:] = number + np.arange(max(0, len(rows) - first))
             thread.next_number = number + max(0, len(rows) - first)
         if len(steps.phase) and thread is self._leading:
+            self.recent.add(steps.ended_ns[rows], numbers)
             self._phase = int(steps.phase[-1])
         chosen = self.keeper.choose(steps, numbers, rows) if len(rows) else []
         for kept in chosen:

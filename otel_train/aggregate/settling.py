@@ -18,7 +18,6 @@ from otel_train.aggregate.steps import (
 from otel_train.aggregate.words import (
     KIND_DATA,
     KIND_SCALER,
-    KIND_START,
     OP_END,
     OP_FAIL,
     OP_STOP,
@@ -26,12 +25,13 @@ from otel_train.aggregate.words import (
 )
 
 if TYPE_CHECKING:
+    from otel_train.aggregate.marks import Marks
     from otel_train.aggregate.pairing import Edges
     from otel_train.aggregate.phases import Labels
-    from otel_train.aggregate.units import Marks, Pieces
+    from otel_train.aggregate.units import Pieces
 
 _WAITING = np.zeros(16, dtype=bool)
-_WAITING[[KIND_DATA, KIND_START]] = True
+_WAITING[KIND_DATA] = True
 
 
 class OpenStep(NamedTuple):
@@ -44,6 +44,7 @@ class OpenStep(NamedTuple):
     samples: int = 0
     loader: int = -1
     backwards: bool = False
+    fetched: bool = False
 
 
 class UnitSums(NamedTuple):
@@ -82,7 +83,10 @@ def sums_of(edges: Edges, found: Marks, pieces: Pieces) -> UnitSums:
     instants = edges.times[pieces.first]
     failed = np.flatnonzero(found.close & (edges.ops == OP_FAIL))
     return UnitSums(
-        instants, np.diff(instants), _count(pieces, failed, complete), _samples(edges, found, pieces, complete)
+        instants,
+        np.diff(instants),
+        _count(pieces, failed, complete),
+        _samples(edges, found, pieces, complete),
     )
 
 
@@ -101,9 +105,13 @@ def settle_steps(
     complete = len(pieces.first) - 1
     training = ((labels.phase == TRAIN) & ~pieces.solo)[:complete]
     step = np.cumsum(closes)[:complete]
-    closed = int(np.count_nonzero(closes))
+    closing = np.flatnonzero(closes)
+    closed = len(closing)
     mine = np.flatnonzero(training)
-    train, left = _train_rows(mine, step[mine], sums, labels.loader, around=(closed, held))
+    before = np.zeros(complete + 1, dtype=np.int64)
+    np.cumsum(training, out=before[1:])
+    bounds = np.concatenate((np.zeros(1, dtype=np.int64), before[closing], before[-1:]))
+    train, left = _train_rows(mine, bounds, sums, labels.loader, held=held)
     row = np.where(training, step, -1)
     other = np.flatnonzero(_evaluating(pieces, labels)[:complete])
     if not len(other):
@@ -136,12 +144,11 @@ def _samples(edges: Edges, found: Marks, pieces: Pieces, complete: int) -> np.nd
 
 
 def _train_rows(
-    mine: np.ndarray, of: np.ndarray, sums: UnitSums, loaders: np.ndarray, *, around: tuple[int, OpenStep]
+    mine: np.ndarray, bounds: np.ndarray, sums: UnitSums, loaders: np.ndarray, *, held: OpenStep
 ) -> tuple[StepRows, OpenStep]:  # fmt: skip
     """Rows of the training steps that closed, and the sums of the one that has not."""
-    closed, held = around
+    closed = len(bounds) - 2
     instants = sums.instants
-    bounds = np.searchsorted(of, np.arange(closed + 2))
     first, past = bounds[:-1], bounds[1:]
     there = past > first
     duration, failed, samples = (_sums(column[mine], bounds) for column in sums[1:])
@@ -158,15 +165,26 @@ def _train_rows(
     failed[0] += held.failed
     samples[0] += held.samples
     zeros = np.zeros(closed, dtype=np.int64)
-    left = OpenStep(*(int(c[-1]) for c in (started, ended, duration, failed, samples, loader)))
+    left = OpenStep(
+        started_ns=int(started[-1]),
+        ended_ns=int(ended[-1]),
+        duration_ns=int(duration[-1]),
+        failed=int(failed[-1]),
+        samples=int(samples[-1]),
+        loader=int(loader[-1]),
+        backwards=held.backwards and closed == 0,
+        fetched=held.fetched and closed == 0,
+    )
     rows = StepRows(
         zeros + TRAIN, loader[:-1], started[:-1], ended[:-1], duration[:-1], zeros + 1, failed[:-1], samples[:-1]
     )  # fmt: skip
-    return rows, left._replace(backwards=held.backwards and closed == 0)
+    return rows, left
 
 
 def _sums(values: np.ndarray, bounds: np.ndarray) -> np.ndarray:
     """Sums of ``values[bounds[i] : bounds[i + 1]]``."""
+    if not values.any():
+        return np.zeros(len(bounds) - 1, dtype=np.int64)
     so_far = np.zeros(len(values) + 1, dtype=np.int64)
     np.cumsum(values, out=so_far[1:])
     sums: np.ndarray = np.diff(so_far[bounds])
@@ -182,14 +200,14 @@ def _evaluating(pieces: Pieces, labels: Labels) -> np.ndarray:
 
 
 def occurrences(
-    edges: Edges, found: Marks, pieces: Pieces, labels: Labels, row: np.ndarray
+    edges: Edges, found: Marks, pieces: Pieces, labels: Labels, *, row: np.ndarray
 ) -> tuple[Occurrences, np.ndarray]:
     """Calls that ended, and the entries at which they did."""
     last = int(pieces.first[-1])
     data = edges.kinds == KIND_DATA
     failed = edges.ops == OP_FAIL
     ended = found.close & edges.counted & (edges.ops != OP_SUSPEND) & (edges.ops != OP_STOP)
-    ended &= (edges.kinds != KIND_START) & ~(data & failed)
+    ended &= ~(data & (failed | found.starting))
     at = np.flatnonzero(ended[: last + 1])
     sources, begun = edges.sources[at], edges.begun_ns[at]
     unit = pieces.of_event[at]
@@ -201,14 +219,14 @@ def occurrences(
 
 
 def tiles(
-    edges: Edges, pieces: Pieces, labels: Labels, row: np.ndarray, kinds: np.ndarray, *, idle: bool
+    edges: Edges, pieces: Pieces, labels: Labels, row: np.ndarray, *, kinds: np.ndarray, idle: bool
 ) -> Tiles:
     """Self time of every edge's owner. ``idle``: the last unit is work that no update followed."""
     last = int(pieces.first[-1])
     unit = pieces.of_edge[:last]
     owner = edges.owner[:last]
     activity = _activities(pieces, labels, idle=idle)
-    waiting = np.append(_WAITING[kinds], False)[owner]  # noqa: FBT003 - the entry for nobody
+    waiting = np.append(_WAITING[kinds], False)[owner]  # the last entry is for nobody
     return Tiles(
         owner, labels.loader.take(unit), labels.phase.take(unit), activity.take(unit + waiting * len(labels.phase)),
         np.diff(edges.times[: last + 1]), row.take(unit),
@@ -231,10 +249,11 @@ def _activities(pieces: Pieces, labels: Labels, *, idle: bool) -> np.ndarray:
     return activity
 
 
-def batches(edges: Edges, pieces: Pieces, labels: Labels) -> np.ndarray:
+def batches(edges: Edges, found: Marks, pieces: Pieces, labels: Labels) -> np.ndarray:
     """Every batch, also of a loader read inside another loader."""
     last = int(pieces.first[-1])
     got = (edges.kinds[: last + 1] == KIND_DATA) & (edges.ops[: last + 1] == OP_END)
+    got &= ~found.starting[: last + 1]
     got[0] = False
     at = np.flatnonzero(got)
     found = np.empty((len(at), 3), dtype=np.int64)

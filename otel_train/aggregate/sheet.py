@@ -20,10 +20,14 @@ class Sheet:
 
     Args:
         emits: whether this process publishes metrics of a given kind of emitter.
+        breathe: called between series, to let the training thread have the interpreter.
     """
 
-    def __init__(self, emits: Callable[[Emit], bool] = lambda _: True) -> None:
+    def __init__(
+        self, emits: Callable[[Emit], bool] = lambda _: True, *, breathe: Callable[[], None] = lambda: None
+    ) -> None:
         self._emits = emits
+        self._breathe = breathe
         self._points: dict[str, dict[Attributes, float]] = {}
         self._histograms: dict[str, list[HistogramPoint]] = {}
 
@@ -33,6 +37,7 @@ class Sheet:
         attributes = _attributes(metric, labels)
         before = series.get(attributes, 0) if metric.kind in (Kind.COUNTER, Kind.UPDOWN) else 0
         series[attributes] = before + value
+        self._breathe()
 
     def put_all(self, metric: Metric, values: Iterable[str], found: dict[str, float]) -> None:
         """One series for each value of the metric's only label, zero where nothing was found."""
@@ -48,6 +53,7 @@ class Sheet:
             return
         point = HistogramPoint(_attributes(metric, labels), *histograms.point(series), exemplars)
         self._histograms.setdefault(metric.name, []).append(point)
+        self._breathe()
 
     def families(self) -> tuple[Family, ...]:
         """Everything collected that this process publishes, in catalogue order."""

@@ -52,12 +52,11 @@ class Signals:
 
     def overflows(self) -> dict[str, int]:
         """Names folded into ``_OTHER``, by label."""
-        found = {
+        return {
             c.LOSS_NAME.name: len(self._loss_names.overflown),
             c.OPTIMIZER_GROUP.name: len(self._rate_names.overflown),
             c.METRIC_NAME.name: len(self._value_names.overflown),
         }
-        return {label: number for label, number in found.items() if number}
 
     def write(self, sheet: Sheet, phase: str) -> None:
         """Put the last values."""

@@ -155,7 +155,7 @@ class Settled(NamedTuple):
 
 def columns_of(sources: Sequence[Source]) -> SourceColumns:
     """What ``sources`` say beforehand, as columns."""
-    named = [_phase_of_name(s.name) if s.kind in (SourceKind.DATA, SourceKind.START) else -1 for s in sources]
+    named = [_phase_of_name(s.name) if s.kind is SourceKind.DATA else -1 for s in sources]
     return SourceColumns(
         np.array([s.kind for s in sources], dtype=np.int8),
         np.array([PHASES.index(s.phase) if s.phase in PHASES else -1 for s in sources], dtype=np.int8),

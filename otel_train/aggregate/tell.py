@@ -14,7 +14,7 @@ from otel_train.codes import SourceKind
 from otel_train.records import Event, Exemplar, Span
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from otel_train.aggregate.eval_passes import Pass
     from otel_train.aggregate.keep import Kept
@@ -37,13 +37,22 @@ class Teller:
         tracer: makes spans.
         anchor: turns the monotonic clock into wall time.
         names: of sources and loaders.
+        device_ns: device time of an occurrence, by source and start; None where it is not known.
     """
 
-    def __init__(self, tracer: Tracer, anchor: Anchor, names: Names) -> None:
+    def __init__(
+        self,
+        tracer: Tracer,
+        anchor: Anchor,
+        names: Names,
+        *,
+        device_ns: Callable[[int, int], int | None] = lambda *_: None,
+    ) -> None:
         self.exemplars: dict[tuple[str, ...], deque[Exemplar]] = {}
         self._tracer = tracer
         self._anchor = anchor
         self._names = names
+        self._device_ns = device_ns
         self._spans: list[Span] = []
         self._events: list[Event] = []
 
@@ -151,6 +160,7 @@ class Teller:
             begun,
             begun + int(part.inclusive_ns[place]),
             bool(part.failed[place]),
+            self._device_ns(int(part.source[place]), begun),
         )
 
     def _loader(self, source: int) -> str:

@@ -19,6 +19,22 @@ _PHASES = len(PHASES) + 1
 NS_PER_S = 10**9
 
 
+class DeviceTotals(NamedTuple):
+    """What a device did for the occurrences of one row, in seconds.
+
+    Attributes:
+        count: occurrences measured; there may be more.
+        seconds: their device time.
+        p50: median.
+        p99: 99th percentile.
+    """
+
+    count: int  # type: ignore[assignment]  # hides tuple.count
+    seconds: float
+    p50: float
+    p99: float
+
+
 class StageTotals(NamedTuple):
     """One row of the stage table: durations in seconds, None where there is no figure.
 
@@ -29,6 +45,7 @@ class StageTotals(NamedTuple):
         inclusive_s: their time, with what ran inside them.
         self_s: time in which this stage was the innermost.
         quantiles: minimum, median, 95th, 99th percentile, maximum.
+        device: the same occurrences on the device's clock, as far as they were measured there.
     """
 
     key: Key
@@ -37,6 +54,7 @@ class StageTotals(NamedTuple):
     inclusive_s: float
     self_s: float
     quantiles: tuple[float, float, float, float, float] | None
+    device: DeviceTotals | None = None
 
 
 class Totals:
@@ -51,6 +69,8 @@ class Totals:
         self.names = names
         self.stages = Histograms()
         self.steps = Histograms()
+        self.device = Histograms()
+        """Device time of the occurrences that have one, by the series of ``stages``."""
         self.activity_ns = np.zeros(len(Activity), dtype=np.int64)
         self.self_ns = np.zeros(0, dtype=np.int64)
         self.failed = np.zeros(0, dtype=np.int64)
@@ -93,6 +113,11 @@ class Totals:
             self.failed += np.bincount(series, weights=ended.failed, minlength=len(self.failed)).astype(
                 np.int64
             )
+
+    def add_device(self, series: np.ndarray, device_ns: np.ndarray) -> None:
+        """Count device time of occurrences: int64[n] each."""
+        self.device.grow(len(self.names.keys))
+        self.device.add(series, device_ns, breathe=self._breathe)
 
     def _add_steps(self, steps: StepRows) -> None:
         counted = steps.counted > 0
@@ -142,6 +167,7 @@ class Totals:
         window = self.copy()
         window.stages = self.stages.minus(earlier.stages)
         window.steps = self.steps.minus(earlier.steps)
+        window.device = self.device.minus(earlier.device)
         window.activity_ns = self.activity_ns - earlier.activity_ns
         window.self_ns[: len(earlier.self_ns)] -= earlier.self_ns
         window.failed[: len(earlier.failed)] -= earlier.failed
@@ -156,7 +182,7 @@ class Totals:
     def copy(self) -> Totals:
         """The same counts, independent from now on; the names are shared."""
         twin = Totals(self.names, breathe=self._breathe)
-        twin.stages, twin.steps = self.stages.copy(), self.steps.copy()
+        twin.stages, twin.steps, twin.device = self.stages.copy(), self.steps.copy(), self.device.copy()
         for name in ("activity_ns", "self_ns", "failed", "step_counts", "partial_steps"):
             setattr(twin, name, getattr(self, name).copy())
         twin.step_pairs, twin._step_numbers = list(self.step_pairs), dict(self._step_numbers)
@@ -175,6 +201,7 @@ class Totals:
         )
 
     def _row(self, series: int, key: Key) -> StageTotals:
+        self._breathe()
         count = self.stages.count(series)
         quantiles = tuple(self.stages.quantile(series, q) for q in (0, 0.5, 0.95, 0.99, 1)) if count else None
         inclusive = self.stages.point(series).sum if count else 0.0
@@ -185,6 +212,16 @@ class Totals:
             inclusive,
             int(self.self_ns[series]) / NS_PER_S,
             quantiles,  # type: ignore[arg-type]  # five by construction
+            self._device_row(series),
+        )
+
+    def _device_row(self, series: int) -> DeviceTotals | None:
+        device = self.device
+        count = device.count(series) if series < len(device) else 0
+        if not count:
+            return None
+        return DeviceTotals(
+            count, device.point(series).sum, device.quantile(series, 0.5), device.quantile(series, 0.99)
         )
 
     def phase_s(self, phase: str) -> float:

@@ -24,6 +24,7 @@ class Child(NamedTuple):
     started_ns: int
     ended_ns: int
     failed: bool
+    device_ns: int | None = None
 
 
 class StepFacts(NamedTuple):
@@ -158,6 +159,8 @@ class Tracer:
             attributes[catalog.SPAN_LOADER.name] = child.loader
         if child.model:
             attributes[catalog.MODEL_NAME.name] = child.model
+        if child.device_ns is not None:
+            attributes[catalog.STAGE_DEVICE_TIME.name] = child.device_ns / 1e9
         error = f"{child.stage} failed" if child.failed else ""
         return self._span(
             kind.name, place, (child.started_ns, child.ended_ns), attributes, links=(), error=error

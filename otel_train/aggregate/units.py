@@ -15,31 +15,17 @@ import numpy as np
 from otel_train.aggregate.steps import TRAIN, StepSource
 from otel_train.aggregate.words import (
     FLAG_GRAD,
-    KIND_BACKWARD,
-    KIND_CHECKPOINT,
-    KIND_DATA,
-    KIND_FORWARD,
-    KIND_GRAD,
-    KIND_OPTIMIZER,
-    KIND_SCALER,
-    OP_BEGIN,
-    OP_END,
-    OP_FAIL,
-    OP_MARK,
-    OP_RESUME,
-    OP_STOP,
-    OP_SUSPEND,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from otel_train.aggregate.marks import Marks
     from otel_train.aggregate.pairing import Edges
 
 LONGEST_UNIT = 8192
 """Edges after which a unit is cut although nothing calls for it, so that memory stays bounded."""
 
-_OPTIMIZER_BIT = 1 << KIND_OPTIMIZER
 _KIND_BITS = (1 << 16) - 1
 
 
@@ -56,28 +42,6 @@ class Cut:
     CHECKPOINT_END = 7
     SOLO = 8
     SOLO_END = 9
-
-
-class Marks(NamedTuple):
-    """Which edges are what; bool per edge.
-
-    Attributes:
-        barrier: what ends a burst of asks (``zip`` asks several loaders for one batch).
-    """
-
-    begin: np.ndarray
-    close: np.ndarray
-    ask: np.ndarray
-    got: np.ndarray
-    stop: np.ndarray
-    failed_ask: np.ndarray
-    compute: np.ndarray
-    update: np.ndarray
-    backward: np.ndarray
-    forward: np.ndarray
-    checkpoint: np.ndarray
-    mark: np.ndarray
-    barrier: np.ndarray
 
 
 class Bursts(NamedTuple):
@@ -151,46 +115,12 @@ class Context:
     asked_loader: int = -1
     got_loader: int = -1
     train_loader: int = -1
-    evidence: Evidence = Evidence()
+    evidence: Evidence = field(default_factory=Evidence)
     phase: int = TRAIN
     phase_of_loader: dict[int, int] = field(default_factory=dict)
     inside: bool = False
     solo: bool = False
     grad_models: frozenset[int] = frozenset()
-
-
-def marks(edges: Edges) -> Marks:
-    """Classify every edge. The first has been dealt with as the end of the unit before."""
-    ops, kinds, counted = edges.ops, edges.kinds, edges.counted
-    begin = (ops == OP_BEGIN) | (ops == OP_RESUME)
-    close = (ops >= OP_END) & (ops <= OP_SUSPEND)
-    close[:1] = False
-    data = (kinds == KIND_DATA) & counted
-    ended = ops == OP_END
-    stop, failed_ask = close & data & (ops == OP_STOP), close & data & (ops == OP_FAIL)
-    forward = kinds == KIND_FORWARD
-    backward = kinds == KIND_BACKWARD
-    gradient = (backward | (kinds == KIND_GRAD)) & counted
-    optimizer = kinds == KIND_OPTIMIZER
-    compute = begin & (forward | backward | gradient | optimizer | (kinds == KIND_SCALER))
-    update = np.flatnonzero(close & ended & optimizer)
-    outermost = np.zeros(len(ops), dtype=bool)
-    outermost[update[(edges.ancestors[update] & _OPTIMIZER_BIT) == 0]] = True
-    return Marks(
-        begin=begin,
-        close=close,
-        ask=begin & data,
-        got=close & data & ended,
-        stop=stop,
-        failed_ask=failed_ask,
-        compute=compute,
-        update=outermost,
-        backward=gradient & (begin | close),
-        forward=forward & counted & (begin | close),
-        checkpoint=(kinds == KIND_CHECKPOINT) & counted,
-        mark=(ops == OP_MARK) & (edges.payloads == 0) & (edges.sources >= 0),
-        barrier=compute | stop | failed_ask,
-    )
 
 
 def cut(edges: Edges, found: Marks, source: StepSource, context: Context, *, final: bool) -> Pieces:
@@ -237,11 +167,12 @@ def _cuts(edges: Edges, found: Marks, source: StepSource, context: Context) -> n
 def _closers(found: Marks, source: StepSource) -> np.ndarray:
     """Which edges may end a step, by what steps are counted by."""
     if source is StepSource.MANUAL:
-        later = found.mark.copy()
+        later: np.ndarray = found.mark.copy()
         later[:1] = False
         return later
     if source is StepSource.BACKWARD:
-        return found.backward & found.close
+        ended: np.ndarray = found.backward & found.close
+        return ended
     if source is StepSource.BATCH:
         return np.zeros(len(found.begin), dtype=bool)
     return found.update
@@ -260,14 +191,34 @@ def _bursts(edges: Edges, found: Marks, context: Context) -> Bursts:
     if len(at) and at[0] == 0:
         fresh[0] = context.barrier
     loaders = edges.sources[asks]
-    firsts = np.concatenate((np.array([context.first_loader]), loaders[fresh]))
     number = np.cumsum(fresh)
-    return Bursts(asks, number, firsts, fresh | (loaders == firsts[number]))
+    at_first = _firsts(number, ~found.starting[asks], carried=context.first_loader >= 0)
+    firsts = np.append(loaders, -1)[at_first]
+    firsts[0] = context.first_loader if context.first_loader >= 0 else firsts[0]
+    again = (np.arange(len(asks)) > at_first[number]) & (loaders == firsts[number])
+    return Bursts(asks, number, firsts, fresh | again)
+
+
+def _firsts(number: np.ndarray, for_batch: np.ndarray, *, carried: bool) -> np.ndarray:
+    """Place of the first ask for a batch in every burst, as many as there are asks where there is none.
+
+    An ask for an iterator begins a batch, but is not yet the ask for it. Burst 0 is the one from the slice
+    before; ``carried``: it has asked for a batch, which counts as place -1.
+    """
+    size = len(number)
+    places = np.full((int(number[-1]) if size else 0) + 1, size)
+    asks = np.flatnonzero(for_batch)[::-1]
+    places[number[asks]] = asks  # backwards, so that the first of a burst is written last
+    if carried:
+        places[0] = -1
+    return places
 
 
 def _solo_forwards(edges: Edges, found: Marks, context: Context) -> np.ndarray:
     """Forwards without grad, outside every batch and stage, of a model that is also being trained."""
-    candidates = found.forward & ((edges.flags & FLAG_GRAD) == 0) & ((edges.ancestors & _KIND_BITS) == 0)
+    candidates: np.ndarray = (
+        found.forward & ((edges.flags & FLAG_GRAD) == 0) & ((edges.ancestors & _KIND_BITS) == 0)
+    )
     if found.ask.any():
         candidates[np.argmax(found.ask) :] = False
     if not candidates.any():
@@ -294,6 +245,8 @@ def _force(why: np.ndarray, *, final: bool) -> np.ndarray:
 
 def _inside(cuts: np.ndarray, context: Context) -> np.ndarray:
     begins, ends = cuts == Cut.CHECKPOINT, cuts == Cut.CHECKPOINT_END
+    if not (context.inside or begins.any()):
+        return np.zeros(len(cuts), dtype=bool)
     change = begins.view(np.int8) - ends.view(np.int8)
     change[0] = context.inside
     return np.cumsum(change, dtype=np.int32) > 0

@@ -10,6 +10,7 @@ from otel_train.records import Finding
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from otel_train.aggregate.names import Key
     from otel_train.aggregate.totals import StageTotals
 
 WARNING_SHARE, CRITICAL_SHARE = 0.10, 0.20
@@ -56,24 +57,46 @@ def findings(
 def _waits(training: Sequence[StageTotals], total_s: float, workers: Mapping[str, int]) -> list[Finding]:
     """One finding per loader that training waits for."""
     found = []
+    exposed = _on_device(training)
+    who = "The device" if exposed else "Training"
     for row in training:
-        share = row.self_s / total_s
+        wait_s = exposed.get(row.key, row.self_s)
+        share = wait_s / total_s
         if row.key.stage != "data" or share < WARNING_SHARE:
             continue
         name = row.key.loader
-        ask = f", {row.self_s / row.count * 1e3:.3g} ms per batch" if row.count else ""
+        ask = f", {wait_s / row.count * 1e3:.3g} ms per batch" if row.count else ""
+        evidence = {"data_wait_ratio": share, "data_wait_seconds": wait_s, "batches": row.count}
+        if exposed:
+            evidence["host_wait_seconds"] = row.self_s
         found.append(
             _finding(
                 "input_bound",
-                f"Training waits for loader `{name}`: {share:.0%} of training time{ask}.",
+                f"{who} waits for loader `{name}`: {share:.0%} of training time{ask}.",
                 advice=_loader_advice(name, workers.get(name)),
-                evidence={"data_wait_ratio": share, "data_wait_seconds": row.self_s, "batches": row.count},
+                evidence=evidence,
                 share=share,
-                seconds=row.self_s,
+                seconds=wait_s,
                 loader=name,
                 severity="critical" if share >= CRITICAL_SHARE else "warning",
             )
         )
+    return found
+
+
+def _on_device(training: Sequence[StageTotals]) -> dict[Key, float]:
+    """Seconds that the device stood idle for each loader, if that is known for all of them.
+
+    A wait that the device does not notice costs nothing. One clock per window: with one loader not measured,
+    or less than half of its batches, none is judged by the device.
+    """
+    found: dict[Key, float] = {}
+    for row in training:
+        if row.key.stage != "data" or not row.count:
+            continue
+        if row.device is None or row.device.count * 2 < row.count:
+            return {}
+        found[row.key] = row.device.seconds * row.count / row.device.count
     return found
 
 
@@ -130,7 +153,7 @@ def _busy(training: Sequence[StageTotals], total_s: float) -> Finding:
     for row in training:
         by_stage[row.key.stage] = by_stage.get(row.key.stage, 0.0) + row.self_s
     stage, seconds = max(by_stage.items(), key=lambda item: item[1])
-    waiting = by_stage.get("data", 0.0) / total_s
+    waiting = (sum(_on_device(training).values()) or by_stage.get("data", 0.0)) / total_s
     claim = f"Training waits for no loader ({waiting:.1%} of training time); most goes to {stage}."
     advice = "Nothing to do about the input. A profiler capture shows what the time in the model is spent on."
     evidence = {"data_wait_ratio": waiting, f"{stage}_ratio": seconds / total_s}

@@ -13,7 +13,6 @@ OP_SUSPEND = int(Op.SUSPEND)
 OP_MARK = int(Op.MARK)
 
 KIND_DATA = int(SourceKind.DATA)
-KIND_START = int(SourceKind.START)
 KIND_H2D = int(SourceKind.H2D)
 KIND_FORWARD = int(SourceKind.FORWARD)
 KIND_BACKWARD = int(SourceKind.BACKWARD)
@@ -26,3 +25,4 @@ KIND_MARK = int(SourceKind.MARK)
 
 FLAG_GRAD = int(Flag.GRAD)
 FLAG_TRAINING = int(Flag.TRAINING)
+FLAG_START = int(Flag.START)

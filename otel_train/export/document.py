@@ -21,11 +21,21 @@ if TYPE_CHECKING:
 NS_PER_S = 10**9
 
 
+class Cost(NamedTuple):
+    """What the telemetry has done and cost so far."""
+
+    overhead_s: float
+    pump_cpu_s: float
+    records: int
+    lost: int
+
+
 class Window(NamedTuple):
     """Where a window of figures begins."""
 
     totals: Totals
     begun_ns: int
+    telemetry: Cost
 
 
 class Documents:
@@ -59,7 +69,7 @@ class Documents:
 
     def window(self) -> Window:
         """A window that begins now."""
-        return Window(self._run.totals.copy(), self._run.settled_ns)
+        return Window(self._run.totals.copy(), self._run.settled_ns, self._cost())
 
     def write(self, state: str, window: Window | None = None) -> dict[str, Any]:
         """The document.
@@ -94,22 +104,28 @@ class Documents:
             **edges,
             "tokens": {name: p.token_count for name, p in loaders.items() if p.token_count},
             "unobserved": [{key: thing[key] for key in ("what", "name", "reason")} for thing in things],
-            "telemetry": self._telemetry(sum(edges["steps"].values())),
+            "telemetry": self._telemetry(sum(edges["steps"].values()), window),
             "metrics_url": self._routes.metrics_url,
             "run_dir": str(self._routes.run_directory) if self._routes.run_directory else None,
         }
 
-    def _telemetry(self, steps: int) -> dict[str, Any]:
-        overhead_s = self._health.overhead_s()
+    def _cost(self) -> Cost:
+        pump = self._pump
+        return Cost(self._health.overhead_s(), pump.cpu_s, pump.edges, pump.missed)
+
+    def _telemetry(self, steps: int, window: Window | None) -> dict[str, Any]:
+        before = window.telemetry if window else Cost(0.0, 0.0, 0, 0)
+        cost = Cost(*(now - then for now, then in zip(self._cost(), before, strict=True)))
+        overhead_s = cost.overhead_s
         drops: dict[str, int] = {}
         for (_, reason), number in self._health.drops().items():
             drops[reason] = drops.get(reason, 0) + number
         return {
             "overhead_seconds": overhead_s,
             "overhead_us_per_step": overhead_s / steps * 1e6 if steps else None,
-            "pump_cpu_seconds": self._pump.cpu_s,
-            "records": self._pump.edges,
-            "records_lost": self._pump.missed,
+            "pump_cpu_seconds": cost.pump_cpu_s,
+            "records": cost.records,
+            "records_lost": cost.lost,
             "drops": {reason: number for reason, number in drops.items() if number},
-            "faults": dict(self._health.faults()),
+            "faults": {part: faults for part, faults in self._health.faults().items() if faults},
         }

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from otel_train.aggregate.signals import Signals
     from otel_train.clock import Anchor
     from otel_train.config import Config
+    from otel_train.export.accelerator import AcceleratorReader
     from otel_train.export.process import ProcessReader
     from otel_train.record.loader import LoaderProbe
     from otel_train.record.loader_state import LoaderState
@@ -47,6 +48,7 @@ class Readings(NamedTuple):
     Attributes:
         signals: logged values.
         process: reads the operating system.
+        accelerators: reads device memory.
         health: our own figures.
         loaders: the loaders known now.
         look: sees a loader's workers.
@@ -55,6 +57,7 @@ class Readings(NamedTuple):
 
     signals: Signals
     process: ProcessReader
+    accelerators: AcceleratorReader
     health: Health
     loaders: Callable[[], Mapping[str, LoaderProbe]]
     look: Callable[[LoaderProbe], LoaderState | None]
@@ -69,9 +72,18 @@ class Reporter:
         readings: everything else.
         info: who we are.
         config: settings that become metrics.
+        breathe: called between series.
     """
 
-    def __init__(self, run: RunAccount, readings: Readings, *, info: RunInfo, config: Config) -> None:
+    def __init__(
+        self,
+        run: RunAccount,
+        readings: Readings,
+        *,
+        info: RunInfo,
+        config: Config,
+        breathe: Callable[[], None],
+    ) -> None:
         self.state = ""
         """The run's end, once it has one."""
         self.worker_exits: dict[tuple[str, str], int] = {}
@@ -80,12 +92,14 @@ class Reporter:
         self._config = config
         self._signals = readings.signals
         self._process = readings.process
+        self._accelerators = readings.accelerators
         self._health = readings.health
         self._loaders = readings.loaders
         self._look = readings.look
         self._anchor = readings.anchor
         self._figures = Figures(run, max_loaders=config.max_loaders, max_stages=config.max_stages)
         self._exited: set[int] = set()
+        self._breathe = breathe
         self._emitters = {
             c.Emit.ALL: True,
             c.Emit.RANK0: info.rank == 0,
@@ -95,10 +109,11 @@ class Reporter:
 
     def snapshot(self) -> Snapshot:
         """Every metric of this process now."""
-        sheet = Sheet(self._emits)
+        sheet = Sheet(self._emits, breathe=self._breathe)
         self._figures.write(sheet)
         self._signals.write(sheet, "train")
         self._process.write(sheet)
+        self._accelerators.write(sheet)
         self._write_run(sheet)
         self._write_loaders(sheet)
         self._write_throughput(sheet)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
 from otel_train import catalog as c
-from otel_train.record.notes import Value
+from otel_train.record.notes import Happening, Value
 
 if TYPE_CHECKING:
     from otel_train.aggregate.run import RunAccount
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from otel_train.record.notes import Notes
 
 _PLAIN = (str, bool, int, float)
+_MOST_WARNINGS = 16
+
+_log = logging.getLogger("otel_train")
 
 
 class NoteReader:
@@ -28,25 +32,48 @@ class NoteReader:
         self._notes = notes
         self._signals = signals
         self._run = run
+        self._untold: list[Happening] = []
+        self._warned: set[str] = set()
 
     def read(self) -> None:
         """Read everything that has been handed over since the last call."""
         for note in self._notes.drain():
             if isinstance(note, Value):
-                self._log(note.at_ns, note.name, note.value)
+                self._log(note)
             else:
-                plain = {str(key): _plain(value) for key, value in note.attributes.items()}
-                self._tell(note.at_ns, note.name, plain)
+                self._untold.append(note)
 
-    def _log(self, at_ns: int, name: str, value: Any) -> None:  # Any: the user's own
-        if not self._signals.take(name, float(value)):
-            self._run.keeper.nonfinite(at_ns)
-            kind = "gradient" if "norm" in name else "loss"
-            self._tell(at_ns, c.NONFINITE_EVENT.name, {c.SPAN_NONFINITE_KIND.name: kind, "name": name})
+    def tell(self) -> None:
+        """Tell what was read as events; by now it is known in which step it happened."""
+        untold, self._untold = self._untold, []
+        for happening in untold:
+            plain = {str(key): _plain(value) for key, value in happening.attributes.items()}
+            number = self._run.recent.at(happening.at_ns, self._run.step_number)
+            self._run.teller.event(happening.name, happening.at_ns, {c.STEP_NUMBER.name: number, **plain})
 
-    def _tell(self, at_ns: int, name: str, attributes: dict[str, Any]) -> None:
-        self._run.teller.event(name, at_ns, {c.STEP_NUMBER.name: self._run.step_number, **attributes})
+    def _log(self, note: Value) -> None:
+        try:
+            value = float(note.value)
+        except Exception:  # noqa: BLE001 - a user's object may raise anything, and costs only itself
+            self._refuse(note.name)
+            return
+        if not self._signals.take(note.name, value):
+            self._run.keeper.nonfinite(note.at_ns)
+            kind = "gradient" if "norm" in note.name else "loss"
+            attributes = {c.SPAN_NONFINITE_KIND.name: kind, "name": note.name}
+            self._untold.append(Happening(note.at_ns, c.NONFINITE_EVENT.name, attributes))
+
+    def _refuse(self, name: str) -> None:
+        self._notes.refused += 1
+        if name not in self._warned and len(self._warned) < _MOST_WARNINGS:
+            self._warned.add(name)
+            _log.warning("log(%s=...): expected a number or a tensor of one element; it is left out", name)
 
 
 def _plain(value: Any) -> str | bool | int | float:  # Any: the user's own
-    return value if isinstance(value, _PLAIN) else str(value)
+    if isinstance(value, _PLAIN):
+        return value
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - as above
+        return f"<{type(value).__name__}>"

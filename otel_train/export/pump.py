@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_train.aggregate.pairing import SLICE_EDGES
 from otel_train.guard import Guard
 from otel_train.records import Batch
 
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from otel_train.export import Exporter
     from otel_train.record.recorder import Recorder, ThreadRing
     from otel_train.records import Snapshot
-
-SLICE_EDGES = 4096
-"""Edges worked on at once: each numpy call on so many holds the interpreter for some 20 us."""
 
 SETTLE_EVERY_S = 2.0
 """Edges are worked out this often, or when a slice is full: the numpy calls cost the same for few as for many."""
@@ -110,6 +108,8 @@ class Pump:
     ) -> None:
         self.routes: list[Route] = []
         self.chores: list[Chore] = []
+        self.first: list[Chore] = []
+        """Done once it is known how far to read, before anything is read."""
         self.edges = 0
         self.missed = 0
         self.cpu_s = 0.0
@@ -166,6 +166,10 @@ class Pump:
         self._run.learn(self._recorder.sources)
         # How far the others are is read before autograd's own threads are: what those did until then is there.
         waiting = [(thread, thread.ring.pending) for thread in threads if not thread.engine]
+        for chore in self.first:
+            if not chore.guard.closed:
+                with chore.guard:
+                    chore.do()
         for thread in threads:
             if thread.engine:
                 self._read_engine(thread)

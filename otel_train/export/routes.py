@@ -29,6 +29,9 @@ VERSION = "0.1.0"
 PAGE_EVERY_S = 5.0
 """``/metrics`` is never older than this, however seldom metrics are sent."""
 
+_LOSSES = ("queue_full", "serialization", "shutdown", "export_failed")
+"""Why a sender loses records; counted from 0, for a counter that is born at 1 raises no alert."""
+
 _log = logging.getLogger("otel_train")
 
 
@@ -86,25 +89,33 @@ class Routes:
             ConfigError: a setting cannot be honoured.
         """
         every = self._config.export_every_s
+        self._routes = routes
+        settings = None
+        if self._wants_otlp():  # refused before anything listens
+            settings = OtlpSettings.read(self._environ, wanted=self._config.otlp == "on")
         if self._config.prometheus:
             self._prometheus = self._open_prometheus(resource)
             routes.append(Route(self._prometheus, Guard("/metrics"), min(every, PAGE_EVERY_S)))
-        if self._wants_otlp():
+        if settings is not None:
             spool = None
             if self._directory.writable:
                 spool = Spool(
                     self._directory.rank_path, resource, version=VERSION, on_error=self._directory.note
                 )
-            settings = OtlpSettings.read(self._environ)
             self._otlp = OtlpExporter(settings, resource, version=VERSION, spool=spool)
             routes.append(Route(self._otlp, Guard("OTLP export"), every))
         recorder = RunDirectoryExporter(self._directory, resource, version=VERSION)
         routes.append(Route(recorder, Guard("run directory"), every))
-        self._routes = routes
 
     def drops(self) -> Mapping[tuple[str, str], int]:
         """Records not exported, by (signal, reason)."""
-        return self._otlp.drops if self._otlp else {}
+        if self._otlp is None:
+            return {}
+        known = {(signal, reason): 0 for signal in ("metrics", "spans") for reason in _LOSSES}
+        return {
+            **known,
+            **{("spans" if s == "traces" else s, why): number for (s, why), number in self._otlp.drops.items()},
+        }
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace ``summary.json``."""

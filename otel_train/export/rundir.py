@@ -69,7 +69,7 @@ class RunDirectory:
         }
 
     @classmethod
-    def open(
+    def open(  # noqa: PLR0913  # all but two by keyword
         cls,
         root: Path,
         run_id: str,

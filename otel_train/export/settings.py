@@ -39,12 +39,15 @@ class OtlpSettings:
     endpoint: str = ""
 
     @classmethod
-    def read(cls, environ: Mapping[str, str], *, endpoint: str = "") -> OtlpSettings:
+    def read(
+        cls, environ: Mapping[str, str], *, endpoint: str = "", wanted: bool = False
+    ) -> OtlpSettings:
         """The settings that an environment asks for.
 
         Args:
             environ: the process environment.
             endpoint: a base address that overrides the variables and switches both signals on.
+            wanted: send what no variable switches off, without an endpoint to the standard one.
 
         Raises:
             ConfigError: a protocol we cannot speak, an address that is none, a time limit that is none.
@@ -52,7 +55,7 @@ class OtlpSettings:
         protocols = {
             signal: _protocol(environ, signal)
             for signal in SIGNALS
-            if endpoint or _signal_on(environ, signal)
+            if endpoint or _signal_on(environ, signal, wanted=wanted)
         }
         for signal in protocols:
             _check_certificates(environ, signal)
@@ -76,13 +79,13 @@ def otlp_configured(environ: Mapping[str, str]) -> bool:
     return any(_signal_on(environ, signal) for signal in SIGNALS)
 
 
-def _signal_on(environ: Mapping[str, str], signal: str) -> bool:
+def _signal_on(environ: Mapping[str, str], signal: str, *, wanted: bool = False) -> bool:
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         return False
     exporters = environ.get(f"OTEL_{signal.upper()}_EXPORTER", "").strip()
     if exporters:
         return "otlp" in (name.strip().lower() for name in exporters.split(","))
-    return bool(_for_signal(environ, signal, "ENDPOINT"))
+    return wanted or bool(_for_signal(environ, signal, "ENDPOINT"))
 
 
 def _for_signal(environ: Mapping[str, str], signal: str, name: str) -> str:

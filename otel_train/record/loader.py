@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from otel_train.codes import PAYLOAD_SHIFT, Op, SourceKind, code
+from otel_train.codes import PAYLOAD_SHIFT, Flag, Op, SourceKind, code
 from otel_train.record.samples import size_of_batches
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ class LoaderProbe:
         self.edge = recorder.edge
         self.ask, self.got = code(Op.BEGIN, self.source), code(Op.END, self.source)
         self.stop, self.fail = code(Op.STOP, self.source), code(Op.FAIL, self.source)
-        start = recorder.source(SourceKind.START, name, phase)
-        self.start, self.started = code(Op.BEGIN, start), code(Op.END, start)
+        self.start = code(Op.BEGIN, self.source, Flag.START)
+        self.started = code(Op.END, self.source, Flag.START)
         self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
         self.size: Size = self._learn if samples is None else _safe(samples)
         self._tokens = tokens

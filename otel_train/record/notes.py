@@ -33,12 +33,17 @@ class Happening(NamedTuple):
 class Notes:
     """A bounded box: the training thread puts in, the pump takes out. Neither waits for the other.
 
+    Attributes:
+        dropped: notes that found no room.
+        refused: values that are no numbers.
+
     Args:
         clock: monotonic nanoseconds.
     """
 
     def __init__(self, clock: Clock) -> None:
         self.dropped = 0
+        self.refused = 0
         self._clock = clock
         self._held: deque[Value | Happening] = deque(maxlen=MOST_NOTES)
 
@@ -47,9 +52,10 @@ class Notes:
         now = self._clock()
         self._make_room(len(values))
         for name, value in values.items():
-            # Later in-place changes must not show, and the graph behind a loss must not be kept alive.
-            kept = value.detach().clone() if hasattr(value, "detach") else value
-            self._held.append(Value(now, name, kept))
+            try:
+                self._held.append(Value(now, name, _kept(value)))
+            except Exception:  # noqa: BLE001 - whatever the user's object does must not reach the user's loop
+                self.refused += 1
 
     def event(self, name: str, attributes: Mapping[str, Any]) -> None:
         """Keep an event."""
@@ -63,3 +69,16 @@ class Notes:
 
     def _make_room(self, wanted: int) -> None:
         self.dropped += max(0, len(self._held) + wanted - MOST_NOTES)
+
+
+def _kept(value: Any) -> Any:  # Any: a number, an array, or a tensor of whatever library
+    """What to hold: later changes in place must not show, nor the graph behind a loss be kept alive.
+
+    Raises:
+        ValueError: a tensor of several elements: thousands of them would fill the memory.
+    """
+    if not hasattr(value, "detach"):
+        return value
+    if value.numel() != 1:
+        raise ValueError(f"{value.numel()} elements: expected one")
+    return value.detach().clone()

@@ -74,6 +74,8 @@ class Recorder:
         self.sources: list[Source] = []
         self.identity: dict[str, object] = {}
         self.dropped_sources = 0
+        self.when_silenced: list[Callable[[], None]] = []
+        """Called when this recorder falls silent, also in a forked child."""
         self._memory = memory
         self._clock = clock
         self._in_backward = in_backward
@@ -102,6 +104,11 @@ class Recorder:
             self._write_names()
             return len(self.sources) - 1
 
+    @property
+    def spent_ns(self) -> int:
+        """Nanoseconds that the threads of now have spent writing; see ``Ring.spent_ns``."""
+        return sum(thread.ring.spent_ns for thread in list(self.threads))
+
     def identify(self, identity: dict[str, object]) -> None:
         """Store who this process is beside the sources, for readers of the flight file."""
         with self._lock:
@@ -127,6 +134,8 @@ class Recorder:
         self._closed = True
         for thread in self.threads:
             thread.ring.disown()
+        for then in self.when_silenced:
+            then()
 
     def _elsewhere(self, code: int) -> None:
         if self._closed:

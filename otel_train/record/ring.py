@@ -17,6 +17,10 @@ if TYPE_CHECKING:
 Edge = "Callable[[int], None]"
 
 
+SAMPLED = 64
+"""One edge in so many is timed, to know what writing costs here and now, with caches as the loop leaves them."""
+
+
 class Slice(NamedTuple):
     """Edges taken from a ring, oldest first.
 
@@ -61,12 +65,17 @@ class Ring:
         self.taken = 0
         self._size = size
         self._array = np.frombuffer(words, dtype=np.int64)
-        self.edge, self._position, self.disown = _writer(words, clock, owner, elsewhere)
+        self.edge, self._position, self._spent, self.disown = _writer(words, clock, owner, elsewhere)
 
     @property
     def written(self) -> int:
         """Edges written since the ring was made."""
         return self._position() // EDGE_WORDS
+
+    @property
+    def spent_ns(self) -> int:
+        """Nanoseconds spent writing, in place: measured on one edge in ``SAMPLED``, and scaled."""
+        return self._spent() * SAMPLED
 
     @property
     def pending(self) -> int:
@@ -93,31 +102,43 @@ class Ring:
         if first_word == last_word:
             return np.empty(0, dtype=np.int64)
         if start < stop:
-            return self._array[start:stop].copy()
+            words: np.ndarray = self._array[start:stop].copy()
+            return words
         return np.concatenate((self._array[start:], self._array[:stop]))
 
 
 def _writer(
     words: memoryview, clock: Clock, owner: int, elsewhere: Callable[[int], None]
-) -> tuple[Callable[[int], None], Callable[[], int], Callable[[], None]]:
+) -> tuple[Callable[[int], None], Callable[[], int], Callable[[], int], Callable[[], None]]:
     mask = len(words) - 1
-    position = 0
+    sample = SAMPLED * EDGE_WORDS - 1
+    position = spent = 0
 
     def edge(code: int) -> None:
-        nonlocal position
+        nonlocal position, spent
         if get_ident() != owner:
             elsewhere(code)
             return
         slot = position & mask
+        if slot & sample:
+            words[slot] = code
+            words[slot + 1] = clock()
+            position += 2
+            return
+        begun = clock()
         words[slot] = code
         words[slot + 1] = clock()
         position += 2
+        spent += clock() - begun
 
     def read_position() -> int:
         return position
+
+    def read_spent() -> int:
+        return spent
 
     def disown() -> None:
         nonlocal owner
         owner = 0
 
-    return edge, read_position, disown
+    return edge, read_position, read_spent, disown

@@ -137,7 +137,7 @@ def shape_of(model: nn.Module) -> list[Any]:
     """Everything a program may look at."""
     return [
         type(model), repr(model), list(model.state_dict()), [name for name, _ in model.named_modules()],
-        [name for name, _ in model.named_parameters()], model.training, sorted(dir(model)), isinstance(model, Net),
+        [name for name, _ in model.named_parameters()], model.training, set(dir(model)), isinstance(model, Net),
         model._forward_hooks, model._forward_pre_hooks, model._backward_hooks, type(model).__mro__,
     ]  # fmt: skip
 

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.receiver import Received, http_receiver
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 ROOT = Path(__file__).parents[2]
 STEPS = 8
 

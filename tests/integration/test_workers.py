@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 EPOCHS = 3
 
 
@@ -46,8 +47,13 @@ def senders(received: Received) -> set[tuple[str, int]]:
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_workers_neither_send_nor_record(context: str, receiver: Received, tmp_path: Path) -> None:
     """Each worker of each epoch would be one more phantom process, with figures frozen at the fork."""
+    start = multiprocessing.get_context(context)
+    if context == "forkserver":
+        start.set_forkserver_preload(["torch"])  # else every worker imports it anew
+    number = 1 if context == "spawn" else 2
     model, truth = Net(), Truth()
-    train = DataLoader(Decoded(12), batch_size=4, num_workers=2, multiprocessing_context=context)
+    rows = Decoded(12, updates=context == "fork")
+    train = DataLoader(rows, batch_size=4, num_workers=number, multiprocessing_context=start)
     optimizer = sgd(model)
     session = otel_train.instrument(
         model, {"train": train}, run_dir=str(tmp_path), prometheus=False, console=False,
@@ -64,7 +70,7 @@ def test_workers_neither_send_nor_record(context: str, receiver: Received, tmp_p
     session.close()
 
     summary: dict[str, Any] = session.summary()
-    assert len(workers) == 2 * EPOCHS
+    assert len(workers) == number * EPOCHS
     assert os.getpid() not in workers
     assert [pid for _, pid in senders(receiver)] == [os.getpid()]
     assert receiver.traces
@@ -80,7 +86,7 @@ def test_workers_neither_send_nor_record(context: str, receiver: Received, tmp_p
 def test_a_forked_child_that_trains_leaves_its_parent_exact(receiver: Received, tmp_path: Path) -> None:
     """``os.fork`` in mid-run: the child's edges must not land in the parent's map, nor its figures be sent."""
     model, truth = Net(), Truth()
-    train = DataLoader(Decoded(8), batch_size=4)
+    train = DataLoader(Decoded(8, updates=True), batch_size=4)
     optimizer = sgd(model)
     session = otel_train.instrument(
         model, {"train": train}, run_dir=str(tmp_path), prometheus=False, console=False,

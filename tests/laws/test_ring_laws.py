@@ -18,7 +18,7 @@ from otel_train.record.recorder import Recorder
 from otel_train.record.ring import Ring
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -31,42 +31,58 @@ def hectic() -> Iterator[None]:
     sys.setswitchinterval(before)
 
 
-class Counter:
-    """A clock that counts its readings."""
+class Dial:
+    """A clock that shows what it was set to."""
 
     def __init__(self) -> None:
         self.now = 0
 
     def __call__(self) -> int:
-        self.now += 1
         return self.now
 
 
-def ring_of(edges: int, owner: int) -> Ring:
-    """A ring in which the i-th edge has the code i and the time i, both from 1."""
-    words = memoryview(bytearray(edges * 16)).cast("q")
-    return Ring(words, clock=Counter(), owner=owner, elsewhere=lambda _: None)
+def writer_of(edge: Callable[[int], None], dial: Dial) -> Callable[[int], None]:
+    """Writes edges whose time is their code."""
+
+    def write(number: int) -> None:
+        dial.now = number
+        edge(number)
+
+    return write
+
+
+def ring_of(edges: int, owner: int) -> tuple[Ring, Callable[[int], None]]:
+    """A ring, and what writes edges whose time is their code."""
+    words, dial = memoryview(bytearray(edges * 16)).cast("q"), Dial()
+    ring = Ring(words, clock=dial, owner=owner, elsewhere=lambda _: None)
+    return ring, writer_of(ring.edge, dial)
 
 
 @settings(deadline=None)
 @given(
     st.sampled_from([1, 2, 4, 16]),
-    st.lists(st.one_of(st.integers(0, 40).map(lambda n: ("write", n)), st.integers(0, 20).map(lambda n: ("read", n)))),
+    st.lists(
+        st.one_of(
+            st.integers(0, 40).map(lambda n: ("write", n)), st.integers(0, 20).map(lambda n: ("read", n))
+        )
+    ),
 )
 def test_every_edge_is_read_once_or_missed_once(capacity: int, turns: list[tuple[str, int]]) -> None:
     """A count that is off by one is a step that never was."""
-    ring = ring_of(capacity, get_ident())
+    ring, write = ring_of(capacity, get_ident())
     written = seen = 0
     for what, count in turns:
         if what == "write":
             for _ in range(count):
                 written += 1
-                ring.edge(written)
+                write(written)
             continue
         pending = ring.pending
         part = ring.read(count)
         assert part.codes.tolist() == part.times.tolist()
-        assert part.codes.tolist() == list(range(seen + part.missed + 1, seen + part.missed + len(part.codes) + 1))
+        assert part.codes.tolist() == list(
+            range(seen + part.missed + 1, seen + part.missed + len(part.codes) + 1)
+        )
         assert len(part.codes) <= count
         assert part.missed + len(part.codes) <= pending
         seen += part.missed + len(part.codes)
@@ -82,10 +98,11 @@ def test_a_reader_beside_the_writer_sees_whole_edges_in_order(capacity: int, hec
     made = threading.Event()
 
     def write() -> None:
-        rings.append(ring_of(capacity, get_ident()))
+        ring, write_edge = ring_of(capacity, get_ident())
+        rings.append(ring)
         made.set()
         for number in range(1, total + 1):
-            rings[0].edge(number)
+            write_edge(number)
 
     writer = threading.Thread(target=write)
     writer.start()
@@ -105,7 +122,9 @@ def test_a_flight_file_read_while_it_is_written_has_no_torn_edge(tmp_path: Path,
     """Another process may follow a live run."""
     path = tmp_path / "flight.bin"
     memory = FlightMemory(64, Anchor(0, 0), path=path)
-    recorder = Recorder(memory, clock=Counter())
+    dial = Dial()
+    recorder = Recorder(memory, clock=dial)
+    write = writer_of(recorder.edge, dial)
     stop = threading.Event()
     problems: list[str] = []
 
@@ -121,7 +140,7 @@ def test_a_flight_file_read_while_it_is_written_has_no_torn_edge(tmp_path: Path,
     reader = threading.Thread(target=follow)
     reader.start()
     for number in range(1, 40_001):
-        recorder.edge(number)
+        write(number)
         if number % 1000 == 0:
             recorder.publish(number)
     stop.set()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,7 +14,7 @@ from otel_train.aggregate.steps import PHASES, Activity, Settled, columns_of
 from otel_train.codes import Flag, Op, Source, SourceKind, code
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 TRAINING = Flag.GRAD | Flag.TRAINING
 
@@ -190,12 +191,13 @@ class Book:
 
     def self_ns(self, by: str) -> dict[str, int]:
         """Self time by ``owner``, ``loader``, ``phase`` or ``activity``."""
-        read = {
+        reads: dict[str, Callable[[Tile], str]] = {
             "owner": lambda t: self.name(t.owner),
             "loader": lambda t: self.name(t.loader),
             "phase": lambda t: phase_name(t.phase),
             "activity": lambda t: Activity(t.activity).name.lower(),
-        }[by]
+        }
+        read = reads[by]
         total: Counter[str] = Counter()
         for tile in self.tiles():
             total[read(tile)] += tile.self_ns
@@ -277,7 +279,7 @@ def settle(tape: Tape, cuts: Sequence[int] = (), *, ended_ns: int | None = None)
     times, codes = np.array(tape.times, dtype=np.int64), np.array(tape.codes, dtype=np.int64)
     settled = []
     bounds = [0, *cuts, len(times)]
-    for start, stop in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, stop in pairwise(bounds):
         part = account.feed(pairing.feed(times[start:stop], codes[start:stop], columns.kinds), columns)
         if part is not None:
             settled.append(part)

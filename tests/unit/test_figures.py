@@ -121,7 +121,7 @@ def test_what_was_folded_is_counted() -> None:
     figures_ = Figures(account(run_of(loaders=20)), max_loaders=4, max_stages=8)
     figures_.write(Sheet())
 
-    assert figures_.overflows() == {"train.loader": 36}
+    assert figures_.overflows() == {"train.loader": 36, "train.stage": 0}
 
 
 def test_a_stall_in_a_stage_of_ones_own_is_counted() -> None:

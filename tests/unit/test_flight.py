@@ -12,7 +12,8 @@ import pytest
 from otel_train.clock import Anchor
 from otel_train.codes import Source, SourceKind
 from otel_train.errors import RunDirectoryError
-from otel_train.flight import FlightMemory, RingEntry, file_system, read_flight
+from otel_train.flight import FlightMemory, RingEntry, read_flight
+from otel_train.mounts import file_system
 from otel_train.record.recorder import Recorder
 from otel_train.testing import FakeClock
 
@@ -80,7 +81,9 @@ def test_edges_that_the_pump_never_saw_are_found_by_their_times(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("edges", [0, 3, 16, 17, 40])
-def test_a_process_that_died_before_the_first_turn_of_the_pump_is_readable(tmp_path: Path, edges: int) -> None:
+def test_a_process_that_died_before_the_first_turn_of_the_pump_is_readable(
+    tmp_path: Path, edges: int
+) -> None:
     """The first second of a run is when most of them die."""
     clock = FakeClock(100)
     memory = FlightMemory(16, ANCHOR, path=tmp_path / "flight.bin")
@@ -89,7 +92,9 @@ def test_a_process_that_died_before_the_first_turn_of_the_pump_is_readable(tmp_p
         recorder.edge(code)
         clock.tick(1)
 
-    found = [code for thread in read_flight(tmp_path / "flight.bin").threads for code in thread.codes.tolist()]
+    found = [
+        code for thread in read_flight(tmp_path / "flight.bin").threads for code in thread.codes.tolist()
+    ]
 
     assert found == list(range(max(1, edges - 14), edges + 1))
     memory.close()
@@ -104,7 +109,9 @@ def test_names_are_whole_after_every_change(tmp_path: Path) -> None:
 
         names = read_flight(tmp_path / "flight.bin").names["sources"]
 
-        assert [Source(SourceKind(k), n, p).name for k, n, p in names] == [f"stage {n}" for n in range(number + 1)]
+        assert [Source(SourceKind(k), n, p).name for k, n, p in names] == [
+            f"stage {n}" for n in range(number + 1)
+        ]
     memory.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,7 +22,7 @@ def pair(tape: Tape, pairing: Pairing, cuts: Sequence[int] = ()) -> list[Edges]:
     kinds = columns_of(tape.sources).kinds
     times, codes = np.array(tape.times, dtype=np.int64), np.array(tape.codes, dtype=np.int64)
     bounds = [0, *cuts, len(times)]
-    return [pairing.feed(times[a:b], codes[a:b], kinds) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [pairing.feed(times[a:b], codes[a:b], kinds) for a, b in pairwise(bounds)]
 
 
 def test_the_innermost_open_stage_owns_the_time() -> None:

@@ -7,7 +7,7 @@ from _thread import get_ident
 
 import pytest
 
-from otel_train.record.ring import Ring
+from otel_train.record.ring import SAMPLED, Ring
 from otel_train.testing import FakeClock
 
 
@@ -81,3 +81,15 @@ def test_a_ring_whose_size_is_no_power_of_two_is_refused(words: int) -> None:
     """The slot is found by a mask."""
     with pytest.raises(ValueError, match="power of two"):
         Ring(memoryview(bytearray(words * 8)).cast("q"), clock=FakeClock(), owner=1, elsewhere=print)
+
+
+def test_the_cost_of_writing_is_sampled_in_place() -> None:
+    """What a tight loop costs says little about a loop that trains in between."""
+    readings = iter(range(0, 10**6, 7))
+    words = memoryview(bytearray(1024 * 16)).cast("q")
+    ring = Ring(words, clock=lambda: next(readings), owner=get_ident(), elsewhere=print)
+
+    for _ in range(2 * SAMPLED):
+        ring.edge(1)
+
+    assert ring.spent_ns == 2 * (7 + 7) * SAMPLED

@@ -109,6 +109,9 @@ class Tensor:
     def __init__(self, value: float, history: tuple[str, ...] = ()) -> None:
         self.value, self.history = value, history
 
+    def numel(self) -> int:
+        return 1
+
     def detach(self) -> Tensor:
         return Tensor(self.value, (*self.history, "detach"))
 
@@ -174,7 +177,23 @@ def test_a_value_that_cannot_be_copied_does_not_reach_the_loop() -> None:
     notes.log({"loss": Hostile(), "lr": 0.1})
 
     assert [note.name for note in notes.drain()] == ["lr"]
-    assert notes.dropped == 1
+    assert notes.refused == 1
+
+
+class Large(Tensor):
+    """Stands for a tensor of many elements."""
+
+    def numel(self) -> int:
+        return 1000
+
+
+def test_a_large_tensor_is_not_held() -> None:
+    """``log(output=logits)`` in every step would fill the device's memory with copies."""
+    notes = Notes(FakeClock())
+    notes.log({"output": Large(1.0), "loss": Tensor(2.0)})
+
+    assert [note.name for note in notes.drain()] == ["loss"]
+    assert notes.refused == 1
 
 
 # --- the reader -----------------------------------------------------------------------------------
@@ -192,17 +211,28 @@ class Reading:
 
     def read(self) -> list[tuple[str, dict[str, Any]]]:
         self.reader.read()
+        self.reader.tell()
         return [(event.name, dict(event.attributes)) for event in self.run.teller.drain()[1]]
 
 
 def test_an_event_says_at_which_step_it_was() -> None:
     """The time line of a run is read by step."""
     reading = Reading()
+    reading.clock.tick(s=1)
     reading.notes.event("resumed", {"epoch": 3, "path": Hostile.__name__})
 
     assert reading.read() == [
         ("resumed", {c.STEP_NUMBER.name: 12, "epoch": 3, "path": "Hostile"}),
     ]
+
+
+def test_an_event_is_told_at_the_step_in_which_it_happened() -> None:
+    """The pump reads half a second later, when the run is a hundred steps further."""
+    reading = Reading()
+    reading.clock.tick(62 * 3 + 10)  # twelve steps of 62 ns each: the fourth is running
+    reading.notes.event("resumed", {})
+
+    assert reading.read() == [("resumed", {c.STEP_NUMBER.name: 3})]
 
 
 def test_attributes_of_any_kind_become_text() -> None:
@@ -217,6 +247,7 @@ def test_attributes_of_any_kind_become_text() -> None:
 def test_a_loss_that_is_not_finite_is_an_event() -> None:
     """Somebody must be told when, at which step, and which value."""
     reading = Reading()
+    reading.clock.tick(s=1)
     reading.notes.log({"loss": math.nan, "accuracy": math.nan})
 
     assert reading.read() == [

@@ -11,10 +11,16 @@ import otel_train
 
 
 class Decoded(Dataset[tuple[torch.Tensor, int, int]]):
-    """Rows that take a stage by hand, a loader, a backward and an update to make; the third figure is the process."""
+    """Rows that take a stage by hand, a loader and a backward to make; the third figure is the process.
 
-    def __init__(self, rows: int) -> None:
+    Args:
+        rows: how many.
+        updates: an optimizer takes part too: where torch is new to the process, it loads for seconds.
+    """
+
+    def __init__(self, rows: int, *, updates: bool = False) -> None:
         self.rows = rows
+        self.updates = updates
 
     def __len__(self) -> int:
         return self.rows
@@ -24,5 +30,6 @@ class Decoded(Dataset[tuple[torch.Tensor, int, int]]):
         with otel_train.stage("decode"):
             for part in DataLoader([torch.randn(4), torch.randn(4)]):  # type: ignore[arg-type]
                 (weight * part).sum().backward()
-        torch.optim.SGD([weight], lr=0.1).step()
+        if self.updates:
+            torch.optim.SGD([weight], lr=0.1).step()
         return weight.detach(), index % 2, os.getpid()

@@ -1,0 +1,44 @@
+"""Memory of the accelerators in use, as their allocator tells it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from otel_train import catalog as c
+from otel_train.guard import Guard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from otel_train.aggregate.sheet import Sheet
+    from otel_train.records import DeviceMemory
+
+
+class AcceleratorReader:
+    """Writes device memory into a sheet.
+
+    Args:
+        read: the present readings, one per device in use; none where there is no device.
+    """
+
+    def __init__(self, read: Callable[[], Iterable[DeviceMemory]]) -> None:
+        self._read = read
+        self._guard = Guard("device memory")
+
+    def write(self, sheet: Sheet) -> None:
+        """Put the present readings. Without a device in use there is no row: not measured is not zero."""
+        if self._guard.closed:
+            return
+        with self._guard:  # a device that fails takes no other reading with it
+            self._write(sheet)
+
+    def _write(self, sheet: Sheet) -> None:
+        for memory in self._read():
+            device = memory.device
+            sheet.put(c.ACCELERATOR_MEMORY_ALLOCATED, memory.allocated, device)
+            sheet.put(c.ACCELERATOR_MEMORY_RESERVED, memory.reserved, device)
+            sheet.put(c.ACCELERATOR_MEMORY_LIMIT, memory.limit, device)
+            sheet.put(c.ACCELERATOR_MEMORY_ALLOCATED_PEAK, memory.allocated_peak, device)
+            sheet.put(c.ACCELERATOR_MEMORY_RESERVED_PEAK, memory.reserved_peak, device)
+            sheet.put(c.ACCELERATOR_MEMORY_OOMS, memory.ooms, device)
+            sheet.put(c.ACCELERATOR_MEMORY_ALLOC_RETRIES, memory.alloc_retries, device)

@@ -1,0 +1,159 @@
+"""CUDA as the timer of devices needs it: by torch, and never the first to start it."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_train.records import DeviceMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+_DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu")
+"""Any of them is there where CUDA can run: Linux, WSL, Jetson. Asking CUDA itself would start it."""
+
+_HIDDEN = ("", "-1")
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED, cuda.h
+_STRAY_SHARE = 0.05
+"""A device on which less was ever allocated than this share of the busiest one's is not computed on: many
+programs leave a context and a few tensors on device 0 by mistake."""
+
+
+def cuda_driver(environ: Mapping[str, str], files: Sequence[str] = _DEVICE_FILES) -> CudaDriver | None:
+    """The driver, or None on a machine where CUDA cannot be used.
+
+    Args:
+        environ: the process environment.
+        files: paths of which at least one exists where there is a device.
+    """
+    if environ.get("CUDA_VISIBLE_DEVICES", "all").strip() in _HIDDEN or sys.platform != "linux":
+        return None
+    if not any(Path(file).exists() for file in files):
+        return None
+    try:
+        exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+    except (OSError, AttributeError):  # without it, reading an event could break a capture elsewhere
+        return None
+    return CudaDriver(exchange)
+
+
+class CudaDriver:
+    """The CUDA devices of this process; see ``DeviceDriver``.
+
+    Torch is imported by the program, never by us, and what is asked here on the training thread is what
+    ``torch.cuda`` asks itself, past the objects that it makes on each call.
+
+    Args:
+        exchange: ``cuThreadExchangeStreamCaptureMode``. In any other mode than relaxed, a look at an event
+            breaks a capture that goes on in another thread (CUDA programming guide, "prohibited and
+            unhandled operations").
+        find_torch: gives torch once the program has imported it.
+    """
+
+    def __init__(
+        self, exchange: Callable[[Any], int], find_torch: Callable[[], Any] = lambda: sys.modules.get("torch")
+    ) -> None:
+        self._exchange = exchange
+        self._find_torch = find_torch
+        self._torch: Any = None
+        self._is_capturing: Callable[[], bool] = bool
+
+    def devices(self) -> tuple[int, ...]:
+        """Devices with memory of ours in tensors; none before the program has started CUDA."""
+        torch = self._started()
+        if torch is None:
+            return ()
+        peaks = [_stats(torch, device)["allocated_bytes"]["all"]["peak"] for device in range(self._count())]
+        least = max(1, max(peaks, default=0) * _STRAY_SHARE)
+        return tuple(device for device, peak in enumerate(peaks) if peak >= least)
+
+    def capturing(self) -> bool:
+        """Whether the calling thread's stream is being captured into a graph."""
+        return self._is_capturing()
+
+    def new_event(self, device: int) -> Any:
+        """An event with a clock. CUDA makes it on the device on which it is first recorded."""
+        del device
+        return self._torch.cuda.Event(enable_timing=True)
+
+    def recorder(self, device: int) -> Callable[[Any], None]:
+        """Recording on the current stream of ``device``."""
+        torch = self._torch
+        raw_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream  # noqa: SLF001 - as above
+        write: Callable[[Any, Any], None] = torch._C._CudaEventBase.record  # noqa: SLF001 - as above
+        streams: dict[int, Any] = {}
+
+        def record(event: Any) -> None:
+            raw = raw_stream(device)
+            if raw not in streams:
+                streams[raw] = torch.cuda.current_stream(device)
+            write(event, streams[raw])
+
+        return record
+
+    @contextmanager
+    def reading(self, device: int) -> Iterator[None]:
+        """Relaxed, and on a device that has a context: the pump must not start one on device 0."""
+        mode = ctypes.c_int(_RELAXED)
+        self._exchange(ctypes.byref(mode))
+        try:
+            with self._torch.cuda.device(device):
+                yield
+        finally:
+            self._exchange(ctypes.byref(mode))
+
+    def query(self, event: Any) -> bool:
+        """Whether the device got to ``event``."""
+        return bool(event.query())
+
+    def elapsed_ns(self, begin: Any, end: Any) -> int:
+        """Nanoseconds between two events, to half a microsecond."""
+        elapsed_ms: float = begin.elapsed_time(end)
+        return round(elapsed_ms * 1e6)
+
+    def synchronize(self, device: int) -> None:
+        """Wait for everything on ``device``."""
+        self._torch.cuda.synchronize(device)
+
+    def memory(self) -> list[DeviceMemory]:
+        """What the allocator says of every device in use. Nothing is reset: the peaks are the program's."""
+        torch = self._started()
+        return [] if torch is None else [self._memory(torch, device) for device in self.devices()]
+
+    def _memory(self, torch: Any, device: int) -> DeviceMemory:
+        stats = _stats(torch, device)
+        allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+        share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
+        return DeviceMemory(
+            f"cuda:{device}",
+            allocated["current"],
+            reserved["current"],
+            int(torch.cuda.get_device_properties(device).total_memory * share),
+            allocated["peak"],
+            reserved["peak"],
+            stats["num_ooms"],
+            stats["num_alloc_retries"],
+        )
+
+    def _started(self) -> Any:
+        """``torch``, once the program has started CUDA with it."""
+        if self._torch is None:
+            torch = self._find_torch()
+            # Half imported, it has no answer yet.
+            started = getattr(getattr(torch, "cuda", None), "is_initialized", bool)
+            if not started() or not torch.version.cuda:
+                return None
+            self._is_capturing = torch._C._cuda_isCurrentStreamCapturing  # noqa: SLF001 - makes no objects
+            self._torch = torch
+        return self._torch
+
+    def _count(self) -> int:
+        return int(self._torch.cuda.device_count())
+
+
+def _stats(torch: Any, device: int) -> Any:
+    return torch._C._cuda_memoryStats(device)  # noqa: SLF001 - the public one makes 150 strings of it each time

@@ -1,0 +1,296 @@
+"""Device time of stages: events at their edges, read later by the pump, never waited for."""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from otel_train.codes import FLAG_SHIFT, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Flag, Op, SourceKind
+from otel_train.records import DeviceTimes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_train.clock import Clock
+    from otel_train.record.device_driver import DeviceDriver
+    from otel_train.record.recorder import Recorder
+    from otel_train.records import DeviceMemory
+
+MOST_EVENTS = 2048
+"""Events per device. All of them recorded between two turns of the pump (0.5 s), at 2 to 3 us each, cost
+training 1 %: a loop of tiny steps is sampled at the start of each turn instead of being slowed down."""
+
+_DEEPEST = 64
+"""Stages open at once that are remembered; one whose end never came must not be remembered for ever."""
+
+_TIMED = frozenset(SourceKind) - {SourceKind.CHECKPOINT, SourceKind.MARK}
+_BREATHE_EVERY = 32  # readings, of 2 to 3 us each
+_SAMPLE = 128  # its own cost is taken at one edge in so many, by the last digits of the clock
+_LOW = (1 << FLAG_SHIFT) - 1  # the bits of a code that say who and what
+_UNTIMED, _OPENS, _CLOSES = 1, 2, 3  # what a code does; 0: not asked yet
+_BEGIN, _END, _FAIL, _SUSPEND = int(Op.BEGIN), int(Op.END), int(Op.FAIL), int(Op.SUSPEND)
+# A piece of a suspended stage is no occurrence, and neither is a loader that starts.
+_WHOLE = OP_MASK | Flag.START << FLAG_SHIFT
+
+
+class _Lane(NamedTuple):
+    """The events of one device.
+
+    Attributes:
+        free: the training thread takes from it, the pump gives back.
+        make: makes one more, or gives None when there are enough.
+        record: records one on the device's current stream.
+        device: its number.
+    """
+
+    free: list[Any]
+    make: Callable[[], Any]
+    record: Callable[[Any], None]
+    device: int
+
+
+_Entry = tuple[int, int, list[Any]]
+"""An edge: host time, code, events, one per lane. A plain tuple: naming its fields costs 0.2 us each time."""
+
+
+class _Row(NamedTuple):
+    """One occurrence, timed by the device."""
+
+    source: int
+    begun_ns: int
+    ended_ns: int
+    device_ns: int
+
+
+class DeviceTimer:
+    """Times what the device does for each stage of the thread that made the recorder.
+
+    ``edge`` takes the place of ``recorder.edge``. Until ``look`` has seen that a device is in use, and in
+    every other thread, it does nothing of its own. The event of an end is recorded before the edge and that
+    of a begin after it, so the host times of a reading lie within its occurrence.
+
+    A fault of the driver never reaches training: it switches the timer off, and ``look`` raises it.
+
+    Args:
+        recorder: takes the edges.
+        driver: the accelerator; None where there is none.
+        mode: ``events``, ``sync`` (wait for the device at every edge: exact and slow) or ``off``.
+        clock: monotonic nanoseconds.
+    """
+
+    def __init__(self, recorder: Recorder, driver: DeviceDriver | None, *, mode: str, clock: Clock) -> None:
+        self.edge = recorder.edge
+        self.dropped = 0
+        """Edges that got no event, because all were in use."""
+        self.spent_ns = 0
+        """Time that recording cost the training thread, estimated from one edge in ``_SAMPLE``."""
+        self._driver = driver
+        self._mode = mode
+        self._clock = clock
+        self._sources = recorder.sources
+        self._entries: deque[_Entry] = deque()
+        self._lanes: list[_Lane] = []
+        self._active: list[_Lane] = []
+        """The lanes, or none: what the training thread looks at."""
+        self._open: list[_Entry] = []
+        self._table = bytearray(_LOW + 1)
+        self._fault: Exception | None = None
+        self._stopped = driver is None or mode == "off"
+        if driver is not None and not self._stopped:
+            make = self._recording_edge if mode == "events" else self._waiting_edge
+            self.edge = make(driver, recorder.edge)
+            recorder.when_silenced.append(self.stop)
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """Devices whose time is taken."""
+        return tuple(lane.device for lane in self._lanes)
+
+    def look(self) -> None:
+        """See which devices are in use. Called by the pump.
+
+        Raises:
+            Exception: the fault of the driver that switched the timer off, once.
+        """
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            self.stop()
+            raise fault
+        if self._driver is None or self._stopped:
+            return
+        new = [device for device in self._driver.devices() if device not in self.devices]
+        if new:  # lanes are only ever added, at the end: what is open keeps its place
+            self._lanes += [self._lane(self._driver, device) for device in new]
+            self._active[:] = self._lanes
+
+    def memory(self) -> list[DeviceMemory]:
+        """What the allocator of every device in use says; nothing where there is none."""
+        return [] if self._driver is None else self._driver.memory()
+
+    def stop(self) -> None:
+        """Record nothing more. What is recorded can still be taken."""
+        self._stopped = True
+        self._active.clear()
+
+    def take(self, breathe: Callable[[], None] = lambda: None) -> DeviceTimes | None:
+        """Every occurrence whose events the device got to since the last call; None where none are recorded.
+
+        Events are read in order. At the first that the device has not got to, the rest is left for a later
+        call. Called by the pump.
+
+        Args:
+            breathe: called between readings, to let the training thread have the interpreter.
+        """
+        if self._driver is None or self._mode != "events" or not self._lanes:
+            return None
+        until_ns = self._clock()
+        rows: list[_Row] = []
+        if self._entries:
+            try:
+                with self._driver.reading(self._lanes[0].device):
+                    self._read(self._driver, rows, breathe)
+            except Exception:
+                self.stop()
+                self._entries.clear()
+                raise
+        if self._entries:
+            until_ns = self._entries[0][0]
+        columns = np.array(rows, dtype=np.int64).reshape(-1, len(_Row._fields))
+        source, begun_ns, ended_ns, device_ns = columns.T
+        return DeviceTimes(source, begun_ns, ended_ns, device_ns, until_ns)
+
+    def _read(self, driver: DeviceDriver, rows: list[_Row], breathe: Callable[[], None]) -> None:
+        entries, query = self._entries, driver.query
+        if driver.capturing():  # the user's thread asks for a summary in mid-capture
+            return
+        for number in range(len(entries)):  # what is recorded meanwhile is for the next call
+            entry = entries[0]
+            if not all(query(event) for event in entry[2]):
+                return
+            entries.popleft()
+            if entry[1] & OP_MASK < _END:
+                self._begin(entry)
+            else:
+                self._end(driver, entry, rows)
+            if number % _BREATHE_EVERY == _BREATHE_EVERY - 1:
+                breathe()
+
+    def _begin(self, entry: _Entry) -> None:
+        self._open.append(entry)
+        if len(self._open) > _DEEPEST:
+            self._give_back(self._open.pop(0))
+
+    def _end(self, driver: DeviceDriver, end: _Entry, rows: list[_Row]) -> None:
+        source = _source(end)
+        places = [place for place, begin in enumerate(self._open) if _source(begin) == source]
+        if places:
+            begin = self._open[places[-1]]
+            whole = begin[1] & _WHOLE == _BEGIN and end[1] & OP_MASK in (_END, _FAIL)
+            device_ns = self._device_ns(driver, begin, end) if whole else -1
+            if device_ns >= 0:
+                rows.append(_Row(source, begin[0], end[0], device_ns))
+            for lost in self._open[places[-1] :]:  # an outer end also ends what an exception left open
+                self._give_back(lost)
+            del self._open[places[-1] :]
+        self._give_back(end)
+
+    def _device_ns(self, driver: DeviceDriver, begin: _Entry, end: _Entry) -> int:
+        """Negative where it cannot be told: the stage ended on another stream, which was ahead."""
+        elapsed = [driver.elapsed_ns(*pair) for pair in zip(begin[2], end[2], strict=False)]
+        if not elapsed:
+            return -1
+        # A wait for data is exposed while no device works; work is over when the last one has done its part.
+        return min(elapsed) if self._sources[_source(begin)].kind is SourceKind.DATA else max(elapsed)
+
+    def _give_back(self, entry: _Entry) -> None:
+        for lane, event in zip(self._lanes, entry[2], strict=False):
+            lane.free.append(event)
+
+    def _lane(self, driver: DeviceDriver, device: int) -> _Lane:
+        left = MOST_EVENTS
+
+        def make() -> Any:
+            nonlocal left
+            if not left:
+                return None
+            left -= 1
+            return driver.new_event(device)
+
+        return _Lane([], make, driver.recorder(device), device)
+
+    def _recording_edge(
+        self, driver: DeviceDriver, ring_edge: Callable[[int], None]
+    ) -> Callable[[int], None]:
+        """Of all that runs on the training thread this costs most, hence one flat function."""
+        lanes, table, learn = self._active, self._table, self._learn
+        clock, append, capturing = self._clock, self._entries.append, driver.capturing
+        owner = get_ident()
+
+        def edge(code: int) -> None:
+            if not lanes:
+                ring_edge(code)
+                return
+            how = table[code & _LOW] or learn(code)
+            if how == _UNTIMED or get_ident() != owner:
+                ring_edge(code)
+                return
+            if how == _OPENS:
+                ring_edge(code)
+            try:
+                if not capturing():
+                    host_ns = clock()
+                    events: list[Any] = []
+                    for free, make, record, _ in lanes:
+                        event = free.pop() if free else make()
+                        if event is None:
+                            self._drop((host_ns, code, events))
+                            break
+                        record(event)
+                        events.append(event)
+                    else:
+                        append((host_ns, code, events))
+                    if not host_ns % _SAMPLE:
+                        self.spent_ns += (clock() - host_ns) * _SAMPLE
+            except Exception as fault:  # noqa: BLE001 - it must not reach training; look() raises it
+                self._switch_off(fault)
+            if how == _CLOSES:
+                ring_edge(code)
+
+        return edge
+
+    def _waiting_edge(self, driver: DeviceDriver, ring_edge: Callable[[int], None]) -> Callable[[int], None]:
+        lanes, table, learn = self._active, self._table, self._learn
+        owner = get_ident()
+
+        def edge(code: int) -> None:
+            if lanes and get_ident() == owner and (table[code & _LOW] or learn(code)) != _UNTIMED:
+                try:
+                    if not driver.capturing():
+                        for lane in lanes:
+                            driver.synchronize(lane.device)
+                except Exception as fault:  # noqa: BLE001 - as above; a sticky error meets the user's next call
+                    self._switch_off(fault)
+            ring_edge(code)
+
+        return edge
+
+    def _learn(self, code: int) -> int:
+        op, kind = code & OP_MASK, self._sources[code >> SOURCE_SHIFT & SOURCE_MASK].kind
+        timed = kind in _TIMED and op <= _SUSPEND
+        self._table[code & _LOW] = (_OPENS if op < _END else _CLOSES) if timed else _UNTIMED
+        return self._table[code & _LOW]
+
+    def _drop(self, entry: _Entry) -> None:
+        self.dropped += 1
+        self._give_back(entry)
+
+    def _switch_off(self, fault: Exception) -> None:
+        self._fault = fault
+        self._active.clear()
+
+
+def _source(entry: _Entry) -> int:
+    return entry[1] >> SOURCE_SHIFT & SOURCE_MASK

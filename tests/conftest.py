@@ -1,0 +1,36 @@
+"""What holds for every test."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# A busy machine makes a slow example, not a wrong one.
+settings.register_profile("house", deadline=None, print_blob=True)
+settings.load_profile("house")
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests say what is set: nobody's own settings, collectors or ranks reach them."""
+    for name in list(os.environ):
+        ours = name.startswith(("OTEL_", "RANK", "WORLD_SIZE", "LOCAL_", "TORCHELASTIC_", "SLURM_"))
+        if ours and name != "OTEL_TRAIN_TEST_BIN":
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_open() -> Iterator[None]:
+    """A session that a failed test leaves behind must not watch the next test."""
+    yield
+    from otel_train.front import current
+
+    session = current()
+    if session is not None:
+        session.close("failed")

@@ -1,0 +1,239 @@
+"""What the pages say exists: links, targets, commands, settings, code."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import otel_train
+from otel_train.cli import main as command_line
+from otel_train.config import DEFAULTS, PREFIX, RESERVED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
+]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+INLINE_CODE = re.compile(r"`([^`\n]+)`")
+LINK = re.compile(r"!?\[(?:[^\]]|\n)*?\]\(([^)\s]+)\)")
+MAKE = re.compile(r"(?:^|[\s(])make ([a-z][a-z-]*)")
+COMMAND = re.compile(r"otel-train ((?:[a-z]+)\b)?([^\n|#]*)")
+ELSEWHERE = ("http://", "https://")
+CALLS = {"instrument", "Config"}
+OTHER_KEYWORDS = {"model", "loaders", "config"}
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    return [code for kind, code in FENCE.findall(page.read_text(encoding="utf-8")) if kind == language]
+
+
+def code_of(page: Path) -> list[str]:
+    """Everything on a page that is set as code: blocks, and words in backticks."""
+    text = page.read_text(encoding="utf-8")
+    return [code for _, code in FENCE.findall(text)] + INLINE_CODE.findall(FENCE.sub("", text))
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", FENCE.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@cache
+def targets() -> frozenset[str]:
+    lines = re.findall(
+        r"^([a-z][a-z -]*):(?!=)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return frozenset(name for line in lines for name in line.split())
+
+
+@cache
+def options(command: str) -> frozenset[str]:
+    """The options that a command takes."""
+    parser, _ = command_line._parser(command)
+    (subparsers,) = (action for action in parser._actions if isinstance(action.choices, dict))
+    assert isinstance(subparsers.choices, dict)
+    chosen: Any = subparsers.choices[command] if command else parser
+    return frozenset(option for action in chosen._actions for option in action.option_strings)
+
+
+def _snippets() -> Iterator[Any]:
+    for page in PAGES:
+        for number, code in enumerate(blocks(page, "python"), 1):
+            yield pytest.param(code, id=f"{name_of(page)}-{number}")
+
+
+SNIPPETS = list(_snippets())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    """A reader who follows a dead link stops reading."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    dead = []
+    for link in LINK.findall(text):
+        if link.startswith(ELSEWHERE):
+            continue
+        path, _, anchor = link.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        if not there.exists() or (anchor and anchor not in anchors(there)):
+            dead.append(link)
+
+    assert not dead
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_make_target_on_a_page_exists(page: Path) -> None:
+    """The first thing people do with a page is paste from it."""
+    named = {target for code in code_of(page) for target in MAKE.findall(code)}
+
+    assert named <= targets()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_command_on_a_page_exists_with_its_options(page: Path) -> None:
+    """As above; an option that was renamed is as bad as a command that was."""
+    wrong = []
+    for code in code_of(page):
+        for command, rest in COMMAND.findall(code):
+            if command and command not in command_line.COMMANDS:
+                wrong.append(command)
+                continue
+            known = options(command)
+            wrong += [
+                f"{command} {flag}" for flag in re.findall(r"(?<!\S)--[a-z-]+", rest) if flag not in known
+            ]
+
+    assert not wrong
+
+
+def test_every_command_has_its_options_in_the_reference() -> None:
+    """What the command line takes and the page leaves out is found by nobody."""
+    page = (ROOT / "docs/reference/cli.md").read_text(encoding="utf-8")
+    needed = {
+        option
+        for command in command_line.COMMANDS
+        for option in options(command)
+        if option.startswith("--") and option != "--help"
+    }
+
+    assert {option for option in needed if option not in page} == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_setting_on_a_page_exists(page: Path) -> None:
+    """A wrong name would be refused at `instrument()`; a page must not lead there."""
+    text = page.read_text(encoding="utf-8")
+    variables = set(re.findall(rf"\b{PREFIX}[A-Z][A-Z_]*[A-Z]\b", text))
+    known = {PREFIX + name.upper() for name in DEFAULTS} | RESERVED
+    keywords = {
+        keyword.arg
+        for code in blocks(page, "python")
+        for call in ast.walk(ast.parse(code))
+        if isinstance(call, ast.Call) and isinstance(call.func, (ast.Name, ast.Attribute))
+        if (call.func.id if isinstance(call.func, ast.Name) else call.func.attr) in CALLS
+        for keyword in call.keywords
+    }
+    inline = {
+        found[1] for code in INLINE_CODE.findall(text) if (found := re.fullmatch(r"([a-z_]+)=\S+", code))
+    }
+
+    assert variables <= known
+    assert keywords - {None} <= set(DEFAULTS) | OTHER_KEYWORDS
+    # A keyword in backticks is a setting, or an argument of something else that is public.
+    assert inline <= set(DEFAULTS) | {"samples", "tokens", "start", "num_workers", "phase"}
+
+
+def test_the_settings_page_is_fresh() -> None:
+    """It is generated from `Config`; a stale one promises what is no longer there."""
+    script = ROOT / "tools" / "settings_page.py"
+    done = subprocess.run(
+        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_public_name_is_in_the_api_reference() -> None:
+    """What is public and not described is found by nobody."""
+    page = (ROOT / "docs/reference/api.md").read_text(encoding="utf-8")
+
+    assert [name for name in otel_train.__all__ if f"`{name}" not in page] == []
+
+
+@pytest.mark.parametrize("code", SNIPPETS)
+def test_every_python_block_compiles(code: str) -> None:
+    """Nobody reviews the code on a page as carefully as the code in a module."""
+    compile(code, "page", "exec")
+
+
+@pytest.mark.parametrize("code", SNIPPETS)
+def test_every_name_of_ours_in_a_python_block_exists(code: str) -> None:
+    """A block that compiles may still call what is not there."""
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "otel_train"
+    }
+
+    assert used <= set(otel_train.__all__)
+
+
+def run_in(folder: Path, code: str) -> dict[str, Any]:
+    """Run a block as a program of its own; the summary that it leaves."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "OMP_"))}
+    environ = {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OTEL_TRAIN_PROMETHEUS_PORT": "0"}
+    (folder / "train.py").write_text(code, encoding="utf-8")
+    command = [sys.executable, "train.py"]
+    done = subprocess.run(
+        command, cwd=folder, env=environ, capture_output=True, text=True, check=False, timeout=100
+    )
+    assert done.returncode == 0, done.stderr
+    (summary,) = folder.glob("runs/*/rank0/summary.json")
+    figures: dict[str, Any] = json.loads(summary.read_text(encoding="utf-8"))
+    return figures
+
+
+@pytest.mark.slow
+def test_the_ten_line_start_runs_and_is_observed(tmp_path: Path) -> None:
+    """It is the first thing anybody tries."""
+    import_module("torch")
+    start = blocks(ROOT / "README.md", "python")[0]
+
+    figures = run_in(tmp_path, start)
+
+    assert len([line for line in start.splitlines() if line]) <= 10
+    assert figures["steps"] == {"train": 64}
+    assert figures["batches"] == {"train": 64}
+    assert figures["unobserved"] == []
+
+
+@pytest.mark.slow
+def test_the_tutorial_counts_what_it_says(tmp_path: Path) -> None:
+    """The page says 384 training batches and 12 of evaluation: a reader compares."""
+    script = blocks(ROOT / "docs/tutorial/first-run.md", "python")[0]
+
+    figures = run_in(tmp_path, script)
+
+    assert figures["batches"] == {"train": 384, "val": 12}
+    assert figures["steps"]["train"] == 384
+    assert figures["steps"]["eval"] == 12

@@ -1,0 +1,415 @@
+"""Everything around the run breaks; the run does not."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import torch
+from prometheus_client.parser import text_string_to_metric_families as classic
+from torch.utils.data import DataLoader
+
+import otel_train
+from otel_train.cli.replay import replay
+from otel_train.export.pump import Route
+from otel_train.guard import Guard
+from tests.integration.loops.truth import Net, Watch, dataset, loader
+from tests.integration.test_session import FAST, page, rank_folder, train, until
+from tests.support.receiver import black_hole, http_receiver, refusing_address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+ROOT = Path(__file__).parents[2]
+
+LATER_S = 3.5
+"""How much later than bare a run may end with its collector away: 2 s, and room for a busy machine."""
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No OTEL_* variable of the machine takes part."""
+    for name in list(os.environ):
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Watch]:
+    """``instrument``, quietly; what a test leaves open is closed."""
+    started = Watch(tmp_path / "runs")
+    yield started
+    started.close()
+
+
+# --- our own faults -------------------------------------------------------------------------------
+
+
+class Broken:
+    """An exporter that fails every time."""
+
+    def __init__(self) -> None:
+        self.called = 0
+
+    def export(self, batch: Any) -> None:
+        self.called += 1
+        raise RuntimeError("broken on purpose")
+
+    def close(self, timeout_s: float) -> None:
+        raise RuntimeError("broken to the end")
+
+
+def test_a_broken_exporter_is_switched_off_and_training_goes_on(
+    watch: Watch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One traceback in the log, not one every half second for a week."""
+    model, batches, broken = Net(), loader(20), Broken()
+    with caplog.at_level(logging.WARNING, "otel_train"):
+        session = watch(model, {"train": batches}, **FAST)
+        session._pump.routes.append(Route(broken, Guard("broken part"), 0.0))
+        train(model, batches, epochs=3)
+        assert until(lambda: broken.called >= 3)
+        time.sleep(0.2)
+        session.close()
+    written = json.loads((rank_folder(session) / "summary.json").read_text())
+    tracebacks = [record for record in caplog.records if record.exc_info and "broken part" in record.getMessage()]
+
+    assert broken.called == 3
+    assert len(tracebacks) == 1
+    assert written["telemetry"]["faults"] == {"broken part": 3}
+    assert written["steps"] == {"train": 60}
+    assert (rank_folder(session) / "metrics.otlp.jsonl").stat().st_size > 0
+
+
+def test_a_hook_that_is_fed_nonsense_raises_nothing_into_the_loop(watch: Watch) -> None:
+    """Batches of any kind: sizes are guessed, never demanded."""
+    session = watch(Net(), **FAST)
+    odd: list[Any] = [None, 3, "text", object(), [], {}, torch.tensor(1.0), [[]], {"x": None}, (i for i in ())]
+    seen = list(otel_train.watch(odd, name="odd"))
+
+    assert seen == odd
+    assert session.summary()["batches"]["odd"] == len(odd)
+    assert session.summary()["telemetry"]["faults"] == {}
+
+
+# --- the collector is away ------------------------------------------------------------------------
+
+PROGRAM = """
+    import sys, time, torch
+    import otel_train
+    from torch.utils.data import DataLoader, TensorDataset
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(4, 2)
+    data = DataLoader(TensorDataset(torch.randn(80, 4)), batch_size=4)
+    if sys.argv[1] == "watched":
+        otel_train.instrument(model, {"train": data}, run_dir=sys.argv[2], run_id="r", prometheus=False,
+                              export_every_s=0.3, turn_every_s=0.05, console=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    end = time.monotonic() + 1.5
+    while time.monotonic() < end:
+        for (x,) in data:
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    print(time.time(), flush=True)
+"""
+
+
+def exit_delay_s(mode: str, folder: Path, endpoint: str) -> float:
+    """Seconds from the program's last line to its end."""
+    program = folder / "program.py"
+    program.write_text(textwrap.dedent(PROGRAM))
+    environ = {**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, str(program), mode, str(folder / "runs")]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=True)
+    return time.time() - float(done.stdout.splitlines()[-1])
+
+
+@contextmanager
+def slow() -> Iterator[str]:
+    """A collector that answers, much too late."""
+    with http_receiver("slow", slow_s=30) as received:
+        yield received.endpoint
+
+
+@pytest.mark.parametrize("trouble", [refusing_address, black_hole, slow])
+def test_a_collector_that_is_away_delays_no_exit_and_loses_nothing(
+    trouble: Callable[[], AbstractContextManager[str]], tmp_path: Path
+) -> None:
+    """The job's allocation must not be held by its telemetry; what could not be sent is sent later."""
+    with trouble() as endpoint:
+        bare_s = exit_delay_s("bare", tmp_path, endpoint)
+        watched_s = exit_delay_s("watched", tmp_path, endpoint)
+    spooled = [path for path in (tmp_path / "runs/r/rank0/spool").rglob("*") if path.is_file()]
+    with http_receiver() as received:
+        counts = replay(str(tmp_path / "runs/r"), {"OTEL_EXPORTER_OTLP_ENDPOINT": received.endpoint})
+        last = received.points()["train.steps"].sum.data_points[0]
+        steps = last.as_int or last.as_double
+    written = json.loads((tmp_path / "runs/r/rank0/summary.json").read_text())
+
+    assert watched_s - bare_s <= LATER_S
+    assert spooled
+    assert (counts.kept, counts.torn) == (0, 0)
+    assert counts.sent > 0
+    assert steps == written["steps"]["train"]
+
+
+# --- sudden death ---------------------------------------------------------------------------------
+
+KILLED = """
+    import sys, time, torch
+    from pathlib import Path
+    import otel_train
+    torch.set_num_threads(1)
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.calls = torch.nn.Linear(4, 2), 0
+        def forward(self, x):
+            self.calls += 1
+            if self.calls == 31:
+                Path(sys.argv[1], "inside").touch()
+                time.sleep(60)
+            return self.inner(x)
+
+    model = Net()
+    data = torch.utils.data.DataLoader(torch.randn(400, 4), batch_size=4)
+    otel_train.instrument(model, {"train": data}, run_dir=sys.argv[1], run_id="r", prometheus=False,
+                          console=False, turn_every_s=0.05)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x in data:
+        model(x).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("looks", [True, False], ids=["the pump has looked", "at once"])
+def test_after_a_kill_the_flight_file_tells_where_it_was(tmp_path: Path, *, looks: bool) -> None:
+    """The OOM killer asks nobody: which step, which stage, which loader."""
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(KILLED))
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    process = subprocess.Popen([sys.executable, str(program), str(tmp_path)], env=environ)
+    try:
+        assert until((tmp_path / "inside").exists, 60)
+        time.sleep(0.5 if looks else 0)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    command = [sys.executable, "-m", "otel_train", "postmortem", str(tmp_path / "r")]
+    shown = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    told = subprocess.run([*command, "--json"], env=environ, capture_output=True, text=True, timeout=60, check=False)
+
+    assert shown.returncode == told.returncode == 0, shown.stderr + told.stderr
+    assert "forward" in shown.stdout
+    [rank] = json.loads(told.stdout)["ranks"] if "ranks" in json.loads(told.stdout) else [json.loads(told.stdout)]
+    text = json.dumps(rank)
+    assert "forward" in text
+    assert '"train"' in text
+    assert "30" in shown.stdout
+
+
+def test_a_run_that_was_killed_is_gone_on_with_as_another_attempt(tmp_path: Path, watch: Watch) -> None:
+    """A restart must not overwrite the black box of the crash before."""
+    program = tmp_path / "program.py"
+    program.write_text(textwrap.dedent(KILLED))
+    folder = tmp_path / "runs"
+    folder.mkdir()
+    process = subprocess.Popen([sys.executable, str(program), str(folder)], env={**os.environ, "PYTHONPATH": str(ROOT)})
+    try:
+        assert until((folder / "inside").exists, 60)
+    finally:
+        process.kill()
+        process.wait()
+    before = (folder / "r/rank0/flight.bin").read_bytes()
+    session = watch(Net(), run_id="r")
+
+    assert session.run_directory == folder / "r"
+    assert before in [path.read_bytes() for path in (folder / "r/rank0").glob("flight-*.bin")]
+
+
+# --- forks ----------------------------------------------------------------------------------------
+
+
+def test_a_fork_in_mid_training_leaves_the_parents_figures_exact(watch: Watch, tmp_path: Path) -> None:
+    """A child shares the map: one edge of its own would be a step that never was."""
+    model, batches = Net(), loader(20)
+    with http_receiver() as received:
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = received.endpoint
+        try:
+            session = watch(model, {"train": batches}, otlp="auto", **FAST)
+            train(model, batches)
+            child = os.fork()
+            if child == 0:
+                signal.alarm(20)
+                train(model, batches)
+                otel_train.log(loss=torch.tensor(1.0))
+                os._exit(0)
+            train(model, batches)
+            _, status = os.waitpid(child, 0)
+            session.close()
+        finally:
+            del os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"]
+        pids = {
+            item.value.int_value
+            for request in received.metrics
+            for item in request.resource_metrics[0].resource.attributes
+            if item.key == "process.pid"
+        }
+    shown = subprocess.run(
+        [sys.executable, "-m", "otel_train", "postmortem", str(session.run_directory)],
+        capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+    )  # fmt: skip
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert session.summary()["steps"] == {"train": 40}
+    assert session.summary()["telemetry"]["records_lost"] == 0
+    assert pids <= {os.getpid()}
+    assert shown.returncode == 0, shown.stderr
+
+
+# --- the disk -------------------------------------------------------------------------------------
+
+FULL = """
+    import json, os, resource, signal, sys, torch
+    import otel_train
+    from torch.utils.data import DataLoader
+    torch.set_num_threads(1)
+    if sys.argv[2] != "0":
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
+    model = torch.nn.Linear(4, 2)
+    data = DataLoader(torch.randn(400, 4), batch_size=4)
+    session = otel_train.instrument(model, {"train": data}, run_dir=sys.argv[1], run_id="r", prometheus=False,
+                                    console=False, turn_every_s=0.02, export_every_s=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for epoch in range(30):
+        for x in data:
+            model(x).sum().backward()
+            optimizer.step()
+        if epoch == 3 and len(sys.argv) > 3:
+            with open(sys.argv[3], "wb") as fill:
+                try:
+                    while True:
+                        fill.write(bytes(1 << 16))
+                        fill.flush()
+                except OSError:
+                    pass
+    session.close()
+    print(session.summary()["steps"]["train"])
+"""
+
+
+def trains_on(folder: Path, program_folder: Path, limit: int = 0, *fill: str) -> subprocess.CompletedProcess[str]:
+    program = program_folder / "program.py"
+    program.write_text(textwrap.dedent(FULL))
+    command = [sys.executable, str(program), str(folder), str(limit), *fill]
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=False)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MB, where we may mount one."""
+    place = tmp_path / "small"
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(place)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip("needs to mount a tmpfs")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=False)
+
+
+@pytest.mark.parametrize("limit", [0, 1000, 100_000, 1 << 20])
+def test_files_that_cannot_grow_stop_no_training(limit: int, tmp_path: Path) -> None:
+    """A quota is met in the middle of a write."""
+    done = trains_on(tmp_path / "runs", tmp_path, limit)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "3000"
+    assert done.stderr.count("otel") <= 3
+
+
+def test_a_disk_that_is_full_before_the_run_stops_no_training(small_disk: Path, tmp_path: Path) -> None:
+    """A map of a file without blocks kills with SIGBUS at the first write."""
+    with (small_disk / "fill").open("wb") as fill:
+        try:
+            while True:
+                fill.write(bytes(1 << 16))
+                fill.flush()
+        except OSError:
+            pass
+    done = trains_on(small_disk / "runs", tmp_path)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "3000"
+
+
+def test_a_disk_that_fills_up_during_the_run_stops_no_training(small_disk: Path, tmp_path: Path) -> None:
+    """Checkpoints fill disks."""
+    done = trains_on(small_disk / "runs", tmp_path, 0, str(small_disk / "fill"))
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "3000"
+
+
+# --- many -----------------------------------------------------------------------------------------
+
+
+def test_hundreds_of_loaders_and_models_stay_bounded(watch: Watch) -> None:
+    """Sweeps and notebooks make new ones all day: no series, thread, file or object may pile up."""
+    session = watch(prometheus=True, prometheus_port=0, max_loaders=16, **FAST)
+    rows, gone = dataset(2), []
+    process = psutil.Process()
+
+    def one(number: int) -> None:
+        batches = DataLoader(rows, batch_size=4)
+        if number % 2:
+            session.add(loaders={f"loader {number}": batches})
+        gone.append(weakref.ref(batches))
+        model = Net()
+        if number % 10 == 0:
+            session.add({f"model {number}": model})
+            gone.append(weakref.ref(model))
+        train(model, batches)
+
+    for number in range(20):
+        one(number)
+    gc.collect()
+    threads, files = threading.active_count(), process.num_fds()
+    for number in range(20, 200):
+        one(number)
+    gc.collect()
+    assert until(lambda: session.summary()["steps"]["train"] >= 398)
+    time.sleep(0.3)
+    samples = [
+        sample
+        for family in classic(page(session))
+        for sample in family.samples
+        if not sample.name.endswith("_bucket")
+    ]
+
+    assert [reference for reference in gone if reference() is not None] == []
+    assert threading.active_count() <= threads
+    assert process.num_fds() <= files + 1
+    assert len({sample.labels.get("train_loader") for sample in samples}) <= 16 + 2
+    assert len({(s.name, tuple(sorted(s.labels.items()))) for s in samples}) < 450
+    assert sum(session.summary()["batches"].values()) == 400

@@ -1,0 +1,659 @@
+"""A session from ``instrument`` to ``close``, with torch, files, sockets and a collector."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+import urllib.request
+import weakref
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jsonschema
+import psutil
+import pytest
+import torch
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
+from prometheus_client.parser import text_string_to_metric_families as classic
+from torch.optim import optimizer as torch_optimizer
+from torch.utils.data import DataLoader
+from torch.utils.data import dataloader as torch_dataloader
+
+import otel_train
+from otel_train import catalog as c
+from tests.integration.loops.truth import QUIET, Net, Watch, loader, loss_of, sgd
+from tests.support.receiver import http_receiver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).parents[2]
+SCHEMA = json.loads((ROOT / "docs/reference/summary.schema.json").read_text())
+FAST: dict[str, Any] = {"turn_every_s": 0.01, "export_every_s": 0.1}
+
+
+@pytest.fixture(autouse=True)
+def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No OTEL_* variable of the machine takes part."""
+    for name in list(os.environ):
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def watch(tmp_path: Path) -> Iterator[Watch]:
+    """``instrument``, quietly; what a test leaves open is closed."""
+    started = Watch(tmp_path / "runs")
+    yield started
+    started.close()
+
+
+def train(model: Net, batches: Any, *, epochs: int = 1, log: bool = False) -> None:
+    optimizer = sgd(model)
+    for _ in range(epochs):
+        for batch in batches:
+            loss = loss_of(model, batch)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if log:
+                otel_train.log(loss=loss, lr=0.01)
+
+
+def validate(model: Net, batches: Any) -> None:
+    with torch.no_grad():
+        for batch in batches:
+            loss_of(model, batch)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def rank_folder(session: Any) -> Path:
+    folder: Path = session.run_directory / "rank0"
+    return folder
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 20.0) -> bool:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+def traces_of_us() -> dict[str, Any]:
+    """Everything a session leaves in a process while it is open."""
+    return {
+        "threads": sorted(t.name for t in threading.enumerate() if t.name.startswith("otel")),
+        "sockets": len(psutil.Process().net_connections()),
+        "backward": torch.autograd._engine_run_backward,
+        "init": torch_dataloader._BaseDataLoaderIter.__init__,
+        "sigterm": signal.getsignal(signal.SIGTERM),
+        "hooks": len(torch_optimizer._global_optimizer_pre_hooks),
+        "scaler": torch.amp.GradScaler.step,
+        "mapped": [m.path for m in psutil.Process().memory_maps() if "flight" in m.path],
+    }
+
+
+def two_loaders_named_alike() -> Any:
+    return [otel_train.Loader(loader(1), name="a"), otel_train.Loader(loader(1), name="a")]
+
+
+WRONG: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
+    "unknown setting": (lambda: {"exprt_every_s": 5}, ("exprt_every_s", "export_every_s")),
+    "negative interval": (lambda: {"export_every_s": -1.0}, ("export_every_s", "-1", "0.1")),
+    "text for a number": (lambda: {"turn_every_s": "often"}, ("turn_every_s", "often", "number")),
+    "loader not iterable": (lambda: {"loaders": {"train": 42}}, ("train", "int", "iterable")),
+    "loader is a batch": (lambda: {"loaders": {"train": torch.zeros(3)}}, ("train", "Tensor", "iterable")),
+    "name twice": (lambda: {"loaders": two_loaders_named_alike()}, ("'a'", "twice", "own name")),
+    "unknown phase": (
+        lambda: {"loaders": otel_train.Loader(loader(1), name="a", phase="training")},
+        ("phase", "training", "train"),
+    ),
+    "model no module": (lambda: {"model": lambda x: x}, ("function", "torch.nn.Module", "stage")),
+    "one of several models": (lambda: {"model": {"g": Net(), "d": 3}}, ("'d'", "int", "torch.nn.Module")),
+    "no protocol": (lambda: {"otlp": "on", "prometheus": True}, ("morse", "http/protobuf")),
+    "no address": (
+        lambda: {"prometheus": True, "prometheus_host": "256.1.1.1"},
+        ("256.1.1.1", "127.0.0.1"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_mistake_is_refused_at_once_and_nothing_stays(
+    name: str, watch: Watch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Value, rule and remedy now, instead of a night of training without figures; and no hook left behind."""
+    make, said = WRONG[name]
+    if name == "no protocol":
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "morse")
+    before = traces_of_us()
+    given = {"prometheus_port": 0, **make()}
+
+    with pytest.raises(otel_train.ConfigError) as refused:
+        watch(**given)
+
+    for word in said:
+        assert word in str(refused.value)
+    gc.collect()
+    assert traces_of_us() == before
+    assert otel_train.current() is None
+
+
+@pytest.mark.parametrize("name", ["unknown setting", "loader not iterable", "model no module", "name twice"])
+def test_a_mistake_leaves_no_file(name: str, tmp_path: Path, watch: Watch) -> None:
+    """A run directory of a run that never began would be taken for a crash."""
+    with pytest.raises(otel_train.ConfigError):
+        watch(**WRONG[name][0]())
+
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_unknown_variable_is_refused(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A misspelt variable would be a setting that silently does not hold."""
+    monkeypatch.setenv("OTEL_TRAIN_EXPORT_EVRY_S", "5")
+
+    with pytest.raises(otel_train.ConfigError, match="OTEL_TRAIN_EXPORT_EVERY_S"):
+        watch()
+
+
+def test_a_mistake_in_a_second_call_leaves_the_session_as_it_was(watch: Watch) -> None:
+    """The good loader beside the bad one is not half added."""
+    session = watch(Net(), {"train": loader(1)})
+
+    with pytest.raises(otel_train.ConfigError):
+        watch(None, {"extra": loader(1), "bad": 42})
+    assert set(session.loaders) == {"train"}
+    assert otel_train.current() is session
+
+
+# --- one session, several calls -------------------------------------------------------------------
+
+
+def test_a_second_call_extends_the_session_and_times_nothing_twice(watch: Watch) -> None:
+    """A notebook cell is run again; a library instruments as well."""
+    model, batches = Net(), loader(12)
+    session = watch(model, {"train": batches})
+    assert watch(model, {"train": batches}) is session
+    assert watch(model, {"again": batches, "val": loader(2)}) is session
+    train(model, batches)
+    found = session.summary()
+
+    forward = [row for row in found["stages"] if row["stage"] == "forward"]
+    assert [(row["model"], row["count"]) for row in forward] == [("Net", 12)]
+    assert sum(found["batches"].values()) == 12
+    assert found["steps"] == {"train": 12}
+
+
+def test_a_name_can_be_used_again_for_the_next_fold(watch: Watch) -> None:
+    """Folds and sweeps: the series goes on, the run is one."""
+    for fold in range(3):
+        model, batches = Net(), loader(12)
+        session = watch(model, {"train": batches})
+        train(model, batches)
+        assert session.summary()["batches"] == {"train": 12 * (fold + 1)}
+        del model, batches
+        gc.collect()
+    found = session.summary()
+
+    assert {row["model"] for row in found["stages"] if row["stage"] == "forward"} == {"Net"}
+    assert found["steps"] == {"train": 36}
+
+
+def test_a_session_is_a_context_manager(watch: Watch) -> None:
+    """With a block nobody forgets to close."""
+    before = torch.autograd._engine_run_backward
+    with watch(Net(), {"train": loader(2)}) as session:
+        assert otel_train.current() is session
+        assert torch.autograd._engine_run_backward is not before
+
+    assert otel_train.current() is None
+    assert torch.autograd._engine_run_backward is before
+    assert json.loads((rank_folder(session) / "summary.json").read_text())["state"] == "finished"
+
+
+def test_closing_twice_is_closing_once(watch: Watch) -> None:
+    """``close`` in a finally block, and again at exit."""
+    model, batches = Net(), loader(12)
+    session = watch(model, {"train": batches})
+    train(model, batches)
+    session.close()
+    first = (rank_folder(session) / "summary.json").read_bytes()
+    session.close("failed")
+
+    assert (rank_folder(session) / "summary.json").read_bytes() == first
+    assert session.summary()["steps"] == {"train": 12}
+
+
+def test_a_new_session_begins_from_nothing(watch: Watch) -> None:
+    """Two runs in one process are two runs."""
+    for _ in range(2):
+        model, batches = Net(), loader(12)
+        session = watch(model, {"train": batches})
+        train(model, batches)
+        session.close()
+        assert session.summary()["steps"] == {"train": 12}
+
+    assert len([p for p in session.run_directory.parent.iterdir() if p.is_dir()]) == 2
+
+
+def test_a_window_holds_what_came_since_it_was_reset(watch: Watch) -> None:
+    """Figures of this epoch, not of all; what the telemetry costs included."""
+    model, batches = Net(), loader(12)
+    session = watch(model, {"train": batches})
+    train(model, batches, epochs=3)
+    whole = session.summary()
+    otel_train.reset_window()
+    train(model, batches)
+    window = otel_train.summary()
+
+    assert (whole["steps"], window["steps"]) == ({"train": 36}, {"train": 12})
+    assert window["wall_seconds"] < whole["wall_seconds"] + window["wall_seconds"]
+    assert sum(window["activities"].values()) == pytest.approx(window["wall_seconds"], rel=1e-3)
+    assert window["telemetry"]["records"] < whole["telemetry"]["records"]
+    assert 0 < window["telemetry"]["overhead_us_per_step"] < 3 * whole["telemetry"]["overhead_us_per_step"]
+    session.close()
+    assert json.loads((rank_folder(session) / "summary.json").read_text())["steps"] == {"train": 48}
+
+
+# --- by hand --------------------------------------------------------------------------------------
+
+
+def test_any_iterable_is_watched_by_hand(watch: Watch) -> None:
+    """Generators and streams are no DataLoaders."""
+    model, rows = Net(), list(loader(12))
+    session = watch(model)
+    train(model, otel_train.watch((row for row in rows), name="stream"))
+
+    assert session.summary()["batches"] == {"stream": 12}
+
+
+def test_steps_marked_by_hand_go_on_from_where_the_user_says(watch: Watch) -> None:
+    """After a resume the step number is the user's."""
+    model, rows = Net(), list(loader(3))
+    session = watch(model, **FAST)
+    otel_train.step(start=500)
+    for batch in rows:
+        loss_of(model, batch).backward()
+        otel_train.step()
+    otel_train.event("resumed", checkpoint="x.pt")
+    session.close()
+    events = lines(rank_folder(session) / "events.jsonl")
+    [event] = [event for event in events if event["name"] == "resumed"]
+
+    assert session.summary()["steps"] == {"train": 3}
+    assert session.summary()["step_source"] == "manual"
+    assert event["attributes"] == {c.STEP_NUMBER.name: 503, "checkpoint": "x.pt"}
+
+
+def test_a_checkpoint_block_is_its_own_activity(watch: Watch) -> None:
+    """Saving must not read as slow training."""
+    model, batches = Net(), loader(12)
+    session = watch(model, {"train": batches})
+    train(model, batches)
+    with otel_train.checkpoint():
+        time.sleep(0.05)
+    train(model, batches)
+    session.close()
+    found = session.summary()
+
+    assert found["checkpoints"]["count"] == 1
+    assert 0.05 <= found["activities"]["checkpoint"] < 0.5
+    assert found["steps"] == {"train": 24}
+
+
+# --- log ------------------------------------------------------------------------------------------
+
+
+def gauges(session: Any) -> dict[str, dict[tuple[str, ...], float]]:
+    session.close()
+    last = lines(rank_folder(session) / "metrics.otlp.jsonl")[-1]
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for metric in last["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]:
+        points = (metric.get("gauge") or metric.get("sum") or {}).get("dataPoints", [])
+        found[metric["name"]] = {
+            tuple(item["value"]["stringValue"] for item in point.get("attributes", [])): float(
+                point.get("asDouble", point.get("asInt", 0))
+            )
+            for point in points
+        }
+    return found
+
+
+def test_a_logged_tensor_is_what_it_was_when_it_was_logged(watch: Watch) -> None:
+    """``total_loss += loss`` in place, right after the call, must not show."""
+    session = watch(turn_every_s=10.0)
+    loss = torch.tensor(1.5)
+    otel_train.log(loss=loss, lr=0.25, grad_norm=torch.tensor([2.0]))
+    loss.add_(100)
+    found = gauges(session)
+
+    assert found["train.loss"] == {("loss", "train"): 1.5}
+    assert found["train.learning_rate"] == {("0",): 0.25}
+    assert found["train.gradient.norm"] == {(): 2.0}
+
+
+def test_a_logged_loss_does_not_keep_its_graph_alive(watch: Watch) -> None:
+    """The activations of a step are gigabytes."""
+    watch(turn_every_s=10.0)
+    weight = torch.ones(3, requires_grad=True)
+    hidden = weight * 2
+    gone = weakref.ref(hidden)
+    loss = hidden.sum()
+    otel_train.log(loss=loss)
+    del hidden, loss
+    gc.collect()
+
+    assert gone() is None
+
+
+@pytest.mark.parametrize("turn_every_s", [0.01, 10.0])
+def test_a_loss_that_is_not_a_number_keeps_its_step(watch: Watch, turn_every_s: float) -> None:
+    """An event, a metric, and the trace of that very step."""
+    model, batches = Net(), loader(30)
+    session = watch(
+        model, {"train": batches}, turn_every_s=turn_every_s, keep_warmup_steps=0, keep_slow_factor=1e6
+    )
+    optimizer = sgd(model)
+    for number, batch in enumerate(batches):
+        loss = loss_of(model, batch)
+        loss.backward()
+        optimizer.step()
+        otel_train.log(loss=loss * float("nan") if number == 17 else loss)
+    found = gauges(session)
+    events = [e for e in lines(rank_folder(session) / "events.jsonl") if e["name"] == c.NONFINITE_EVENT.name]
+    kept = [span["attributes"] for span in spans_of(session) if span["name"] == c.RANK_STEP_SPAN.name]
+
+    assert found["train.nonfinite.detections"]["loss",] == 1
+    assert [event["attributes"][c.STEP_NUMBER.name] for event in events] == [17]
+    assert (17, "nonfinite") in [(a[c.STEP_NUMBER.name], a[c.KEEP_REASON.name]) for a in kept]
+
+
+def test_a_wrong_value_costs_only_itself(watch: Watch, caplog: pytest.LogCaptureFixture) -> None:
+    """A slip in a log call is said once; training and the other values go on."""
+    session = watch(**FAST)
+    with caplog.at_level(logging.WARNING, "otel_train"):
+        for _ in range(5):
+            otel_train.log(loss=torch.tensor(2.0), output=torch.zeros(4), note="text")
+        found = gauges(session)
+
+    assert found["train.loss"] == {("loss", "train"): 2.0}
+    assert len([r for r in caplog.records if "note" in r.getMessage()]) == 1
+    assert not session.summary()["telemetry"]["faults"]
+    assert session.summary()["telemetry"]["drops"] == {"serialization": 10}
+
+
+# --- the run directory ----------------------------------------------------------------------------
+
+
+def value_of(item: dict[str, Any]) -> Any:
+    [(kind, value)] = item["value"].items()
+    return int(value) if kind == "intValue" else value
+
+
+def spans_of(session: Any) -> list[dict[str, Any]]:
+    path = rank_folder(session) / "spans.otlp.jsonl"
+    return [
+        {**span, "attributes": {item["key"]: value_of(item) for item in span.get("attributes", [])}}
+        for line in (lines(path) if path.exists() else [])
+        for span in line["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    ]
+
+
+def test_the_run_directory_is_what_its_contract_says(watch: Watch) -> None:
+    """Other programs read it: each file parses, the summary fits its schema, figures add up."""
+    model, batches, val = Net(), loader(12), loader(3)
+    session = watch(model, {"train": batches, "val": val}, run_name="a run", **FAST)
+    train(model, batches, epochs=2, log=True)
+    validate(model, val)
+    with otel_train.checkpoint():
+        pass
+    session.close()
+    folder = rank_folder(session)
+    summary = json.loads((folder / "summary.json").read_text())
+
+    jsonschema.validate(summary, SCHEMA)
+    assert summary["steps"] == {"train": 24, "eval": 3}
+    assert summary["state"] == "finished"
+    assert sum(summary["activities"].values()) == pytest.approx(summary["wall_seconds"], rel=1e-6)
+    assert sum(row["self_seconds"] for row in summary["stages"]) == pytest.approx(
+        summary["wall_seconds"], rel=1e-6
+    )
+    assert json.loads((session.run_directory / "run.json").read_text())["run_name"] == "a run"
+    assert lines(folder / "events.jsonl")
+    assert lines(folder / "metrics.otlp.jsonl")
+    assert {span["name"] for span in spans_of(session)} >= {
+        c.RUN_SPAN.name, c.RUN_END_SPAN.name, c.STEP_SPAN.name, c.EVAL_SPAN.name, c.CHECKPOINT_SAVE_SPAN.name,
+    }  # fmt: skip
+    assert (folder / "flight.bin").stat().st_size > 0
+
+
+def test_a_run_without_a_step_has_lasted_as_well(watch: Watch) -> None:
+    """A script that fails in its set-up still has a wall time and a ledger."""
+    session = watch()
+    time.sleep(0.05)
+    session.close()
+    found = json.loads((rank_folder(session) / "summary.json").read_text())
+
+    jsonschema.validate(found, SCHEMA)
+    assert found["wall_seconds"] >= 0.05
+    assert found["activities"]["init"] == pytest.approx(found["wall_seconds"])
+
+
+def test_the_summary_on_the_way_fits_its_schema_too(watch: Watch) -> None:
+    """Half of all readers come while it runs."""
+    session = watch(None, None, summary_every_s=1.0, turn_every_s=0.01)
+    jsonschema.validate(session.summary(), SCHEMA)
+
+    assert until(lambda: (rank_folder(session) / "summary.json").exists())
+    written = json.loads((rank_folder(session) / "summary.json").read_text())
+    jsonschema.validate(written, SCHEMA)
+    assert written["state"] == "running"
+
+
+def test_a_run_directory_that_cannot_be_made_costs_only_itself(
+    watch: Watch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Said once; training goes on, and the figures are there."""
+    (tmp_path / "file").write_text("in the way")
+    model, batches = Net(), loader(12)
+    with caplog.at_level(logging.WARNING, "otel_train"):
+        session = watch(model, {"train": batches}, run_dir=str(tmp_path / "file" / "runs"), **FAST)
+        train(model, batches)
+        session.close()
+
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+    assert session.run_directory is None
+    assert session.summary()["steps"] == {"train": 12}
+
+
+# --- /metrics -------------------------------------------------------------------------------------
+
+OPENMETRICS = "application/openmetrics-text; version=1.0.0"
+
+
+def page(session: Any, accept: str = "text/plain") -> str:
+    request = urllib.request.Request(session.metrics_url, headers={"Accept": accept})
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+def trained(watch: Watch, **settings: Any) -> Any:
+    """A session with training, validation and logging behind it, whose page shows all of it."""
+    model, batches, val = Net(), loader(20), loader(3)
+    given = {"prometheus": True, "prometheus_port": 0, **FAST, **settings}
+    session = watch(model, {"train": batches, "val": val}, **given)
+    train(model, batches, epochs=2, log=True)
+    validate(model, val)
+    train(model, batches)
+    next(iter(batches))  # the ask that closes the last step
+    assert until(lambda: steps_on(page(session)) == 60)
+    return session
+
+
+def steps_on(text: str) -> float:
+    return sum(
+        sample.value
+        for family in classic(text)
+        for sample in family.samples
+        if sample.name == "train_steps_total" and sample.labels["train_phase"] == "train"
+    )
+
+
+def test_a_page_reads_back_in_both_formats(watch: Watch) -> None:
+    """Law 6: the real parsers, and they agree."""
+    session = trained(watch)
+    text, modern = list(classic(page(session))), list(openmetrics(page(session, OPENMETRICS)))
+
+    assert {s.name for f in text for s in f.samples} - {s.name for f in modern for s in f.samples} == set()
+    assert any(s.exemplar for f in modern for s in f.samples)
+
+
+def test_every_name_on_the_page_is_of_the_catalogue(watch: Watch) -> None:
+    """Law 5: what a dashboard queries is what is published."""
+    session = trained(watch)
+    known = {metric.prometheus: metric for metric in c.PUBLISHED}
+    names = Counter()
+    for family in classic(page(session)):
+        if family.name in ("target", "target_info"):
+            continue
+        suffix = "_total" if family.type == "counter" else ""
+        metric = known[family.name.removesuffix("_total") + suffix]
+        labels = {label.prometheus: label for label in metric.labels}
+        for sample in family.samples:
+            own = {k: v for k, v in sample.labels.items() if k.startswith("train_") and k not in constant()}
+            assert set(own) <= set(labels), sample
+            for name, value in own.items():
+                label = labels[name]
+                assert label.open or not label.values or value in label.values, sample
+        names[metric.name] += 1
+
+    assert names.total() >= 30
+    assert set(names.values()) == {1}
+
+
+def constant() -> set[str]:
+    return {"train_run_id", "train_rank"}
+
+
+def test_counters_start_at_zero(watch: Watch) -> None:
+    """``increase()`` of a counter that is born at 1 is 0: its alert would never fire."""
+    session = watch(None, {"train": loader(2)}, prometheus=True, prometheus_port=0, **FAST)
+    assert until(lambda: "train_run_status" in page(session))
+    present = {sample.name for family in classic(page(session)) for sample in family.samples}
+    expected = [
+        c.RUN_TIME, c.NONFINITE_DETECTIONS, c.STALL_EVENTS, c.STEP_SKIPS, c.CHECKPOINT_FAILURES,
+        c.LOADER_EXHAUSTIONS, c.TELEMETRY_DROPS, c.TELEMETRY_FAULTS, c.TELEMETRY_ATTRIBUTE_OVERFLOWS,
+        c.RUN_RESTARTS, c.TELEMETRY_OVERHEAD_TIME,
+    ]  # fmt: skip
+
+    assert {metric.prometheus for metric in expected} <= present
+
+
+def test_a_port_that_is_taken_is_left_to_its_owner(watch: Watch) -> None:
+    """Two runs on one machine; where this one listens stands in its run directory."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        session = watch(None, None, prometheus=True, prometheus_port=port, **FAST)
+        [target] = json.loads((rank_folder(session) / "prometheus_target.json").read_text())
+
+        assert session.metrics_url != f"http://127.0.0.1:{port}/metrics"
+        assert session.metrics_url == f"http://{target['targets'][0]}/metrics"
+        assert until(lambda: "train_run_status" in page(session))
+
+
+# --- both paths -----------------------------------------------------------------------------------
+
+
+def on_page(session: Any, metric: c.Metric) -> dict[tuple[str, ...], tuple[float, float]]:
+    """(count, sum) by labels."""
+    found: dict[tuple[str, ...], dict[str, float]] = {}
+    for family in classic(page(session)):
+        if family.name == metric.prometheus:
+            for sample in family.samples:
+                labels = tuple(sample.labels[label.prometheus] for label in metric.labels)
+                found.setdefault(labels, {})[sample.name.rpartition("_")[2]] = sample.value
+    return {labels: (values["count"], values["sum"]) for labels, values in found.items()}
+
+
+def sent(received: Any, metric: c.Metric) -> dict[tuple[str, ...], tuple[float, float]]:
+    points = received.points()[metric.name].exponential_histogram.data_points
+    return {tuple(item.value.string_value for item in p.attributes): (p.count, p.sum) for p in points}
+
+
+def test_both_paths_tell_the_same(watch: Watch, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Law 5: a dashboard on OTLP and one on a scrape must not disagree."""
+    with http_receiver() as received:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.endpoint)
+        session = trained(watch, otlp="auto")
+
+        def agree() -> bool:
+            return bool(received.metrics) and all(
+                on_page(session, metric) == sent(received, metric) != {}
+                for metric in (c.STAGE_DURATION, c.STEP_DURATION)
+            )
+
+        assert until(agree)
+        known = {metric.name for metric in c.PUBLISHED}
+        assert set(received.points()) <= known
+        session.close()
+        exemplars = {
+            (e.trace_id, e.span_id)
+            for metric in (c.STAGE_DURATION, c.STEP_DURATION)
+            for p in received.points()[metric.name].exponential_histogram.data_points
+            for e in p.exemplars
+        }
+        spans = {(span.trace_id, span.span_id) for span in received.spans()}
+
+    assert exemplars
+    assert exemplars <= spans
+
+
+# --- off ------------------------------------------------------------------------------------------
+
+
+def test_a_disabled_session_has_everything_that_a_session_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The switch is for emergencies: a script must not die of an attribute it no longer finds."""
+    monkeypatch.setenv("OTEL_TRAIN_DISABLED", "true")
+    batches = loader(2)
+    off = otel_train.instrument(Net(), {"train": batches})
+
+    public = [name for name in dir(otel_train.Session) if not name.startswith("_")]
+    assert [name for name in [*public, "config", "closed"] if not hasattr(off, name)] == []
+    assert off.loaders == {"train": batches}
+    assert otel_train.current() is None
+    assert isinstance(batches, DataLoader)
+
+
+def test_a_forked_child_has_no_session(watch: Watch) -> None:
+    """It must neither wait for a lock of its parent's, nor write to its parent's map."""
+    session = watch(Net(), {"train": loader(2)}, **FAST)
+    session._pump.lock.acquire()  # as if the pump were in the middle of a turn
+    try:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)
+            quiet = otel_train.current() is None and otel_train.summary() == {} and session.summary() == {}
+            session.reset_window()
+            session.close()
+            os._exit(0 if quiet else 1)
+    finally:
+        session._pump.lock.release()
+    _, status = os.waitpid(child, 0)
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert QUIET["prometheus"] is False

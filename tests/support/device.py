@@ -1,0 +1,101 @@
+"""A made-up accelerator: streams that work through a queue on a clock that the test moves."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from otel_train.records import DeviceMemory
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from otel_train.testing import FakeClock
+
+NEVER_NS = 2**62
+
+
+class FakeEvent:
+    """Holds the instant at which its stream got to it."""
+
+    def __init__(self, device: int) -> None:
+        self.device = device
+        self.at_ns = NEVER_NS
+
+
+class FakeDriver:
+    """Devices that run behind the host, as real ones do.
+
+    Work and events are queued on the current stream of a device; an event is reached when everything that
+    was queued before it on that stream is done.
+    """
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.used: list[int] = []
+        self.captures = False
+        self.stream = 0
+        self.hung = False
+        self.fault: Exception | None = None
+        self.made: list[FakeEvent] = []
+        self.records = 0
+        self.syncs: list[int] = []
+        self.readings: list[int] = []
+        self._clock = clock
+        self._busy_until_ns: dict[tuple[int, int], int] = {}
+
+    def work(self, ns: int, device: int = 0) -> None:
+        """Queue a kernel; the host goes on at once."""
+        self._busy_until_ns[device, self.stream] = self._reached_ns(device) + ns
+
+    def devices(self) -> list[int]:
+        return self.used
+
+    def capturing(self) -> bool:
+        return self.captures
+
+    def new_event(self, device: int) -> FakeEvent:
+        self.made.append(FakeEvent(device))
+        return self.made[-1]
+
+    def recorder(self, device: int) -> Callable[[FakeEvent], None]:
+        def record(event: FakeEvent) -> None:
+            if self.fault is not None:
+                raise self.fault
+            assert event.device == device
+            assert not self.captures, "recorded into a graph"
+            event.at_ns = NEVER_NS if self.hung else self._reached_ns(device)
+            self.records += 1
+
+        return record
+
+    @contextmanager
+    def reading(self, device: int) -> Iterator[None]:
+        self.readings.append(device)
+        yield
+
+    def query(self, event: FakeEvent) -> bool:
+        if self.fault is not None:
+            raise self.fault
+        assert self.readings, "read without being allowed to"
+        return event.at_ns <= self._clock()
+
+    def elapsed_ns(self, begin: FakeEvent, end: FakeEvent) -> int:
+        assert self.query(begin)
+        assert self.query(end)
+        assert begin.device == end.device, "two devices have two clocks"
+        return end.at_ns - begin.at_ns
+
+    def synchronize(self, device: int) -> None:
+        if self.fault is not None:
+            raise self.fault
+        self.syncs.append(device)
+        done_ns = max((at for (of, _), at in self._busy_until_ns.items() if of == device), default=0)
+        self._clock.now_ns = max(self._clock.now_ns, done_ns)
+
+    def memory(self) -> list[DeviceMemory]:
+        if self.fault is not None:
+            raise self.fault
+        return [DeviceMemory(f"cuda:{device}", 3, 5, 80, 4, 6, 0, 1) for device in self.used]
+
+    def _reached_ns(self, device: int) -> int:
+        return max(self._clock(), self._busy_until_ns.get((device, self.stream), 0))
