@@ -110,7 +110,7 @@ class Config:
     max_stages: int = 8
     """Stage names of your own in metrics, 0 to 32; further ones become ``_OTHER``."""
 
-    exit_timeout_s: float = 2.0
+    exit_timeout_s: float = 1.5
     """Seconds that sending may delay the end of the program, 0 to 60. What is left goes to the spool."""
 
     total_steps: int = 0

@@ -78,7 +78,7 @@ class DeviceAccount:
         self._calls = _Calls(*_joined(self._calls, new))
         self._match()
         # What ended before the last settling but one has been looked for among all that could have come.
-        self._times = _Times(*_kept(self._times, self._times.ended_ns > self._settled_ns))
+        self._times = _Times(*_kept(self._times, self._times.ended_ns >= self._settled_ns))
         self._settled_ns = max(self._settled_ns, until_ns)
 
     def of(self, source: int, started_ns: int) -> int | None:
@@ -92,7 +92,7 @@ class DeviceAccount:
         taken, given = np.zeros(len(calls.source), dtype=bool), np.zeros(len(times.source), dtype=bool)
         for source in set(times.source.tolist()).intersection(calls.source.tolist()):
             self._match_source(source, taken, given)
-        self._calls = _Calls(*_kept(calls, ~taken & (calls.ended_ns > self._until_ns)))
+        self._calls = _Calls(*_kept(calls, ~taken & (calls.ended_ns >= self._until_ns)))
         self._times = _Times(*_kept(times, ~given))
 
     def _match_source(self, source: int, taken: np.ndarray, given: np.ndarray) -> None:

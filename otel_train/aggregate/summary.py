@@ -85,7 +85,7 @@ def _stage(row: StageTotals) -> dict[str, Any]:
         "p95": p95,
         "p99": p99,
         "max": most,
-        "device_count": row.device.count if row.device else None,
+        "device_count": row.device.measured if row.device else None,
         "device_seconds": row.device.seconds if row.device else None,
         "device_p50": row.device.p50 if row.device else None,
         "device_p99": row.device.p99 if row.device else None,

@@ -23,13 +23,13 @@ class DeviceTotals(NamedTuple):
     """What a device did for the occurrences of one row, in seconds.
 
     Attributes:
-        count: occurrences measured; there may be more.
+        measured: occurrences that the figures are of; there may be more.
         seconds: their device time.
         p50: median.
         p99: 99th percentile.
     """
 
-    count: int  # type: ignore[assignment]  # hides tuple.count
+    measured: int
     seconds: float
     p50: float
     p99: float

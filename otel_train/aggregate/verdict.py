@@ -94,9 +94,9 @@ def _on_device(training: Sequence[StageTotals]) -> dict[Key, float]:
     for row in training:
         if row.key.stage != "data" or not row.count:
             continue
-        if row.device is None or row.device.count * 2 < row.count:
+        if row.device is None or row.device.measured * 2 < row.count:
             return {}
-        found[row.key] = row.device.seconds * row.count / row.device.count
+        found[row.key] = row.device.seconds * row.count / row.device.measured
     return found
 
 

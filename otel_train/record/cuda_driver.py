@@ -67,7 +67,7 @@ class CudaDriver:
         torch = self._started()
         if torch is None:
             return ()
-        peaks = [_stats(torch, device)["allocated_bytes"]["all"]["peak"] for device in range(self._count())]
+        peaks = [torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["peak"] for device in range(torch.cuda.device_count())]
         least = max(1, max(peaks, default=0) * _STRAY_SHARE)
         return tuple(device for device, peak in enumerate(peaks) if peak >= least)
 
@@ -83,8 +83,8 @@ class CudaDriver:
     def recorder(self, device: int) -> Callable[[Any], None]:
         """Recording on the current stream of ``device``."""
         torch = self._torch
-        raw_stream: Callable[[int], int] = torch._C._cuda_getCurrentRawStream  # noqa: SLF001 - as above
-        write: Callable[[Any, Any], None] = torch._C._CudaEventBase.record  # noqa: SLF001 - as above
+        raw_stream = _internal(torch, "_cuda_getCurrentRawStream")
+        write = _internal(torch, "_CudaEventBase").record
         streams: dict[int, Any] = {}
 
         def record(event: Any) -> None:
@@ -125,7 +125,7 @@ class CudaDriver:
         return [] if torch is None else [self._memory(torch, device) for device in self.devices()]
 
     def _memory(self, torch: Any, device: int) -> DeviceMemory:
-        stats = _stats(torch, device)
+        stats = torch.cuda.memory_stats_as_nested_dict(device)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
         return DeviceMemory(
@@ -147,13 +147,11 @@ class CudaDriver:
             started = getattr(getattr(torch, "cuda", None), "is_initialized", bool)
             if not started() or not torch.version.cuda:
                 return None
-            self._is_capturing = torch._C._cuda_isCurrentStreamCapturing  # noqa: SLF001 - makes no objects
+            self._is_capturing = _internal(torch, "_cuda_isCurrentStreamCapturing")
             self._torch = torch
         return self._torch
 
-    def _count(self) -> int:
-        return int(self._torch.cuda.device_count())
 
-
-def _stats(torch: Any, device: int) -> Any:
-    return torch._C._cuda_memoryStats(device)  # noqa: SLF001 - the public one makes 150 strings of it each time
+def _internal(torch: Any, name: str) -> Any:
+    """What ``torch.cuda`` itself calls: on the training thread the objects that it makes around count."""
+    return getattr(torch._C, name)  # noqa: SLF001 - see above

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -141,7 +142,7 @@ class Probes:
     def __init__(self, recorder: Recorder) -> None:
         self.loaders: dict[str, LoaderProbe] = {}
         self.models: list[ModuleProbe] = []
-        self.iterables: dict[str, Any] = {}
+        self._iterables: dict[str, Callable[[], Any]] = {}
         self.patch: DataLoaderPatch | None = None
         self._module_patch: ModulePatch | None = None
         self._recorder = recorder
@@ -155,8 +156,15 @@ class Probes:
         self._module_patch = ModulePatch(self.attach_again, self.follow)
 
     def add_loader(self, entry: Loader) -> None:
-        """Record a loader. ``iterables`` has what to iterate: a DataLoader itself, anything else wrapped."""
-        self.iterables[entry.name] = self._watch(entry)
+        """Record a loader; ``iterables`` has what to iterate."""
+        made = self._watch(entry)
+        self._iterables[entry.name] = (lambda: made) if isinstance(made, Watched) else weakref.ref(made)
+
+    @property
+    def iterables(self) -> dict[str, Any]:
+        """What to iterate, by name: a DataLoader itself, as long as somebody holds it; anything else wrapped."""
+        found = {name: get() for name, get in self._iterables.items()}
+        return {name: iterable for name, iterable in found.items() if iterable is not None}
 
     def _watch(self, entry: Loader) -> Any:  # Any: the user's loader, or its wrapper
         if isinstance(entry.loader, Watched):

@@ -9,6 +9,7 @@ Size = Callable[[Any], int]
 """From a batch to its number of samples plus one; 0 where that cannot be told. Never raises."""
 
 _DEEPEST = 4
+_WIDEST = 4
 
 
 def size_of_batches(first: Any, batch_size: int | None) -> Size:
@@ -35,8 +36,8 @@ def _candidates(item: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, .
         for key in list(item)[:8]:
             yield from _candidates(item[key], (*path, key))
     elif isinstance(item, Sequence) and not isinstance(item, (str, bytes)) and len(item):
-        if len(path) < _DEEPEST:
-            yield from _candidates(item[0], (*path, 0))
+        for place in range(min(len(item), _WIDEST) if len(path) < _DEEPEST else 0):
+            yield from _candidates(item[place], (*path, place))
         yield path, len(item), False
 
 

@@ -35,7 +35,7 @@ class Fault(Exception):  # noqa: N818 - not an error of the program
 
 def fail() -> None:
     try:
-        {}["deep"]
+        dict[str, int]()["deep"]
     except KeyError as cause:
         fault = Fault("the user's own words", 42)
         if hasattr(fault, "add_note"):
@@ -61,6 +61,10 @@ class Unreadable(Dataset[torch.Tensor]):
 class Refusing(torch.optim.SGD):
     def step(self, closure: Any = None) -> Any:
         fail()
+
+
+def fails(_number: int) -> None:
+    fail()
 
 
 def in_forward(watch: Callable[..., Any]) -> None:
@@ -116,7 +120,7 @@ def in_a_worker(watch: Callable[..., Any]) -> None:
 
 def in_a_watched_iterable(watch: Callable[..., Any]) -> None:
     watch(Net())
-    for _ in otel_train.watch((fail() for _ in range(2)), name="train"):
+    for _ in otel_train.watch(map(fails, range(2)), name="train"):
         pass
 
 
@@ -208,7 +212,7 @@ def test_an_exception_looks_as_without_us(name: str, tmp_path: Path) -> None:
     place, sessions = PLACES[name], []
 
     def watch(*args: Any, **kwargs: Any) -> Any:
-        sessions.append(otel_train.instrument(*args, **kwargs, **QUIET, run_dir=str(tmp_path)))
+        sessions.append(otel_train.instrument(*args, **{**kwargs, **QUIET}, run_dir=str(tmp_path)))
 
     bare = seen(place, nobody)
     try:

@@ -114,7 +114,7 @@ def train(kind: type[nn.Module], every: int, watch: Callable[..., Any] | None) -
                 optimizer.zero_grad()
     if session:
         session.close()
-    numbers = [np.random.get_state()[1], torch.get_rng_state()]  # noqa: NPY002 - as above
+    numbers = [np.random.get_state(legacy=False)["state"]["key"], torch.get_rng_state()]  # noqa: NPY002 - as above
     return [*model.state_dict().values(), *losses, *map(torch.as_tensor, numbers), random.getstate()]
 
 
@@ -226,7 +226,7 @@ def test_a_loader_stays_what_it_is(watch: Callable[..., Any]) -> None:
     assert features(train) == rows
     assert features(itertools.islice(itertools.cycle(train), 12)) == (rows * 3)[:12]
     assert [features(pair) for pair in zip(train, train, strict=True)] == [[row, row] for row in rows]
-    train.sampler_of_mine = 3  # type: ignore[attr-defined]
+    train.sampler_of_mine = 3
     with pytest.raises(ValueError, match="batch_size"):
         train.batch_size = 8
 
@@ -277,7 +277,7 @@ def test_an_iterator_that_was_there_before_us_is_seen(watch: Callable[..., Any])
 def interception() -> dict[str, Any]:
     """Every place we might have put something."""
     return {
-        "backward": torch.autograd._engine_run_backward,  # type: ignore[attr-defined]
+        "backward": torch.autograd._engine_run_backward,
         "autograd.backward": torch.autograd.backward,
         "Tensor.backward": torch.Tensor.backward,
         "before step": dict(torch_optimizer._global_optimizer_pre_hooks),
@@ -347,7 +347,7 @@ def test_what_somebody_put_over_ours_stays_theirs(watch: Callable[..., Any]) -> 
     optimizer, seen = sgd(model), []
     before = interception()
     session = watch(model, {"train": train})
-    ours = {"backward": torch.autograd._engine_run_backward, "scaler": torch.amp.GradScaler.step}  # type: ignore[attr-defined]
+    ours = {"backward": torch.autograd._engine_run_backward, "scaler": torch.amp.GradScaler.step}
     called = model.__dict__["_compiled_call_impl"]
 
     def backward(*args: Any, **kwargs: Any) -> Any:
@@ -358,18 +358,18 @@ def test_what_somebody_put_over_ours_stays_theirs(watch: Callable[..., Any]) -> 
         seen.append("forward")
         return called(*args, **kwargs)
 
-    torch.autograd._engine_run_backward = backward  # type: ignore[attr-defined]
+    torch.autograd._engine_run_backward = backward
     model.__dict__["_compiled_call_impl"] = call
     try:
         session.close()
         for batch in train:
             learn(truth, model, optimizer, batch)
-        assert torch.autograd._engine_run_backward is backward  # type: ignore[attr-defined]
+        assert torch.autograd._engine_run_backward is backward
         assert model.__dict__["_compiled_call_impl"] is call
         assert seen == ["forward", "backward"] * 4
         assert session.summary()["updates"] in {0, None}
     finally:
-        torch.autograd._engine_run_backward = before["backward"]  # type: ignore[attr-defined]
+        torch.autograd._engine_run_backward = before["backward"]
         model.__dict__.pop("_compiled_call_impl")
 
 

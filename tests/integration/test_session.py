@@ -16,12 +16,12 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]  # it publishes no types
 import psutil
 import pytest
 import torch
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
-from prometheus_client.parser import text_string_to_metric_families as classic
+from prometheus_client import parser
+from prometheus_client.openmetrics import parser as openmetrics_parser
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.data import DataLoader
 from torch.utils.data import dataloader as torch_dataloader
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs/reference/summary.schema.json").read_text())
+classic: Any = parser.text_string_to_metric_families
+openmetrics: Any = openmetrics_parser.text_string_to_metric_families  # it publishes no types
 FAST: dict[str, Any] = {"turn_every_s": 0.01, "export_every_s": 0.1}
 
 
@@ -123,7 +125,7 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
         lambda: {"loaders": otel_train.Loader(loader(1), name="a", phase="training")},
         ("phase", "training", "train"),
     ),
-    "model no module": (lambda: {"model": lambda x: x}, ("function", "torch.nn.Module", "stage")),
+    "model no module": (lambda: {"model": loss_of}, ("function", "torch.nn.Module", "stage")),
     "one of several models": (lambda: {"model": {"g": Net(), "d": 3}}, ("'d'", "int", "torch.nn.Module")),
     "no protocol": (lambda: {"otlp": "on", "prometheus": True}, ("morse", "http/protobuf")),
     "no address": (
@@ -459,7 +461,7 @@ def test_the_summary_on_the_way_fits_its_schema_too(watch: Watch) -> None:
     session = watch(None, None, summary_every_s=1.0, turn_every_s=0.01)
     jsonschema.validate(session.summary(), SCHEMA)
 
-    assert until(lambda: (rank_folder(session) / "summary.json").exists())
+    assert until((rank_folder(session) / "summary.json").exists)
     written = json.loads((rank_folder(session) / "summary.json").read_text())
     jsonschema.validate(written, SCHEMA)
     assert written["state"] == "running"
@@ -527,7 +529,7 @@ def test_every_name_on_the_page_is_of_the_catalogue(watch: Watch) -> None:
     """Law 5: what a dashboard queries is what is published."""
     session = trained(watch)
     known = {metric.prometheus: metric for metric in c.PUBLISHED}
-    names = Counter()
+    names: Counter[str] = Counter()
     for family in classic(page(session)):
         if family.name in ("target", "target_info"):
             continue

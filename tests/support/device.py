@@ -35,6 +35,7 @@ class FakeDriver:
         self.captures = False
         self.stream = 0
         self.hung = False
+        self.record_takes_ns = 0
         self.fault: Exception | None = None
         self.made: list[FakeEvent] = []
         self.records = 0
@@ -65,6 +66,7 @@ class FakeDriver:
             assert not self.captures, "recorded into a graph"
             event.at_ns = NEVER_NS if self.hung else self._reached_ns(device)
             self.records += 1
+            self._clock.tick(self.record_takes_ns)
 
         return record
 

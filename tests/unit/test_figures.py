@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]  # it publishes no types
 import numpy as np
 import pytest
 
@@ -38,7 +38,9 @@ def account(tape: Tape, *, close: bool = True, stall_after_s: float = 300.0) -> 
     return run
 
 
-def published(run: RunAccount, *, max_loaders: int = 16, max_stages: int = 8) -> dict[str, dict[tuple[str, ...], Any]]:
+def published(
+    run: RunAccount, *, max_loaders: int = 16, max_stages: int = 8
+) -> dict[str, dict[tuple[str, ...], Any]]:
     sheet = Sheet()
     Figures(run, max_loaders=max_loaders, max_stages=max_stages).write(sheet)
     found: dict[str, dict[tuple[str, ...], Any]] = {}
@@ -186,7 +188,9 @@ def test_the_self_times_of_a_summary_tile_its_wall_time() -> None:
     assert sum(row["self_seconds"] for row in found["stages"]) == pytest.approx(found["wall_seconds"])
 
 
-@pytest.mark.parametrize("tape", [Tape().spend(5), run_of(), run_of().ask(op=Op.FAIL)], ids=["empty", "run", "failed"])
+@pytest.mark.parametrize(
+    "tape", [Tape().spend(5), run_of(), run_of().ask(op=Op.FAIL)], ids=["empty", "run", "failed"]
+)
 def test_the_figures_fit_the_published_schema(tape: Tape) -> None:
     """Scripts of other people read this file."""
     schema = json.loads(SCHEMA_FILE.read_text())

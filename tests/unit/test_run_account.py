@@ -81,7 +81,7 @@ def steps(tape: Tape, number: int, loader: str = "code") -> Tape:
     return tape
 
 
-def numbers(run: Run) -> list[object]:
+def numbers(run: Run) -> list[Any]:
     return [span.attributes[c.STEP_NUMBER.name] for span in run.named(c.RANK_STEP_SPAN.name)]
 
 

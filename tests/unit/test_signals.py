@@ -21,7 +21,9 @@ def published(signals: Signals) -> dict[str, dict[tuple[str, ...], float]]:
     sheet = Sheet()
     signals.write(sheet, "train")
     return {
-        family.metric.name: {tuple(v for _, v in p.attributes): getattr(p, "value", 0.0) for p in family.points}
+        family.metric.name: {
+            tuple(v for _, v in p.attributes): getattr(p, "value", 0.0) for p in family.points
+        }
         for family in sheet.families()
     }
 
@@ -84,7 +86,9 @@ def test_a_loss_that_is_not_a_number_is_detected() -> None:
 
 def test_every_kind_of_detection_is_there_from_the_start() -> None:
     """A counter born at 1 fires no alert."""
-    assert published(Signals())["train.nonfinite.detections"] == {(kind,): 0 for kind in c.NONFINITE_KIND.values}
+    assert published(Signals())["train.nonfinite.detections"] == {
+        (kind,): 0 for kind in c.NONFINITE_KIND.values
+    }
 
 
 def test_names_of_values_are_bounded() -> None:

@@ -88,8 +88,8 @@ def test_time_inside_another_stage_is_counted_once_as_its_own() -> None:
     totals = Counted(tape).close()
 
     forward, attention = row(totals, "forward"), row(totals, "attention")
-    assert (forward.inclusive_s, forward.self_s) == (pytest.approx(12e-9), pytest.approx(6e-9))
-    assert (attention.inclusive_s, attention.self_s) == (pytest.approx(6e-9), pytest.approx(6e-9))
+    assert [forward.inclusive_s, forward.self_s] == pytest.approx([12e-9, 6e-9])
+    assert [attention.inclusive_s, attention.self_s] == pytest.approx([6e-9, 6e-9])
 
 
 def test_rows_come_in_the_order_in_which_a_step_meets_them() -> None:
@@ -110,7 +110,8 @@ def test_a_failed_occurrence_is_timed_and_marked() -> None:
     epoch(tape, 3)
     forward = row(Counted(tape).close(), "forward")
 
-    assert (forward.count, forward.failed, forward.inclusive_s) == (4, 1, pytest.approx(71e-9))
+    assert (forward.count, forward.failed) == (4, 1)
+    assert forward.inclusive_s == pytest.approx(71e-9)
 
 
 def test_samples_that_cannot_be_told_are_not_zero() -> None:

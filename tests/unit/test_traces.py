@@ -24,7 +24,7 @@ def tracer(rank: int = 0, run: str = "run-1", attempt: int = 0) -> Tracer:
 def facts(number: int = 7, children: tuple[Child, ...] = (), **more: Any) -> StepFacts:
     given_ = {"reason": "slow", "phase": "train", "loader": "code", "started_ns": 100, "ended_ns": 162}
     rest = {"duration_ns": 62, "baseline_ns": 31, "samples": 4}
-    return StepFacts(number=number, children=children, **{**given_, **rest, **more})  # type: ignore[arg-type]
+    return StepFacts(number=number, children=children, **{**given_, **rest, **more})
 
 
 FORWARD = Child("forward", "code", "model", 105, 125, failed=False)

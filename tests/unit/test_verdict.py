@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,21 +11,21 @@ from hypothesis import strategies as st
 from otel_train.aggregate.names import Key
 from otel_train.aggregate.totals import StageTotals
 from otel_train.aggregate.verdict import CRITICAL_SHARE, ENOUGH_STEPS, LARGE_SHARE, WARNING_SHARE, findings
-from otel_train.records import Finding
+
+if TYPE_CHECKING:
+    from otel_train.records import Finding
 
 COMPUTE = ("forward", "backward", "optimizer")
 
 
 def stage(
-    name: str, self_s: float, loader: str = "code", phase: str = "train", count: int = 10
+    name: str, self_s: float, loader: str = "code", phase: str = "train", *, count: int = 10
 ) -> StageTotals:
     return StageTotals(Key(name, loader, phase, ""), count, 0, self_s, self_s, None)
 
 
-def verdict(
-    *rows: StageTotals, steps: int = 100, workers: dict[str, int] | None = None, **activities: float
-) -> list[Finding]:
-    return findings(rows, steps=steps, activities=activities or {"productive": 1.0}, workers=workers or {})
+def verdict(*rows: StageTotals, steps: int = 100, workers: dict[str, int] | None = None) -> list[Finding]:
+    return findings(rows, steps=steps, activities={"productive": 1.0}, workers=workers or {})
 
 
 def test_a_loader_that_training_waits_for_is_named() -> None:
@@ -77,7 +79,7 @@ def test_the_advice_fits_the_loader(workers: dict[str, int], advice: str) -> Non
 
 
 def test_a_run_that_waits_for_nothing_is_told_what_it_does() -> None:
-    """ "No finding" is a finding."""
+    """That nothing is wrong is a finding, too."""
     first = verdict(stage("data", 1.0), stage("forward", 20.0), stage("backward", 79.0))[0]
 
     assert (first.name, first.severity) == ("compute_bound", "ok")
@@ -102,8 +104,12 @@ def test_time_beside_training_is_worth_a_word_when_there_is_much_of_it(activity:
     """Half of the night spent evaluating is not seen in any stage of training."""
     rows = (stage("forward", 60.0),)
 
-    assert [f.name for f in verdict(*rows, productive=60.0, **{activity: 40.0})] == ["compute_bound", name]
-    assert [f.name for f in verdict(*rows, productive=80.0, **{activity: 20.0})] == ["compute_bound"]
+    much, little = (
+        findings(rows, steps=100, activities={"productive": 100 - spent, activity: spent}, workers={})
+        for spent in (40.0, 20.0)
+    )
+    assert [finding.name for finding in much] == ["compute_bound", name]
+    assert [finding.name for finding in little] == ["compute_bound"]
 
 
 def test_much_time_in_no_stage_is_said() -> None:

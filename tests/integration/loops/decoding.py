@@ -28,7 +28,7 @@ class Decoded(Dataset[tuple[torch.Tensor, int, int]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int, int]:
         weight = torch.ones(4, requires_grad=True)
         with otel_train.stage("decode"):
-            for part in DataLoader([torch.randn(4), torch.randn(4)]):  # type: ignore[arg-type]
+            for part in DataLoader([torch.randn(4), torch.randn(4)]):
                 (weight * part).sum().backward()
         if self.updates:
             torch.optim.SGD([weight], lr=0.1).step()

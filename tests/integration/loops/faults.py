@@ -172,7 +172,7 @@ def closure_raises(watch: Watch) -> Truth:
             loss = loss_of(model, batch)
             truth.backward()
             loss.backward()
-            return loss.item()
+            return float(loss.item())
 
         try:
             optimizer.step(closure)

@@ -188,7 +188,7 @@ def sgd_with_a_closure(watch: Watch) -> Truth:
             loss = loss_of(model, batch)
             truth.backward()
             loss.backward()
-            return loss.item()
+            return float(loss.item())
 
         optimizer.step(closure)
         truth.update()
@@ -211,7 +211,7 @@ class Both(torch.optim.Optimizer):
         super().__init__([p for o in (left, right) for g in o.param_groups for p in g["params"]], {})
         self.parts = (left, right)
 
-    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> None:
         for part in self.parts:
             part.step()
 

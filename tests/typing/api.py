@@ -1,0 +1,90 @@
+"""How a script uses the package, for the type checker: this file is checked and never run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import otel_train
+from otel_train import Config, ConfigError, Loader, Session
+from otel_train.records import Batch, Event, Span
+from otel_train.testing import FakeClock, Kept
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch.utils.data import DataLoader
+
+
+def a_script(model: torch.nn.Module, train: DataLoader[Any], val: DataLoader[Any]) -> None:
+    session: Session = otel_train.instrument(model, {"train": train, "val": val}, run_dir="runs", otlp="off")
+    otel_train.instrument([model, model], [train, val], config=Config(console=False))
+    otel_train.instrument({"generator": model}, Loader(train, name="code", phase="train", tokens=len))
+    for _ in session.loaders["train"]:
+        otel_train.log(loss=torch.zeros(()), lr=0.1)
+        otel_train.step()
+    otel_train.step(start=500)
+    otel_train.event("resumed", checkpoint=Path("x.pt"), epoch=3)
+    for _ in otel_train.watch([1, 2, 3], name="numbers", phase="eval"):
+        pass
+    with otel_train.checkpoint():
+        pass
+    figures: dict[str, Any] = otel_train.summary()
+    figures.clear()
+    otel_train.reset_window()
+    folder: Path | None = session.run_directory
+    url: str | None = session.metrics_url
+    unseen: list[dict[str, str]] = session.unobserved()
+    del folder, url, unseen
+    session.close()
+
+
+def a_block(model: torch.nn.Module) -> None:
+    try:
+        with otel_train.instrument(model) as session:
+            session.summary()
+    except ConfigError as error:
+        raise SystemExit(str(error)) from error
+    current: Session | None = otel_train.current()
+    if current is not None:
+        current.close("failed")
+
+
+@otel_train.stage("augment")
+def augmented(x: int, *, by: float = 0.5) -> float:
+    return x * by
+
+
+@otel_train.stage("read")
+def read(path: Path) -> Iterator[str]:
+    yield from path.read_text().splitlines()
+
+
+@otel_train.stage("fetch")
+async def fetched(url: str) -> bytes:
+    return url.encode()
+
+
+def decorators_keep_signatures() -> None:
+    number: float = augmented(3, by=0.1)
+    lines: list[str] = list(read(Path("x")))
+    del number, lines
+    with otel_train.stage("by hand"):
+        pass
+
+
+async def also_asynchronous() -> bytes:
+    data: bytes = await fetched("x")
+    return data
+
+
+def in_tests_of_ones_own() -> None:
+    clock, kept = FakeClock(), Kept()
+    now: int = clock.tick(ms=5)
+    kept.export(Batch(final=True))
+    kept.close(1.0)
+    spans: list[Span] = kept.spans
+    events: list[Event] = kept.events
+    del now, spans, events

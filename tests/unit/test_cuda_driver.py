@@ -1,0 +1,172 @@
+"""CUDA is asked by torch's own means, and never started by us."""
+
+from __future__ import annotations
+
+import ctypes
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_train.record.cuda_driver import CudaDriver, cuda_driver
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+torch = pytest.importorskip("torch")
+needs_cuda_build = pytest.mark.skipif(not torch.version.cuda, reason="torch was built without CUDA")
+
+
+class StandIn:
+    """A torch of several devices, as far as the driver asks."""
+
+    def __init__(self, *peaks: int) -> None:
+        self.mode = 0
+        self.device_now = 0
+        self.started = True
+        self.peaks = peaks
+        self.stream = 0
+        self.written: list[tuple[str, object]] = []
+        self.version = SimpleNamespace(cuda="13.0")
+        self.cuda = SimpleNamespace(
+            is_initialized=lambda: self.started,
+            device_count=lambda: len(peaks),
+            current_stream=lambda device: f"stream {self.stream} of {device}",
+            device=self._Device,
+            get_device_properties=lambda _: SimpleNamespace(total_memory=1000),
+            get_per_process_memory_fraction=lambda _: 0.5,
+        )
+        self._C = SimpleNamespace(
+            _cuda_isCurrentStreamCapturing=lambda: False,
+            _cuda_getCurrentRawStream=lambda _: self.stream,
+            _cuda_memoryStats=self._stats,
+            _CudaEventBase=SimpleNamespace(record=lambda event, stream: self.written.append((event, stream))),
+        )
+
+    def exchange(self, mode: Any) -> int:
+        """As ``cuThreadExchangeStreamCaptureMode``: the old mode comes back in place of the new."""
+        pointed = ctypes.cast(mode, ctypes.POINTER(ctypes.c_int))
+        self.mode, pointed.contents.value = pointed.contents.value, self.mode
+        return 0
+
+    def _stats(self, device: int) -> dict[str, Any]:
+        peak = self.peaks[device]
+        of = {"all": {"current": peak // 2, "peak": peak}}
+        return {"allocated_bytes": of, "reserved_bytes": of, "num_ooms": 1, "num_alloc_retries": 2}
+
+    class _Device:
+        entered: list[int] = []  # noqa: RUF012 - one list for all of them is the point
+
+        def __init__(self, device: int) -> None:
+            self._device = device
+
+        def __enter__(self) -> None:
+            self.entered.append(self._device)
+
+        def __exit__(self, *_: object) -> None:
+            self.entered.pop()
+
+
+def driver_of(stand_in: StandIn) -> CudaDriver:
+    return CudaDriver(stand_in.exchange, lambda: stand_in)
+
+
+@pytest.mark.parametrize("hidden", ["", "-1", " "])
+def test_hidden_devices_are_no_devices(hidden: str, tmp_path: Path) -> None:
+    """``CUDA_VISIBLE_DEVICES=`` is how people say: not the GPU."""
+    assert cuda_driver({"CUDA_VISIBLE_DEVICES": hidden}, [str(tmp_path)]) is None
+
+
+def test_a_machine_without_a_device_file_has_no_driver() -> None:
+    """Asking CUDA whether there is a GPU would start it, and break a later fork."""
+    assert cuda_driver({}, ["/dev/there/is/none"]) is None
+
+
+def test_a_program_that_has_not_started_cuda_has_no_devices() -> None:
+    """Starting it takes seconds and half a gigabyte, and belongs to the program."""
+    driver = CudaDriver(lambda _: 0)
+
+    assert driver.devices() == ()
+    assert driver.memory() == []
+    assert not driver.capturing()
+    assert not torch.cuda.is_initialized()
+
+
+@pytest.mark.parametrize("half_imported", [None, SimpleNamespace(), SimpleNamespace(cuda=SimpleNamespace())])
+def test_a_torch_that_is_not_there_yet_is_no_fault(half_imported: object) -> None:
+    """The pump may look while the program is still importing it."""
+    assert CudaDriver(lambda _: 0, lambda: half_imported).devices() == ()
+
+
+@needs_cuda_build
+@pytest.mark.parametrize(
+    "name",
+    [
+        "_cuda_isCurrentStreamCapturing",
+        "_cuda_getCurrentRawStream",
+        "_cuda_memoryStats",
+        "_CudaEventBase.record",
+    ],
+)
+def test_what_the_driver_asks_of_torch_is_there(name: str) -> None:
+    """They are not public: a torch without them must be noticed here and not on somebody's cluster."""
+    found: Any = torch._C
+    for part in name.split("."):
+        found = getattr(found, part)
+
+    assert callable(found)
+
+
+@needs_cuda_build
+def test_an_event_can_be_made_before_it_is_recorded() -> None:
+    """CUDA makes it when it is first recorded, on the device of that stream."""
+    event = CudaDriver(lambda _: 0, lambda: torch)
+    event._torch = torch
+
+    assert event.query(event.new_event(0))
+    assert not torch.cuda.is_initialized()
+
+
+def test_devices_with_next_to_nothing_on_them_are_not_computed_on() -> None:
+    """Many programs leave a context and a few tensors on device 0 by mistake."""
+    assert driver_of(StandIn(10, 0, 4000, 3000)).devices() == (2, 3)
+    assert driver_of(StandIn(0, 0)).devices() == ()
+
+
+def test_events_go_to_the_stream_that_is_current() -> None:
+    """Also after the program has changed it, and back."""
+    stand_in = StandIn(1)
+    driver = driver_of(stand_in)
+    driver.devices()
+    record = driver.recorder(0)
+
+    for stream in (0, 7, 0):
+        stand_in.stream = stream
+        record(f"event {stream}")
+
+    assert stand_in.written == [
+        ("event 0", "stream 0 of 0"), ("event 7", "stream 7 of 0"), ("event 0", "stream 0 of 0"),
+    ]  # fmt: skip
+
+
+def test_reading_is_relaxed_and_leaves_the_thread_as_it_was() -> None:
+    """In any other mode a look at an event breaks a capture of another thread."""
+    stand_in = StandIn(1, 1, 1)
+    driver = driver_of(stand_in)
+    driver.devices()
+
+    def read() -> None:
+        with driver.reading(2):
+            assert (stand_in.mode, stand_in._Device.entered) == (2, [2])
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        read()
+    assert (stand_in.mode, stand_in._Device.entered) == (0, [])
+
+
+def test_memory_is_read_and_nothing_is_reset() -> None:
+    """The peaks are the program's own: ``torch.cuda.max_memory_allocated()`` must still be right."""
+    [memory] = driver_of(StandIn(400)).memory()
+
+    assert memory == ("cuda:0", 200, 200, 500, 400, 400, 1, 2)

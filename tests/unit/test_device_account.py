@@ -1,0 +1,321 @@
+"""Device time finds the occurrence it belongs to, and nothing is said of what was not measured."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from otel_train import catalog as c
+from otel_train.aggregate.device import MOST_HELD, DeviceAccount
+from otel_train.aggregate.figures import Figures
+from otel_train.aggregate.keep import KeepRules
+from otel_train.aggregate.names import Key, Names
+from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.sheet import Sheet
+from otel_train.aggregate.steps import TRAIN, Occurrences
+from otel_train.aggregate.totals import DeviceTotals, StageTotals, Totals
+from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.aggregate.verdict import findings
+from otel_train.clock import Anchor
+from otel_train.codes import Source, SourceKind
+from otel_train.export.accelerator import AcceleratorReader
+from otel_train.records import DeviceTimes, Point
+from otel_train.testing import FakeClock
+from tests.support.device import FakeDriver
+from tests.support.edges import Tape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SOURCES = [
+    Source(SourceKind.DATA, "code"),
+    Source(SourceKind.FORWARD, "model"),
+    Source(SourceKind.BACKWARD, "backward"),
+]
+DATA, FORWARD, BACKWARD = range(3)
+FOREVER = 2**60
+
+
+def times_of(readings: Sequence[tuple[int, int, int, int]], until_ns: int = 0) -> DeviceTimes:
+    """Readings as columns."""
+    source, begun, ended, device = np.array(readings, dtype=np.int64).reshape(-1, 4).T
+    return DeviceTimes(source, begun, ended, device, until_ns)
+
+
+class Desk:
+    """An account and what it has counted."""
+
+    def __init__(self) -> None:
+        names = Names()
+        names.learn(SOURCES)
+        self.totals = Totals(names)
+        self.account = DeviceAccount(self.totals)
+
+    def settle(self, *calls: tuple[int, int, int], until_ns: int = 0) -> None:
+        """Occurrences: source, start, end."""
+        source, start, end = (np.array(column, dtype=np.int64) for column in zip(*calls, strict=True))
+        zeros = np.zeros(len(calls), dtype=np.int64)
+        ended = Occurrences(source, zeros, zeros + TRAIN, start, end - start, zeros, zeros)
+        self.account.settle(ended, until_ns or int(end.max()))
+
+    def tell(self, *readings: tuple[int, int, int, int], until_ns: int = 0) -> None:
+        """Readings: source, begin, end, device time."""
+        self.account.tell(times_of(readings, until_ns))
+
+    def counted(self) -> dict[str, tuple[int, int]]:
+        """Occurrences measured and their device time in ns, by stage."""
+        return {
+            row.stage: (count, round(self.totals.device.point(series).sum * 1e9))
+            for series, row in enumerate(self.totals.names.keys)
+            if series < len(self.totals.device) and (count := self.totals.device.count(series))
+        }
+
+
+@pytest.mark.parametrize("settled_first", [True, False])
+def test_a_reading_finds_its_occurrence_whichever_comes_first(*, settled_first: bool) -> None:
+    """The device may lag behind the host's account, and the account may be held back."""
+    desk = Desk()
+    desk.tell()
+
+    def settle() -> None:
+        desk.settle((FORWARD, 100, 120), (BACKWARD, 120, 160))
+
+    def tell() -> None:
+        desk.tell((FORWARD, 101, 119, 500), (BACKWARD, 121, 159, 900), until_ns=200)
+
+    for act in (settle, tell) if settled_first else (tell, settle):
+        act()
+
+    assert desk.counted() == {"forward": (1, 500), "backward": (1, 900)}
+
+
+def test_an_occurrence_without_a_reading_is_not_counted() -> None:
+    """Not measured is absent, never zero."""
+    desk = Desk()
+    desk.tell()
+
+    desk.settle((FORWARD, 100, 120), (FORWARD, 200, 220))
+    desk.tell((FORWARD, 201, 219, 7), until_ns=300)
+
+    assert desk.counted() == {"forward": (1, 7)}
+
+
+def test_a_reading_of_another_stage_at_the_same_time_does_not_count() -> None:
+    """A forward inside a stage by hand lies within both."""
+    desk = Desk()
+    desk.tell()
+
+    desk.settle((FORWARD, 100, 120))
+    desk.tell((BACKWARD, 101, 119, 7), until_ns=300)
+
+    assert desk.counted() == {}
+
+
+def test_of_several_readings_in_one_occurrence_the_first_is_its_own() -> None:
+    """A model that calls itself is one occurrence; the inner call's time is part of the outer one's."""
+    desk = Desk()
+    desk.tell()
+
+    desk.tell((FORWARD, 105, 110, 3), (FORWARD, 101, 119, 9))
+    desk.settle((FORWARD, 100, 120))
+
+    assert desk.counted() == {"forward": (1, 9)}
+
+
+def test_a_begin_paired_with_a_later_end_is_thrown_away() -> None:
+    """When events run out between the edges of a stage, the next end would close the wrong one."""
+    desk = Desk()
+    desk.tell()
+
+    desk.settle((FORWARD, 100, 120), (FORWARD, 200, 220))
+    desk.tell((FORWARD, 101, 219, 118))
+
+    assert desk.counted() == {}
+
+
+def test_what_will_never_be_matched_is_forgotten() -> None:
+    """A run of weeks loses a reading now and then; none may be kept for ever."""
+    desk = Desk()
+    desk.tell()
+
+    for turn in range(50):
+        at = turn * 1000
+        desk.tell((BACKWARD, at + 1, at + 2, 3), until_ns=at + 900)
+        desk.settle((FORWARD, at, at + 20), until_ns=at + 900)
+    desk.tell(until_ns=10**9)
+
+    assert len(desk.account._calls.source) == 0
+    assert len(desk.account._times.source) <= 2
+
+
+def test_memory_is_bounded_whatever_comes() -> None:
+    """A hung device never tells; the account must not wait with everything in its hands."""
+    desk = Desk()
+    desk.tell()
+    many = [(FORWARD, at, at + 1) for at in range(1000)]
+
+    for _ in range(20):
+        desk.settle(*many)
+        desk.tell(*[(BACKWARD, FOREVER + at, FOREVER + at, 1) for at in range(1000)])
+
+    assert len(desk.account._calls.source) <= MOST_HELD
+    assert len(desk.account._times.source) <= MOST_HELD
+
+
+def test_without_a_device_nothing_is_held() -> None:
+    """A run on the CPU pays nothing for what it does not have."""
+    desk = Desk()
+
+    desk.account.tell(None)
+    desk.settle((FORWARD, 100, 120))
+
+    assert len(desk.account._calls.source) == 0
+    assert not desk.account.measured
+
+
+def test_a_window_has_its_own_device_time() -> None:
+    """``reset_window`` starts every figure of the summary anew."""
+    desk = Desk()
+    desk.tell()
+    desk.settle((FORWARD, 100, 120))
+    desk.tell((FORWARD, 101, 119, 500))
+    before = desk.totals.copy()
+
+    desk.settle((FORWARD, 200, 220))
+    desk.tell((FORWARD, 201, 219, 70))
+    window = desk.totals.since(before)
+
+    assert window.device.count(0) == 1
+    assert round(window.device.point(0).sum * 1e9) == 70
+    assert before.device.count(0) == 1
+
+
+def run_of(tape: Tape, readings: Sequence[tuple[int, int, int, int]]) -> RunAccount:
+    """The account of a tape whose thread has been timed on a device."""
+    anchor = Anchor(0, 0)
+    run = RunAccount(
+        0, anchor=anchor, tracer=Tracer(Ids("run", 0, 0), anchor), rules=KeepRules(100, 0, 3.0, 100.0, 100),
+        stall_after_s=300,
+    )  # fmt: skip
+    run.learn(tape.sources)
+    run.device.tell(times_of(readings))
+    run.feed(1, np.array(tape.times), np.array(tape.codes), name="main", main=True)
+    run.close(tape.now_ns)
+    return run
+
+
+def three_steps() -> tuple[Tape, list[tuple[int, int, int, int]]]:
+    """Steps of 62: ask 5, forward 20, backward 30, update 7. The device took 50 for each forward."""
+    tape = Tape()
+    for _ in range(3):
+        tape.step()
+    tape.stop()
+    forward = tape.source(SourceKind.FORWARD, "model")
+    return tape, [(forward, 62 * step + 6, 62 * step + 24, 50) for step in range(3)]
+
+
+def test_device_time_is_a_metric_of_its_own() -> None:
+    """By stage, loader and phase, like host time; only of what was measured."""
+    run = run_of(*three_steps())
+    sheet = Sheet()
+
+    Figures(run, max_loaders=16, max_stages=8).write(sheet)
+
+    families = {family.metric.name: family for family in sheet.families()}
+    [point] = families[c.STAGE_DEVICE_DURATION.name].points
+    assert dict(point.attributes) == {
+        "train.stage": "forward", "train.loader": "code", "train.phase": "train",
+    }  # fmt: skip
+    assert point.count == 3
+    assert point.sum == pytest.approx(150e-9)
+    assert len(families[c.STAGE_DURATION.name].points) == 4
+
+
+def test_a_kept_step_shows_device_time_where_it_is_known() -> None:
+    """The slow step's trace says whether the host or the device was slow."""
+    run = run_of(*three_steps())
+
+    spans, _ = run.teller.drain()
+
+    told = {span.name: span.attributes.get(c.STAGE_DEVICE_TIME.name) for span in spans}
+    assert told["train.forward"] == pytest.approx(50e-9)
+    assert told["train.backward"] is None
+
+
+def row(name: str, host_s: float, device: DeviceTotals | None = None, loader: str = "code") -> StageTotals:
+    return StageTotals(Key(name, loader, "train", ""), 100, 0, host_s, host_s, None, device)
+
+
+def verdict(*rows: StageTotals) -> tuple[str, float]:
+    first = findings(rows, steps=100, activities={"productive": 1.0}, workers={})[0]
+    return first.name, round(first.share, 6)
+
+
+def test_a_wait_that_the_device_does_not_notice_is_no_finding() -> None:
+    """The host waits 40 % of the time for batches, but the device always has work queued."""
+    hidden = DeviceTotals(100, 0.1, 0.001, 0.001)
+
+    assert verdict(row("data", 4.0), row("forward", 6.0)) == ("input_bound", 0.4)
+    assert verdict(row("data", 4.0, hidden), row("forward", 6.0))[0] == "compute_bound"
+
+
+def test_the_exposed_wait_is_scaled_to_all_batches() -> None:
+    """Events run out in loops of tiny steps; what was measured stands for the rest, if it is half of it."""
+    sample, too_few = DeviceTotals(50, 1.5, 0.03, 0.03), DeviceTotals(49, 1.5, 0.03, 0.03)
+
+    assert verdict(row("data", 4.0, sample), row("forward", 6.0)) == ("input_bound", 0.3)
+    assert verdict(row("data", 4.0, too_few), row("forward", 6.0)) == ("input_bound", 0.4)
+
+
+def test_two_loaders_are_judged_by_one_clock() -> None:
+    """One measured on the device and one on the host cannot be compared."""
+    exposed = DeviceTotals(100, 1.2, 0.012, 0.012)
+    measured, unmeasured = row("data", 4.0, exposed), row("data", 2.0, loader="prose")
+
+    assert verdict(measured, unmeasured, row("forward", 4.0)) == ("input_bound", 0.4)
+
+
+def memory_of(driver: FakeDriver) -> dict[str, float]:
+    sheet = Sheet()
+    AcceleratorReader(driver.memory).write(sheet)
+    return {
+        family.metric.name: point.value
+        for family in sheet.families()
+        for point in family.points
+        if isinstance(point, Point)
+    }
+
+
+def test_device_memory_is_told_per_device() -> None:
+    """What is allocated, reserved, allowed, and how close it came."""
+    driver = FakeDriver(FakeClock())
+    driver.used = [0]
+
+    assert memory_of(driver) == {
+        "train.accelerator.memory.allocated": 3,
+        "train.accelerator.memory.reserved": 5,
+        "train.accelerator.memory.limit": 80,
+        "train.accelerator.memory.allocated_peak": 4,
+        "train.accelerator.memory.reserved_peak": 6,
+        "train.accelerator.memory.ooms": 0,
+        "train.accelerator.memory.alloc_retries": 1,
+    }
+
+
+def test_without_a_device_there_is_no_memory_row() -> None:
+    """Zero bytes of no device is not a reading."""
+    assert memory_of(FakeDriver(FakeClock())) == {}
+
+
+def test_a_device_that_fails_takes_no_other_reading_with_it() -> None:
+    """The snapshot goes out without these rows, and after three faults they are not asked for again."""
+    driver = FakeDriver(FakeClock())
+    driver.fault = RuntimeError("lost")
+    reader, sheet = AcceleratorReader(driver.memory), Sheet()
+
+    for _ in range(5):
+        reader.write(sheet)
+
+    assert sheet.families() == ()

@@ -1,0 +1,517 @@
+"""Device time is taken by events at the edges, read later, and never waited for."""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+import pytest
+
+from otel_train.clock import Anchor
+from otel_train.codes import Flag, Op, SourceKind, code
+from otel_train.flight import FlightMemory
+from otel_train.record.device_time import MOST_EVENTS, DeviceTimer
+from otel_train.record.recorder import Recorder
+from otel_train.testing import FakeClock
+from tests.support.device import FakeDriver
+
+MS = 10**6
+
+
+class Reading(NamedTuple):
+    """One occurrence, timed by the device."""
+
+    name: str
+    begun_ns: int
+    ended_ns: int
+    device_ns: int
+
+
+class RunningClock(FakeClock):
+    """No two readings are the same."""
+
+    def __call__(self) -> int:
+        return self.tick(1)
+
+
+class Bench:
+    """A recorder, a device and its timer, all on one clock."""
+
+    def __init__(self, *devices: int, mode: str = "events", clock: FakeClock | None = None) -> None:
+        self.clock = clock or FakeClock(1000 * MS)
+        self.driver = FakeDriver(self.clock)
+        self.driver.used = list(devices)
+        self.recorder = Recorder(FlightMemory(1 << 16, Anchor(0, 0)), clock=self.clock)
+        self.timer = DeviceTimer(self.recorder, self.driver, mode=mode, clock=self.clock)
+        self.edge = self.timer.edge
+        self.sources = {kind: self.recorder.source(kind, kind.name.lower()) for kind in (*SourceKind,)}
+        if devices:
+            self.timer.look()
+
+    def begin(self, kind: SourceKind, op: Op = Op.BEGIN, flags: int = 0) -> None:
+        self.edge(code(op, self.sources[kind], flags))
+
+    def end(self, kind: SourceKind, op: Op = Op.END, flags: int = 0) -> None:
+        self.edge(code(op, self.sources[kind], flags))
+
+    def stage(self, kind: SourceKind, *, host_ms: float, device_ms: float = 0, device: int = 0) -> None:
+        """The host takes its time, then queues a kernel."""
+        self.begin(kind)
+        self.clock.tick(ms=host_ms)
+        if device_ms:
+            self.driver.work(int(device_ms * MS), device)
+        self.end(kind)
+
+    def take(self) -> list[Reading]:
+        times = self.timer.take()
+        if times is None:
+            return []
+        names = {number: kind.name.lower() for kind, number in self.sources.items()}
+        columns = (times.source, times.begun_ns, times.ended_ns, times.device_ns)
+        return [Reading(names[s], *rest) for s, *rest in zip(*(c.tolist() for c in columns), strict=True)]
+
+    def told(self) -> list[tuple[str, float]]:
+        """Stage and milliseconds of everything the device got to."""
+        return [(reading.name, reading.device_ns / MS) for reading in self.take()]
+
+    def edges(self) -> list[tuple[int, int]]:
+        """(time, code) of all that was written."""
+        piece = self.recorder.main.ring.read(1 << 16)
+        return list(zip(piece.times.tolist(), piece.codes.tolist(), strict=True))
+
+    @property
+    def free(self) -> int:
+        """Events that are not in use."""
+        return sum(len(lane.free) for lane in self.timer._lanes)
+
+
+DATA, FORWARD, BACKWARD, OPTIMIZER = (
+    SourceKind.DATA, SourceKind.FORWARD, SourceKind.BACKWARD, SourceKind.OPTIMIZER,
+)  # fmt: skip
+
+
+def test_nothing_is_recorded_before_a_device_is_in_use() -> None:
+    """A program that never touches its GPU must not pay for it, nor have CUDA started."""
+    bench = Bench()
+
+    bench.stage(FORWARD, host_ms=1)
+    bench.timer.look()
+
+    assert bench.timer.take() is None
+    assert bench.driver.records == 0
+    assert len(bench.edges()) == 2
+
+
+def test_a_stage_gets_the_time_of_the_device_and_not_of_the_host() -> None:
+    """The host queues 5 ms of work in 1 ms and goes on: the stage took the device 5 ms."""
+    bench = Bench(0)
+
+    bench.stage(FORWARD, host_ms=0, device_ms=5)
+    bench.clock.tick(ms=5)
+
+    assert bench.told() == [("forward", 5.0)]
+
+
+def test_what_the_device_has_not_done_yet_is_left_for_later() -> None:
+    """A read that waited would be a synchronisation in disguise."""
+    bench = Bench(0)
+    bench.stage(FORWARD, host_ms=0, device_ms=5)
+    bench.stage(BACKWARD, host_ms=0, device_ms=7)
+
+    bench.clock.tick(ms=4)
+    early = bench.told()
+    bench.clock.tick(ms=1)
+    then = bench.told()
+    bench.clock.tick(ms=7)
+
+    assert (early, then, bench.told()) == ([], [("forward", 5.0)], [("backward", 7.0)])
+
+
+def test_nothing_more_comes_of_what_ended_before_the_first_event_that_is_still_out() -> None:
+    """The account may forget occurrences up to there; forgetting one too early would lose its time."""
+    bench = Bench(0)
+    bench.stage(FORWARD, host_ms=1, device_ms=5)
+    out_since_ns = bench.clock()
+    bench.clock.tick(ms=2)
+
+    waiting = bench.timer.take()
+    bench.clock.tick(ms=3)
+    done = bench.timer.take()
+
+    assert waiting is not None
+    assert done is not None
+    assert waiting.until_ns == out_since_ns
+    assert done.until_ns == bench.clock()
+
+
+def test_host_times_lie_within_the_occurrence() -> None:
+    """That is how a reading finds the occurrence that it belongs to."""
+    bench = Bench(0, clock=RunningClock())
+    bench.stage(FORWARD, host_ms=3, device_ms=1)
+    bench.clock.tick(ms=5)
+
+    (started, _), (ended, _) = bench.edges()
+    [reading] = bench.take()
+
+    assert started < reading.begun_ns < reading.ended_ns < ended
+
+
+def test_the_device_waits_for_data_only_when_it_has_nothing_left_to_do() -> None:
+    """The host waits 4 ms for a batch, but the device is busy for 3 of them: 1 ms is exposed."""
+    bench = Bench(0)
+    bench.driver.work(3 * MS)
+
+    bench.stage(DATA, host_ms=4)
+    bench.driver.work(20 * MS)
+    bench.stage(DATA, host_ms=4)
+    bench.clock.tick(ms=20)
+
+    assert bench.told() == [("data", 1.0), ("data", 0.0)]
+
+
+def test_an_end_that_never_came_is_thrown_away_with_the_outer_one() -> None:
+    """An optimizer that raises fires no hook: its time is unknown, that of the others is not."""
+    bench = Bench(0)
+
+    bench.begin(SourceKind.STAGE)
+    bench.begin(OPTIMIZER)
+    bench.driver.work(2 * MS)
+    bench.end(SourceKind.STAGE)
+    bench.clock.tick(ms=2)
+
+    assert bench.told() == [("stage", 2.0)]
+    assert bench.free == len(bench.driver.made) == 3
+
+
+def test_ends_that_never_come_do_not_pile_up() -> None:
+    """A loop that catches and goes on may lose one at every step, for days."""
+    bench = Bench(0)
+
+    for _ in range(1000):
+        bench.begin(OPTIMIZER)
+        bench.stage(FORWARD, host_ms=1)
+        bench.take()
+
+    assert len(bench.driver.made) < 100
+    assert bench.timer.dropped == 0
+
+
+def test_an_end_without_a_begin_is_nothing() -> None:
+    """Such as of the stage that was open when the device came into use."""
+    bench = Bench(0)
+
+    bench.end(FORWARD)
+    bench.stage(BACKWARD, host_ms=1)
+
+    assert bench.told() == [("backward", 1.0)]
+    assert bench.free == len(bench.driver.made)
+
+
+def test_stages_inside_stages_have_their_own_time() -> None:
+    """The update inside a scaler's step; a forward inside a stage by hand."""
+    bench = Bench(0)
+
+    bench.begin(SourceKind.STAGE)
+    bench.driver.work(1 * MS)
+    bench.stage(FORWARD, host_ms=0, device_ms=5)
+    bench.end(SourceKind.STAGE)
+    bench.clock.tick(ms=6)
+
+    assert bench.told() == [("forward", 5.0), ("stage", 6.0)]
+
+
+def test_events_are_used_again() -> None:
+    """A million steps must not make a million events."""
+    bench = Bench(0)
+
+    for _ in range(500):
+        bench.stage(FORWARD, host_ms=1, device_ms=0.5)
+        bench.stage(BACKWARD, host_ms=1, device_ms=0.5)
+        bench.clock.tick(ms=1)
+        assert len(bench.take()) == 2
+
+    assert len(bench.driver.made) == 4
+
+
+def test_when_all_events_are_in_use_edges_are_written_all_the_same() -> None:
+    """A device that hangs, or steps of microseconds, must cost neither memory nor a record of the host's."""
+    bench = Bench(0)
+    bench.driver.hung = True
+    stages = MOST_EVENTS
+
+    for _ in range(stages):
+        bench.stage(FORWARD, host_ms=0.001)
+
+    assert len(bench.driver.made) == MOST_EVENTS
+    assert bench.timer.dropped == 2 * stages - MOST_EVENTS
+    assert len(bench.edges()) == 2 * stages
+    assert bench.told() == []
+
+
+def test_nothing_is_recorded_into_a_graph() -> None:
+    """An event inside a CUDA graph would be replayed with it, and reading it would be an error."""
+    bench = Bench(0)
+
+    bench.begin(SourceKind.STAGE)
+    bench.driver.captures = True
+    bench.stage(FORWARD, host_ms=1, device_ms=1)
+    bench.driver.captures = False
+    bench.end(SourceKind.STAGE)
+    bench.clock.tick(ms=1)
+
+    assert bench.told() == [("stage", 2.0)]
+    assert len(bench.edges()) == 4
+
+
+def test_nothing_is_read_by_a_thread_that_captures_a_graph() -> None:
+    """``summary()`` in mid-capture: one look at an event would break the capture."""
+    bench = Bench(0)
+    bench.stage(FORWARD, host_ms=1)
+
+    bench.driver.captures = True
+    during = bench.told()
+    bench.driver.captures = False
+
+    assert (during, bench.told()) == ([], [("forward", 1.0)])
+
+
+def test_events_are_read_on_a_device_that_is_in_use() -> None:
+    """Asked on any other, CUDA would start a context there: half a gigabyte of device 0, for each rank."""
+    bench = Bench(3)
+
+    bench.stage(FORWARD, host_ms=1, device=3)
+    bench.take()
+
+    assert set(bench.driver.readings) == {3}
+
+
+def test_of_several_devices_the_last_to_finish_counts_and_for_data_the_first_to_wait() -> None:
+    """A model cut in two works as long as either half does, and starves only when both do."""
+    bench = Bench(0, 1)
+
+    bench.begin(FORWARD)
+    bench.driver.work(2 * MS, device=0)
+    bench.driver.work(5 * MS, device=1)
+    bench.end(FORWARD)
+    bench.stage(DATA, host_ms=9)
+
+    assert bench.told() == [("forward", 5.0), ("data", 4.0)]
+
+
+def test_a_device_that_comes_into_use_later_is_timed_from_then_on() -> None:
+    """Also when it does so in the middle of a stage."""
+    bench = Bench(0)
+
+    bench.begin(FORWARD)
+    bench.driver.used = [0, 1]
+    bench.timer.look()
+    bench.driver.work(2 * MS, device=0)
+    bench.driver.work(9 * MS, device=1)
+    bench.end(FORWARD)
+    bench.stage(BACKWARD, host_ms=0, device_ms=1, device=1)
+    bench.clock.tick(ms=10)
+
+    assert bench.told() == [("forward", 2.0), ("backward", 1.0)]
+    assert bench.timer.devices == (0, 1)
+    assert bench.free == len(bench.driver.made)
+
+
+def test_a_stage_is_timed_on_the_stream_that_is_current() -> None:
+    """Work on another stream neither hides nor lengthens it."""
+    bench = Bench(0)
+    bench.driver.work(50 * MS)
+
+    bench.driver.stream = 7
+    bench.stage(FORWARD, host_ms=0, device_ms=3)
+    bench.clock.tick(ms=3)
+
+    assert bench.told() == [("forward", 3.0)]
+
+
+def test_a_stage_that_ends_on_a_stream_which_is_ahead_is_not_measured() -> None:
+    """Less than nothing is no duration; zero would be a lie."""
+    bench = Bench(0)
+    bench.driver.work(50 * MS)
+
+    bench.begin(FORWARD)
+    bench.driver.stream = 7
+    bench.end(FORWARD)
+    bench.clock.tick(ms=50)
+
+    assert bench.told() == []
+    assert bench.free == 2
+
+
+def test_other_threads_record_no_events() -> None:
+    """What autograd's own threads do belongs to the backward that waits for it."""
+    bench = Bench(0)
+
+    thread = threading.Thread(target=bench.stage, args=(FORWARD,), kwargs={"host_ms": 1})
+    thread.start()
+    thread.join()
+
+    assert bench.driver.records == 0
+    assert [ring.ring.written for ring in bench.recorder.threads] == [0, 2]
+
+
+def test_a_stage_that_was_suspended_is_not_measured() -> None:
+    """Between two pieces the device worked for others; one piece alone is not the stage."""
+    bench = Bench(0)
+
+    bench.begin(SourceKind.STAGE)
+    bench.end(SourceKind.STAGE, Op.SUSPEND)
+    bench.begin(SourceKind.STAGE, Op.RESUME)
+    bench.end(SourceKind.STAGE)
+
+    assert bench.told() == []
+    assert bench.free == 4
+
+
+def test_an_ask_without_a_batch_and_a_loader_that_starts_are_no_occurrences() -> None:
+    """The end of a loader is an ask and nothing more."""
+    bench = Bench(0)
+
+    bench.begin(DATA, flags=Flag.START)
+    bench.end(DATA, flags=Flag.START)
+    bench.begin(DATA)
+    bench.end(DATA, Op.STOP)
+
+    assert bench.told() == []
+    assert bench.free == 4
+
+
+def test_a_stage_that_failed_is_measured_like_any_other() -> None:
+    """Failed occurrences are timed and marked."""
+    bench = Bench(0)
+
+    bench.begin(FORWARD)
+    bench.clock.tick(ms=2)
+    bench.end(FORWARD, Op.FAIL)
+
+    assert bench.told() == [("forward", 2.0)]
+
+
+def test_checkpoints_and_marks_cost_no_event() -> None:
+    """Nobody asks how long the device took for them."""
+    bench = Bench(0)
+
+    bench.stage(SourceKind.CHECKPOINT, host_ms=1)
+    bench.edge(code(Op.MARK, bench.sources[SourceKind.MARK]))
+
+    assert bench.driver.records == 0
+    assert len(bench.edges()) == 3
+
+
+def test_a_fault_of_the_driver_stops_at_the_timer() -> None:
+    """A dead device raises at the user's next call, not at ours; the host's records go on."""
+    bench = Bench(0)
+    bench.driver.fault = RuntimeError("device-side assert")
+
+    bench.stage(FORWARD, host_ms=1)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        bench.timer.look()
+    bench.driver.fault = None
+    bench.timer.look()
+    bench.stage(FORWARD, host_ms=1)
+
+    assert bench.driver.records == 0
+    assert len(bench.edges()) == 4
+
+
+def test_a_fault_while_reading_is_raised_once_and_ends_the_recording() -> None:
+    """The pump counts it; training must not go on feeding a broken driver."""
+    bench = Bench(0)
+    bench.stage(FORWARD, host_ms=1)
+    bench.driver.fault = RuntimeError("illegal address")
+
+    with pytest.raises(RuntimeError, match="illegal address"):
+        bench.timer.take()
+    bench.stage(FORWARD, host_ms=1)
+
+    assert bench.told() == []
+    assert bench.driver.records == 2
+
+
+def test_after_the_stop_nothing_is_recorded_and_what_is_can_be_taken() -> None:
+    """The last turn of a run takes what the device has done by then."""
+    bench = Bench(0)
+    bench.stage(FORWARD, host_ms=1)
+
+    bench.timer.stop()
+    bench.stage(BACKWARD, host_ms=1)
+    bench.timer.look()
+    bench.stage(BACKWARD, host_ms=1)
+
+    assert bench.told() == [("forward", 1.0)]
+
+
+def test_a_recorder_that_falls_silent_silences_its_timer() -> None:
+    """A forked child has the parent's events and no CUDA."""
+    bench = Bench(0)
+
+    bench.recorder.silence()
+    bench.stage(FORWARD, host_ms=1)
+
+    assert bench.driver.records == 0
+
+
+def test_in_sync_mode_host_time_is_device_time() -> None:
+    """Exact and slow: every edge waits until the device has done everything."""
+    bench = Bench(0, 1, mode="sync")
+
+    bench.stage(FORWARD, host_ms=1, device_ms=5)
+    bench.stage(BACKWARD, host_ms=1, device_ms=7, device=1)
+
+    times = [time for time, _ in bench.edges()]
+    assert [(b - a) / MS for a, b in zip(times[::2], times[1::2], strict=True)] == [6.0, 8.0]
+    assert bench.timer.take() is None
+
+
+def test_sync_mode_waits_neither_in_a_graph_nor_for_an_idle_program() -> None:
+    """A synchronisation during capture is an error; before CUDA is used it would start it."""
+    idle, capturing = Bench(mode="sync"), Bench(0, mode="sync")
+    capturing.driver.captures = True
+
+    for bench in (idle, capturing):
+        bench.stage(FORWARD, host_ms=1)
+
+    assert idle.driver.syncs == capturing.driver.syncs == []
+
+
+def test_a_fault_in_sync_mode_stops_at_the_timer() -> None:
+    """As in the other mode."""
+    bench = Bench(0, mode="sync")
+    bench.driver.fault = RuntimeError("unspecified launch failure")
+
+    bench.stage(FORWARD, host_ms=1)
+
+    with pytest.raises(RuntimeError, match="unspecified"):
+        bench.timer.look()
+    assert len(bench.edges()) == 2
+
+
+@pytest.mark.parametrize("mode", ["off", "events"])
+def test_without_a_device_or_a_wish_the_recorder_keeps_its_own_edge(mode: str) -> None:
+    """Nothing is added to the hot path on a machine without a GPU."""
+    clock = FakeClock()
+    recorder = Recorder(FlightMemory(64, Anchor(0, 0)), clock=clock)
+
+    timer = DeviceTimer(recorder, FakeDriver(clock) if mode == "off" else None, mode=mode, clock=clock)
+    timer.look()
+
+    assert timer.edge is recorder.edge
+    assert timer.take() is None
+
+
+def test_its_own_cost_is_estimated() -> None:
+    """What the telemetry costs is a figure of the run, device events included."""
+    bench = Bench(0)
+    bench.driver.record_takes_ns = 2000
+
+    for number in range(5000):
+        bench.stage(FORWARD, host_ms=0.001)
+        bench.clock.tick(ns=331)  # a prime, so that every last digit of the clock is met
+        if number % 100 == 0:
+            bench.take()
+
+    assert bench.timer.spent_ns == pytest.approx(10_000 * 2000, rel=0.3)

@@ -1,0 +1,155 @@
+"""What a script calls when there is no session, and when everything is switched off."""
+
+from __future__ import annotations
+
+import signal
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import otel_train
+from otel_train.codes import Source, SourceKind
+from otel_train.config import Config
+from otel_train.disabled import DisabledSession
+from otel_train.outcome import Outcome
+from otel_train.unobserved import UPDATES_WITHOUT_FORWARD, unobserved
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def test_without_a_session_nothing_happens() -> None:
+    """A library may call these in programs that never heard of us."""
+    assert otel_train.current() is None
+    rows = [1, 2]
+
+    assert otel_train.watch(rows, name="rows") is rows
+    assert otel_train.summary() == {}
+    otel_train.log(loss=object())
+    otel_train.event("something", why="none")
+    otel_train.step()
+    otel_train.step(start=3)
+    otel_train.reset_window()
+    with otel_train.stage("work"), otel_train.checkpoint():
+        pass
+
+
+# --- switched off ---------------------------------------------------------------------------------
+
+
+def test_a_disabled_session_hands_back_what_it_was_given() -> None:
+    """The loop goes over the user's own object."""
+    rows = [1, 2]
+    off = DisabledSession(Config(disabled=True), {"train": rows})
+    off.add(loaders={"val": rows})
+    with off as same:
+        assert same is off
+
+    assert off.loaders["train"] is rows
+    assert set(off.loaders) == {"train", "val"}
+    assert off.watch(rows, name="x") is rows
+    assert (off.summary(), off.unobserved()) == ({}, [])
+    off.log({"loss": 1})
+    off.event("x", {})
+    off.reset_window()
+    off.close()
+
+
+# --- how it ends ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sigterm() -> Iterator[None]:
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (None, "finished"),
+        (SystemExit(), "finished"),
+        (SystemExit(0), "finished"),
+        (SystemExit(3), "failed"),
+        (SystemExit("message"), "failed"),
+        (ValueError(), "failed"),
+        (KeyboardInterrupt(), "interrupted"),
+    ],
+)
+def test_the_state_of_a_run_is_read_off_its_end(error: BaseException | None, state: str) -> None:
+    """``sys.exit(0)`` is no failure, Ctrl-C is no crash."""
+    assert Outcome(lambda _: None).of(error) == state
+
+
+def test_a_handler_of_the_users_own_still_gets_its_signal(sigterm: None) -> None:
+    """Schedulers send SIGTERM, and scripts save a checkpoint then: that must go on."""
+    got: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
+    closed: list[str] = []
+    outcome = Outcome(closed.append)
+    outcome.watch()
+    signal.raise_signal(signal.SIGTERM)
+
+    assert got == [signal.SIGTERM]
+    assert closed == []  # training goes on until the user's handler ends it
+    assert outcome.state == "terminated"
+    outcome.stop_watching()
+
+
+def test_an_ignored_signal_stays_ignored(sigterm: None) -> None:
+    """Who ignores SIGTERM does not want to be closed by it."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    closed: list[str] = []
+    outcome = Outcome(closed.append)
+    outcome.watch()
+    signal.raise_signal(signal.SIGTERM)
+    outcome.stop_watching()
+
+    assert closed == []
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+
+def test_a_handler_that_somebody_set_over_ours_stays(sigterm: None) -> None:
+    """What someone patched over ours stays theirs."""
+    outcome = Outcome(lambda _: None)
+    outcome.watch()
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    outcome.stop_watching()
+
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+
+
+# --- what could not be seen -----------------------------------------------------------------------
+
+
+def things(
+    *, models: list[str], updates: int = UPDATES_WITHOUT_FORWARD, sources: list[Source], helpers: list[str]
+) -> list[tuple[str, str]]:
+    counts = SimpleNamespace(count=lambda n: 1, __len__=lambda: 0)
+    names = SimpleNamespace(keys=[], sources=sources)
+    totals: Any = SimpleNamespace(names=names, stages=counts, updates=updates)
+    probes: Any = SimpleNamespace(models=[SimpleNamespace(name=name) for name in models])
+    run: Any = SimpleNamespace(totals=totals, helpers=helpers)
+    return [(thing["what"], thing["name"]) for thing in unobserved(run, probes)]
+
+
+DATA = [Source(SourceKind.DATA, "code")]
+
+
+def test_a_model_that_is_never_called_is_said() -> None:
+    """The hook sits on an object that the loop does not use: silence would read as "forward costs nothing"."""
+    assert things(models=["Net"], sources=DATA, helpers=[]) == [("model", "Net")]
+
+
+def test_before_there_is_training_nothing_is_missing() -> None:
+    """The first seconds of a run are no finding."""
+    assert things(models=["Net"], updates=0, sources=[], helpers=[]) == []
+
+
+def test_what_was_not_given_is_said() -> None:
+    """No model, no loader: their time is in ``other``, and the reader is told."""
+    assert things(models=[], sources=[], helpers=["prefetch"]) == [
+        ("stage", "forward"), ("loop", "prefetch"), ("stage", "data"),
+    ]  # fmt: skip

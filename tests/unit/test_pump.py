@@ -1,0 +1,188 @@
+"""The one thread that reads what was recorded."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_train.aggregate.keep import KeepRules
+from otel_train.aggregate.pairing import SLICE_EDGES
+from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.clock import Anchor
+from otel_train.codes import Flag, Op, SourceKind, code
+from otel_train.export.pump import Breath, Chore, Pump, Route
+from otel_train.flight import FlightMemory
+from otel_train.guard import Guard
+from otel_train.record.recorder import Recorder
+from otel_train.records import Snapshot
+from otel_train.testing import FakeClock, Kept
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TRAINING = Flag.GRAD | Flag.TRAINING
+
+
+class Rig:
+    """A pump without a thread, on a clock that waits to be told."""
+
+    def __init__(self) -> None:
+        self.clock = FakeClock(10**9)
+        anchor = Anchor(10**18, self.clock())
+        self.memory = FlightMemory(1 << 16, anchor, path=None)
+        self.recorder = Recorder(self.memory, clock=self.clock)
+        tracer = Tracer(Ids("run-1", 0, 0), anchor)
+        rules = KeepRules(3, 1 << 40, 2.0, 1.0, 10)
+        self.run = RunAccount(self.clock(), anchor=anchor, tracer=tracer, rules=rules, stall_after_s=300)
+        self.snapshots = 0
+        self.pump = Pump(
+            self.recorder,
+            self.run,
+            snapshot=self.snapshot,
+            clock=self.clock,
+            breath=Breath(self.clock),
+            every_s=0.5,
+        )
+
+    def snapshot(self) -> Snapshot:
+        self.snapshots += 1
+        return Snapshot(0, self.clock(), ())
+
+    def route(self, every_s: float = 0.0, exporter: Any = None) -> Any:
+        made = Kept() if exporter is None else exporter
+        self.pump.routes.append(Route(made, Guard(f"route {len(self.pump.routes)}"), every_s))
+        return made
+
+    def steps(self, number: int) -> None:
+        edge, source = self.recorder.edge, self.recorder.source
+        data, model = source(SourceKind.DATA, "code"), source(SourceKind.FORWARD, "model")
+        back, update = source(SourceKind.BACKWARD, "backward"), source(SourceKind.OPTIMIZER, "SGD")
+        for _ in range(number):
+            for one, flags in ((data, 0), (model, TRAINING), (back, 0), (update, 0)):
+                edge(code(Op.BEGIN, one, flags))
+                self.clock.tick(us=10)
+                edge(code(Op.END, one))
+
+    def counted(self) -> int:
+        return self.run.totals.steps_by_phase().get("train", 0)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    yield made
+    made.memory.close()
+
+
+def test_a_turn_settles_what_was_recorded(rig: Rig) -> None:
+    """From ring to figures; the last step is open until the next ask."""
+    kept = rig.route()
+    rig.steps(20)
+    rig.pump.turn()
+
+    assert rig.counted() == 19
+    assert rig.pump.edges == 160
+    assert [batch.snapshot is not None for batch in kept.batches] == [True]
+    assert kept.spans
+
+
+def test_more_than_a_slice_is_read_in_one_turn(rig: Rig) -> None:
+    """A pump that falls behind for ever loses records."""
+    rig.steps(SLICE_EDGES // 4)
+    rig.pump.turn()
+
+    assert rig.pump.edges == 2 * SLICE_EDGES
+    assert rig.pump.missed == 0
+
+
+def test_snapshots_come_when_they_are_due(rig: Rig) -> None:
+    """Each way out has its own rhythm; spans go at once."""
+    often, seldom = rig.route(1.0), rig.route(10.0)
+    for _ in range(21):
+        rig.pump.turn()
+        rig.clock.tick(s=0.5)
+
+    assert len(often.snapshots) == 11
+    assert len(seldom.snapshots) == 2
+    assert rig.snapshots == 11
+
+
+def test_the_last_turn_sends_everything(rig: Rig) -> None:
+    """Whatever was due or not."""
+    kept = rig.route(3600.0)
+    rig.pump.turn()
+    rig.pump.turn(final=True)
+
+    assert len(kept.snapshots) == 2
+    assert kept.batches[-1].final
+
+
+def test_a_broken_way_out_stops_no_other(rig: Rig) -> None:
+    """And is left alone after three faults."""
+
+    class Broken(Kept):
+        calls = 0
+
+        def export(self, batch: Any) -> None:
+            self.calls += 1
+            raise RuntimeError
+
+    broken, kept = rig.route(exporter=Broken()), rig.route()
+    for _ in range(6):
+        rig.pump.turn()
+
+    assert broken.calls == 3
+    assert len(kept.batches) == 6
+
+
+def test_without_figures_spans_and_events_go_out_all_the_same(rig: Rig) -> None:
+    """A reading of the operating system that fails must not cost the traces."""
+    kept = rig.route()
+
+    def fail() -> Snapshot:
+        raise RuntimeError
+
+    rig.pump._snapshot = fail
+    rig.steps(20)
+    rig.pump.turn()
+
+    assert kept.spans
+    assert kept.snapshots == []
+
+
+def test_a_broken_chore_stops_no_other(rig: Rig) -> None:
+    """Nor itself from being counted."""
+    done: list[int] = []
+
+    def fail() -> None:
+        raise RuntimeError
+
+    broken = Guard("broken")
+    rig.pump.chores += [Chore(fail, broken, 0.0), Chore(lambda: done.append(1), Guard("fine"), 0.0)]
+    for _ in range(5):
+        rig.pump.turn()
+
+    assert len(done) == 5
+    assert broken.faults == 3
+
+
+def test_what_is_done_first_is_done_before_anything_is_read(rig: Rig) -> None:
+    """A NaN that was logged in a step must be known when that step is judged."""
+    rig.steps(20)
+    at_first: list[int] = []
+    rig.pump.first.append(Chore(lambda: at_first.append(rig.counted()), Guard("first"), 0.0))
+    rig.pump.turn()
+
+    assert at_first == [0]
+    assert rig.counted() == 19
+
+
+def test_lost_records_are_counted(rig: Rig) -> None:
+    """A ring that was overrun is said, not guessed at."""
+    rig.steps((1 << 16) // 8 + 100)
+    rig.pump.turn()
+
+    assert rig.pump.missed >= 800
+    assert rig.pump.edges + rig.pump.missed == 8 * ((1 << 16) // 8 + 100)

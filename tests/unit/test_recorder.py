@@ -1,0 +1,120 @@
+"""One ring per thread, one number per source."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from otel_train.clock import Anchor
+from otel_train.codes import MAX_SOURCES, Op, SourceKind, code
+from otel_train.flight import SIDE_RINGS, FlightMemory
+from otel_train.record.recorder import Recorder
+from otel_train.testing import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock(1000)
+
+
+@pytest.fixture
+def recorder(clock: FakeClock) -> Iterator[Recorder]:
+    """In plain memory."""
+    memory = FlightMemory(4096, Anchor(0, 0), path=None)
+    yield Recorder(memory, clock=clock)
+    memory.close()
+
+
+def in_thread(do: object) -> None:
+    thread = threading.Thread(target=do)  # type: ignore[arg-type]  # a callable
+    thread.start()
+    thread.join()
+
+
+def test_a_source_has_one_number(recorder: Recorder) -> None:
+    """The same loader name is the same series, whoever asks."""
+    first = recorder.source(SourceKind.DATA, "code")
+
+    assert recorder.source(SourceKind.DATA, "code") == first
+    assert recorder.source(SourceKind.FORWARD, "code") != first
+    assert recorder.source(SourceKind.DATA, "code", "eval") != first
+
+
+def test_sources_beyond_the_bound_are_counted_and_share_the_last(recorder: Recorder) -> None:
+    """A number must fit in its twelve bits; another one's would be a lie."""
+    for number in range(MAX_SOURCES + 10):
+        last = recorder.source(SourceKind.STAGE, f"stage {number}")
+
+    assert len(recorder.sources) == MAX_SOURCES
+    assert last == MAX_SOURCES - 1
+    assert recorder.dropped_sources == 10
+
+
+def test_an_edge_goes_to_the_ring_of_its_thread(recorder: Recorder, clock: FakeClock) -> None:
+    """Two threads that write into one ring would tear each other's edges."""
+    source = recorder.source(SourceKind.STAGE, "work")
+    recorder.edge(code(Op.BEGIN, source))
+    clock.tick(ns=5)
+    in_thread(lambda: recorder.edge(code(Op.END, source)))
+    mine, other = recorder.threads
+
+    assert mine is recorder.main
+    assert [mine.ring.read(10).times.tolist(), other.ring.read(10).times.tolist()] == [[1000], [1005]]
+    assert other.ring.read(10).missed == 0
+
+
+def test_a_thread_that_is_over_is_noticed_and_its_ring_is_used_again(recorder: Recorder) -> None:
+    """A pool that makes threads for ever must not use up the rings, nor lose the last edges."""
+    source = recorder.source(SourceKind.STAGE, "work")
+    for _ in range(3 * SIDE_RINGS):
+        in_thread(lambda: recorder.edge(code(Op.BEGIN, source)))
+        gc.collect()
+        [over] = [thread for thread in recorder.threads if thread.ended]
+        assert len(over.ring.read(10).times) == 1
+        assert over.slot >= 0
+        recorder.release(over)
+
+    assert recorder.threads == [recorder.main]
+
+
+def test_more_threads_than_rings_in_the_file_are_recorded_as_well(recorder: Recorder) -> None:
+    """Only the post-mortem of the last ones is lost."""
+    source = recorder.source(SourceKind.STAGE, "work")
+    arrived, leave = threading.Barrier(SIDE_RINGS + 4), threading.Event()
+
+    def work() -> None:
+        recorder.edge(code(Op.BEGIN, source))
+        arrived.wait(20)
+        leave.wait(20)
+
+    threads = [threading.Thread(target=work) for _ in range(SIDE_RINGS + 3)]
+    for thread in threads:
+        thread.start()
+    arrived.wait(20)
+    slots = sorted(thread.slot for thread in recorder.threads)
+    leave.set()
+    for thread in threads:
+        thread.join()
+
+    assert slots == [-1, -1, -1, *range(SIDE_RINGS + 1)]
+    assert all(
+        len(thread.ring.read(10).times) == 1 for thread in recorder.threads if thread is not recorder.main
+    )
+
+
+def test_after_silence_nothing_is_written(recorder: Recorder) -> None:
+    """Hooks that somebody still holds after ``close`` write into nothing."""
+    source = recorder.source(SourceKind.STAGE, "work")
+    edge = recorder.edge
+    recorder.silence()
+    edge(code(Op.BEGIN, source))
+    in_thread(lambda: edge(code(Op.BEGIN, source)))
+
+    assert recorder.main.ring.pending == 0
+    assert recorder.threads == [recorder.main]
