@@ -31,6 +31,7 @@ class DisabledSession:
 
     def add(self, model: Any = None, loaders: Any = None) -> None:  # Any: see ``instrument``
         """Let ``loaders`` have them by name, as they are."""
+        del model
         self.loaders.update({entry.name: entry.loader for entry in named_loaders(loaders)})
 
     def unobserved(self) -> list[dict[str, str]]:

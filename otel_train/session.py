@@ -24,7 +24,7 @@ from otel_train.flight import FlightMemory
 from otel_train.guard import Guard
 from otel_train.outcome import Outcome
 from otel_train.record.cuda_driver import cuda_driver
-from otel_train.record.device_time import DeviceTimer
+from otel_train.record.device_time import time_devices
 from otel_train.record.discover import Loader, Probes, named_loaders, named_models
 from otel_train.record.hand import Hand, switch
 from otel_train.record.loader_state import look
@@ -92,9 +92,7 @@ class Session:
                 "started_unix_ns": anchor.unix_ns,
             }
         )
-        timing, self._driver = self.config.cuda_timing, cuda_driver(environ)
-        self._devices = DeviceTimer(self._recorder, self._driver, mode=timing, clock=system_clock)
-        self._recorder.edge = self._devices.edge  # before any probe takes it
+        self._devices = time_devices(self._recorder, cuda_driver(environ), self.config.cuda_timing)
         self._notes = Notes(system_clock)
         self._probes = Probes(self._recorder)
         self.hand = Hand(self._recorder)
@@ -102,39 +100,31 @@ class Session:
     def _aggregate(self, anchor: Anchor) -> None:
         """The pump's side."""
         config, breath = self.config, Breath(system_clock)
-        self._breath = breath
         self._tracer = Tracer(Ids(self.info.run_id, self.info.attempt, self.info.rank), anchor)
         rules = KeepRules(
-            config.keep_warmup_steps,
-            config.keep_every_steps,
-            config.keep_slow_factor,
-            config.keep_per_s,
-            config.keep_burst,
-        )
+            config.keep_warmup_steps, config.keep_every_steps, config.keep_slow_factor,
+            config.keep_per_s, config.keep_burst,
+        )  # fmt: skip
         self._run = RunAccount(
-            anchor.clock_ns,
-            anchor=anchor,
-            tracer=self._tracer,
-            rules=rules,
-            stall_after_s=config.stall_after_s,
-            breathe=breath,
-        )
+            anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=rules,
+            stall_after_s=config.stall_after_s, breathe=breath,
+        )  # fmt: skip
         signals = Signals()
         health = Health(self._drops, self._faults, self._overhead_s, self.unobserved)
-        accelerators = AcceleratorReader(self._devices.memory)
         readings = Readings(
-            signals, ProcessReader(), accelerators, health, lambda: self._probes.loaders, look, anchor
+            signals, ProcessReader(), AcceleratorReader(self._devices.memory), health,
+            lambda: self._probes.loaders, look, anchor,
         )  # fmt: skip
         self._reporter = Reporter(self._run, readings, info=self.info, config=config, breathe=breath)
         self._notes_reader = NoteReader(self._notes, signals, self._run)
         self._pump = Pump(
-            self._recorder,
-            self._run,
-            snapshot=self._reporter.snapshot,
-            clock=system_clock,
-            breath=breath,
-            every_s=config.turn_every_s,
+            self._recorder, self._run, snapshot=self._reporter.snapshot, clock=system_clock,
+            breath=breath, every_s=config.turn_every_s,
+        )  # fmt: skip
+        read_devices = Chore(
+            lambda: self._run.device.tell(self._devices.take(breath)), Guard("device time"), 0.0
         )
+        self._pump.first.append(read_devices)
         self._documents = Documents(
             self._run,
             self.info,
@@ -148,10 +138,7 @@ class Session:
     def _start(self, anchor: Anchor) -> None:
         notes_guard = Guard("logged values")
         # A step is judged when it is read: what was logged in it must be known by then.
-        self._pump.first += [
-            Chore(self._notes_reader.read, notes_guard, 0.0),
-            Chore(lambda: self._run.device.tell(self._devices.take(self._breath)), Guard("device time"), 0.0),
-        ]
+        self._pump.first.append(Chore(self._notes_reader.read, notes_guard, 0.0))
         self._pump.chores += [
             Chore(self._devices.look, Guard("devices"), 0.0),
             Chore(self._notes_reader.tell, notes_guard, 0.0),

@@ -53,7 +53,6 @@ class _Thread:
     computes: bool = False
     """It runs models, not only a loader."""
     over: bool = False
-    edges: int = 0
     last_ns: int = 0
     last_op: int = 0
     open_step: list[Occurrences] = field(default_factory=list)
@@ -128,7 +127,6 @@ class RunAccount:
         self._breathe()
         kinds = edges.kinds
         mine.computes |= bool(np.any((kinds >= SourceKind.FORWARD) & (kinds <= SourceKind.SCALER)))
-        mine.edges += len(times)
         mine.last_ns, mine.last_op = int(times[-1]), int(codes[-1]) & 0xF
         self.stalls.progress(
             int(times[0])
@@ -166,8 +164,7 @@ class RunAccount:
             self.totals.activity_ns[Activity.INIT] = at_ns - self.started_ns
         elif self._leading.over:
             self.totals.activity_ns[Activity.OTHER] += max(0, at_ns - self.settled_ns)
-        if self._leading is None or self._leading.over:
-            self._closed_ns = max(at_ns, self.settled_ns)
+        self._closed_ns = at_ns
         for over in self.evals.close():
             self.teller.evaluation(over, self.step_number)
         self.closed = True
@@ -247,11 +244,11 @@ class RunAccount:
         self.totals.add(settled, ledger=leading)
         if thread.main:
             self.device.settle(settled.occurrences, thread.account.settled_ns)
+        self.loader_errors.update(self.names.sources[loader].name for loader in settled.failed_asks.tolist())
+        self._take_steps(thread, settled)
+        self._take_checkpoints(settled.occurrences)
         for loader in settled.stops.tolist():
             self._count_stop(self.names.sources[loader].name)
-        self.loader_errors.update(self.names.sources[loader].name for loader in settled.failed_asks.tolist())
-        self._take_checkpoints(settled.occurrences)
-        self._take_steps(thread, settled)
 
     def _count_stop(self, loader: str) -> None:
         self.exhaustions[loader] = self.exhaustions.get(loader, 0) + 1

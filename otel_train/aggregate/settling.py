@@ -256,11 +256,11 @@ def batches(edges: Edges, found: Marks, pieces: Pieces, labels: Labels) -> np.nd
     got &= ~found.starting[: last + 1]
     got[0] = False
     at = np.flatnonzero(got)
-    found = np.empty((len(at), 3), dtype=np.int64)
-    found[:, 0] = edges.sources[at]
-    found[:, 1] = labels.phase[pieces.of_event[at]]
-    found[:, 2] = edges.payloads[at] - 1
-    return found
+    rows = np.empty((len(at), 3), dtype=np.int64)
+    rows[:, 0] = edges.sources[at]
+    rows[:, 1] = labels.phase[pieces.of_event[at]]
+    rows[:, 2] = edges.payloads[at] - 1
+    return rows
 
 
 def skipped(edges: Edges, found: Marks, last: int, updated_ns: int) -> int:

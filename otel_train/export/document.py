@@ -115,7 +115,13 @@ class Documents:
 
     def _telemetry(self, steps: int, window: Window | None) -> dict[str, Any]:
         before = window.telemetry if window else Cost(0.0, 0.0, 0, 0)
-        cost = Cost(*(now - then for now, then in zip(self._cost(), before, strict=True)))
+        now = self._cost()
+        cost = Cost(
+            now.overhead_s - before.overhead_s,
+            now.pump_cpu_s - before.pump_cpu_s,
+            now.records - before.records,
+            now.lost - before.lost,
+        )
         overhead_s = cost.overhead_s
         drops: dict[str, int] = {}
         for (_, reason), number in self._health.drops().items():

@@ -228,7 +228,7 @@ def figure(number: float | None) -> str:
     """Any number in three figures; whole numbers and large ones in full."""
     if number is None or not math.isfinite(number):
         return ABSENT
-    return count(number) if number == int(number) or abs(number) >= 100 else _three_figures(number)  # noqa: PLR2004
+    return count(number) if number == int(number) or abs(number) >= 100 else _three_figures(number)  # noqa: PLR2004 - as below
 
 
 def percent(share: float | None) -> str:

@@ -67,7 +67,10 @@ class CudaDriver:
         torch = self._started()
         if torch is None:
             return ()
-        peaks = [torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["peak"] for device in range(torch.cuda.device_count())]
+        peaks = [
+            torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["peak"]
+            for device in range(torch.cuda.device_count())
+        ]
         least = max(1, max(peaks, default=0) * _STRAY_SHARE)
         return tuple(device for device, peak in enumerate(peaks) if peak >= least)
 

@@ -6,34 +6,33 @@ from _thread import get_ident
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from otel_train.codes import FLAG_SHIFT, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Flag, Op, SourceKind
+from otel_train.clock import system_clock
+from otel_train.codes import FLAG_SHIFT, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
+from otel_train.guard import Guard
+from otel_train.record.device_pairs import Pairs
 from otel_train.records import DeviceTimes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
 
     from otel_train.clock import Clock
     from otel_train.record.device_driver import DeviceDriver
+    from otel_train.record.device_pairs import Entry
     from otel_train.record.recorder import Recorder
     from otel_train.records import DeviceMemory
 
-MOST_EVENTS = 2048
-"""Events per device. All of them recorded between two turns of the pump (0.5 s), at 2 to 3 us each, cost
-training 1 %: a loop of tiny steps is sampled at the start of each turn instead of being slowed down."""
+    Edge: TypeAlias = Callable[[int], None]
 
-_DEEPEST = 64
-"""Stages open at once that are remembered; one whose end never came must not be remembered for ever."""
+MOST_EVENTS = 2048
+"""Events per device. All of them between two turns of the pump (0.5 s), at 2 to 3 us each, cost training 1 %:
+a loop of tiny steps is sampled at the start of each turn instead of being slowed down."""
 
 _TIMED = frozenset(SourceKind) - {SourceKind.CHECKPOINT, SourceKind.MARK}
-_BREATHE_EVERY = 32  # readings, of 2 to 3 us each
 _SAMPLE = 128  # its own cost is taken at one edge in so many, by the last digits of the clock
 _LOW = (1 << FLAG_SHIFT) - 1  # the bits of a code that say who and what
 _UNTIMED, _OPENS, _CLOSES = 1, 2, 3  # what a code does; 0: not asked yet
-_BEGIN, _END, _FAIL, _SUSPEND = int(Op.BEGIN), int(Op.END), int(Op.FAIL), int(Op.SUSPEND)
-# A piece of a suspended stage is no occurrence, and neither is a loader that starts.
-_WHOLE = OP_MASK | Flag.START << FLAG_SHIFT
+_END, _SUSPEND = int(Op.END), int(Op.SUSPEND)
 
 
 class _Lane(NamedTuple):
@@ -52,17 +51,13 @@ class _Lane(NamedTuple):
     device: int
 
 
-_Entry = tuple[int, int, list[Any]]
-"""An edge: host time, code, events, one per lane. A plain tuple: naming its fields costs 0.2 us each time."""
-
-
-class _Row(NamedTuple):
-    """One occurrence, timed by the device."""
-
-    source: int
-    begun_ns: int
-    ended_ns: int
-    device_ns: int
+def time_devices(recorder: Recorder, driver: DeviceDriver | None, mode: str) -> DeviceTimer:
+    """A timer in the place of ``recorder.edge``, to be made before any probe takes that."""
+    timer = DeviceTimer(recorder, driver, mode=mode, clock=system_clock)
+    recorder.edge = timer.edge
+    with Guard("devices"):
+        timer.look()  # most programs have put their model on a device by now
+    return timer
 
 
 class DeviceTimer:
@@ -91,11 +86,11 @@ class DeviceTimer:
         self._mode = mode
         self._clock = clock
         self._sources = recorder.sources
-        self._entries: deque[_Entry] = deque()
+        self._entries: deque[Entry] = deque()
         self._lanes: list[_Lane] = []
         self._active: list[_Lane] = []
         """The lanes, or none: what the training thread looks at."""
-        self._open: list[_Entry] = []
+        self._pairs = Pairs(recorder.sources, self._give_back)
         self._table = bytearray(_LOW + 1)
         self._fault: Exception | None = None
         self._stopped = driver is None or mode == "off"
@@ -147,65 +142,20 @@ class DeviceTimer:
         if self._driver is None or self._mode != "events" or not self._lanes:
             return None
         until_ns = self._clock()
-        rows: list[_Row] = []
         if self._entries:
             try:
                 with self._driver.reading(self._lanes[0].device):
-                    self._read(self._driver, rows, breathe)
+                    if not self._driver.capturing():  # the user's thread asks for a summary in mid-capture
+                        self._pairs.read(self._entries, self._driver, breathe)
             except Exception:
                 self.stop()
                 self._entries.clear()
                 raise
         if self._entries:
             until_ns = self._entries[0][0]
-        columns = np.array(rows, dtype=np.int64).reshape(-1, len(_Row._fields))
-        source, begun_ns, ended_ns, device_ns = columns.T
-        return DeviceTimes(source, begun_ns, ended_ns, device_ns, until_ns)
+        return DeviceTimes(*self._pairs.take(), until_ns)
 
-    def _read(self, driver: DeviceDriver, rows: list[_Row], breathe: Callable[[], None]) -> None:
-        entries, query = self._entries, driver.query
-        if driver.capturing():  # the user's thread asks for a summary in mid-capture
-            return
-        for number in range(len(entries)):  # what is recorded meanwhile is for the next call
-            entry = entries[0]
-            if not all(query(event) for event in entry[2]):
-                return
-            entries.popleft()
-            if entry[1] & OP_MASK < _END:
-                self._begin(entry)
-            else:
-                self._end(driver, entry, rows)
-            if number % _BREATHE_EVERY == _BREATHE_EVERY - 1:
-                breathe()
-
-    def _begin(self, entry: _Entry) -> None:
-        self._open.append(entry)
-        if len(self._open) > _DEEPEST:
-            self._give_back(self._open.pop(0))
-
-    def _end(self, driver: DeviceDriver, end: _Entry, rows: list[_Row]) -> None:
-        source = _source(end)
-        places = [place for place, begin in enumerate(self._open) if _source(begin) == source]
-        if places:
-            begin = self._open[places[-1]]
-            whole = begin[1] & _WHOLE == _BEGIN and end[1] & OP_MASK in (_END, _FAIL)
-            device_ns = self._device_ns(driver, begin, end) if whole else -1
-            if device_ns >= 0:
-                rows.append(_Row(source, begin[0], end[0], device_ns))
-            for lost in self._open[places[-1] :]:  # an outer end also ends what an exception left open
-                self._give_back(lost)
-            del self._open[places[-1] :]
-        self._give_back(end)
-
-    def _device_ns(self, driver: DeviceDriver, begin: _Entry, end: _Entry) -> int:
-        """Negative where it cannot be told: the stage ended on another stream, which was ahead."""
-        elapsed = [driver.elapsed_ns(*pair) for pair in zip(begin[2], end[2], strict=False)]
-        if not elapsed:
-            return -1
-        # A wait for data is exposed while no device works; work is over when the last one has done its part.
-        return min(elapsed) if self._sources[_source(begin)].kind is SourceKind.DATA else max(elapsed)
-
-    def _give_back(self, entry: _Entry) -> None:
+    def _give_back(self, entry: Entry) -> None:
         for lane, event in zip(self._lanes, entry[2], strict=False):
             lane.free.append(event)
 
@@ -221,9 +171,7 @@ class DeviceTimer:
 
         return _Lane([], make, driver.recorder(device), device)
 
-    def _recording_edge(
-        self, driver: DeviceDriver, ring_edge: Callable[[int], None]
-    ) -> Callable[[int], None]:
+    def _recording_edge(self, driver: DeviceDriver, ring_edge: Edge) -> Edge:
         """Of all that runs on the training thread this costs most, hence one flat function."""
         lanes, table, learn = self._active, self._table, self._learn
         clock, append, capturing = self._clock, self._entries.append, driver.capturing
@@ -246,7 +194,8 @@ class DeviceTimer:
                     for free, make, record, _ in lanes:
                         event = free.pop() if free else make()
                         if event is None:
-                            self._drop((host_ns, code, events))
+                            self.dropped += 1
+                            self._give_back((host_ns, code, events))
                             break
                         record(event)
                         events.append(event)
@@ -261,7 +210,7 @@ class DeviceTimer:
 
         return edge
 
-    def _waiting_edge(self, driver: DeviceDriver, ring_edge: Callable[[int], None]) -> Callable[[int], None]:
+    def _waiting_edge(self, driver: DeviceDriver, ring_edge: Edge) -> Edge:
         lanes, table, learn = self._active, self._table, self._learn
         owner = get_ident()
 
@@ -283,14 +232,6 @@ class DeviceTimer:
         self._table[code & _LOW] = (_OPENS if op < _END else _CLOSES) if timed else _UNTIMED
         return self._table[code & _LOW]
 
-    def _drop(self, entry: _Entry) -> None:
-        self.dropped += 1
-        self._give_back(entry)
-
     def _switch_off(self, fault: Exception) -> None:
         self._fault = fault
         self._active.clear()
-
-
-def _source(entry: _Entry) -> int:
-    return entry[1] >> SOURCE_SHIFT & SOURCE_MASK

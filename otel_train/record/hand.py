@@ -103,7 +103,7 @@ class Stage:
             wrapper = self._generator(function)
         else:
             wrapper = self._function(function)
-        return functools.wraps(function)(wrapper)  # type: ignore[return-value]
+        return functools.wraps(function)(wrapper)  # type: ignore[return-value]  # same signature
 
     def _function(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:

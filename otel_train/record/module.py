@@ -133,7 +133,7 @@ def _timed(
     )
     end, fail = code(Op.END, source), code(Op.FAIL, source)
     owner = weakref.ref(model)
-    call_impl = type(model)._call_impl  # noqa: SLF001
+    call_impl = type(model)._call_impl  # noqa: SLF001 - what Module.__call__ itself goes on to
 
     def call(*args: Any, **kwargs: Any) -> Any:
         model = owner()

@@ -52,10 +52,13 @@ class Notes:
         now = self._clock()
         self._make_room(len(values))
         for name, value in values.items():
-            try:
-                self._held.append(Value(now, name, _kept(value)))
-            except Exception:  # noqa: BLE001 - whatever the user's object does must not reach the user's loop
-                self.refused += 1
+            self._hold(now, name, value)
+
+    def _hold(self, now_ns: int, name: str, value: Any) -> None:  # Any: see ``_kept``
+        try:
+            self._held.append(Value(now_ns, name, _kept(value)))
+        except Exception:  # noqa: BLE001 - whatever the user's object does must not reach the user's loop
+            self.refused += 1
 
     def event(self, name: str, attributes: Mapping[str, Any]) -> None:
         """Keep an event."""

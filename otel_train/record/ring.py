@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 Edge = "Callable[[int], None]"
 
 
+PREEMPTED_NS = 100_000
+"""A sample longer than this was not ours: the thread had been put to sleep in the middle of it."""
+
 SAMPLED = 64
 """One edge in so many is timed, to know what writing costs here and now, with caches as the loop leaves them."""
 
@@ -129,7 +132,9 @@ def _writer(
         words[slot] = code
         words[slot + 1] = clock()
         position += 2
-        spent += clock() - begun
+        lasted = clock() - begun
+        if lasted < PREEMPTED_NS:
+            spent += lasted
 
     def read_position() -> int:
         return position

@@ -508,12 +508,13 @@ def trained(watch: Watch, **settings: Any) -> Any:
 
 
 def steps_on(text: str) -> float:
-    return sum(
-        sample.value
+    found = [
+        float(sample.value)
         for family in classic(text)
         for sample in family.samples
         if sample.name == "train_steps_total" and sample.labels["train_phase"] == "train"
-    )
+    ]
+    return sum(found)
 
 
 def test_a_page_reads_back_in_both_formats(watch: Watch) -> None:

@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.aggregate.histogram import MAX_SCALE, MAX_SIZE, Histograms, _downscale, _whole_ns
+from otel_train.aggregate.buckets import MAX_SCALE, MAX_SIZE, downscale, whole_ns
+from otel_train.aggregate.histogram import Histograms
 from otel_train.catalog import DURATION_BOUNDS
 
 SERIES = 3
@@ -134,7 +135,7 @@ def test_a_window_counts_its_own_and_brackets_their_range(before: Observations, 
 @settings(max_examples=50)
 def test_downscaling_keeps_the_total_and_the_place_of_every_bucket(counts: list[int], offset: int) -> None:
     """Bucket i becomes part of bucket i >> steps, negative indices too."""
-    scale, first, merged = _downscale(np.array(counts), offset)
+    scale, first, merged = downscale(np.array(counts), offset)
 
     rebuilt: dict[int, int] = {}
     for i, count in enumerate(counts):
@@ -145,14 +146,14 @@ def test_downscaling_keeps_the_total_and_the_place_of_every_bucket(counts: list[
     assert len(merged) <= MAX_SIZE
 
 
-whole_ns = st.integers(1, 2**50).map(lambda ns: ns / NS_PER_S)
-just_below = whole_ns.map(lambda edge: math.nextafter(edge, 0))
+nanoseconds_s = st.integers(1, 2**50).map(lambda ns: ns / NS_PER_S)
+just_below = nanoseconds_s.map(lambda edge: math.nextafter(edge, 0))
 
 
-@given(st.lists(whole_ns | just_below, min_size=20))
+@given(st.lists(nanoseconds_s | just_below, min_size=20))
 def test_an_edge_in_nanoseconds_is_the_last_that_is_not_above_it(edges_s: list[float]) -> None:
     """A product of floats can miss a whole number by one, and a window's minimum with it."""
-    whole = _whole_ns(np.array(edges_s))
+    whole = whole_ns(np.array(edges_s))
 
     assert (whole / NS_PER_S <= edges_s).all()
     assert ((whole + 1) / NS_PER_S > edges_s).all()

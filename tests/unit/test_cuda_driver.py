@@ -33,13 +33,13 @@ class StandIn:
             device_count=lambda: len(peaks),
             current_stream=lambda device: f"stream {self.stream} of {device}",
             device=self._Device,
+            memory_stats_as_nested_dict=self._stats,
             get_device_properties=lambda _: SimpleNamespace(total_memory=1000),
             get_per_process_memory_fraction=lambda _: 0.5,
         )
         self._C = SimpleNamespace(
             _cuda_isCurrentStreamCapturing=lambda: False,
             _cuda_getCurrentRawStream=lambda _: self.stream,
-            _cuda_memoryStats=self._stats,
             _CudaEventBase=SimpleNamespace(record=lambda event, stream: self.written.append((event, stream))),
         )
 
@@ -104,7 +104,6 @@ def test_a_torch_that_is_not_there_yet_is_no_fault(half_imported: object) -> Non
     [
         "_cuda_isCurrentStreamCapturing",
         "_cuda_getCurrentRawStream",
-        "_cuda_memoryStats",
         "_CudaEventBase.record",
     ],
 )
