@@ -43,8 +43,9 @@ class Outcome:
             signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
 
     def settle(self, state: str) -> None:
-        """Say how it ended; found out when empty."""
-        self.state = state or self.of(sys.exc_info()[1])
+        """Say how it ended; found out when empty. Who was told to terminate has been terminated."""
+        if self.state != "terminated":
+            self.state = state or self.of(sys.exc_info()[1])
 
     def of(self, error: BaseException | None) -> str:
         """The state that an exception leaves a run in."""

@@ -300,6 +300,8 @@ class Session:
         return faults
 
     def _follow_compiler(self) -> None:
+        if self.closed:  # what has been given back stays so
+            return
         self._probes.attach_again()
         if self._torch is not None:
             self._torch.step_aside_for_compiler()

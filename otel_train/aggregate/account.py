@@ -41,6 +41,10 @@ if TYPE_CHECKING:
 BACKWARDS_WITHOUT_UPDATE = 64
 """After so many, the run is taken to have no optimizer that can be seen (DESIGN.md section 2)."""
 
+UPDATES_TO_BE_SURE = 8
+SURE_AFTER_NS = 5 * 10**9
+"""Updates, or time, after which a loop that has not marked a step by hand is taken not to."""
+
 MOST_HELD = 16384
 """Edges held back at most while it is not known what steps are counted by."""
 
@@ -101,6 +105,8 @@ class ThreadAccount:
         if found.mark.any():
             self.source = StepSource.MANUAL
         elif self.source is not StepSource.UPDATE and found.update.any():
+            if self._may_be_marked(held, found, final=final):
+                return False
             self.source = StepSource.UPDATE
         if self.source is not StepSource.UNDECIDED:
             return True
@@ -114,6 +120,14 @@ class ThreadAccount:
             self.source = StepSource.BATCH
         return pass_over or self.source is not StepSource.UNDECIDED or len(held.times) > MOST_HELD
 
+    @staticmethod
+    def _may_be_marked(held: Edges, found: Marks, *, final: bool) -> bool:
+        """Whether it is too early to count updates: the loop may mark its steps by hand, and has not yet."""
+        updates = np.flatnonzero(found.update)
+        few = len(updates) < UPDATES_TO_BE_SURE
+        early = held.times[-1] - held.times[updates[0]] < SURE_AFTER_NS
+        return bool(few and early) and not final and len(held.times) <= MOST_HELD
+
     def _settle(self, edges: Edges, found: Marks, columns: SourceColumns, *, final: bool) -> Settled:
         pieces = cut(edges, found, self.source, self._context, final=final)
         self._breathe()
@@ -126,7 +140,7 @@ class ThreadAccount:
         steps = settle_steps(sums, pieces, labels, closes=closes, held=self._open)
         numbered = _numbered(edges, pieces, closes, steps.rows)
         idle = final and self._idle(found, pieces, labels, steps)
-        self._open = _with_work(found, pieces, closes, steps.open)
+        self._open = _with_work(found, pieces, labels, closes, left=steps.open)
         rows = self._with_partial(steps.rows) if final else steps.rows
         self._breathe()
         settled = self._settled(
@@ -207,12 +221,16 @@ class ThreadAccount:
                 inclusive[np.searchsorted(at, entry)] += self._pieces.pop(token, 0)
 
 
-def _with_work(found: Marks, pieces: Pieces, closes: np.ndarray, left: OpenStep) -> OpenStep:
+def _with_work(
+    found: Marks, pieces: Pieces, labels: Labels, closes: np.ndarray, *, left: OpenStep
+) -> OpenStep:
     """Note whether a backward ran in the open step, and whether it has a batch."""
     closing = np.flatnonzero(closes)
-    since, until = int(pieces.first[closing[-1]]) if len(closing) else 0, int(pieces.first[-1])
-    ran = bool((found.backward & found.begin)[since:until].any())
-    fetched = bool(found.got[since:until].any())
+    mine = (labels.phase == TRAIN) & ~pieces.solo
+    mine[-1] = False
+    mine[: int(closing[-1]) if len(closing) else 0] = False
+    ran = bool(mine[pieces.of_edge[found.backward & found.begin]].any())
+    fetched = bool(mine[pieces.of_event[found.got]].any())
     return left._replace(backwards=left.backwards or ran, fetched=left.fetched or fetched)
 
 

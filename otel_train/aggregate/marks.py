@@ -15,6 +15,7 @@ from otel_train.aggregate.words import (
     KIND_GRAD,
     KIND_OPTIMIZER,
     KIND_SCALER,
+    KIND_STAGE,
     OP_BEGIN,
     OP_END,
     OP_FAIL,
@@ -36,6 +37,7 @@ class Marks(NamedTuple):
     Attributes:
         ask: for a batch, or for the iterator that will give batches.
         starting: it is about an iterator, not about a batch.
+        own: a stage by hand begins.
         barrier: what ends a burst of asks (``zip`` asks several loaders for one batch).
     """
 
@@ -53,6 +55,7 @@ class Marks(NamedTuple):
     mark: np.ndarray
     barrier: np.ndarray
     starting: np.ndarray
+    own: np.ndarray
 
 
 def marks(edges: Edges) -> Marks:
@@ -88,4 +91,5 @@ def marks(edges: Edges) -> Marks:
         mark=(ops == OP_MARK) & (edges.payloads == 0) & (edges.sources >= 0),
         barrier=compute | stop | failed_ask,
         starting=starting,
+        own=begin & (kinds == KIND_STAGE),
     )

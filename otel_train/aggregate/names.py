@@ -41,9 +41,10 @@ class Names:
         self.sources: list[Source] = []
         self.columns = SourceColumns(*(np.zeros(0, dtype=np.int8) for _ in range(3)))
         self._series = np.full(_STAGES * _LOADERS * _PHASES * _MODELS, -1, dtype=np.int32)
-        self._stage_of = np.zeros(0, dtype=np.int64)
-        self._loader_of = np.zeros(0, dtype=np.int64)
-        self._model_of = np.zeros(0, dtype=np.int64)
+        # One entry per source, and a last one for -1: nobody, no loader, no model.
+        self._stage_of = np.array([self.stages.number("other")])
+        self._loader_of = np.zeros(1, dtype=np.int64)
+        self._model_of = np.zeros(1, dtype=np.int64)
 
     def learn(self, sources: Sequence[Source]) -> None:
         """Take in sources that have been added since the last call."""
@@ -55,17 +56,17 @@ class Names:
         self.columns = SourceColumns(
             *(np.append(had, got) for had, got in zip(self.columns, more, strict=True))
         )
-        self._stage_of = np.append(self._stage_of, [self.stages.number(s.stage) for s in new])
-        self._loader_of = np.append(
+        self._stage_of = _before_last(self._stage_of, [self.stages.number(s.stage) for s in new])
+        self._loader_of = _before_last(
             self._loader_of, [self.loaders.number(s.name) if s.kind is SourceKind.DATA else 0 for s in new]
         )
-        self._model_of = np.append(
+        self._model_of = _before_last(
             self._model_of, [self.models.number(s.name) if s.kind is SourceKind.FORWARD else 0 for s in new]
         )
 
     def loader(self, sources: np.ndarray) -> np.ndarray:
         """Loader numbers of loader sources; 0 for -1."""
-        loader: np.ndarray = np.where(sources >= 0, self._loader_of[sources], 0)
+        loader: np.ndarray = self._loader_of[sources]
         return loader
 
     def series(self, owner: np.ndarray, loader: np.ndarray, phase: np.ndarray) -> np.ndarray:
@@ -73,12 +74,11 @@ class Names:
 
         Data belongs to the loader that was asked, whatever the batch.
         """
-        nobody = self.stages.number("other")
-        stage = np.where(owner >= 0, self._stage_of[owner], nobody)
-        asked = np.where(owner >= 0, self._loader_of[owner], 0)
-        batch = np.where(asked > 0, asked, self.loader(loader))
-        model = np.where(owner >= 0, self._model_of[owner], 0)
-        flat = ((stage * _LOADERS + batch) * _PHASES + phase) * _MODELS + model
+        asked = self._loader_of[owner]
+        batch = np.where(asked > 0, asked, self._loader_of[loader])
+        flat = ((self._stage_of[owner] * _LOADERS + batch) * _PHASES + phase) * _MODELS + self._model_of[
+            owner
+        ]
         series: np.ndarray = self._series[flat]
         if series.min(initial=0) < 0:
             for value in sorted(set(flat[series < 0].tolist())):
@@ -93,6 +93,10 @@ class Names:
         self._series[flat] = len(self.keys)
         names = (self.stages.names[stage], self.loaders.names[loader])
         self.keys.append(Key(*names, PHASES[phase] if phase < len(PHASES) else "", self.models.names[model]))
+
+
+def _before_last(column: np.ndarray, new: list[int]) -> np.ndarray:
+    return np.concatenate((column[:-1], np.array(new, dtype=np.int64), column[-1:]))
 
 
 class _Table:

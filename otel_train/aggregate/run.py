@@ -158,6 +158,10 @@ class RunAccount:
 
     def close(self, at_ns: int) -> None:
         """Settle everything up to ``at_ns``."""
+        if self._leading is None and not self._threads:
+            self._threads[0] = self._new_thread(
+                "main", main=True
+            )  # nothing was recorded: all of it was preparation
         for thread in list(self._threads.values()):
             self._take(thread, thread.account.close(at_ns, self.names.columns))
         if self._leading is None:  # nothing was trained: all of it was preparation
@@ -224,6 +228,11 @@ class RunAccount:
         """The first thread that trains leads; when it is over the next one takes its time and numbers on."""
         before = self._leading
         if before is None and (thread.computes or thread.main):
+            self._leading = thread
+        elif (
+            before is not None and not before.computes and thread.computes
+        ):  # that one only fetched for this one
+            self.totals.activity_ns[:] = 0
             self._leading = thread
         elif before is not None and thread.follows is before and thread.computes:
             thread.next_number += before.next_number

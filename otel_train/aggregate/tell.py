@@ -70,9 +70,7 @@ class Teller:
         """Something happened."""
         self._events.append(Event(name=name, time_unix_ns=self._anchor.unix(at_ns), attributes=attributes))
 
-    def step(
-        self, settled: Settled, kept: Kept, before: Sequence[Occurrences], *, thread: str = ""
-    ) -> None:
+    def step(self, settled: Settled, kept: Kept, before: Sequence[Occurrences], *, thread: str = "") -> None:
         """A kept step, with its stages; exemplars point to it.
 
         Args:

@@ -159,8 +159,7 @@ def _cuts(edges: Edges, found: Marks, source: StepSource, context: Context) -> n
         why[found.checkpoint & found.begin] = Cut.CHECKPOINT
         why[found.checkpoint & found.close] = Cut.CHECKPOINT_END
     if not context.began:
-        start = np.flatnonzero(found.ask | found.compute | found.mark)[:1]
-        why[start] = Cut.BEGAN
+        why[training_begins(found)[:1]] = Cut.BEGAN
     return why
 
 
@@ -255,6 +254,20 @@ def _inside(cuts: np.ndarray, context: Context) -> np.ndarray:
 def _init(first: np.ndarray, found: Marks, context: Context) -> np.ndarray:
     if context.began:
         return np.zeros(len(first), dtype=bool)
-    start = np.flatnonzero(found.ask | found.compute | found.mark)
+    start = training_begins(found)
     before: np.ndarray = first < (start[0] if len(start) else len(found.ask))
     return before
+
+
+def training_begins(found: Marks) -> np.ndarray:
+    """Entries with which training may begin: what comes before the first was preparation.
+
+    Where steps are marked by hand, stages by hand are training, too, and the first mark ends a step.
+    """
+    training = found.ask | found.compute
+    marks = np.flatnonzero(found.mark)
+    if len(marks):
+        training |= found.own
+        if not training[: marks[0]].any():
+            return np.zeros(1, dtype=np.int64)
+    return np.flatnonzero(training)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from otel_train.runinfo import RunInfo
 
 NS_PER_S = 10**9
+_USUAL_EXITS = ("SIGKILL", "SIGBUS", "SIGSEGV", "exit_1")
 
 
 class Health(NamedTuple):
@@ -160,6 +161,8 @@ class Reporter:
             state = self._look(probe)
             if state is None:
                 continue
+            for how in _USUAL_EXITS:  # a counter born at 1 is invisible to increase()
+                sheet.put(c.LOADER_WORKER_EXITS, 0, label, how)
             sheet.put(c.LOADER_WORKER_COUNT, state.alive, label, "alive")
             sheet.put(c.LOADER_WORKER_COUNT, len(state.exits), label, "dead")
             sheet.put(c.LOADER_WORKER_COUNT, state.expected, label, "expected")

@@ -120,8 +120,9 @@ def _is_module(model: Any) -> bool:  # Any: the user's own
 
 
 def _class_name(model: Any) -> str:  # Any: the user's own
-    inner = model.__dict__.get("_modules", {}).get("_orig_mod") if hasattr(model, "__dict__") else None
-    return type(model if inner is None else inner).__name__
+    inner = getattr(model, "_orig_mod", model)  # what torch.compile was given
+    name: str = getattr(inner, "original_name", type(inner).__name__)  # what torch.jit.script was given
+    return name
 
 
 def _free(name: str, taken: Mapping[str, Any]) -> str:

@@ -256,7 +256,7 @@ def test_the_end_of_a_loader_closes_the_step_and_opens_no_batch() -> None:
 
     assert book.durations() == [STEP, 5 + STEP]
     assert book.count()["code"] == 2
-    assert [part.stops.tolist() for part in book.settled] == [[0, 0], []]
+    assert [stop for part in book.settled for stop in part.stops.tolist()] == [0, 0]
 
 
 def test_a_batch_that_is_passed_over_belongs_to_the_step_that_follows() -> None:
@@ -537,3 +537,27 @@ def test_training_in_two_phases_of_one_loader_is_told_apart_by_what_is_done() ->
 
     assert book.durations() == [STEP, 5 + STEP]
     assert book.durations("eval") == [16, 16]
+
+
+def test_marks_alone_make_as_many_steps_as_there_are_marks() -> None:
+    """A loop without loader, optimizer or model is still a loop."""
+    tape = Tape()
+    for _ in range(3):
+        tape.run(SourceKind.STAGE, "work", 5).mark()
+
+    assert settle(tape).durations() == [5, 5, 5]
+
+
+def test_making_an_iterator_belongs_to_the_batches_it_will_give() -> None:
+    """Starting the workers of a validation loader must not read as training that waits."""
+    tape = Tape().step().stop()
+    loader = tape.source(SourceKind.DATA, "val")
+    tape.edge(Op.BEGIN, loader, Flag.START)
+    tape.spend(1000).edge(Op.END, loader, Flag.START)
+    tape.ask("val").forward(flags=0).stop("val").step()
+
+    book = settle(tape)
+
+    assert book.count()["val"] == 1
+    assert book.durations("eval") == [1000 + 5 + 20]
+    assert book.self_ns("activity")["eval"] == 1000 + 5 + 20 + 5

@@ -1,0 +1,166 @@
+"""Hooks, timer, pump and account together, on a device that does its work at once."""
+
+from __future__ import annotations
+
+import threading
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from otel_train import catalog as c
+from otel_train.aggregate.keep import KeepRules
+from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.clock import Anchor, system_clock
+from otel_train.export.pump import Breath, Chore, Pump, Route
+from otel_train.flight import FlightMemory
+from otel_train.guard import Guard
+from otel_train.record.device_time import time_devices
+from otel_train.record.discover import Loader, Probes
+from otel_train.record.recorder import Recorder
+from otel_train.record.torch_probes import TorchProbes, in_backward
+from otel_train.records import Snapshot
+from otel_train.testing import Kept
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from otel_train.records import DeviceMemory
+
+STEPS = 40
+
+
+class HostDriver:
+    """Takes the host for its device: an event is reached when it is recorded."""
+
+    def devices(self) -> tuple[int, ...]:
+        return (0,)
+
+    def capturing(self) -> bool:
+        return False
+
+    def new_event(self, device: int) -> list[int]:
+        return [0]
+
+    def recorder(self, device: int) -> Callable[[list[int]], None]:
+        def record(event: list[int]) -> None:
+            event[0] = time.perf_counter_ns()
+
+        return record
+
+    @contextmanager
+    def reading(self, device: int) -> Iterator[None]:
+        yield
+
+    def query(self, event: list[int]) -> bool:
+        return True
+
+    def elapsed_ns(self, begin: list[int], end: list[int]) -> int:
+        return end[0] - begin[0]
+
+    def synchronize(self, device: int) -> None:
+        return
+
+    def memory(self) -> list[DeviceMemory]:
+        return []
+
+
+class Watched:
+    """What a session wires, with a driver of our own."""
+
+    def __init__(self, model: Any, loader: Any) -> None:
+        anchor = Anchor.now()
+        self.recorder = Recorder(FlightMemory(1 << 14, anchor), clock=system_clock, in_backward=in_backward)
+        self.timer = time_devices(self.recorder, HostDriver(), "events")
+        self.run = RunAccount(
+            anchor.clock_ns, anchor=anchor, tracer=Tracer(Ids("run", 0, 0), anchor),
+            rules=KeepRules(5, 0, 3.0, 100.0, 100), stall_after_s=300,
+        )  # fmt: skip
+        breath = Breath(system_clock)
+        self.pump = Pump(
+            self.recorder, self.run, snapshot=lambda: Snapshot(0, 0, ()), clock=system_clock, breath=breath,
+            every_s=0.01,
+        )  # fmt: skip
+        self.kept = Kept()
+        self.pump.routes.append(Route(self.kept, Guard("kept", strict=True), 0.0))
+        told = Guard("device time", strict=True)
+        self.pump.first.append(Chore(lambda: self.run.device.tell(self.timer.take()), told, 0.0))
+        self.probes = Probes(self.recorder)
+        self.torch = TorchProbes(self.recorder)
+        self.probes.watch_torch()
+        self.probes.add_loader(Loader(loader, name="code"))
+        self.probes.add_model("model", model)
+
+    def close(self) -> None:
+        self.probes.remove()
+        self.torch.remove()
+        self.recorder.silence()
+        self.pump.settle()
+        self.run.close(system_clock())
+        self.pump.turn(final=True)
+
+
+def train(model: Any, loader: Any) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for x, y in loader:
+        torch.nn.functional.cross_entropy(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.fixture
+def watched() -> Watched:
+    """A trained model, watched from the first step to the last, while a pump turns."""
+    model = torch.nn.Linear(8, 3)
+    data = TensorDataset(torch.randn(STEPS * 4, 8), torch.randint(0, 3, (STEPS * 4,)))
+    loader = DataLoader(data, batch_size=4)
+    watching = Watched(model, loader)
+    over = threading.Event()
+
+    def turn() -> None:
+        while not over.wait(0.002):
+            watching.pump.turn()
+
+    pump = threading.Thread(target=turn)
+    pump.start()
+    try:
+        train(model, loader)
+    finally:
+        over.set()
+        pump.join()
+        watching.close()
+    return watching
+
+
+def test_every_occurrence_of_every_stage_has_its_device_time(watched: Watched) -> None:
+    """However the pump's turns cut the run: none lost, none counted twice."""
+    rows = {row.key.stage: row for row in watched.run.totals.rows() if row.key.phase == "train"}
+
+    for stage in ("data", "forward", "backward", "optimizer"):
+        row = rows[stage]
+        assert row.device is not None
+        assert (stage, row.device.measured) == (stage, row.count == STEPS and STEPS)
+        assert 0 < row.device.seconds <= row.inclusive_s
+
+
+def test_kept_steps_carry_it(watched: Watched) -> None:
+    """Where it was known when the step was told."""
+    stages = [span for span in watched.kept.spans if span.name in ("train.forward", "train.backward")]
+    known = [span.attributes.get(c.STAGE_DEVICE_TIME.name) for span in stages]
+
+    assert len(stages) == 10
+    assert all(seconds is not None and 0 < float(str(seconds)) < 5 for seconds in known)
+
+
+def test_after_the_close_no_event_is_recorded(watched: Watched) -> None:
+    """What still holds our edge passes through."""
+    model = torch.nn.Linear(8, 3)
+
+    train(model, [(torch.randn(4, 8), torch.randint(0, 3, (4,)))])
+
+    assert watched.timer.take() is not None
+    assert len(watched.timer._entries) == 0
