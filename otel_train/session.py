@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -20,22 +19,16 @@ from otel_train.export.notes import NoteReader
 from otel_train.export.process import ProcessReader
 from otel_train.export.pump import Breath, Chore, Pump
 from otel_train.export.routes import Routes
-from otel_train.flight import FlightMemory
 from otel_train.guard import Guard
 from otel_train.outcome import Outcome
-from otel_train.record.cuda_driver import cuda_driver
-from otel_train.record.device_time import time_devices
-from otel_train.record.discover import Loader, Probes, named_loaders, named_models
-from otel_train.record.hand import Hand, switch
+from otel_train.record.discover import Loader, named_loaders, named_models
 from otel_train.record.loader_state import look
-from otel_train.record.notes import Notes
-from otel_train.record.recorder import Recorder
-from otel_train.record.torch_probes import TorchProbes, in_backward
+from otel_train.recording import Recording
 from otel_train.runinfo import detect, resource_attributes
 from otel_train.unobserved import unobserved
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import TracebackType
 
@@ -62,40 +55,23 @@ class Session:
         self._pid = os.getpid()
         self._window: Window | None = None
         self._printed_step = 0
-        self._torch: TorchProbes | None = None
         anchor = Anchor.now()
         info = detect(config, environ)
         self._routes = Routes.open(config, info, environ)
         self.info = info.with_attempt(self._routes.attempt)
-        self._memory = FlightMemory(config.flight_edges, anchor, path=self._routes.flight_path)
-        self._record(anchor, environ)
+        self._recording = Recording(
+            config, self.info, anchor=anchor, environ=environ, flight_path=self._routes.flight_path
+        )
+        self._recorder = self._recording.recorder
         self._aggregate(anchor)
         try:
             self._routes.connect(self._pump.routes, resource_attributes(self.info, environ))
         except ConfigError:
-            self._recorder.silence()
+            self._recording.end()
             self._routes.close(0)
-            self._memory.close()
+            self._recording.close()
             raise
         self._start(anchor)
-
-    def _record(self, anchor: Anchor, environ: Mapping[str, str]) -> None:
-        """The training thread's side."""
-        info = self.info
-        self._recorder = Recorder(self._memory, clock=system_clock, in_backward=in_backward)
-        self._recorder.identify(
-            {
-                "run_id": info.run_id,
-                "rank": info.rank,
-                "attempt": info.attempt,
-                "world_size": info.world_size,
-                "started_unix_ns": anchor.unix_ns,
-            }
-        )
-        self._devices = time_devices(self._recorder, cuda_driver(environ), self.config.cuda_timing)
-        self._notes = Notes(system_clock)
-        self._probes = Probes(self._recorder)
-        self.hand = Hand(self._recorder)
 
     def _aggregate(self, anchor: Anchor) -> None:
         """The pump's side."""
@@ -112,17 +88,17 @@ class Session:
         signals = Signals()
         health = Health(self._drops, self._faults, self._overhead_s, self.unobserved)
         readings = Readings(
-            signals, ProcessReader(), AcceleratorReader(self._devices.memory), health,
-            lambda: self._probes.loaders, look, anchor,
+            signals, ProcessReader(), AcceleratorReader(self._recording.devices.memory), health,
+            lambda: self._recording.probes.loaders, look, anchor,
         )  # fmt: skip
         self._reporter = Reporter(self._run, readings, info=self.info, config=config, breathe=breath)
-        self._notes_reader = NoteReader(self._notes, signals, self._run)
+        self._notes_reader = NoteReader(self._recording.notes, signals, self._run)
         self._pump = Pump(
             self._recorder, self._run, snapshot=self._reporter.snapshot, clock=system_clock,
             breath=breath, every_s=config.turn_every_s,
         )  # fmt: skip
         read_devices = Chore(
-            lambda: self._run.device.tell(self._devices.take(breath)), Guard("device time"), 0.0
+            lambda: self._run.device.tell(self._recording.devices.take(breath)), Guard("device time"), 0.0
         )
         self._pump.first.append(read_devices)
         self._documents = Documents(
@@ -131,7 +107,7 @@ class Session:
             pump=self._pump,
             routes=self._routes,
             health=health,
-            loaders=lambda: self._probes.loaders,
+            loaders=lambda: self._recording.probes.loaders,
         )
         self._outcome = Outcome(self.close)
 
@@ -140,25 +116,18 @@ class Session:
         # A step is judged when it is read: what was logged in it must be known by then.
         self._pump.first.append(Chore(self._notes_reader.read, notes_guard, 0.0))
         self._pump.chores += [
-            Chore(self._devices.look, Guard("devices"), 0.0),
+            Chore(self._recording.devices.look, Guard("devices"), 0.0),
             Chore(self._notes_reader.tell, notes_guard, 0.0),
-            Chore(self._follow_compiler, Guard("compiled models"), 0.0),
+            Chore(self._recording.follow_compiler, Guard("compiled models"), 0.0),
             Chore(self._reporter.look_at_workers, Guard("loader workers"), _LOOK_EVERY_S),
             Chore(self._write_summary, Guard("summary"), self.config.summary_every_s),
-            Chore(self._memory.save, Guard("flight file"), _SAVE_EVERY_S),
+            Chore(self._recording.save, Guard("flight file"), _SAVE_EVERY_S),
             Chore(self._print_progress, Guard("console"), 0.0),
         ]
         self._run.teller.span(self._tracer.run_start(anchor.clock_ns, system_clock()))
-        switch.hand = self.hand
-        self._watch_torch()
+        self._recording.begin()
         self._outcome.watch()
         self._pump.start()
-
-    def _watch_torch(self) -> None:
-        """Hook torch once it is there: a program without it is none of its business."""
-        if self._torch is None and "torch" in sys.modules:
-            self._torch = TorchProbes(self._recorder)
-            self._probes.watch_torch()
 
     # -- what the user calls ---------------------------------------------------------------------
 
@@ -169,11 +138,11 @@ class Session:
             ConfigError: a model is no Module, a loader cannot be iterated, a name is used twice.
         """
         models, entries = named_models(model), named_loaders(loaders)
-        self._watch_torch()
+        self._recording.watch_torch()
         for entry in entries:
-            self._probes.add_loader(entry)
+            self._recording.probes.add_loader(entry)
         for name, one in models.items():
-            self._probes.add_model(name, one)
+            self._recording.probes.add_model(name, one)
 
     def watch(self, iterable: Any, *, name: str, phase: str = "") -> Any:  # Any: any iterable
         """Watch one more iterable; what to iterate."""
@@ -183,7 +152,7 @@ class Session:
     @property
     def loaders(self) -> dict[str, Any]:
         """What to iterate, by name: a DataLoader itself, any other iterable wrapped."""
-        return self._probes.iterables
+        return self._recording.probes.iterables
 
     @property
     def run_directory(self) -> Path | None:
@@ -197,11 +166,11 @@ class Session:
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Keep values; tensors are read later, by another thread."""
-        self._notes.log(values)
+        self._recording.notes.log(values)
 
     def event(self, name: str, attributes: Mapping[str, Any]) -> None:
         """Note that something happened."""
-        self._notes.event(name, attributes)
+        self._recording.notes.event(name, attributes)
 
     def summary(self) -> dict[str, Any]:
         """The figures up to now, or since ``reset_window``: what ``summary.json`` holds. Empty in a fork."""
@@ -218,7 +187,7 @@ class Session:
 
     def unobserved(self) -> list[dict[str, str]]:
         """What could not be seen, with the reason and what to do."""
-        return unobserved(self._run, self._probes)
+        return unobserved(self._run, self._recording.probes)
 
     def close(self, state: str = "") -> None:
         """Undo everything: hooks, patches, threads, sockets, files. The program goes on as if bare.
@@ -229,15 +198,20 @@ class Session:
         if self.closed or os.getpid() != self._pid:
             return
         self.closed = True
-        deadline = time.monotonic() + self.config.exit_timeout_s
-        self._outcome.settle(state)
-        self._unhook()
-        self._pump.stop(self.config.exit_timeout_s / 2)
-        guard = Guard("close")
-        with guard:
-            self._last_turn()
-        self._routes.close(max(0.1, deadline - time.monotonic()))
-        self._memory.close()
+        timeout_s, guard = self.config.exit_timeout_s, Guard("close")
+        deadline = time.monotonic() + timeout_s
+        parts: tuple[Callable[[], object], ...] = (
+            lambda: self._outcome.settle(state),
+            self._outcome.stop_watching,
+            self._recording.end,
+            lambda: self._pump.stop(timeout_s / 2),
+            self._last_turn,
+            lambda: self._routes.close(max(0.1, deadline - time.monotonic())),
+            self._recording.close,
+        )
+        for part in parts:
+            with guard:
+                part()
 
     def __enter__(self) -> Session:
         return self
@@ -248,15 +222,6 @@ class Session:
         self.close("" if kind is None else self._outcome.of(error))
 
     # -- inside ----------------------------------------------------------------------------------
-
-    def _unhook(self) -> None:
-        if switch.hand is self.hand:
-            switch.hand = None
-        self._outcome.stop_watching()
-        self._probes.remove()
-        if self._torch is not None:
-            self._torch.remove()
-        self._recorder.silence()
 
     def _last_turn(self) -> None:
         now = system_clock()
@@ -277,15 +242,15 @@ class Session:
 
     def _overhead_s(self) -> float:
         """On the training thread, as sampled there."""
-        return (self._recorder.spent_ns + self._devices.spent_ns) / NS_PER_S
+        return self._recording.spent_ns / NS_PER_S
 
     def _drops(self) -> dict[tuple[str, str], int]:
         return {
             **self._routes.drops(),
             ("spans", "sampled_out"): self._run.keeper.limited,
             ("records", "overrun"): self._pump.missed,
-            ("records", "queue_full"): self._notes.dropped + self._devices.dropped,
-            ("records", "serialization"): self._notes.refused,
+            ("records", "queue_full"): self._recording.notes.dropped + self._recording.devices.dropped,
+            ("records", "serialization"): self._recording.notes.refused,
         }
 
     def _faults(self) -> dict[str, int]:
@@ -298,13 +263,6 @@ class Session:
         for guard in guards:
             faults[guard.part] = faults.get(guard.part, 0) + guard.faults
         return faults
-
-    def _follow_compiler(self) -> None:
-        if self.closed:  # what has been given back stays so
-            return
-        self._probes.attach_again()
-        if self._torch is not None:
-            self._torch.step_aside_for_compiler()
 
     def _print_progress(self) -> None:
         every = self.config.log_every_steps

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +18,7 @@ from otel_train.aggregate.pairing import Pairing
 from otel_train.aggregate.stalls import Stalls
 from otel_train.aggregate.steps import TRAIN, Activity, Occurrences, Settled, StepSource
 from otel_train.aggregate.tell import MOST_CHILDREN, Teller
+from otel_train.aggregate.threads import OpenStage, Thread
 from otel_train.aggregate.totals import Totals
 from otel_train.codes import Op, SourceKind
 
@@ -30,33 +30,6 @@ if TYPE_CHECKING:
     from otel_train.codes import Source
 
 NS_PER_S = 10**9
-
-
-class OpenStage(NamedTuple):
-    """A stage that has begun and not ended, as of the last look."""
-
-    stage: str
-    source: str
-    begun_ns: int
-
-
-@dataclass(slots=True)
-class _Thread:
-    name: str
-    main: bool
-    pairing: Pairing
-    account: ThreadAccount
-    label: str = ""
-    """Tells its traces from those of the leading thread."""
-    follows: _Thread | None = None
-    """The leading thread that was over when this one began: its time begins where that one's ended."""
-    computes: bool = False
-    """It runs models, not only a loader."""
-    over: bool = False
-    last_ns: int = 0
-    last_op: int = 0
-    open_step: list[Occurrences] = field(default_factory=list)
-    next_number: int = 0
 
 
 class RunAccount:
@@ -95,8 +68,8 @@ class RunAccount:
         self.checkpoint_failures, self.checkpoint_last_ns = 0, 0
         self.checkpoint_interval_s = 0.0
         self.closed = False
-        self._threads: dict[int, _Thread] = {}
-        self._leading: _Thread | None = None
+        self._threads: dict[int, Thread] = {}
+        self._leading: Thread | None = None
         self._threads_seen, self._closed_ns = 0, 0
         self.recent = RecentSteps()
         self._breathe = breathe
@@ -128,9 +101,8 @@ class RunAccount:
         kinds = edges.kinds
         mine.computes |= bool(np.any((kinds >= SourceKind.FORWARD) & (kinds <= SourceKind.SCALER)))
         mine.last_ns, mine.last_op = int(times[-1]), int(codes[-1]) & 0xF
-        self.stalls.progress(
-            int(times[0])
-        )  # a stall ends with the first edge, not with the last of its slice
+        # A stall ends with the first edge, not with the last of its slice.
+        self.stalls.progress(int(times[0]))
         self.stalls.progress(mine.last_ns)
         settled = mine.account.feed(edges, self.names.columns)
         if settled is not None:
@@ -218,13 +190,13 @@ class RunAccount:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _new_thread(self, name: str, *, main: bool) -> _Thread:
+    def _new_thread(self, name: str, *, main: bool) -> Thread:
         self._threads_seen += 1
         before = self._leading if self._leading and self._leading.over else None
         account = ThreadAccount(self.settled_ns if before else self.started_ns, breathe=self._breathe)
-        return _Thread(name, main, Pairing(), account, label=f"{name} {self._threads_seen}", follows=before)
+        return Thread(name, main, Pairing(), account, label=f"{name} {self._threads_seen}", follows=before)
 
-    def _lead(self, thread: _Thread) -> None:
+    def _lead(self, thread: Thread) -> None:
         """The first thread that trains leads; when it is over the next one takes its time and numbers on."""
         before = self._leading
         if before is None and (thread.computes or thread.main):
@@ -239,10 +211,10 @@ class RunAccount:
             thread.follows = None
             self._leading = thread
 
-    def _is_helper(self, thread: _Thread) -> bool:
+    def _is_helper(self, thread: Thread) -> bool:
         return not thread.main and not thread.computes and self._leading is not None
 
-    def _take(self, thread: _Thread, settled: Settled) -> None:
+    def _take(self, thread: Thread, settled: Settled) -> None:
         self._lead(thread)
         if self._is_helper(thread):  # its wait is not the training thread's
             self.totals.add_batches(settled.batches)
@@ -277,7 +249,7 @@ class RunAccount:
                     self.checkpoint_interval_s = (self.checkpoint_last_ns - before) / NS_PER_S
             self.teller.checkpoint((begun, begun + lasted), self.step_number, failed=failed)
 
-    def _take_steps(self, thread: _Thread, settled: Settled) -> None:
+    def _take_steps(self, thread: Thread, settled: Settled) -> None:
         steps = settled.steps
         rows = np.flatnonzero((steps.phase == TRAIN) & (steps.counted > 0))
         numbers = thread.next_number + np.arange(len(rows))
@@ -299,7 +271,7 @@ class RunAccount:
             for over in self.evals.feed(steps, self.names):
                 self.teller.evaluation(over, self.step_number)
 
-    def _carry(self, thread: _Thread, settled: Settled, *, closed: bool) -> None:
+    def _carry(self, thread: Thread, settled: Settled, *, closed: bool) -> None:
         """Remember the first stages of the step that is still open: it may be worth keeping."""
         still = np.flatnonzero(settled.occurrences.step == len(settled.steps.phase))
         if closed:

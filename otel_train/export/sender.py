@@ -23,17 +23,14 @@ _log = logging.getLogger("otel_train")
 _MAX_SPANS = 4096
 """Spans that may wait. At the cap of two kept steps a second with six spans each: over five minutes."""
 
-_SPANS_PER_REQUEST = 512
-"""The batch size that the SDK's own span processor uses by default."""
+_SPANS_PER_REQUEST = 512  # the batch size that the SDK's own span processor uses by default
 
-_LINE_INTERVAL_S = 60.0
-"""At most one line a minute about a collector that comes and goes."""
+_LINE_INTERVAL_S = 60.0  # at most one line a minute about a collector that comes and goes
 
 _SPOOL_SHARE_S = 0.2
 """What of the time to close is kept back for writing the rest to the spool."""
 
-_LAST_TRY_S = 0.5
-"""The time a collector that was away a moment ago gets at close."""
+_LAST_TRY_S = 0.5  # what a collector that was away a moment ago gets at close
 
 
 class Transport(Protocol):

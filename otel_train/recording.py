@@ -1,0 +1,113 @@
+"""The training thread's side of a session: rings, hooks, patches, put in and taken out together."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from otel_train.clock import system_clock
+from otel_train.flight import FlightMemory
+from otel_train.record.cuda_driver import cuda_driver
+from otel_train.record.device_time import DeviceTimer
+from otel_train.record.discover import Probes
+from otel_train.record.hand import Hand, switch
+from otel_train.record.notes import Notes
+from otel_train.record.recorder import Recorder
+from otel_train.record.torch_probes import TorchProbes, in_backward
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from otel_train.clock import Anchor
+    from otel_train.config import Config
+    from otel_train.runinfo import RunInfo
+
+
+class Recording:
+    """Everything that writes.
+
+    Args:
+        config: how the run is observed.
+        info: who we are.
+        anchor: one instant on both clocks.
+        environ: the process environment.
+        flight_path: where the flight file belongs; None for plain memory.
+
+    Attributes:
+        recorder: rings and sources.
+        devices: device time.
+        notes: what the user logs.
+        probes: loaders and models.
+        hand: stages by hand.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        info: RunInfo,
+        *,
+        anchor: Anchor,
+        environ: Mapping[str, str],
+        flight_path: Path | None,
+    ) -> None:
+        self._memory = FlightMemory(config.flight_edges, anchor, path=flight_path)
+        self.recorder = Recorder(self._memory, clock=system_clock, in_backward=in_backward)
+        self.recorder.identify(
+            {
+                "run_id": info.run_id,
+                "rank": info.rank,
+                "attempt": info.attempt,
+                "world_size": info.world_size,
+                "host": info.host,
+                "started_unix_ns": anchor.unix_ns,
+            }
+        )
+        driver = cuda_driver(environ)
+        self.devices = DeviceTimer(self.recorder, driver, mode=config.cuda_timing, clock=system_clock)
+        self.recorder.edge = self.devices.edge  # before any probe takes it
+        self.notes = Notes(system_clock)
+        self.probes = Probes(self.recorder)
+        self.hand = Hand(self.recorder)
+        self._torch: TorchProbes | None = None
+
+    @property
+    def spent_ns(self) -> int:
+        """Nanoseconds of ours on the training thread, as sampled there."""
+        return self.recorder.spent_ns + self.devices.spent_ns
+
+    def begin(self) -> None:
+        """Listen to the functions at the top of the package, and to torch if it is there."""
+        switch.hand = self.hand
+        self.watch_torch()
+
+    def watch_torch(self) -> None:
+        """Hook torch once it is there: a program without it is none of its business."""
+        if self._torch is None and "torch" in sys.modules:
+            self._torch = TorchProbes(self.recorder)
+            self.probes.watch_torch()
+
+    def follow_compiler(self) -> None:
+        """Keep up with models that compile themselves, and keep the compiler out of our wrappers."""
+        if switch.hand is not self.hand:  # what has been given back stays so
+            return
+        self.probes.attach_again()
+        if self._torch is not None:
+            self._torch.step_aside_for_compiler()
+
+    def end(self) -> None:
+        """Take every hook and patch out; nothing is written from now on."""
+        if switch.hand is self.hand:
+            switch.hand = None
+        self.probes.remove()
+        if self._torch is not None:
+            self._torch.remove()
+        self.recorder.silence()
+
+    def save(self) -> None:
+        """Write a copy of the rings, where their file could not be mapped."""
+        self._memory.save()
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._memory.close()
