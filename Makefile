@@ -33,9 +33,14 @@ $(STAMP): pyproject.toml
 demo: setup  ## train a small model on real text, observed; about a minute
 	@$(VENV)/bin/otel-train demo
 
+.PHONY: card
+card: setup  ## run the demo and draw its card for the README
+	$(VENV)/bin/otel-train demo
+	$(PY) tools/card_svg.py
+
 .PHONY: test
 test: setup  ## every test that needs nothing but this project; under five minutes
-	$(PY) -m pytest -q -m "not stack and not gpu"
+	$(PY) -m pytest -q -n 2 --dist loadfile -m "not stack and not gpu and not slow"
 
 .PHONY: unit
 unit: setup  ## the quick tests only
@@ -56,8 +61,10 @@ layers: setup  ## data flows one way
 .PHONY: docs docs-check
 docs: setup  ## write the generated reference pages
 	$(PY) -m otel_train.cli.catalog --write
+	$(PY) tools/settings_page.py --write
 docs-check: setup  ## the generated reference pages are fresh
 	$(PY) -m otel_train.cli.catalog --check
+	$(PY) tools/settings_page.py --check
 
 .PHONY: fix
 fix: setup  ## format, and repair what can be repaired
@@ -73,15 +80,16 @@ coverage: setup  ## the tests of `make test`, with the lines they miss
 	$(PY) -m pytest -q -m "not stack and not gpu" --cov --cov-report=term
 
 .PHONY: test-stack
-test-stack: setup  ## tests against a real Prometheus, fetched once into a cache folder
+test-stack: setup  ## a real Prometheus (fetched once into a cache folder), and whole runs that take longer
 	tools/get_prometheus.sh "$(OTEL_TRAIN_TEST_BIN)"
-	$(PY) -m pytest -q -m "stack and not gpu"
+	$(PY) -m pytest -q -m "(stack or slow) and not gpu"
 
 .PHONY: test-gpu bench-gpu
 test-gpu: setup  ## tests that need a CUDA device
 	$(PY) -m pytest -q -m gpu
 bench-gpu: setup  ## what watching costs on a CUDA device
 	$(PY) -m benchmarks --device cuda
+	$(PY) -m benchmarks.device_time
 
 .PHONY: clean
 clean:  ## remove what these targets made here

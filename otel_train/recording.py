@@ -110,4 +110,5 @@ class Recording:
 
     def close(self) -> None:
         """Give the memory back."""
+        self.recorder.let_go()
         self._memory.close()

@@ -43,7 +43,8 @@ BACKWARDS_WITHOUT_UPDATE = 64
 
 UPDATES_TO_BE_SURE = 8
 SURE_AFTER_NS = 5 * 10**9
-"""Updates, or time, after which a loop that has not marked a step by hand is taken not to."""
+"""Updates, or time since the first sign, after which the loop is taken to be what it looks like. (The end of
+an inner loader is a pass without an update, and the first mark comes after the first update.)"""
 
 MOST_HELD = 16384
 """Edges held back at most while it is not known what steps are counted by."""
@@ -102,31 +103,30 @@ class ThreadAccount:
         """Find what steps are counted by. Whether the edges can be settled now."""
         if self.source is StepSource.MANUAL:
             return True
+        waits = not final and len(held.times) <= MOST_HELD
         if found.mark.any():
             self.source = StepSource.MANUAL
         elif self.source is not StepSource.UPDATE and found.update.any():
-            if self._may_be_marked(held, found, final=final):
+            if waits and _too_early(held, found.update, UPDATES_TO_BE_SURE):
                 return False
             self.source = StepSource.UPDATE
-        if self.source is not StepSource.UNDECIDED:
-            return True
-        backwards = int(np.count_nonzero(found.backward & found.begin))
-        both = FLAG_GRAD | FLAG_TRAINING
-        trains = bool(np.any(found.forward & found.begin & ((held.flags & both) == both)))
-        pass_over = bool(found.stop.any()) or final
-        if backwards >= BACKWARDS_WITHOUT_UPDATE or (pass_over and backwards):
-            self.source = StepSource.BACKWARD
-        elif pass_over and trains:
-            self.source = StepSource.BATCH
-        return pass_over or self.source is not StepSource.UNDECIDED or len(held.times) > MOST_HELD
+        return self.source is not StepSource.UNDECIDED or self._without_update(held, found, waits=waits)
 
-    @staticmethod
-    def _may_be_marked(held: Edges, found: Marks, *, final: bool) -> bool:
-        """Whether it is too early to count updates: the loop may mark its steps by hand, and has not yet."""
-        updates = np.flatnonzero(found.update)
-        few = len(updates) < UPDATES_TO_BE_SURE
-        early = held.times[-1] - held.times[updates[0]] < SURE_AFTER_NS
-        return bool(few and early) and not final and len(held.times) <= MOST_HELD
+    def _without_update(self, held: Edges, found: Marks, *, waits: bool) -> bool:
+        """No update so far: after a pass, or enough backwards, none is to be expected."""
+        backwards = found.backward & found.begin
+        both = FLAG_GRAD | FLAG_TRAINING
+        trains = found.forward & found.begin & ((held.flags & both) == both)
+        pass_over = bool(found.stop.any()) or not waits
+        if backwards.any() and (pass_over or np.count_nonzero(backwards) >= BACKWARDS_WITHOUT_UPDATE):
+            if waits and _too_early(held, backwards, BACKWARDS_WITHOUT_UPDATE):
+                return False
+            self.source = StepSource.BACKWARD
+        elif pass_over and trains.any():
+            if waits and _too_early(held, trains, MOST_HELD):
+                return False
+            self.source = StepSource.BATCH
+        return pass_over or self.source is not StepSource.UNDECIDED
 
     def _settle(self, edges: Edges, found: Marks, columns: SourceColumns, *, final: bool) -> Settled:
         pieces = cut(edges, found, self.source, self._context, final=final)
@@ -219,6 +219,12 @@ class ThreadAccount:
                     del self._pieces[next(iter(self._pieces))]
             else:
                 inclusive[np.searchsorted(at, entry)] += self._pieces.pop(token, 0)
+
+
+def _too_early(held: Edges, signs: np.ndarray, enough: int) -> bool:
+    """Whether what the first signs suggest may still be overturned: by a mark, by an update."""
+    at = np.flatnonzero(signs)
+    return bool(len(at) < enough and held.times[-1] - held.times[at[0]] < SURE_AFTER_NS)
 
 
 def _with_work(

@@ -53,7 +53,6 @@ class DeviceAccount:
         self._times = _Times(*_empty(4))
         self._recent = _Times(*_empty(4))
         self._until_ns = 0
-        self._settled_ns = 0
 
     def tell(self, times: DeviceTimes | None) -> None:
         """Take what a device did; None where nothing is measured."""
@@ -77,9 +76,7 @@ class DeviceAccount:
         new = _Calls(ended.source, ended.started_ns, ended.started_ns + ended.inclusive_ns, series)
         self._calls = _Calls(*_joined(self._calls, new))
         self._match()
-        # What ended before the last settling but one has been looked for among all that could have come.
-        self._times = _Times(*_kept(self._times, self._times.ended_ns >= self._settled_ns))
-        self._settled_ns = max(self._settled_ns, until_ns)
+        self._times = _Times(*_kept(self._times, self._times.ended_ns >= until_ns))
 
     def of(self, source: int, started_ns: int) -> int | None:
         """Device time of an occurrence settled lately, in nanoseconds; None when it is not known (yet)."""

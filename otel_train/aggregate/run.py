@@ -212,7 +212,8 @@ class RunAccount:
             self._leading = thread
 
     def _is_helper(self, thread: Thread) -> bool:
-        return not thread.main and not thread.computes and self._leading is not None
+        somebody_trains = self._leading is not None or any(t.computes for t in self._threads.values())
+        return not thread.main and not thread.computes and somebody_trains
 
     def _take(self, thread: Thread, settled: Settled) -> None:
         self._lead(thread)

@@ -137,6 +137,11 @@ class Recorder:
         for then in self.when_silenced:
             then()
 
+    def let_go(self) -> None:
+        """Hold the rings' memory no longer: after the last turn."""
+        for thread in self.threads:
+            thread.ring.let_go()
+
     def _elsewhere(self, code: int) -> None:
         if self._closed:
             return

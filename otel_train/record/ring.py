@@ -70,6 +70,10 @@ class Ring:
         self._array = np.frombuffer(words, dtype=np.int64)
         self.edge, self._position, self._spent, self.disown = _writer(words, clock, owner, elsewhere)
 
+    def let_go(self) -> None:
+        """Hold the memory no longer; nothing can be read any more."""
+        self._array = np.zeros(0, dtype=np.int64)
+
     @property
     def written(self) -> int:
         """Edges written since the ring was made."""
@@ -143,7 +147,9 @@ def _writer(
         return spent
 
     def disown() -> None:
-        nonlocal owner
+        nonlocal owner, words
         owner = 0
+        # A thread in the middle of an edge finishes it here: the ring's own memory is free to go.
+        words = memoryview(bytearray(len(words) * words.itemsize)).cast("q")
 
     return edge, read_position, read_spent, disown

@@ -60,7 +60,7 @@ def test_the_verdict_names_the_loader_that_training_waits_for(tmp_path: Path) ->
     assert found["updates"] == found["steps"]["train"] > 20
     assert abs(found["batches"]["code"] - found["batches"]["prose"]) <= 1
     assert sum(found["activities"].values()) == pytest.approx(found["wall_seconds"], rel=0.02)
-    assert "verdict: input_bound" in shown
+    assert "verdict: input_bound" in complaints
     assert "otel-train summary" in shown
     assert "/metrics was at" in shown
     assert "Traceback" not in complaints
@@ -78,7 +78,7 @@ def test_ctrl_c_ends_the_demo_with_the_card(tmp_path: Path) -> None:
 
     assert process.returncode == 0, complaints
     assert "Stopped by hand." in shown
-    assert "otel_train ━━" in shown
+    assert "otel_train ━━" in complaints
     assert "Traceback" not in complaints
     assert summary_below(tmp_path)["steps"]["train"] > 0
 

@@ -131,10 +131,14 @@ def self_seconds(summary: dict[str, Any], *of: str) -> float:
     return sum(row["self_seconds"] or 0.0 for row in rows)
 
 
+SEEN_WHOLE = {"gradient_penalty"}
+"""Until the first ``.backward()`` nobody can know that ``autograd.grad`` is not this loop's backward."""
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_is_counted_as_it_counts_itself(name: str, tmp_path: Path) -> None:
     """A figure that depends on how the loop is written is a figure nobody can trust."""
-    truth, summary = observe(name, tmp_path, **EAGER)
+    truth, summary = observe(name, tmp_path, **({} if name in SEEN_WHOLE else EAGER))
 
     assert found(summary, truth) == expected(truth)
     assert summary["telemetry"]["records_lost"] == 0

@@ -192,7 +192,7 @@ def test_a_window_has_its_own_device_time() -> None:
     assert before.device.count(0) == 1
 
 
-def run_of(tape: Tape, readings: Sequence[tuple[int, int, int, int]]) -> RunAccount:
+def run_of(tape: Tape, readings: Sequence[tuple[int, int, int, int]], *, main: bool = True) -> RunAccount:
     """The account of a tape whose thread has been timed on a device."""
     anchor = Anchor(0, 0)
     run = RunAccount(
@@ -201,7 +201,7 @@ def run_of(tape: Tape, readings: Sequence[tuple[int, int, int, int]]) -> RunAcco
     )  # fmt: skip
     run.learn(tape.sources)
     run.device.tell(times_of(readings))
-    run.feed(1, np.array(tape.times), np.array(tape.codes), name="main", main=True)
+    run.feed(1, np.array(tape.times), np.array(tape.codes), name="main", main=main)
     run.close(tape.now_ns)
     return run
 
@@ -214,6 +214,14 @@ def three_steps() -> tuple[Tape, list[tuple[int, int, int, int]]]:
     tape.stop()
     forward = tape.source(SourceKind.FORWARD, "model")
     return tape, [(forward, 62 * step + 6, 62 * step + 24, 50) for step in range(3)]
+
+
+def test_another_thread_does_not_get_the_device_time_of_this_one() -> None:
+    """Two threads call one model at the same time; only one of them is timed."""
+    run = run_of(*three_steps(), main=False)
+
+    assert [row.device for row in run.totals.rows()] == [None] * len(run.totals.rows())
+    assert any(row.count for row in run.totals.rows())
 
 
 def test_device_time_is_a_metric_of_its_own() -> None:

@@ -13,7 +13,7 @@ from otel_train.flight import FlightMemory
 from otel_train.record.device_time import MOST_EVENTS, DeviceTimer
 from otel_train.record.recorder import Recorder
 from otel_train.testing import FakeClock
-from tests.support.device import FakeDriver
+from tests.support.device import FakeDriver, FakeEvent
 
 MS = 10**6
 
@@ -246,6 +246,21 @@ def test_when_all_events_are_in_use_edges_are_written_all_the_same() -> None:
     assert bench.timer.dropped == 2 * stages - MOST_EVENTS
     assert len(bench.edges()) == 2 * stages
     assert bench.told() == []
+
+
+def test_with_one_device_out_of_events_the_others_keep_theirs() -> None:
+    """An edge has an event on every device or on none."""
+    bench = Bench(0, 1)
+    bench.driver.hung = True
+    for _ in range(MOST_EVENTS // 2):
+        bench.stage(FORWARD, host_ms=0.001)
+    first, second = bench.timer._lanes
+    first.free.append(FakeEvent(0))
+
+    bench.stage(FORWARD, host_ms=0.001)
+
+    assert bench.timer.dropped == 2
+    assert (len(first.free), len(second.free)) == (1, 0)
 
 
 def test_nothing_is_recorded_into_a_graph() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
+import subprocess
+import sys
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,7 +17,6 @@ from otel_train.export.spool import Spool
 from tests.support.figures import RESOURCE, snapshot, spans
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -103,29 +102,31 @@ def test_a_line_larger_than_the_file_may_be_is_dropped_and_counted(
     assert (lines_of(file.path), file.dropped_lines) == ([1], 1)
 
 
-@pytest.fixture
-def full_disk() -> Iterator[int]:
-    """A process that may write no more than 1000 bytes into a file: writes come back short, then fail."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    yield 1000
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, previous)
+FULL_DISK = """
+import json, resource, signal, sys
+from pathlib import Path
+from otel_train.export.jsonl import BoundedLines
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+errors = []
+file = BoundedLines(Path(sys.argv[1]), max_bytes=1 << 20, on_error=errors.append)
+written = [file.append(json.dumps({"n": number, "pad": "x" * 400})) for number in range(4)]
+written.append(file.append(json.dumps({"n": 9})))
+file.close()
+print(json.dumps([written, file.failed_lines, len(errors)]))
+"""
 
 
-def test_a_disk_that_fills_up_in_mid_line_leaves_whole_lines(
-    tmp_path: Path, errors: list[OSError], full_disk: int
-) -> None:
+def test_a_disk_that_fills_up_in_mid_line_leaves_whole_lines(tmp_path: Path) -> None:
     """The half that went to disk is taken back, the rest of the run goes on."""
-    file = BoundedLines(tmp_path / "a.jsonl", max_bytes=1 << 20, on_error=errors.append)
-    written = [file.append(line(number, 400)) for number in range(4)]
-    assert written == [True, True, False, False]
-    assert file.append(line(9))
-    file.close()
-    assert lines_of(file.path) == [0, 1, 9]
-    assert file.failed_lines == 2
-    assert len(errors) == 2
+    path = tmp_path / "a.jsonl"
+    told = subprocess.run(
+        [sys.executable, "-c", FULL_DISK, str(path)], check=True, capture_output=True, text=True
+    )
+
+    assert json.loads(told.stdout) == [[True, True, False, False, True], 2, 2]
+    assert [json.loads(text)["n"] for text in path.read_text().splitlines()] == [0, 1, 9]
 
 
 def test_a_file_taken_away_is_begun_anew(tmp_path: Path, errors: list[OSError]) -> None:
