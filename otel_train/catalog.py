@@ -400,6 +400,7 @@ EPOCH_DURATION: Final = Metric(
     bounds=DURATION_BOUNDS,
     emit=Emit.RANK0,
     priority="P1",
+    published=False,
 )
 THROUGHPUT_THEORETICAL: Final = Metric(
     name="train.throughput.theoretical",
@@ -455,7 +456,6 @@ RUN_PROGRESS_RATIO: Final = Metric(
     meaning="Steps done over steps planned, where the plan is known.",
     emit=Emit.RANK0,
     priority="P1",
-    published=False,
 )
 RUN_RESTARTS: Final = Metric(
     name="train.run.restarts",
@@ -536,7 +536,6 @@ AMP_SCALE: Final = Metric(
     meaning="Loss scale of the gradient scaler.",
     emit=Emit.RANK0,
     priority="P1",
-    published=False,
 )
 NONFINITE_DETECTIONS: Final = Metric(
     name="train.nonfinite.detections",
@@ -557,7 +556,6 @@ METRIC_VALUE: Final = Metric(
     ),
     emit=Emit.RANK0,
     priority="P2",
-    published=False,
 )
 LOADER_BATCH_BUILD_DURATION: Final = Metric(
     name="train.loader.batch.build.duration",

@@ -21,6 +21,7 @@ def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests say what is set: nobody's own settings, collectors or ranks reach them."""
     for name in list(os.environ):
         ours = name.startswith(("OTEL_", "RANK", "WORLD_SIZE", "LOCAL_", "TORCHELASTIC_", "SLURM_"))
+        ours |= name in {"COLUMNS", "NO_COLOR", "FORCE_COLOR"}
         if ours and name != "OTEL_TRAIN_TEST_BIN":
             monkeypatch.delenv(name)
 
