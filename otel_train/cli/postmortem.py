@@ -86,7 +86,9 @@ def headline(report: Report) -> str:
     inside = (report.get("open") or [None])[-1]
     if inside is None:
         return f"{rank} {verb}{'' if step is None else f'after step {step}, '}with no stage open"
-    parts = [f"{rank} {verb}in stage {inside.get('stage')}" + ("" if step is None else f" of step {step + 1}")]
+    parts = [
+        f"{rank} {verb}in stage {inside.get('stage')}" + ("" if step is None else f" of step {step + 1}")
+    ]
     if inside.get("loader"):
         parts.append(f"loader {inside['loader']}")
     if inside.get("for_seconds") is not None:

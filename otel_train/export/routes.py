@@ -114,7 +114,10 @@ class Routes:
         known = {(signal, reason): 0 for signal in ("metrics", "spans") for reason in _LOSSES}
         return {
             **known,
-            **{("spans" if s == "traces" else s, why): number for (s, why), number in self._otlp.drops.items()},
+            **{
+                ("spans" if s == "traces" else s, why): number
+                for (s, why), number in self._otlp.drops.items()
+            },
         }
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:

@@ -39,9 +39,7 @@ class OtlpSettings:
     endpoint: str = ""
 
     @classmethod
-    def read(
-        cls, environ: Mapping[str, str], *, endpoint: str = "", wanted: bool = False
-    ) -> OtlpSettings:
+    def read(cls, environ: Mapping[str, str], *, endpoint: str = "", wanted: bool = False) -> OtlpSettings:
         """The settings that an environment asks for.
 
         Args:
