@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import numpy as np
-    from otel_train.session import Session
 
     from benchmarks.loop import Loop
     from otel_train.record.recorder import Recorder
+    from otel_train.session import Session
 
     Variant = Callable[[Loop], AbstractContextManager[object]]
 
