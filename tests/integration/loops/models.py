@@ -146,7 +146,7 @@ def loss_modules_are_not_models(watch: Watch) -> Truth:
 def scripted_model(watch: Watch) -> Truth:
     """TorchScript is deprecated, and still in use."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
+        warnings.simplefilter("ignore")  # torch says that it is going out of use: there are such models still
         model = torch.jit.script(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)))
     return train_model(watch, model)
 
