@@ -25,16 +25,19 @@ COLUMN_PX, LINE_PX, MARGIN_PX, BASELINE_PX = 8.4, 18, 16, 13
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 INK = {"31": "#ff7b72", "32": "#7ee787", "33": "#e3b341", "34": "#79c0ff", "35": "#d2a8ff", "36": "#76e3ea"}
 ESCAPE = re.compile(r"\x1b\[([0-9;]*)m")
+WORDS = re.compile(r"\S+(?: \S+)*")
 
 
 def spans(line: str) -> Iterator[tuple[int, str, frozenset[str]]]:
-    """(column, text, ANSI codes in force) of each stretch of a line. Every character is one column wide."""
+    """(column, text, ANSI codes in force) of each stretch of a line. Every character is one column wide.
+
+    A stretch has no two spaces in a row: SVG would make one of them, and the columns would not line up.
+    """
     column, codes = 0, frozenset[str]()
     pieces = ESCAPE.split(line)
     for text, change in zip(pieces[::2], [*pieces[1::2], ""], strict=True):
-        if text.strip():
-            lead = len(text) - len(text.lstrip())
-            yield column + lead, text.strip(), codes
+        for words in WORDS.finditer(text):
+            yield column + words.start(), words.group(), codes
         column += len(text)
         changed = frozenset(change.split(";"))
         codes = frozenset() if changed & {"", "0"} else codes | changed
