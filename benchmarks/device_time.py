@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 STAGES = (SourceKind.DATA, SourceKind.FORWARD, SourceKind.BACKWARD, SourceKind.OPTIMIZER)
 STEPS, ROUNDS = 100, 21
 BUDGET_US = 30.0
-"""Per step of four stages. Source: DESIGN.md section 5."""
+"""Per step of four stages. The budget is in docs/reference/overhead.md."""
 
 
 def run() -> list[Row]:

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from otel_train.record.discover import Probes
 
 UPDATES_WITHOUT_FORWARD = 10
-"""Updates after which a model that was given and never seen is worth a word (DESIGN.md section 4.6)."""
+"""Updates after which a model that was given and never seen is worth a word."""
 
 
 def unobserved(run: RunAccount, probes: Probes) -> list[dict[str, str]]:

@@ -1,6 +1,6 @@
 """The account of one thread: every instant of it belongs to one owner, one phase and at most one step.
 
-DESIGN.md section 2 defines the step. Here it is a run of training units; which unit is the last of its
+docs/reference/loop.md defines the step. Here it is a run of training units; which unit is the last of its
 step is known once the next ask, or the next update, has been seen.
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BACKWARDS_WITHOUT_UPDATE = 64
-"""After so many, the run is taken to have no optimizer that can be seen (DESIGN.md section 2)."""
+"""After so many, the run is taken to have no optimizer that can be seen."""
 
 UPDATES_TO_BE_SURE = 8
 SURE_AFTER_NS = 5 * 10**9

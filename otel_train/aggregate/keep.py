@@ -16,7 +16,7 @@ ENOUGH_STEPS = 20
 """Steps before a median means anything."""
 
 DEVIATIONS = 5.0
-"""A slow step is also this many median absolute deviations above the median (TELEMETRY.md section 2.3)."""
+"""A slow step is also this many median absolute deviations above the median: a noisy run is not all slow."""
 
 BASELINE_S = 30.0
 """A baseline trace about this often, when the user does not say how often."""

@@ -1,4 +1,4 @@
-"""Phase and loader of every unit, from what its batch has shown (DESIGN.md section 2)."""
+"""Phase and loader of every unit, from what its batch has shown (docs/reference/loop.md)."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def _phases(
     edges: Edges, found: Marks, pieces: Pieces, context: Context, *,
     known: tuple[SourceColumns, np.ndarray, np.ndarray],
 ) -> np.ndarray:  # fmt: skip
-    """Phase of each unit by DESIGN.md's order of evidence."""
+    """Phase of each unit by the order of evidence in docs/reference/loop.md."""
     columns, asked, trained = known
     declared = _of_loader(columns.declared, asked)
     phase = np.where(declared >= 0, declared, np.where(trained, TRAIN, _of_loader(columns.named, asked)))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from otel_train.aggregate.steps import Tiles
 
 MEDIAN_STEPS = 20
-"""A stall is at least this many median steps long (TELEMETRY.md, train.stall.threshold)."""
+"""A stall is at least this many median steps long; see ``train.stall.threshold``."""
 
 NS_PER_S = 10**9
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 WARNING_SHARE, CRITICAL_SHARE = 0.10, 0.20
 """Share of training time spent waiting for data from which it is worth a word, and worth an alarm.
-Source: TELEMETRY.md section 3.2 (TrainInputBound) and the policy it quotes."""
+Source: the thresholds that TraceML uses for the same question."""
 
 LARGE_SHARE = 0.30
 """Share of the run from which evaluation or unclaimed time is worth a word."""

@@ -29,7 +29,7 @@ pytestmark = [
 
 KINDS = (SourceKind.DATA, SourceKind.FORWARD, SourceKind.BACKWARD, SourceKind.OPTIMIZER)
 BUDGET_US = 30.0
-"""Per step of four stages. Source: DESIGN.md section 5."""
+"""Per step of four stages. The budget is in docs/reference/overhead.md."""
 
 
 class Bench:

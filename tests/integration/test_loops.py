@@ -148,7 +148,7 @@ def test_a_loop_is_counted_as_it_counts_itself(name: str, tmp_path: Path) -> Non
 
 
 def assert_times_add_up(summary: dict[str, Any], truth: Truth) -> None:
-    """DESIGN.md section 6, laws 1 and 2."""
+    """Self times add up to the time covered, activities to the run."""
     wall_s, activities = summary["wall_seconds"], summary["activities"]
     assert sum(activities.values()) == pytest.approx(wall_s, rel=0.01)
     for row in summary["stages"]:

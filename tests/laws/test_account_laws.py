@@ -179,7 +179,7 @@ def test_the_account_does_not_depend_on_how_it_was_sliced(names: list[str], at: 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(st.sampled_from(TRAINING_ACTIONS), max_size=40), fractions)
 def test_steps_close_where_the_design_says(names: list[str], at: list[float]) -> None:
-    """DESIGN.md section 2, told once more as a loop over what happened."""
+    """docs/reference/loop.md, told once more as a loop over what happened."""
     tape = program(names)
 
     book = settle(tape, cuts_of(tape, at))

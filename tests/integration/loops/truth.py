@@ -89,7 +89,7 @@ class Truth:
         self.optimizer += 1
 
     def step(self, phase: str = TRAIN) -> None:
-        """A step as DESIGN.md defines it."""
+        """A step as docs/reference/loop.md defines it."""
         self.steps[phase] += 1
 
 
