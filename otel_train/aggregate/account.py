@@ -77,11 +77,6 @@ class ThreadAccount:
         """Edges not settled yet."""
         return len(self._held.times)
 
-    @property
-    def open_step_ns(self) -> int:
-        """When the open training step began; -1 if none has."""
-        return self._open.started_ns
-
     def feed(self, edges: Edges, columns: SourceColumns) -> Settled | None:
         """Take the next slice; what it settles, or None when it must wait for more."""
         held = self._held.followed_by(edges)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_train.aggregate.histogram import Histograms
-from otel_train.aggregate.steps import NO_PHASE, PHASES, Activity
+from otel_train.aggregate.steps import PHASES, Activity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -260,8 +260,3 @@ class Totals:
 
 def _less(now: dict[tuple[int, int], int], before: dict[tuple[int, int], int]) -> dict[tuple[int, int], int]:
     return {pair: count - before.get(pair, 0) for pair, count in now.items() if count > before.get(pair, 0)}
-
-
-def phase_name(phase: int) -> str:
-    """Name of a phase number; "" for time outside every batch."""
-    return "" if phase == NO_PHASE else PHASES[phase]

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
     from otel_train.clock import Clock
 
-Edge = "Callable[[int], None]"
-
 
 PREEMPTED_NS = 100_000
 """A sample longer than this was not ours: the thread had been put to sleep in the middle of it."""

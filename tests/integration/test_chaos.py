@@ -40,14 +40,6 @@ LATER_S = 3.5
 """How much later a run may end with its collector away: 2 s, and room for a busy machine."""
 
 
-@pytest.fixture(autouse=True)
-def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No OTEL_* variable of the machine takes part."""
-    for name in list(os.environ):
-        if name.startswith("OTEL_"):
-            monkeypatch.delenv(name)
-
-
 @pytest.fixture
 def watch(tmp_path: Path) -> Iterator[Watch]:
     """``instrument``, quietly; what a test leaves open is closed."""

@@ -6,7 +6,6 @@ import copy
 import gc
 import io
 import itertools
-import os
 import pickle
 import random
 import signal
@@ -32,14 +31,6 @@ from tests.support.receiver import http_receiver
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-
-@pytest.fixture(autouse=True)
-def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No OTEL_* variable of the machine takes part."""
-    for name in list(os.environ):
-        if name.startswith("OTEL_"):
-            monkeypatch.delenv(name)
 
 
 @pytest.fixture

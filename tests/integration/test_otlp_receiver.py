@@ -29,14 +29,6 @@ if TYPE_CHECKING:
 RECEIVERS = {"http/protobuf": http_receiver, "grpc": grpc_receiver}
 
 
-@pytest.fixture(autouse=True)
-def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No OTEL_* variable of the machine takes part."""
-    for name in list(os.environ):
-        if name.startswith("OTEL_"):
-            monkeypatch.delenv(name)
-
-
 @pytest.fixture(params=RECEIVERS)
 def receiver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Received]:
     """A healthy receiver, and an environment that names it."""

@@ -41,14 +41,6 @@ openmetrics: Any = openmetrics_parser.text_string_to_metric_families  # it publi
 FAST: dict[str, Any] = {"turn_every_s": 0.01, "export_every_s": 0.1}
 
 
-@pytest.fixture(autouse=True)
-def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No OTEL_* variable of the machine takes part."""
-    for name in list(os.environ):
-        if name.startswith("OTEL_"):
-            monkeypatch.delenv(name)
-
-
 @pytest.fixture
 def watch(tmp_path: Path) -> Iterator[Watch]:
     """``instrument``, quietly; what a test leaves open is closed."""
