@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-import math
 import os
-import re
 from dataclasses import dataclass, fields
-from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.errors import ConfigError
+from otel_train.values import MIB, PREFIX, RESERVED, check, parsed, text_of, typed, unknown
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-PREFIX: Final = "OTEL_TRAIN_"
-"""Every setting is also an environment variable: this prefix, then the field in capitals."""
-
-RESERVED: Final = frozenset({"OTEL_TRAIN_TEST_BIN"})
-"""Names with our prefix that are no settings: they steer the project's own tests."""
-
-SWITCH: Final = {
-    **dict.fromkeys(("true", "1", "yes", "on"), True),
-    **dict.fromkeys(("false", "0", "no", "off"), False),
-}
-EXPECTED: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-
-MIB: Final = 1 << 20
-UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f]")
+    from collections.abc import Mapping
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,22 +119,11 @@ class Config:
 
     def __post_init__(self) -> None:
         """Refuse values we cannot honour, while the user is still looking."""
+        values: dict[str, object] = {}
         for field in fields(self):
-            object.__setattr__(self, field.name, _typed(field.name, getattr(self, field.name)))
-        for name, low, high in RANGES:
-            rule = f"{low} or more" if high == math.inf else f"{low} to {high}"
-            self._check(name, rule, ok=low <= getattr(self, name) <= high)
-        for name, low in ABOVE:
-            value = getattr(self, name)
-            self._check(name, f"more than {low}", ok=value > low and math.isfinite(value))
-        for name, choices in CHOICES.items():
-            self._check(name, "one of " + ", ".join(choices), ok=getattr(self, name) in choices)
-        for name in ("run_id", "run_name", "run_dir", "prometheus_host"):
-            self._check(name, "no control characters", ok=not UNPRINTABLE.search(getattr(self, name)))
-        for name in ("run_dir", "prometheus_host"):
-            self._check(name, "not empty", ok=bool(getattr(self, name)))
-        edges = self.flight_edges
-        self._check("flight_edges", "a power of two, such as 262144", ok=edges & (edges - 1) == 0)
+            values[field.name] = typed(field.name, getattr(self, field.name), field.default)
+            object.__setattr__(self, field.name, values[field.name])
+        check(values, DEFAULTS)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:
@@ -167,7 +139,7 @@ class Config:
 
         ``Config.from_env(config.to_env()) == config``.
         """
-        return {PREFIX + name.upper(): _text(value) for name, value in _changed(self).items()}
+        return {PREFIX + name.upper(): text_of(value) for name, value in _changed(self).items()}
 
     @classmethod
     def resolve(
@@ -188,73 +160,18 @@ class Config:
             raise ConfigError(f"config={config!r}: expected an otel_train.Config. Pass Config(run_id=...)")
         for name in settings or {}:
             if name not in DEFAULTS:
-                raise ConfigError(_unknown(name, DEFAULTS))
+                raise ConfigError(unknown(name, DEFAULTS))
         changed = _changed(config) if config is not None else {}
         return cls(**{**_settings_in(environ), **changed, **(settings or {})})
-
-    def _check(self, name: str, rule: str, *, ok: bool) -> None:
-        if not ok:
-            raise ConfigError(_refusal(name, getattr(self, name), rule))
 
 
 DEFAULTS: Final[dict[str, Any]] = {field.name: field.default for field in fields(Config)}
 """Every setting and the value it has when nobody says anything."""
 
-RANGES: Final[tuple[tuple[str, float, float], ...]] = (
-    ("attempt", -1, 1 << 31),
-    ("prometheus_port", 0, 65535),
-    ("export_every_s", 0.1, 3600),
-    ("turn_every_s", 0.01, 10),
-    ("log_every_steps", 0, math.inf),
-    ("flight_edges", 1 << 12, 1 << 24),
-    ("keep_warmup_steps", 0, math.inf),
-    ("keep_every_steps", 0, math.inf),
-    ("keep_burst", 1, math.inf),
-    ("max_loaders", 1, 64),
-    ("max_stages", 0, 32),
-    ("exit_timeout_s", 0, 60),
-    ("total_steps", 0, math.inf),
-    ("checkpoint_every_s", 0, 1e9),
-    ("flops_per_sample", 0, 1e30),
-    ("summary_every_s", 1, 1e9),
-    ("max_run_dir_bytes", 16 * MIB, math.inf),
-)
-"""Smallest and largest value allowed, both included."""
-
-ABOVE: Final[tuple[tuple[str, float], ...]] = (
-    ("keep_slow_factor", 1),
-    ("keep_per_s", 0),
-    ("stall_after_s", 0),
-)
-"""Values that must be finite, and larger than this."""
-
-CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "otlp": ("auto", "on", "off"),
-    "cuda_timing": ("events", "sync", "off"),
-    "export_profile": ("full", "lean", "rank0"),
-}
-"""Closed sets."""
-
 
 def _changed(config: Config) -> dict[str, Any]:
     values = {name: getattr(config, name) for name in DEFAULTS}
     return {name: value for name, value in values.items() if value != DEFAULTS[name]}
-
-
-def _typed(name: str, value: object) -> object:
-    """``value`` in the type of its setting: numpy's numbers and a path are as good as Python's own."""
-    kind = type(DEFAULTS[name])
-    # bool is an int to Python, but attempt=True is a slip.
-    if isinstance(value, bool):
-        if kind is bool:
-            return value
-    elif kind is int and isinstance(value, Integral):
-        return int(value)
-    elif kind is float and isinstance(value, Real):
-        return float(value)
-    elif kind is str and isinstance(value, (str, os.PathLike)):
-        return str.__str__(os.fspath(value))
-    raise ConfigError(_refusal(name, value, EXPECTED[kind]))
 
 
 def _settings_in(environ: Mapping[str, str]) -> dict[str, Any]:
@@ -264,37 +181,7 @@ def _settings_in(environ: Mapping[str, str]) -> dict[str, Any]:
         if not variable.startswith(PREFIX) or variable in RESERVED:
             continue
         if variable not in names:
-            raise ConfigError(_unknown(variable, names))
+            raise ConfigError(unknown(variable, names))
         if text:
-            values[names[variable]] = _parsed(variable, text, type(DEFAULTS[names[variable]]))
+            values[names[variable]] = parsed(variable, text, DEFAULTS[names[variable]])
     return values
-
-
-def _parsed(variable: str, text: str, kind: type) -> object:
-    """``text`` read as a value of ``kind``."""
-    if kind is str:
-        return text
-    word = text.strip().lower()
-    try:
-        return SWITCH[word] if kind is bool else kind(word)
-    except (KeyError, ValueError):
-        raise ConfigError(_refusal(variable, text, EXPECTED[kind])) from None
-
-
-def _text(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _refusal(name: str, value: object, rule: str) -> str:
-    default = DEFAULTS[name.removeprefix(PREFIX).lower()]
-    return f"{name}={value!r}: expected {rule}. Leave it out for the default, {default!r}"
-
-
-def _unknown(name: str, known: Iterable[str]) -> str:
-    from difflib import get_close_matches
-
-    # The prefix, which all share, would make any two names look alike.
-    plain = {each.removeprefix(PREFIX): each for each in known}
-    close = get_close_matches(name.removeprefix(PREFIX), plain, n=1)
-    remedy = f"Did you mean {plain[close[0]]}?" if close else "Known: " + ", ".join(known)
-    return f"{name}: not a setting of otel_train. {remedy}"

@@ -16,7 +16,8 @@ import pytest
 
 import otel_train
 from otel_train.cli import main as command_line
-from otel_train.config import DEFAULTS, PREFIX, RESERVED
+from otel_train.config import DEFAULTS
+from otel_train.values import PREFIX, RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,8 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.config import ABOVE, CHOICES, DEFAULTS, PREFIX, RANGES, Config
+from otel_train.config import DEFAULTS, Config
 from otel_train.errors import ConfigError
+from otel_train.values import ABOVE, CHOICES, PREFIX, RANGES
 
 LIMITS = {name: (low, high) for name, low, high in RANGES} | {
     name: (math.nextafter(low, math.inf), math.inf) for name, low in ABOVE

@@ -1,0 +1,167 @@
+"""What the value of a setting may be, and how it reads as text."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Final
+
+from otel_train.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+PREFIX: Final = "OTEL_TRAIN_"
+"""Every setting is also an environment variable: this prefix, then the field in capitals."""
+
+RESERVED: Final = frozenset({"OTEL_TRAIN_TEST_BIN"})
+"""Names with our prefix that are no settings: they steer the project's own tests."""
+
+MIB: Final = 1 << 20
+
+_SWITCH: Final = {
+    **dict.fromkeys(("true", "1", "yes", "on"), True),
+    **dict.fromkeys(("false", "0", "no", "off"), False),
+}
+_EXPECTED: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f]")
+
+RANGES: Final[tuple[tuple[str, float, float], ...]] = (
+    ("attempt", -1, 1 << 31),
+    ("prometheus_port", 0, 65535),
+    ("export_every_s", 0.1, 3600),
+    ("turn_every_s", 0.01, 10),
+    ("log_every_steps", 0, math.inf),
+    ("flight_edges", 1 << 12, 1 << 24),
+    ("keep_warmup_steps", 0, math.inf),
+    ("keep_every_steps", 0, math.inf),
+    ("keep_burst", 1, math.inf),
+    ("max_loaders", 1, 64),
+    ("max_stages", 0, 32),
+    ("exit_timeout_s", 0, 60),
+    ("total_steps", 0, math.inf),
+    ("checkpoint_every_s", 0, 1e9),
+    ("flops_per_sample", 0, 1e30),
+    ("summary_every_s", 1, 1e9),
+    ("max_run_dir_bytes", 16 * MIB, math.inf),
+)
+"""Smallest and largest value allowed, both included."""
+
+ABOVE: Final[tuple[tuple[str, float], ...]] = (
+    ("keep_slow_factor", 1),
+    ("keep_per_s", 0),
+    ("stall_after_s", 0),
+)
+"""Values that must be finite, and larger than this."""
+
+CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "otlp": ("auto", "on", "off"),
+    "cuda_timing": ("events", "sync", "off"),
+    "export_profile": ("full", "lean", "rank0"),
+}
+"""Closed sets."""
+
+PLAIN: Final = ("run_id", "run_name", "run_dir", "prometheus_host")
+"""Texts without control characters."""
+
+FILLED: Final = ("run_dir", "prometheus_host")
+"""Texts that may not be empty."""
+
+
+def check(values: Mapping[str, object], defaults: Mapping[str, object]) -> None:
+    """Refuse what cannot be honoured.
+
+    Args:
+        values: every setting, each in its own type.
+        defaults: every setting and what it is when nobody says anything.
+
+    Raises:
+        ConfigError: a value is out of its range.
+    """
+    for name, rule in _broken(values):
+        raise ConfigError(refusal(name, values[name], rule, defaults[name]))
+
+
+def _broken(values: Mapping[str, object]) -> Iterable[tuple[str, str]]:
+    yield from _broken_numbers(values)
+    for name, choices in CHOICES.items():
+        if values[name] not in choices:
+            yield name, "one of " + ", ".join(choices)
+    yield from ((name, "no control characters") for name in PLAIN if _UNPRINTABLE.search(str(values[name])))
+    yield from ((name, "not empty") for name in FILLED if not values[name])
+
+
+def _broken_numbers(values: Mapping[str, object]) -> Iterable[tuple[str, str]]:
+    for name, low, high in RANGES:
+        if not low <= _number(values[name]) <= high:
+            yield name, f"{low} or more" if high == math.inf else f"{low} to {high}"
+    for name, low in ABOVE:
+        value = _number(values[name])
+        if not (value > low and math.isfinite(value)):
+            yield name, f"more than {low}"
+    edges = int(_number(values["flight_edges"]))
+    if edges & (edges - 1):
+        yield "flight_edges", "a power of two, such as 262144"
+
+
+def _number(value: object) -> float:
+    return value if isinstance(value, (int, float)) else math.nan
+
+
+def typed(name: str, value: object, default: object) -> object:
+    """``value`` in the type of its setting: numpy's numbers and a path are as good as Python's own.
+
+    Raises:
+        ConfigError: it is of another type.
+    """
+    kind = type(default)
+    # bool is an int to Python, but attempt=True is a slip.
+    if isinstance(value, bool):
+        if kind is bool:
+            return value
+    elif kind is int and isinstance(value, Integral):
+        return int(value)
+    elif kind is float and isinstance(value, Real):
+        return float(value)
+    elif kind is str and isinstance(value, (str, os.PathLike)):
+        return str.__str__(os.fspath(value))
+    raise ConfigError(refusal(name, value, _EXPECTED[kind], default))
+
+
+def parsed(variable: str, text: str, default: object) -> object:
+    """``text`` read as a value of the type of ``default``.
+
+    Raises:
+        ConfigError: it does not read as one.
+    """
+    kind = type(default)
+    if kind is str:
+        return text
+    word = text.strip().lower()
+    try:
+        return _SWITCH[word] if kind is bool else kind(word)  # type: ignore[call-arg]  # int or float
+    except (KeyError, ValueError):
+        raise ConfigError(refusal(variable, text, _EXPECTED[kind], default)) from None
+
+
+def text_of(value: object) -> str:
+    """A value as an environment variable holds it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def refusal(name: str, value: object, rule: str, default: object) -> str:
+    """What the user reads: value, rule, remedy."""
+    return f"{name}={value!r}: expected {rule}. Leave it out for the default, {default!r}"
+
+
+def unknown(name: str, known: Iterable[str]) -> str:
+    """What the user reads when there is no such setting."""
+    from difflib import get_close_matches
+
+    # The prefix, which all share, would make any two names look alike.
+    plain = {each.removeprefix(PREFIX): each for each in known}
+    close = get_close_matches(name.removeprefix(PREFIX), plain, n=1)
+    remedy = f"Did you mean {plain[close[0]]}?" if close else "Known: " + ", ".join(known)
+    return f"{name}: not a setting of otel_train. {remedy}"
