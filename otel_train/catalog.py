@@ -851,7 +851,6 @@ COMPILE_RECOMPILES: Final = Metric(
     kind=Kind.COUNTER,
     meaning="Recompilations by the compiler. Growth after warm-up means shapes keep changing.",
     priority="P1",
-    published=False,
 )
 COMPILE_DURATION: Final = Metric(
     name="train.compile.duration",
@@ -861,7 +860,6 @@ COMPILE_DURATION: Final = Metric(
     bounds=DURATION_BOUNDS,
     emit=Emit.RANK0,
     priority="P2",
-    published=False,
 )
 PROFILER_CAPTURES: Final = Metric(
     name="train.profiler.captures",
@@ -1314,7 +1312,7 @@ LOADER_EXHAUSTED_EVENT: Final = SpanType(
     attributes=(STEP_NUMBER, SPAN_LOADER, SPAN_EXHAUSTION_REASON),
 )
 RECOMPILE_EVENT: Final = SpanType(
-    name="train.recompile", meaning="The compiler compiled again.", attributes=(STEP_NUMBER,), published=False
+    name="train.recompile", meaning="The compiler compiled again.", attributes=(STEP_NUMBER,)
 )
 
 EVENTS: Final[tuple[SpanType, ...]] = (NONFINITE_EVENT, OOM_EVENT, LOADER_EXHAUSTED_EVENT, RECOMPILE_EVENT)

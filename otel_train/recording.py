@@ -67,7 +67,7 @@ class Recording:
         self.devices = DeviceTimer(self.recorder, driver, mode=config.cuda_timing, clock=system_clock)
         self.recorder.edge = self.devices.edge  # before any probe takes it
         self.notes = Notes(system_clock)
-        self.probes = Probes(self.recorder)
+        self.probes = Probes(self.recorder, compiled=self.follow_compiler)
         self.hand = Hand(self.recorder)
         self._torch: TorchProbes | None = None
 
@@ -84,7 +84,7 @@ class Recording:
     def watch_torch(self) -> None:
         """Hook torch once it is there: a program without it is none of its business."""
         if self._torch is None and "torch" in sys.modules:
-            self._torch = TorchProbes(self.recorder)
+            self._torch = TorchProbes(self.recorder, clock=system_clock)
             self.probes.watch_torch()
 
     def follow_compiler(self) -> None:
@@ -94,6 +94,10 @@ class Recording:
         self.probes.attach_again()
         if self._torch is not None:
             self._torch.step_aside_for_compiler()
+
+    def compiles(self) -> list[tuple[int, int, bool]]:
+        """What the compiler has done since the last call: (begun, ended, whether again)."""
+        return self._torch.compiler.take() if self._torch is not None else []
 
     def end(self) -> None:
         """Take every hook and patch out; nothing is written from now on."""

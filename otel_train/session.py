@@ -100,7 +100,8 @@ class Session:
         read_devices = Chore(
             lambda: self._run.device.tell(self._recording.devices.take(breath)), Guard("device time"), 0.0
         )
-        self._pump.first.append(read_devices)
+        read_compiles = Chore(lambda: self._run.compiled(self._recording.compiles()), Guard("compiler"), 0.0)
+        self._pump.first += [read_devices, read_compiles]
         self._documents = Documents(
             self._run,
             self.info,

@@ -109,5 +109,8 @@ class Figures:
         for stage in {**dict.fromkeys(c.STAGES, 0), **run.stalls.events}:
             label = stage if stage in c.STAGES else self.stages.fold(stage)
             sheet.put(c.STALL_EVENTS, run.stalls.events.get(stage, 0), label)
+        sheet.histogram(c.COMPILE_DURATION, run.compiles.durations, 0)
+        if run.compiles.durations.count(0):
+            sheet.put(c.COMPILE_RECOMPILES, run.compiles.again)
         sheet.histogram(c.CHECKPOINT_DURATION, run.checkpoints, 0, "save")
         sheet.put(c.CHECKPOINT_FAILURES, run.checkpoint_failures, "save")

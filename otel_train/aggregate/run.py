@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_train.aggregate.account import ThreadAccount
+from otel_train.aggregate.compiles import Compiles
 from otel_train.aggregate.device import DeviceAccount
 from otel_train.aggregate.eval_passes import EvalPasses
 from otel_train.aggregate.histogram import Histograms
@@ -15,15 +16,17 @@ from otel_train.aggregate.keep import Keeper, KeepRules
 from otel_train.aggregate.names import Names
 from otel_train.aggregate.numbering import RecentSteps
 from otel_train.aggregate.pairing import Pairing
+from otel_train.aggregate.reclaimed import Reclaimed
 from otel_train.aggregate.stalls import Stalls
 from otel_train.aggregate.steps import TRAIN, Activity, Occurrences, Settled, StepSource
 from otel_train.aggregate.tell import MOST_CHILDREN, Teller
 from otel_train.aggregate.threads import OpenStage, Thread
 from otel_train.aggregate.totals import Totals
+from otel_train.catalog import RECOMPILE_EVENT, STEP_NUMBER
 from otel_train.codes import Op, SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from otel_train.aggregate.traces import Tracer
     from otel_train.clock import Anchor
@@ -62,7 +65,9 @@ class RunAccount:
         self.keeper = Keeper(rules, started_ns)
         self.checkpoints = Histograms(size=1)
         self.evals = EvalPasses()
-        self.stalls = Stalls(started_ns, stall_after_s)
+        self._reclaimed = Reclaimed()
+        self.stalls = Stalls(started_ns, stall_after_s, self._reclaimed)
+        self.compiles = Compiles(self._reclaimed)
         self.exhaustions: dict[str, int] = {}
         self.loader_errors: Counter[str] = Counter()
         self.checkpoint_failures, self.checkpoint_last_ns = 0, 0
@@ -108,6 +113,11 @@ class RunAccount:
         if settled is not None:
             self._take(mine, settled)
 
+    def compiled(self, compiles: Iterable[tuple[int, int, bool]]) -> None:
+        """The compiler ran: (begun, ended, whether again) of each time."""
+        for again in self.compiles.tell(compiles):
+            self.teller.event(RECOMPILE_EVENT.name, again.ended_ns, {STEP_NUMBER.name: self.step_number})
+
     def end_thread(self, thread: int) -> None:
         """A thread is over and has been read to its end."""
         mine = self._threads.pop(thread, None)
@@ -130,6 +140,7 @@ class RunAccount:
 
     def close(self, at_ns: int) -> None:
         """Settle everything up to ``at_ns``."""
+        self.stalls.progress(at_ns)
         if self._leading is None and not self._threads:
             self._threads[0] = self._new_thread(
                 "main", main=True
@@ -221,9 +232,9 @@ class RunAccount:
             self.totals.add_batches(settled.batches)
             return
         leading = thread is self._leading
-        if leading:
-            self.stalls.move(settled.tiles)
         self.totals.add(settled, ledger=leading)
+        if leading:
+            self._reclaimed.move(settled.tiles, thread.account.settled_ns, self.totals.activity_ns)
         if thread.main:
             self.device.settle(settled.occurrences, thread.account.settled_ns)
         self.loader_errors.update(self.names.sources[loader].name for loader in settled.failed_asks.tolist())

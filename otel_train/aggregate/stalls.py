@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from otel_train.aggregate.steps import Activity
 
 if TYPE_CHECKING:
-    from otel_train.aggregate.steps import Tiles
+    from otel_train.aggregate.reclaimed import Reclaimed
 
 MEDIAN_STEPS = 20
 """A stall is at least this many median steps long; see ``train.stall.threshold``."""
@@ -23,22 +21,22 @@ class Stalls:
     Args:
         started_ns: when the run began.
         after_s: least silence that is a stall, in seconds.
+        reclaimed: told of stalls that are over.
     """
 
-    def __init__(self, started_ns: int, after_s: float) -> None:
+    def __init__(self, started_ns: int, after_s: float, reclaimed: Reclaimed) -> None:
         self.last_ns = started_ns
         self.since_ns = 0
         """When the present stall passed its threshold; 0 while there is none."""
         self.threshold_ns = int(after_s * NS_PER_S)
         self.events: dict[str, int] = {}
         self._least_ns = self.threshold_ns
-        self._over: list[tuple[int, int]] = []
-        self._moved_to_ns = started_ns
+        self._reclaimed = reclaimed
 
     def progress(self, at_ns: int) -> None:
         """Something happened."""
         if self.since_ns and at_ns > self.since_ns:
-            self._over.append((self.since_ns, at_ns))
+            self._reclaimed.add(Activity.STALLED, self.since_ns, at_ns)
             self.since_ns = 0
         self.last_ns = max(self.last_ns, at_ns)
 
@@ -59,14 +57,3 @@ class Stalls:
     def count(self, stage: str) -> None:
         """A stall was found while the run was in ``stage``."""
         self.events[stage] = self.events.get(stage, 0) + 1
-
-    def move(self, tiles: Tiles) -> None:
-        """Take the stalled part of each tile out of its activity. Tiles come without gap, in order."""
-        ends = self._moved_to_ns + np.cumsum(tiles.self_ns)
-        starts = ends - tiles.self_ns
-        if len(ends):
-            self._moved_to_ns = int(ends[-1])
-        for begun, ended in self._over:
-            inside = (starts < ended) & (ends > begun)
-            tiles.activity[inside] = Activity.STALLED
-        self._over = [stall for stall in self._over if stall[1] > self._moved_to_ns]

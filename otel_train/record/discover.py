@@ -138,9 +138,11 @@ class Probes:
 
     Args:
         recorder: takes the edges.
+        compiled: called when ``torch.compile`` or ``Module.compile`` has been.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, *, compiled: Callable[[], None] = lambda: None) -> None:
+        self._compiled = compiled
         self.loaders: dict[str, LoaderProbe] = {}
         self.models: list[ModuleProbe] = []
         self._iterables: dict[str, Callable[[], Any]] = {}
@@ -154,7 +156,7 @@ class Probes:
     def watch_torch(self) -> None:
         """From now on, see every DataLoader that is iterated, and what becomes of watched models."""
         self.patch = DataLoaderPatch(self._probe_for)
-        self._module_patch = ModulePatch(self.attach_again, self.follow)
+        self._module_patch = ModulePatch(self._compiled, self.follow)
 
     def add_loader(self, entry: Loader) -> None:
         """Record a loader; ``iterables`` has what to iterate."""

@@ -72,7 +72,7 @@ class ModulePatch:
     ``DataParallel`` copies ``__dict__`` into its replicas, which would run the original's weights.
 
     Args:
-        reattach: called after a module has compiled itself.
+        reattach: called after something has been compiled.
         compiled: told of every (module, what ``torch.compile`` made of it).
     """
 
@@ -84,7 +84,7 @@ class ModulePatch:
         self._undo: list[Callable[[], None]] = []
         self._after(torch.nn.Module, "compile", lambda *_: reattach())
         self._after(torch.nn.Module, _REPLICATE, lambda _, replica: replica.__dict__.pop(SLOT, None))
-        self._after(torch, "compile", lambda model, made: self._tell(compiled, model, made))
+        self._after(torch, "compile", lambda model, made: self._tell(reattach, compiled, model, made))
 
     def remove(self) -> None:
         """Put the methods back, unless somebody has wrapped ours."""
@@ -92,9 +92,12 @@ class ModulePatch:
             undo()
 
     @staticmethod
-    def _tell(compiled: Callable[[Any, Any], None], model: Any, made: Any) -> None:
+    def _tell(
+        reattach: Callable[[], None], compiled: Callable[[Any, Any], None], model: Any, made: Any
+    ) -> None:
         import torch
 
+        reattach()
         if isinstance(model, torch.nn.Module) and isinstance(made, torch.nn.Module):
             compiled(model, made)
 

@@ -6,27 +6,35 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from otel_train.record.autograd import BackwardProbe
+from otel_train.record.compiler import CompilerProbe
 from otel_train.record.optimizer import OptimizerProbe
 
 if TYPE_CHECKING:
+    from otel_train.clock import Clock
     from otel_train.record.recorder import Recorder
 
 
 class TorchProbes:
-    """Backward, and every optimizer.
+    """Backward, every optimizer, the compiler.
+
+    Attributes:
+        compiler: when it ran.
 
     Args:
         recorder: takes the edges.
+        clock: nanoseconds, monotonic.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, *, clock: Clock) -> None:
         self._backward = BackwardProbe(recorder)
         self._optimizers = OptimizerProbe(recorder)
+        self.compiler = CompilerProbe(clock)
         self._stepped_aside = False
         self.step_aside_for_compiler()
 
     def step_aside_for_compiler(self) -> None:
         """Tell the compiler, once it is loaded, not to trace our wrappers: no graph break of ours."""
+        self.compiler.listen()
         if self._stepped_aside or "torch._dynamo.eval_frame" not in sys.modules:
             return
         skip: Any = getattr(sys.modules["torch._dynamo.eval_frame"], "skip_code", None)
@@ -39,6 +47,7 @@ class TorchProbes:
         """Take everything out."""
         self._backward.remove()
         self._optimizers.remove()
+        self.compiler.remove()
 
 
 def in_backward() -> bool:

@@ -90,7 +90,7 @@ class Watched:
         told = Guard("device time", strict=True)
         self.pump.first.append(Chore(lambda: self.run.device.tell(self.timer.take()), told, 0.0))
         self.probes = Probes(self.recorder)
-        self.torch = TorchProbes(self.recorder)
+        self.torch = TorchProbes(self.recorder, clock=system_clock)
         self.probes.watch_torch()
         self.probes.add_loader(Loader(loader, name="code"))
         self.probes.add_model("model", model)

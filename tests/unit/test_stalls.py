@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
+from otel_train.aggregate.reclaimed import Reclaimed
 from otel_train.aggregate.stalls import MEDIAN_STEPS, Stalls
-from otel_train.aggregate.steps import Activity, Tiles
 
 NS_PER_S = 10**9
 
@@ -14,16 +12,9 @@ def seconds(number: float) -> int:
     return int(number * NS_PER_S)
 
 
-def tiles(*lasted_s: float) -> Tiles:
-    """Productive time, one tile after the other."""
-    durations = np.array([seconds(s) for s in lasted_s], dtype=np.int64)
-    nothing = np.zeros(len(durations), dtype=np.int64)
-    return Tiles(nothing, nothing, nothing, nothing + Activity.PRODUCTIVE, durations, nothing)
-
-
 def test_a_silence_is_a_stall_only_after_its_threshold() -> None:
     """A slow batch is no reason to wake anybody."""
-    stalls = Stalls(0, after_s=300)
+    stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
 
     assert not stalls.look(seconds(299), 0, over=False)
     assert stalls.look(seconds(300), 0, over=False)
@@ -31,7 +22,7 @@ def test_a_silence_is_a_stall_only_after_its_threshold() -> None:
 
 def test_one_stall_is_told_once() -> None:
     """Ten hours of hanging are one event, not seventy thousand."""
-    stalls = Stalls(0, after_s=300)
+    stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
     stalls.look(seconds(301), 0, over=False)
 
     assert not stalls.look(seconds(400), 0, over=False)
@@ -42,7 +33,7 @@ def test_one_stall_is_told_once() -> None:
 
 def test_slow_steps_raise_the_threshold() -> None:
     """A run whose steps take a minute is not hanging after five."""
-    stalls = Stalls(0, after_s=300)
+    stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
 
     assert not stalls.look(seconds(301), seconds(60), over=False)
     assert stalls.threshold_ns == seconds(60 * MEDIAN_STEPS)
@@ -50,41 +41,14 @@ def test_slow_steps_raise_the_threshold() -> None:
 
 def test_silence_after_the_last_loop_means_nothing() -> None:
     """A notebook whose training is over is not stalled."""
-    assert not Stalls(0, after_s=300).look(seconds(9999), 0, over=True)
+    assert not Stalls(0, after_s=300, reclaimed=Reclaimed()).look(seconds(9999), 0, over=True)
 
 
 def test_stalls_are_counted_by_stage() -> None:
     """In a hang of all ranks the one whose stage differs is the suspect."""
-    stalls = Stalls(0, after_s=300)
+    stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
     stalls.count("data")
     stalls.count("backward")
     stalls.count("data")
 
     assert stalls.events == {"data": 2, "backward": 1}
-
-
-def test_the_time_of_a_stall_goes_to_its_own_activity() -> None:
-    """Hours of hanging must not read as productive; what came before and after stays what it was."""
-    stalls = Stalls(0, after_s=300)
-    stalls.progress(seconds(10))
-    stalls.look(seconds(400), 0, over=False)
-    stalls.progress(seconds(510))
-    moved = tiles(10, 500, 5)
-    stalls.move(moved)
-
-    assert moved.activity.tolist() == [Activity.PRODUCTIVE, Activity.STALLED, Activity.PRODUCTIVE]
-
-
-def test_tiles_of_a_later_slice_are_found_as_well() -> None:
-    """The hanging stage ends long after the stall was told."""
-    stalls = Stalls(0, after_s=300)
-    stalls.move(tiles(10))
-    stalls.progress(seconds(10))
-    stalls.look(seconds(400), 0, over=False)
-    stalls.progress(seconds(510))
-    first, second = tiles(500), tiles(5)
-    stalls.move(first)
-    stalls.move(second)
-
-    assert first.activity.tolist() == [Activity.STALLED]
-    assert second.activity.tolist() == [Activity.PRODUCTIVE]
