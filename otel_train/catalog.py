@@ -734,7 +734,6 @@ ACCELERATOR_IO: Final = Metric(
         DEVICE,
     ),
     priority="P1",
-    published=False,
 )
 CHECKPOINT_DURATION: Final = Metric(
     name="train.checkpoint.duration",

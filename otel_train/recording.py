@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from otel_train.clock import system_clock
 from otel_train.flight import FlightMemory
+from otel_train.guard import Guard
 from otel_train.record.cuda_driver import cuda_driver
 from otel_train.record.device_time import DeviceTimer
 from otel_train.record.discover import Probes
@@ -14,6 +15,7 @@ from otel_train.record.hand import Hand, switch
 from otel_train.record.notes import Notes
 from otel_train.record.recorder import Recorder
 from otel_train.record.torch_probes import TorchProbes, in_backward
+from otel_train.record.transfer import TransferProbe
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -37,6 +39,7 @@ class Recording:
     Attributes:
         recorder: rings and sources.
         devices: device time.
+        transfers: batches on their way to a device.
         notes: what the user logs.
         probes: loaders and models.
         hand: stages by hand.
@@ -66,6 +69,7 @@ class Recording:
         driver = cuda_driver(environ)
         self.devices = DeviceTimer(self.recorder, driver, mode=config.cuda_timing, clock=system_clock)
         self.recorder.edge = self.devices.edge  # before any probe takes it
+        self.transfers = TransferProbe(self.recorder, driver)
         self.notes = Notes(system_clock)
         self.probes = Probes(self.recorder, compiled=self.follow_compiler)
         self.hand = Hand(self.recorder)
@@ -80,6 +84,9 @@ class Recording:
         """Listen to the functions at the top of the package, and to torch if it is there."""
         switch.hand = self.hand
         self.watch_torch()
+        with Guard("devices"):  # most programs have put their model on a device by now
+            self.devices.look()
+            self.transfers.look()
 
     def watch_torch(self) -> None:
         """Hook torch once it is there: a program without it is none of its business."""
@@ -106,6 +113,7 @@ class Recording:
         self.probes.remove()
         if self._torch is not None:
             self._torch.remove()
+        self.transfers.remove()
         self.recorder.silence()
 
     def save(self) -> None:

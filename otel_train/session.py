@@ -88,7 +88,7 @@ class Session:
         signals = Signals()
         health = Health(self._drops, self._faults, self._overhead_s, self.unobserved)
         readings = Readings(
-            signals, ProcessReader(), AcceleratorReader(self._recording.devices.memory), health,
+            signals, ProcessReader(), AcceleratorReader(self._recording.devices.memory, self._moved), health,
             lambda: self._recording.probes.loaders, look, anchor,
         )  # fmt: skip
         self._reporter = Reporter(self._run, readings, info=self.info, config=config, breathe=breath)
@@ -118,6 +118,7 @@ class Session:
         self._pump.first.append(Chore(self._notes_reader.read, notes_guard, 0.0))
         self._pump.chores += [
             Chore(self._recording.devices.look, Guard("devices"), 0.0),
+            Chore(self._recording.transfers.look, Guard("transfers"), 0.0),
             Chore(self._notes_reader.tell, notes_guard, 0.0),
             Chore(self._recording.follow_compiler, Guard("compiled models"), 0.0),
             Chore(self._reporter.look_at_workers, Guard("loader workers"), _LOOK_EVERY_S),
@@ -252,6 +253,13 @@ class Session:
             ("records", "overrun"): self._pump.missed,
             ("records", "queue_full"): self._recording.notes.dropped + self._recording.devices.dropped,
             ("records", "serialization"): self._recording.notes.refused,
+        }
+
+    def _moved(self) -> dict[tuple[str, str], int]:
+        there = self._run.transfers.to_devices(self._run.names.sources)
+        back = self._recording.transfers.brought_back()
+        return {("h2d", name): n for name, n in there.items()} | {
+            ("d2h", name): n for name, n in back.items()
         }
 
     def _faults(self) -> dict[str, int]:

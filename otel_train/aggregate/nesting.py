@@ -259,14 +259,15 @@ def bits_of(kinds: np.ndarray) -> np.ndarray:
 def hides_of(kinds: np.ndarray, bits: np.ndarray, *, backward_seen: bool) -> np.ndarray:
     """For every source the bits of the ancestors that hide its occurrences; -1 hides them always.
 
-    Forward and backward inside backward stay in backward; a call inside a call of the same kind is one;
+    Forward, backward and transfers inside backward stay in backward (offloaded activations come back there), and
+    transfers inside data stay in data; a call inside a call of the same kind is one;
     ``autograd.grad`` counts only in a run that has no other backward.
     """
     backward = _BIT[KIND_BACKWARD] | _BIT[KIND_GRAD]
     data = _BIT[KIND_DATA]
     table = np.zeros(16, dtype=np.int64)
     table[KIND_DATA] = data
-    table[KIND_H2D] = data | _BIT[KIND_H2D]
+    table[KIND_H2D] = data | _BIT[KIND_H2D] | backward
     table[KIND_FORWARD] = _BIT[KIND_FORWARD] | backward
     table[KIND_BACKWARD] = backward
     table[KIND_GRAD] = -1 if backward_seen else backward

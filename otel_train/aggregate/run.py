@@ -22,6 +22,7 @@ from otel_train.aggregate.steps import TRAIN, Activity, Occurrences, Settled, St
 from otel_train.aggregate.tell import MOST_CHILDREN, Teller
 from otel_train.aggregate.threads import OpenStage, Thread
 from otel_train.aggregate.totals import Totals
+from otel_train.aggregate.transfers import Transfers
 from otel_train.catalog import RECOMPILE_EVENT, STEP_NUMBER
 from otel_train.codes import Op, SourceKind
 
@@ -61,6 +62,7 @@ class RunAccount:
         self.names = Names()
         self.totals = Totals(self.names, breathe=breathe)
         self.device = DeviceAccount(self.totals)
+        self.transfers = Transfers()
         self.teller = Teller(tracer, anchor, self.names, device_ns=self.device.of)
         self.keeper = Keeper(rules, started_ns)
         self.checkpoints = Histograms(size=1)
@@ -103,6 +105,7 @@ class RunAccount:
             mine = self._threads[thread] = self._new_thread(name, main=main)
         edges = mine.pairing.feed(times, codes, self.names.columns.kinds, breathe=self._breathe)
         self._breathe()
+        self.transfers.feed(edges)
         kinds = edges.kinds
         mine.computes |= bool(np.any((kinds >= SourceKind.FORWARD) & (kinds <= SourceKind.SCALER)))
         mine.last_ns, mine.last_op = int(times[-1]), int(codes[-1]) & 0xF

@@ -1,4 +1,4 @@
-"""Memory of the accelerators in use, as their allocator tells it."""
+"""Memory of the accelerators in use, as their allocator tells it, with the bytes on their way there."""
 
 from __future__ import annotations
 
@@ -8,21 +8,27 @@ from otel_train import catalog as c
 from otel_train.guard import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from otel_train.aggregate.sheet import Sheet
     from otel_train.records import DeviceMemory
 
 
 class AcceleratorReader:
-    """Writes device memory into a sheet.
+    """Writes device memory and transfers into a sheet.
 
     Args:
         read: the present readings, one per device in use; none where there is no device.
+        moved: bytes moved so far, by (direction, device).
     """
 
-    def __init__(self, read: Callable[[], Iterable[DeviceMemory]]) -> None:
+    def __init__(
+        self,
+        read: Callable[[], Iterable[DeviceMemory]],
+        moved: Callable[[], Mapping[tuple[str, str], int]] = dict,
+    ) -> None:
         self._read = read
+        self._moved = moved
         self._guard = Guard("device memory")
 
     def write(self, sheet: Sheet) -> None:
@@ -33,6 +39,8 @@ class AcceleratorReader:
             self._write(sheet)
 
     def _write(self, sheet: Sheet) -> None:
+        for (direction, device), moved in self._moved().items():
+            sheet.put(c.ACCELERATOR_IO, moved, direction, device)
         for memory in self._read():
             device = memory.device
             sheet.put(c.ACCELERATOR_MEMORY_ALLOCATED, memory.allocated, device)

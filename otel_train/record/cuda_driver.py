@@ -54,6 +54,8 @@ class CudaDriver:
         find_torch: gives torch once the program has imported it.
     """
 
+    device_type = "cuda"
+
     def __init__(
         self, exchange: Callable[[Any], int], find_torch: Callable[[], Any] = lambda: sys.modules.get("torch")
     ) -> None:
@@ -61,6 +63,11 @@ class CudaDriver:
         self._find_torch = find_torch
         self._torch: Any = None
         self._is_capturing: Callable[[], bool] = bool
+        self._current: Callable[[], int] = int
+
+    def current(self) -> int:
+        """What ``torch.cuda.current_device`` says; 0 before the program has started CUDA."""
+        return self._current()
 
     def devices(self) -> tuple[int, ...]:
         """Devices with memory of ours in tensors; none before the program has started CUDA."""
@@ -151,6 +158,7 @@ class CudaDriver:
             if not started() or not torch.version.cuda:
                 return None
             self._is_capturing = _internal(torch, "_cuda_isCurrentStreamCapturing")
+            self._current = _internal(torch, "_cuda_getDevice")
             self._torch = torch
         return self._torch
 

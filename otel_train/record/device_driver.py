@@ -12,7 +12,16 @@ if TYPE_CHECKING:
 
 
 class DeviceDriver(Protocol):
-    """An accelerator: ``CudaDriver``, or a made-up one with a clock of its own. Events are its own affair."""
+    """An accelerator: ``CudaDriver``, or a made-up one with a clock of its own. Events are its own affair.
+
+    Attributes:
+        device_type: what torch calls devices of this kind, such as ``cuda``.
+    """
+
+    device_type: str
+
+    def current(self) -> int:
+        """Device that the calling thread uses where it names none."""
 
     def devices(self) -> Sequence[int]:
         """Devices that this process computes on; none before it does. Starts nothing."""

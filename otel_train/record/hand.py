@@ -38,7 +38,9 @@ class Hand:
 
     def join(self, name: str) -> tuple[int, int, int]:
         """First use of a stage name: (begin, end, fail)."""
-        codes = self.codes[name] = _begin_end_fail(self._recorder.source(SourceKind.STAGE, name))
+        # A transfer by hand is the transfer: what is moved inside it is not counted again.
+        kind = SourceKind.H2D if name == "h2d" else SourceKind.STAGE
+        codes = self.codes[name] = _begin_end_fail(self._recorder.source(kind, name))
         return codes
 
     def mark(self, start: int | None = None) -> None:

@@ -109,6 +109,10 @@ class Recorder:
         """Nanoseconds that the threads of now have spent writing; see ``Ring.spent_ns``."""
         return sum(thread.ring.spent_ns for thread in list(self.threads))
 
+    def writes(self) -> bool:
+        """Whether the calling thread, which is not the one that made the recorder, has written before."""
+        return hasattr(self._local, "edge")
+
     def identify(self, identity: dict[str, object]) -> None:
         """Store who this process is beside the sources, for readers of the flight file."""
         with self._lock:

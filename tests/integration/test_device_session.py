@@ -23,6 +23,7 @@ from otel_train.record.device_time import time_devices
 from otel_train.record.discover import Loader, Probes
 from otel_train.record.recorder import Recorder
 from otel_train.record.torch_probes import TorchProbes, in_backward
+from otel_train.record.transfer import TransferProbe
 from otel_train.records import Snapshot
 from otel_train.testing import Kept
 
@@ -37,8 +38,13 @@ STEPS = 40
 class HostDriver:
     """Takes the host for its device: an event is reached when it is recorded."""
 
+    device_type = "meta"
+
     def devices(self) -> tuple[int, ...]:
         return (0,)
+
+    def current(self) -> int:
+        return 0
 
     def capturing(self) -> bool:
         return False
@@ -91,6 +97,8 @@ class Watched:
         self.pump.first.append(Chore(lambda: self.run.device.tell(self.timer.take()), told, 0.0))
         self.probes = Probes(self.recorder)
         self.torch = TorchProbes(self.recorder, clock=system_clock)
+        self.transfers = TransferProbe(self.recorder, HostDriver())
+        self.transfers.look()
         self.probes.watch_torch()
         self.probes.add_loader(Loader(loader, name="code"))
         self.probes.add_model("model", model)
@@ -98,15 +106,21 @@ class Watched:
     def close(self) -> None:
         self.probes.remove()
         self.torch.remove()
+        self.transfers.remove()
         self.recorder.silence()
         self.pump.settle()
         self.run.close(system_clock())
         self.pump.turn(final=True)
 
 
+AWAY = "meta"
+"""A kind of device that torch moves tensors to on any machine."""
+
+
 def train(model: Any, loader: Any) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    for x, y in loader:
+    for host in loader:
+        x, y = (tensor.to(AWAY, non_blocking=True) for tensor in host)
         torch.nn.functional.cross_entropy(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -115,7 +129,7 @@ def train(model: Any, loader: Any) -> None:
 @pytest.fixture
 def watched() -> Watched:
     """A trained model, watched from the first step to the last, while a pump turns."""
-    model = torch.nn.Linear(8, 3)
+    model = torch.nn.Linear(8, 3, device=AWAY)
     data = TensorDataset(torch.randn(STEPS * 4, 8), torch.randint(0, 3, (STEPS * 4,)))
     loader = DataLoader(data, batch_size=4)
     watching = Watched(model, loader)
@@ -140,11 +154,18 @@ def test_every_occurrence_of_every_stage_has_its_device_time(watched: Watched) -
     """However the pump's turns cut the run: none lost, none counted twice."""
     rows = {row.key.stage: row for row in watched.run.totals.rows() if row.key.phase == "train"}
 
-    for stage in ("data", "forward", "backward", "optimizer"):
-        row = rows[stage]
+    for stage in ("data", "h2d", "forward", "backward", "optimizer"):
+        row, calls = rows[stage], STEPS * (2 if stage == "h2d" else 1)
         assert row.device is not None
-        assert (stage, row.device.measured) == (stage, row.count == STEPS and STEPS)
+        assert (stage, row.device.measured) == (stage, row.count == calls and calls)
         assert 0 < row.device.seconds <= row.inclusive_s
+
+
+def test_what_moved_is_counted_by_device(watched: Watched) -> None:
+    """Two tensors per batch: eight floats a sample, and its class."""
+    moved = watched.run.transfers.to_devices(watched.run.names.sources)
+
+    assert moved == {"meta:0": STEPS * 4 * (8 * 4 + 8)}
 
 
 def test_kept_steps_carry_it(watched: Watched) -> None:
@@ -158,7 +179,7 @@ def test_kept_steps_carry_it(watched: Watched) -> None:
 
 def test_after_the_close_no_event_is_recorded(watched: Watched) -> None:
     """What still holds our edge passes through."""
-    model = torch.nn.Linear(8, 3)
+    model = torch.nn.Linear(8, 3, device=AWAY)
 
     train(model, [(torch.randn(4, 8), torch.randint(0, 3, (4,)))])
 

@@ -30,6 +30,9 @@ class FakeDriver:
     was queued before it on that stream is done.
     """
 
+    device_type = "meta"
+    """Torch moves tensors there on any machine, so that transfers can be real."""
+
     def __init__(self, clock: FakeClock) -> None:
         self.used: list[int] = []
         self.captures = False
@@ -50,6 +53,9 @@ class FakeDriver:
 
     def devices(self) -> list[int]:
         return self.used
+
+    def current(self) -> int:
+        return 0
 
     def capturing(self) -> bool:
         return self.captures

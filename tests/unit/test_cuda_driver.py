@@ -39,6 +39,7 @@ class StandIn:
         )
         self._C = SimpleNamespace(
             _cuda_isCurrentStreamCapturing=lambda: False,
+            _cuda_getDevice=lambda: self.device_now,
             _cuda_getCurrentRawStream=lambda _: self.stream,
             _CudaEventBase=SimpleNamespace(record=lambda event, stream: self.written.append((event, stream))),
         )
@@ -69,6 +70,18 @@ class StandIn:
 
 def driver_of(stand_in: StandIn) -> CudaDriver:
     return CudaDriver(stand_in.exchange, lambda: stand_in)
+
+
+def test_the_device_of_a_call_that_names_none_is_the_current_one() -> None:
+    """``x.cuda()`` goes there; a look at a program that has not started CUDA starts nothing."""
+    stand_in = StandIn(400, 400)
+    stand_in.started = False
+    driver = driver_of(stand_in)
+
+    assert driver.current() == 0
+    stand_in.started, stand_in.device_now = True, 1
+    assert driver.devices() == (0, 1)
+    assert driver.current() == 1
 
 
 @pytest.mark.parametrize("hidden", ["", "-1", " "])
@@ -103,6 +116,7 @@ def test_a_torch_that_is_not_there_yet_is_no_fault(half_imported: object) -> Non
     "name",
     [
         "_cuda_isCurrentStreamCapturing",
+        "_cuda_getDevice",
         "_cuda_getCurrentRawStream",
         "_CudaEventBase.record",
     ],
