@@ -12,6 +12,7 @@ from otel_train.record.autograd import BackwardProbe
 from otel_train.record.loader import DataLoaderPatch, LoaderProbe
 from otel_train.record.module import ModuleProbe
 from otel_train.record.optimizer import OptimizerProbe
+from otel_train.record.scaler import ScaledUpdates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,7 +57,7 @@ def floor(loop: Loop) -> Iterator[None]:
         undo.callback(DataLoaderPatch(lambda loader: probe if loader is loop.loader else None).remove)
         undo.callback(ModuleProbe(loop.model, "model", recorder).remove)
         undo.callback(BackwardProbe(recorder).remove)
-        undo.callback(OptimizerProbe(recorder).remove)
+        undo.callback(OptimizerProbe(recorder, ScaledUpdates(None)).remove)
         yield
 
 

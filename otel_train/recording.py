@@ -14,6 +14,7 @@ from otel_train.record.discover import Probes
 from otel_train.record.hand import Hand, switch
 from otel_train.record.notes import Notes
 from otel_train.record.recorder import Recorder
+from otel_train.record.scaler import ScaledUpdates
 from otel_train.record.torch_probes import TorchProbes, in_backward
 from otel_train.record.transfer import TransferProbe
 
@@ -40,6 +41,7 @@ class Recording:
         recorder: rings and sources.
         devices: device time.
         transfers: batches on their way to a device.
+        scaled: what only the device knows of updates under a gradient scaler.
         notes: what the user logs.
         probes: loaders and models.
         hand: stages by hand.
@@ -70,6 +72,7 @@ class Recording:
         self.devices = DeviceTimer(self.recorder, driver, mode=config.cuda_timing, clock=system_clock)
         self.recorder.edge = self.devices.edge  # before any probe takes it
         self.transfers = TransferProbe(self.recorder, driver)
+        self.scaled = ScaledUpdates(driver)
         self.notes = Notes(system_clock)
         self.probes = Probes(self.recorder, compiled=self.follow_compiler)
         self.hand = Hand(self.recorder)
@@ -91,7 +94,7 @@ class Recording:
     def watch_torch(self) -> None:
         """Hook torch once it is there: a program without it is none of its business."""
         if self._torch is None and "torch" in sys.modules:
-            self._torch = TorchProbes(self.recorder, clock=system_clock)
+            self._torch = TorchProbes(self.recorder, self.scaled, clock=system_clock)
             self.probes.watch_torch()
 
     def follow_compiler(self) -> None:

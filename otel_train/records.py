@@ -215,6 +215,20 @@ class DeviceTimes(NamedTuple):
     until_ns: int
 
 
+class Outcomes(NamedTuple):
+    """What became of updates under a gradient scaler, of optimizers that skip on their device.
+
+    Attributes:
+        made: updates seen, whatever became of them.
+        known: updates of which it is known by now.
+        skipped: of those, the ones that changed nothing.
+    """
+
+    made: int = 0
+    known: int = 0
+    skipped: int = 0
+
+
 class DeviceMemory(NamedTuple):
     """What the allocator of one device says; bytes, and counts since the process began.
 

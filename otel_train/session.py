@@ -100,8 +100,9 @@ class Session:
         read_devices = Chore(
             lambda: self._run.device.tell(self._recording.devices.take(breath)), Guard("device time"), 0.0
         )
+        read_scaler = Chore(lambda: self._read_scaler(signals), Guard("gradient scaler"), 0.0)
         read_compiles = Chore(lambda: self._run.compiled(self._recording.compiles()), Guard("compiler"), 0.0)
-        self._pump.first += [read_devices, read_compiles]
+        self._pump.first += [read_devices, read_scaler, read_compiles]
         self._documents = Documents(
             self._run,
             self.info,
@@ -254,6 +255,12 @@ class Session:
             ("records", "queue_full"): self._recording.notes.dropped + self._recording.devices.dropped,
             ("records", "serialization"): self._recording.notes.refused,
         }
+
+    def _read_scaler(self, signals: Signals) -> None:
+        scaled = self._recording.scaled
+        self._run.totals.tell(scaled.take())
+        if scaled.scale is not None:
+            signals.take("amp_scale", scaled.scale)
 
     def _moved(self) -> dict[tuple[str, str], int]:
         there = self._run.transfers.to_devices(self._run.names.sources)

@@ -72,8 +72,9 @@ class Figures:
             sheet.histogram(c.STEP_DURATION, folded, series, *label, exemplars=held)
         sheet.put(c.STEP_INDEX, self._run.step_number)
         sheet.put(c.HEARTBEAT_STEP, self._run.step_number)
-        skipped = totals.skipped_updates
-        sheet.put_all(c.STEP_SKIPS, c.SKIP_REASON.values, {"amp_overflow": skipped})
+        skips = totals.skips
+        known = [reason for reason in c.SKIP_REASON.values if reason != "amp_overflow" or skips is not None]
+        sheet.put_all(c.STEP_SKIPS, known, {"amp_overflow": skips or 0})
 
     def _loaders(self, sheet: Sheet) -> None:
         totals = self._run.totals

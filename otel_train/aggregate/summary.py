@@ -55,8 +55,8 @@ def figures(
             for phase, count in enumerate(totals.partial_steps[: len(PHASES)])
             if count
         },
-        "updates": totals.updates,
-        "skipped_updates": totals.skipped_updates,
+        "updates": max(0, totals.updates - totals.on_device.skipped),
+        "skipped_updates": totals.skips,
         "batches": {**dict.fromkeys(loaders, 0), **totals.by_loader(totals.batches)},
         "samples": totals.by_loader(totals.samples),
         "stages": [_stage(row) for row in rows],

@@ -8,6 +8,7 @@ import numpy as np
 
 from otel_train.aggregate.histogram import Histograms
 from otel_train.aggregate.steps import PHASES, Activity
+from otel_train.records import Outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -81,6 +82,8 @@ class Totals:
         self.samples: dict[tuple[int, int], int] = {}
         self.updates = 0
         self.skipped_updates = 0
+        self.on_device = Outcomes()
+        """Updates of optimizers that skip on their device, and what is known of them by now."""
         self._step_numbers: dict[tuple[int, int], int] = {}
         self._breathe = breathe
 
@@ -102,6 +105,16 @@ class Totals:
         self.add_batches(settled.batches)
         self.updates += settled.updates
         self.skipped_updates += settled.skipped_updates
+
+    def tell(self, outcomes: Outcomes) -> None:
+        """Take in what devices have told of their updates."""
+        self.on_device = Outcomes(*(a + b for a, b in zip(self.on_device, outcomes, strict=True)))
+
+    @property
+    def skips(self) -> int | None:
+        """Updates that a scaler skipped; None while only a device knows."""
+        unknown = self.on_device.made and not self.on_device.known
+        return None if unknown else self.skipped_updates + self.on_device.skipped
 
     def _add_occurrences(self, ended: Occurrences) -> None:
         if not len(ended.source):
@@ -177,6 +190,7 @@ class Totals:
         window.samples = _less(self.samples, earlier.samples)
         window.updates -= earlier.updates
         window.skipped_updates -= earlier.skipped_updates
+        window.on_device = Outcomes(*(a - b for a, b in zip(self.on_device, earlier.on_device, strict=True)))
         return window
 
     def copy(self) -> Totals:
@@ -188,6 +202,7 @@ class Totals:
         twin.step_pairs, twin._step_numbers = list(self.step_pairs), dict(self._step_numbers)
         twin.batches, twin.samples = dict(self.batches), dict(self.samples)
         twin.updates, twin.skipped_updates = self.updates, self.skipped_updates
+        twin.on_device = self.on_device
         return twin
 
     def rows(self) -> list[StageTotals]:

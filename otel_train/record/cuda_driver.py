@@ -64,6 +64,7 @@ class CudaDriver:
         self._torch: Any = None
         self._is_capturing: Callable[[], bool] = bool
         self._current: Callable[[], int] = int
+        self._slots: list[Any] = []
 
     def current(self) -> int:
         """What ``torch.cuda.current_device`` says; 0 before the program has started CUDA."""
@@ -104,6 +105,27 @@ class CudaDriver:
             write(event, streams[raw])
 
         return record
+
+    def fetch(self, tensor: Any) -> Callable[[], float | None]:
+        """By way of pinned memory, which is used again: a copy to any other waits for the device."""
+        torch = self._torch or self._started()
+        slot = self._slots.pop() if self._slots else torch.empty((), dtype=torch.float32, pin_memory=True)
+        slot.copy_(tensor, non_blocking=True)
+        event = torch.cuda.Event()
+        event.record(torch.cuda.current_stream(tensor.device))
+        arrived: list[float] = []
+
+        def fetched() -> float | None:
+            if arrived:
+                return arrived[0]
+            with self.reading(tensor.device.index):
+                if not event.query():
+                    return None
+            arrived.append(float(slot))
+            self._slots.append(slot)
+            return arrived[0]
+
+        return fetched
 
     @contextmanager
     def reading(self, device: int) -> Iterator[None]:

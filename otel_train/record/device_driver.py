@@ -35,6 +35,9 @@ class DeviceDriver(Protocol):
     def recorder(self, device: int) -> Callable[[Any], None]:
         """What lets the current stream of ``device`` write its clock into an event when it gets there."""
 
+    def fetch(self, tensor: Any) -> Callable[[], float | None]:
+        """Queue a copy of a number to the host; what gives it once it has arrived, and None before."""
+
     def reading(self, device: int) -> AbstractContextManager[None]:
         """A block in which the calling thread may read events, whatever other threads capture."""
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from otel_train.codes import SOURCE_SHIFT, Op, SourceKind, code
+from otel_train.codes import SOURCE_SHIFT, Op, SourceKind
+from otel_train.record.scaler import ScalerPatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     import torch
 
     from otel_train.record.recorder import Recorder
+    from otel_train.record.scaler import ScaledUpdates
 
 
 class OptimizerProbe:
@@ -23,9 +25,10 @@ class OptimizerProbe:
 
     Args:
         recorder: takes the edges.
+        scaled: is told of updates under a scaler.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, scaled: ScaledUpdates) -> None:
         from torch.optim import optimizer as hooks
 
         self._recorder = recorder
@@ -38,7 +41,7 @@ class OptimizerProbe:
             hooks.register_optimizer_step_pre_hook(before),
             hooks.register_optimizer_step_post_hook(after),
         ]
-        self._scaler = _ScalerPatch(recorder)
+        self._scaler = ScalerPatch(recorder, scaled)
 
     @property
     def codes(self) -> tuple[Any, ...]:
@@ -85,33 +88,3 @@ class OptimizerProbe:
 
 _MOST_OF_A_KIND = 16
 """Names per optimizer class: enough to tell a GAN's two apart, bounded for sweeps."""
-
-
-class _ScalerPatch:
-    """Sees ``GradScaler.step`` from outside: no update inside means that it was skipped."""
-
-    def __init__(self, recorder: Recorder) -> None:
-        import torch
-
-        self._class = torch.amp.GradScaler
-        self._original = self._class.step
-        original, edge = self._original, recorder.edge
-        source = recorder.source(SourceKind.SCALER, "GradScaler")
-        begin, end, fail = code(Op.BEGIN, source), code(Op.END, source), code(Op.FAIL, source)
-
-        def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-            edge(begin)
-            try:
-                result = original(self, *args, **kwargs)
-            except BaseException:
-                edge(fail)
-                raise
-            edge(end)
-            return result
-
-        self._wrapper = step
-        self._class.step = step
-
-    def remove(self) -> None:
-        if self._class.step is self._wrapper:
-            self._class.step = self._original

@@ -12,6 +12,7 @@ from otel_train.record.optimizer import OptimizerProbe
 if TYPE_CHECKING:
     from otel_train.clock import Clock
     from otel_train.record.recorder import Recorder
+    from otel_train.record.scaler import ScaledUpdates
 
 
 class TorchProbes:
@@ -22,12 +23,13 @@ class TorchProbes:
 
     Args:
         recorder: takes the edges.
+        scaled: is told of updates under a gradient scaler.
         clock: nanoseconds, monotonic.
     """
 
-    def __init__(self, recorder: Recorder, *, clock: Clock) -> None:
+    def __init__(self, recorder: Recorder, scaled: ScaledUpdates, *, clock: Clock) -> None:
         self._backward = BackwardProbe(recorder)
-        self._optimizers = OptimizerProbe(recorder)
+        self._optimizers = OptimizerProbe(recorder, scaled)
         self.compiler = CompilerProbe(clock)
         self._stepped_aside = False
         self.step_aside_for_compiler()

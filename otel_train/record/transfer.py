@@ -77,16 +77,18 @@ class TransferProbe:
 
     def _put_in(self, torch: Any, driver: DeviceDriver) -> None:
         aim = _Aim(torch, driver, self._recorder)
-        watches, size = _watching(torch), _sizes(torch)
+        quiet = torch.DisableTorchFunctionSubclass  # a subclass must not see our looks
+        size = _sizes(quiet)
+        leaving, coming = _watching(torch, quiet, on_host=True), _watching(torch, quiet, on_host=False)
         pinned = _words(self._recorder.source(SourceKind.H2D, PINNED))
         away = partial(_sending, recorder=self._recorder, torch=torch, size=size)
-        for name, make, on_host in (
-            ("to", partial(away, aim=aim.words), True),
-            ("cuda", partial(away, aim=aim.words), True),
-            ("pin_memory", partial(away, aim=lambda *_: pinned), True),
-            ("cpu", partial(self._bringing, size=size), False),
+        for name, make, watches in (
+            ("to", partial(away, aim=aim.words), leaving),
+            ("cuda", partial(away, aim=aim.words), leaving),
+            ("pin_memory", partial(away, aim=lambda *_: pinned), leaving),
+            ("cpu", partial(self._bringing, size=size), coming),
         ):
-            self._methods.append(_Method(torch.Tensor, name, make, watches=watches, on_host=on_host))
+            self._methods.append(_Method(torch.Tensor, name, make, watches))
 
     def _bringing(self, original: Callable[..., Any], *, size: Callable[[Any], int]) -> Callable[..., Any]:
         brought = self._brought.append
@@ -107,9 +109,7 @@ class _Method:
         owner: type,
         name: str,
         make: Callable[[Callable[..., Any]], Callable[..., Any]],
-        *,
-        watches: Callable[[Any, bool], bool],
-        on_host: bool,
+        watches: Callable[[Any], bool],
     ) -> None:
         self._owner, self._name = owner, name
         self._before = owner.__dict__.get(name)
@@ -118,14 +118,13 @@ class _Method:
         self._wrapper: Callable[..., Any] | None = make(self._original)
         self._wrapper.__name__ = name  # what a bound method is pickled by
         self._watches = watches
-        self._on_host = on_host
         setattr(owner, name, self)
 
     def __get__(self, tensor: Any, owner: type | None = None) -> Any:
         if tensor is None:
             return self._original
         wrapper = self._wrapper
-        if wrapper is None or not self._watches(tensor, self._on_host):
+        if wrapper is None or not self._watches(tensor):
             return self._bind(tensor, owner)
         return MethodType(wrapper, tensor)
 
@@ -225,9 +224,8 @@ def _sending(
     return send
 
 
-def _sizes(torch: Any) -> Callable[[Any], int]:
+def _sizes(quiet: Any) -> Callable[[Any], int]:
     """Bytes of a tensor, asked without its own ``__torch_function__``; -1 where it does not say."""
-    quiet = torch._C.DisableTorchFunctionSubclass  # noqa: SLF001  # the only name it has
 
     def size(tensor: Any) -> int:
         try:
@@ -239,16 +237,15 @@ def _sizes(torch: Any) -> Callable[[Any], int]:
     return size
 
 
-def _watching(torch: Any) -> Callable[[Any, bool], bool]:
-    """Whether a tensor is one of a batch, on the host or not: asked without its own ``__torch_function__``."""
-    plain, quiet = torch.Tensor, torch._C.DisableTorchFunctionSubclass  # noqa: SLF001  # the only name it has
-    untraced = torch.Tensor.__torch_dispatch__
+def _watching(torch: Any, quiet: Any, *, on_host: bool) -> Callable[[Any], bool]:
+    """Whether a tensor is there and may be one of a batch: asked without its own ``__torch_function__``."""
+    plain, untraced = torch.Tensor, torch.Tensor.__torch_dispatch__
     real: dict[type, bool] = {}
 
-    def watches(tensor: Any, on_host: bool) -> bool:  # noqa: FBT001  # a keyword would cost at every call
+    def watches(tensor: Any) -> bool:
         kind = type(tensor)
         if kind is plain:
-            return bool(tensor.is_cpu is on_host)
+            return tensor.is_cpu is on_host
         if (
             kind not in real
         ):  # one that dispatches itself may hold nothing, or tensors that are seen themselves

@@ -22,6 +22,7 @@ from otel_train.guard import Guard
 from otel_train.record.device_time import time_devices
 from otel_train.record.discover import Loader, Probes
 from otel_train.record.recorder import Recorder
+from otel_train.record.scaler import ScaledUpdates
 from otel_train.record.torch_probes import TorchProbes, in_backward
 from otel_train.record.transfer import TransferProbe
 from otel_train.records import Snapshot
@@ -62,6 +63,9 @@ class HostDriver:
     def reading(self, device: int) -> Iterator[None]:
         yield
 
+    def fetch(self, tensor: Any) -> Callable[[], float | None]:
+        return lambda: float(tensor)
+
     def query(self, event: list[int]) -> bool:
         return True
 
@@ -96,7 +100,7 @@ class Watched:
         told = Guard("device time", strict=True)
         self.pump.first.append(Chore(lambda: self.run.device.tell(self.timer.take()), told, 0.0))
         self.probes = Probes(self.recorder)
-        self.torch = TorchProbes(self.recorder, clock=system_clock)
+        self.torch = TorchProbes(self.recorder, ScaledUpdates(HostDriver()), clock=system_clock)
         self.transfers = TransferProbe(self.recorder, HostDriver())
         self.transfers.look()
         self.probes.watch_torch()

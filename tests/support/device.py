@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from otel_train.records import DeviceMemory
 
@@ -75,6 +75,10 @@ class FakeDriver:
             self._clock.tick(self.record_takes_ns)
 
         return record
+
+    def fetch(self, tensor: Any) -> Callable[[], float | None]:
+        reached_ns = NEVER_NS if self.hung else self._reached_ns(0)
+        return lambda: tensor.value if reached_ns <= self._clock() else None
 
     @contextmanager
     def reading(self, device: int) -> Iterator[None]:

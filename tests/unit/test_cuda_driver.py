@@ -26,6 +26,9 @@ class StandIn:
         self.started = True
         self.peaks = peaks
         self.stream = 0
+        self.reached = True
+        self.float32: Any = None
+        self.empty: Any = None
         self.written: list[tuple[str, object]] = []
         self.version = SimpleNamespace(cuda="13.0")
         self.cuda = SimpleNamespace(
@@ -183,3 +186,43 @@ def test_memory_is_read_and_nothing_is_reset() -> None:
     [memory] = driver_of(StandIn(400)).memory()
 
     assert memory == ("cuda:0", 200, 200, 500, 400, 400, 1, 2)
+
+
+def test_a_number_is_fetched_by_way_of_pinned_memory_that_is_used_again() -> None:
+    """Any other copy to the host waits for the device; pinning memory for each would, too."""
+    stand_in = StandIn(400)
+    slots: list[Slot] = []
+    event = SimpleNamespace(record=lambda _: None, query=lambda: stand_in.reached)
+    stand_in.reached = False
+    stand_in.cuda.Event = lambda: event
+
+    def empty(*_: Any, pin_memory: bool, **__: Any) -> Slot:
+        slots.append(Slot(pinned=pin_memory))
+        return slots[-1]
+
+    stand_in.empty = empty
+    driver = driver_of(stand_in)
+    driver.devices()
+    number = SimpleNamespace(value=2.5, device=SimpleNamespace(index=0))
+
+    fetched = driver.fetch(number)
+    early = fetched()
+    stand_in.reached = True
+    late = fetched()
+    again = driver.fetch(SimpleNamespace(value=7.0, device=number.device))
+
+    assert (early, late, fetched(), again()) == (None, 2.5, 2.5, 7.0)
+    assert [(slot.pinned, slot.waited) for slot in slots] == [(True, False)]
+
+
+class Slot:
+    """Pinned memory for one number."""
+
+    def __init__(self, *, pinned: bool) -> None:
+        self.pinned, self.waited, self.value = pinned, False, 0.0
+
+    def copy_(self, tensor: Any, *, non_blocking: bool = False) -> None:
+        self.value, self.waited = tensor.value, self.waited or not non_blocking
+
+    def __float__(self) -> float:
+        return self.value

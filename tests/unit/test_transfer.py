@@ -303,7 +303,7 @@ class Returning:
 
 STAND_IN = SimpleNamespace(
     Tensor=Returning,
-    _C=SimpleNamespace(DisableTorchFunctionSubclass=nullcontext),
+    DisableTorchFunctionSubclass=nullcontext,
     nn=SimpleNamespace(Parameter=int, Module=torch.nn.Module),
 )
 

@@ -288,6 +288,35 @@ def grad_scaler_with_skipped_updates(watch: Watch) -> Truth:
 
 
 @loop
+def fused_optimizer_that_skips_on_its_device(watch: Watch) -> Truth:
+    """The kernel skips, and the host learns of it later: the step has closed by then, the update does not count."""
+    model, train, truth = Net(), loader(8), Truth()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    watch(model, {"train": train})
+    for i, batch in enumerate(train):
+        truth.batch("train")
+        optimizer.zero_grad()
+        truth.forward()
+        loss = scaler.scale(loss_of(model, batch))
+        truth.backward()
+        loss.backward()
+        if i in {2, 3, 5}:
+            model.first.weight.grad[0, 0] = float("inf")
+        before = model.last.bias.detach().clone()
+        scaler.step(optimizer)
+        truth.optimizer += 1
+        scaler.update()
+        if torch.equal(before, model.last.bias):
+            truth.skipped += 1
+        else:
+            truth.updates += 1
+        truth.step()
+    assert truth.skipped == 3
+    return truth
+
+
+@loop
 def several_backwards_per_step(watch: Watch) -> Truth:
     """Two losses on two forwards, two backwards, one update."""
     model, train, truth = Net(), loader(5), Truth()
