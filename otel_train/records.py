@@ -158,7 +158,7 @@ class Finding:
     """A claim about where training time goes, with its evidence. The leading one is the verdict.
 
     Attributes:
-        name: one of the closed set in ``aggregate/verdict.py``, such as ``input_bound``.
+        name: one of the closed set in ``aggregate/verdict.py`` and ``launches.py``, such as ``input_bound``.
         claim: one sentence a person can act on.
         evidence: figures behind the claim, by name; seconds, ratios, counts.
         share: ratio of the run's training time that would be won back, 0 to 1.
@@ -197,6 +197,38 @@ class Batch:
     final: bool = False
 
 
+class Pace(NamedTuple):
+    """How far a device ran behind the host where training stages began, and what lay between steps.
+
+    Attributes:
+        forwards: forwards with grad of which the lag is known.
+        forward_lag_ns: their lags together: how long after the host the device got to their beginning.
+        backwards: backwards of which it is known.
+        backward_lag_ns: their lags together.
+        updates: optimizer steps of which it is known.
+        update_lag_ns: their lags together.
+        gaps: pairs of an update and the next forward.
+        gap_ns: device time from the end of those updates to the beginning of those forwards.
+    """
+
+    forwards: int = 0
+    forward_lag_ns: int = 0
+    backwards: int = 0
+    backward_lag_ns: int = 0
+    updates: int = 0
+    update_lag_ns: int = 0
+    gaps: int = 0
+    gap_ns: int = 0
+
+    def plus(self, other: Pace) -> Pace:
+        """Both together."""
+        return Pace(*(a + b for a, b in zip(self, other, strict=True)))
+
+    def minus(self, earlier: Pace) -> Pace:
+        """What came after ``earlier``."""
+        return Pace(*(a - b for a, b in zip(self, earlier, strict=True)))
+
+
 class DeviceTimes(NamedTuple):
     """What the device did for occurrences of the training thread. All columns are int64[occurrences].
 
@@ -206,6 +238,7 @@ class DeviceTimes(NamedTuple):
         ended_ns: an instant before it ended.
         device_ns: how long the device took, on its own clock.
         until_ns: of all that ended before, nothing more will come.
+        pace: how far the device ran behind.
     """
 
     source: np.ndarray
@@ -213,6 +246,7 @@ class DeviceTimes(NamedTuple):
     ended_ns: np.ndarray
     device_ns: np.ndarray
     until_ns: int
+    pace: Pace = Pace()
 
 
 class Outcomes(NamedTuple):

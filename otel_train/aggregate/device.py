@@ -59,6 +59,7 @@ class DeviceAccount:
         if times is None:
             return
         self.measured = True
+        self._totals.pace = self._totals.pace.plus(times.pace)
         self._until_ns = max(self._until_ns, times.until_ns)
         self._times = _Times(*_joined(self._times, _Times(*times[:4])))
         self._match()

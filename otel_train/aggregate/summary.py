@@ -44,7 +44,9 @@ def figures(
     activities = {a.name.lower(): float(totals.activity_ns[a]) / NS_PER_S for a in Activity}
     activities["other"] += max(0.0, wall_s - sum(activities.values()))
     steps = totals.steps_by_phase()
-    verdicts = findings(rows, steps=steps.get("train", 0), activities=activities, workers=workers)
+    verdicts = findings(
+        rows, steps=steps.get("train", 0), activities=activities, workers=workers, pace=totals.pace
+    )
     checkpoints = [row for row in rows if row.key.stage == CHECKPOINT]
     return {
         "wall_seconds": wall_s,

@@ -8,7 +8,7 @@ import numpy as np
 
 from otel_train.aggregate.histogram import Histograms
 from otel_train.aggregate.steps import PHASES, Activity
-from otel_train.records import Outcomes
+from otel_train.records import Outcomes, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,6 +82,8 @@ class Totals:
         self.samples: dict[tuple[int, int], int] = {}
         self.updates = 0
         self.skipped_updates = 0
+        self.pace = Pace()
+        """How far the device ran behind the host."""
         self.on_device = Outcomes()
         """Updates of optimizers that skip on their device, and what is known of them by now."""
         self._step_numbers: dict[tuple[int, int], int] = {}
@@ -190,6 +192,7 @@ class Totals:
         window.samples = _less(self.samples, earlier.samples)
         window.updates -= earlier.updates
         window.skipped_updates -= earlier.skipped_updates
+        window.pace = self.pace.minus(earlier.pace)
         window.on_device = Outcomes(*(a - b for a, b in zip(self.on_device, earlier.on_device, strict=True)))
         return window
 
@@ -202,7 +205,7 @@ class Totals:
         twin.step_pairs, twin._step_numbers = list(self.step_pairs), dict(self._step_numbers)
         twin.batches, twin.samples = dict(self.batches), dict(self.samples)
         twin.updates, twin.skipped_updates = self.updates, self.skipped_updates
-        twin.on_device = self.on_device
+        twin.on_device, twin.pace = self.on_device, self.pace
         return twin
 
     def rows(self) -> list[StageTotals]:

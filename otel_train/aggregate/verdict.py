@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from otel_train.aggregate.launches import host_limits
 from otel_train.aggregate.names import CHECKPOINT
-from otel_train.records import Finding
+from otel_train.records import Finding, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -20,6 +21,9 @@ Source: the thresholds that TraceML uses for the same question."""
 LARGE_SHARE = 0.30
 """Share of the run from which evaluation or unclaimed time is worth a word."""
 
+_COMPUTE = ("forward", "backward", "optimizer")
+_NOT_TAKEN = Pace()
+
 ENOUGH_STEPS = 10
 """Steps below which figures say more about warm-up than about the run."""
 
@@ -30,6 +34,7 @@ def findings(
     steps: int,
     activities: Mapping[str, float],
     workers: Mapping[str, int],
+    pace: Pace = _NOT_TAKEN,
 ) -> list[Finding]:
     """Findings about a run or a window of it.
 
@@ -38,6 +43,7 @@ def findings(
         steps: training steps counted.
         activities: seconds by activity.
         workers: ``num_workers`` of every loader that has such a setting.
+        pace: how far the device ran behind the host.
 
     Returns:
         At least one; the first is the verdict. "No finding" is a finding, too.
@@ -51,7 +57,11 @@ def findings(
     found.sort(key=lambda finding: -finding.seconds)
     waiting = [finding for finding in found if finding.name == "input_bound"]
     rest = [finding for finding in found if finding.name != "input_bound"]
-    return [*waiting, *rest] if waiting else [_busy(training, total_s), *rest]
+    if waiting:
+        return [*waiting, *rest]
+    compute_s = sum(row.self_s for row in training if row.key.stage in _COMPUTE)
+    limit = host_limits(pace, step_s=total_s / steps, total_s=total_s, compute_share=compute_s / total_s)
+    return [limit or _busy(training, total_s), *rest]
 
 
 def _waits(training: Sequence[StageTotals], total_s: float, workers: Mapping[str, int]) -> list[Finding]:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.codes import FLAG_SHIFT, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Flag, Op, SourceKind
+from otel_train.record.device_pace import PaceReader
 
 if TYPE_CHECKING:
     from collections import deque
     from collections.abc import Callable, Sequence
 
+    from otel_train.clock import Clock
     from otel_train.codes import Source
     from otel_train.record.device_driver import DeviceDriver
 
@@ -33,11 +35,19 @@ class Pairs:
     Args:
         sources: who the codes are about.
         give_back: takes every entry whose events are free again.
+        clock: monotonic nanoseconds.
     """
 
-    def __init__(self, sources: Sequence[Source], give_back: Callable[[Entry], None]) -> None:
+    def __init__(
+        self, sources: Sequence[Source], give_back: Callable[[Entry], None], *, clock: Clock
+    ) -> None:
+        self.pace = PaceReader()
         self._sources = sources
-        self._give_back = give_back
+        self._give_back_now = give_back
+        self._clock = clock
+        self._last: Entry | None = None
+        self.held: list[Entry] = []
+        """The last entry read, if it is of no other use: the next one is counted from its event."""
         self._open: list[Entry] = []
         self._rows: list[tuple[int, int, int, int]] = []
 
@@ -55,18 +65,35 @@ class Pairs:
             driver: reads their events.
             breathe: called now and then, to let the training thread have the interpreter.
         """
-        query = driver.query
+        query, clock, pace = driver.query, self._clock, self.pace
+        pace.look(clock())
         for number in range(len(entries)):  # what is recorded meanwhile is for the next call
             entry = entries[0]
+            asked_ns = clock()
             if not all(query(event) for event in entry[2]):
+                pace.miss(entry, asked_ns)
                 return
             entries.popleft()
+            pace.reach(entry, driver, clock())
+            pace.count(entry, self._kind(entry), frozenset(map(self._kind, self._open)))
+            self._last, held, self.held = entry, self.held, []
+            for before in held:
+                self._give_back_now(before)
             if entry[1] & OP_MASK < _END:
                 self._begin(entry)
             else:
                 self._end(driver, entry)
             if number % _BREATHE_EVERY == _BREATHE_EVERY - 1:
                 breathe()
+
+    def _give_back(self, entry: Entry) -> None:
+        if entry is self._last:
+            self.held.append(entry)
+        else:
+            self._give_back_now(entry)
+
+    def _kind(self, entry: Entry) -> SourceKind:
+        return self._sources[_source(entry)].kind
 
     def _begin(self, entry: Entry) -> None:
         self._open.append(entry)
@@ -93,7 +120,7 @@ class Pairs:
         if not elapsed:
             return -1
         # A wait for data is exposed while no device works; work is over when the last one has done its part.
-        return min(elapsed) if self._sources[_source(begin)].kind is SourceKind.DATA else max(elapsed)
+        return min(elapsed) if self._kind(begin) is SourceKind.DATA else max(elapsed)
 
 
 def _source(entry: Entry) -> int:

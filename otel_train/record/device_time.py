@@ -90,7 +90,7 @@ class DeviceTimer:
         self._lanes: list[_Lane] = []
         self._active: list[_Lane] = []
         """The lanes, or none: what the training thread looks at."""
-        self._pairs = Pairs(recorder.sources, self._give_back)
+        self._pairs = Pairs(recorder.sources, self._give_back, clock=clock)
         self._table = bytearray(_LOW + 1)
         self._fault: Exception | None = None
         self._stopped = driver is None or mode == "off"
@@ -153,7 +153,7 @@ class DeviceTimer:
                 raise
         if self._entries:
             until_ns = self._entries[0][0]
-        return DeviceTimes(*self._pairs.take(), until_ns)
+        return DeviceTimes(*self._pairs.take(), until_ns, self._pairs.pace.take())
 
     def _give_back(self, entry: Entry) -> None:
         for lane, event in zip(self._lanes, entry[2], strict=False):

@@ -51,6 +51,10 @@ class FakeDriver:
         """Queue a kernel; the host goes on at once."""
         self._busy_until_ns[device, self.stream] = self._reached_ns(device) + ns
 
+    def queued_ns(self, device: int = 0) -> int:
+        """How long the current stream will be busy from now."""
+        return self._reached_ns(device) - self._clock()
+
     def devices(self) -> list[int]:
         return self.used
 
