@@ -47,6 +47,8 @@ RUN_STATES: Final = (
 _UNIT_SUFFIXES: Final = {
     "s": "_seconds",
     "By": "_bytes",
+    "W": "_watts",
+    "Cel": "_celsius",
     "{sample}/s": "_per_second",
     "{flop}/s": "_per_second",
 }
@@ -735,6 +737,46 @@ ACCELERATOR_IO: Final = Metric(
     ),
     priority="P1",
 )
+HW_GPU_UTILIZATION: Final = Metric(
+    name="hw.gpu.utilization.ratio",
+    unit="1",
+    kind=Kind.GAUGE,
+    meaning="Share of the last sample period in which a kernel ran on the device. By NVML, where no DCGM exporter answers.",
+    labels=(DEVICE,),
+    priority="P1",
+)
+HW_GPU_MEMORY_USAGE: Final = Metric(
+    name="hw.gpu.memory.usage",
+    unit="By",
+    kind=Kind.UPDOWN,
+    meaning="Device memory in use by all processes. By NVML, where no DCGM exporter answers.",
+    labels=(DEVICE,),
+    priority="P1",
+)
+HW_GPU_MEMORY_LIMIT: Final = Metric(
+    name="hw.gpu.memory.limit",
+    unit="By",
+    kind=Kind.UPDOWN,
+    meaning="Device memory there is. By NVML, where no DCGM exporter answers.",
+    labels=(DEVICE,),
+    priority="P1",
+)
+HW_POWER: Final = Metric(
+    name="hw.power",
+    unit="W",
+    kind=Kind.GAUGE,
+    meaning="Power that the device draws. By NVML, where no DCGM exporter answers.",
+    labels=(DEVICE,),
+    priority="P1",
+)
+HW_TEMPERATURE: Final = Metric(
+    name="hw.temperature",
+    unit="Cel",
+    kind=Kind.GAUGE,
+    meaning="Temperature of the device. By NVML, where no DCGM exporter answers.",
+    labels=(DEVICE,),
+    priority="P1",
+)
 CHECKPOINT_DURATION: Final = Metric(
     name="train.checkpoint.duration",
     unit="s",
@@ -999,6 +1041,11 @@ ALL: Final[tuple[Metric, ...]] = (
     ACCELERATOR_MEMORY_OOMS,
     ACCELERATOR_MEMORY_ALLOC_RETRIES,
     ACCELERATOR_IO,
+    HW_GPU_UTILIZATION,
+    HW_GPU_MEMORY_USAGE,
+    HW_GPU_MEMORY_LIMIT,
+    HW_POWER,
+    HW_TEMPERATURE,
     CHECKPOINT_DURATION,
     CHECKPOINT_FAILURES,
     CHECKPOINT_LAST_SUCCESS_TIME,

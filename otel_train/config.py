@@ -114,6 +114,12 @@ class Config:
     cuda_timing: str = "events"
     """Device time: ``events`` (read later), ``sync`` (waits at stage edges: exact, slow) or ``off``."""
 
+    hardware: str = "auto"
+    """Utilisation, power and temperature of GPUs by NVML: ``auto`` (where no DCGM exporter answers), ``on``, ``off``."""
+
+    dcgm_endpoint: str = "127.0.0.1:9400"
+    """Where a DCGM exporter would answer, as host:port. Asked once, for a quarter of a second."""
+
     export_profile: str = "full"
     """Which ranks export how much: ``full`` (all), ``lean`` (all, few series) or ``rank0`` (rank 0 alone)."""
 

@@ -14,6 +14,7 @@ from otel_train.clock import Anchor, system_clock
 from otel_train.errors import ConfigError
 from otel_train.export.accelerator import AcceleratorReader
 from otel_train.export.document import Documents, Window
+from otel_train.export.hardware import HardwareReader
 from otel_train.export.live import Health, Readings, Reporter
 from otel_train.export.notes import NoteReader
 from otel_train.export.process import ProcessReader
@@ -87,10 +88,7 @@ class Session:
         )  # fmt: skip
         signals = Signals()
         health = Health(self._drops, self._faults, self._overhead_s, self.unobserved)
-        readings = Readings(
-            signals, ProcessReader(), AcceleratorReader(self._recording.devices.memory, self._moved), health,
-            lambda: self._recording.probes.loaders, look, anchor,
-        )  # fmt: skip
+        readings = self._readings(signals, health, anchor)
         self._reporter = Reporter(self._run, readings, info=self.info, config=config, breathe=breath)
         self._notes_reader = NoteReader(self._recording.notes, signals, self._run)
         self._pump = Pump(
@@ -112,6 +110,19 @@ class Session:
             loaders=lambda: self._recording.probes.loaders,
         )
         self._outcome = Outcome(self.close)
+
+    def _readings(self, signals: Signals, health: Health, anchor: Anchor) -> Readings:
+        recording = self._recording
+        self._hardware = HardwareReader.of(self.config, recording.devices.hardware_ids)
+        accelerators = AcceleratorReader(
+            recording.devices.memory,
+            lambda: self._run.transfers.to_devices(self._run.names.sources),
+            recording.transfers.brought_back,
+        )
+        return Readings(
+            signals, ProcessReader(), accelerators, self._hardware, health,
+            lambda: recording.probes.loaders, look, anchor,
+        )  # fmt: skip
 
     def _start(self, anchor: Anchor) -> None:
         notes_guard = Guard("logged values")
@@ -209,6 +220,7 @@ class Session:
             self._recording.end,
             lambda: self._pump.stop(timeout_s / 2),
             self._last_turn,
+            self._hardware.close,
             lambda: self._routes.close(max(0.1, deadline - time.monotonic())),
             self._recording.close,
         )
@@ -262,16 +274,10 @@ class Session:
         if scaled.scale is not None:
             signals.take("amp_scale", scaled.scale)
 
-    def _moved(self) -> dict[tuple[str, str], int]:
-        there = self._run.transfers.to_devices(self._run.names.sources)
-        back = self._recording.transfers.brought_back()
-        return {("h2d", name): n for name, n in there.items()} | {
-            ("d2h", name): n for name, n in back.items()
-        }
-
     def _faults(self) -> dict[str, int]:
         guards = [
             self._pump.guard,
+            self._hardware.guard,
             *(r.guard for r in self._pump.routes),
             *(c.guard for c in (*self._pump.first, *self._pump.chores)),
         ]

@@ -59,6 +59,7 @@ ABOVE: Final[tuple[tuple[str, float], ...]] = (
 CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "otlp": ("auto", "on", "off"),
     "cuda_timing": ("events", "sync", "off"),
+    "hardware": ("auto", "on", "off"),
     "export_profile": ("full", "lean", "rank0"),
 }
 """Closed sets."""

@@ -19,16 +19,18 @@ class AcceleratorReader:
 
     Args:
         read: the present readings, one per device in use; none where there is no device.
-        moved: bytes moved so far, by (direction, device).
+        sent: bytes sent there so far, by device.
+        brought: bytes brought back so far, by device.
     """
 
     def __init__(
         self,
         read: Callable[[], Iterable[DeviceMemory]],
-        moved: Callable[[], Mapping[tuple[str, str], int]] = dict,
+        sent: Callable[[], Mapping[str, int]] = dict,
+        brought: Callable[[], Mapping[str, int]] = dict,
     ) -> None:
         self._read = read
-        self._moved = moved
+        self._moved = {"h2d": sent, "d2h": brought}
         self._guard = Guard("device memory")
 
     def write(self, sheet: Sheet) -> None:
@@ -39,8 +41,9 @@ class AcceleratorReader:
             self._write(sheet)
 
     def _write(self, sheet: Sheet) -> None:
-        for (direction, device), moved in self._moved().items():
-            sheet.put(c.ACCELERATOR_IO, moved, direction, device)
+        for direction, by_device in self._moved.items():
+            for device, moved in by_device().items():
+                sheet.put(c.ACCELERATOR_IO, moved, direction, device)
         for memory in self._read():
             device = memory.device
             sheet.put(c.ACCELERATOR_MEMORY_ALLOCATED, memory.allocated, device)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from otel_train.clock import Anchor
     from otel_train.config import Config
     from otel_train.export.accelerator import AcceleratorReader
+    from otel_train.export.hardware import HardwareReader
     from otel_train.export.process import ProcessReader
     from otel_train.record.loader import LoaderProbe
     from otel_train.record.loader_state import LoaderState
@@ -50,6 +51,7 @@ class Readings(NamedTuple):
         signals: logged values.
         process: reads the operating system.
         accelerators: reads device memory.
+        hardware: reads utilisation, power and temperature.
         health: our own figures.
         loaders: the loaders known now.
         look: sees a loader's workers.
@@ -59,6 +61,7 @@ class Readings(NamedTuple):
     signals: Signals
     process: ProcessReader
     accelerators: AcceleratorReader
+    hardware: HardwareReader
     health: Health
     loaders: Callable[[], Mapping[str, LoaderProbe]]
     look: Callable[[LoaderProbe], LoaderState | None]
@@ -94,6 +97,7 @@ class Reporter:
         self._signals = readings.signals
         self._process = readings.process
         self._accelerators = readings.accelerators
+        self._hardware = readings.hardware
         self._health = readings.health
         self._loaders = readings.loaders
         self._look = readings.look
@@ -115,6 +119,7 @@ class Reporter:
         self._signals.write(sheet, "train")
         self._process.write(sheet)
         self._accelerators.write(sheet)
+        self._hardware.write(sheet)
         self._write_run(sheet)
         self._write_loaders(sheet)
         self._write_throughput(sheet)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         Snapshot,
     )
 
-_UNITS = ("seconds", "bytes", "ratio")
+_UNITS = ("seconds", "bytes", "ratio", "watts", "celsius")
 """Units that the OpenTelemetry translation puts into a name, which OpenMetrics then wants declared."""
 
 _TYPES = {

@@ -151,6 +151,14 @@ class CudaDriver:
         """Wait for everything on ``device``."""
         self._torch.cuda.synchronize(device)
 
+    def hardware_ids(self) -> dict[str, str]:
+        """Names as in ``memory``, and UUIDs as NVML has them; a torch that does not tell them has none."""
+        torch = self._started()
+        if torch is None:
+            return {}
+        properties = {device: torch.cuda.get_device_properties(device) for device in self.devices()}
+        return {f"cuda:{n}": f"GPU-{one.uuid}" for n, one in properties.items() if hasattr(one, "uuid")}
+
     def memory(self) -> list[DeviceMemory]:
         """What the allocator says of every device in use. Nothing is reset: the peaks are the program's."""
         torch = self._started()

@@ -50,5 +50,8 @@ class DeviceDriver(Protocol):
     def synchronize(self, device: int) -> None:
         """Wait until ``device`` has done everything."""
 
+    def hardware_ids(self) -> dict[str, str]:
+        """Name and UUID of every device in use."""
+
     def memory(self) -> list[DeviceMemory]:
         """What the allocator of every device in use says."""

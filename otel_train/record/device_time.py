@@ -125,6 +125,10 @@ class DeviceTimer:
         """What the allocator of every device in use says; nothing where there is none."""
         return [] if self._driver is None else self._driver.memory()
 
+    def hardware_ids(self) -> dict[str, str]:
+        """Name and UUID of every device in use."""
+        return {} if self._driver is None else self._driver.hardware_ids()
+
     def stop(self) -> None:
         """Record nothing more. What is recorded can still be taken."""
         self._stopped = True

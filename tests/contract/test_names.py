@@ -128,6 +128,8 @@ def test_every_agreed_name_kind_and_unit_is_in_the_catalogue_in_order() -> None:
     [
         ("s", Kind.COUNTER, "train_x_seconds_total"),
         ("By", Kind.GAUGE, "train_x_bytes"),
+        ("W", Kind.GAUGE, "train_x_watts"),
+        ("Cel", Kind.GAUGE, "train_x_celsius"),
         ("{sample}/s", Kind.GAUGE, "train_x_per_second"),
         ("{flop}/s", Kind.GAUGE, "train_x_per_second"),
         ("{step}", Kind.COUNTER, "train_x_total"),

@@ -75,6 +75,9 @@ class HostDriver:
     def synchronize(self, device: int) -> None:
         return
 
+    def hardware_ids(self) -> dict[str, str]:
+        return {}
+
     def memory(self) -> list[DeviceMemory]:
         return []
 

@@ -108,6 +108,9 @@ class FakeDriver:
         done_ns = max((at for (of, _), at in self._busy_until_ns.items() if of == device), default=0)
         self._clock.now_ns = max(self._clock.now_ns, done_ns)
 
+    def hardware_ids(self) -> dict[str, str]:
+        return {f"cuda:{device}": f"GPU-{device}" for device in self.used}
+
     def memory(self) -> list[DeviceMemory]:
         if self.fault is not None:
             raise self.fault

@@ -50,13 +50,13 @@ def test_no_two_metrics_share_a_prometheus_name() -> None:
 @each_metric
 def test_a_name_is_lower_case_and_dotted_under_our_roots(metric: Metric) -> None:
     """``otel.*`` is reserved by the specification; foreign roots would clash with other libraries."""
-    assert re.fullmatch(r"(train|process)(\.[a-z][a-z0-9]*(_[a-z0-9]+)*)+", metric.name)
+    assert re.fullmatch(r"(train|process|hw)(\.[a-z][a-z0-9]*(_[a-z0-9]+)*)+", metric.name)
 
 
 @each_metric
 def test_a_unit_is_one_that_translates_as_we_say(metric: Metric) -> None:
     """An unknown unit would be appended to the Prometheus name by some exporters and not by others."""
-    legal = {"s", "By", "1", "{sample}/s", "{flop}/s"}
+    legal = {"s", "By", "1", "W", "Cel", "{sample}/s", "{flop}/s"}
 
     assert metric.unit in legal or re.fullmatch(r"\{[a-z_]+\}", metric.unit)
 

@@ -37,7 +37,7 @@ class StandIn:
             current_stream=lambda device: f"stream {self.stream} of {device}",
             device=self._Device,
             memory_stats_as_nested_dict=self._stats,
-            get_device_properties=lambda _: SimpleNamespace(total_memory=1000),
+            get_device_properties=lambda _: SimpleNamespace(total_memory=1000, uuid="1234-5678"),
             get_per_process_memory_fraction=lambda _: 0.5,
         )
         self._C = SimpleNamespace(

@@ -1,0 +1,197 @@
+"""What NVML says is published where nobody else publishes it, and its absence is silent."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_train import catalog as c
+from otel_train.aggregate.sheet import Sheet
+from otel_train.export.hardware import HardwareReader, dcgm_answers
+from otel_train.records import Point
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class NvmlError(Exception):
+    pass
+
+
+class Nvml:
+    """Two devices, of which the second tells neither power nor utilisation."""
+
+    NVMLError = NvmlError
+    NVML_TEMPERATURE_GPU = 0
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self.broken = broken
+        self.calls: list[str] = []
+
+    def nvmlInit(self) -> None:  # noqa: N802  # NVML's own names
+        self.calls.append("init")
+        if self.broken:
+            raise NvmlError
+
+    def nvmlShutdown(self) -> None:  # noqa: N802  # as above
+        self.calls.append("shutdown")
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802  # as above
+        self.calls.append(uuid)
+        return {"GPU-0": 0, "GPU-1": 1}[uuid]
+
+    def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802  # as above
+        return SimpleNamespace(gpu=self._of_the_first(handle, 73))
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:  # noqa: N802  # as above
+        return self._of_the_first(handle, 312_500)
+
+    def nvmlDeviceGetMemoryInfo(self, handle: int) -> Any:  # noqa: N802  # as above
+        return SimpleNamespace(used=10 + handle, total=80)
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:  # noqa: N802  # as above
+        return 50 + handle + sensor
+
+    @staticmethod
+    def _of_the_first(handle: int, value: int) -> int:
+        if handle:
+            raise NvmlError
+        return value
+
+
+def reader(nvml: Any, *, mode: str = "auto", answers: bool = False, used: int = 2) -> HardwareReader:
+    devices = {f"cuda:{n}": f"GPU-{n}" for n in range(used)}
+    return HardwareReader(lambda: devices, mode=mode, exporter_answers=lambda: answers, load=lambda: nvml)
+
+
+def shown(hardware: HardwareReader) -> dict[tuple[str, str], float]:
+    sheet = Sheet(lambda _: True)
+    hardware.write(sheet)
+    return {
+        (family.metric.name, str(dict(point.attributes)[c.DEVICE.name])): point.value
+        for family in sheet.families()
+        for point in family.points
+        if isinstance(point, Point)
+    }
+
+
+def test_every_device_in_use_has_what_it_tells() -> None:
+    """A laptop has no power meter, a slice of a device no utilisation: absent, not zero."""
+    assert shown(reader(Nvml())) == {
+        ("hw.gpu.utilization.ratio", "cuda:0"): 0.73,
+        ("hw.gpu.memory.usage", "cuda:0"): 10,
+        ("hw.gpu.memory.limit", "cuda:0"): 80,
+        ("hw.power", "cuda:0"): 312.5,
+        ("hw.temperature", "cuda:0"): 50,
+        ("hw.gpu.memory.usage", "cuda:1"): 11,
+        ("hw.gpu.memory.limit", "cuda:1"): 80,
+        ("hw.temperature", "cuda:1"): 51,
+    }
+
+
+def test_nvml_is_started_once_and_given_back() -> None:
+    """Other libraries count on its reference count."""
+    nvml = Nvml()
+    hardware = reader(nvml)
+
+    shown(hardware)
+    shown(hardware)
+    hardware.close()
+
+    assert nvml.calls == ["init", "GPU-0", "GPU-1", "shutdown"]
+    assert shown(hardware) == {}
+
+
+@pytest.mark.parametrize(
+    ("mode", "answers", "there"), [("auto", True, False), ("on", True, True), ("off", False, False)]
+)
+def test_where_an_exporter_answers_we_are_silent(mode: str, *, answers: bool, there: bool) -> None:
+    """The same figure from two sources is a sum that means nothing."""
+    nvml = Nvml()
+
+    assert bool(shown(reader(nvml, mode=mode, answers=answers))) == there
+    assert bool(nvml.calls) == there
+
+
+def test_without_the_package_there_is_no_row_and_no_fault() -> None:
+    """It is an extra. It is looked for once."""
+    asked = []
+
+    def load() -> Any:
+        asked.append(1)
+        raise ModuleNotFoundError("pynvml")
+
+    hardware = HardwareReader(lambda: {"cuda:0": "GPU-0"}, mode="on", exporter_answers=bool, load=load)
+
+    assert shown(hardware) == shown(hardware) == {}
+    assert asked == [1]
+    assert hardware.guard.faults == 0
+
+
+def test_an_nvml_that_does_not_start_is_no_fault_of_ours() -> None:
+    """A container without the driver's library has the package all the same."""
+    nvml = Nvml(broken=True)
+    hardware = reader(nvml)
+
+    assert shown(hardware) == shown(hardware) == {}
+    hardware.close()
+    assert nvml.calls == ["init"]
+    assert hardware.guard.faults == 0
+
+
+def test_without_a_device_in_use_nobody_is_asked() -> None:
+    """A run on the processor imports nothing and knocks nowhere."""
+    nvml = Nvml()
+
+    assert shown(reader(nvml, used=0)) == {}
+    assert nvml.calls == []
+
+
+@contextmanager
+def page(text: bytes) -> Iterator[str]:
+    """An exporter with that page."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:  # the name that the server calls
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_an_exporter_is_known_by_its_page() -> None:
+    """Something else may listen on that port."""
+    with page(b'# HELP x\nDCGM_FI_DEV_GPU_UTIL{gpu="0"} 7\n') as endpoint:
+        assert dcgm_answers(endpoint, timeout_s=10)
+    with page(b"node_cpu_seconds_total 1\n") as endpoint:
+        assert not dcgm_answers(endpoint, timeout_s=10)
+    assert not dcgm_answers(endpoint)
+    assert not dcgm_answers("not an endpoint:x")
+
+
+def test_one_that_never_answers_is_not_waited_for() -> None:
+    """The pump has other things to do."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        begun_s = time.monotonic()
+        answers = dcgm_answers(f"127.0.0.1:{silent.getsockname()[1]}", timeout_s=0.1)
+
+    assert not answers
+    assert time.monotonic() - begun_s < 5
