@@ -90,6 +90,7 @@ test-gpu: setup  ## tests that need a CUDA device
 bench-gpu: setup  ## what watching costs on a CUDA device
 	$(PY) -m benchmarks --device cuda
 	$(PY) -m benchmarks.device_time
+	$(PY) -m benchmarks.transfers
 
 .PHONY: clean
 clean:  ## remove what these targets made here

@@ -89,6 +89,8 @@ class TransferProbe:
             ("cpu", partial(self._bringing, size=size), coming),
         ):
             self._methods.append(_Method(torch.Tensor, name, make, watches))
+        if self._removed:  # meanwhile, by the thread that closes
+            self.remove()
 
     def _bringing(self, original: Callable[..., Any], *, size: Callable[[Any], int]) -> Callable[..., Any]:
         brought = self._brought.append

@@ -483,6 +483,19 @@ def test_in_sync_mode_host_time_is_device_time() -> None:
     assert bench.timer.take() is None
 
 
+def test_sync_mode_agrees_with_events_when_nothing_overlaps() -> None:
+    """Two clocks, one truth."""
+    events, sync = Bench(0), Bench(0, mode="sync")
+    for ms in (5, 10, 20):
+        events.stage(FORWARD, host_ms=0, device_ms=ms)
+        events.driver.synchronize(0)
+        sync.stage(FORWARD, host_ms=0, device_ms=ms)
+
+    times = [at for at, _ in sync.edges()]
+    host_ms = [(b - a) / MS for a, b in zip(times[::2], times[1::2], strict=True)]
+    assert [ms for _, ms in events.told()] == host_ms == [5, 10, 20]
+
+
 def test_sync_mode_waits_neither_in_a_graph_nor_for_an_idle_program() -> None:
     """A synchronisation during capture is an error; before CUDA is used it would start it."""
     idle, capturing = Bench(mode="sync"), Bench(0, mode="sync")

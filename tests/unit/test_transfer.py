@@ -200,6 +200,42 @@ def test_compiled_code_has_no_graph_break_of_ours(bench: Bench) -> None:
     torch._dynamo.reset()
 
 
+def test_code_that_was_compiled_before_is_not_compiled_again() -> None:
+    """The first device may come into use, and the session may close, in the middle of a run."""
+    torch._dynamo.reset()
+    compiled = 0
+
+    def count(graph: Any, _: Any) -> Any:
+        nonlocal compiled
+        compiled += 1
+        return graph.forward
+
+    double = torch.compile(lambda x: x.to(torch.float64).cpu() * 2, backend=count, fullgraph=True)
+    double(torch.ones(2))
+    bench = Bench(0)
+    double(torch.ones(2))
+    bench.probe.remove()
+    double(torch.ones(2))
+
+    assert compiled == 1
+    torch._dynamo.reset()
+
+
+def test_a_close_in_the_middle_of_a_look_leaves_nothing_behind() -> None:
+    """The pump looks, another thread closes."""
+    bench = Bench()
+    bench.driver.used = [0]
+
+    def devices() -> list[int]:
+        bench.probe.remove()
+        return [0]
+
+    bench.driver.devices = devices  # type: ignore[method-assign]
+    bench.probe.look()
+
+    assert not any(name in vars(torch.Tensor) for name in METHODS)
+
+
 def test_tensors_are_copied_and_pickled_as_before(bench: Bench) -> None:
     """A bound method, too: it is sent to worker processes."""
     x = torch.ones(8)
