@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.clock import Anchor
-from otel_train.codes import OP_MASK, PAYLOAD_SHIFT, SOURCE_MASK, SOURCE_SHIFT, Op
+from otel_train.codes import OP_MASK, PAYLOAD_SHIFT, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.flight import FlightMemory
+from otel_train.record.hand import Hand
 from otel_train.record.recorder import Recorder
 from otel_train.record.transfer import TransferProbe
 from otel_train.testing import FakeClock
@@ -342,6 +343,19 @@ STAND_IN = SimpleNamespace(
     DisableTorchFunctionSubclass=nullcontext,
     nn=SimpleNamespace(Parameter=int, Module=torch.nn.Module),
 )
+
+
+def test_a_stage_by_hand_of_that_name_is_the_same_stage() -> None:
+    """``stage("h2d")`` around a library's batch object: what is moved inside it is not counted again."""
+    bench = Bench()
+    hand = Hand(bench.recorder)
+
+    for name in ("h2d", "augment"):
+        hand.join(name)
+
+    assert [(source.kind, source.stage) for source in bench.recorder.sources[-2:]] == [
+        (SourceKind.H2D, "h2d"), (SourceKind.STAGE, "augment"),
+    ]  # fmt: skip
 
 
 def test_what_comes_back_is_counted_by_device() -> None:
