@@ -911,14 +911,12 @@ PROFILER_CAPTURES: Final = Metric(
         PROFILER_TRIGGER,
         ERROR_TYPE,
     ),
-    published=False,
 )
 PROFILER_ACTIVE: Final = Metric(
     name="train.profiler.active",
     unit="{profiler}",
     kind=Kind.UPDOWN,
     meaning="1 while a capture runs; mutes alerts on speed.",
-    published=False,
 )
 PROFILER_CAPTURE_DURATION: Final = Metric(
     name="train.profiler.capture.duration",
@@ -928,7 +926,6 @@ PROFILER_CAPTURE_DURATION: Final = Metric(
     labels=(PROFILER_TRIGGER,),
     bounds=DURATION_BOUNDS,
     priority="P1",
-    published=False,
 )
 PROFILER_CAPTURE_SIZE: Final = Metric(
     name="train.profiler.capture.size",
@@ -936,7 +933,6 @@ PROFILER_CAPTURE_SIZE: Final = Metric(
     kind=Kind.GAUGE,
     meaning="Bytes of the last capture file.",
     priority="P1",
-    published=False,
 )
 TELEMETRY_DROPS: Final = Metric(
     name="train.telemetry.drops",
@@ -1149,6 +1145,18 @@ SPAN_EXHAUSTION_REASON: Final = Attribute(
 SPAN_PROFILER_TRIGGER: Final = Attribute(
     name="train.profiler.trigger", type="str", meaning="What armed the capture."
 )
+STEP_FIRST: Final = Attribute(name="train.step.first", type="int", meaning="First step of several.")
+STEP_LAST: Final = Attribute(name="train.step.last", type="int", meaning="Last step of several.")
+PROFILER_FILE: Final = Attribute(
+    name="train.profiler.file", type="str", meaning="Path of the trace, on the host of the rank."
+)
+PROFILER_SIZE: Final = Attribute(name="train.profiler.size", type="int", meaning="Bytes of that file.")
+PROFILER_FINDING: Final = Attribute(
+    name="train.profiler.finding", type="str", meaning="What the trace shows first, in a sentence."
+)
+PROFILER_PROBLEM: Final = Attribute(
+    name="train.profiler.problem", type="str", meaning="Why a capture is not what was asked for."
+)
 
 ATTRIBUTES: Final[tuple[Attribute, ...]] = (
     RUN_ID,
@@ -1174,6 +1182,12 @@ ATTRIBUTES: Final[tuple[Attribute, ...]] = (
     SPAN_NONFINITE_KIND,
     SPAN_EXHAUSTION_REASON,
     SPAN_PROFILER_TRIGGER,
+    STEP_FIRST,
+    STEP_LAST,
+    PROFILER_FILE,
+    PROFILER_SIZE,
+    PROFILER_FINDING,
+    PROFILER_PROBLEM,
 )
 """Every attribute of spans and events."""
 
@@ -1309,8 +1323,17 @@ STALL_SPAN: Final = SpanType(
 PROFILER_CAPTURE_SPAN: Final = SpanType(
     name="train.profiler.capture",
     meaning="One profiler capture; links to the steps inside it.",
-    attributes=(SPAN_PROFILER_TRIGGER, STEP_NUMBER, TRACE_CLASS),
-    published=False,
+    attributes=(
+        SPAN_PROFILER_TRIGGER,
+        STEP_FIRST,
+        STEP_LAST,
+        PROFILER_FILE,
+        PROFILER_SIZE,
+        PROFILER_FINDING,
+        PROFILER_PROBLEM,
+        TRACE_CLASS,
+        SPAN_ERROR_TYPE,
+    ),
 )
 
 SPANS: Final[tuple[SpanType, ...]] = (

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_train import catalog as c
+from otel_train.aggregate.captures import TRIGGERS
 from otel_train.aggregate.names import CHECKPOINT
 from otel_train.aggregate.sheet import Bounded, Sheet
 from otel_train.aggregate.steps import PHASES, Activity
@@ -110,8 +111,16 @@ class Figures:
         for stage in {**dict.fromkeys(c.STAGES, 0), **run.stalls.events}:
             label = stage if stage in c.STAGES else self.stages.fold(stage)
             sheet.put(c.STALL_EVENTS, run.stalls.events.get(stage, 0), label)
+        captures = run.captures
+        sheet.put(c.PROFILER_ACTIVE, int(captures.active))
+        for (trigger, error), number in captures.of_trigger().items():
+            sheet.put(c.PROFILER_CAPTURES, number, trigger, error)
+        for series, trigger in enumerate(TRIGGERS):
+            sheet.histogram(c.PROFILER_CAPTURE_DURATION, captures.durations, series, trigger)
+        if captures.bytes:
+            sheet.put(c.PROFILER_CAPTURE_SIZE, captures.bytes)
         sheet.histogram(c.COMPILE_DURATION, run.compiles.durations, 0)
         if run.compiles.durations.count(0):
             sheet.put(c.COMPILE_RECOMPILES, run.compiles.again)
-        sheet.histogram(c.CHECKPOINT_DURATION, run.checkpoints, 0, "save")
-        sheet.put(c.CHECKPOINT_FAILURES, run.checkpoint_failures, "save")
+        sheet.histogram(c.CHECKPOINT_DURATION, run.checkpoints.durations, 0, "save")
+        sheet.put(c.CHECKPOINT_FAILURES, run.checkpoints.failures, "save")

@@ -40,7 +40,7 @@ class Kept(NamedTuple):
     Attributes:
         row: its row in the ``StepRows`` it came in.
         number: its step number.
-        reason: ``warmup``, ``slow``, ``nonfinite``, ``error`` or ``baseline``.
+        reason: ``warmup``, ``slow``, ``nonfinite``, ``error``, ``profiler`` or ``baseline``.
         baseline_ns: the rolling median it was compared with; 0 while there is none.
     """
 
@@ -60,6 +60,11 @@ class Keeper:
 
     def __init__(self, rules: KeepRules, started_ns: int) -> None:
         self.limited = 0
+        self.slow = 0
+        """Slow steps up to now."""
+        self.capture_from_ns: int | None = None
+        """Since when a capture runs; None while none does."""
+        self._captured: tuple[int, int] = (0, 0)
         self._rules = rules
         self._recent = np.zeros(0, dtype=np.int64)
         self._seen = 0
@@ -76,6 +81,12 @@ class Keeper:
         """A value of the step that ran at ``at_ns`` was not finite."""
         self._nonfinite_ns = [*self._nonfinite_ns[-63:], at_ns]
 
+    def capture(self, from_ns: int | None, until_ns: int = 0) -> None:
+        """A capture began at ``from_ns``, or, for None, has ended at ``until_ns``."""
+        if from_ns is None and self.capture_from_ns is not None:
+            self._captured = (self.capture_from_ns, until_ns)
+        self.capture_from_ns = from_ns
+
     def choose(self, steps: StepRows, numbers: np.ndarray, rows: np.ndarray) -> list[Kept]:
         """Look at newly closed training steps.
 
@@ -91,7 +102,8 @@ class Keeper:
         self._seen += len(rows)
         chosen = []
         for place in np.flatnonzero(reasons != "").tolist():
-            if self._take(int(steps.ended_ns[rows[place]])):
+            free = reasons[place] == "profiler"  # bounded by the capture, and it links to them
+            if free or self._take(int(steps.ended_ns[rows[place]])):
                 chosen.append(Kept(int(rows[place]), int(numbers[place]), str(reasons[place]), median))
             else:
                 self.limited += 1
@@ -106,12 +118,17 @@ class Keeper:
             deviation = float(np.median(np.abs(self._recent - median)))
             limit = max(self._rules.slow_factor * median, median + DEVIATIONS * deviation)
             reasons[durations > limit] = "slow"
+            self.slow += int(np.count_nonzero(durations > limit))
         first = self._rules.warmup_steps - self._seen
         if first > 0:
             reasons[:first] = "warmup"
         for at_ns in self._nonfinite_ns:
             reasons[(steps.started_ns[rows] <= at_ns) & (at_ns < steps.ended_ns[rows])] = "nonfinite"
         reasons[steps.failed[rows] > 0] = "error"
+        begun_ns, ended_ns = self._captured
+        reasons[(steps.started_ns[rows] < ended_ns) & (steps.ended_ns[rows] > begun_ns)] = "profiler"
+        if self.capture_from_ns is not None:
+            reasons[steps.ended_ns[rows] > self.capture_from_ns] = "profiler"
         return reasons
 
     def _every(self, median: int) -> int:

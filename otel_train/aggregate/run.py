@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_train.aggregate.account import ThreadAccount
+from otel_train.aggregate.captures import Captures
+from otel_train.aggregate.checkpoints import Checkpoints
 from otel_train.aggregate.compiles import Compiles
 from otel_train.aggregate.device import DeviceAccount
 from otel_train.aggregate.eval_passes import EvalPasses
-from otel_train.aggregate.histogram import Histograms
 from otel_train.aggregate.keep import Keeper, KeepRules
 from otel_train.aggregate.names import Names
 from otel_train.aggregate.numbering import RecentSteps
@@ -29,11 +30,10 @@ from otel_train.codes import Op, SourceKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    from otel_train.aggregate.captures import Capture
     from otel_train.aggregate.traces import Tracer
     from otel_train.clock import Anchor
     from otel_train.codes import Source
-
-NS_PER_S = 10**9
 
 
 class RunAccount:
@@ -65,15 +65,14 @@ class RunAccount:
         self.transfers = Transfers()
         self.teller = Teller(tracer, anchor, self.names, device_ns=self.device.of)
         self.keeper = Keeper(rules, started_ns)
-        self.checkpoints = Histograms(size=1)
+        self.checkpoints = Checkpoints()
         self.evals = EvalPasses()
         self._reclaimed = Reclaimed()
         self.stalls = Stalls(started_ns, stall_after_s, self._reclaimed)
         self.compiles = Compiles(self._reclaimed)
+        self.captures = Captures()
         self.exhaustions: dict[str, int] = {}
         self.loader_errors: Counter[str] = Counter()
-        self.checkpoint_failures, self.checkpoint_last_ns = 0, 0
-        self.checkpoint_interval_s = 0.0
         self.closed = False
         self._threads: dict[int, Thread] = {}
         self._leading: Thread | None = None
@@ -103,11 +102,13 @@ class RunAccount:
         mine = self._threads.get(thread)
         if mine is None:
             mine = self._threads[thread] = self._new_thread(name, main=main)
+            mine.key = thread
         edges = mine.pairing.feed(times, codes, self.names.columns.kinds, breathe=self._breathe)
         self._breathe()
         self.transfers.feed(edges)
         kinds = edges.kinds
         mine.computes |= bool(np.any((kinds >= SourceKind.FORWARD) & (kinds <= SourceKind.SCALER)))
+        mine.asks |= bool(np.any(kinds == SourceKind.DATA))
         mine.last_ns, mine.last_op = int(times[-1]), int(codes[-1]) & 0xF
         # A stall ends with the first edge, not with the last of its slice.
         self.stalls.progress(int(times[0]))
@@ -120,6 +121,11 @@ class RunAccount:
         """The compiler ran: (begun, ended, whether again) of each time."""
         for again in self.compiles.tell(compiles):
             self.teller.event(RECOMPILE_EVENT.name, again.ended_ns, {STEP_NUMBER.name: self.step_number})
+
+    def captured(self, capture: Capture) -> None:
+        """A capture is over."""
+        self.captures.add(capture)
+        self.teller.capture(capture)
 
     def end_thread(self, thread: int) -> None:
         """A thread is over and has been read to its end."""
@@ -165,6 +171,18 @@ class RunAccount:
     def step_number(self) -> int:
         """Number of the step that is running: as many as have been counted, unless set by hand."""
         return self._leading.next_number if self._leading else 0
+
+    @property
+    def leading(self) -> Thread | None:
+        """The thread that trains, once it is known."""
+        return self._leading
+
+    @property
+    def epoch(self) -> int:
+        """Which pass over the training data is running, from 1."""
+        names = self.totals.names.loaders.names
+        trained = {names[loader] for loader, phase in self.totals.batches if phase == TRAIN}
+        return 1 + max((count for name, count in self.exhaustions.items() if name in trained), default=0)
 
     @property
     def step_source(self) -> StepSource:
@@ -242,27 +260,14 @@ class RunAccount:
             self.device.settle(settled.occurrences, thread.account.settled_ns)
         self.loader_errors.update(self.names.sources[loader].name for loader in settled.failed_asks.tolist())
         self._take_steps(thread, settled)
-        self._take_checkpoints(settled.occurrences)
+        for saved in self.checkpoints.take(settled.occurrences, self.names.columns.kinds):
+            self.teller.checkpoint(saved.within_ns, self.step_number, failed=saved.failed)
         for loader in settled.stops.tolist():
             self._count_stop(self.names.sources[loader].name)
 
     def _count_stop(self, loader: str) -> None:
         self.exhaustions[loader] = self.exhaustions.get(loader, 0) + 1
         self.teller.exhausted(loader, self.settled_ns, self.step_number)
-
-    def _take_checkpoints(self, ended: Occurrences) -> None:
-        mine = self.names.columns.kinds[ended.source] == SourceKind.CHECKPOINT
-        for place in np.flatnonzero(mine).tolist():
-            begun, lasted = int(ended.started_ns[place]), int(ended.inclusive_ns[place])
-            failed = bool(ended.failed[place])
-            self.checkpoints.add([0], [lasted])
-            if failed:
-                self.checkpoint_failures += 1
-            else:
-                before, self.checkpoint_last_ns = self.checkpoint_last_ns, begun + lasted
-                if before:
-                    self.checkpoint_interval_s = (self.checkpoint_last_ns - before) / NS_PER_S
-            self.teller.checkpoint((begun, begun + lasted), self.step_number, failed=failed)
 
     def _take_steps(self, thread: Thread, settled: Settled) -> None:
         steps = settled.steps

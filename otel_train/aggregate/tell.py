@@ -16,6 +16,7 @@ from otel_train.records import Event, Exemplar, Span
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from otel_train.aggregate.captures import Capture
     from otel_train.aggregate.eval_passes import Pass
     from otel_train.aggregate.keep import Kept
     from otel_train.aggregate.names import Names
@@ -135,6 +136,29 @@ class Teller:
             self._tracer.pass_over(catalog.STALL_SPAN, within, attributes, trace_class="stall")
         )
         self.event(catalog.STALL_SPAN.name, within[1], attributes)
+
+    def capture(self, capture: Capture) -> None:
+        """A capture is over: a span that links to its steps, and an event."""
+        first, last = capture.steps
+        attributes: dict[str, AttributeValue] = {catalog.SPAN_PROFILER_TRIGGER.name: capture.trigger}
+        if first >= 0:
+            attributes |= {catalog.STEP_FIRST.name: first, catalog.STEP_LAST.name: last}
+        if capture.file:
+            attributes |= {
+                catalog.PROFILER_FILE.name: capture.file,
+                catalog.PROFILER_SIZE.name: capture.bytes,
+            }
+        if capture.finding:
+            attributes[catalog.PROFILER_FINDING.name] = capture.finding
+        if capture.problem:
+            attributes[catalog.PROFILER_PROBLEM.name] = capture.problem
+        steps = range(first, min(last, first + MOST_CHILDREN) + 1) if first >= 0 else ()
+        span = self._tracer.pass_over(
+            catalog.PROFILER_CAPTURE_SPAN, capture.within_ns, attributes, trace_class="profiler",
+            error=capture.error, links=[self._tracer.step_link(number) for number in steps],
+        )  # fmt: skip
+        self._spans.append(span)
+        self.event(catalog.PROFILER_CAPTURE_SPAN.name, capture.within_ns[1], attributes)
 
     def exhausted(self, loader: str, at_ns: int, step: int) -> None:
         """A loader came to its end."""

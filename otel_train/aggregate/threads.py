@@ -34,6 +34,10 @@ class Thread:
     """The leading thread that was over when this one began: its time begins where that one's ended."""
     computes: bool = False
     """It runs models, not only a loader."""
+    asks: bool = False
+    """It gets batches from a loader itself."""
+    key: int = 0
+    """Which thread."""
     over: bool = False
     last_ns: int = 0
     last_op: int = 0

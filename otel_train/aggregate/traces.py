@@ -144,13 +144,18 @@ class Tracer:
         *,
         trace_class: str,
         error: str = "",
+        links: Sequence[SpanLink] = (),
     ) -> Span:
-        """A span in a trace of its own: an evaluation, a checkpoint, a stall."""
+        """A span in a trace of its own: an evaluation, a checkpoint, a stall, a capture."""
         self._made += 1
         what = (kind.name, self.ids.rank, self._made)
         place = _Place(self.ids.trace(*what), self.ids.own(*what))
         own = {**attributes, catalog.TRACE_CLASS.name: trace_class}
-        return self._span(kind.name, place, within, own, error=error)
+        return self._span(kind.name, place, within, own, error=error, links=(self._run, *links))
+
+    def step_link(self, number: int) -> SpanLink:
+        """To this rank's part of a step, kept or not."""
+        return SpanLink(self.ids.trace("step", number), self.ids.own("step", number))
 
     def _child(self, child: Child, place: _Place) -> Span:
         kind = catalog.STAGE_SPANS.get(child.stage, catalog.STAGE_SPAN)

@@ -149,10 +149,10 @@ class Reporter:
         sheet.put(c.RANKS_EXPECTED, 1 if config.export_profile == "rank0" else info.world_size)
         if config.total_steps:
             sheet.put(c.RUN_PROGRESS_RATIO, run.step_number / config.total_steps)
-        last = run.checkpoint_last_ns or run.started_ns
+        last = run.checkpoints.last_ns or run.started_ns
         sheet.put(c.CHECKPOINT_LAST_SUCCESS_TIME, self._anchor.unix(last) / NS_PER_S)
-        if config.checkpoint_every_s or run.checkpoint_interval_s:
-            sheet.put(c.CHECKPOINT_INTERVAL, config.checkpoint_every_s or run.checkpoint_interval_s)
+        if config.checkpoint_every_s or run.checkpoints.interval_s:
+            sheet.put(c.CHECKPOINT_INTERVAL, config.checkpoint_every_s or run.checkpoints.interval_s)
 
     def _write_loaders(self, sheet: Sheet) -> None:
         workers_bytes: dict[str, int] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from _thread import get_ident
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -39,6 +39,9 @@ class Slice(NamedTuple):
 class Ring:
     """Holds the last ``capacity`` edges of one thread.
 
+    ``divert(see)`` lets ``see(code, write)`` stand between the owner and its ring until ``divert(None)``;
+    while nobody does, that costs nothing.
+
     The writer is a closure, ``edge(code)``: a clock read and two stores. It publishes its position after
     both stores, so a reader that looks at the position before and after copying knows exactly which edges
     are whole and how many it was too late for.
@@ -66,7 +69,7 @@ class Ring:
         self.taken = 0
         self._size = size
         self._array = np.frombuffer(words, dtype=np.int64)
-        self.edge, self._position, self._spent, self.disown = _writer(words, clock, owner, elsewhere)
+        self.edge, self._counts, self.disown, self.divert = _writer(words, clock, owner, elsewhere)
 
     def let_go(self) -> None:
         """Hold the memory no longer; nothing can be read any more."""
@@ -75,12 +78,12 @@ class Ring:
     @property
     def written(self) -> int:
         """Edges written since the ring was made."""
-        return self._position() // EDGE_WORDS
+        return self._counts()[0] // EDGE_WORDS
 
     @property
     def spent_ns(self) -> int:
         """Nanoseconds spent writing, in place: measured on one edge in ``SAMPLED``, and scaled."""
-        return self._spent() * SAMPLED
+        return self._counts()[1] * SAMPLED
 
     @property
     def pending(self) -> int:
@@ -112,12 +115,18 @@ class Ring:
         return np.concatenate((self._array[start:], self._array[:stop]))
 
 
-def _writer(
-    words: memoryview, clock: Clock, owner: int, elsewhere: Callable[[int], None]
-) -> tuple[Callable[[int], None], Callable[[], int], Callable[[], int], Callable[[], None]]:
-    mask = len(words) - 1
-    sample = SAMPLED * EDGE_WORDS - 1
+_Edge: TypeAlias = "Callable[[int], None]"
+_Writer: TypeAlias = (
+    "tuple[_Edge, Callable[[], tuple[int, int]], Callable[[], None], "
+    "Callable[[Callable[[int, _Edge], None] | None], None]]"
+)
+
+
+def _writer(words: memoryview, clock: Clock, owner: int, elsewhere: Callable[[int], None]) -> _Writer:
+    mask, sample = len(words) - 1, SAMPLED * EDGE_WORDS - 1
     position = spent = 0
+    me = away = owner
+    others = elsewhere
 
     def edge(code: int) -> None:
         nonlocal position, spent
@@ -138,16 +147,33 @@ def _writer(
         if lasted < PREEMPTED_NS:
             spent += lasted
 
-    def read_position() -> int:
-        return position
-
-    def read_spent() -> int:
-        return spent
+    def read() -> tuple[int, int]:
+        return position, spent
 
     def disown() -> None:
-        nonlocal owner, words
-        owner = 0
+        nonlocal owner, me, away, words
+        owner = me = away = 0
         # A thread in the middle of an edge finishes it here: the ring's own memory is free to go.
         words = memoryview(bytearray(len(words) * words.itemsize)).cast("q")
 
-    return edge, read_position, read_spent, disown
+    def divert(see: Callable[[int, _Edge], None] | None) -> None:
+        nonlocal owner, away, elsewhere
+
+        def write(code: int) -> None:
+            nonlocal owner
+            owner = me
+            edge(code)
+            owner = away
+
+        def seen(code: int) -> None:
+            if get_ident() == me:
+                see(code, write)  # type: ignore[misc]  # not None here
+            else:
+                others(code)
+
+        # In this order: at any instant an edge is either seen or written.
+        if see is not None:
+            elsewhere = seen
+        owner = away = me if see is None else 0
+
+    return edge, read, disown, divert

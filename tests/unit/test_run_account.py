@@ -255,8 +255,8 @@ def test_a_checkpoint_is_a_span_and_a_failed_one_is_an_error() -> None:
 
     assert saved.end_unix_ns - saved.start_unix_ns == 50
     assert (saved.error, bool(failed.error)) == ("", True)
-    assert run.account.checkpoint_failures == 1
-    assert run.account.checkpoint_last_ns == saved.end_unix_ns - ANCHOR.unix_ns
+    assert run.account.checkpoints.failures == 1
+    assert run.account.checkpoints.last_ns == saved.end_unix_ns - ANCHOR.unix_ns
 
 
 def test_the_end_of_a_loader_is_an_event() -> None:

@@ -1,0 +1,61 @@
+"""Captures that are over, counted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING, NamedTuple
+
+from otel_train.aggregate.histogram import Histograms
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+TRIGGERS = ("schedule", "on_demand", "slow_step", "alert", "signal")
+NS_PER_S = 10**9
+
+
+class Capture(NamedTuple):
+    """One capture that is over.
+
+    Attributes:
+        trigger: what armed it.
+        within_ns: first and last instant, on the monotonic clock.
+        steps: number of the first step in it and of the last; -1 where there is none.
+        file: path of the trace; "" where there is none.
+        bytes: its size.
+        error: ``refused``, ``short``, ``profiler``, ``disk`` or ``size``; "" when all is well.
+        problem: the same in words.
+        seconds: from its first step to the file.
+        finding: the claim of its leading finding; "" for none.
+    """
+
+    trigger: str
+    within_ns: tuple[int, int]
+    steps: tuple[int, int]
+    file: str
+    bytes: int
+    error: str
+    problem: str
+    seconds: float
+    finding: str
+
+
+class Captures:
+    """What the metrics say of captures."""
+
+    def __init__(self) -> None:
+        self.active = False
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.durations = Histograms(size=len(TRIGGERS))
+        self.bytes = 0
+
+    def add(self, capture: Capture) -> None:
+        """One is over."""
+        self.counts[capture.trigger, capture.error] += 1
+        if capture.file:
+            self.bytes = capture.bytes
+            self.durations.add([TRIGGERS.index(capture.trigger)], [int(capture.seconds * NS_PER_S)])
+
+    def of_trigger(self) -> Mapping[tuple[str, str], int]:
+        """Captures by (trigger, error); each trigger is there, with 0 where there was none."""
+        return {**dict.fromkeys(((trigger, "") for trigger in TRIGGERS), 0), **self.counts}

@@ -1,0 +1,1 @@
+"""Bounded ``torch.profiler`` recordings of a few steps, and what is found in them."""

@@ -1,0 +1,78 @@
+"""Where one step ends and the next begins, as the training thread sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from otel_train.codes import FLAG_SHIFT, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Flag, Op, SourceKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from otel_train.codes import Source
+
+_START = int(Flag.START) << FLAG_SHIFT
+
+
+class Rule(NamedTuple):
+    """What the pump has found out about the loop.
+
+    Attributes:
+        work: what makes a step: an optimizer's update, a backward, a batch, or a mark set by hand.
+        asks: the loop asks a loader for batches, and a step ends at the ask.
+    """
+
+    work: SourceKind
+    asks: bool
+
+
+class Boundary:
+    """Says of every edge, before it is written, whether a step ended just before it.
+
+    The pump decides later, and finally, what a step was. Here, with nothing but the edges so far, a step
+    ends at the first ask after an update. Where no ask comes it ends after the update that was, one round
+    earlier, the last before the first optimizer came again: so that round passes unused.
+
+    Args:
+        rule: see ``Rule``.
+        sources: by number; may grow.
+    """
+
+    def __init__(self, rule: Rule, sources: Sequence[Source]) -> None:
+        self._rule = rule
+        self._sources = sources
+        self._worked = False
+        self._first = self._closing = self._latest = -1
+
+    def before(self, code: int) -> bool:
+        """Whether a step ended just before this edge."""
+        op, number = code & OP_MASK, code >> SOURCE_SHIFT & SOURCE_MASK
+        kind = self._sources[number].kind
+        if self._rule.work is SourceKind.MARK:
+            return kind is SourceKind.MARK
+        if self._rule.asks:
+            return self._at_ask(op, kind, code)
+        return self._after_work(op, kind, number)
+
+    def _at_ask(self, op: int, kind: SourceKind, code: int) -> bool:
+        if kind is self._rule.work and op == Op.END:
+            self._worked = True
+        if kind is not SourceKind.DATA or op != Op.BEGIN or code & _START:
+            return False
+        ended = self._worked or self._rule.work is SourceKind.DATA
+        self._worked = False
+        return ended
+
+    def _after_work(self, op: int, kind: SourceKind, number: int) -> bool:
+        ended, self._worked = self._worked, False
+        if kind is not self._rule.work:
+            return ended
+        if op == Op.BEGIN:
+            if number == self._first:
+                self._closing = self._latest
+            elif self._first < 0:
+                self._first = number
+        elif op == Op.END:
+            self._latest = number
+            self._worked = number == self._closing
+        return ended

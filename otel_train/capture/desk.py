@@ -1,0 +1,266 @@
+"""Who may have a capture, and when: one at a time, after a pause, at a step that is near."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from otel_train.aggregate.captures import Capture
+from otel_train.capture.boundary import Boundary, Rule
+from otel_train.capture.gate import Gate, Phase
+from otel_train.capture.plan import NEXT, Plan, Recorded
+from otel_train.capture.writer import RECORD_SUFFIX, Outcome, Place, Writing, write_record
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_train.capture.gate import Thread
+    from otel_train.capture.profiler import Profiler
+    from otel_train.clock import Clock
+
+_log = logging.getLogger("otel_train")
+
+NS_PER_S = 10**9
+NEAR_S = 6.0
+"""A step this near is waited for at the edges; the pump's own view of the loop is up to 2 s old."""
+
+NEAR_STEPS = 8
+
+
+class Loop(NamedTuple):
+    """What the pump knows of the training loop.
+
+    Attributes:
+        rule: where its steps end; None while that is not known.
+        thread: the one that trains.
+        step: number of the step that is running, as of the last look.
+        median_ns: of its steps; 0 if unknown.
+        epoch: pass over the training data, from 1.
+        settled_ns: up to when steps have their numbers.
+    """
+
+    rule: Rule | None
+    thread: Thread
+    step: int
+    median_ns: int
+    epoch: int
+    settled_ns: int
+
+    def near(self, plan: Plan) -> bool:
+        """Whether the steps of a plan are so near that they should be waited for at the edges."""
+        ahead = plan.at_step - plan.warmup - self.step
+        return ahead <= NEAR_STEPS or ahead * self.median_ns <= NEAR_S * NS_PER_S
+
+
+class Story(NamedTuple):
+    """Where captures are told.
+
+    Attributes:
+        over: takes one that is over.
+        active: told when one begins, with the instant, and when it has ended, with None.
+        number: from an instant to the number of the step that ran then.
+        unix_ns: from the monotonic clock to wall time.
+    """
+
+    over: Callable[[Capture], None]
+    active: Callable[[int | None], None]
+    number: Callable[[int], int]
+    unix_ns: Callable[[int], int]
+
+
+class Desk:
+    """Takes requests, arms the gate, and hands what was recorded to a writer. Driven by the pump.
+
+    Args:
+        profiler: makes what records.
+        loop: looks at the loop.
+        story: told of everything.
+        place: where files go.
+        clock: monotonic nanoseconds.
+        cooldown_s: least seconds between a capture and one that nobody asked for.
+        max_s: longest recording.
+    """
+
+    def __init__(  # noqa: PLR0913  # by keyword
+        self,
+        profiler: Callable[[Callable[[bool], None]], Profiler],
+        *,
+        loop: Callable[[], Loop],
+        story: Story,
+        place: Place,
+        clock: Clock,
+        cooldown_s: float,
+        max_s: float,
+    ) -> None:
+        made: list[Profiler] = []
+
+        def make(give_way: Callable[[bool], None]) -> Profiler:
+            made.append(profiler(give_way))
+            return made[0]
+
+        self.gate = Gate(make, clock=clock, max_s=max_s)
+        self._profiler = made[0]
+        self._loop = loop
+        self._story = story
+        self._place = place
+        self._clock = clock
+        self._cooldown_ns = int(cooldown_s * NS_PER_S)
+        self._ended_ns: int | None = None
+        self._asked: deque[Plan] = deque(maxlen=1)
+        self._job: _Job | None = None
+        self._recorded: Recorded | None = None
+        self._bytes_per_step = 0
+        self._told_active = False
+
+    def ask(self, plan: Plan, *, patient: bool = True) -> str:
+        """Want a capture. Any thread may ask.
+
+        Args:
+            plan: what is wanted.
+            patient: it may wait for its step, and need not keep the pause after the last one.
+
+        Returns:
+            "" if it will be made; else why not.
+        """
+        if self._busy():
+            return "a capture is under way: one at a time"
+        pause_ns = 0 if self._ended_ns is None else self._ended_ns + self._cooldown_ns - self._clock()
+        if not patient and pause_ns > 0:
+            return f"the last capture is too recent: next in {pause_ns / NS_PER_S:.0f} s"
+        self._asked.append(plan)
+        return ""
+
+    def turn(self) -> None:
+        """Do what is due: arm, number, write, tell."""
+        loop = self._loop()
+        if self._asked and self.gate.phase is Phase.IDLE:
+            self._arm(self._asked[0], loop)
+        gate = self.gate
+        if gate.first_number == NEXT and 0 < gate.first_boundary_ns < loop.settled_ns:
+            gate.first_number = self._story.number(gate.first_boundary_ns) + 1
+        if gate.phase is Phase.ACTIVE and not self._told_active:
+            self._told_active = True
+            self._story.active(gate.begun_ns)
+        if self._recorded is None:
+            self._recorded = gate.take()
+        if self._recorded is not None and self._job is None:
+            self._write(self._recorded, loop)
+        if self._job is not None and self._job.writing is not None and self._job.writing.over:
+            self._tell(self._job)
+
+    def end(self, timeout_s: float) -> None:
+        """The session closes: what is open is cut short, what was recorded is written, in this time.
+
+        Called with every edge settled, on whatever thread closes the session.
+        """
+        self._asked.clear()
+        if self._recorded is None:
+            self._recorded = self.gate.take()
+        if self._recorded is not None and self._job is None:
+            self._write(self._recorded, self._loop(), last=True)
+        if self._job is not None and self._job.writing is not None:
+            self._job.writing.end(timeout_s)
+            self._tell(self._job)
+
+    def _busy(self) -> bool:
+        return bool(
+            self._asked or self.gate.phase is not Phase.IDLE or self._recorded is not None or self._job
+        )
+
+    def _arm(self, plan: Plan, loop: Loop) -> None:
+        if loop.rule is None or (plan.at_step != NEXT and not loop.near(plan)):
+            return
+        self._asked.clear()
+        if self._bytes_per_step:  # the end of a recording costs training 15 ms for every MB that it holds
+            most = max(1, self._place.max_bytes // self._bytes_per_step)
+            plan = plan._replace(steps=min(plan.steps, most))
+        self.gate.arm(plan, Boundary(loop.rule, loop.thread.sources), loop.thread)
+
+    def _write(self, recorded: Recorded, loop: Loop, *, last: bool = False) -> None:
+        if recorded.begun_ns and loop.settled_ns <= recorded.ended_ns and not last:
+            return  # its steps have no numbers yet
+        self._recorded = None
+        self._ended_ns = recorded.ended_ns
+        self._told_active = False
+        self._story.active(None)
+        first = self._story.number(recorded.begun_ns + 1) if recorded.begun_ns else NEXT
+        steps = (first, first + recorded.steps - 1) if recorded.steps else (NEXT, NEXT)
+        name = self._free_name(f"epoch_{loop.epoch}-step_{max(first, 0)}")
+        job = _Job(recorded._replace(trace=None), steps, loop.epoch, name, None)
+        if recorded.trace is None:
+            self._record(job)
+        else:
+            self._job = job._replace(writing=Writing(recorded, name, self._place, self._profiler))
+
+    def _free_name(self, wanted: str) -> str:
+        name, number = f"{wanted}-rank{self._place.rank}", 1
+        while (self._place.folder / (name + RECORD_SUFFIX)).exists():
+            number += 1
+            name = f"{wanted}-{number}-rank{self._place.rank}"
+        return name
+
+    def _tell(self, job: _Job) -> None:
+        self._job = None
+        if job.recorded.steps and job.outcome.bytes:
+            self._bytes_per_step = job.outcome.bytes // job.recorded.steps
+        self._record(job)
+
+    def _record(self, job: _Job) -> None:
+        recorded, outcome = job.recorded, job.outcome
+        begun_ns = recorded.begun_ns or recorded.ended_ns
+        capture = Capture(
+            recorded.plan.trigger, (begun_ns, recorded.ended_ns), job.steps, outcome.file, outcome.bytes,
+            _error(recorded, outcome.problem), _problem(recorded, outcome.problem),
+            (self._clock() - begun_ns) / NS_PER_S, str(outcome.finding.get("claim", "")),
+        )  # fmt: skip
+        if capture.problem:
+            _log.warning("Capture (%s): %s", capture.trigger, capture.problem)
+        unix_ns = self._story.unix_ns
+        record = {
+            "file": Path(capture.file).name, "bytes": capture.bytes, "trigger": capture.trigger,
+            "reason": recorded.plan.reason, "rank": self._place.rank, "epoch": job.epoch,
+            "steps": list(job.steps) if recorded.steps else [],
+            "steps_asked": recorded.plan.steps, "steps_recorded": recorded.steps,
+            "begun_unix_ns": unix_ns(begun_ns), "ended_unix_ns": unix_ns(recorded.ended_ns),
+            "options": recorded.plan.options._asdict(), "problem": capture.problem,
+            "notes": [*recorded.notes, *outcome.notes],
+            "pinned": recorded.plan.pinned, "finding": dict(outcome.finding),
+        }  # fmt: skip
+        try:
+            write_record(self._place.folder / (job.name + RECORD_SUFFIX), record)
+        finally:
+            self._story.over(capture)
+
+
+class _Job(NamedTuple):
+    """A capture that has been recorded and is on its way to the disk."""
+
+    recorded: Recorded
+    steps: tuple[int, int]
+    epoch: int
+    name: str
+    writing: Writing | None
+
+    @property
+    def outcome(self) -> Outcome:
+        return self.writing.outcome if self.writing is not None else Outcome()
+
+
+def _problem(recorded: Recorded, writing: str) -> str:
+    if recorded.problem or writing:
+        return recorded.problem or writing
+    asked = recorded.plan.steps
+    return "" if recorded.steps >= asked else f"captured {recorded.steps} of {asked} steps"
+
+
+def _error(recorded: Recorded, writing: str) -> str:
+    """The problem in one word of a closed set."""
+    if writing:
+        return "size" if writing.startswith("too large") else "disk"
+    if not recorded.begun_ns:
+        return "refused" if recorded.problem else "short"
+    if recorded.steps < recorded.plan.steps:
+        return "profiler" if recorded.problem and recorded.trace is None else "short"
+    return ""

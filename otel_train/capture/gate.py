@@ -1,0 +1,225 @@
+"""One capture at a time, begun and ended between two steps by the training thread itself."""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_train.capture.plan import NEXT, Plan, Recorded
+from otel_train.capture.profiler import RANGE_PREFIX
+from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from otel_train.capture.boundary import Boundary
+    from otel_train.capture.profiler import Profiler, Range
+    from otel_train.clock import Clock
+    from otel_train.codes import Source
+
+NS_PER_S = 10**9
+_RANGED = frozenset(SourceKind) - {SourceKind.MARK}
+
+
+class Phase(Enum):
+    """How far a capture is."""
+
+    IDLE = "idle"
+    WAITING = "waiting"
+    WARMUP = "warmup"
+    ACTIVE = "active"
+    DONE = "done"
+
+
+class Thread(NamedTuple):
+    """The thread to record.
+
+    Attributes:
+        ident: its identity.
+        sources: of the edges, by number; may grow.
+        divert: lets a function stand between the thread and its ring; None ends that.
+    """
+
+    ident: int
+    sources: Sequence[Source]
+    divert: Callable[[Callable[[int, Callable[[int], None]], None] | None], None]
+
+
+class Gate:
+    """Stands in the way of the training thread's edges while a capture is wanted, and never else.
+
+    The pump arms it, and takes what was recorded. Everything in between happens on the training thread, at
+    its own edges. No fault of the profiler leaves it: the capture ends with a problem, training goes on.
+
+    Args:
+        profiler: records.
+        clock: monotonic nanoseconds.
+        max_s: longest recording, in seconds; it ends at the first edge after that.
+    """
+
+    def __init__(
+        self, profiler: Callable[[Callable[[bool], None]], Profiler], *, clock: Clock, max_s: float
+    ) -> None:
+        self.phase = Phase.IDLE
+        self.first_boundary_ns = 0
+        """When the first step ended after arming; 0 until then."""
+        self.first_number = NEXT
+        """Number of the step that began there; told by the pump, which finds out later."""
+        self.begun_ns = 0
+        self._profiler = profiler(self._give_way)
+        self._clock = clock
+        self._max_ns = int(max_s * NS_PER_S)
+        self._plan = Plan("on_demand", 1)
+        self._abort = ""
+
+    def arm(self, plan: Plan, boundary: Boundary, thread: Thread) -> None:
+        """Want a capture. Called by the pump, when the gate is idle."""
+        self._plan, self._boundary, self._thread = plan, boundary, thread
+        self._abort, self._notes = "", list[str]()
+        self._open: list[tuple[int, Range]] = []
+        self._step: Range | None = None
+        self._boundaries = self._left = self._steps = 0
+        self._result: Recorded | None = None
+        self._waited = False
+        self.first_boundary_ns, self.first_number, self.begun_ns = 0, NEXT, 0
+        self.phase = Phase.WAITING
+        thread.divert(self._see)
+
+    def take(self) -> Recorded | None:
+        """What was recorded, once it is over; the gate is idle then. Called by the pump."""
+        if self.phase is not Phase.DONE:
+            return None
+        result, self._result = self._result, None
+        self.phase = Phase.IDLE
+        return result
+
+    def abort(self, why: str) -> None:
+        """End it: now, if this is the training thread, else at that thread's next edge."""
+        if self.phase in (Phase.IDLE, Phase.DONE):
+            return
+        self._abort = self._abort or why
+        if get_ident() == self._thread.ident:
+            self._finish()
+
+    # -- on the training thread --------------------------------------------------------------------
+
+    def _see(self, code: int, write: Callable[[int], None]) -> None:
+        op = code & OP_MASK
+        closes = op >= Op.END
+        try:
+            if self._boundary.before(code):
+                self._at_boundary()
+            elif self._abort or (self.begun_ns and self._clock() - self.begun_ns > self._max_ns):
+                self._abort = self._abort or f"stopped after {self._max_ns / NS_PER_S:g} s"
+                self._finish()
+            if closes and self._open:
+                self._close_range(code >> SOURCE_SHIFT & SOURCE_MASK)
+        except Exception as error:  # noqa: BLE001  # the profiler's fault is the capture's, not training's
+            self._give_up(error)
+        write(code)
+        try:
+            if not closes and self.phase is Phase.ACTIVE:
+                self._open_range(code >> SOURCE_SHIFT & SOURCE_MASK)
+        except Exception as error:  # noqa: BLE001  # as above
+            self._give_up(error)
+
+    def _at_boundary(self) -> None:
+        if not self._boundaries:
+            self.first_boundary_ns = self._clock()
+        self._boundaries += 1
+        if self.phase is Phase.WAITING and self._is_time():
+            self._warm_up()
+        elif self.phase is Phase.WARMUP:
+            self._left -= 1
+        elif self.phase is Phase.ACTIVE:
+            self._steps += 1
+            self._end_step()
+        if self.phase is Phase.WARMUP and self._left <= 0:
+            self._profiler.start()
+            self.begun_ns = self._clock()
+            self.phase = Phase.ACTIVE
+        if self.phase is Phase.ACTIVE:
+            if self._abort or self._steps >= self._plan.steps:
+                self._finish()
+            else:
+                self._begin_step()
+
+    def _is_time(self) -> bool:
+        """Whether to warm up at this boundary."""
+        ahead = self._boundaries - 1
+        if self._plan.at_step == NEXT:
+            return ahead >= self._plan.wait
+        if self.first_number == NEXT:
+            return False
+        return self.first_number + ahead >= self._plan.at_step - self._plan.warmup
+
+    def _warm_up(self) -> None:
+        if self._profiler.busy():
+            self._abort = "another profiler is running in this process"
+            self._finish()
+            return
+        self.phase = Phase.WARMUP
+        self._left = self._plan.warmup
+        self._notes = self._profiler.prepare(self._plan.options)
+
+    def _begin_step(self) -> None:
+        number = self._steps if self.first_number == NEXT else self.first_number + self._boundaries - 1
+        self._step = self._profiler.range(f"ProfilerStep#{number}")
+
+    def _end_step(self) -> None:
+        while self._open:
+            self._open.pop()[1].close()
+        if self._step is not None:
+            self._step.close()
+            self._step = None
+
+    def _open_range(self, number: int) -> None:
+        source = self._thread.sources[number]
+        if source.kind in _RANGED:
+            name = f"{source.stage}:{source.name}" if source.kind is SourceKind.DATA else source.stage
+            self._open.append((number, self._profiler.range(RANGE_PREFIX + name)))
+
+    def _close_range(self, number: int) -> None:
+        """Close this range, and what an exception left open inside it."""
+        if any(number == each for each, _ in self._open):
+            while self._open:
+                each, stands = self._open.pop()
+                stands.close()
+                if each == number:
+                    return
+
+    def _finish(self) -> None:
+        """End the recording, whatever there is."""
+        recording = self.phase in (Phase.WARMUP, Phase.ACTIVE)
+        active = self.phase is Phase.ACTIVE
+        self.phase = Phase.DONE if not recording else self.phase
+        trace: Any = None
+        self._thread.divert(None)
+        if recording:
+            try:
+                if not active:
+                    self._profiler.start()  # one that was only prepared cannot be stopped
+                self._end_step()
+                trace = self._profiler.stop()
+            except Exception as error:  # noqa: BLE001  # see the class
+                self._abort = self._abort or _of(error)
+        self._result = Recorded(
+            self._plan, trace if active else None, self._steps, self.begun_ns, self._clock(), self._abort,
+            tuple(self._notes),
+        )  # fmt: skip
+        self.phase = Phase.DONE
+
+    def _give_up(self, error: Exception) -> None:
+        self._abort = self._abort or _of(error)
+        if self.phase is not Phase.DONE:
+            self._finish()
+
+    def _give_way(self, here: bool) -> None:  # noqa: FBT001  # a callback of one argument
+        self._abort = "the program started a profiler of its own"
+        if here:
+            self._finish()
+
+
+def _of(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0][:300]

@@ -1,0 +1,211 @@
+"""Everything by which a capture can be wanted, brought to one desk."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import logging
+import os
+import secrets
+import signal
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_train.capture import asked
+from otel_train.capture.plan import NEXT, Plan
+from otel_train.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from otel_train.capture.desk import Desk, Loop
+    from otel_train.capture.triggers import Schedule, SlowSteps
+
+_log = logging.getLogger("otel_train")
+
+TOKEN_FILE = "capture-token"  # noqa: S105  # the name of a file
+MARGIN_S, MARGIN_STEPS = 8.0, 10
+"""How far ahead a step is that all ranks can still agree on: a turn of each one's pump, and its delay."""
+
+
+class Identity(NamedTuple):
+    """Who is asked.
+
+    Attributes:
+        run_id: the run.
+        rank: this process.
+        folder: of this rank; None where there is no run directory.
+    """
+
+    run_id: str
+    rank: int
+    folder: Path | None
+
+
+class Office:
+    """Listens for requests: the program's, a file's, HTTP's, a signal's, the schedule's, slow steps'.
+
+    Args:
+        desk: takes them.
+        plan: what is recorded where a request says nothing.
+        who: we are.
+        loop: looks at the loop.
+        token: opens HTTP; made when empty.
+    """
+
+    def __init__(
+        self, desk: Desk, plan: Plan, who: Identity, *, loop: Callable[[], Loop], token: str
+    ) -> None:
+        self.schedule: Schedule | None = None
+        self.slow: SlowSteps | None = None
+        self.slow_steps: Callable[[], int] = lambda: 0
+        self._desk = desk
+        self._plan = plan
+        self._who = who
+        self._loop = loop
+        self._token = token or secrets.token_urlsafe(24)
+        self._signalled = False
+        self._before: Any = None
+
+    def open(self) -> None:
+        """Write the token down for who may read our files, and listen for SIGUSR2 if nobody else does."""
+        if self._who.folder is not None:
+            handle = os.open(self._who.folder / TOKEN_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "w") as file:
+                file.write(self._token + "\n")
+        main = threading.current_thread() is threading.main_thread()
+        if main and hasattr(signal, "SIGUSR2") and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
+            self._before = signal.SIG_DFL
+            signal.signal(signal.SIGUSR2, self._on_signal)
+
+    def close(self) -> None:
+        """Listen no more."""
+        ours = self._before is not None and signal.getsignal(signal.SIGUSR2) == self._on_signal
+        if ours and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGUSR2, self._before)
+        if self._who.folder is not None:
+            (self._who.folder / TOKEN_FILE).unlink(missing_ok=True)
+
+    def turn(self) -> None:
+        """Look for requests, then let the desk work. Driven by the pump."""
+        loop = self._loop()
+        if self._signalled:
+            self._signalled = False
+            self._desk.ask(self._plan._replace(trigger="signal", reason="SIGUSR2"))
+        self._take_file()
+        if self.schedule is not None:
+            self.schedule.look(loop, lambda plan: self._desk.ask(plan, patient=True))
+        if self.slow is not None:
+            self.slow.look(loop.step, self.slow_steps(), lambda plan: self._desk.ask(plan, patient=False))
+        self._desk.turn()
+
+    def ask(self, document: dict[str, Any]) -> str:
+        """The program asks. "" if it will be, else why not.
+
+        Raises:
+            ConfigError: something in the request cannot be honoured.
+        """
+        return self._desk.ask(asked.read(document, self._plan).plan)
+
+    def post(self, body: bytes, token: str) -> tuple[int, dict[str, Any]]:
+        """``POST /capture``: a request, or a notification of Alertmanager.
+
+        Args:
+            body: JSON; empty for a capture with the settings' values.
+            token: what the client brought.
+
+        Returns:
+            The HTTP status, and the answer.
+        """
+        if not hmac.compare_digest(token.encode(), self._token.encode()):
+            where = self._who.folder / TOKEN_FILE if self._who.folder else "OTEL_TRAIN_CAPTURE_TOKEN"
+            return 401, {"error": f"the token is wrong or missing: 'Authorization: Bearer ...', see {where}"}
+        try:
+            document = json.loads(body) if body.strip() else {}
+            if isinstance(document, dict) and "alerts" in document:
+                return self._alert(document)
+            wanted = asked.read(document, self._plan)
+        except (ValueError, RecursionError, ConfigError) as error:
+            return 400, {"error": str(error)[:500]}
+        return self._arm(wanted)
+
+    def _arm(self, wanted: asked.Asked) -> tuple[int, dict[str, Any]]:
+        plan, rank = wanted.plan, self._who.rank
+        others = [each for each in wanted.ranks or () if each != rank]
+        if others and plan.at_step == NEXT:
+            plan = plan._replace(at_step=self._common_step(plan))
+        for other in others:
+            problem = self._pass_on(other, plan)
+            if problem:
+                return 409, {"error": problem}
+        if wanted.ranks is None or rank in wanted.ranks:
+            refusal = self._desk.ask(plan)
+            if refusal:
+                return 409, {"error": refusal}
+        return 202, {
+            "armed": True,
+            "at_step": plan.at_step if plan.at_step != NEXT else "next",
+            "steps": plan.steps,
+        }
+
+    def _alert(self, document: dict[str, Any]) -> tuple[int, dict[str, Any]]:
+        name = asked.firing(document, run_id=self._who.run_id, rank=self._who.rank)
+        if not name:
+            return 200, {"armed": False, "reason": "no firing alert in it is about this process"}
+        refusal = self._desk.ask(self._plan._replace(trigger="alert", reason=name), patient=False)
+        # 200 all the same: Alertmanager repeats what is refused, and a capture too many helps nobody.
+        return 200, {"armed": not refusal, "reason": refusal or name}
+
+    def _common_step(self, plan: Plan) -> int:
+        loop = self._loop()
+        ahead = int(MARGIN_S * 1e9 / loop.median_ns) if loop.median_ns else 0
+        return loop.step + plan.warmup + max(MARGIN_STEPS, ahead)
+
+    def _pass_on(self, rank: int, plan: Plan) -> str:
+        """Leave a request with another rank of this run; why that is not possible."""
+        if self._who.folder is None:
+            return "without a run directory only the rank that is asked can be captured"
+        folder = self._who.folder.parent / f"rank{rank}"
+        if not folder.is_dir():
+            return f"rank {rank} has no folder in {folder.parent}"
+        request = {
+            "steps": plan.steps, "warmup": plan.warmup, "at_step": plan.at_step, "reason": plan.reason,
+            "pinned": plan.pinned, **plan.options._asdict(),
+        }  # fmt: skip
+        leave(folder, request)
+        return ""
+
+    def _take_file(self) -> None:
+        if self._who.folder is None:
+            return
+        path = self._who.folder / asked.REQUEST_FILE
+        try:
+            with path.open("rb") as file:
+                document = json.loads(file.read(1 << 16))
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, RecursionError) as error:
+            document = str(error)
+        path.unlink(missing_ok=True)
+        try:
+            refusal = self._desk.ask(asked.read(document, self._plan).plan)
+        except ConfigError as error:
+            refusal = str(error)
+        if refusal:
+            _log.warning("%s: %s", path, refusal)
+
+    def _on_signal(self, number: int, frame: object) -> None:
+        del number, frame
+        self._signalled = True
+
+
+def leave(folder: Path, request: dict[str, Any]) -> None:
+    """Put a request into the folder of a rank, whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    partial = folder / f".{asked.REQUEST_FILE}.{os.getpid()}"
+    partial.write_text(json.dumps(request))
+    partial.replace(folder / asked.REQUEST_FILE)

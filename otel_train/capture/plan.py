@@ -1,0 +1,104 @@
+"""What a capture is asked to record, and what came of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+ACTIVITIES = ("cpu", "cuda", "xpu", "mtia")
+"""What ``torch.profiler`` can look at, in our settings' words."""
+
+NEXT = -1
+"""In the place of a step number: as soon as a step ends."""
+
+
+class Options(NamedTuple):
+    """What of each operation is recorded; the names are those of ``torch.profiler``.
+
+    Attributes:
+        activities: of ``ACTIVITIES``; what this machine lacks is left out, and the record says so.
+        record_shapes: shapes of the operations' inputs.
+        with_stack: where in the program they were called; 20 to 30 % slower.
+        profile_memory: every allocation.
+        with_flops: floating point operations of those that are known.
+    """
+
+    activities: tuple[str, ...] = ("cpu", "cuda")
+    record_shapes: bool = False
+    with_stack: bool = False
+    profile_memory: bool = False
+    with_flops: bool = False
+
+
+class Plan(NamedTuple):
+    """One capture that is wanted.
+
+    Attributes:
+        trigger: who wants it, one of the catalogue's ``train.profiler.trigger``.
+        steps: steps to record, at least 1.
+        warmup: steps before them in which the profiler runs and its output is thrown away.
+        wait: steps to let pass before that.
+        at_step: number of the first step recorded; ``NEXT`` for as soon as possible.
+        options: what to record of each operation.
+        reason: why, for people.
+        pinned: it is never removed to make room.
+    """
+
+    trigger: str
+    steps: int
+    warmup: int = 1
+    wait: int = 0
+    at_step: int = NEXT
+    options: Options = Options()
+    reason: str = ""
+    pinned: bool = False
+
+
+class Recorded(NamedTuple):
+    """What the training thread recorded.
+
+    Attributes:
+        plan: what was wanted.
+        trace: for ``Profiler.save``; None where there is none.
+        steps: whole steps recorded.
+        begun_ns: when recording began, on the monotonic clock; 0 if it never did.
+        ended_ns: when it ended.
+        problem: why it is not what was wanted; "" when it is.
+        notes: what is missing in it.
+    """
+
+    plan: Plan
+    trace: Any
+    steps: int
+    begun_ns: int
+    ended_ns: int
+    problem: str = ""
+    notes: tuple[str, ...] = ()
+
+
+class Written(NamedTuple):
+    """A capture that is over.
+
+    Attributes:
+        recorded: what the training thread recorded; its trace is gone.
+        file: path of the trace; "" where there is none.
+        bytes: its size.
+        first_step: number of the first step in it; -1 if unknown.
+        last_step: number of the last.
+        epoch: pass over the training data it lies in, from 1.
+        problem: why it is not what was wanted; "" when it is.
+        seconds: from the first step to the written file.
+        finding: the leading finding of its analysis, as its fields; empty where there was none.
+    """
+
+    recorded: Recorded
+    file: str
+    bytes: int
+    first_step: int
+    last_step: int
+    epoch: int
+    problem: str
+    seconds: float
+    finding: Mapping[str, Any]

@@ -1,0 +1,118 @@
+"""What makes captures without being asked each time: the schedule, and steps that are slow."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_train.capture.desk import Loop
+    from otel_train.capture.plan import Plan
+    from otel_train.clock import Clock
+
+NS_PER_S = 10**9
+
+SLOW_STEPS = 3
+"""So many slow steps among ``SLOW_AMONG`` are worth a look; one may be anything."""
+
+SLOW_AMONG = 200
+
+
+class Every(NamedTuple):
+    """When captures are due; 0 for never.
+
+    Attributes:
+        steps: every so many steps, the same ones on every rank.
+        epochs: in the first steps of every so many passes over the training data.
+        minutes: every so many minutes.
+        skip_first: no capture before this step.
+        most: captures in all; 0 for any number.
+    """
+
+    steps: int
+    epochs: int
+    minutes: float
+    skip_first: int
+    most: int
+
+
+class Schedule:
+    """Asks for captures when they are due.
+
+    Args:
+        every: when.
+        plan: what.
+        clock: monotonic nanoseconds.
+    """
+
+    def __init__(self, every: Every, plan: Plan, clock: Clock) -> None:
+        self._every = every
+        self._plan = plan
+        self._clock = clock
+        self._made = 0
+        self._from_step = max(1, every.skip_first)
+        self._epoch = 0
+        self._minutes_ns = clock()
+
+    def look(self, loop: Loop, ask: Callable[[Plan], str]) -> None:
+        """Ask, if something is due."""
+        every = self._every
+        if every.most and self._made >= every.most:
+            return
+        if every.steps:
+            self._look_ahead(loop, ask)
+        if loop.step < every.skip_first:
+            return
+        if every.epochs and loop.epoch != self._epoch and (loop.epoch - 1) % every.epochs == 0:
+            self._ask(ask, f"epoch {loop.epoch}")
+            self._epoch = loop.epoch
+        elif every.minutes and self._clock() - self._minutes_ns >= every.minutes * 60 * NS_PER_S:
+            self._ask(ask, f"every {every.minutes:g} minutes")
+            self._minutes_ns = self._clock()
+
+    def _look_ahead(self, loop: Loop, ask: Callable[[Plan], str]) -> None:
+        plan = self._plan._replace(at_step=self._next(loop.step), reason=f"every {self._every.steps} steps")
+        # One that is far ahead would keep others from asking.
+        if loop.near(plan) and not ask(plan):
+            self._made += 1
+            self._from_step = plan.at_step + 1
+
+    def _ask(self, ask: Callable[[Plan], str], reason: str) -> None:
+        if not ask(self._plan._replace(reason=reason)):
+            self._made += 1
+
+    def _next(self, step: int) -> int:
+        """The next multiple that has not been asked for: a number that every rank arrives at by itself."""
+        least = max(step + self._plan.warmup + 1, self._from_step)
+        return -(-least // self._every.steps) * self._every.steps
+
+
+class SlowSteps:
+    """Asks for a capture when steps have become slow.
+
+    Args:
+        plan: what to record.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._seen: deque[tuple[int, int]] = deque()
+
+    def look(self, step: int, slow: int, ask: Callable[[Plan], str]) -> None:
+        """Ask, if enough of the last steps were slow.
+
+        Args:
+            step: number of the step that is running.
+            slow: slow steps up to now.
+            ask: asks; says "" if it will be.
+        """
+        while self._seen and self._seen[0][0] < step - SLOW_AMONG:
+            self._seen.popleft()
+        before = self._seen[0][1] if self._seen else slow
+        if slow - before >= SLOW_STEPS:
+            reason = f"{slow - before} of the last {step - self._seen[0][0]} steps were slow"
+            if not ask(self._plan._replace(reason=reason)):
+                self._seen.clear()
+        self._seen.append((step, slow))
