@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from otel_train.config import Config
     from otel_train.errors import ConfigError, MissingExtraError, OtelTrainError, RunDirectoryError
     from otel_train.front import (
+        capture,
         checkpoint,
         current,
         event,
@@ -32,6 +33,7 @@ __all__ = [
     "OtelTrainError",
     "RunDirectoryError",
     "Session",
+    "capture",
     "checkpoint",
     "current",
     "event",

@@ -120,6 +120,67 @@ class Config:
     dcgm_endpoint: str = "127.0.0.1:9400"
     """Where a DCGM exporter would answer, as host:port. Asked once, for a quarter of a second."""
 
+    capture: str = "asked"
+    """Profiler captures: ``asked`` (by the program, ``otel-train profile``, HTTP, SIGUSR2, an alert, the schedule
+    below), ``auto`` (and when steps become slow) or ``off``."""
+
+    capture_steps: int = 5
+    """Steps per capture, 1 to 10000. The end of one costs training 15 ms for every MB of trace."""
+
+    capture_warmup: int = 1
+    """Steps before those, in which the profiler runs and its output is thrown away."""
+
+    capture_wait: int = 0
+    """Steps to let pass before that."""
+
+    capture_every_steps: int = 0
+    """Capture every so many steps, the same ones on every rank. 0: never."""
+
+    capture_every_epochs: int = 0
+    """Capture the first steps of every so many passes over the training data. 0: never."""
+
+    capture_every_min: float = 0.0
+    """Capture every so many minutes. 0: never."""
+
+    capture_skip_first: int = 10
+    """No capture by schedule before this step."""
+
+    capture_repeat: int = 0
+    """Most captures by schedule. 0: any number."""
+
+    capture_activities: str = "cpu,cuda"
+    """What to record, of ``cpu``, ``cuda``, ``xpu``, ``mtia``; what a machine lacks is left out and said."""
+
+    capture_shapes: bool = False
+    """Record the shapes of operations' inputs."""
+
+    capture_stacks: bool = False
+    """Record where operations were called: 20 to 30 % slower while it lasts."""
+
+    capture_memory: bool = False
+    """Record every allocation."""
+
+    capture_flops: bool = False
+    """Record floating point operations where they are known."""
+
+    capture_cooldown_s: float = 600.0
+    """Least seconds between a capture and one that a slow step or an alert wants."""
+
+    capture_max_s: float = 60.0
+    """Longest capture, in seconds. More than 0."""
+
+    capture_max_bytes: int = 64 * MIB
+    """Largest file kept. Once a capture has shown what a step takes, no more steps are captured than fit."""
+
+    capture_kept: int = 8
+    """Captures kept per rank; the oldest that is not pinned goes first. 1 or more."""
+
+    capture_token: str = ""
+    """Opens ``POST /capture``. Empty: made, and written to ``capture-token`` in the folder of the rank."""
+
+    capture_tensorboard: str = ""
+    """Folder for TensorBoard's profiler plugin. Empty: none."""
+
     export_profile: str = "full"
     """Which ranks export how much: ``full`` (all), ``lean`` (all, few series) or ``rank0`` (rank 0 alone)."""
 

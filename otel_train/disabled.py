@@ -48,6 +48,10 @@ class DisabledSession:
     def event(self, name: str, attributes: Mapping[str, Any]) -> None:
         """Nothing."""
 
+    def capture(self, **_: Any) -> str:  # Any: see ``otel_train.capture``
+        """None is made."""
+        return "otel_train is disabled"
+
     def summary(self) -> dict[str, Any]:
         """Nothing is known."""
         return {}

@@ -129,6 +129,23 @@ def event(name: str, **attributes: Any) -> None:  # Any: text, numbers, truth va
         session.event(name, attributes)
 
 
+def capture(**request: Any) -> str:  # Any: see below
+    """Capture the next steps with ``torch.profiler``: ``capture(steps=5)``.
+
+    Args:
+        **request: any of ``steps``, ``warmup``, ``wait``, ``at_step``, ``activities``, ``record_shapes``,
+            ``with_stack``, ``profile_memory``, ``with_flops``, ``reason``, ``pinned``; else the settings hold.
+
+    Returns:
+        "" if it will be made, else why not: one is under way, or captures are off.
+
+    Raises:
+        ConfigError: something in the request cannot be honoured.
+    """
+    session = current()
+    return "no session is open" if session is None else session.capture(**request)
+
+
 def summary() -> dict[str, Any]:
     """The figures up to now; empty without a session."""
     session = current()

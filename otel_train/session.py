@@ -10,6 +10,7 @@ from otel_train.aggregate.keep import KeepRules
 from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.signals import Signals
 from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.capturing.build import Capturing
 from otel_train.clock import Anchor, system_clock
 from otel_train.errors import ConfigError
 from otel_train.export.accelerator import AcceleratorReader
@@ -66,6 +67,10 @@ class Session:
         self._recorder = self._recording.recorder
         self._aggregate(anchor)
         try:
+            self._capturing = Capturing(
+                config, self.info, run=self._run, recorder=self._recorder,
+                rank_folder=self._routes.rank_folder, ooms=self._recording.devices.ooms,
+            )  # fmt: skip
             self._routes.connect(self._pump.routes, resource_attributes(self.info, environ))
         except ConfigError:
             self._recording.end()
@@ -136,10 +141,13 @@ class Session:
             Chore(self._reporter.look_at_workers, Guard("loader workers"), _LOOK_EVERY_S),
             Chore(self._write_summary, Guard("summary"), self.config.summary_every_s),
             Chore(self._recording.save, Guard("flight file"), _SAVE_EVERY_S),
+            Chore(lambda: self._capturing.turn(self._pump.settle), Guard("captures"), 0.0),
             Chore(self._print_progress, Guard("console"), 0.0),
         ]
         self._run.teller.span(self._tracer.run_start(anchor.clock_ns, system_clock()))
         self._recording.begin()
+        with Guard("captures"):
+            self._capturing.open(self._routes.on_post)
         self._outcome.watch()
         self._pump.start()
 
@@ -186,6 +194,10 @@ class Session:
         """Note that something happened."""
         self._recording.notes.event(name, attributes)
 
+    def capture(self, **request: Any) -> str:
+        """Capture the next steps with ``torch.profiler``; see ``otel_train.capture``."""
+        return self._capturing.ask(request)
+
     def summary(self) -> dict[str, Any]:
         """The figures up to now, or since ``reset_window``: what ``summary.json`` holds. Empty in a fork."""
         if os.getpid() != self._pid:
@@ -217,6 +229,7 @@ class Session:
         parts: tuple[Callable[[], object], ...] = (
             lambda: self._outcome.settle(state),
             self._outcome.stop_watching,
+            self._capturing.stop,
             self._recording.end,
             lambda: self._pump.stop(timeout_s / 2),
             self._last_turn,
@@ -244,6 +257,8 @@ class Session:
         try:
             self._pump.settle()
             self._run.close(now)
+            with Guard("captures"):
+                self._capturing.end(self.config.exit_timeout_s / 2)
             self._run.teller.span(self._tracer.run_end(now, self._run.step_number))
             self._reporter.state = "finished" if self._outcome.state == "finished" else "failed"
             self._pump.turn(final=True)

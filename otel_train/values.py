@@ -45,6 +45,17 @@ RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("checkpoint_every_s", 0, 1e9),
     ("flops_per_sample", 0, 1e30),
     ("summary_every_s", 1, 1e9),
+    ("capture_steps", 1, 10_000),
+    ("capture_warmup", 0, 10_000),
+    ("capture_wait", 0, 10_000),
+    ("capture_every_steps", 0, math.inf),
+    ("capture_every_epochs", 0, math.inf),
+    ("capture_every_min", 0, 1e9),
+    ("capture_skip_first", 0, math.inf),
+    ("capture_repeat", 0, math.inf),
+    ("capture_cooldown_s", 0, 1e9),
+    ("capture_max_bytes", 1, math.inf),
+    ("capture_kept", 1, math.inf),
     ("max_run_dir_bytes", 16 * MIB, math.inf),
 )
 """Smallest and largest value allowed, both included."""
@@ -53,18 +64,23 @@ ABOVE: Final[tuple[tuple[str, float], ...]] = (
     ("keep_slow_factor", 1),
     ("keep_per_s", 0),
     ("stall_after_s", 0),
+    ("capture_max_s", 0),
 )
 """Values that must be finite, and larger than this."""
 
 CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "otlp": ("auto", "on", "off"),
+    "capture": ("asked", "auto", "off"),
     "cuda_timing": ("events", "sync", "off"),
     "hardware": ("auto", "on", "off"),
     "export_profile": ("full", "lean", "rank0"),
 }
 """Closed sets."""
 
-PLAIN: Final = ("run_id", "run_name", "run_dir", "prometheus_host")
+LISTS: Final[dict[str, tuple[str, ...]]] = {"capture_activities": ("cpu", "cuda", "xpu", "mtia")}
+"""What may stand in texts that name several things, divided by commas; at least one must."""
+
+PLAIN: Final = ("run_id", "run_name", "run_dir", "prometheus_host", "capture_token", "capture_tensorboard")
 """Texts without control characters."""
 
 FILLED: Final = ("run_dir", "prometheus_host")
@@ -90,6 +106,9 @@ def _broken(values: Mapping[str, object]) -> Iterable[tuple[str, str]]:
     for name, choices in CHOICES.items():
         if values[name] not in choices:
             yield name, "one of " + ", ".join(choices)
+    for name, choices in LISTS.items():
+        if not {word.strip() for word in str(values[name]).split(",")} <= set(choices):
+            yield name, "some of " + ",".join(choices)
     yield from ((name, "no control characters") for name in PLAIN if _UNPRINTABLE.search(str(values[name])))
     yield from ((name, "not empty") for name in FILLED if not values[name])
 

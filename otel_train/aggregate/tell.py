@@ -51,6 +51,7 @@ class Teller:
     ) -> None:
         self.exemplars: dict[tuple[str, ...], deque[Exemplar]] = {}
         self._tracer = tracer
+        self.unix = anchor.unix
         self._anchor = anchor
         self._names = names
         self._device_ns = device_ns

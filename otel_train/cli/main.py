@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "demo": "train a small model on real text, observed; about a minute",
     "summary": "show the card of a finished or running run again",
+    "profile": "capture some steps of a live run with torch.profiler",
     "postmortem": "say what a run was doing when it died",
     "replay": "send what a run could not send to its collector",
     "catalog": "print every metric, span and attribute by name",

@@ -16,10 +16,10 @@ from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 
 from otel_train.errors import ConfigError
-from otel_train.export.atomic import replace_json
+from otel_train.export.atomic import dump_json, replace_json
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from prometheus_client import CollectorRegistry
@@ -34,6 +34,9 @@ _NEXT_PORTS = 64
 
 _MAX_CONNECTIONS = 16
 """Clients served at once. Prometheus needs one, a person with a browser a few."""
+
+_MAX_BODY = 1 << 16
+"""Bytes; a request for a capture takes a hundred."""
 
 _SILENCE_S = 5.0
 """How long a client may say nothing before its connection is closed."""
@@ -55,6 +58,7 @@ class PrometheusExporter:
 
     Attributes:
         port: the port it listens on.
+        posts: by path, what takes a body and a bearer token and gives a status and an answer.
 
     Raises:
         ConfigError: the host cannot be listened on.
@@ -76,6 +80,7 @@ class PrometheusExporter:
         registry = CollectorRegistry()
         registry.register(SnapshotCollector(lambda: self._snapshot, constant_labels, resource))
         self._server = _listen(host, port, registry)
+        self.posts = self._server.posts
         self.port = int(self._server.server_address[1])
 
     @property
@@ -142,6 +147,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
         self.registry = registry
+        self.posts: dict[str, Callable[[bytes, str], tuple[int, object]]] = {}
         self._clients: set[socket.socket] = set()
         self._lock = threading.Lock()
         self._stopped = False
@@ -238,6 +244,19 @@ class _Handler(BaseHTTPRequestHandler):
         else:
             self.send_error(HTTPStatus.NOT_FOUND)
 
+    def do_POST(self) -> None:
+        """Hand the body over to whoever takes it at this path."""
+        take = self.server.posts.get(self.path.partition("?")[0])
+        length = self.headers.get("Content-Length", "0")
+        if take is None:
+            self.send_error(HTTPStatus.NOT_FOUND)
+        elif not length.isdigit() or int(length) > _MAX_BODY:
+            self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        else:
+            scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+            status, answer = take(self.rfile.read(int(length)), token.strip() if scheme == "Bearer" else "")
+            self._answer(dump_json(answer).encode() + b"\n", {"Content-Type": "application/json"}, status)
+
     do_HEAD = do_GET  # noqa: N815  # as above
 
     def _page(self) -> None:
@@ -251,8 +270,8 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Encoding"] = "gzip"
         self._answer(body, headers)
 
-    def _answer(self, body: bytes, headers: Mapping[str, str]) -> None:
-        self.send_response(HTTPStatus.OK)
+    def _answer(self, body: bytes, headers: Mapping[str, str], status: int = HTTPStatus.OK) -> None:
+        self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))

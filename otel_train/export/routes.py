@@ -19,7 +19,7 @@ from otel_train.export.typeset import Page
 from otel_train.guard import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from otel_train.config import Config
     from otel_train.records import AttributeValue
@@ -106,6 +106,16 @@ class Routes:
             routes.append(Route(self._otlp, Guard("OTLP export"), every))
         recorder = RunDirectoryExporter(self._directory, resource, version=VERSION)
         routes.append(Route(recorder, Guard("run directory"), every))
+
+    def on_post(self, path: str, take: Callable[[bytes, str], tuple[int, object]]) -> None:
+        """Let ``take(body, token)`` answer what is posted to ``path``, where ``/metrics`` is served."""
+        if self._prometheus is not None:
+            self._prometheus.posts[path] = take
+
+    @property
+    def rank_folder(self) -> Path | None:
+        """Folder of this rank; None when it cannot be written."""
+        return self._directory.rank_path if self._directory.writable else None
 
     def drops(self) -> Mapping[tuple[str, str], int]:
         """Records not exported, by (signal, reason)."""

@@ -129,6 +129,10 @@ class DeviceTimer:
         """Name and UUID of every device in use."""
         return {} if self._driver is None else self._driver.hardware_ids()
 
+    def ooms(self) -> int:
+        """Times that the devices in use ran out of memory."""
+        return sum(device.ooms for device in self.memory())
+
     def stop(self) -> None:
         """Record nothing more. What is recorded can still be taken."""
         self._stopped = True

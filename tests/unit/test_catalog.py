@@ -119,7 +119,7 @@ def test_a_label_name_has_one_meaning() -> None:
 def test_a_step_is_published_by_default_and_reserved_names_are_not() -> None:
     """The page must not promise what this version cannot measure."""
     assert catalog.STEP_DURATION in catalog.PUBLISHED
-    assert not {"train.mfu.ratio", "train.straggler.rank", "train.profiler.active"} & {
+    assert not {"train.mfu.ratio", "train.straggler.rank", "train.sync.wait.duration"} & {
         metric.name for metric in catalog.PUBLISHED
     }
 
@@ -185,4 +185,4 @@ def test_the_plain_list_has_metrics_spans_and_attributes_but_no_reserved_name(
     words = capsys.readouterr().out.split()
 
     assert {"train.stage.duration", "train.rank_step", "train.keep.reason", "error.type"} <= set(words)
-    assert "train.profiler.active" not in words
+    assert "train.sync.wait.duration" not in words

@@ -183,7 +183,7 @@ def test_only_the_page_is_served(exporter: PrometheusExporter) -> None:
     """No path of a request reaches anything else."""
     assert get(exporter.port, path="/")[0] == 200
     assert get(exporter.port, path="/../etc/passwd")[0] == 404
-    assert get(exporter.port, method="POST")[0] == 501
+    assert get(exporter.port, method="POST")[0] == 404
     assert get(exporter.port, method="HEAD")[2] == b""
 
 

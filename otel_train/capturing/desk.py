@@ -8,25 +8,29 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.aggregate.captures import Capture
-from otel_train.capture.boundary import Boundary, Rule
-from otel_train.capture.gate import Gate, Phase
-from otel_train.capture.plan import NEXT, Plan, Recorded
-from otel_train.capture.writer import RECORD_SUFFIX, Outcome, Place, Writing, write_record
+from otel_train.capturing.boundary import Boundary, Rule
+from otel_train.capturing.gate import Gate, Phase
+from otel_train.capturing.plan import NEXT, Plan, Recorded
+from otel_train.capturing.writer import RECORD_SUFFIX, Outcome, Place, Writing, write_record
+from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.capture.gate import Thread
-    from otel_train.capture.profiler import Profiler
+    from otel_train.capturing.gate import Thread
+    from otel_train.capturing.profiler import Profiler
     from otel_train.clock import Clock
 
 _log = logging.getLogger("otel_train")
 
 NS_PER_S = 10**9
 NEAR_S = 6.0
-"""A step this near is waited for at the edges; the pump's own view of the loop is up to 2 s old."""
+"""A step this near is waited for at the edges: the pump's own view of the loop is up to 2 s old."""
 
 NEAR_STEPS = 8
+
+MOST_ASKED = 2
+"""Requests that wait while a capture runs: the schedule's, and one more."""
 
 
 class Loop(NamedTuple):
@@ -59,13 +63,13 @@ class Story(NamedTuple):
 
     Attributes:
         over: takes one that is over.
-        active: told when one begins, with the instant, and when it has ended, with None.
+        active: told when one begins, with that instant, and when it has ended, with None and that instant.
         number: from an instant to the number of the step that ran then.
         unix_ns: from the monotonic clock to wall time.
     """
 
     over: Callable[[Capture], None]
-    active: Callable[[int | None], None]
+    active: Callable[[int | None, int], None]
     number: Callable[[int], int]
     unix_ns: Callable[[int], int]
 
@@ -108,41 +112,54 @@ class Desk:
         self._clock = clock
         self._cooldown_ns = int(cooldown_s * NS_PER_S)
         self._ended_ns: int | None = None
-        self._asked: deque[Plan] = deque(maxlen=1)
+        self._asked: deque[Plan] = deque()
         self._job: _Job | None = None
         self._recorded: Recorded | None = None
         self._bytes_per_step = 0
         self._told_active = False
+        self._ahead = 0
 
     def ask(self, plan: Plan, *, patient: bool = True) -> str:
         """Want a capture. Any thread may ask.
 
         Args:
             plan: what is wanted.
-            patient: it may wait for its step, and need not keep the pause after the last one.
+            patient: it may wait for its turn, and need not keep the pause after the last one.
 
         Returns:
             "" if it will be made; else why not.
         """
-        if self._busy():
+        if len(self._asked) == MOST_ASKED or (not patient and self.gate.phase is not Phase.IDLE):
             return "a capture is under way: one at a time"
         pause_ns = 0 if self._ended_ns is None else self._ended_ns + self._cooldown_ns - self._clock()
         if not patient and pause_ns > 0:
             return f"the last capture is too recent: next in {pause_ns / NS_PER_S:.0f} s"
-        self._asked.append(plan)
+        if plan.trigger == "schedule":
+            self._asked.append(plan)
+        else:  # somebody waits for it
+            self._asked.appendleft(plan)
         return ""
+
+    @property
+    def in_a_hurry(self) -> bool:
+        """Whether something waits for what only settling tells: what a step is, and its number."""
+        gate = self.gate
+        unnumbered = gate.first_boundary_ns > 0 and gate.first_number == NEXT
+        unruled = bool(self._asked) and self._loop().rule is None
+        return unruled or self._recorded is not None or (gate.phase is not Phase.IDLE and unnumbered)
 
     def turn(self) -> None:
         """Do what is due: arm, number, write, tell."""
         loop = self._loop()
-        if self._asked and self.gate.phase is Phase.IDLE:
-            self._arm(self._asked[0], loop)
+        for plan in list(self._asked):
+            if self.gate.phase is Phase.IDLE and self._recorded is None:
+                self._arm(plan, loop)
         gate = self.gate
         if gate.first_number == NEXT and 0 < gate.first_boundary_ns < loop.settled_ns:
-            gate.first_number = self._story.number(gate.first_boundary_ns) + 1
+            gate.first_number = self._story.number(gate.first_boundary_ns) + self._ahead
         if gate.phase is Phase.ACTIVE and not self._told_active:
             self._told_active = True
-            self._story.active(gate.begun_ns)
+            self._story.active(gate.begun_ns, 0)
         if self._recorded is None:
             self._recorded = gate.take()
         if self._recorded is not None and self._job is None:
@@ -158,24 +175,25 @@ class Desk:
         self._asked.clear()
         if self._recorded is None:
             self._recorded = self.gate.take()
+        left = self._recorded
+        if left is not None and not left.begun_ns and left.plan.trigger == "schedule":
+            self._recorded = None  # its next one, which this run does not get to
         if self._recorded is not None and self._job is None:
             self._write(self._recorded, self._loop(), last=True)
         if self._job is not None and self._job.writing is not None:
             self._job.writing.end(timeout_s)
             self._tell(self._job)
 
-    def _busy(self) -> bool:
-        return bool(
-            self._asked or self.gate.phase is not Phase.IDLE or self._recorded is not None or self._job
-        )
-
     def _arm(self, plan: Plan, loop: Loop) -> None:
         if loop.rule is None or (plan.at_step != NEXT and not loop.near(plan)):
             return
-        self._asked.clear()
+        self._asked.remove(plan)
+        # A step that ends at an ask, or at a mark, is not over yet when that edge comes.
+        self._ahead = int(loop.rule.asks or loop.rule.work is SourceKind.MARK)
         if self._bytes_per_step:  # the end of a recording costs training 15 ms for every MB that it holds
             most = max(1, self._place.max_bytes // self._bytes_per_step)
-            plan = plan._replace(steps=min(plan.steps, most))
+            if most < plan.steps:
+                plan = plan._replace(steps=most, reason=f"{plan.reason} ({most} of {plan.steps} steps fit)")
         self.gate.arm(plan, Boundary(loop.rule, loop.thread.sources), loop.thread)
 
     def _write(self, recorded: Recorded, loop: Loop, *, last: bool = False) -> None:
@@ -184,8 +202,8 @@ class Desk:
         self._recorded = None
         self._ended_ns = recorded.ended_ns
         self._told_active = False
-        self._story.active(None)
-        first = self._story.number(recorded.begun_ns + 1) if recorded.begun_ns else NEXT
+        self._story.active(None, recorded.ended_ns)
+        first = self._story.number(recorded.begun_ns) + self._ahead if recorded.begun_ns else NEXT
         steps = (first, first + recorded.steps - 1) if recorded.steps else (NEXT, NEXT)
         name = self._free_name(f"epoch_{loop.epoch}-step_{max(first, 0)}")
         job = _Job(recorded._replace(trace=None), steps, loop.epoch, name, None)

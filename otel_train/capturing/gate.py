@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from _thread import get_ident
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.capture.plan import NEXT, Plan, Recorded
-from otel_train.capture.profiler import RANGE_PREFIX
+from otel_train.capturing.plan import NEXT, Plan, Recorded
+from otel_train.capturing.profiler import RANGE_PREFIX
 from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from otel_train.capture.boundary import Boundary
-    from otel_train.capture.profiler import Profiler, Range
+    from otel_train.capturing.boundary import Boundary
+    from otel_train.capturing.profiler import Profiler, Range
     from otel_train.clock import Clock
     from otel_train.codes import Source
 
 NS_PER_S = 10**9
+_POLL_S = 0.01
 _RANGED = frozenset(SourceKind) - {SourceKind.MARK}
 
 
@@ -77,6 +79,7 @@ class Gate:
         """Want a capture. Called by the pump, when the gate is idle."""
         self._plan, self._boundary, self._thread = plan, boundary, thread
         self._abort, self._notes = "", list[str]()
+        self._over = False
         self._open: list[tuple[int, Range]] = []
         self._step: Range | None = None
         self._boundaries = self._left = self._steps = 0
@@ -99,8 +102,15 @@ class Gate:
         if self.phase in (Phase.IDLE, Phase.DONE):
             return
         self._abort = self._abort or why
+        self._over = True
         if get_ident() == self._thread.ident:
             self._finish()
+
+    def wait(self, timeout_s: float) -> None:
+        """Let the training thread come to an edge, if it must end something there."""
+        deadline_ns = self._clock() + int(timeout_s * NS_PER_S)
+        while self.phase in (Phase.WARMUP, Phase.ACTIVE) and self._clock() < deadline_ns:
+            time.sleep(_POLL_S)
 
     # -- on the training thread --------------------------------------------------------------------
 
@@ -110,7 +120,7 @@ class Gate:
         try:
             if self._boundary.before(code):
                 self._at_boundary()
-            elif self._abort or (self.begun_ns and self._clock() - self.begun_ns > self._max_ns):
+            elif self._over or (self.begun_ns and self._clock() - self.begun_ns > self._max_ns):
                 self._abort = self._abort or f"stopped after {self._max_ns / NS_PER_S:g} s"
                 self._finish()
             if closes and self._open:
@@ -140,7 +150,7 @@ class Gate:
             self.begun_ns = self._clock()
             self.phase = Phase.ACTIVE
         if self.phase is Phase.ACTIVE:
-            if self._abort or self._steps >= self._plan.steps:
+            if self._over or self._steps >= self._plan.steps:
                 self._finish()
             else:
                 self._begin_step()
@@ -152,7 +162,13 @@ class Gate:
             return ahead >= self._plan.wait
         if self.first_number == NEXT:
             return False
-        return self.first_number + ahead >= self._plan.at_step - self._plan.warmup
+        late = self.first_number + ahead - (self._plan.at_step - self._plan.warmup)
+        if (
+            late > 0
+        ):  # other ranks may have been in time: a capture of other steps than theirs explains nothing
+            self._abort = f"step {self._plan.at_step} had passed when this process was asked"
+            self._finish()
+        return late == 0
 
     def _warm_up(self) -> None:
         if self._profiler.busy():
@@ -216,7 +232,7 @@ class Gate:
             self._finish()
 
     def _give_way(self, here: bool) -> None:  # noqa: FBT001  # a callback of one argument
-        self._abort = "the program started a profiler of its own"
+        self._abort, self._over = "the program started a profiler of its own", True
         if here:
             self._finish()
 

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_train.capture.plan import Recorded
-    from otel_train.capture.profiler import Profiler
+    from otel_train.capturing.plan import Recorded
+    from otel_train.capturing.profiler import Profiler
 
 SUFFIX = ".json.gz"
 RECORD_SUFFIX = ".record.json"

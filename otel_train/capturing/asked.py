@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.capture.plan import ACTIVITIES, NEXT, Options, Plan
+from otel_train.capturing.plan import ACTIVITIES, NEXT, Options, Plan
 from otel_train.errors import ConfigError
 
 if TYPE_CHECKING:

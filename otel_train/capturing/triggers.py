@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.capture.desk import Loop
-    from otel_train.capture.plan import Plan
+    from otel_train.capturing.desk import Loop
+    from otel_train.capturing.plan import Plan
     from otel_train.clock import Clock
 
 NS_PER_S = 10**9

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_train.values import LISTS
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-ACTIVITIES = ("cpu", "cuda", "xpu", "mtia")
+ACTIVITIES = LISTS["capture_activities"]
 """What ``torch.profiler`` can look at, in our settings' words."""
 
 NEXT = -1

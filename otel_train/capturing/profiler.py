@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from otel_train.capture.plan import Options
+    from otel_train.capturing.plan import Options
 
 RANGE_PREFIX = "otel_train:"
 """Our stages appear in a trace as ranges of this name and the stage's, ``otel_train:forward``."""

@@ -11,16 +11,16 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.capture import asked
-from otel_train.capture.plan import NEXT, Plan
+from otel_train.capturing import asked
+from otel_train.capturing.plan import NEXT, Plan
 from otel_train.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from otel_train.capture.desk import Desk, Loop
-    from otel_train.capture.triggers import Schedule, SlowSteps
+    from otel_train.capturing.desk import Desk, Loop
+    from otel_train.capturing.triggers import Schedule, SlowSteps
 
 _log = logging.getLogger("otel_train")
 

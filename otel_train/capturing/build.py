@@ -1,0 +1,147 @@
+"""The parts of captures, put together for one session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from otel_train.aggregate.steps import StepSource
+from otel_train.capturing.asked import options_of
+from otel_train.capturing.boundary import Rule
+from otel_train.capturing.desk import Desk, Loop, Story
+from otel_train.capturing.gate import Thread
+from otel_train.capturing.memory_snapshot import OomSnapshots
+from otel_train.capturing.office import Identity, Office
+from otel_train.capturing.plan import Plan
+from otel_train.capturing.profiler import TorchProfiler
+from otel_train.capturing.triggers import Every, Schedule, SlowSteps
+from otel_train.capturing.writer import Place
+from otel_train.clock import system_clock
+from otel_train.codes import SourceKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from otel_train.aggregate.run import RunAccount
+    from otel_train.config import Config
+    from otel_train.record.recorder import Recorder
+    from otel_train.runinfo import RunInfo
+
+_WORK = {
+    StepSource.UPDATE: SourceKind.OPTIMIZER,
+    StepSource.BACKWARD: SourceKind.BACKWARD,
+    StepSource.BATCH: SourceKind.DATA,
+    StepSource.MANUAL: SourceKind.MARK,
+}
+YIELD_S = 1.0
+"""A session that another thread closes waits so long for the training thread to end its capture."""
+
+
+class Capturing:
+    """Captures of one process.
+
+    Args:
+        config: how they are made.
+        info: who we are.
+        run: the account.
+        recorder: the rings.
+        rank_folder: of this rank; None where nothing can be written, and nothing be captured.
+        ooms: times that a device ran out of memory.
+
+    Raises:
+        ConfigError: an activity does not exist.
+    """
+
+    def __init__(
+        self, config: Config, info: RunInfo, *, run: RunAccount, recorder: Recorder,
+        rank_folder: Path | None, ooms: Callable[[], int],
+    ) -> None:  # fmt: skip
+        self._run = run
+        self._recorder = recorder
+        options = options_of(
+            config.capture_activities, record_shapes=config.capture_shapes, with_stack=config.capture_stacks,
+            profile_memory=config.capture_memory, with_flops=config.capture_flops,
+        )  # fmt: skip
+        plan = Plan(
+            "on_demand", config.capture_steps, config.capture_warmup, config.capture_wait, options=options
+        )
+        self.office: Office | None = None
+        self._desk: Desk | None = None
+        self._snapshots: OomSnapshots | None = None
+        if config.capture == "off" or rank_folder is None:
+            return
+        place = Place(
+            rank_folder.parent / "captures", info.rank, config.capture_max_bytes, config.capture_kept,
+            config.capture_tensorboard,
+        )  # fmt: skip
+        self._desk = Desk(
+            TorchProfiler, loop=self._loop, place=place, clock=system_clock,
+            story=Story(run.captured, self._active, self._number, run.teller.unix),
+            cooldown_s=config.capture_cooldown_s, max_s=config.capture_max_s,
+        )  # fmt: skip
+        who = Identity(info.run_id, info.rank, rank_folder)
+        self.office = Office(self._desk, plan, who, loop=self._loop, token=config.capture_token)
+        self._snapshots = OomSnapshots(ooms, place.folder, info.rank)
+        every = Every(
+            config.capture_every_steps, config.capture_every_epochs, config.capture_every_min,
+            config.capture_skip_first, config.capture_repeat,
+        )  # fmt: skip
+        if every.steps or every.epochs or every.minutes:
+            self.office.schedule = Schedule(every, plan._replace(trigger="schedule"), system_clock)
+        if config.capture == "auto":
+            self.office.slow = SlowSteps(plan._replace(trigger="slow_step"))
+            self.office.slow_steps = lambda: run.keeper.slow
+
+    def open(self, on_post: Callable[[str, Callable[[bytes, str], tuple[int, object]]], None]) -> None:
+        """Listen. ``on_post(path, take)`` makes HTTP listen."""
+        if self.office is not None:
+            self.office.open()
+            on_post("/capture", self.office.post)
+
+    def turn(self, settle: Callable[[], None]) -> None:
+        """Look for requests, and do what is due. Driven by the pump, whose ``settle`` numbers steps now."""
+        if self.office is not None and self._desk is not None:
+            if self._desk.in_a_hurry:
+                settle()
+            self.office.turn()
+        if self._snapshots is not None:
+            self._snapshots.look()
+
+    def ask(self, request: dict[str, Any]) -> str:
+        """The program asks. "" if it will be, else why not.
+
+        Raises:
+            ConfigError: something in the request cannot be honoured.
+        """
+        if self.office is None:
+            return "captures are off, or there is no run directory to write to"
+        return self.office.ask(request)
+
+    def stop(self) -> None:
+        """Record no more: what is open ends here."""
+        if self._desk is not None:
+            self._desk.gate.abort("")
+            self._desk.gate.wait(YIELD_S)
+
+    def end(self, timeout_s: float) -> None:
+        """Write what was recorded, after everything has been settled."""
+        if self.office is not None and self._desk is not None:
+            self._desk.end(timeout_s)
+            self.office.close()
+
+    def _loop(self) -> Loop:
+        run, sources = self._run, self._recorder.sources
+        leading = run.leading
+        rings = {id(ring): ring for ring in self._recorder.threads}
+        ring = rings.get(leading.key, self._recorder.main) if leading else self._recorder.main
+        work = _WORK.get(run.step_source)
+        rule = None if work is None or leading is None else Rule(work, leading.asks)
+        thread = Thread(ring.ident, sources, ring.ring.divert)
+        return Loop(rule, thread, run.step_number, run.keeper.median_ns, run.epoch, run.settled_ns)
+
+    def _active(self, at_ns: int | None, until_ns: int) -> None:
+        self._run.captures.active = at_ns is not None
+        self._run.keeper.capture(at_ns, until_ns)
+
+    def _number(self, at_ns: int) -> int:
+        return self._run.recent.at(at_ns, self._run.step_number)

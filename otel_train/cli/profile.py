@@ -1,0 +1,179 @@
+"""``otel-train profile``: ask a live run for a profiler capture, and wait for it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+import urllib.request
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_train.capturing.asked import activities
+from otel_train.capturing.office import leave
+from otel_train.capturing.writer import RECORD_SUFFIX
+from otel_train.cli import ranks
+from otel_train.errors import OtelTrainError, RunDirectoryError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+EPILOG = """\
+The run goes on; at the end of a step the profiler starts, and some steps later it stops. Several ranks capture
+the same steps: they are given a step number that all of them still have before them. What comes of it lies in
+captures/ of the run directory, beside a record that says what is in it and what was found.
+
+examples:
+  otel-train profile                              the newest run, rank 0, 5 steps
+  otel-train profile 20260131-x7 --ranks 0,3      the same steps on two ranks
+  otel-train profile --stacks --steps 2           with the lines of your program, slower
+  otel-train analyze runs/20260131-x7/captures/epoch_1-step_200-rank0.json.gz
+
+Exit codes: 0 captured, 1 in part, 2 not at all.
+"""
+AHEAD_S, AHEAD_STEPS = 15.0, 20
+"""A page of metrics is up to 5 s old, and the pump of a rank needs a few more to hear of a request."""
+
+_POLL_S = 0.2
+_STEP = re.compile(r"^train_step_index(?:\{[^}]*\})? (\S+)", re.MULTILINE)
+
+
+class _Live(NamedTuple):
+    """What a rank says of itself: the step it is in, and seconds per step; -1 and 0 where it does not."""
+
+    step: int
+    step_s: float
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Tell argparse about this command."""
+    parser = subparsers.add_parser(
+        "profile",
+        help="capture some steps of a live run with torch.profiler",
+        description="Ask a live run for a profiler capture, and wait for it.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    ranks.add_arguments(parser)
+    parser.add_argument("--ranks", default="", metavar="N,N", help="these ranks, or 'all' (default: 0)")
+    parser.add_argument("--steps", type=int, default=5, metavar="N", help="steps to record (default: 5)")
+    parser.add_argument("--warmup", type=int, default=1, metavar="N", help="steps to warm up (default: 1)")
+    parser.add_argument("--activities", default="cpu,cuda", metavar="A,A", help="of cpu, cuda, xpu, mtia")
+    parser.add_argument("--shapes", action="store_true", help="record shapes of inputs")
+    parser.add_argument("--stacks", action="store_true", help="record where operations were called")
+    parser.add_argument("--memory", action="store_true", help="record allocations")
+    parser.add_argument("--flops", action="store_true", help="record floating point operations")
+    parser.add_argument("--pin", action="store_true", help="keep this capture when others make room")
+    parser.add_argument("--reason", default="otel-train profile", metavar="TEXT", help="for the record")
+    parser.add_argument(
+        "--timeout", type=float, default=300.0, metavar="S", help="longest wait (default: 300)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Leave the request with each rank, and say what came of it."""
+    folders = _chosen(args)
+    request = {
+        "steps": args.steps, "warmup": args.warmup, "activities": list(activities(args.activities)),
+        "record_shapes": args.shapes, "with_stack": args.stacks, "profile_memory": args.memory,
+        "with_flops": args.flops, "pinned": args.pin, "reason": args.reason,
+    }  # fmt: skip
+    if len(folders) > 1:
+        request["at_step"] = _common_step(folders, args.warmup)
+    captures = next(iter(folders.values())).parent / "captures"
+    before = {rank: _records(captures, rank) for rank in folders}
+    try:
+        for folder in folders.values():
+            leave(folder, request)
+    except OSError as error:
+        raise RunDirectoryError(f"the request cannot be left there: {error}") from error
+    if not args.json:
+        where = f"from step {request['at_step']}" if "at_step" in request else "at the end of a step"
+        print(
+            f"asked rank {', '.join(map(str, folders))} for {args.steps} steps {where}; waiting",
+            file=sys.stderr,
+        )
+    found = _wait(captures, before, time.monotonic() + args.timeout)
+    for rank in folders:
+        _say(rank, found.get(rank), captures, as_json=args.json, timeout_s=args.timeout)
+    good = sum(1 for record in found.values() if record["file"] and not record["problem"])
+    return 0 if good == len(folders) else 1 if any(record["file"] for record in found.values()) else 2
+
+
+def _chosen(args: argparse.Namespace) -> dict[int, Path]:
+    live = ranks.chosen_ranks(args, "flight.bin")
+    if args.ranks == "all" or (args.rank is not None and not args.ranks):
+        return dict(live)
+    try:
+        wanted = [int(word) for word in args.ranks.split(",")] if args.ranks else [min(live)]
+    except ValueError:
+        raise OtelTrainError(f"--ranks {args.ranks!r}: expected numbers, such as 0,3, or all") from None
+    for rank in wanted:
+        if rank not in live:
+            raise RunDirectoryError(f"rank {rank} is not there. Ranks: {', '.join(map(str, live))}")
+    return {rank: live[rank] for rank in wanted}
+
+
+def _common_step(folders: Mapping[int, Path], warmup: int) -> int:
+    """A step that every one of these ranks still has before it.
+
+    Raises:
+        OtelTrainError: a rank does not say where it is.
+    """
+    live = {rank: _live(folder) for rank, folder in folders.items()}
+    silent = [str(rank) for rank, each in live.items() if each.step < 0]
+    if silent:
+        raise OtelTrainError(
+            f"rank {', '.join(silent)} does not say which step it is in: its /metrics does not answer. "
+            "Ask one rank at a time, or let it serve /metrics (prometheus=True)"
+        )
+    steps_s = [each.step_s for each in live.values() if each.step_s > 0]
+    ahead = int(AHEAD_S / min(steps_s)) if steps_s else 0
+    return max(each.step for each in live.values()) + warmup + max(AHEAD_STEPS, ahead)
+
+
+def _live(folder: Path) -> _Live:
+    try:
+        target = json.loads((folder / "prometheus_target.json").read_bytes())[0]["targets"][0]
+        with urllib.request.urlopen(f"http://{target}/metrics", timeout=5) as page:
+            found = _STEP.search(page.read().decode())
+        summary = json.loads((folder / "summary.json").read_bytes())
+        rows = [row for row in summary.get("step_durations", ()) if row.get("phase") == "train"]
+        return _Live(int(float(found[1])) if found else -1, float(rows[0]["p50"]) if rows else 0.0)
+    except (OSError, ValueError, KeyError, IndexError, TypeError):
+        return _Live(-1, 0.0)
+
+
+def _records(captures: Path, rank: int) -> set[Path]:
+    return set(captures.glob(f"*-rank{rank}{RECORD_SUFFIX}"))
+
+
+def _wait(captures: Path, before: Mapping[int, set[Path]], deadline: float) -> dict[int, dict[str, Any]]:
+    """The record of each rank's new capture."""
+    found: dict[int, dict[str, Any]] = {}
+    while len(found) < len(before) and time.monotonic() < deadline:
+        for rank in before.keys() - found.keys():
+            for path in _records(captures, rank) - before[rank]:
+                found[rank] = json.loads(path.read_bytes())
+        time.sleep(_POLL_S)
+    return found
+
+
+def _say(
+    rank: int, record: Mapping[str, Any] | None, captures: Path, *, as_json: bool, timeout_s: float
+) -> None:
+    if as_json:
+        print(json.dumps({"rank": rank, **(record or {"problem": f"nothing after {timeout_s:g} s"})}))
+    elif record is None:
+        print(f"rank {rank}: nothing after {timeout_s:g} s. Is it alive? See 'otel-train postmortem'")
+    else:
+        if record["file"]:
+            steps = "-".join(str(step) for step in record["steps"])
+            print(f"rank {rank}: steps {steps}: {captures / record['file']} ({record['bytes']:,} bytes)")
+        for said in (record["problem"], *record["notes"], record["finding"].get("claim", "")):
+            if said:
+                print(f"rank {rank}: {said}")
+        if record["file"] and not record["finding"]:
+            print(f"rank {rank}: look into it with: otel-train analyze {captures / record['file']}")

@@ -1,0 +1,71 @@
+"""A profiler that only notes what it is told, and can be told to fail."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from otel_train.capturing.plan import Options
+
+
+class FakeProfiler:
+    """Goes wherever a ``Profiler`` goes.
+
+    Attributes:
+        log: everything that was called, in order; ranges as ``+name`` and ``-name``.
+        taken: somebody else's profiler runs.
+        broken: names of methods that raise.
+    """
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.taken = False
+        self.broken: set[str] = set()
+        self.missing: list[str] = []
+        self.size = 0
+        self.give_way: Callable[[bool], None] = lambda _: None
+
+    def __call__(self, give_way: Callable[[bool], None]) -> FakeProfiler:
+        self.give_way = give_way
+        return self
+
+    def busy(self) -> bool:
+        return self.taken
+
+    def prepare(self, options: Options) -> list[str]:
+        del options
+        self._do("prepare")
+        return self.missing
+
+    def start(self) -> None:
+        self._do("start")
+
+    def stop(self) -> Any:
+        self._do("stop")
+        return {"traceEvents": [{"name": "x" * self.size}]}
+
+    def range(self, name: str) -> FakeRange:
+        self._do("+" + name)
+        return FakeRange(self, name)
+
+    def save(self, trace: Any, path: Path) -> None:
+        self._do("save")
+        path.write_text(json.dumps(trace))
+
+    def _do(self, what: str) -> None:
+        self.log.append(what)
+        if what in self.broken:
+            raise RuntimeError(f"{what} is broken")
+
+
+class FakeRange:
+    def __init__(self, profiler: FakeProfiler, name: str) -> None:
+        self._profiler = profiler
+        self._name = name
+
+    def close(self) -> None:
+        self._profiler.log.append("-" + self._name)

@@ -1,0 +1,408 @@
+"""Who gets a capture, what is written of it, and what makes one by itself."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import time
+from _thread import get_ident
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_train.capturing.boundary import Rule
+from otel_train.capturing.desk import Desk, Loop, Story
+from otel_train.capturing.gate import Thread
+from otel_train.capturing.office import TOKEN_FILE, Identity, Office, leave
+from otel_train.capturing.plan import Plan
+from otel_train.capturing.triggers import SLOW_STEPS, Every, Schedule, SlowSteps
+from otel_train.capturing.writer import Place
+from otel_train.codes import Op, Source, SourceKind, code
+from otel_train.record.ring import Ring
+from otel_train.testing import FakeClock
+from tests.support.profiler import FakeProfiler
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from otel_train.aggregate.captures import Capture
+
+SOURCES = [Source(SourceKind.DATA, "train"), Source(SourceKind.OPTIMIZER, "SGD")]
+PLAN = Plan("on_demand", 2, warmup=0)
+STEP_NS = 10_000_000
+
+
+class Run:
+    """A loop of 10 ms steps, its desk, and everything that is told of captures."""
+
+    def __init__(self, folder: Path, **place: Any) -> None:
+        self.folder = folder
+        self.clock = FakeClock(1)
+        self.profiler = FakeProfiler()
+        words = memoryview(bytearray(1 << 16)).cast("q")
+        self.ring = Ring(words, clock=self.clock, owner=get_ident(), elsewhere=print)
+        self.ends: list[int] = []
+        self.told: list[Capture] = []
+        self.epoch = 1
+        defaults = {"max_bytes": 1 << 20, "kept": 8, "analyze": ()}
+        self.desk = Desk(
+            self.profiler, loop=self.loop, clock=self.clock, cooldown_s=60, max_s=60,
+            story=Story(self.told.append, lambda *_: None, self.number, lambda ns: ns),
+            place=Place(folder / "captures", 0, **{**defaults, **place}),
+        )  # fmt: skip
+        (folder / "rank0").mkdir()
+        self.office = Office(
+            self.desk, PLAN, Identity("r1", 0, folder / "rank0"), loop=self.loop, token="secret"
+        )
+
+    def loop(self) -> Loop:
+        thread = Thread(get_ident(), SOURCES, self.ring.divert)
+        rule = Rule(SourceKind.OPTIMIZER, asks=True)
+        return Loop(rule, thread, len(self.ends), STEP_NS, self.epoch, self.clock.now_ns)
+
+    def number(self, at_ns: int) -> int:
+        return sum(1 for end in self.ends if end <= at_ns)
+
+    def steps(self, number: int) -> None:
+        for _ in range(number):
+            self.ring.edge(code(Op.BEGIN, 0))
+            if self.ring.written > 1:
+                self.ends.append(self.clock.now_ns)
+            self.clock.tick(ms=5)
+            self.ring.edge(code(Op.BEGIN, 1))
+            self.ring.edge(code(Op.END, 1))
+            self.clock.tick(ms=5)
+
+    def finish(self) -> Capture:
+        """Let the loop go on until one more capture has been told."""
+        known, deadline = len(self.told), time.monotonic() + 20
+        while len(self.told) == known and time.monotonic() < deadline:
+            self.office.turn()
+            self.steps(1)
+            time.sleep(0.001)
+        return self.told[known]
+
+    def records(self) -> list[dict[str, Any]]:
+        return [
+            json.loads(path.read_text()) for path in sorted((self.folder / "captures").glob("*.record.json"))
+        ]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """A run with nothing captured yet."""
+    made = Run(tmp_path)
+    made.steps(20)
+    return made
+
+
+def test_a_capture_leaves_a_trace_and_a_record(run: Run) -> None:
+    """Months later somebody must still know what it is."""
+    assert run.desk.ask(PLAN._replace(reason="why not")) == ""
+    capture = run.finish()
+
+    assert capture.error == capture.problem == ""
+    with gzip.open(capture.file) as file:
+        assert "traceEvents" in json.load(file)
+    (record,) = run.records()
+    assert (record["trigger"], record["reason"], record["steps_recorded"]) == ("on_demand", "why not", 2)
+    assert record["steps"] == list(capture.steps)
+    assert record["file"] == f"epoch_1-step_{record['steps'][0]}-rank0.json.gz"
+
+
+def test_the_steps_in_a_trace_have_the_run_s_own_numbers(run: Run) -> None:
+    """A trace whose step 3 is the run's step 23 sends everybody to the wrong place."""
+    run.desk.ask(PLAN._replace(at_step=40))
+    capture = run.finish()
+
+    assert capture.steps == (40, 41)
+    assert "+ProfilerStep#40" in run.profiler.log
+
+
+def test_one_at_a_time_and_the_next_one_waits(run: Run) -> None:
+    """Two profilers at once crash the process."""
+    run.desk.ask(PLAN)
+    run.office.turn()
+    assert run.desk.ask(PLAN) == ""
+    run.finish()
+    run.finish()
+
+    assert run.profiler.log.count("start") == run.profiler.log.count("stop") == 2
+
+
+def test_what_nobody_asked_for_keeps_a_pause(run: Run) -> None:
+    """A run whose steps are slow for an hour needs one capture, not sixty."""
+    run.desk.ask(PLAN)
+    run.finish()
+
+    assert "too recent" in run.desk.ask(PLAN, patient=False)
+    assert run.desk.ask(PLAN) == ""
+
+
+def test_a_run_that_ends_says_how_far_it_got(run: Run) -> None:
+    """A capture longer than the run is a shorter capture, and says so."""
+    run.desk.ask(PLAN._replace(steps=100))
+    run.office.turn()
+    run.steps(5)
+    run.desk.gate.abort("")
+    run.desk.end(5)
+
+    assert run.told[0].problem == "captured 3 of 100 steps"
+    assert run.told[0].error == "short"
+    assert run.told[0].file
+
+
+def test_a_trace_that_is_too_large_is_not_kept(tmp_path: Path) -> None:
+    """The disk belongs to checkpoints."""
+    run = Run(tmp_path, max_bytes=10)
+    run.steps(5)
+    run.desk.ask(PLAN)
+    capture = run.finish()
+
+    assert capture.error == "size"
+    assert not capture.file
+    assert not list((tmp_path / "captures").glob("*.gz"))
+
+
+def test_the_next_capture_is_as_long_as_the_first_has_shown_to_fit(tmp_path: Path) -> None:
+    """The end of a capture costs training time with every byte."""
+    run = Run(tmp_path, max_bytes=300)
+    run.steps(5)
+    run.desk.ask(PLAN._replace(steps=1))
+    size = run.finish().bytes
+    run.desk.ask(PLAN._replace(steps=1000))
+
+    run.finish()
+    second = max(run.records(), key=lambda record: record["steps_recorded"])
+    assert second["steps_recorded"] == 300 // size
+    assert "of 1000 steps" in second["reason"]
+
+
+def test_a_full_disk_is_said_and_training_goes_on(run: Run) -> None:
+    """Nothing raises, the record says what happened."""
+    run.profiler.broken = {"save"}
+    run.desk.ask(PLAN)
+    capture = run.finish()
+
+    assert capture.error == "disk"
+    assert "save is broken" in run.records()[0]["problem"]
+
+
+def test_old_captures_make_room_and_pinned_ones_stay(tmp_path: Path) -> None:
+    """The one that shows the bug must not be the one that goes."""
+    run = Run(tmp_path, kept=2)
+    run.steps(5)
+    run.desk.ask(PLAN._replace(pinned=True))
+    pinned = run.finish().file
+    for _ in range(3):
+        run.desk.ask(PLAN)
+        last = run.finish().file
+
+    left = {str(path) for path in (tmp_path / "captures").glob("*.json.gz")}
+    assert left == {pinned, last}
+    assert len(run.records()) == 2
+
+
+def test_tensorboard_finds_a_copy(tmp_path: Path) -> None:
+    """Its plugin looks for a suffix of its own."""
+    run = Run(tmp_path, tensorboard=str(tmp_path / "tb"))
+    run.steps(5)
+    run.desk.ask(PLAN)
+    run.finish()
+
+    assert [path.name.endswith(".pt.trace.json.gz") for path in (tmp_path / "tb").iterdir()] == [True]
+
+
+def test_what_is_found_in_a_trace_is_told_with_it(tmp_path: Path) -> None:
+    """The event says what the trace shows, not only where it lies."""
+    analyze = ("sh", "-c", """echo '{"findings": [{"claim": "All of it is waiting."}]}'""")
+    run = Run(tmp_path, analyze=analyze)
+    run.steps(5)
+    run.desk.ask(PLAN)
+
+    assert run.finish().finding == "All of it is waiting."
+    assert run.records()[0]["finding"] == {"claim": "All of it is waiting."}
+
+
+def test_an_analysis_that_fails_costs_nothing_but_its_finding(tmp_path: Path) -> None:
+    """The trace is what counts."""
+    run = Run(tmp_path, analyze=("false",))
+    run.steps(5)
+    run.desk.ask(PLAN)
+
+    assert run.finish().file
+    assert run.records()[0]["finding"] == {}
+
+
+# -- what asks -------------------------------------------------------------------------------------
+
+
+def test_a_schedule_by_steps_meets_its_multiples(run: Run) -> None:
+    """Every rank captures the same steps."""
+    run.office.schedule = Schedule(Every(50, 0, 0, 0, 0), PLAN._replace(trigger="schedule"), run.clock)
+
+    assert run.finish().steps == (50, 51)
+    assert run.finish().steps == (100, 101)
+
+
+def test_a_schedule_by_epochs_takes_the_first_steps_of_each(run: Run) -> None:
+    """What is slow in an epoch is often its beginning."""
+    run.office.schedule = Schedule(Every(0, 2, 0, 0, 0), PLAN._replace(trigger="schedule"), run.clock)
+    run.finish()
+    run.epoch = 2
+    run.office.turn()
+    assert not run.desk.gate.begun_ns or len(run.told) == 1
+    run.epoch = 3
+    run.finish()
+
+    assert [record["epoch"] for record in run.records()] == [1, 3]
+
+
+def test_a_schedule_by_minutes_and_its_end(run: Run) -> None:
+    """As many as wanted, no more."""
+    run.office.schedule = Schedule(Every(0, 0, 0.01, 0, 1), PLAN._replace(trigger="schedule"), run.clock)
+    run.finish()
+    run.clock.tick(s=60)
+    for _ in range(5):
+        run.office.turn()
+        run.steps(2)
+
+    assert len(run.told) == 1
+
+
+def test_slow_steps_ask_once_there_are_enough_of_them() -> None:
+    """One slow step may be anything."""
+    wanted: list[Plan] = []
+    slow = SlowSteps(PLAN)
+
+    def ask(plan: Plan) -> str:
+        wanted.append(plan)
+        return ""
+
+    for step, so_far in ((100, 0), (110, 1), (120, SLOW_STEPS - 1)):
+        slow.look(step, so_far, ask)
+    assert not wanted
+    slow.look(130, SLOW_STEPS, ask)
+    assert wanted[0].reason == "3 of the last 30 steps were slow"
+    slow.look(131, SLOW_STEPS, ask)
+    assert len(wanted) == 1
+
+
+def test_slow_steps_far_apart_ask_for_nothing() -> None:
+    """Three in an hour are weather."""
+    wanted: list[Plan] = []
+    slow = SlowSteps(PLAN)
+    for number in range(20):
+        slow.look(number * 1000, number, lambda plan: str(wanted.append(plan)))  # type: ignore[func-returns-value]
+
+    assert not wanted
+
+
+def test_a_request_in_a_file_is_taken_once(run: Run) -> None:
+    """``otel-train profile`` leaves one."""
+    leave(run.folder / "rank0", {"steps": 3, "reason": "by file"})
+    run.finish()
+
+    assert run.records()[0]["steps_recorded"] == 3
+    assert run.records()[0]["reason"] == "by file"
+    assert not (run.folder / "rank0" / "capture-request.json").exists()
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"steps": -1}', "\xff", '{"steps": 1e999}', "[" * 10_000])
+def test_a_broken_request_is_thrown_away_and_said(
+    run: Run, text: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It must not be read again on every turn, nor switch anything off."""
+    (run.folder / "rank0" / "capture-request.json").write_text(text, "utf-8")
+    run.office.turn()
+    run.office.turn()
+
+    assert len(caplog.records) == 1
+    assert run.desk.ask(PLAN) == ""
+
+
+def post(run: Run, document: object, token: str = "secret") -> tuple[int, dict[str, Any]]:
+    return run.office.post(json.dumps(document).encode(), token)
+
+
+def test_http_arms_a_capture(run: Run) -> None:
+    """From a notebook, or a colleague's terminal."""
+    assert post(run, {"steps": 1}) == (202, {"armed": True, "at_step": "next", "steps": 1})
+    assert run.finish().steps[0] > 0
+
+
+@pytest.mark.parametrize("token", ["", "Secret", "secret ", "geheim"])
+def test_http_without_the_token_arms_nothing(run: Run, token: str) -> None:
+    """Any page in a browser on this machine can post here."""
+    status, answer = post(run, {"steps": 1}, token)
+
+    assert status == 401
+    assert str(run.folder / "rank0" / TOKEN_FILE) in answer["error"]
+    run.office.turn()
+    run.steps(5)
+    assert not run.profiler.log
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        [], 3, {"steps": 0}, {"steps": True}, {"steps": "5"}, {"activities": ["tpu"]}, {"activities": []},
+        {"ranks": ["0"]}, {"ranks": -1}, {"frames": 3}, {"with_stack": 1}, {"at_step": -2}, {"warmup": 10**9},
+    ],
+)  # fmt: skip
+def test_a_request_that_makes_no_sense_is_refused_with_a_reason(run: Run, document: object) -> None:
+    """Value, rule, remedy."""
+    status, answer = post(run, document)
+
+    assert status == 400
+    assert "expected" in answer["error"] or "Known" in answer["error"]
+
+
+def test_other_ranks_are_asked_for_the_same_steps(run: Run) -> None:
+    """Who waits for whom is only seen in traces of one and the same step."""
+    (run.folder / "rank3").mkdir()
+    status, answer = post(run, {"steps": 1, "ranks": [0, 3]})
+    request = json.loads((run.folder / "rank3" / "capture-request.json").read_text())
+
+    assert status == 202
+    assert request["at_step"] == answer["at_step"] > len(run.ends)
+    assert run.finish().steps[0] == answer["at_step"]
+
+
+def test_a_rank_that_is_not_there_is_said(run: Run) -> None:
+    """Not silently one trace fewer."""
+    status, answer = post(run, {"ranks": [7]})
+
+    assert status == 409
+    assert "rank 7" in answer["error"]
+
+
+def alert(status: str = "firing", **labels: str) -> dict[str, Any]:
+    return {"alerts": [{"status": status, "labels": {"alertname": "TrainInputBound", **labels}}]}
+
+
+def test_an_alert_about_this_run_arms_a_capture(run: Run) -> None:
+    """By the time somebody has read the page, the trace is there."""
+    status, answer = post(run, alert(train_run_id="r1", train_rank="0"))
+    capture = run.finish()
+
+    assert (status, answer["armed"], capture.trigger) == (200, True, "alert")
+    assert run.records()[0]["reason"] == "TrainInputBound"
+
+
+@pytest.mark.parametrize(
+    "document", [alert(train_run_id="r2"), alert(train_rank="1"), alert("resolved"), {"alerts": [None, 3]}]
+)
+def test_an_alert_about_somebody_else_arms_nothing(run: Run, document: dict[str, Any]) -> None:
+    """Alertmanager sends every alert of the cluster to everybody."""
+    assert post(run, document)[1]["armed"] is False
+
+
+def test_the_token_file_is_for_its_owner_alone(run: Run) -> None:
+    """Who may read our files may ask; nobody else."""
+    run.office.open()
+    path = run.folder / "rank0" / TOKEN_FILE
+    assert path.read_text() == "secret\n"
+    assert path.stat().st_mode & 0o777 == 0o600
+    run.office.close()
+    assert not path.exists()

@@ -1,0 +1,309 @@
+"""A capture on the training thread: where it begins, what it holds, how it ends."""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from typing import Any
+
+import pytest
+
+from otel_train.capturing.boundary import Boundary, Rule
+from otel_train.capturing.gate import Gate, Phase, Thread
+from otel_train.capturing.plan import Plan, Recorded
+from otel_train.codes import Flag, Op, Source, SourceKind, code
+from otel_train.record.ring import Ring
+from otel_train.testing import FakeClock
+from tests.support.profiler import FakeProfiler
+
+DATA, FORWARD, BACKWARD, FIRST, SECOND, MARK, VAL = range(7)
+SOURCES = [
+    Source(SourceKind.DATA, "train"),
+    Source(SourceKind.FORWARD, "Net"),
+    Source(SourceKind.BACKWARD, "backward"),
+    Source(SourceKind.OPTIMIZER, "SGD"),
+    Source(SourceKind.OPTIMIZER, "Adam"),
+    Source(SourceKind.MARK, "step"),
+    Source(SourceKind.DATA, "val"),
+]
+ASKS = Rule(SourceKind.OPTIMIZER, asks=True)
+STEP = (DATA, FORWARD, BACKWARD, FIRST)
+
+
+class Loop:
+    """A training thread with a real ring, and a gate in front of it."""
+
+    def __init__(self, rule: Rule = ASKS, *, max_s: float = 60) -> None:
+        self.clock = FakeClock(1)
+        self.profiler = FakeProfiler()
+        self.ring = Ring(
+            memoryview(bytearray(1 << 16)).cast("q"), clock=self.clock, owner=get_ident(), elsewhere=print
+        )
+        self.gate = Gate(self.profiler, clock=self.clock, max_s=max_s)
+        self.rule = rule
+
+    def arm(self, steps: int = 2, **plan: Any) -> None:
+        thread = Thread(get_ident(), SOURCES, self.ring.divert)
+        self.gate.arm(Plan("on_demand", steps, **{"warmup": 0, **plan}), Boundary(self.rule, SOURCES), thread)
+
+    def edge(self, op: Op, source: int, flags: int = 0) -> None:
+        self.clock.tick(ms=1)
+        self.ring.edge(code(op, source, flags))
+
+    def step(self, *sources: int) -> None:
+        for source in sources or STEP:
+            if source == MARK:
+                self.edge(Op.MARK, MARK)
+            else:
+                self.edge(Op.BEGIN, source)
+                self.edge(Op.END, source)
+
+    def steps(self, number: int) -> None:
+        for _ in range(number):
+            self.step()
+
+    def recorded(self) -> Recorded:
+        found = self.gate.take()
+        assert found is not None
+        return found
+
+
+def marks(profiler: FakeProfiler) -> list[str]:
+    """What was called, without the ranges of stages."""
+    return [word for word in profiler.log if "otel_train:" not in word]
+
+
+def test_it_begins_and_ends_between_two_steps() -> None:
+    """Half a step in a trace explains nothing."""
+    loop = Loop()
+    loop.arm(steps=2)
+    loop.steps(4)
+
+    assert marks(loop.profiler) == [
+        "prepare", "start", "+ProfilerStep#0", "-ProfilerStep#0", "+ProfilerStep#1", "-ProfilerStep#1", "stop",
+    ]  # fmt: skip
+    assert loop.recorded().steps == 2
+    assert loop.gate.phase is Phase.IDLE
+
+
+def test_stages_stand_in_the_trace_as_ranges() -> None:
+    """An operation in a trace is found under the stage it belongs to."""
+    loop = Loop()
+    loop.arm(steps=1)
+    loop.steps(3)
+
+    ranges = [word for word in loop.profiler.log if "otel_train:" in word]
+    assert ranges == [
+        f"{sign}otel_train:{stage}"
+        for stage in ("data:train", "forward", "backward", "optimizer")
+        for sign in "+-"
+    ]
+
+
+def test_ranges_that_an_exception_left_open_are_closed_with_the_one_around_them() -> None:
+    """A trace with a range that never ends cannot be read."""
+    loop = Loop()
+    loop.arm(steps=1)
+    loop.step()
+    loop.edge(Op.BEGIN, DATA)
+    loop.edge(Op.END, DATA)
+    loop.edge(Op.BEGIN, FORWARD)
+    loop.edge(Op.BEGIN, BACKWARD)
+    loop.edge(Op.FAIL, FORWARD)
+
+    assert loop.profiler.log[-4:] == [
+        "+otel_train:forward",
+        "+otel_train:backward",
+        "-otel_train:backward",
+        "-otel_train:forward",
+    ]
+
+
+def test_every_edge_is_written_whatever_the_gate_does() -> None:
+    """A capture must not cost a single figure."""
+    loop = Loop()
+    loop.steps(1)
+    loop.arm(steps=1, warmup=1)
+    loop.steps(5)
+
+    assert loop.ring.written == 6 * 2 * len(STEP)
+
+
+def test_nothing_stands_in_the_way_before_and_after() -> None:
+    """No cost when idle."""
+    loop = Loop()
+    loop.steps(2)
+    loop.arm(steps=1)
+    loop.steps(3)
+    calls = len(loop.profiler.log)
+    loop.gate.take()
+    loop.steps(3)
+
+    assert len(loop.profiler.log) == calls
+
+
+def test_warm_up_and_wait_are_steps_before_the_first() -> None:
+    """As in ``torch.profiler.schedule``."""
+    loop = Loop()
+    loop.arm(steps=1, wait=2, warmup=1)
+    phases = []
+    for _ in range(6):
+        loop.steps(1)
+        phases.append(loop.gate.phase)
+
+    assert phases == [*[Phase.WAITING] * 3, Phase.WARMUP, Phase.ACTIVE, Phase.DONE]
+
+
+def test_a_step_number_is_met_exactly() -> None:
+    """Several ranks capture the same step without asking each other."""
+    loop = Loop()
+    loop.arm(steps=1, warmup=1, at_step=105)
+    loop.steps(2)
+    loop.gate.first_number = 101
+    loop.steps(3)
+
+    assert "+ProfilerStep#105" not in loop.profiler.log
+    loop.steps(1)
+    assert "+ProfilerStep#105" in loop.profiler.log
+
+
+def test_a_step_that_has_passed_is_refused() -> None:
+    """The other ranks were in time: other steps than theirs explain nothing."""
+    loop = Loop()
+    loop.arm(steps=1, at_step=100)
+    loop.steps(2)
+    loop.gate.first_number = 101
+    loop.steps(1)
+
+    assert "had passed" in loop.recorded().problem
+    assert not loop.profiler.log
+
+
+def test_another_profiler_is_left_alone() -> None:
+    """Two at once crash the process, or leave the user's without events."""
+    loop = Loop()
+    loop.profiler.taken = True
+    loop.arm()
+    loop.steps(2)
+
+    assert loop.recorded().problem == "another profiler is running in this process"
+    assert not loop.profiler.log
+
+
+@pytest.mark.parametrize("broken", ["prepare", "start", "stop", "+ProfilerStep#0", "+otel_train:forward"])
+def test_a_fault_of_the_profiler_ends_the_capture_and_nothing_else(broken: str) -> None:
+    """Training does not know that there is a profiler."""
+    loop = Loop()
+    loop.profiler.broken = {broken}
+    loop.arm()
+    loop.steps(4)
+
+    assert loop.recorded().problem == f"RuntimeError: {broken} is broken"
+    assert loop.ring.written == 4 * 2 * len(STEP)
+
+
+def test_a_capture_that_takes_too_long_is_cut_short() -> None:
+    """Steps may become a hundred times slower than whoever asked believed."""
+    loop = Loop(max_s=0.012)
+    loop.arm(steps=1000)
+    loop.steps(5)
+
+    recorded = loop.recorded()
+    assert recorded.problem == "stopped after 0.012 s"
+    assert 0 < recorded.steps < 4
+    assert recorded.trace is not None
+
+
+def test_the_end_of_a_run_leaves_what_there_is() -> None:
+    """A schedule longer than the run still gives a trace."""
+    loop = Loop()
+    loop.arm(steps=100)
+    loop.steps(4)
+    loop.gate.abort("")
+
+    recorded = loop.recorded()
+    assert recorded.steps == 2
+    assert recorded.trace is not None
+
+
+def test_a_profiler_that_only_warmed_up_is_stopped_too() -> None:
+    """It must not run on for ever."""
+    loop = Loop()
+    loop.arm(steps=1, warmup=5)
+    loop.steps(3)
+    loop.gate.abort("")
+
+    assert loop.profiler.log == ["prepare", "start", "stop"]
+    assert loop.recorded().trace is None
+
+
+def test_the_program_s_own_profiler_goes_first() -> None:
+    """Who debugs their program gets their events; ours ends on the spot."""
+    loop = Loop()
+    loop.arm(steps=100)
+    loop.steps(3)
+    loop.profiler.give_way(True)  # here
+
+    assert loop.profiler.log[-1] == "stop"
+    assert loop.recorded().problem == "the program started a profiler of its own"
+
+
+def test_from_another_thread_it_ends_at_the_next_edge() -> None:
+    """The profiler can only be stopped where it was started."""
+    loop = Loop()
+    loop.arm(steps=100)
+    loop.steps(3)
+    loop.profiler.give_way(False)  # elsewhere
+    assert loop.gate.phase is Phase.ACTIVE
+    loop.edge(Op.BEGIN, DATA)
+
+    assert loop.recorded().problem == "the program started a profiler of its own"
+
+
+# -- where a step ends -----------------------------------------------------------------------------
+
+
+def ends(rule: Rule, *edges: tuple[Op, int]) -> list[int]:
+    """Places of the edges before which a step ended."""
+    boundary = Boundary(rule, SOURCES)
+    return [place for place, (op, source) in enumerate(edges) if boundary.before(code(op, source))]
+
+
+def calls(*sources: int) -> list[tuple[Op, int]]:
+    return (
+        [(Op.MARK, MARK)] if sources == (MARK,) else [(op, s) for s in sources for op in (Op.BEGIN, Op.END)]
+    )
+
+
+def test_a_step_ends_at_the_first_ask_after_an_update() -> None:
+    """Accumulated batches, and batches of another loader, are part of it."""
+    edges = calls(DATA, FORWARD, DATA, FORWARD, FIRST, VAL, FORWARD, DATA, FIRST, SECOND, DATA)
+
+    assert ends(ASKS, *edges) == [10, 20]
+
+
+def test_making_an_iterator_is_no_ask() -> None:
+    """The end of an epoch does not end a step twice."""
+    boundary = Boundary(ASKS, SOURCES)
+    boundary.before(code(Op.END, FIRST))
+
+    assert not boundary.before(code(Op.BEGIN, DATA, Flag.START))
+    assert boundary.before(code(Op.BEGIN, DATA))
+
+
+def test_without_a_loader_a_round_of_updates_is_a_step() -> None:
+    """A GAN's two optimizers make one step; the first round shows which one is the last."""
+    round_of_two = calls(FORWARD, FIRST, FORWARD, SECOND)
+
+    assert ends(Rule(SourceKind.OPTIMIZER, asks=False), *round_of_two * 4) == [16, 24]
+
+
+def test_marks_set_by_hand_end_steps_and_nothing_else_does() -> None:
+    """Who marks steps has said what a step is."""
+    edges = [*calls(DATA, FIRST, DATA), *calls(MARK), *calls(FIRST), *calls(MARK)]
+
+    assert ends(Rule(SourceKind.MARK, asks=True), *edges) == [6, 9]
+
+
+def test_where_batches_are_the_steps_every_ask_ends_one() -> None:
+    """A loop without updates and backwards."""
+    assert ends(Rule(SourceKind.DATA, asks=True), *calls(DATA, FORWARD, DATA)) == [0, 4]
