@@ -120,9 +120,10 @@ def _switch(name: str, value: object) -> bool:
 def _ranks(value: object) -> tuple[int, ...] | None:
     if value is None:
         return None
-    good = isinstance(value, list) and all(
-        isinstance(r, int) and not isinstance(r, bool) and r >= 0 for r in value
+    given = value if isinstance(value, list) else [None]
+    found = tuple(
+        rank for rank in given if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0
     )
-    if not good:
+    if len(found) < len(given):
         raise ConfigError(f"ranks={value!r:.40}: expected a list of ranks, such as [0, 3]")
-    return tuple(value)  # type: ignore[arg-type]  # a list, as checked
+    return found

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.aggregate.steps import StepSource
 from otel_train.capturing.asked import options_of
 from otel_train.capturing.boundary import Rule
-from otel_train.capturing.desk import Desk, Loop, Story
+from otel_train.capturing.desk import Desk, Limits, Loop, Story
 from otel_train.capturing.gate import Thread
 from otel_train.capturing.memory_snapshot import OomSnapshots
 from otel_train.capturing.office import Identity, Office
@@ -77,7 +77,7 @@ class Capturing:
         self._desk = Desk(
             TorchProfiler, loop=self._loop, place=place, clock=system_clock,
             story=Story(run.captured, self._active, self._number, run.teller.unix),
-            cooldown_s=config.capture_cooldown_s, max_s=config.capture_max_s,
+            limits=Limits(config.capture_max_s, config.capture_cooldown_s),
         )  # fmt: skip
         who = Identity(info.run_id, info.rank, rank_folder)
         self.office = Office(self._desk, plan, who, loop=self._loop, token=config.capture_token)

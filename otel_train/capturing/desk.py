@@ -58,6 +58,18 @@ class Loop(NamedTuple):
         return ahead <= NEAR_STEPS or ahead * self.median_ns <= NEAR_S * NS_PER_S
 
 
+class Limits(NamedTuple):
+    """How long a capture may take, and how often one may be made that nobody asked for.
+
+    Attributes:
+        max_s: longest recording, in seconds.
+        cooldown_s: least seconds between a capture and such a one.
+    """
+
+    max_s: float
+    cooldown_s: float
+
+
 class Story(NamedTuple):
     """Where captures are told.
 
@@ -83,34 +95,32 @@ class Desk:
         story: told of everything.
         place: where files go.
         clock: monotonic nanoseconds.
-        cooldown_s: least seconds between a capture and one that nobody asked for.
-        max_s: longest recording.
+        limits: in time.
     """
 
-    def __init__(  # noqa: PLR0913  # by keyword
+    def __init__(
         self,
-        profiler: Callable[[Callable[[bool], None]], Profiler],
+        profiler: Callable[[Callable[[], None]], Profiler],
         *,
         loop: Callable[[], Loop],
         story: Story,
         place: Place,
         clock: Clock,
-        cooldown_s: float,
-        max_s: float,
+        limits: Limits,
     ) -> None:
         made: list[Profiler] = []
 
-        def make(give_way: Callable[[bool], None]) -> Profiler:
+        def make(give_way: Callable[[], None]) -> Profiler:
             made.append(profiler(give_way))
             return made[0]
 
-        self.gate = Gate(make, clock=clock, max_s=max_s)
+        self.gate = Gate(make, clock=clock, max_s=limits.max_s)
         self._profiler = made[0]
         self._loop = loop
         self._story = story
         self._place = place
         self._clock = clock
-        self._cooldown_ns = int(cooldown_s * NS_PER_S)
+        self._cooldown_ns = int(limits.cooldown_s * NS_PER_S)
         self._ended_ns: int | None = None
         self._asked: deque[Plan] = deque()
         self._job: _Job | None = None

@@ -61,9 +61,10 @@ class Gate:
     """
 
     def __init__(
-        self, profiler: Callable[[Callable[[bool], None]], Profiler], *, clock: Clock, max_s: float
+        self, profiler: Callable[[Callable[[], None]], Profiler], *, clock: Clock, max_s: float
     ) -> None:
         self.phase = Phase.IDLE
+        self._result: Recorded | None = None
         self.first_boundary_ns = 0
         """When the first step ended after arming; 0 until then."""
         self.first_number = NEXT
@@ -83,17 +84,16 @@ class Gate:
         self._open: list[tuple[int, Range]] = []
         self._step: Range | None = None
         self._boundaries = self._left = self._steps = 0
-        self._result: Recorded | None = None
-        self._waited = False
+        self._result = None
         self.first_boundary_ns, self.first_number, self.begun_ns = 0, NEXT, 0
         self.phase = Phase.WAITING
         thread.divert(self._see)
 
     def take(self) -> Recorded | None:
         """What was recorded, once it is over; the gate is idle then. Called by the pump."""
-        if self.phase is not Phase.DONE:
-            return None
         result, self._result = self._result, None
+        if result is None:  # the training thread may be stopping the profiler right now
+            return None
         self.phase = Phase.IDLE
         return result
 
@@ -109,30 +109,37 @@ class Gate:
     def wait(self, timeout_s: float) -> None:
         """Let the training thread come to an edge, if it must end something there."""
         deadline_ns = self._clock() + int(timeout_s * NS_PER_S)
-        while self.phase in (Phase.WARMUP, Phase.ACTIVE) and self._clock() < deadline_ns:
+        while (
+            self.phase not in (Phase.IDLE, Phase.WAITING)
+            and self._result is None
+            and self._clock() < deadline_ns
+        ):
             time.sleep(_POLL_S)
 
     # -- on the training thread --------------------------------------------------------------------
 
     def _see(self, code: int, write: Callable[[int], None]) -> None:
-        op = code & OP_MASK
-        closes = op >= Op.END
-        try:
-            if self._boundary.before(code):
-                self._at_boundary()
-            elif self._over or (self.begun_ns and self._clock() - self.begun_ns > self._max_ns):
-                self._abort = self._abort or f"stopped after {self._max_ns / NS_PER_S:g} s"
-                self._finish()
-            if closes and self._open:
-                self._close_range(code >> SOURCE_SHIFT & SOURCE_MASK)
-        except Exception as error:  # noqa: BLE001  # the profiler's fault is the capture's, not training's
-            self._give_up(error)
+        self._contain(self._before, code)
         write(code)
+        if code & OP_MASK < Op.END and self.phase is Phase.ACTIVE:
+            self._contain(self._open_range, code >> SOURCE_SHIFT & SOURCE_MASK)
+
+    def _before(self, code: int) -> None:
+        if self._boundary.before(code):
+            self._at_boundary()
+        elif self._over or (self.begun_ns and self._clock() - self.begun_ns > self._max_ns):
+            self._abort = self._abort or f"stopped after {self._max_ns / NS_PER_S:g} s"
+            self._finish()
+        if code & OP_MASK >= Op.END and self._open:
+            self._close_range(code >> SOURCE_SHIFT & SOURCE_MASK)
+
+    def _contain(self, do: Callable[[int], None], what: int) -> None:
         try:
-            if not closes and self.phase is Phase.ACTIVE:
-                self._open_range(code >> SOURCE_SHIFT & SOURCE_MASK)
-        except Exception as error:  # noqa: BLE001  # as above
-            self._give_up(error)
+            do(what)
+        except Exception as error:  # noqa: BLE001  # the profiler's fault is the capture's, not training's
+            self._abort = self._abort or f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            if self.phase is not Phase.DONE:
+                self._finish()
 
     def _at_boundary(self) -> None:
         if not self._boundaries:
@@ -207,35 +214,29 @@ class Gate:
 
     def _finish(self) -> None:
         """End the recording, whatever there is."""
-        recording = self.phase in (Phase.WARMUP, Phase.ACTIVE)
-        active = self.phase is Phase.ACTIVE
-        self.phase = Phase.DONE if not recording else self.phase
-        trace: Any = None
+        before, self.phase = self.phase, Phase.DONE
         self._thread.divert(None)
-        if recording:
-            try:
-                if not active:
-                    self._profiler.start()  # one that was only prepared cannot be stopped
-                self._end_step()
-                trace = self._profiler.stop()
-            except Exception as error:  # noqa: BLE001  # see the class
-                self._abort = self._abort or _of(error)
+        self._trace: Any = None
+        if before in (Phase.WARMUP, Phase.ACTIVE):
+            self._contain(self._stop, before is Phase.WARMUP)
         self._result = Recorded(
-            self._plan, trace if active else None, self._steps, self.begun_ns, self._clock(), self._abort,
+            self._plan,
+            self._trace,
+            self._steps,
+            self.begun_ns,
+            self._clock(),
+            self._abort,
             tuple(self._notes),
-        )  # fmt: skip
-        self.phase = Phase.DONE
+        )
 
-    def _give_up(self, error: Exception) -> None:
-        self._abort = self._abort or _of(error)
-        if self.phase is not Phase.DONE:
-            self._finish()
+    def _stop(self, warming: int) -> None:
+        if warming:
+            self._profiler.start()  # one that was only prepared cannot be stopped
+        self._end_step()
+        trace = self._profiler.stop()
+        self._trace = None if warming else trace
 
-    def _give_way(self, here: bool) -> None:  # noqa: FBT001  # a callback of one argument
+    def _give_way(self) -> None:
         self._abort, self._over = "the program started a profiler of its own", True
-        if here:
+        if get_ident() == self._thread.ident:
             self._finish()
-
-
-def _of(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("otel_train")
 
-TOKEN_FILE = "capture-token"  # noqa: S105  # the name of a file
+KEY_FILE = "capture-token"
 MARGIN_S, MARGIN_STEPS = 8.0, 10
 """How far ahead a step is that all ranks can still agree on: a turn of each one's pump, and its delay."""
 
@@ -71,7 +71,7 @@ class Office:
     def open(self) -> None:
         """Write the token down for who may read our files, and listen for SIGUSR2 if nobody else does."""
         if self._who.folder is not None:
-            handle = os.open(self._who.folder / TOKEN_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            handle = os.open(self._who.folder / KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(handle, "w") as file:
                 file.write(self._token + "\n")
         main = threading.current_thread() is threading.main_thread()
@@ -85,7 +85,7 @@ class Office:
         if ours and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGUSR2, self._before)
         if self._who.folder is not None:
-            (self._who.folder / TOKEN_FILE).unlink(missing_ok=True)
+            (self._who.folder / KEY_FILE).unlink(missing_ok=True)
 
     def turn(self) -> None:
         """Look for requests, then let the desk work. Driven by the pump."""
@@ -119,7 +119,7 @@ class Office:
             The HTTP status, and the answer.
         """
         if not hmac.compare_digest(token.encode(), self._token.encode()):
-            where = self._who.folder / TOKEN_FILE if self._who.folder else "OTEL_TRAIN_CAPTURE_TOKEN"
+            where = self._who.folder / KEY_FILE if self._who.folder else "OTEL_TRAIN_CAPTURE_TOKEN"
             return 401, {"error": f"the token is wrong or missing: 'Authorization: Bearer ...', see {where}"}
         try:
             document = json.loads(body) if body.strip() else {}

@@ -20,6 +20,8 @@ YIELD_S = 10.0
 """A program that starts a profiler of its own, on another thread, waits so long for ours to end."""
 
 _POLL_S = 0.01
+_PREPARE = "_prepare_trace"  # every way of starting a profiler comes through here
+_PROFILE = "_KinetoProfile"  # torch's documented low-level interface: no schedule, no step of its own
 
 
 class Range(Protocol):
@@ -58,10 +60,10 @@ class TorchProfiler:
     program starts one, ``give_way`` is called and must end ours, on the training thread.
 
     Args:
-        give_way: see above; told whether the call comes on the training thread.
+        give_way: see above.
     """
 
-    def __init__(self, give_way: Callable[[bool], None]) -> None:
+    def __init__(self, give_way: Callable[[], None]) -> None:
         self._give_way = give_way
         self._profile: Any = None
         self._owner = 0
@@ -81,7 +83,7 @@ class TorchProfiler:
         wanted, missing = _activities(options.activities)
         self._owner = threading.get_ident()
         self._stand_guard()
-        self._profile = profiler._KinetoProfile(  # noqa: SLF001  # the documented low-level interface
+        self._profile = getattr(profiler, _PROFILE)(
             activities=wanted,
             record_shapes=options.record_shapes,
             with_stack=options.with_stack,
@@ -124,18 +126,18 @@ class TorchProfiler:
         import torch.autograd.profiler as torch_profiler
 
         owner: Any = torch_profiler.profile
-        prepare = owner._prepare_trace  # noqa: SLF001  # every way of starting one comes through here
+        prepare = getattr(owner, _PREPARE)
 
         def noticed(theirs: Any) -> None:
             if not (self._ours and threading.get_ident() == self._owner):
                 self._make_room()
             prepare(theirs)
 
-        owner._prepare_trace = noticed  # noqa: SLF001
+        setattr(owner, _PREPARE, noticed)
 
         def undo() -> None:
-            if owner._prepare_trace is noticed:  # noqa: SLF001
-                owner._prepare_trace = prepare  # noqa: SLF001
+            if getattr(owner, _PREPARE) is noticed:
+                setattr(owner, _PREPARE, prepare)
 
         self._undo = undo
 
@@ -146,7 +148,7 @@ class TorchProfiler:
 
     def _make_room(self) -> None:
         here = threading.get_ident() == self._owner
-        self._give_way(here)
+        self._give_way()
         deadline = time.monotonic() + YIELD_S
         while not here and self._profile is not None and time.monotonic() < deadline:
             time.sleep(_POLL_S)

@@ -67,9 +67,11 @@ class Ring:
         self.capacity = size // EDGE_WORDS
         self.owner = owner
         self.taken = 0
+        self._see: Callable[[int, _Edge], None] | None = None
+        self._elsewhere = elsewhere
         self._size = size
         self._array = np.frombuffer(words, dtype=np.int64)
-        self.edge, self._counts, self.disown, self.divert = _writer(words, clock, owner, elsewhere)
+        self.edge, self._counts, self.disown, self._lend = _writer(words, clock, owner, elsewhere)
 
     def let_go(self) -> None:
         """Hold the memory no longer; nothing can be read any more."""
@@ -89,6 +91,32 @@ class Ring:
     def pending(self) -> int:
         """Edges written and not yet read."""
         return self.written - self.taken
+
+    def divert(self, see: Callable[[int, _Edge], None] | None) -> None:
+        """Let ``see(code, write)`` stand between the owner and the ring; None: no longer. See the class.
+
+        The first may be said by any thread, the second by the owner alone. While nobody stands there it
+        costs nothing: the writer asks for its owner anyway.
+        """
+        edge, lend, owner, others = self.edge, self._lend, self.owner, self._elsewhere
+        self._see = see
+        if see is None:
+            lend(owner, others)
+            return
+
+        def write(code: int) -> None:
+            lend(owner, seen)
+            edge(code)
+            if self._see is not None:
+                lend(0, seen)
+
+        def seen(code: int) -> None:
+            if get_ident() == owner and self._see is not None:
+                self._see(code, write)
+            else:
+                others(code)
+
+        lend(0, seen)
 
     def read(self, most: int) -> Slice:
         """Take up to ``most`` edges, oldest first.
@@ -117,16 +145,13 @@ class Ring:
 
 _Edge: TypeAlias = "Callable[[int], None]"
 _Writer: TypeAlias = (
-    "tuple[_Edge, Callable[[], tuple[int, int]], Callable[[], None], "
-    "Callable[[Callable[[int, _Edge], None] | None], None]]"
+    "tuple[_Edge, Callable[[], tuple[int, int]], Callable[[], None], Callable[[int, _Edge], None]]"
 )
 
 
 def _writer(words: memoryview, clock: Clock, owner: int, elsewhere: Callable[[int], None]) -> _Writer:
     mask, sample = len(words) - 1, SAMPLED * EDGE_WORDS - 1
     position = spent = 0
-    me = away = owner
-    others = elsewhere
 
     def edge(code: int) -> None:
         nonlocal position, spent
@@ -151,29 +176,14 @@ def _writer(words: memoryview, clock: Clock, owner: int, elsewhere: Callable[[in
         return position, spent
 
     def disown() -> None:
-        nonlocal owner, me, away, words
-        owner = me = away = 0
+        nonlocal owner, words
+        owner = 0
         # A thread in the middle of an edge finishes it here: the ring's own memory is free to go.
         words = memoryview(bytearray(len(words) * words.itemsize)).cast("q")
 
-    def divert(see: Callable[[int, _Edge], None] | None) -> None:
-        nonlocal owner, away, elsewhere
+    def lend(to: int, others: _Edge) -> None:
+        nonlocal owner, elsewhere
+        elsewhere = others
+        owner = to
 
-        def write(code: int) -> None:
-            nonlocal owner
-            owner = me
-            edge(code)
-            owner = away
-
-        def seen(code: int) -> None:
-            if get_ident() == me:
-                see(code, write)  # type: ignore[misc]  # not None here
-            else:
-                others(code)
-
-        # In this order: at any instant an edge is either seen or written.
-        if see is not None:
-            elsewhere = seen
-        owner = away = me if see is None else 0
-
-    return edge, read, disown, divert
+    return edge, read, disown, lend

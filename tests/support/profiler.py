@@ -27,9 +27,9 @@ class FakeProfiler:
         self.broken: set[str] = set()
         self.missing: list[str] = []
         self.size = 0
-        self.give_way: Callable[[bool], None] = lambda _: None
+        self.give_way: Callable[[], None] = lambda: None
 
-    def __call__(self, give_way: Callable[[bool], None]) -> FakeProfiler:
+    def __call__(self, give_way: Callable[[], None]) -> FakeProfiler:
         self.give_way = give_way
         return self
 

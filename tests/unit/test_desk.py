@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.capturing.boundary import Rule
-from otel_train.capturing.desk import Desk, Loop, Story
+from otel_train.capturing.desk import Desk, Limits, Loop, Story
 from otel_train.capturing.gate import Thread
-from otel_train.capturing.office import TOKEN_FILE, Identity, Office, leave
+from otel_train.capturing.office import KEY_FILE, Identity, Office, leave
 from otel_train.capturing.plan import Plan
 from otel_train.capturing.triggers import SLOW_STEPS, Every, Schedule, SlowSteps
 from otel_train.capturing.writer import Place
@@ -46,7 +46,7 @@ class Run:
         self.epoch = 1
         defaults = {"max_bytes": 1 << 20, "kept": 8, "analyze": ()}
         self.desk = Desk(
-            self.profiler, loop=self.loop, clock=self.clock, cooldown_s=60, max_s=60,
+            self.profiler, loop=self.loop, clock=self.clock, limits=Limits(60, 60),
             story=Story(self.told.append, lambda *_: None, self.number, lambda ns: ns),
             place=Place(folder / "captures", 0, **{**defaults, **place}),
         )  # fmt: skip
@@ -337,7 +337,7 @@ def test_http_without_the_token_arms_nothing(run: Run, token: str) -> None:
     status, answer = post(run, {"steps": 1}, token)
 
     assert status == 401
-    assert str(run.folder / "rank0" / TOKEN_FILE) in answer["error"]
+    assert str(run.folder / "rank0" / KEY_FILE) in answer["error"]
     run.office.turn()
     run.steps(5)
     assert not run.profiler.log
@@ -401,7 +401,7 @@ def test_an_alert_about_somebody_else_arms_nothing(run: Run, document: dict[str,
 def test_the_token_file_is_for_its_owner_alone(run: Run) -> None:
     """Who may read our files may ask; nobody else."""
     run.office.open()
-    path = run.folder / "rank0" / TOKEN_FILE
+    path = run.folder / "rank0" / KEY_FILE
     assert path.read_text() == "secret\n"
     assert path.stat().st_mode & 0o777 == 0o600
     run.office.close()

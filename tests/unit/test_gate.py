@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from _thread import get_ident
 from typing import Any
 
@@ -241,7 +242,7 @@ def test_the_program_s_own_profiler_goes_first() -> None:
     loop = Loop()
     loop.arm(steps=100)
     loop.steps(3)
-    loop.profiler.give_way(True)  # here
+    loop.profiler.give_way()
 
     assert loop.profiler.log[-1] == "stop"
     assert loop.recorded().problem == "the program started a profiler of its own"
@@ -252,7 +253,9 @@ def test_from_another_thread_it_ends_at_the_next_edge() -> None:
     loop = Loop()
     loop.arm(steps=100)
     loop.steps(3)
-    loop.profiler.give_way(False)  # elsewhere
+    helper = threading.Thread(target=loop.profiler.give_way)
+    helper.start()
+    helper.join()
     assert loop.gate.phase is Phase.ACTIVE
     loop.edge(Op.BEGIN, DATA)
 
