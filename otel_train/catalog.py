@@ -567,7 +567,15 @@ LOADER_BATCH_BUILD_DURATION: Final = Metric(
     labels=(LOADER,),
     bounds=DURATION_BOUNDS,
     priority="P1",
-    published=False,
+)
+LOADER_START_DURATION: Final = Metric(
+    name="train.loader.start.duration",
+    unit="s",
+    kind=Kind.HISTOGRAM,
+    meaning="Time from the ask for a new pass over a loader to its first batch: making the iterator and its workers, and the first wait. Large and once per epoch: keep the workers.",
+    labels=(LOADER,),
+    bounds=DURATION_BOUNDS,
+    priority="P1",
 )
 LOADER_WORKER_COUNT: Final = Metric(
     name="train.loader.worker.count",
@@ -1016,6 +1024,7 @@ ALL: Final[tuple[Metric, ...]] = (
     NONFINITE_DETECTIONS,
     METRIC_VALUE,
     LOADER_BATCH_BUILD_DURATION,
+    LOADER_START_DURATION,
     LOADER_WORKER_COUNT,
     LOADER_WORKER_EXITS,
     LOADER_QUEUE_SIZE,
@@ -1142,6 +1151,10 @@ SPAN_NONFINITE_KIND: Final = Attribute(
 SPAN_EXHAUSTION_REASON: Final = Attribute(
     name="train.loader.exhaustion.reason", type="str", meaning="Why the loader ended."
 )
+WORKER_NUMBER: Final = Attribute(
+    name="train.loader.worker.id", type="int", meaning="Which worker of the loader, from 0."
+)
+WORKER_PID: Final = Attribute(name="train.loader.worker.pid", type="int", meaning="The worker's process.")
 SPAN_PROFILER_TRIGGER: Final = Attribute(
     name="train.profiler.trigger", type="str", meaning="What armed the capture."
 )
@@ -1181,6 +1194,8 @@ ATTRIBUTES: Final[tuple[Attribute, ...]] = (
     SPAN_ERROR_TYPE,
     SPAN_NONFINITE_KIND,
     SPAN_EXHAUSTION_REASON,
+    WORKER_NUMBER,
+    WORKER_PID,
     SPAN_PROFILER_TRIGGER,
     STEP_FIRST,
     STEP_LAST,
@@ -1380,9 +1395,20 @@ LOADER_EXHAUSTED_EVENT: Final = SpanType(
     meaning="A loader came to its end.",
     attributes=(STEP_NUMBER, SPAN_LOADER, SPAN_EXHAUSTION_REASON),
 )
+LOADER_WORKER_EXIT_EVENT: Final = SpanType(
+    name="train.loader.worker.exit",
+    meaning="A loader's worker died; SIGKILL is what the kernel's out-of-memory killer sends.",
+    attributes=(STEP_NUMBER, SPAN_LOADER, SPAN_ERROR_TYPE, WORKER_NUMBER, WORKER_PID),
+)
 RECOMPILE_EVENT: Final = SpanType(
     name="train.recompile", meaning="The compiler compiled again.", attributes=(STEP_NUMBER,)
 )
 
-EVENTS: Final[tuple[SpanType, ...]] = (NONFINITE_EVENT, OOM_EVENT, LOADER_EXHAUSTED_EVENT, RECOMPILE_EVENT)
+EVENTS: Final[tuple[SpanType, ...]] = (
+    NONFINITE_EVENT,
+    OOM_EVENT,
+    LOADER_EXHAUSTED_EVENT,
+    LOADER_WORKER_EXIT_EVENT,
+    RECOMPILE_EVENT,
+)
 """Every event that otel_train writes itself; events of your own carry the name you give them."""

@@ -36,13 +36,28 @@ class Op(IntEnum):
     END = 3
     """For the data stage the payload is the number of samples in the batch, plus one; 0 is unknown."""
     FAIL = 4
-    """Ended by an exception, which went on to the user untouched."""
+    """Ended by an exception, which went on to the user untouched. For the data stage the payload is
+    ``Ending.ERROR``; 0 for Ctrl-C and the like."""
     STOP = 5
-    """The loader had no further batch."""
+    """The loader had no further batch; payload: an ``Ending``."""
     SUSPEND = 6
     """Not finished, but not running either; payload: its token."""
     MARK = 7
     """A step boundary set by hand; payload: the new step number plus one, or 0 to go on counting."""
+
+
+class Ending(IntEnum):
+    """Why a loader gave no further batch."""
+
+    UNKNOWN = 0
+    EPOCH_END = 1
+    """As many batches as it had promised, or more."""
+    SHORT = 2
+    """Fewer than it had promised."""
+    STREAMING_END = 3
+    """It had promised nothing."""
+    ERROR = 4
+    """An exception."""
 
 
 class Flag(IntEnum):

@@ -11,12 +11,15 @@ from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.signals import Signals
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.capturing.build import Capturing
+from otel_train.children import deaths_held_back
+from otel_train.chores import before_reading, looking_after
 from otel_train.clock import Anchor, system_clock
 from otel_train.errors import ConfigError
 from otel_train.export.accelerator import AcceleratorReader
 from otel_train.export.document import Documents, Window
 from otel_train.export.hardware import HardwareReader
 from otel_train.export.live import Health, Readings, Reporter
+from otel_train.export.loaders import LoaderWatch
 from otel_train.export.notes import NoteReader
 from otel_train.export.process import ProcessReader
 from otel_train.export.pump import Breath, Chore, Pump
@@ -37,8 +40,6 @@ if TYPE_CHECKING:
     from otel_train.config import Config
 
 NS_PER_S = 10**9
-_LOOK_EVERY_S = 2.0
-_SAVE_EVERY_S = 30.0
 
 
 class Session:
@@ -100,24 +101,18 @@ class Session:
             self._recorder, self._run, snapshot=self._reporter.snapshot, clock=system_clock,
             breath=breath, every_s=config.turn_every_s,
         )  # fmt: skip
-        read_devices = Chore(
-            lambda: self._run.device.tell(self._recording.devices.take(breath)), Guard("device time"), 0.0
+        self._pump.first += before_reading(
+            self._recording, self._run, watch=self._watch, signals=signals, breath=breath
         )
-        read_scaler = Chore(lambda: self._read_scaler(signals), Guard("gradient scaler"), 0.0)
-        read_compiles = Chore(lambda: self._run.compiled(self._recording.compiles()), Guard("compiler"), 0.0)
-        self._pump.first += [read_devices, read_scaler, read_compiles]
         self._documents = Documents(
-            self._run,
-            self.info,
-            pump=self._pump,
-            routes=self._routes,
-            health=health,
-            loaders=lambda: self._recording.probes.loaders,
-        )
+            self._run, self.info, pump=self._pump, routes=self._routes, health=health,
+            loaders=self._watch.facts,
+        )  # fmt: skip
         self._outcome = Outcome(self.close)
 
     def _readings(self, signals: Signals, health: Health, anchor: Anchor) -> Readings:
         recording = self._recording
+        self._watch = LoaderWatch(self._run, lambda: recording.probes.loaders, look=look, clock=system_clock)
         self._hardware = HardwareReader.of(self.config, recording.devices.hardware_ids)
         accelerators = AcceleratorReader(
             recording.devices.memory,
@@ -126,7 +121,7 @@ class Session:
         )
         return Readings(
             signals, ProcessReader(), accelerators, self._hardware, health,
-            lambda: recording.probes.loaders, look, anchor,
+            lambda: recording.probes.loaders, self._watch, anchor,
         )  # fmt: skip
 
     def _start(self, anchor: Anchor) -> None:
@@ -134,13 +129,9 @@ class Session:
         # A step is judged when it is read: what was logged in it must be known by then.
         self._pump.first.append(Chore(self._notes_reader.read, notes_guard, 0.0))
         self._pump.chores += [
-            Chore(self._recording.devices.look, Guard("devices"), 0.0),
-            Chore(self._recording.transfers.look, Guard("transfers"), 0.0),
+            *looking_after(self._recording, self._watch),
             Chore(self._notes_reader.tell, notes_guard, 0.0),
-            Chore(self._recording.follow_compiler, Guard("compiled models"), 0.0),
-            Chore(self._reporter.look_at_workers, Guard("loader workers"), _LOOK_EVERY_S),
             Chore(self._write_summary, Guard("summary"), self.config.summary_every_s),
-            Chore(self._recording.save, Guard("flight file"), _SAVE_EVERY_S),
             Chore(lambda: self._capturing.turn(self._pump.settle), Guard("captures"), 0.0),
             Chore(self._print_progress, Guard("console"), 0.0),
         ]
@@ -237,9 +228,10 @@ class Session:
             lambda: self._routes.close(max(0.1, deadline - time.monotonic())),
             self._recording.close,
         )
-        for part in parts:
-            with guard:
-                part()
+        with deaths_held_back():
+            for part in parts:
+                with guard:
+                    part()
 
     def __enter__(self) -> Session:
         return self
@@ -282,12 +274,6 @@ class Session:
             ("records", "queue_full"): self._recording.notes.dropped + self._recording.devices.dropped,
             ("records", "serialization"): self._recording.notes.refused,
         }
-
-    def _read_scaler(self, signals: Signals) -> None:
-        scaled = self._recording.scaled
-        self._run.totals.tell(scaled.take())
-        if scaled.scale is not None:
-            signals.take("amp_scale", scaled.scale)
 
     def _faults(self) -> dict[str, int]:
         guards = [

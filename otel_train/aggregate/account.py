@@ -13,6 +13,7 @@ import numpy as np
 from otel_train.aggregate.closing import Closing
 from otel_train.aggregate.marks import Marks, marks
 from otel_train.aggregate.pairing import Edges, origin
+from otel_train.aggregate.passes import Passes
 from otel_train.aggregate.phases import Labels, advance, label
 from otel_train.aggregate.settling import (
     OpenStep,
@@ -68,6 +69,7 @@ class ThreadAccount:
         self._context = Context(breathe=breathe)
         self._open = OpenStep()
         self._closing = Closing(breathe)
+        self._passes = Passes()
         self._updated_ns = started_ns
         self._pieces: dict[int, int] = {}
         self._breathe = breathe
@@ -92,7 +94,8 @@ class ThreadAccount:
         held = self._held.followed_by(origin(max(at_ns, int(self._held.times[-1]))))
         found = marks(held)
         self._decide(held, found, final=True)
-        return self._settle(held, found, columns, final=True)
+        settled = self._settle(held, found, columns, final=True)
+        return settled._replace(endings=np.concatenate((settled.endings, self._passes.close())))
 
     def _decide(self, held: Edges, found: Marks, *, final: bool) -> bool:
         """Find what steps are counted by. Whether the edges can be settled now."""
@@ -165,7 +168,7 @@ class ThreadAccount:
             calls,
             selves,
             batches(edges, found, pieces, labels),
-            edges.sources[: last + 1][found.stop[: last + 1]],
+            *self._passes.settle(edges, found, pieces, labels),
             edges.sources[: last + 1][found.failed_ask[: last + 1]],
             len(updates),
             skipped(edges, found, last, self._updated_ns),

@@ -83,9 +83,6 @@ class Figures:
             for (loader, phase), count in counts.items():
                 if phase < len(PHASES):
                     sheet.put(metric, count, self._loader(loader), PHASES[phase])
-        errors = self._run.loader_errors
-        for loader_name in {**totals.by_loader(totals.batches), **errors}:
-            sheet.put(c.LOADER_ERRORS, errors.get(loader_name, 0), self.loaders.fold(loader_name))
         self._evals(sheet)
 
     def _evals(self, sheet: Sheet) -> None:

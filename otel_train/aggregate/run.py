@@ -71,7 +71,6 @@ class RunAccount:
         self.stalls = Stalls(started_ns, stall_after_s, self._reclaimed)
         self.compiles = Compiles(self._reclaimed)
         self.captures = Captures()
-        self.exhaustions: dict[str, int] = {}
         self.loader_errors: Counter[str] = Counter()
         self.closed = False
         self._threads: dict[int, Thread] = {}
@@ -182,7 +181,7 @@ class RunAccount:
         """Which pass over the training data is running, from 1."""
         names = self.totals.names.loaders.names
         trained = {names[loader] for loader, phase in self.totals.batches if phase == TRAIN}
-        return 1 + max((count for name, count in self.exhaustions.items() if name in trained), default=0)
+        return 1 + max(map(self.totals.loaders.stops, trained), default=0)
 
     @property
     def step_source(self) -> StepSource:
@@ -251,6 +250,7 @@ class RunAccount:
         self._lead(thread)
         if self._is_helper(thread):  # its wait is not the training thread's
             self.totals.add_batches(settled.batches)
+            self._take_endings(settled)
             return
         leading = thread is self._leading
         self.totals.add(settled, ledger=leading)
@@ -262,12 +262,11 @@ class RunAccount:
         self._take_steps(thread, settled)
         for saved in self.checkpoints.take(settled.occurrences, self.names.columns.kinds):
             self.teller.checkpoint(saved.within_ns, self.step_number, failed=saved.failed)
-        for loader in settled.stops.tolist():
-            self._count_stop(self.names.sources[loader].name)
+        self._take_endings(settled)
 
-    def _count_stop(self, loader: str) -> None:
-        self.exhaustions[loader] = self.exhaustions.get(loader, 0) + 1
-        self.teller.exhausted(loader, self.settled_ns, self.step_number)
+    def _take_endings(self, settled: Settled) -> None:
+        for loader, reason in self.totals.loaders.add_endings(settled.endings, self.names):
+            self.teller.exhausted(loader, reason, self.settled_ns, step=self.step_number)
 
     def _take_steps(self, thread: Thread, settled: Settled) -> None:
         steps = settled.steps

@@ -135,7 +135,8 @@ class Settled(NamedTuple):
         occurrences: ended calls.
         tiles: self time; without gap or overlap over all slices.
         batches: int64[n, 3]: loader source, phase, samples (-1 unknown) of every batch fetched.
-        stops: int64[n], loader source of every exhaustion.
+        starts: passes over loaders that began, as in ``PassEnds``.
+        endings: passes that ended, as in ``PassEnds``.
         failed_asks: int64[n], loader source of every ask that raised.
         updates: optimizer updates made.
         skipped_updates: ``GradScaler.step`` calls in which no update was made.
@@ -146,7 +147,8 @@ class Settled(NamedTuple):
     occurrences: Occurrences
     tiles: Tiles
     batches: np.ndarray
-    stops: np.ndarray
+    starts: np.ndarray
+    endings: np.ndarray
     failed_asks: np.ndarray
     updates: int
     skipped_updates: int

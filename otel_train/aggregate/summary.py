@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from otel_train.aggregate.loader_rows import loader_rows, supplies
 from otel_train.aggregate.names import CHECKPOINT
 from otel_train.aggregate.steps import PHASES, Activity, StepSource
 from otel_train.aggregate.verdict import findings
@@ -14,6 +15,7 @@ from otel_train.aggregate.verdict import findings
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from otel_train.aggregate.loader_rows import LoaderFacts
     from otel_train.aggregate.totals import StageTotals, Totals
 
 SCHEMA = "otel_train.summary/1"
@@ -29,7 +31,12 @@ SOURCE_NAMES = {
 
 
 def figures(
-    totals: Totals, *, wall_s: float, source: StepSource, workers: Mapping[str, int], loaders: list[str]
+    totals: Totals,
+    *,
+    wall_s: float,
+    source: StepSource,
+    loaders: Mapping[str, LoaderFacts],
+    processors: int | None = None,
 ) -> dict[str, Any]:
     """The part of a summary that comes from edges.
 
@@ -37,15 +44,16 @@ def figures(
         totals: everything counted.
         wall_s: seconds the totals cover; what is not settled yet is in no stage and in activity ``other``.
         source: what steps are counted by.
-        workers: ``num_workers`` of every loader that has such a setting.
-        loaders: loaders known, so that one never read shows with 0 batches.
+        loaders: loaders known; one never read shows with 0 batches.
+        processors: those that this process may use.
     """
     rows = totals.rows()
     activities = {a.name.lower(): float(totals.activity_ns[a]) / NS_PER_S for a in Activity}
     activities["other"] += max(0.0, wall_s - sum(activities.values()))
     steps = totals.steps_by_phase()
+    known = supplies(totals, loaders, processors)
     verdicts = findings(
-        rows, steps=steps.get("train", 0), activities=activities, workers=workers, pace=totals.pace
+        rows, steps=steps.get("train", 0), activities=activities, supplies=known, pace=totals.pace
     )
     checkpoints = [row for row in rows if row.key.stage == CHECKPOINT]
     return {
@@ -62,6 +70,7 @@ def figures(
         "batches": {**dict.fromkeys(loaders, 0), **totals.by_loader(totals.batches)},
         "samples": totals.by_loader(totals.samples),
         "stages": [_stage(row) for row in rows],
+        "loaders": loader_rows(totals, loaders),
         "step_durations": _step_durations(totals),
         "activities": activities,
         "checkpoints": {

@@ -161,10 +161,11 @@ class Teller:
         self._spans.append(span)
         self.event(catalog.PROFILER_CAPTURE_SPAN.name, capture.within_ns[1], attributes)
 
-    def exhausted(self, loader: str, at_ns: int, step: int) -> None:
+    def exhausted(self, loader: str, reason: str, at_ns: int, *, step: int) -> None:
         """A loader came to its end."""
         attributes: dict[str, AttributeValue] = {
             catalog.SPAN_LOADER.name: loader,
+            catalog.SPAN_EXHAUSTION_REASON.name: reason,
             catalog.STEP_NUMBER.name: step,
         }
         self.event(catalog.LOADER_EXHAUSTED_EVENT.name, at_ns, attributes)

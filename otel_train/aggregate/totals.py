@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_train.aggregate.histogram import Histograms
+from otel_train.aggregate.loader_totals import LoaderTotals
 from otel_train.aggregate.steps import PHASES, Activity
 from otel_train.records import Outcomes, Pace
 
@@ -80,6 +81,7 @@ class Totals:
         self.partial_steps = np.zeros(_PHASES, dtype=np.int64)
         self.batches: dict[tuple[int, int], int] = {}
         self.samples: dict[tuple[int, int], int] = {}
+        self.loaders = LoaderTotals()
         self.updates = 0
         self.skipped_updates = 0
         self.pace = Pace()
@@ -105,6 +107,7 @@ class Totals:
         self._add_occurrences(settled.occurrences)
         self._add_steps(settled.steps)
         self.add_batches(settled.batches)
+        self.loaders.add_starts(settled.starts, self.names)
         self.updates += settled.updates
         self.skipped_updates += settled.skipped_updates
 
@@ -190,6 +193,7 @@ class Totals:
         window.partial_steps -= earlier.partial_steps
         window.batches = _less(self.batches, earlier.batches)
         window.samples = _less(self.samples, earlier.samples)
+        window.loaders = self.loaders.since(earlier.loaders)
         window.updates -= earlier.updates
         window.skipped_updates -= earlier.skipped_updates
         window.pace = self.pace.minus(earlier.pace)
@@ -204,6 +208,7 @@ class Totals:
             setattr(twin, name, getattr(self, name).copy())
         twin.step_pairs, twin._step_numbers = list(self.step_pairs), dict(self._step_numbers)
         twin.batches, twin.samples = dict(self.batches), dict(self.samples)
+        twin.loaders = self.loaders.copy()
         twin.updates, twin.skipped_updates = self.updates, self.skipped_updates
         twin.on_device, twin.pace = self.on_device, self.pace
         return twin

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.aggregate.launches import host_limits
 from otel_train.aggregate.names import CHECKPOINT
+from otel_train.aggregate.supply import Supply, compared, loader_advice, milliseconds, start_advice
 from otel_train.records import Finding, Pace
 
 if TYPE_CHECKING:
@@ -23,6 +24,10 @@ LARGE_SHARE = 0.30
 
 _COMPUTE = ("forward", "backward", "optimizer")
 _NOT_TAKEN = Pace()
+_UNKNOWN = Supply()
+
+SEVERAL_PASSES = 2
+"""A pass that begins once is preparation."""
 
 ENOUGH_STEPS = 10
 """Steps below which figures say more about warm-up than about the run."""
@@ -33,7 +38,7 @@ def findings(
     *,
     steps: int,
     activities: Mapping[str, float],
-    workers: Mapping[str, int],
+    supplies: Mapping[str, Supply],
     pace: Pace = _NOT_TAKEN,
 ) -> list[Finding]:
     """Findings about a run or a window of it.
@@ -42,7 +47,7 @@ def findings(
         stages: the stage table.
         steps: training steps counted.
         activities: seconds by activity.
-        workers: ``num_workers`` of every loader that has such a setting.
+        supplies: how loaders get their batches, by name, as far as that is known.
         pace: how far the device ran behind the host.
 
     Returns:
@@ -53,7 +58,11 @@ def findings(
     if steps < ENOUGH_STEPS or not total_s:
         claim = f"Too early to say: {steps} training steps, a verdict needs {ENOUGH_STEPS}."
         return [_finding("too_early", claim, advice="Let it run.", evidence={"steps": steps})]
-    found = [*_waits(training, total_s, workers), *_outside(activities, training, total_s)]
+    found = [
+        *_waits(training, total_s, supplies),
+        *_slow_starts(total_s, supplies),
+        *_outside(activities, training, total_s),
+    ]
     found.sort(key=lambda finding: -finding.seconds)
     waiting = [finding for finding in found if finding.name == "input_bound"]
     rest = [finding for finding in found if finding.name != "input_bound"]
@@ -61,34 +70,78 @@ def findings(
         return [*waiting, *rest]
     compute_s = sum(row.self_s for row in training if row.key.stage in _COMPUTE)
     limit = host_limits(pace, step_s=total_s / steps, total_s=total_s, compute_share=compute_s / total_s)
-    return [limit or _busy(training, total_s), *rest]
+    return [limit or _busy(training, total_s, supplies), *rest]
 
 
-def _waits(training: Sequence[StageTotals], total_s: float, workers: Mapping[str, int]) -> list[Finding]:
-    """One finding per loader that training waits for."""
+def _waits(training: Sequence[StageTotals], total_s: float, supplies: Mapping[str, Supply]) -> list[Finding]:
+    """One finding per loader that training waits for in mid-pass. What beginning a pass costs is another matter."""
     found = []
     exposed = _on_device(training)
     who = "The device" if exposed else "Training"
+    rest_s = sum(row.self_s for row in training if row.key.stage != "data")
     for row in training:
-        wait_s = exposed.get(row.key, row.self_s)
-        share = wait_s / total_s
+        name, supply = row.key.loader, supplies.get(row.key.loader, _UNKNOWN)
+        wait_s = max(
+            0.0, exposed[row.key] - supply.first_s if row.key in exposed else row.self_s - supply.start_s
+        )
+        share, batches = wait_s / total_s, row.count - supply.passes
         if row.key.stage != "data" or share < WARNING_SHARE:
             continue
-        name = row.key.loader
-        ask = f", {wait_s / row.count * 1e3:.3g} ms per batch" if row.count else ""
+        each_s, ask_s = (wait_s / batches, rest_s / row.count) if batches > 0 else (0.0, 0.0)
+        each = f", {milliseconds(each_s)} per batch" if each_s else ""
         evidence = {"data_wait_ratio": share, "data_wait_seconds": wait_s, "batches": row.count}
         if exposed:
             evidence["host_wait_seconds"] = row.self_s
         found.append(
             _finding(
                 "input_bound",
-                f"{who} waits for loader `{name}`: {share:.0%} of training time{ask}.",
-                advice=_loader_advice(name, workers.get(name)),
-                evidence=evidence,
+                f"{who} waits for loader `{name}`: {share:.0%} of training time{each}.{compared(supply, ask_s)}",
+                advice=loader_advice(name, supply, wait_s=each_s, ask_s=ask_s),
+                evidence={**evidence, **_build_evidence(supply, ask_s)},
                 share=share,
                 seconds=wait_s,
                 loader=name,
                 severity="critical" if share >= CRITICAL_SHARE else "warning",
+            )
+        )
+    return found
+
+
+def _build_evidence(supply: Supply, ask_s: float) -> dict[str, float]:
+    if supply.build_p50_s is None or supply.build_p99_s is None:
+        return {}
+    found = {"build_p50_seconds": supply.build_p50_s, "build_p99_seconds": supply.build_p99_s}
+    return {**found, "ask_interval_seconds": ask_s} if ask_s else found
+
+
+def _slow_starts(total_s: float, supplies: Mapping[str, Supply]) -> list[Finding]:
+    """Loaders whose passes take long to begin, again and again."""
+    found = []
+    for name, supply in supplies.items():
+        share = min(1.0, supply.start_s / total_s)
+        if supply.passes < SEVERAL_PASSES or share < WARNING_SHARE:
+            continue
+        each_s = supply.start_s / supply.passes
+        claim = (
+            f"Beginning a pass over loader `{name}` takes {milliseconds(each_s)}, {supply.passes} times: "
+            f"{share:.0%} of training time."
+        )
+        evidence = {
+            "start_ratio": share,
+            "making_seconds": supply.making_s,
+            "first_batch_seconds": supply.first_s,
+            "passes": supply.passes,
+        }
+        found.append(
+            _finding(
+                "slow_start",
+                claim,
+                advice=start_advice(name, supply),
+                evidence=evidence,
+                share=share,
+                seconds=supply.start_s,
+                loader=name,
+                severity="warning",
             )
         )
     return found
@@ -108,20 +161,6 @@ def _on_device(training: Sequence[StageTotals]) -> dict[Key, float]:
             return {}
         found[row.key] = row.device.seconds * row.count / row.device.measured
     return found
-
-
-def _loader_advice(name: str, workers: int | None) -> str:
-    if workers is None:
-        return f"Load `{name}` ahead of need: in a thread, or as a torch DataLoader with num_workers > 0."
-    if workers == 0:
-        return (
-            f"`{name}` is read on the training thread (num_workers=0): DataLoader(..., num_workers=4, "
-            "persistent_workers=True) reads it beside the training."
-        )
-    return (
-        f"`{name}` has {workers} workers and they do not keep up: raise num_workers or prefetch_factor, move "
-        "decoding out of __getitem__, or look at the storage."
-    )
 
 
 def _outside(
@@ -157,13 +196,14 @@ def _outside(
     return found
 
 
-def _busy(training: Sequence[StageTotals], total_s: float) -> Finding:
+def _busy(training: Sequence[StageTotals], total_s: float, supplies: Mapping[str, Supply]) -> Finding:
     """Training waits for no loader: say what it does instead."""
     by_stage: dict[str, float] = {}
     for row in training:
         by_stage[row.key.stage] = by_stage.get(row.key.stage, 0.0) + row.self_s
     stage, seconds = max(by_stage.items(), key=lambda item: item[1])
-    waiting = (sum(_on_device(training).values()) or by_stage.get("data", 0.0)) / total_s
+    steady_s = by_stage.get("data", 0.0) - sum(supply.start_s for supply in supplies.values())
+    waiting = (sum(_on_device(training).values()) or max(0.0, steady_s)) / total_s
     claim = f"Training waits for no loader ({waiting:.1%} of training time); most goes to {stage}."
     advice = "Nothing to do about the input. A profiler capture shows what the time in the model is spent on."
     evidence = {"data_wait_ratio": waiting, f"{stage}_ratio": seconds / total_s}

@@ -6,6 +6,7 @@ from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
 from otel_train.export import typeset
+from otel_train.export.loader_lines import loader_lines
 from otel_train.export.stage_table import stage_tables
 from otel_train.export.typeset import INDENT, Page, count, duration, known, pad, percent, plural, rate, right
 
@@ -62,6 +63,7 @@ def render_card(summary: Summary, *, width: int = 100, color: bool, unicode: boo
         _header(page, summary),
         _activities(page, summary),
         stage_tables(page, summary),
+        loader_lines(page, summary),
         _verdicts(page, summary),
         _unobserved(page, summary),
         _footer(page, summary),

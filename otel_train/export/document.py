@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.aggregate.summary import SCHEMA, figures
@@ -10,15 +11,22 @@ from otel_train.clock import system_clock
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from otel_train.aggregate.loader_rows import LoaderFacts
     from otel_train.aggregate.run import RunAccount
     from otel_train.aggregate.totals import Totals
     from otel_train.export.live import Health
     from otel_train.export.pump import Pump
     from otel_train.export.routes import Routes
-    from otel_train.record.loader import LoaderProbe
     from otel_train.runinfo import RunInfo
 
 NS_PER_S = 10**9
+
+
+def _processors() -> int | None:
+    """Those that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count()
 
 
 class Cost(NamedTuple):
@@ -58,7 +66,7 @@ class Documents:
         pump: Pump,
         routes: Routes,
         health: Health,
-        loaders: Callable[[], Mapping[str, LoaderProbe]],
+        loaders: Callable[[], Mapping[str, LoaderFacts]],
     ) -> None:
         self._run = run
         self._info = info
@@ -86,8 +94,8 @@ class Documents:
             totals,
             wall_s=(until_ns - since_ns) / NS_PER_S,
             source=run.step_source,
-            workers={n: p.workers for n, p in loaders.items() if p.workers is not None},
-            loaders=list(loaders),
+            loaders=loaders,
+            processors=_processors(),
         )
         things = self._health.unobserved()
         return {
@@ -102,7 +110,7 @@ class Documents:
             "state": state,
             "started_unix_s": info.started_unix_ns / NS_PER_S,
             **edges,
-            "tokens": {name: p.token_count for name, p in loaders.items() if p.token_count},
+            "tokens": {name: facts.tokens for name, facts in loaders.items() if facts.tokens},
             "unobserved": [{key: thing[key] for key in ("what", "name", "reason")} for thing in things],
             "telemetry": self._telemetry(sum(edges["steps"].values()), window),
             "metrics_url": self._routes.metrics_url,

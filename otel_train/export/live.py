@@ -1,4 +1,4 @@
-"""Readings that no edge tells: loaders' workers, memory, logged values, our own health."""
+"""Readings that no edge tells, put beside the account: memory, logged values, our own health."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from otel_train.config import Config
     from otel_train.export.accelerator import AcceleratorReader
     from otel_train.export.hardware import HardwareReader
+    from otel_train.export.loaders import LoaderWatch
     from otel_train.export.process import ProcessReader
     from otel_train.record.loader import LoaderProbe
-    from otel_train.record.loader_state import LoaderState
     from otel_train.runinfo import RunInfo
 
 NS_PER_S = 10**9
-_USUAL_EXITS = ("SIGKILL", "SIGBUS", "SIGSEGV", "exit_1")
 
 
 class Health(NamedTuple):
@@ -54,7 +53,7 @@ class Readings(NamedTuple):
         hardware: reads utilisation, power and temperature.
         health: our own figures.
         loaders: the loaders known now.
-        look: sees a loader's workers.
+        watch: knows their workers.
         anchor: turns the monotonic clock into wall time.
     """
 
@@ -64,7 +63,7 @@ class Readings(NamedTuple):
     hardware: HardwareReader
     health: Health
     loaders: Callable[[], Mapping[str, LoaderProbe]]
-    look: Callable[[LoaderProbe], LoaderState | None]
+    watch: LoaderWatch
     anchor: Anchor
 
 
@@ -90,7 +89,6 @@ class Reporter:
     ) -> None:
         self.state = ""
         """The run's end, once it has one."""
-        self.worker_exits: dict[tuple[str, str], int] = {}
         self._run = run
         self._info = info
         self._config = config
@@ -100,10 +98,9 @@ class Reporter:
         self._hardware = readings.hardware
         self._health = readings.health
         self._loaders = readings.loaders
-        self._look = readings.look
+        self._watch = readings.watch
         self._anchor = readings.anchor
         self._figures = Figures(run, max_loaders=config.max_loaders, max_stages=config.max_stages)
-        self._exited: set[int] = set()
         self._breathe = breathe
         self._emitters = {
             c.Emit.ALL: True,
@@ -121,19 +118,10 @@ class Reporter:
         self._accelerators.write(sheet)
         self._hardware.write(sheet)
         self._write_run(sheet)
-        self._write_loaders(sheet)
+        self._watch.write(sheet, self._figures.loaders, self._process.rss_of)
         self._write_throughput(sheet)
         self._write_health(sheet)
         return Snapshot(self._info.started_unix_ns, time.time_ns(), sheet.families())
-
-    def look_at_workers(self) -> None:
-        """Notice workers that died, while their remains can still be seen."""
-        for name, probe in list(self._loaders().items()):
-            state = self._look(probe)
-            for pid, how in state.exits.items() if state else ():
-                if pid not in self._exited:
-                    self._exited.add(pid)
-                    self.worker_exits[name, how] = self.worker_exits.get((name, how), 0) + 1
 
     def _emits(self, emit: c.Emit) -> bool:
         return self._emitters[emit]
@@ -153,32 +141,6 @@ class Reporter:
         sheet.put(c.CHECKPOINT_LAST_SUCCESS_TIME, self._anchor.unix(last) / NS_PER_S)
         if config.checkpoint_every_s or run.checkpoints.interval_s:
             sheet.put(c.CHECKPOINT_INTERVAL, config.checkpoint_every_s or run.checkpoints.interval_s)
-
-    def _write_loaders(self, sheet: Sheet) -> None:
-        workers_bytes: dict[str, int] = {}
-        for name, probe in list(self._loaders().items()):
-            label = self._figures.loaders.fold(name)
-            stops = self._run.exhaustions.get(name, 0)
-            sheet.put(c.LOADER_EXHAUSTIONS, stops, label, "epoch_end" if probe.sized else "streaming_end")
-            sheet.put(c.EPOCH_INDEX, stops, label)
-            if probe.token_count:
-                sheet.put(c.TOKENS, probe.token_count, label, probe.phase or "train")
-            state = self._look(probe)
-            if state is None:
-                continue
-            for how in _USUAL_EXITS:  # a counter born at 1 is invisible to increase()
-                sheet.put(c.LOADER_WORKER_EXITS, 0, label, how)
-            sheet.put(c.LOADER_WORKER_COUNT, state.alive, label, "alive")
-            sheet.put(c.LOADER_WORKER_COUNT, len(state.exits), label, "dead")
-            sheet.put(c.LOADER_WORKER_COUNT, state.expected, label, "expected")
-            sheet.put(c.LOADER_QUEUE_LIMIT, state.limit, label)
-            if state.queued is not None:
-                sheet.put(c.LOADER_QUEUE_SIZE, state.queued, label)
-            workers_bytes[label] = workers_bytes.get(label, 0) + sum(map(self._process.rss_of, state.pids))
-        for label, resident in workers_bytes.items():
-            sheet.put(c.MEMORY_USAGE, resident, label, "workers")
-        for (name, how), number in self.worker_exits.items():
-            sheet.put(c.LOADER_WORKER_EXITS, number, self._figures.loaders.fold(name), how)
 
     def _write_throughput(self, sheet: Sheet) -> None:
         """Samples per second if the loader alone, or the compute alone, were the limit: the slower of the two.

@@ -243,7 +243,7 @@ def percent(share: float | None) -> str:
 
 def plural(number: float | None, noun: str) -> str:
     """``1 step``, ``1,234 steps``, ``2 batches``."""
-    suffix = "" if number == 1 else "es" if noun.endswith("ch") else "s"
+    suffix = "" if number == 1 else "es" if noun.endswith(("ch", "ss")) else "s"
     return f"{count(number)} {noun}{suffix}"
 
 

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.errors import ConfigError
-from otel_train.record.loader import OTHER, DataLoaderPatch, LoaderProbe, Watched
+from otel_train.record.loader import OTHER, DataLoaderPatch, LoaderProbe
 from otel_train.record.module import ModulePatch, ModuleProbe
+from otel_train.record.watched import Watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -224,7 +225,7 @@ class Probes:
         )
         before = self.loaders.get(entry.name)
         if before is not None:  # folds, sweeps: the series goes on
-            probe.token_count = before.token_count
+            probe.inherit(before)
         with self._lock:
             self.loaders[entry.name] = probe
             self._forget_dead()

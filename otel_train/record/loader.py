@@ -8,13 +8,17 @@ iterator's class becomes a cached subclass of its own class whose ``__next__`` i
 from __future__ import annotations
 
 import weakref
+from collections import Counter
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from otel_train.codes import PAYLOAD_SHIFT, Flag, Op, SourceKind, code
+from otel_train.codes import PAYLOAD_SHIFT, Ending, Flag, Op, SourceKind, code
+from otel_train.record.crew import CREW, INIT, Crew, WorkerInit
 from otel_train.record.samples import size_of_batches
+from otel_train.record.weight import Weights, weigh
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from otel_train.record.recorder import Recorder
     from otel_train.record.samples import Size
@@ -22,13 +26,23 @@ if TYPE_CHECKING:
 PROBE = "_otel_train_probe"
 OTHER = "_OTHER"
 
+_MAP_STYLE = 0
+_PASS = attrgetter("_num_yielded", "_dataset_kind")
+_STREAM = attrgetter("_IterableDataset_len_called", "_index_sampler", "_drop_last", "_num_workers")
+"""What torch's iterators know of themselves."""
+
 
 class LoaderProbe:
     """What the iterators of one loader need: codes, the reader of batch sizes, a count of tokens.
 
     Attributes:
         token_count: tokens counted so far.
+        failures: exceptions that left it, by class.
+        weights: bytes of the batches that were weighed.
+        crews: workers of its iterators, until all about them is known.
         workers: its ``num_workers``; None where it has no such setting.
+        prefetch_factor: batches that each worker reads ahead; None where it has none.
+        persistent: its workers live on from pass to pass.
         sized: it knows how many batches it has.
 
     Args:
@@ -54,16 +68,21 @@ class LoaderProbe:
         self.phase = phase
         self.source = recorder.source(SourceKind.DATA, name, phase)
         self.token_count = 0
+        self.failures: Counter[str] = Counter()
+        self.weights = Weights()
+        self.crews: list[Crew] = []
         self.edge = recorder.edge
         self.ask, self.got = code(Op.BEGIN, self.source), code(Op.END, self.source)
         self.stop, self.fail = code(Op.STOP, self.source), code(Op.FAIL, self.source)
         self.start = code(Op.BEGIN, self.source, Flag.START)
         self.started = code(Op.END, self.source, Flag.START)
-        self.iterators: weakref.WeakSet[Any] = weakref.WeakSet()
-        self.size: Size = self._learn if samples is None else _safe(samples)
+        self._read_size: Size = self._learn if samples is None else _safe(samples)
+        self.size: Size = self._weigh
         self._tokens = tokens
         self._batch_size = getattr(loader, "batch_size", None)
         self.workers: int | None = getattr(loader, "num_workers", None)
+        self.prefetch_factor: int | None = getattr(loader, "prefetch_factor", None)
+        self.persistent: bool | None = getattr(loader, "persistent_workers", None)
         kind = getattr(
             loader, "_dataset_kind", None
         )  # len() of an iterable-style DataLoader has side effects
@@ -76,12 +95,47 @@ class LoaderProbe:
             self._count_tokens(batch)
         return self.got | self.size(batch) << PAYLOAD_SHIFT
 
+    def stopped(self, given: int, promised: int | None) -> int:
+        """The word that ends an ask at the end of the loader.
+
+        Args:
+            given: batches of this pass.
+            promised: batches that it said it would have; None where it did not.
+        """
+        ending = Ending.STREAMING_END
+        if promised is not None:
+            ending = Ending.EPOCH_END if given >= promised else Ending.SHORT
+        return self.stop | ending << PAYLOAD_SHIFT
+
+    def failed(self, error: BaseException) -> int:
+        """The word that ends an ask that raised. Ctrl-C is no fault of the loader's."""
+        if not isinstance(error, Exception):
+            return self.fail
+        self.failures[type(error).__name__] += 1
+        return self.fail | Ending.ERROR << PAYLOAD_SHIFT
+
+    def weigh_next(self) -> None:
+        """Weigh the next batch: asked for now and then, because it costs microseconds."""
+        if not self.weights.hopeless:
+            self.size = self._weigh
+
+    def inherit(self, before: LoaderProbe) -> None:
+        """Go on with the figures of a loader of the same name: folds, sweeps."""
+        self.token_count, self.failures = before.token_count, before.failures
+        self.weights, self.crews = before.weights, before.crews
+
+    def _weigh(self, batch: Any) -> int:
+        self.weights.add(weigh(batch))
+        size = self._read_size(batch)  # which may be another one after the first batch
+        self.size = self._read_size
+        return size
+
     def _learn(self, batch: Any) -> int:
         try:
-            self.size = size_of_batches(batch, self._batch_size)
+            self._read_size = size_of_batches(batch, self._batch_size)
         except Exception:  # noqa: BLE001  # somebody else's container may raise anything
-            self.size = lambda _: 0
-        return self.size(batch)
+            self._read_size = lambda _: 0
+        return self._read_size(batch)
 
     def _count_tokens(self, batch: Any) -> None:
         try:
@@ -130,9 +184,13 @@ class DataLoaderPatch:
         probe = self._probe_for(loader)
         if probe is None or PROBE in iterator.__dict__:
             return
+        workers = getattr(iterator, "_num_workers", 0)
+        if workers:
+            crew = Crew(iterator, None if hasattr(iterator, "_workers") else workers)
+            iterator.__dict__[CREW] = crew
+            probe.crews.append(crew)
         iterator.__dict__[PROBE] = probe
         iterator.__class__ = self._timed(type(iterator))
-        probe.iterators.add(iterator)
         self._adopted.add(iterator)
 
     def remove(self) -> None:
@@ -140,6 +198,7 @@ class DataLoaderPatch:
         for iterator in list(self._adopted):
             iterator.__class__ = type(iterator).__mro__[1]
             del iterator.__dict__[PROBE]
+            iterator.__dict__.pop(CREW, None)
         for undo in self._undo:
             undo()
 
@@ -192,10 +251,10 @@ def _timed_subclass(cls: Any) -> type:
         try:
             batch = ask_inner(self)
         except StopIteration:
-            edge(probe.stop)
+            edge(probe.stopped(*_given(self)))
             raise
-        except BaseException:
-            edge(probe.fail)
+        except BaseException as error:
+            edge(probe.failed(error))
             raise
         edge(probe.payload(batch))
         return batch
@@ -207,72 +266,31 @@ def _timed_subclass(cls: Any) -> type:
             reset_inner(self, *args, **kwargs)
         finally:
             probe.edge(probe.started)
+            crew = self.__dict__.get(CREW)
+            if crew is not None:  # a new iterator resets itself when its workers run
+                crew.complete()
 
-    names = {"__next__": __next__, "_reset": _reset, "__module__": cls.__module__, "__doc__": cls.__doc__}
-    timed = type(cls.__name__, (cls,), names)
+    names = {"__next__": __next__, "_reset": _reset, INIT: WorkerInit()}
+    timed = type(cls.__name__, (cls,), {**names, "__module__": cls.__module__, "__doc__": cls.__doc__})
     timed.__qualname__ = cls.__qualname__
     return timed
 
 
-class Watched:
-    """An iterable whose ``next`` is timed. Everything else is the iterable's own.
+def _given(iterator: Any) -> tuple[int, int | None]:  # Any: torch's iterator
+    """Batches that an iterator has given, and how many it had promised; None where it had not.
 
-    Args:
-        iterable: what the loop wanted to iterate.
-        probe: how it is recorded.
+    ``len()`` of an iterable-style loader is not asked for, because it has side effects: only what the program
+    asked for itself is a promise. Each worker may drop, or give, a last batch that is not full.
     """
-
-    def __init__(self, iterable: Any, probe: LoaderProbe) -> None:
-        self._iterable = iterable
-        self._probe = probe
-
-    def __iter__(self) -> Iterator[Any]:
-        probe = self._probe
-        probe.edge(probe.start)
-        try:
-            return _WatchedIterator(iter(self._iterable), probe)
-        finally:
-            probe.edge(probe.started)
-
-    def __next__(self) -> Any:
-        return _ask(self._iterable, self._probe)
-
-    def __len__(self) -> int:
-        return len(self._iterable)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_iterable":  # not set yet, while unpickling
-            raise AttributeError(name)
-        return getattr(self._iterable, name)
-
-
-class _WatchedIterator:
-    def __init__(self, iterator: Iterator[Any], probe: LoaderProbe) -> None:
-        self._iterator = iterator
-        self._probe = probe
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        return _ask(self._iterator, self._probe)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "_iterator":
-            raise AttributeError(name)
-        return getattr(self._iterator, name)
-
-
-def _ask(iterator: Iterator[Any], probe: LoaderProbe) -> Any:
-    edge = probe.edge
-    edge(probe.ask)
     try:
-        batch = next(iterator)
-    except StopIteration:
-        edge(probe.stop)
-        raise
-    except BaseException:
-        edge(probe.fail)
-        raise
-    edge(probe.payload(batch))
-    return batch
+        given, kind = _PASS(iterator)
+        if kind == _MAP_STYLE:
+            return given, len(iterator)
+        rows, sampler, drops, workers = _STREAM(iterator)
+        if rows is None:
+            return given, None
+        size = getattr(sampler, "batch_size", None) or 1  # 1: not collated
+        least = max(0, rows - max(1, workers) * (size - 1)) // size if drops else -(-rows // size)
+    except Exception:  # noqa: BLE001  # a sampler of the user's own may have no length
+        return 0, None
+    return given, least

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import signal
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_train.record.crew import UNKNOWN, how_it_ended
 
 if TYPE_CHECKING:
     from otel_train.record.loader import LoaderProbe
+
+_TASKS_AND_QUEUE = attrgetter("_task_info", "_data_queue")
+_BEFORE_PINNING = attrgetter("_worker_result_queue")
 
 
 class LoaderState(NamedTuple):
@@ -16,60 +20,53 @@ class LoaderState(NamedTuple):
     Attributes:
         expected: worker processes its settings ask for.
         alive: those that run now.
+        dead: those that ended although nobody had told them to.
         pids: their process ids, the dead included.
-        exits: how workers ended that were not told to: signal name or ``exit_<status>``, by process id.
         queued: batches ready; None where the platform cannot say.
+        pinned: those among them in pinned memory.
         limit: batches that fit.
     """
 
     expected: int
     alive: int
+    dead: int
     pids: tuple[int, ...]
-    exits: dict[int, str]
     queued: int | None
+    pinned: int
     limit: int
 
 
 def look(probe: LoaderProbe) -> LoaderState | None:
     """Look at the workers of a loader; None when it has none right now."""
-    expected = alive = limit = 0
-    queued: int | None = 0
-    exits: dict[int, str] = {}
     pids: list[int] = []
-    for iterator in list(probe.iterators):
-        workers = getattr(iterator, "_workers", None)
-        if not workers or getattr(iterator, "_shutdown", False):
+    ends: list[str | None] = []
+    queued: int | None = 0
+    limit = pinned = 0
+    for crew in list(probe.crews):
+        iterator = crew.iterator()
+        if crew.over or iterator is None:
             continue
-        expected += len(workers)
-        for worker in list(workers):
-            pids.append(worker.pid)
-            ended = _ended(worker.pid)
-            if ended is None:
-                alive += 1
-            elif ended:
-                exits[worker.pid] = ended
-        limit += len(workers) * (getattr(iterator, "_prefetch_factor", None) or 2)
-        queued = _queued(iterator, queued)
-    return LoaderState(expected, alive, tuple(pids), exits, queued, limit) if expected else None
-
-
-def _queued(iterator: Any, so_far: int | None) -> int | None:  # Any: torch's iterator
-    if so_far is None:
+        pids += crew.pids
+        ends += [how_it_ended(*worker) for worker in zip(crew.processes, crew.pids, strict=True)]
+        limit += len(crew.processes) * (getattr(iterator, "_prefetch_factor", None) or 2)
+        ready = _ready(iterator)
+        queued = None if queued is None or ready is None else queued + sum(ready)
+        pinned += ready[1] if ready is not None else 0
+    if not pids:
         return None
+    dead = sum(1 for end in ends if end and end != UNKNOWN)
+    return LoaderState(len(ends), ends.count(None), dead, tuple(pids), queued, pinned, limit)
+
+
+def _ready(iterator: Any) -> tuple[int, int] | None:  # Any: torch's iterator
+    """Batches that wait in shared memory, and in pinned memory; None where the platform cannot say."""
     try:
-        return so_far + int(iterator._data_queue.qsize())  # noqa: SLF001  # only looked at
+        tasks, queue = _TASKS_AND_QUEUE(iterator)
+        # Those that came before their turn lie in the parent already.
+        held = [len(info) for info in list(tasks.values())].count(2)
+        queued = int(queue.qsize())
+        if not getattr(iterator, "_pin_memory", False):
+            return queued + held, 0
+        return int(_BEFORE_PINNING(iterator).qsize()), queued + held
     except (NotImplementedError, AttributeError, OSError):  # macOS has no qsize; the queue may be gone
         return None
-
-
-def _ended(pid: int) -> str | None:
-    """How a child ended: None if it runs, "" if well. It is not reaped: that is its owner's business."""
-    try:
-        status = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except (ChildProcessError, AttributeError):  # reaped already, or no waitid here: nothing known against it
-        return ""
-    if status is None:
-        return None
-    if status.si_code == os.CLD_EXITED:
-        return f"exit_{status.si_status}" if status.si_status else ""
-    return signal.Signals(status.si_status).name

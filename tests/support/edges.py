@@ -11,7 +11,7 @@ import numpy as np
 from otel_train.aggregate.account import ThreadAccount
 from otel_train.aggregate.pairing import Pairing
 from otel_train.aggregate.steps import PHASES, Activity, Settled, columns_of
-from otel_train.codes import Flag, Op, Source, SourceKind, code
+from otel_train.codes import Ending, Flag, Op, Source, SourceKind, code
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -54,12 +54,27 @@ class Tape:
         source = self.source(SourceKind.DATA, loader, phase)
         self.edge(Op.BEGIN, source)
         self.spend(ns)
-        self.edge(op, source, payload=samples + 1 if op is Op.END else 0)
+        failed = Ending.ERROR if op is Op.FAIL else Ending.UNKNOWN
+        self.edge(op, source, payload=samples + 1 if op is Op.END else failed)
         return self
 
-    def stop(self, loader: str = "code", ns: int = 5, *, phase: str = "") -> Tape:
+    def stop(
+        self, loader: str = "code", ns: int = 5, *, phase: str = "", why: Ending = Ending.EPOCH_END
+    ) -> Tape:
         """An ask that finds the loader at its end."""
-        return self.ask(loader, ns, phase=phase, op=Op.STOP)
+        source = self.source(SourceKind.DATA, loader, phase)
+        self.edge(Op.BEGIN, source)
+        self.spend(ns)
+        self.edge(Op.STOP, source, payload=why)
+        return self
+
+    def start(self, loader: str = "code", ns: int = 3) -> Tape:
+        """The making of an iterator."""
+        source = self.source(SourceKind.DATA, loader)
+        self.edge(Op.BEGIN, source, Flag.START)
+        self.spend(ns)
+        self.edge(Op.END, source, Flag.START)
+        return self
 
     def run(self, kind: SourceKind, name: str, ns: int, *, flags: int = 0, end: Op = Op.END) -> Tape:
         """A stage with nothing inside."""

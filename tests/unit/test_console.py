@@ -78,6 +78,7 @@ def empty(**figures: Any) -> dict[str, Any]:
         "samples": {},
         "tokens": {},
         "stages": [],
+        "loaders": [],
         "step_durations": [],
         "activities": {},
         "checkpoints": {"count": 0, "seconds": 0.0},
@@ -95,6 +96,25 @@ def empty(**figures: Any) -> dict[str, Any]:
         "metrics_url": None,
         "run_dir": None,
     } | figures
+
+
+def loader(name: str = "code", *, each: float = 0.04, **facts: Any) -> dict[str, Any]:
+    """A row of ``loaders``: four workers, three passes."""
+    took = {"count": 420, "total_seconds": 420 * each, "min": each, "avg": each, "p50": each}
+    took |= {"p95": 1.1 * each, "p99": 1.3 * each, "max": 2 * each}
+    return {
+        "loader": name,
+        "workers": 4,
+        "prefetch_factor": 2,
+        "persistent_workers": False,
+        "build": {"measured_in": "worker", "lost": 0, **took},
+        "wait": took,
+        "start": {"making_seconds": 0.3, "first_batch_seconds": 3.3, **took, "avg": 1.2},
+        "batch_bytes": {"sampled": 9, "min": 2.4e6, "avg": 2.4e6, "max": 2.4e6},
+        "endings": {"epoch_end": 3},
+        "errors": {},
+        "worker_exits": {},
+    } | facts
 
 
 def finding(**fields: Any) -> dict[str, Any]:
@@ -150,6 +170,18 @@ def full(**figures: Any) -> dict[str, Any]:
                 stage("data", "val", "eval", count=24, each=0.00042),
                 stage("forward", "val", "eval", count=24, each=0.0083),
             ],
+            loaders=[
+                loader("code"),
+                loader("prose", workers=0, build=None),
+                loader(
+                    "val",
+                    each=0.004,
+                    endings={"short": 2, "error": 1},
+                    errors={"OSError": 1},
+                    worker_exits={"SIGKILL": 2},
+                    batch_bytes=None,
+                ),
+            ],
             step_durations=[step("code", "train", 420, 0.131), step("val", "eval", 24, 0.0088)],
             activities={
                 "init": 1.2,
@@ -195,6 +227,7 @@ def hostile() -> dict[str, Any]:
         host=HOSTILE[2],
         batches=dict.fromkeys(HOSTILE, 2),
         stages=[*rows, stage(HOSTILE[3], "code", "train", count=1, each=0.1, model=HOSTILE[4])],
+        loaders=[loader(HOSTILE[0], errors={HOSTILE[1]: 1})],
         step_durations=[],
         verdicts=[finding(claim=HOSTILE[0] + HOSTILE[3], advice=HOSTILE[4], evidence={HOSTILE[2]: 1.0})],
         unobserved=[{"what": HOSTILE[1], "name": HOSTILE[5], "reason": HOSTILE[3]}],
@@ -455,3 +488,35 @@ def test_the_page_suits_the_stream(
 ) -> None:
     """Escape codes in a log file, or a UnicodeEncodeError at the end of a run, would be ours to answer for."""
     assert Page.of(_Stream(terminal=terminal, encoding=encoding), environ) == page
+
+
+def inside(text: str) -> list[str]:
+    """The lines of the card about loaders."""
+    lines = text.splitlines()
+    first = next((n for n, line in enumerate(lines) if "inside the loaders" in line), len(lines))
+    return [line.strip() for line in lines[first + 1 : lines.index("", first)]] if first < len(lines) else []
+
+
+def test_a_loader_that_reads_on_the_training_thread_and_is_well_needs_no_line() -> None:
+    """Its stage table says everything."""
+    summary = empty(loaders=[loader(workers=0, build=None)])
+
+    assert inside(render_card(summary, width=100, color=False, unicode=True)) == []
+
+
+def test_a_worker_that_was_killed_is_on_the_card() -> None:
+    """The first thing to know when a loop has stopped with an error about pids."""
+    summary = empty(loaders=[loader(workers=2, build=None, start=None, worker_exits={"SIGKILL": 1})])
+    [well, died] = inside(render_card(summary, width=100, color=False, unicode=True))
+
+    assert well == "code  2 workers · 2.40 MB per batch"
+    assert died == "worker died: SIGKILL"
+
+
+def test_very_many_loaders_do_not_fill_the_card() -> None:
+    """A sweep over folds."""
+    summary = empty(loaders=[loader(f"fold{n}") for n in range(9)])
+
+    assert (
+        inside(render_card(summary, width=120, color=False, unicode=True))[-1] == "and 3 more in summary.json"
+    )

@@ -257,7 +257,7 @@ def row(name: str, host_s: float, device: DeviceTotals | None = None, loader: st
 
 
 def verdict(*rows: StageTotals) -> tuple[str, float]:
-    first = findings(rows, steps=100, activities={"productive": 1.0}, workers={})[0]
+    first = findings(rows, steps=100, activities={"productive": 1.0}, supplies={})[0]
     return first.name, round(first.share, 6)
 
 

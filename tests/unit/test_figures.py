@@ -14,6 +14,7 @@ import pytest
 from otel_train import catalog as c
 from otel_train.aggregate.figures import Figures
 from otel_train.aggregate.keep import KeepRules
+from otel_train.aggregate.loader_rows import LoaderFacts
 from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.sheet import Sheet
 from otel_train.aggregate.summary import SCHEMA, figures
@@ -137,24 +138,23 @@ def test_a_stall_in_a_stage_of_ones_own_is_counted() -> None:
     assert {(stage,) for stage in c.STAGES} <= set(found)
 
 
-def test_a_counter_of_errors_is_there_before_the_first_error() -> None:
+def test_a_counter_is_there_before_its_first_event() -> None:
     """``increase()`` of a counter that is born at 1 is 0: the alert would never fire."""
     found = published(account(run_of()))
 
-    assert found["train.loader.errors"]["loader0",].value == 0
     assert found["train.checkpoint.failures"]["save",].value == 0
     assert all(point.value == 0 for point in found["train.step.skips"].values())
 
 
 def document(tape: Tape, **more: Any) -> dict[str, Any]:
     run = account(tape)
-    given = {"wall_s": run.settled_ns * 1e-9, "source": run.step_source, "workers": {}, "loaders": [], **more}
+    given = {"wall_s": run.settled_ns * 1e-9, "source": run.step_source, "loaders": {}, **more}
     return figures(run.totals, **given)
 
 
 def test_a_summary_holds_the_figures_by_name() -> None:
     """What a script asks a finished run."""
-    found = document(run_of(2), loaders=["loader0", "never"])
+    found = document(run_of(2), loaders={"loader0": LoaderFacts(), "never": LoaderFacts()})
 
     assert found["steps"] == {"train": 24, "eval": 6}
     assert found["batches"] == {"loader0": 12, "never": 0, "val0": 3, "loader1": 12, "val1": 3}

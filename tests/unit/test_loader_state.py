@@ -2,68 +2,165 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import time
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from otel_train.record.crew import UNKNOWN, Crew, Death, how_it_ended
 from otel_train.record.loader_state import LoaderState, look
 
+TASKS = {4: (0,), 5: (1, "a batch that came before its turn")}
 
-def child(do: str) -> int:
-    """A process that sleeps, exits well, exits badly or is killed."""
-    pid = os.fork()
-    if pid == 0:
-        if do in {"sleep", "kill"}:
-            time.sleep(60)
-        os._exit(3 if do == "fail" else 0)
+
+class Iterator(SimpleNamespace):
+    """Stands for torch's."""
+
+
+def behave(do: str) -> None:
+    """Sleeps, exits well, or exits badly."""
+    if do == "sleep":
+        time.sleep(60)
+    os._exit(3 if do == "fail" else 0)
+
+
+def child(do: str, method: str = "fork") -> Any:
+    context: Any = multiprocessing.get_context(method)
+    process = context.Process(target=behave, args=("sleep" if do == "kill" else do,), daemon=True)
+    process.start()
     if do == "kill":
-        os.kill(pid, signal.SIGKILL)
-    return pid
+        os.kill(process.pid, signal.SIGKILL)
+    return process
 
 
-def iterator(pids: list[int], **more: Any) -> SimpleNamespace:
-    workers = [SimpleNamespace(pid=pid) for pid in pids]
+def iterator(processes: list[Any], **more: Any) -> Iterator:
     queue = SimpleNamespace(qsize=lambda: 3)
-    return SimpleNamespace(**{"_workers": workers, "_prefetch_factor": 4, "_data_queue": queue, **more})
+    facts = {"_workers": processes, "_prefetch_factor": 4, "_data_queue": queue, "_task_info": TASKS}
+    return Iterator(**{**facts, **more})
 
 
-def seen(*iterators: SimpleNamespace) -> LoaderState | None:
-    return look(SimpleNamespace(iterators=list(iterators)))  # type: ignore[arg-type]  # stands for a probe
+def idle(pid: int = 1) -> SimpleNamespace:
+    """A process that has ended well."""
+    return SimpleNamespace(pid=pid, _popen=SimpleNamespace(returncode=0))
+
+
+def seen(*iterators: Iterator) -> LoaderState | None:
+    return look(SimpleNamespace(crews=[Crew(one) for one in iterators]))  # type: ignore[arg-type]  # stands for a probe
+
+
+def wait_for(process: Any) -> None:
+    """Until it has ended. Whoever starts a process reaps those that have ended before."""
+    with suppress(ChildProcessError):
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 
 def test_workers_that_ended_are_told_by_how_they_ended() -> None:
     """The OOM killer's SIGKILL is the one to know of; it is seen before torch notices."""
-    pids = [child(do) for do in ("sleep", "well", "fail", "kill")]
+    processes = [child(do) for do in ("sleep", "well", "fail", "kill")]
+    pids = tuple(process.pid for process in processes)
+    mine = iterator(processes)
+    crew = Crew(mine)
     try:
-        for pid in pids[1:]:
-            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
-        state = seen(iterator(pids))
+        for process in processes[1:]:
+            wait_for(process)
+        state, deaths, again = seen(mine), crew.deaths(), crew.deaths()
     finally:
         os.kill(pids[0], signal.SIGKILL)
-        statuses = [os.waitpid(pid, 0)[0] for pid in pids]
+        codes = [process.join() or process.exitcode for process in processes]
 
-    assert state == LoaderState(4, 1, tuple(pids), {pids[2]: "exit_3", pids[3]: "SIGKILL"}, 3, 16)
-    assert statuses == pids  # looking has taken nobody's child away
+    assert state == LoaderState(4, 1, 2, pids, 4, 0, 16)
+    assert deaths == [Death(2, pids[2], "exit_3"), Death(3, pids[3], "SIGKILL")]
+    assert again == []
+    assert codes == [-9, 0, 3, -9]  # looking has taken nobody's child away
+    assert crew.deaths() == [Death(0, pids[0], "SIGKILL")]
 
 
-def test_a_process_that_is_not_ours_is_left_alone() -> None:
-    """What somebody else has reaped may be another process by now."""
-    state = seen(iterator([1]))
+def test_a_death_is_known_after_torch_has_reaped_it_and_dropped_the_iterator() -> None:
+    """An exception leaves the loop, the iterator goes, and with it the only trace of the OOM killer."""
+    process = child("kill")
+    mine = iterator([process])
+    crew = Crew(mine)
+    process.join()
+    del mine
+
+    assert crew.over
+    assert crew.deaths() == [Death(0, process.pid, "SIGKILL")]
+    assert crew.done
+
+
+def test_a_worker_of_a_fork_server_is_seen_to_run_and_to_end() -> None:
+    """It is nobody's child here: only its owner learns how it ended."""
+    process = child("sleep", "forkserver")
+    mine = iterator([process])
+    crew = Crew(mine)
+    running = how_it_ended(process, process.pid)
+    state = seen(mine)
+    os.kill(process.pid, signal.SIGKILL)
+    multiprocessing.connection.wait([process.sentinel], 30)
+    ended, early = how_it_ended(process, process.pid), crew.deaths()
+    process.join()
+
+    assert running is None
+    assert state is not None
+    assert (state.alive, state.dead) == (1, 0)
+    assert (ended, early) == (UNKNOWN, [])
+    assert crew.deaths() == [Death(0, process.pid, "SIGKILL")]
+
+
+def test_a_worker_terminated_because_its_iterator_is_done_with_is_no_death() -> None:
+    """Torch sends SIGTERM to a worker that does not stop in time."""
+    process = SimpleNamespace(pid=7, _popen=SimpleNamespace(returncode=-signal.SIGTERM))
+    done_with, at_work = iterator([process], _shutdown=True), iterator([process])
+
+    assert Crew(done_with).deaths() == []
+    assert Crew(at_work).deaths() == [Death(0, 7, "SIGTERM")]
+
+
+def test_a_signal_without_a_name_is_told_by_its_number() -> None:
+    """Real-time signals."""
+    process = SimpleNamespace(pid=7, _popen=SimpleNamespace(returncode=-40))
+
+    assert how_it_ended(process, 7) == "signal_40"
+
+
+def test_a_crew_is_done_when_it_is_over_and_everybody_has_ended() -> None:
+    """It is remembered until then, and no longer."""
+    mine = iterator([idle()])
+    crew = Crew(mine)
+    crew.deaths()
+
+    assert not crew.done
+    mine._shutdown = True
+    assert crew.done
+
+
+def test_a_process_of_another_kind_is_left_alone() -> None:
+    """Somebody else's idea of a process."""
+    state = seen(iterator([SimpleNamespace(pid=1)]))
 
     assert state is not None
-    assert (state.alive, state.exits) == (0, {})
+    assert (state.alive, state.dead) == (0, 0)
 
 
 def test_a_loader_without_workers_has_no_state() -> None:
     """Absent, not zero."""
     assert seen() is None
-    assert seen(SimpleNamespace()) is None
-    assert seen(iterator([], _workers=[])) is None
-    assert seen(iterator([1], _shutdown=True)) is None
+    assert seen(iterator([])) is None
+    assert seen(iterator([idle()], _shutdown=True)) is None
+
+
+def test_pinned_batches_are_told_apart() -> None:
+    """Pinned memory cannot be swapped out, and has a limit of its own."""
+    pinned = iterator([idle()], _pin_memory=True, _worker_result_queue=SimpleNamespace(qsize=lambda: 2))
+    state = seen(pinned)
+
+    assert state is not None
+    assert (state.queued, state.pinned) == (6, 4)
 
 
 @pytest.mark.parametrize("error", [NotImplementedError, OSError, AttributeError])
@@ -73,7 +170,8 @@ def test_a_queue_that_cannot_be_counted_is_unknown(error: type[Exception]) -> No
     def fail() -> int:
         raise error
 
-    state = seen(iterator([1], _data_queue=SimpleNamespace(qsize=fail)), iterator([1]))
+    mine = [iterator([idle()], _data_queue=SimpleNamespace(qsize=fail)), iterator([idle()])]
+    state = seen(*mine)
 
     assert state is not None
     assert (state.queued, state.limit) == (None, 8)

@@ -267,7 +267,8 @@ def test_the_end_of_a_loader_is_an_event() -> None:
     assert [(e.name, e.attributes[c.SPAN_LOADER.name]) for e in run.events] == [
         (c.LOADER_EXHAUSTED_EVENT.name, "code")
     ]
-    assert run.account.exhaustions == {"code": 1}
+    assert run.events[0].attributes[c.SPAN_EXHAUSTION_REASON.name] == "epoch_end"
+    assert run.account.totals.loaders.endings == {("code", "epoch_end"): 1}
 
 
 def test_a_failed_ask_is_an_error_of_its_loader() -> None:

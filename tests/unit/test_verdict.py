@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.aggregate.names import Key
+from otel_train.aggregate.supply import Supply
 from otel_train.aggregate.totals import StageTotals
 from otel_train.aggregate.verdict import CRITICAL_SHARE, ENOUGH_STEPS, LARGE_SHARE, WARNING_SHARE, findings
 
@@ -25,7 +26,12 @@ def stage(
 
 
 def verdict(*rows: StageTotals, steps: int = 100, workers: dict[str, int] | None = None) -> list[Finding]:
-    return findings(rows, steps=steps, activities={"productive": 1.0}, workers=workers or {})
+    return findings(
+        rows,
+        steps=steps,
+        activities={"productive": 1.0},
+        supplies={name: Supply(number) for name, number in (workers or {}).items()},
+    )
 
 
 def test_a_loader_that_training_waits_for_is_named() -> None:
@@ -71,7 +77,7 @@ def test_the_costliest_of_several_loaders_comes_first() -> None:
 
 @pytest.mark.parametrize(
     ("workers", "advice"),
-    [({"code": 0}, "num_workers=4"), ({"code": 3}, "has 3 workers"), ({}, "ahead of need")],
+    [({"code": 0}, "num_workers=2"), ({"code": 3}, "has 3 workers"), ({}, "ahead of need")],
 )
 def test_the_advice_fits_the_loader(workers: dict[str, int], advice: str) -> None:
     """More workers are no help to a generator, and no news to a loader that has eight."""
@@ -105,7 +111,7 @@ def test_time_beside_training_is_worth_a_word_when_there_is_much_of_it(activity:
     rows = (stage("forward", 60.0),)
 
     much, little = (
-        findings(rows, steps=100, activities={"productive": 100 - spent, activity: spent}, workers={})
+        findings(rows, steps=100, activities={"productive": 100 - spent, activity: spent}, supplies={})
         for spent in (40.0, 20.0)
     )
     assert [finding.name for finding in much] == ["compute_bound", name]
@@ -139,7 +145,7 @@ def test_a_verdict_is_never_missing_and_its_shares_are_shares(
     """Whatever the figures: one verdict, shares within 0 and 1, advice that is not empty."""
     found = findings(
         [stage(name, self_s, loader) for name, self_s, loader in rows],
-        steps=steps, activities={"productive": 1.0, "eval": evaluating_s}, workers={},
+        steps=steps, activities={"productive": 1.0, "eval": evaluating_s}, supplies={},
     )  # fmt: skip
 
     assert found

@@ -1,0 +1,163 @@
+"""The clock in a DataLoader's worker: how long each batch took to build.
+
+A spawned worker imports this module, so it imports nothing heavy: no numpy, no torch, nothing of OpenTelemetry.
+
+Every worker has one row of shared memory that it alone writes: how many batches it has built, then a ring of
+the latest. One word holds both how long a batch took and which one it was, so a reader in another process
+cannot see half of it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import weakref
+from _thread import get_ident
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+SLOTS = 512
+"""Batches of a worker that can wait for the reader."""
+
+ROW_WORDS = 1 + SLOTS
+WORD_BYTES = 8
+
+TIME_BITS = 44
+LONGEST_NS = (1 << TIME_BITS) - 1
+"""What a word can hold, 4.9 hours; a batch that took longer reads as this."""
+
+SEQUENCE = (1 << 63 - TIME_BITS) - 1
+"""Numbers of batches, from 1, are kept modulo this plus one."""
+
+_FETCHERS = "torch.utils.data._utils.fetch"
+_MARK = "_otel_train_timed"
+_FETCHER_CLASSES = ("_MapDatasetFetcher", "_IterableDatasetFetcher")
+
+
+class SharedRows:
+    """Memory that the workers of one iterator write and their parent reads.
+
+    Args:
+        workers: how many rows.
+        file: an open file of that size; None to make one. It is closed with ``seal``.
+
+    Raises:
+        OSError: there is no memory to share.
+    """
+
+    def __init__(self, workers: int, file: int | None = None) -> None:
+        size_bytes = workers * ROW_WORDS * WORD_BYTES
+        self.workers = workers
+        self._file = _memory_file(size_bytes) if file is None else file
+        self.seal = weakref.finalize(self, os.close, self._file)
+        self.seal.atexit = False
+        self.memory = mmap.mmap(self._file, size_bytes)
+
+    def row(self, worker: int) -> memoryview:
+        """The words of one worker."""
+        return memoryview(self.memory).cast("q")[worker * ROW_WORDS : (worker + 1) * ROW_WORDS]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing.reduction import DupFd
+
+        return _attach, (self.workers, DupFd(self._file))
+
+
+def _memory_file(size_bytes: int) -> int:
+    """An open file without a name, its blocks taken: to touch a block that is not there kills a process."""
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("otel_train")
+    else:
+        from tempfile import TemporaryFile
+
+        with TemporaryFile() as unnamed:
+            file = os.dup(unnamed.fileno())
+    try:
+        os.write(file, bytes(size_bytes))
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def _attach(workers: int, file: Any) -> SharedRows | None:  # Any: multiprocessing's duplicate of a descriptor
+    try:
+        rows = SharedRows(workers, file.detach())
+        rows.seal()
+    except OSError:  # the worker works without a clock
+        return None
+    return rows
+
+
+class BuildClock:
+    """Stands for the user's ``worker_init_fn`` in the workers of one iterator.
+
+    Args:
+        init: the user's own, called with the same worker id; None for none.
+        rows: where to write; None to write nothing.
+        parent: process in which nothing is timed.
+    """
+
+    def __init__(self, init: Callable[[int], object] | None, rows: SharedRows | None, parent: int) -> None:
+        self.init = init
+        self._rows = rows
+        self._parent = parent
+
+    def __call__(self, worker: int) -> object:
+        """Start the clock of this worker, then do what the user wants."""
+        if self._rows is not None and os.getpid() != self._parent:
+            time_fetches(self._rows.row(worker), sys.modules.get(_FETCHERS))
+        return self.init(worker) if self.init is not None else None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        from multiprocessing.context import get_spawning_popen
+
+        rows = self._rows if get_spawning_popen() is not None else None  # memory goes to workers only
+        return BuildClock, (self.init, rows, self._parent)
+
+
+def time_fetches(
+    row: memoryview, fetchers: Any, clock: Callable[[], int] = perf_counter_ns
+) -> None:  # Any: torch's module, or None where it is not what we know
+    """Time every batch that this process builds from now on.
+
+    A fetch that raises is no batch. A fetch inside a fetch (a dataset that reads a loader of its own) and a
+    fetch of another thread are part of what the worker's own takes.
+
+    Args:
+        row: words to write.
+        fetchers: module with torch's fetchers.
+        clock: nanoseconds.
+    """
+    built, busy, owner, slots = 0, False, get_ident(), len(row) - 1
+
+    def timed(fetch: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        def timed_fetch(self: Any, index: Any) -> Any:
+            nonlocal built, busy
+            if busy or get_ident() != owner:
+                return fetch(self, index)
+            busy = True
+            begun = clock()
+            try:
+                batch = fetch(self, index)
+                lasted = clock() - begun
+            finally:
+                busy = False
+            slot = 1 + built % slots
+            built += 1
+            row[slot] = (built & SEQUENCE) << TIME_BITS | min(lasted, LONGEST_NS)
+            row[0] = built
+            return batch
+
+        setattr(timed_fetch, _MARK, True)
+        return timed_fetch
+
+    for name in _FETCHER_CLASSES:
+        cls: Any = getattr(fetchers, name, None)
+        fetch = getattr(cls, "fetch", None)
+        if fetch is not None and not hasattr(fetch, _MARK):  # a DataPipe's clock lies in another one
+            cls.fetch = timed(fetch)

@@ -1,0 +1,93 @@
+"""Iterables that are not a DataLoader, wrapped: their ``next`` is timed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from otel_train.record.loader import LoaderProbe
+
+
+class Watched:
+    """An iterable whose ``next`` is timed. Everything else is the iterable's own.
+
+    Args:
+        iterable: what the loop wanted to iterate.
+        probe: how it is recorded.
+    """
+
+    def __init__(self, iterable: Any, probe: LoaderProbe) -> None:
+        self._iterable = iterable
+        self._probe = probe
+        self._given = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        probe = self._probe
+        probe.edge(probe.start)
+        try:
+            return _WatchedIterator(iter(self._iterable), self._iterable, probe)
+        finally:
+            probe.edge(probe.started)
+
+    def __next__(self) -> Any:
+        try:
+            batch = _ask(self._iterable, self._iterable, self._probe, self._given)
+        except StopIteration:
+            self._given = 0  # it may begin again
+            raise
+        self._given += 1
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._iterable)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_iterable":  # not set yet, while unpickling
+            raise AttributeError(name)
+        return getattr(self._iterable, name)
+
+
+class _WatchedIterator:
+    def __init__(self, iterator: Iterator[Any], iterable: Any, probe: LoaderProbe) -> None:
+        self._iterator = iterator
+        self._iterable = iterable
+        self._probe = probe
+        self._given = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch = _ask(self._iterator, self._iterable, self._probe, self._given)
+        self._given += 1
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_iterator":
+            raise AttributeError(name)
+        return getattr(self._iterator, name)
+
+
+def _ask(iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, given: int) -> Any:
+    edge = probe.edge
+    edge(probe.ask)
+    try:
+        batch = next(iterator)
+    except StopIteration:
+        edge(probe.stopped(given, _promised(iterable)))
+        raise
+    except BaseException as error:
+        edge(probe.failed(error))
+        raise
+    edge(probe.payload(batch))
+    return batch
+
+
+def _promised(iterable: Any) -> int | None:  # Any: the user's own
+    """Batches that it says it has; None where it does not."""
+    try:
+        return len(iterable)
+    except Exception:  # noqa: BLE001  # somebody else's __len__ may raise anything
+        return None

@@ -1,0 +1,164 @@
+"""The clock in a worker, with fetchers that take known times."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from otel_train.record.build_clock import BuildClock, SharedRows, time_fetches
+from otel_train.record.build_times import BuildTimes
+
+
+class Dial:
+    """A clock that shows what it was set to."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        return self.now
+
+
+class Worker:
+    """Fetchers like torch's on a clock of their own, timed; ``built`` are the times that were written."""
+
+    def __init__(self) -> None:
+        dial = self.dial = Dial()
+
+        class MapFetcher:
+            def fetch(self, index: Any) -> Any:
+                return index(self)
+
+        class IterableFetcher(MapFetcher):
+            def fetch(self, index: Any) -> Any:
+                dial.now += 1
+                return index(self)
+
+        self.module = SimpleNamespace(_MapDatasetFetcher=MapFetcher, _IterableDatasetFetcher=IterableFetcher)
+        rows = SharedRows(1)
+        self.times = BuildTimes(rows)
+        self.row = rows.row(0)
+        time_fetches(self.row, self.module, clock=dial)
+
+    def fetch(self, ns: int, *, kind: str = "_MapDatasetFetcher", then: Any = None) -> Any:
+        def index(fetcher: Any) -> Any:
+            self.dial.now += ns
+            return then() if then else ns
+
+        return getattr(self.module, kind)().fetch(index)
+
+    @property
+    def built(self) -> list[int]:
+        built: list[int] = self.times.read().build_ns.tolist()
+        return built
+
+
+def raises(error: BaseException) -> Any:
+    def then() -> None:
+        raise error
+
+    return then
+
+
+def test_each_batch_takes_as_long_as_its_fetch() -> None:
+    """Of a map-style dataset and of an iterable one."""
+    worker = Worker()
+
+    assert worker.fetch(5) == 5
+    assert worker.fetch(7, kind="_IterableDatasetFetcher") == 7
+    assert worker.built == [5, 8]
+
+
+@pytest.mark.parametrize("error", [StopIteration(), ValueError("bad sample"), SystemExit(3)])
+def test_a_fetch_that_raises_is_no_batch(error: BaseException) -> None:
+    """And the error goes on as it was; the next batch is timed again."""
+    worker = Worker()
+
+    with pytest.raises(type(error)) as caught:
+        worker.fetch(5, then=raises(error))
+    worker.fetch(7)
+
+    assert caught.value is error
+    assert worker.built == [7]
+
+
+def test_a_fetch_inside_a_fetch_is_part_of_it() -> None:
+    """A dataset that reads a loader of its own."""
+    worker = Worker()
+
+    worker.fetch(5, then=lambda: worker.fetch(7))
+
+    assert worker.built == [12]
+
+
+def test_a_clock_put_over_a_clock_changes_nothing() -> None:
+    """Torch wraps the initialiser of a DataPipe's workers once more."""
+    worker = Worker()
+    time_fetches(worker.row, worker.module, clock=worker.dial)
+    worker.fetch(5)
+
+    assert worker.built == [5]
+
+
+def test_a_torch_that_we_do_not_know_is_left_alone() -> None:
+    """Its fetchers may have moved."""
+    rows = SharedRows(1)
+    time_fetches(rows.row(0), None)
+    time_fetches(rows.row(0), SimpleNamespace(_MapDatasetFetcher=object))
+
+    assert BuildTimes(rows).read().build_ns.tolist() == []
+
+
+def test_the_users_initialiser_is_called_with_the_same_number() -> None:
+    """It seeds, opens files, shards."""
+    called: list[int] = []
+
+    assert BuildClock(called.append, None, os.getpid())(3) is None
+    assert BuildClock(lambda worker: worker + 1, None, os.getpid())(3) == 4
+    assert BuildClock(None, None, os.getpid())(3) is None
+    assert called == [3]
+
+
+def test_nothing_is_timed_in_the_process_that_trains() -> None:
+    """A pool of threads that poses as processes must not change its fetchers."""
+    import torch.utils.data._utils.fetch as fetchers
+
+    before = fetchers._MapDatasetFetcher.fetch
+    BuildClock(None, SharedRows(1), os.getpid())(0)
+
+    assert fetchers._MapDatasetFetcher.fetch is before
+
+
+def test_it_can_be_pickled_without_its_memory() -> None:
+    """Only a worker that is being started can take that along."""
+    clock = pickle.loads(pickle.dumps(BuildClock(bool, SharedRows(1), 1)))
+
+    assert clock.init is bool
+    assert clock._rows is None
+
+
+def test_an_initialiser_that_cannot_be_pickled_fails_as_it_did() -> None:
+    """A lambda under spawn: the message is torch's, and names the user's function."""
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        pickle.dumps(BuildClock(lambda _: None, None, 1))
+
+
+def test_a_worker_imports_nothing_heavy_of_ours() -> None:
+    """A spawned worker pays for every import before its first batch."""
+    code = (
+        "import sys, otel_train.record.build_clock\n"
+        "print([m for m in ('numpy', 'torch', 'opentelemetry', 'psutil') if m in sys.modules])\n"
+        "print(sorted(m for m in sys.modules if m.startswith('otel_train')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.splitlines() == [
+        "[]",
+        "['otel_train', 'otel_train.record', 'otel_train.record.build_clock']",
+    ]

@@ -1,0 +1,159 @@
+"""Loaders as metrics: what is asked of them beside the edges."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from otel_train import catalog as c
+from otel_train.aggregate.sheet import Bounded, Sheet
+from otel_train.clock import Anchor
+from otel_train.codes import Op
+from otel_train.export.loaders import LoaderWatch
+from otel_train.flight import FlightMemory
+from otel_train.record.build_times import Builds
+from otel_train.record.crew import Death
+from otel_train.record.loader import LoaderProbe
+from otel_train.record.loader_state import LoaderState
+from otel_train.record.recorder import Recorder
+from tests.support.edges import Tape
+from tests.unit.test_run_account import Run
+
+MS = 10**6
+
+
+class Crew:
+    """Workers that have built what it is told, and die as it is told."""
+
+    def __init__(self, *, builds: list[Builds] = [], deaths: list[Death] = [], done: bool = False) -> None:  # noqa: B006 - read only
+        left = list(builds)
+        self.times = SimpleNamespace(read=lambda: left.pop(0) if left else Builds(ns(), 0))
+        self.left = list(deaths)
+        self.done = done
+
+    def deaths(self) -> list[Death]:
+        left, self.left = self.left, []
+        return left
+
+
+def ns(*milliseconds: float) -> np.ndarray:
+    return np.array([x * MS for x in milliseconds], dtype=np.int64)
+
+
+class Scene:
+    """One loader named ``code`` in a run."""
+
+    def __init__(
+        self, tape: Tape, *crews: Crew, state: LoaderState | None = None, sized: bool = True
+    ) -> None:
+        self.run = Run().feed(tape).close(tape.now_ns)
+        recorder = Recorder(FlightMemory(256, Anchor(0, 0)), clock=lambda: 0)
+        self.probe = LoaderProbe([1] if sized else iter(()), "code", recorder)
+        self.probe.crews += crews  # type: ignore[arg-type]  # stand for real ones
+        self.watch = LoaderWatch(
+            self.run.account, lambda: {"code": self.probe}, look=lambda _: state, clock=lambda: 7
+        )
+
+    def published(self) -> dict[str, dict[tuple[str, ...], Any]]:
+        sheet = Sheet()
+        self.watch.write(sheet, Bounded(16), lambda pid: pid)
+        return {
+            family.metric.name: {tuple(v for _, v in point.attributes): point for point in family.points}
+            for family in sheet.families()
+        }
+
+    def values(self, metric: c.Metric) -> dict[tuple[str, ...], float]:
+        return {labels: point.value for labels, point in self.published().get(metric.name, {}).items()}
+
+
+def test_build_times_of_all_workers_are_one_histogram() -> None:
+    """The question is how fast the loader builds, not how fast worker 3 does."""
+    crews = [Crew(builds=[Builds(ns(40, 40), 1), Builds(ns(50), 0)]), Crew(builds=[Builds(ns(60), 2)])]
+    scene = Scene(Tape().step(), *crews)
+    scene.watch.read_builds()
+    scene.watch.read_builds()
+    found = scene.published()[c.LOADER_BATCH_BUILD_DURATION.name]["code",]
+
+    assert (found.count, found.sum, found.max) == (4, 0.19, 0.06)
+    assert scene.run.account.totals.loaders.lost == {"code": 3}
+
+
+def test_a_worker_that_dies_is_a_count_and_an_event() -> None:
+    """The alert fires on the count; the event says which worker, and what to look for in the kernel's log."""
+    scene = Scene(Tape().step(), Crew(deaths=[Death(1, 77, "SIGKILL")]))
+    scene.watch.look_at_workers()
+    scene.watch.look_at_workers()
+    (event,) = (e for e in scene.run.account.teller.drain()[1] if e.name == c.LOADER_WORKER_EXIT_EVENT.name)
+
+    assert scene.values(c.LOADER_WORKER_EXITS) == {("code", "SIGKILL"): 1}
+    assert event.attributes == {
+        c.STEP_NUMBER.name: 1,
+        c.SPAN_LOADER.name: "code",
+        c.SPAN_ERROR_TYPE.name: "SIGKILL",
+        c.WORKER_NUMBER.name: 1,
+        c.WORKER_PID.name: 77,
+    }
+
+
+def test_a_crew_that_is_done_is_read_once_more_and_forgotten() -> None:
+    """Workers made anew every epoch must not pile up, and their last batches count."""
+    scene = Scene(Tape().step(), Crew(builds=[Builds(ns(40), 0)], done=True), Crew())
+    scene.watch.look_at_workers()
+
+    assert len(scene.probe.crews) == 1
+    assert scene.run.account.totals.loaders.builds.count(0) == 1
+
+
+def test_endings_are_told_by_reason() -> None:
+    """A counter is there before its first event: an increase() of one born at 1 is 0."""
+    sized = Scene(Tape().start().step().stop().step().ask(op=Op.FAIL).start().step())
+    stream = Scene(Tape(), sized=False)
+
+    assert sized.values(c.LOADER_EXHAUSTIONS) == {
+        ("code", "epoch_end"): 1,
+        ("code", "short"): 0,
+        ("code", "error"): 1,
+    }
+    assert stream.values(c.LOADER_EXHAUSTIONS) == {("code", "streaming_end"): 0, ("code", "error"): 0}
+    assert sized.values(c.EPOCH_INDEX) == {("code",): 1}
+
+
+def test_errors_are_told_by_class() -> None:
+    """FileNotFoundError is for the storage, ValueError for the data."""
+    scene = Scene(Tape().step().ask(op=Op.FAIL).ask(op=Op.FAIL).start().step())
+    assert scene.values(c.LOADER_ERRORS) == {("code",): 2}  # their classes are not known
+    for error in (ValueError(), ValueError(), KeyboardInterrupt()):
+        scene.probe.failed(error)
+
+    assert scene.values(c.LOADER_ERRORS) == {("code",): 0, ("code", "ValueError"): 2}
+
+
+def test_what_waits_in_the_queue_is_memory() -> None:
+    """Bytes per batch times batches; pinned ones apart, so that components add up."""
+    state = LoaderState(2, 2, 0, (100, 200), 6, 4, 16)
+    scene = Scene(Tape().step(), state=state)
+    assert scene.values(c.MEMORY_USAGE) == {("code", "workers"): 300}  # no batch weighed, no bytes
+    scene.probe.payload([np.zeros(8, dtype=np.uint8)])
+
+    assert scene.values(c.MEMORY_USAGE) == {
+        ("code", "workers"): 300,
+        ("code", "prefetch_queue"): 16,
+        ("code", "pinned"): 32,
+    }
+    assert scene.values(c.LOADER_QUEUE_SIZE) == {("code",): 6}
+    assert scene.values(c.LOADER_QUEUE_LIMIT) == {("code",): 16}
+
+
+def test_one_batch_is_weighed_per_look() -> None:
+    """Weighing takes microseconds; not for every batch."""
+    scene = Scene(Tape().step())
+    for number in (1, 2, 3):
+        scene.probe.payload([np.zeros(number, dtype=np.uint8)])
+    assert scene.probe.weights.row() == {"sampled": 1, "min": 1, "avg": 1, "max": 1}
+    scene.watch.look_at_workers()
+    for number in (4, 5):
+        scene.probe.payload([np.zeros(number, dtype=np.uint8)])
+
+    assert scene.probe.weights.row() == {"sampled": 2, "min": 1, "avg": 2.5, "max": 4}
