@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 from otel_train.record.hand import Checkpoint, Stage, switch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from otel_train.session import Session
 
 _sessions: list[Session] = []
+
+when_started: list[Callable[[Session | None], None]] = []
+"""Told of every session that starts, and with None of one that is switched off: see ``otel_train.launch``."""
 
 
 def instrument(
@@ -60,6 +63,8 @@ def instrument(
         if made:
             session.close("failed")
         raise
+    if made:
+        _tell(session)
     return session
 
 
@@ -74,7 +79,13 @@ def _check(model: Any, loaders: Any) -> None:  # Any: the user's own
 def _disabled(config: Config, loaders: Any) -> Session:  # Any: the user's own
     from otel_train.disabled import DisabledSession
 
+    _tell(None)
     return cast("Session", DisabledSession(config, loaders))  # in all but deeds
+
+
+def _tell(session: Session | None) -> None:
+    for told in when_started:
+        told(session)
 
 
 def current() -> Session | None:
@@ -82,6 +93,13 @@ def current() -> Session | None:
     if _sessions and not _sessions[0].closed and _sessions[0].info.pid == os.getpid():
         return _sessions[0]
     return None
+
+
+def forget_in_fork() -> None:
+    """In a forked child: take out what it has inherited of its parent's session, which goes on there."""
+    for session in _sessions:
+        session.let_go_in_fork()
+    _sessions.clear()
 
 
 def stage(name: str) -> Stage:

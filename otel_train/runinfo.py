@@ -28,6 +28,9 @@ INSTANCE_NAMESPACE: Final = "4d63009a-8d0f-11ee-aad7-4c796ed8e320"
 
 MAX_NAME_CHARS: Final = 128
 UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
+LAUNCH_RUN: Final = "OTEL_TRAIN_LAUNCH_RUN"
+"""Where ``otel-train run`` says which run its processes belong to, if nobody knows better."""
+
 LOOPBACK: Final = ("", "localhost", "127.0.0.1", "::1")
 
 SLURM_ATTRIBUTES: Final = {
@@ -217,12 +220,15 @@ def safe_name(text: str) -> str:
 
 
 def _made_run_id(environ: Mapping[str, str], place: Place, process: Process) -> str:
-    if place.world_size == 1:
-        started = time.strftime("%Y%m%d-%H%M%S", time.gmtime(process.now_unix_ns / 1e9))
-        return f"{started}-{process.entropy(3).hex()}"
     master, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if place.local_world_size < place.world_size and master not in LOOPBACK:
         return "run-" + _hash(f"{master}/{port}/{place.world_size}")
+    # On one host a launch is a run, whatever process below it asks.
+    if environ.get(LAUNCH_RUN):
+        return environ[LAUNCH_RUN]
+    if place.world_size == 1:
+        started = time.strftime("%Y%m%d-%H%M%S", time.gmtime(process.now_unix_ns / 1e9))
+        return f"{started}-{process.entropy(3).hex()}"
     return "run-" + _hash(f"{process.host}/{process.parent()}/{port}")
 
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from otel_train.config import Config
+    from otel_train.record.roots import RootFinder
 
 NS_PER_S = 10**9
 
@@ -156,6 +157,15 @@ class Session:
             self._recording.probes.add_loader(entry)
         for name, one in models.items():
             self._recording.probes.add_model(name, one)
+
+    def find_models(self, finder: RootFinder) -> None:
+        """Watch every model that ``finder`` meets, until the session closes."""
+        self._recording.probes.find_models(finder)
+
+    def let_go_in_fork(self) -> None:
+        """In a forked child: take out the hooks, and leave files, threads and sockets to the parent."""
+        if os.getpid() != self._pid:
+            self._recording.end()
 
     def watch(self, iterable: Any, *, name: str, phase: str = "") -> Any:  # Any: any iterable
         """Watch one more iterable; what to iterate."""

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 PREFIX: Final = "OTEL_TRAIN_"
 """Every setting is also an environment variable: this prefix, then the field in capitals."""
 
-RESERVED: Final = frozenset({"OTEL_TRAIN_TEST_BIN"})
-"""Names with our prefix that are no settings: they steer the project's own tests."""
+RESERVED: Final = frozenset({"OTEL_TRAIN_TEST_BIN", "OTEL_TRAIN_LAUNCH", "OTEL_TRAIN_LAUNCH_RUN"})
+"""Names with our prefix that are no settings: of the project's own tests, and of ``otel-train run``."""
 
 MIB: Final = 1 << 20
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 COMMANDS = {
+    "run": "run a training script, observed, without touching it",
     "demo": "train a small model on real text, observed; about a minute",
     "summary": "show the card of a finished or running run again",
     "profile": "capture some steps of a live run with torch.profiler",
@@ -26,7 +27,11 @@ COMMANDS = {
 DESCRIPTION = """\
 Shows where the time of a PyTorch training run goes.
 
-In your script, one line before the loop:
+Without touching your script:
+
+  otel-train run train.py
+
+Or in it, one line before the loop:
 
   import otel_train
   otel_train.instrument(model, {"train": train_loader, "val": val_loader})
@@ -34,6 +39,7 @@ In your script, one line before the loop:
 EPILOG = """\
 examples:
   otel-train demo                        see it work, on text that comes with Python
+  otel-train run train.py --epochs 3     observe a script without touching it
   otel-train summary runs/20260131-x7    the card of a run; --json for scripts
   otel-train postmortem 20260131-x7      last step and open stage after a crash
   otel-train replay runs/20260131-x7     send what the collector has missed

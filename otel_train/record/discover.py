@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.errors import ConfigError
+from otel_train.record.callers import name_of
 from otel_train.record.loader import OTHER, DataLoaderPatch, LoaderProbe
 from otel_train.record.module import ModulePatch, ModuleProbe
 from otel_train.record.watched import Watched
@@ -16,11 +17,16 @@ from otel_train.record.watched import Watched
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from otel_train.record.found import FoundModels
     from otel_train.record.recorder import Recorder
+    from otel_train.record.roots import RootFinder
 
 PHASES = ("train", "eval", "test", "predict")
 MOST_FOUND = 64
 """Names for loaders that nobody named; further ones share ``_OTHER``."""
+
+MOST_CHARS = 64
+"""Longest name for a loader that nobody named."""
 
 _NOT_IN_NAMES = re.compile(r"[^\w.-]+")
 
@@ -151,7 +157,8 @@ class Probes:
         self._module_patch: ModulePatch | None = None
         self._recorder = recorder
         self._by_loader: dict[int, LoaderProbe] = {}
-        self._found = 0
+        self._found: set[str] = set()
+        self._roots: FoundModels | None = None
         self._lock = threading.Lock()
 
     def watch_torch(self) -> None:
@@ -173,7 +180,9 @@ class Probes:
     def _watch(self, entry: Loader) -> Any:  # Any: the user's loader, or its wrapper
         if isinstance(entry.loader, Watched):
             return entry.loader
-        known = self._known(entry.loader) or self._join(entry)
+        known = self._known(entry.loader)
+        if known is None or (known.name in self._found and known.name != entry.name):  # a given name wins
+            known = self._join(entry)
         if self.patch is None or not _is_data_loader(entry.loader):
             return Watched(entry.loader, known)
         running = getattr(entry.loader, "_iterator", None)
@@ -182,13 +191,29 @@ class Probes:
         return entry.loader
 
     def add_model(self, name: str, model: Any) -> None:  # Any: a torch.nn.Module
-        """Record a model, once."""
+        """Record a model that was given, once. Who gives models says which there are: found ones are dropped."""
+        if self._roots is not None:
+            self._roots.give_way()
+        self._add_model(name, model)
+
+    def _add_model(self, name: str, model: Any) -> ModuleProbe | None:  # Any: as above
         for probe in self.models:
             if probe.model() is model:
-                return
+                return None
         taken = {probe.name: probe for probe in self.models if probe.model() is not None}
         self.models = [probe for probe in self.models if probe.model() is not None]
         self.models.append(ModuleProbe(model, _free(name, taken), self._recorder))
+        return self.models[-1]
+
+    def add_found_model(self, model: Any) -> ModuleProbe | None:  # Any: as above
+        """Record a model that nobody named, under the name of its class."""
+        return self._add_model(_class_name(model), model)
+
+    def drop_models(self, probes: Sequence[ModuleProbe]) -> None:
+        """Record these no longer."""
+        for probe in probes:
+            probe.remove()
+        self.models = [probe for probe in self.models if probe not in probes]
 
     def attach_again(self) -> None:
         """Take back slots that ``Module.compile()`` has overwritten."""
@@ -201,8 +226,16 @@ class Probes:
             if probe.model() is model:
                 self.models.append(ModuleProbe(compiled, probe.name, self._recorder))
 
+    def find_models(self, finder: RootFinder) -> None:
+        """Record every model that ``finder`` meets: for a while now, and whenever something new begins."""
+        from otel_train.record.found import FoundModels
+
+        self._roots = FoundModels(finder, self)
+
     def remove(self) -> None:
         """Undo everything."""
+        if self._roots is not None:
+            self._roots.remove()
         if self.patch is not None:
             self.patch.remove()
         if self._module_patch is not None:
@@ -238,18 +271,23 @@ class Probes:
 
     def _probe_for(self, loader: Any) -> LoaderProbe | None:  # Any: a DataLoader
         probe = self._known(loader)
+        if self._roots is not None:
+            self._roots.loader_starts(new=probe is None)
         if probe is not None:
             return probe
         return self._join(Loader(loader, name=self._name_for(loader)))
 
     def _name_for(self, loader: Any) -> str:  # Any: a DataLoader
-        """A bounded name for a loader that nobody named: its dataset's class, numbered."""
-        name = _NOT_IN_NAMES.sub("_", type(getattr(loader, "dataset", loader)).__name__)
+        """A bounded name for a loader that nobody named: what the program calls it, else its dataset's class."""
+        called = name_of(loader) or type(getattr(loader, "dataset", loader)).__name__
+        name = _NOT_IN_NAMES.sub("_", called)[:MOST_CHARS]
         living = {n: p for n, p in self.loaders.items() if p.loader() is not None}
         free = _free(name, living)
         if free not in self.loaders:
-            self._found += 1
-        return OTHER if self._found > MOST_FOUND and free not in self.loaders else free
+            if len(self._found) == MOST_FOUND:
+                return OTHER
+            self._found.add(free)
+        return free
 
 
 def _is_data_loader(loader: Any) -> bool:  # Any: the user's own

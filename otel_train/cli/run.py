@@ -1,0 +1,124 @@
+"""``otel-train run``: observe a program without touching it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from otel_train.config import DEFAULTS, PREFIX
+from otel_train.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+EPILOG = """\
+The program runs as it would by itself: the same interpreter, sys.argv, __main__, sys.path, standard input and
+output, signals and exit code. DataLoaders, models, backward and optimizers are found when it trains, also in
+processes that it starts (torchrun, mp.spawn, accelerate launch, scripts that start themselves again); processes
+that do not train are left alone. Loaders are named by the variable that holds them. A program that calls
+otel_train.instrument() itself keeps its names and settings.
+
+When the program is killed, what it left behind is exported with the run's end state.
+
+examples:
+  otel-train run train.py --epochs 3
+  otel-train run -m package.train --epochs 3
+  otel-train run --run-name baseline --endpoint http://127.0.0.1:4318 train.py
+  otel-train run --set export_every_s=5 --set prometheus=false train.py
+  otel-train run torchrun --nproc-per-node 2 train.py
+  torchrun --nproc-per-node 2 -m otel_train run train.py
+  otel-train run accelerate launch train.py
+
+Options of otel-train stand before the program; what comes after it is the program's own. Every setting is in
+docs/reference/settings.md. OTEL_TRAIN_DISABLED=true runs the program bare.
+
+exit code: that of the program, or its signal. 2: a setting is wrong, or there is no such program; nothing ran.
+"""
+
+OPTIONS: Final = {
+    "run_name": ("NAME", "a name for people"),
+    "run_id": ("ID", "id of the run, the same on all ranks and after restarts (default: found or made)"),
+    "run_dir": ("D", "folder that gets the run directory (default: runs)"),
+    "prometheus_port": ("PORT", "port of /metrics; 0: any free one (default: 9464)"),
+    "export_every_s": ("S", "seconds between exports of metrics (default: 15)"),
+    "log_every_steps": ("N", "print the card every N steps, not only at the end"),
+}
+"""Settings that have an option of their own, with the name of the value and its meaning."""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Tell argparse about this command."""
+    parser = subparsers.add_parser(
+        "run",
+        help="run a training script, observed, without touching it",
+        usage="otel-train run [options] (PROGRAM | -m MODULE) [arguments of the program]",
+        description="Run a training program and show where its time goes, without a line of ours in it.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    for name, (value, meaning) in OPTIONS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", metavar=value, help=meaning)
+    parser.add_argument("--endpoint", metavar="URL", help="send by OTLP to this collector, such as http://127.0.0.1:4318")
+    parser.add_argument("--no-prometheus", action="store_true", help="do not serve /metrics")
+    parser.add_argument("--no-card", action="store_true", help="do not print the card at the end")
+    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any setting; may be repeated")
+    parser.add_argument("-m", dest="module", metavar="MODULE", nargs=argparse.REMAINDER, help="run a module, as python -m does")
+    parser.add_argument("program", metavar="PROGRAM", nargs=argparse.REMAINDER, help="a script, or a command")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the program; what it ends with.
+
+    Raises:
+        ConfigError: a setting cannot be honoured, or there is no such program.
+    """
+    from otel_train.launch import command, parent
+
+    settings = settings_of(args)
+    if args.module is not None:
+        if not args.module:
+            raise ConfigError("-m: expected the name of a module")
+        module, *words = args.module
+    else:
+        module, words = "", args.program[1:] if args.program[:1] == ["--"] else args.program
+    line = command.command_line(words, module=module, flags=command.interpreter_flags())
+    folder = Path(tempfile.mkdtemp(prefix="otel-train-"))
+    try:
+        environ = command.environment(os.environ, settings, folder)
+        if (flag := command.unreachable()) and line[0] == sys.executable:
+            print(f"otel-train: python {flag} keeps us out; the program runs unobserved", file=sys.stderr)
+        try:
+            ended = parent.start_and_wait(line, environ)
+        except OSError as error:
+            raise ConfigError(f"{line[0]} cannot be started: {error.strerror}") from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return parent.end_like(ended)
+
+
+def settings_of(args: argparse.Namespace) -> Mapping[str, str]:
+    """The variables that the options stand for.
+
+    Raises:
+        ConfigError: ``--set`` does not name a setting.
+    """
+    given = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
+    for item in args.set:
+        name, equals, value = item.partition("=")
+        if not equals or name not in DEFAULTS:
+            raise ConfigError(f"--set {item}: expected NAME=VALUE with a NAME of docs/reference/settings.md, such as --set export_every_s=5")
+        given[name] = value
+    if args.no_prometheus:
+        given["prometheus"] = "false"
+    if args.no_card:
+        given["console"] = "false"
+    found = {PREFIX + name.upper(): value for name, value in given.items()}
+    if args.endpoint:
+        found["OTEL_EXPORTER_OTLP_ENDPOINT"] = args.endpoint
+    return found

@@ -1,0 +1,1 @@
+"""Observing a program without touching it: ``otel-train run``."""

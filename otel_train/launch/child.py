@@ -1,0 +1,88 @@
+"""What happens in a program below ``otel-train run`` once it has torch."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_train import front
+from otel_train.launch.evidence import Evidence
+from otel_train.launch.names import FOLDER
+
+if TYPE_CHECKING:
+    from otel_train.session import Session
+
+_log = logging.getLogger("otel_train")
+
+
+def begin() -> None:
+    """Wait for the first sign of training in this process, and in its forks."""
+    Attachment(Path(os.environ[FOLDER])).wait()
+
+
+class Attachment:
+    """Starts the session of this process when it trains, or joins the one that the program starts itself.
+
+    Args:
+        folder: of the launcher; see ``otel_train.launch.claims``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._evidence = Evidence(self._start)
+        self._pid = os.getpid()
+        front.when_started.append(self._join)
+        os.register_at_fork(after_in_child=self._in_fork)
+
+    def wait(self) -> None:
+        """Begin to wait."""
+        self._evidence.wait()
+
+    def _start(self) -> None:
+        """The first sign of training, and the program has not asked for anything itself."""
+        if _is_loader_worker():
+            self._evidence.finder.remove()
+            return
+        try:
+            front.instrument(**self._identity())
+        except Exception as error:  # noqa: BLE001  # the program must run, with us or without
+            self._evidence.finder.remove()
+            _log.warning("otel_train cannot start (%s); the program runs unobserved", error)
+
+    def _identity(self) -> dict[str, Any]:
+        """Which run this is, where another process of this launch has taken the rank already."""
+        from otel_train.config import Config
+        from otel_train.launch.claims import claim
+        from otel_train.runinfo import detect
+
+        info = detect(Config.from_env())
+        number = claim(self._folder, info.rank)
+        return {} if number == 1 else {"run_id": f"{info.run_id}-{number}"}
+
+    def _join(self, session: Session | None) -> None:
+        """A session has started, ours or the program's own; None: the program wants none."""
+        self._evidence.stop()
+        if session is None:
+            self._evidence.finder.remove()
+            return
+        session.find_models(self._evidence.finder)
+
+    def _in_fork(self) -> None:
+        """A forked child has a session of its own, or none: what it inherited belongs to its parent."""
+        try:
+            front.forget_in_fork()
+            self._evidence.finder.remove()
+            self._evidence.stop()
+            self._evidence = Evidence(self._start)
+            self._evidence.wait()
+        except Exception as error:  # noqa: BLE001  # as above
+            _log.warning("otel_train cannot follow a fork (%s); it runs unobserved", error)
+
+
+def _is_loader_worker() -> bool:
+    """Whether this process makes batches for another one."""
+    worker: Any = sys.modules.get("torch.utils.data._utils.worker")
+    return worker is not None and worker.get_worker_info() is not None

@@ -1,0 +1,1 @@
+"""A folder that ``otel-train run`` puts on PYTHONPATH, and nothing else."""

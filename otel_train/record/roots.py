@@ -1,0 +1,140 @@
+"""Models that nobody named: the outermost module calls of a loop, looked at for a while."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+from otel_train.guard import Guard
+from otel_train.record.torch_probes import in_backward
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+FIRST_CALLS = 64
+"""Outermost calls that are looked at in the beginning, and again when a loader or an optimizer is new."""
+
+SHORT_LOOK = 2
+"""Outermost calls that are looked at when a known loader starts again: a sweep may go on with another model."""
+
+MOST_ROOTS = 64
+"""Models found at most; a program that calls ever new modules by themselves is no training loop."""
+
+_FRAMES_OF_A_CONSTRUCTOR = 12
+
+
+class RootFinder:
+    """Stands in ``Module.__call__`` while it looks, and is taken out again: no global hook stays.
+
+    A root is a module with parameters that is called while no other such module runs in its thread. Losses,
+    metrics and transforms have none. Not a root: what is recomputed in a backward, a replica of
+    ``DataParallel``, and what a module's own constructor tries out.
+
+    Args:
+        tell: told of every module that is called as a root and was not known before.
+
+    Attributes:
+        tell: as given; may be replaced.
+    """
+
+    def __init__(self, tell: Callable[[torch.nn.Module], None]) -> None:
+        import torch
+
+        self.tell = tell
+        self._class: Any = torch.nn.Module
+        self._parameters = torch.nn.Module.parameters
+        self._guard = Guard("finding models")
+        self._known: set[int] = set()
+        self._left = 0.0
+        self._over = False
+        self._original = self._class.__call__
+        self._wrapper = _looking(self, self._original)
+
+    def look(self, calls: float) -> None:
+        """Look at the next ``calls`` outermost calls, at least."""
+        if self._over or self._guard.closed or calls <= self._left:
+            return
+        self._left = calls
+        if self._class.__call__ is self._original:
+            self._class.__call__ = self._wrapper
+
+    def settle_for(self, calls: float) -> None:
+        """Look at this many more calls, not at as many as before."""
+        self._left = 0
+        self.look(calls)
+
+    def remove(self) -> None:
+        """Look no more."""
+        self._over = True
+        self._rest()
+
+    @property
+    def looking(self) -> bool:
+        """Whether calls are looked at."""
+        return self._left > 0
+
+    def leads(self, model: torch.nn.Module) -> bool:
+        """Whether this call, which no other surrounds, is one of a root; if so its inner calls are none."""
+        if next(self._parameters(model), None) is None or model.__dict__.get("_is_replica") or in_backward():
+            return False
+        if id(model) not in self._known and not _is_being_tried():
+            self._meet(model)
+        self._left -= 1
+        if self._left <= 0:
+            self._rest()
+        return True
+
+    def _meet(self, model: torch.nn.Module) -> None:
+        if len(self._known) == MOST_ROOTS:
+            self._left = 0
+            return
+        # Known by id: a later module at the same address, of a sweep, say, is met by the forgetting below.
+        self._known.add(id(model))
+        import weakref
+
+        weakref.finalize(model, self._known.discard, id(model)).atexit = False
+        with self._guard:
+            self.tell(model)
+        self._left = max(self._left, FIRST_CALLS)
+
+    def _rest(self) -> None:
+        self._left = 0
+        # What somebody put over ours stays theirs: ours passes through.
+        if self._class.__call__ is self._wrapper:
+            self._class.__call__ = self._original
+
+
+def _looking(finder: RootFinder, original: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    is_compiling = torch.compiler.is_compiling
+    inside = threading.local()
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # in its place
+        # First, so that a compiler that traces this sees nothing but the call.
+        if is_compiling():
+            return original(self, *args, **kwargs)
+        if not finder.looking or getattr(inside, "root", False) or not finder.leads(self):
+            return original(self, *args, **kwargs)
+        inside.root = True
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            inside.root = False
+
+    return __call__
+
+
+def _is_being_tried() -> bool:
+    """Whether a module's constructor makes this call, to learn the shape of what comes out."""
+    frame: Any = sys._getframe(3)  # noqa: SLF001  # past leads and the wrapper
+    for _ in range(_FRAMES_OF_A_CONSTRUCTOR):
+        if frame is None:
+            return False
+        if frame.f_code.co_name == "__init__" and hasattr(frame.f_locals.get("self"), "_modules"):
+            return True
+        frame = frame.f_back
+    return False
