@@ -1145,6 +1145,11 @@ STALL_AGE: Final = Attribute(
 )
 CHECKPOINT_SIZE_BYTES: Final = Attribute(name="train.checkpoint.size", type="int", meaning="Bytes written.")
 SPAN_ERROR_TYPE: Final = Attribute(name="error.type", type="str", meaning="Exception class.")
+RUN_END_CAUSE: Final = Attribute(
+    name="train.run.end.cause",
+    type="str",
+    meaning="Name of the signal or the exit code that ended the process; killed: nobody was told.",
+)
 SPAN_NONFINITE_KIND: Final = Attribute(
     name="train.nonfinite.kind", type="str", meaning="What was not finite."
 )
@@ -1254,8 +1259,8 @@ RUN_SPAN: Final = SpanType(
 )
 RUN_END_SPAN: Final = SpanType(
     name="train.run.end",
-    meaning="A clean end, with the totals.",
-    attributes=(RUN_ID, RUN_ATTEMPT, SPAN_RANK, STEP_NUMBER, TRACE_CLASS),
+    meaning="The end; an error when the process was killed and its launcher wrote this.",
+    attributes=(RUN_ID, RUN_ATTEMPT, SPAN_RANK, STEP_NUMBER, TRACE_CLASS, SPAN_ERROR_TYPE),
 )
 INIT_MODEL_SPAN: Final = SpanType(
     name="train.init.model", meaning="Making the model ready.", parent="train.run", published=False
@@ -1404,11 +1409,18 @@ RECOMPILE_EVENT: Final = SpanType(
     name="train.recompile", meaning="The compiler compiled again.", attributes=(STEP_NUMBER,)
 )
 
+RUN_KILLED_EVENT: Final = SpanType(
+    name="train.run.killed",
+    meaning="The process is gone without an end of its own; its launcher wrote this.",
+    attributes=(STEP_NUMBER, SPAN_STAGE, RUN_END_CAUSE),
+)
+
 EVENTS: Final[tuple[SpanType, ...]] = (
     NONFINITE_EVENT,
     OOM_EVENT,
     LOADER_EXHAUSTED_EVENT,
     LOADER_WORKER_EXIT_EVENT,
     RECOMPILE_EVENT,
+    RUN_KILLED_EVENT,
 )
 """Every event that otel_train writes itself; events of your own carry the name you give them."""

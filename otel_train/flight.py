@@ -189,11 +189,15 @@ class ThreadEdges(NamedTuple):
         entry: the thread.
         times: int64[n], monotonic nanoseconds.
         codes: int64[n].
+        slot: which ring of the file.
+        ended: edges the thread has written in all, the last of ``times`` being the last of them.
     """
 
     entry: RingEntry
     times: np.ndarray
     codes: np.ndarray
+    slot: int = 0
+    ended: int = 0
 
 
 class Flight(NamedTuple):
@@ -255,9 +259,10 @@ def _threads(before: bytes, data: bytes, header: _Header) -> Iterable[ThreadEdge
         )
         if not used and not pairs.any():  # it may have been used since the pump last looked
             continue
-        times, codes = _in_order(pairs, (earlier == pairs).all(axis=1), written or _fall(pairs[:, 1]))
+        known = written or _fall(pairs[:, 1])
+        times, codes, newer = _in_order(pairs, (earlier == pairs).all(axis=1), known)
         name = thread.rstrip(b"\0").decode(errors="replace")
-        yield ThreadEdges(RingEntry(used, ident, written, name), times, codes)
+        yield ThreadEdges(RingEntry(used, ident, written, name), times, codes, index, known + newer)
 
 
 def _fall(times: np.ndarray) -> int:
@@ -266,8 +271,10 @@ def _fall(times: np.ndarray) -> int:
     return int(falls[0]) + 1 if len(falls) else 0
 
 
-def _in_order(pairs: np.ndarray, stable: np.ndarray, written: int) -> tuple[np.ndarray, np.ndarray]:
+def _in_order(pairs: np.ndarray, stable: np.ndarray, written: int) -> tuple[np.ndarray, np.ndarray, int]:
     """Unroll a ring of which we know only how far the pump had seen it: later edges have later times.
+
+    Returns times, codes, and how many edges are newer than the pump had seen.
 
     Args:
         pairs: int64[n, 2], code and time.
@@ -285,4 +292,4 @@ def _in_order(pairs: np.ndarray, stable: np.ndarray, written: int) -> tuple[np.n
     kept = stable & (times > 0)
     times, codes = times[kept], pairs[kept, 0]
     rising = times >= np.maximum.accumulate(times) if len(times) else kept[:0]
-    return times[rising], codes[rising]
+    return times[rising], codes[rising], newer

@@ -17,12 +17,13 @@ from otel_train.clock import Anchor, system_clock
 from otel_train.errors import ConfigError
 from otel_train.export.accelerator import AcceleratorReader
 from otel_train.export.document import Documents, Window
+from otel_train.export.estate import Estate, Known, KnownLoader
 from otel_train.export.hardware import HardwareReader
 from otel_train.export.live import Health, Readings, Reporter
 from otel_train.export.loaders import LoaderWatch
 from otel_train.export.notes import NoteReader
 from otel_train.export.process import ProcessReader
-from otel_train.export.pump import Breath, Chore, Pump
+from otel_train.export.pump import Breath, Chore, Pump, Route
 from otel_train.export.routes import Routes
 from otel_train.guard import Guard
 from otel_train.outcome import Outcome
@@ -59,7 +60,7 @@ class Session:
         self._pid = os.getpid()
         self._window: Window | None = None
         self._printed_step = 0
-        anchor = Anchor.now()
+        anchor = self._anchor = Anchor.now()
         info = detect(config, environ)
         self._routes = Routes.open(config, info, environ)
         self.info = info.with_attempt(self._routes.attempt)
@@ -73,7 +74,8 @@ class Session:
                 config, self.info, run=self._run, recorder=self._recorder,
                 rank_folder=self._routes.rank_folder, ooms=self._recording.devices.ooms,
             )  # fmt: skip
-            self._routes.connect(self._pump.routes, resource_attributes(self.info, environ))
+            self._resource = resource_attributes(self.info, environ)
+            self._routes.connect(self._pump.routes, self._resource)
         except ConfigError:
             self._recording.end()
             self._routes.close(0)
@@ -93,7 +95,7 @@ class Session:
             anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=rules,
             stall_after_s=config.stall_after_s, breathe=breath,
         )  # fmt: skip
-        signals = Signals()
+        signals = self._signals = Signals()
         health = Health(self._drops, self._faults, self._overhead_s, self.unobserved)
         readings = self._readings(signals, health, anchor)
         self._reporter = Reporter(self._run, readings, info=self.info, config=config, breathe=breath)
@@ -161,6 +163,29 @@ class Session:
     def find_models(self, finder: RootFinder) -> None:
         """Watch every model that ``finder`` meets, until the session closes."""
         self._recording.probes.find_models(finder)
+
+    def add_route(self, route: Route) -> None:
+        """Export to somebody else as well."""
+        with self._pump.lock:
+            self._pump.routes.append(route)
+
+    def estate(self) -> Estate | None:
+        """What is known now; None without a run directory. Called on the pump thread, or before it has begun."""
+        if self.run_directory is None:
+            return None
+        run, pump, probes = self._run, self._pump, self._recording.probes
+        loaders = {
+            name: KnownLoader(probe.phase, probe.token_count, probe.workers, probe.sized)
+            for name, probe in list(probes.loaders.items())
+        }
+        known = Known(
+            pump.edges, pump.missed, pump.cpu_s, self._overhead_s(), self._drops(), pump.faults(),
+            self.unobserved(), self._reporter.worker_exits,
+        )  # fmt: skip
+        return Estate(
+            self.config, self.info, self._resource, self._anchor, run, self._signals, loaders, known,
+            pump.positions(), pump.waiting, self.run_directory,
+        )  # fmt: skip
 
     def let_go_in_fork(self) -> None:
         """In a forked child: take out the hooks, and leave files, threads and sockets to the parent."""
@@ -286,16 +311,8 @@ class Session:
         }
 
     def _faults(self) -> dict[str, int]:
-        guards = [
-            self._pump.guard,
-            self._hardware.guard,
-            *(r.guard for r in self._pump.routes),
-            *(c.guard for c in (*self._pump.first, *self._pump.chores)),
-        ]
-        faults: dict[str, int] = {}
-        for guard in guards:
-            faults[guard.part] = faults.get(guard.part, 0) + guard.faults
-        return faults
+        hardware = self._hardware.guard
+        return {hardware.part: hardware.faults, **self._pump.faults()}
 
     def _print_progress(self) -> None:
         every = self.config.log_every_steps

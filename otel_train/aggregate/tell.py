@@ -114,6 +114,10 @@ class Teller:
             self._tracer.pass_over(kind, within, attributes, trace_class="checkpoint", error=error)
         )
 
+    def end(self, at_ns: int, step: int, *, error: str = "") -> None:
+        """The run is over; ``error``: what ended it, when it did not end by itself."""
+        self._spans.append(self._tracer.run_end(at_ns, step, error=error))
+
     def evaluation(self, over: Pass, step: int) -> None:
         """An evaluation pass is over."""
         attributes: dict[str, AttributeValue] = {

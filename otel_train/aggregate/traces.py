@@ -102,11 +102,11 @@ class Tracer:
         attributes = {**self._who(), catalog.TRACE_CLASS.name: "run"}
         return self._span(catalog.RUN_SPAN.name, place, (started_ns, ended_ns), attributes, links=())
 
-    def run_end(self, at_ns: int, step: int) -> Span:
-        """A clean end."""
+    def run_end(self, at_ns: int, step: int, *, error: str = "") -> Span:
+        """The end; ``error``: what ended it, when it did not end by itself."""
         place = _Place(self.ids.trace("run end"), self.ids.own("run end"))
         attributes = {**self._who(), catalog.STEP_NUMBER.name: step, catalog.TRACE_CLASS.name: "run"}
-        return self._span(catalog.RUN_END_SPAN.name, place, (at_ns, at_ns), attributes)
+        return self._span(catalog.RUN_END_SPAN.name, place, (at_ns, at_ns), attributes, error=error)
 
     def step(
         self, step: StepFacts, thread: str = ""

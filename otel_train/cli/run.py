@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -11,10 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from otel_train.config import DEFAULTS, PREFIX
-from otel_train.errors import ConfigError
+from otel_train.errors import ConfigError, OtelTrainError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from otel_train.launch.parent import Ended
 
 EPILOG = """\
 The program runs as it would by itself: the same interpreter, sys.argv, __main__, sys.path, standard input and
@@ -64,11 +67,21 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     for name, (value, meaning) in OPTIONS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", metavar=value, help=meaning)
-    parser.add_argument("--endpoint", metavar="URL", help="send by OTLP to this collector, such as http://127.0.0.1:4318")
+    parser.add_argument(
+        "--endpoint", metavar="URL", help="send by OTLP to this collector, such as http://127.0.0.1:4318"
+    )
     parser.add_argument("--no-prometheus", action="store_true", help="do not serve /metrics")
     parser.add_argument("--no-card", action="store_true", help="do not print the card at the end")
-    parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="any setting; may be repeated")
-    parser.add_argument("-m", dest="module", metavar="MODULE", nargs=argparse.REMAINDER, help="run a module, as python -m does")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="NAME=VALUE", help="any setting; may be repeated"
+    )
+    parser.add_argument(
+        "-m",
+        dest="module",
+        metavar="MODULE",
+        nargs=argparse.REMAINDER,
+        help="run a module, as python -m does",
+    )
     parser.add_argument("program", metavar="PROGRAM", nargs=argparse.REMAINDER, help="a script, or a command")
 
 
@@ -97,9 +110,29 @@ def run(args: argparse.Namespace) -> int:
             ended = parent.start_and_wait(line, environ)
         except OSError as error:
             raise ConfigError(f"{line[0]} cannot be started: {error.strerror}") from error
+        if any(folder.glob("*.will")):
+            _settle(folder, ended, environ)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return parent.end_like(ended)
+
+
+def _settle(folder: Path, ended: Ended, environ: Mapping[str, str]) -> None:
+    """Export what was left behind, and say so."""
+    from otel_train.aggregate import postmortem
+    from otel_train.cli.postmortem import headline
+    from otel_train.launch.aftermath import settle
+
+    # The OpenTelemetry exporters read their settings from the environment of their process.
+    os.environ.update({name: value for name, value in environ.items() if name.startswith("OTEL_")})
+    for rank in settle(folder, ended, environ):
+        try:
+            said = headline(postmortem.read(rank.rank_path))
+        except OtelTrainError as error:
+            said = f"rank {rank.rank} is gone ({error})"
+        lost = f", {rank.lost} edges had been overwritten" if rank.lost else ""
+        print(f"otel-train: {said}; {rank.steps} steps exported{lost}", file=sys.stderr)
+        print(f"otel-train: more: otel-train postmortem {shlex.quote(str(rank.rank_path))}", file=sys.stderr)
 
 
 def settings_of(args: argparse.Namespace) -> Mapping[str, str]:
@@ -112,7 +145,9 @@ def settings_of(args: argparse.Namespace) -> Mapping[str, str]:
     for item in args.set:
         name, equals, value = item.partition("=")
         if not equals or name not in DEFAULTS:
-            raise ConfigError(f"--set {item}: expected NAME=VALUE with a NAME of docs/reference/settings.md, such as --set export_every_s=5")
+            raise ConfigError(
+                f"--set {item}: expected NAME=VALUE with a NAME of docs/reference/settings.md, such as --set export_every_s=5"
+            )
         given[name] = value
     if args.no_prometheus:
         given["prometheus"] = "false"

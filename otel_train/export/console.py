@@ -36,6 +36,7 @@ _STATES = {
     "failed": "red",
     "interrupted": "yellow",
     "terminated": "yellow",
+    "killed": "red",
 }
 _SEVERITIES = {
     "ok": ("✓", "green"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_train.aggregate.pairing import SLICE_EDGES
+from otel_train.export.estate import Position
 from otel_train.guard import Guard
 from otel_train.records import Batch
 
@@ -125,6 +126,28 @@ class Pump:
         self._engine: list[tuple[np.ndarray, np.ndarray]] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="otel-train-pump", daemon=True)
+
+    def faults(self) -> dict[str, int]:
+        """Faults of ours on this side, by part."""
+        faults: dict[str, int] = {}
+        driven: list[Route | Chore] = [*self.routes, *self.first, *self.chores]
+        for guard in (self.guard, *(each.guard for each in driven)):
+            faults[guard.part] = faults.get(guard.part, 0) + guard.faults
+        return faults
+
+    def positions(self) -> tuple[Position, ...]:
+        """How far every ring that lies in the flight file has been read."""
+        main = self._recorder.main
+        return tuple(
+            Position(t.slot, t.ident, t.name, id(t), t is main, t.engine, t.ring.taken)
+            for t in self._recorder.threads
+            if t.slot >= 0
+        )
+
+    @property
+    def waiting(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Times and codes of autograd's threads that have been read and wait for the main thread's edges."""
+        return self._engine
 
     def start(self) -> None:
         """Start the thread."""

@@ -106,6 +106,23 @@ class RunDirectory:
             directory.note(error)
         return directory
 
+    @classmethod
+    def again(
+        cls, path: Path, rank: int, *, attempt: int, max_bytes: int = DEFAULT_MAX_BYTES
+    ) -> RunDirectory:
+        """The folder of a rank that is there, to go on writing for a process that is gone.
+
+        Args:
+            path: ``<root>/<run id>``.
+            rank: whose.
+            attempt: which attempt it was.
+            max_bytes: as for ``open``.
+        """
+        directory = cls(path, rank, max_bytes)
+        directory.attempt = attempt
+        directory.writable = directory.rank_path.is_dir()
+        return directory
+
     @property
     def flight_path(self) -> Path:
         """Where ``flight.bin`` of this attempt belongs."""

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train import front
+from otel_train.guard import Guard
 from otel_train.launch.evidence import Evidence
 from otel_train.launch.names import FOLDER
 
 if TYPE_CHECKING:
     from otel_train.session import Session
-
-_log = logging.getLogger("otel_train")
 
 
 def begin() -> None:
@@ -33,7 +31,8 @@ class Attachment:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._evidence = Evidence(self._start)
-        self._pid = os.getpid()
+        # What fails here is not tried again: the program runs on unobserved.
+        self._guard = Guard("observing this program", limit=1)
         front.when_started.append(self._join)
         os.register_at_fork(after_in_child=self._in_fork)
 
@@ -46,11 +45,10 @@ class Attachment:
         if _is_loader_worker():
             self._evidence.finder.remove()
             return
-        try:
+        with self._guard:
             front.instrument(**self._identity())
-        except Exception as error:  # noqa: BLE001  # the program must run, with us or without
+        if self._guard.faults:
             self._evidence.finder.remove()
-            _log.warning("otel_train cannot start (%s); the program runs unobserved", error)
 
     def _identity(self) -> dict[str, Any]:
         """Which run this is, where another process of this launch has taken the rank already."""
@@ -69,17 +67,18 @@ class Attachment:
             self._evidence.finder.remove()
             return
         session.find_models(self._evidence.finder)
+        from otel_train.launch.will import Will
+
+        Will.deposit(session, self._folder)
 
     def _in_fork(self) -> None:
         """A forked child has a session of its own, or none: what it inherited belongs to its parent."""
-        try:
+        with self._guard:
             front.forget_in_fork()
             self._evidence.finder.remove()
             self._evidence.stop()
             self._evidence = Evidence(self._start)
             self._evidence.wait()
-        except Exception as error:  # noqa: BLE001  # as above
-            _log.warning("otel_train cannot follow a fork (%s); it runs unobserved", error)
 
 
 def _is_loader_worker() -> bool:

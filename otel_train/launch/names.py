@@ -4,4 +4,3 @@ from typing import Final
 
 FOLDER: Final = "OTEL_TRAIN_LAUNCH"
 """A private folder of the launcher, gone when it ends."""
-

@@ -60,7 +60,10 @@ def start_and_wait(command: Sequence[str], environ: Mapping[str, str]) -> Ended:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
     try:
         child = subprocess.Popen(  # noqa: S603 - it is what the user asks for
-            command, env=dict(environ), close_fds=False, preexec_fn=_in_the_child(before)  # noqa: PLW1509 - no thread runs here
+            command,
+            env=dict(environ),
+            close_fds=False,
+            preexec_fn=_in_the_child(before),  # noqa: PLW1509 - no thread runs here
         )
         return Ended(child.pid, _wait(child, waited))
     finally:
@@ -98,7 +101,9 @@ def end_like(ended: Ended) -> int:
         return ended.code
     sys.stdout.flush()
     sys.stderr.flush()
-    resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))  # one core is enough
+    resource.setrlimit(
+        resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1])
+    )  # one core is enough
     number = -ended.code
     if number not in (signal.SIGKILL, signal.SIGSTOP):
         signal.signal(number, signal.SIG_DFL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def name_of(loader: Any) -> str:  # Any: somebody's loader
     The nearest name that says something wins; a name that any loader could have is used when there is no
     better one. Done once per loader.
     """
-    frame: FrameType | None = sys._getframe(1)  # noqa: SLF001  # the only way to see who calls
+    frame = inspect.currentframe()
     generic = ""
     for _ in range(MOST_FRAMES):
         if frame is None:

@@ -88,11 +88,11 @@ class FoundModels:
         original, finder = self._original, self._finder
 
         @functools.wraps(original)
-        def __init__(optimizer: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place
+        def told(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             finder.look(FIRST_CALLS)
             original(optimizer, *args, **kwargs)
 
-        return __init__
+        return told
 
 
 def _parts(model: torch.nn.Module) -> set[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import inspect
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +23,7 @@ SHORT_LOOK = 2
 MOST_ROOTS = 64
 """Models found at most; a program that calls ever new modules by themselves is no training loop."""
 
-_FRAMES_OF_A_CONSTRUCTOR = 12
+_FRAMES_OF_A_CONSTRUCTOR = 16
 
 
 class RootFinder:
@@ -113,7 +113,7 @@ def _looking(finder: RootFinder, original: Callable[..., Any]) -> Callable[..., 
     is_compiling = torch.compiler.is_compiling
     inside = threading.local()
 
-    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: N807  # in its place
+    def looked_at(self: Any, *args: Any, **kwargs: Any) -> Any:
         # First, so that a compiler that traces this sees nothing but the call.
         if is_compiling():
             return original(self, *args, **kwargs)
@@ -125,12 +125,12 @@ def _looking(finder: RootFinder, original: Callable[..., Any]) -> Callable[..., 
         finally:
             inside.root = False
 
-    return __call__
+    return looked_at
 
 
 def _is_being_tried() -> bool:
     """Whether a module's constructor makes this call, to learn the shape of what comes out."""
-    frame: Any = sys._getframe(3)  # noqa: SLF001  # past leads and the wrapper
+    frame: Any = inspect.currentframe()
     for _ in range(_FRAMES_OF_A_CONSTRUCTOR):
         if frame is None:
             return False

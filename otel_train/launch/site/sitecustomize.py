@@ -4,42 +4,48 @@ Python imports a ``sitecustomize`` before the program. This one takes its folder
 lets the user's own, if there is one, run in its place. Nothing is imported that Python has not loaded already.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
-_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib is not loaded yet
-_PACKAGE = os.path.dirname(os.path.dirname(_HERE))  # noqa: PTH120 - as above
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_HERE = __file__.rpartition(os.sep)[0]
+_PACKAGE = _HERE.rsplit(os.sep, maxsplit=2)[0]
 
 
 class WhenTorchComes:
     """A finder that finds what the others find, and has something done once torch has been imported."""
 
-    def find_spec(self, name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         """As the import system asks for it."""
         if name != "torch":
             return None
         for finder in sys.meta_path:
-            spec: ModuleSpec | None = None if finder is self else finder.find_spec(name, path, target)  # type: ignore[arg-type]  # as handed over
+            spec = None if finder is self else finder.find_spec(name, path, target)
             if spec is not None:
                 self._follow(spec.loader)
                 return spec
         return None
 
-    def _follow(self, loader: object) -> None:
+    def _follow(self, loader: Any) -> None:
         if type(loader) is not SourceFileLoader:
             return
         inner = loader.exec_module
 
-        def exec_module(module: object) -> None:
+        def exec_module(module: Any) -> None:
             if self in sys.meta_path:
                 sys.meta_path.remove(self)
             del loader.exec_module
-            inner(module)  # type: ignore[arg-type]  # a module, as handed over
+            inner(module)
             _observe()
 
-        loader.exec_module = exec_module  # type: ignore[method-assign]  # gone when it has been called once
+        loader.exec_module = exec_module
 
 
 def _observe() -> None:
@@ -49,12 +55,12 @@ def _observe() -> None:
 
         begin()
     except Exception as error:  # noqa: BLE001 - the program must run, with us or without
-        print(f"otel_train: {type(error).__name__}: {error}; the program runs unobserved", file=sys.stderr)  # noqa: T201 - nothing to log with yet
+        sys.stderr.write(f"otel_train: {type(error).__name__}: {error}; the program runs unobserved\n")
 
 
 def _find_otel_train() -> None:
     """Make the package importable where it only was so for who started us: run from its sources, say."""
-    if "otel_train" in sys.modules or PathFinder.find_spec("otel_train") is not None:
+    if "otel_train" in sys.modules or find_spec("otel_train") is not None:
         return
     spec = spec_from_file_location("otel_train", f"{_PACKAGE}/__init__.py")
     if spec is not None and spec.loader is not None:
@@ -72,5 +78,5 @@ def _run_the_users_own() -> None:
 
 sys.path[:] = [entry for entry in sys.path if entry != _HERE]
 if os.environ.get("OTEL_TRAIN_LAUNCH"):
-    sys.meta_path.insert(0, WhenTorchComes())  # type: ignore[arg-type]  # all that is asked of a finder
+    sys.meta_path.insert(0, WhenTorchComes())
 _run_the_users_own()

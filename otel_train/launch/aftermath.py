@@ -1,0 +1,312 @@
+"""After a program was killed: what its processes left behind is counted to the end, and exported."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
+
+import numpy as np
+
+from otel_train import catalog
+from otel_train.aggregate.pairing import SLICE_EDGES
+from otel_train.codes import Source, SourceKind
+from otel_train.errors import OtelTrainError
+from otel_train.export.document import Documents
+from otel_train.export.jsonl import read_jsonl
+from otel_train.export.live import Health, Readings, Reporter
+from otel_train.export.routes import Routes
+from otel_train.export.rundir import RunDirectory
+from otel_train.flight import Flight, ThreadEdges, read_flight
+from otel_train.launch.will import read_wills
+from otel_train.records import Batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from otel_train.export.estate import Estate, Position
+    from otel_train.export.pump import Route
+    from otel_train.launch.parent import Ended
+    from otel_train.records import AttributeValue, Event, Snapshot, Span
+
+PATIENCE_S = 3.0
+"""How long processes that the program left behind may take to end by themselves."""
+
+_POLL_S = 0.05
+_NEW_THREAD = 1 << 62
+
+
+class Settled(NamedTuple):
+    """A rank whose end was written by its launcher.
+
+    Attributes:
+        rank_path: its folder.
+        rank: which.
+        steps: training steps counted, up to the end.
+        lost: edges that had been overwritten before anybody counted them.
+    """
+
+    rank_path: Path
+    rank: int
+    steps: int
+    lost: int
+
+
+def settle(folder: Path, ended: Ended, environ: Mapping[str, str]) -> list[Settled]:
+    """Bring every session below a launcher to its end that did not come to one by itself.
+
+    Args:
+        folder: of the launcher.
+        ended: how the program ended.
+        environ: the program's environment: where figures go.
+    """
+    deadline = time.monotonic() + PATIENCE_S
+    estates = read_wills(folder)
+    while any(_lives(estate.info.pid) for estate in estates) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+        estates = read_wills(folder)
+    return [
+        _Executor(estate, _cause(estate, ended), environ).execute()
+        for estate in estates
+        if not _lives(estate.info.pid) and not _is_superseded(estate)
+    ]
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def _is_superseded(estate: Estate) -> bool:
+    """Whether a later start of the same rank goes on in its folder."""
+    try:
+        text = (estate.path / f"rank{estate.info.rank}" / "attempt").read_text(encoding="ascii")
+    except OSError:
+        return True
+    return text.strip() != str(estate.info.attempt)
+
+
+def _cause(estate: Estate, ended: Ended) -> str:
+    """What ended a process, as far as it is known: only of our own child are we told."""
+    if estate.info.pid != ended.pid:
+        return "killed"
+    return ended.signal_name or f"exit code {ended.code}"
+
+
+class _Executor:
+    """Goes on where the account in an estate stops, with the edges that the flight file has kept.
+
+    Args:
+        estate: of a process that is gone.
+        cause: what ended it.
+        environ: its environment.
+    """
+
+    def __init__(self, estate: Estate, cause: str, environ: Mapping[str, str]) -> None:
+        self._estate = estate
+        self._cause = cause
+        self._known_unix_ns = estate.anchor.unix(estate.run.settled_ns)
+        self._lost = 0
+        self._edges = 0
+        info, run = estate.info, estate.run
+        self._directory = RunDirectory.again(
+            estate.path, info.rank, attempt=info.attempt, max_bytes=estate.config.max_run_dir_bytes
+        )
+        self._routes = Routes(replace(estate.config, prometheus=False), info, environ, self._directory)
+        known = estate.known
+        health = Health(
+            lambda: known.drops, lambda: known.faults, lambda: known.overhead_s, lambda: known.unobserved
+        )
+        gone: Any = _Gone()
+        readings = Readings(
+            estate.signals,
+            gone,
+            gone,
+            health,
+            lambda: cast("Any", estate.loaders),
+            lambda _: None,
+            estate.anchor,
+        )
+        self._reporter = Reporter(run, readings, info=info, config=estate.config, breathe=lambda: None)
+        self._reporter.state = "failed"
+        self._reporter.worker_exits.update(known.worker_exits)
+        self._documents = Documents(
+            run, info, pump=cast("Any", self), routes=self._routes, health=health,
+            loaders=lambda: cast("Any", estate.loaders),
+        )  # fmt: skip
+
+    @property
+    def edges(self) -> int:
+        """Edges counted, those that the process itself had counted included."""
+        return self._estate.known.edges + self._edges
+
+    @property
+    def missed(self) -> int:
+        """Edges that nobody has seen."""
+        return self._estate.known.missed + self._lost
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of the process's pump."""
+        return self._estate.known.cpu_s
+
+    def execute(self) -> Settled:
+        """Count, export, write the summary."""
+        run, info = self._estate.run, self._estate.info
+        run.close(self._count_the_rest())
+        self._tell_the_end()
+        routes: list[Route] = []
+        self._routes.connect(routes, self._estate.resource)
+        batch = self._batch(self._reporter.snapshot())
+        for route in routes:
+            with route.guard:
+                route.exporter.export(batch)
+        self._routes.write_summary(
+            self._documents.write("failed" if self._cause.startswith("exit") else "killed")
+        )
+        self._routes.close(self._estate.config.exit_timeout_s)
+        steps = run.totals.steps_by_phase().get("train", 0)
+        return Settled(self._directory.rank_path, info.rank, steps, self._lost)
+
+    def _count_the_rest(self) -> int:
+        """Feed the edges that the account has not seen; the last sign of life, on the monotonic clock."""
+        run, anchor = self._estate.run, self._estate.anchor
+        try:
+            flight = read_flight(self._directory.flight_path)
+        except OtelTrainError:  # no flight file was wanted, or possible: what was exported last stands
+            return run.settled_ns
+        last_ns = max(run.settled_ns, flight.turn_unix_ns - anchor.unix_ns + anchor.clock_ns)
+        run.learn([Source(SourceKind(kind), *rest) for kind, *rest in flight.names.get("sources", ())])
+        for position, times, codes in self._unseen(flight):
+            for start in range(0, len(times), SLICE_EDGES):
+                part = slice(start, start + SLICE_EDGES)
+                run.feed(position.key, times[part], codes[part], name=position.name, main=position.main)
+            self._edges += len(times)
+            last_ns = max(last_ns, int(times[-1]))
+        return last_ns
+
+    def _unseen(self, flight: Flight) -> list[tuple[Position, np.ndarray, np.ndarray]]:
+        """Edges by thread that are not in the account yet; those of autograd's threads are in their caller's."""
+        found = [(self._position(thread), thread) for thread in flight.threads]
+        rest = [(position, *self._tail(thread, position.taken)) for position, thread in found]
+        engine = [(times, codes) for position, times, codes in rest if position.engine]
+        engine += self._estate.engine
+        unseen = []
+        for position, times, codes in rest:
+            if position.main:
+                unseen.append((position, *_completed(times, codes, engine)))
+            elif not position.engine:
+                unseen.append((position, times, codes))
+        return [(position, times, codes) for position, times, codes in unseen if len(times)]
+
+    def _position(self, thread: ThreadEdges) -> Position:
+        from otel_train.export.estate import Position
+
+        for position in self._estate.positions:
+            if (position.slot, position.ident, position.name) == (
+                thread.slot,
+                thread.entry.ident,
+                thread.entry.thread,
+            ):
+                return position
+        entry = thread.entry
+        return Position(
+            thread.slot, entry.ident, entry.thread, _NEW_THREAD + thread.slot, thread.slot == 0, False, 0
+        )
+
+    def _tail(self, thread: ThreadEdges, taken: int) -> tuple[np.ndarray, np.ndarray]:
+        rest = max(0, thread.ended - taken)
+        kept = min(rest, len(thread.times))
+        self._lost += rest - kept
+        first = len(thread.times) - kept
+        return thread.times[first:], thread.codes[first:]
+
+    def _tell_the_end(self) -> None:
+        run, cause = self._estate.run, self._cause
+        doing = run.open_stages()
+        attributes: dict[str, AttributeValue] = {
+            catalog.STEP_NUMBER.name: run.step_number,
+            catalog.RUN_END_CAUSE.name: cause,
+            catalog.SPAN_STAGE.name: doing[-1].stage if doing else "other",
+        }
+        run.teller.event(catalog.RUN_KILLED_EVENT.name, run.settled_ns, attributes)
+        run.teller.end(run.settled_ns, run.step_number, error=cause)
+
+    def _batch(self, snapshot: Snapshot) -> Batch:
+        """What has not been told before: counting again makes the same spans and events again."""
+        spans, events = self._estate.run.teller.drain()
+        folder = self._directory.rank_path
+        told_spans = _told_spans(folder / "spans.otlp.jsonl")
+        return Batch(
+            snapshot=snapshot,
+            spans=tuple(span for span in spans if _id(span) not in told_spans),
+            events=tuple(_untold(events, self._told_since(folder / "events.jsonl"))),
+            final=True,
+        )
+
+    def _told_since(self, path: Path) -> Counter[tuple[object, ...]]:
+        """Events that the process has written itself of what is counted again here."""
+        return Counter(
+            _mark(str(line.get("name")), cast("Any", line).get("attributes", {}))
+            for line in read_jsonl(path)
+            if cast("Any", line).get("time_unix_ns", 0) > self._known_unix_ns
+        )
+
+
+def _completed(
+    times: np.ndarray, codes: np.ndarray, engine: list[tuple[np.ndarray, np.ndarray]]
+) -> tuple[np.ndarray, np.ndarray]:
+    """The main thread's edges with those of autograd's threads in their places."""
+    if not engine:
+        return times, codes
+    all_times = np.concatenate([times, *(part[0] for part in engine)])
+    order = np.argsort(all_times, kind="stable")
+    return all_times[order], np.concatenate([codes, *(part[1] for part in engine)])[order]
+
+
+class _Gone:
+    """Readings of a process that is gone: there are none."""
+
+    def write(self, sheet: object) -> None:
+        """Put nothing: not measured is absent."""
+
+
+def _id(span: Span) -> str:
+    return f"{span.trace_id:032x}{span.span_id:016x}"
+
+
+def _untold(events: Iterable[Event], told: Counter[tuple[object, ...]]) -> Iterator[Event]:
+    """The events without the first so many of each kind: when they were noticed depends on who looked."""
+    for event in events:
+        mark = _mark(event.name, event.attributes)
+        if told[mark] > 0:
+            told[mark] -= 1
+        else:
+            yield event
+
+
+def _mark(name: str, attributes: Mapping[str, object]) -> tuple[object, ...]:
+    return name, attributes.get(catalog.SPAN_LOADER.name)
+
+
+def _told_spans(path: Path) -> set[str]:
+    return {
+        span["traceId"] + span["spanId"]
+        for line in read_jsonl(path)
+        for group in cast("Any", line).get("resourceSpans", ())
+        for part in group["scopeSpans"]
+        for span in part["spans"]
+    }
