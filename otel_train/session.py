@@ -17,7 +17,7 @@ from otel_train.clock import Anchor, system_clock
 from otel_train.errors import ConfigError
 from otel_train.export.accelerator import AcceleratorReader
 from otel_train.export.document import Documents, Window
-from otel_train.export.estate import Estate, Known, KnownLoader
+from otel_train.export.estate import Estate, Known, known_loaders
 from otel_train.export.hardware import HardwareReader
 from otel_train.export.live import Health, Readings, Reporter
 from otel_train.export.loaders import LoaderWatch
@@ -30,6 +30,7 @@ from otel_train.outcome import Outcome
 from otel_train.record.discover import Loader, named_loaders, named_models
 from otel_train.record.loader_state import look
 from otel_train.recording import Recording
+from otel_train.records import Batch
 from otel_train.runinfo import detect, resource_attributes
 from otel_train.unobserved import unobserved
 
@@ -165,25 +166,22 @@ class Session:
         self._recording.probes.find_models(finder)
 
     def add_route(self, route: Route) -> None:
-        """Export to somebody else as well."""
+        """Export to somebody else as well: an empty batch at once, while nothing moves."""
         with self._pump.lock:
+            route.exporter.export(Batch())
             self._pump.routes.append(route)
 
     def estate(self) -> Estate | None:
-        """What is known now; None without a run directory. Called on the pump thread, or before it has begun."""
+        """What is known now; None without a run directory. Called by an exporter: nothing moves meanwhile."""
         if self.run_directory is None:
             return None
-        run, pump, probes = self._run, self._pump, self._recording.probes
-        loaders = {
-            name: KnownLoader(probe.phase, probe.token_count, probe.workers, probe.sized)
-            for name, probe in list(probes.loaders.items())
-        }
+        pump, loaders = self._pump, known_loaders(self._recording.probes.loaders)
         known = Known(
             pump.edges, pump.missed, pump.cpu_s, self._overhead_s(), self._drops(), pump.faults(),
             self.unobserved(), self._reporter.worker_exits,
         )  # fmt: skip
         return Estate(
-            self.config, self.info, self._resource, self._anchor, run, self._signals, loaders, known,
+            self.config, self.info, self._resource, self._anchor, self._run, self._signals, loaders, known,
             pump.positions(), pump.waiting, self.run_directory,
         )  # fmt: skip
 

@@ -11,8 +11,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from otel_train.config import DEFAULTS, PREFIX
+from otel_train.config import DEFAULTS
 from otel_train.errors import ConfigError, OtelTrainError
+from otel_train.values import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -92,6 +93,7 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: a setting cannot be honoured, or there is no such program.
     """
     from otel_train.launch import command, parent
+    from otel_train.launch.names import WILL
 
     settings = settings_of(args)
     if args.module is not None:
@@ -110,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
             ended = parent.start_and_wait(line, environ)
         except OSError as error:
             raise ConfigError(f"{line[0]} cannot be started: {error.strerror}") from error
-        if any(folder.glob("*.will")):
+        if any(folder.glob(f"*{WILL}")):
             _settle(folder, ended, environ)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

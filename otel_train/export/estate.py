@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,6 +47,14 @@ class KnownLoader(NamedTuple):
     token_count: int
     workers: int | None
     sized: bool
+
+
+def known_loaders(probes: Mapping[str, Any]) -> dict[str, KnownLoader]:
+    """What to keep of loaders' probes."""
+    return {
+        name: KnownLoader(probe.phase, probe.token_count, probe.workers, probe.sized)
+        for name, probe in list(probes.items())
+    }
 
 
 class Known(NamedTuple):

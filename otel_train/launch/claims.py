@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING
+
+from otel_train.launch.names import WILL
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 _MOST = 4096
+_BEGINNING_S = 30.0
+"""A process that has claimed a rank so lately may still be making its session."""
 
 
 def claim(folder: Path, rank: int) -> int:
@@ -41,6 +46,7 @@ def _take(path: Path) -> bool:
 
 
 def _is_held(path: Path) -> bool:
+    """Whether a process that lives has a session under this claim, or has just begun to make one."""
     text = path.read_text(encoding="ascii")
     if not text.isdigit():  # being written this moment
         return True
@@ -50,4 +56,5 @@ def _is_held(path: Path) -> bool:
         return False
     except PermissionError:
         return True
-    return int(text) != os.getpid()
+    begins = time.time() - path.stat().st_mtime < _BEGINNING_S
+    return int(text) != os.getpid() and (begins or (path.parent / f"{text}{WILL}").exists())

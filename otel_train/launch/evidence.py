@@ -28,7 +28,7 @@ class Evidence:
     """
 
     def __init__(self, found: Callable[[], None]) -> None:
-        self.finder = RootFinder(lambda _: self.sign())
+        self.finder = RootFinder(self._called)
         self._found = found
         self._lock = threading.RLock()
         self._over = False
@@ -54,6 +54,13 @@ class Evidence:
             self._over = True
             self.stop()
             self._found()
+
+    def _called(self, model: Any) -> None:
+        """A root module is called: whoever takes the finder over gets this one too."""
+        mine = self.finder.tell
+        self.sign()
+        if self.finder.tell is not mine:
+            self.finder.tell(model)
 
     def stop(self) -> None:
         """Take the hooks out; the finder stays."""

@@ -1,6 +1,9 @@
-"""How a launcher and the processes below it find each other: an environment variable."""
+"""How a launcher and the processes below it find each other: an environment variable, and what lies in a folder."""
 
 from typing import Final
 
 FOLDER: Final = "OTEL_TRAIN_LAUNCH"
 """A private folder of the launcher, gone when it ends."""
+
+WILL: Final = ".will"
+"""Ends the name of what a process leaves in the folder while it has a session; before it the process id."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_train.export.estate import Estate
 from otel_train.export.pump import Route
 from otel_train.guard import Guard
+from otel_train.launch.names import WILL
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from otel_train.records import Batch
     from otel_train.session import Session
 
-SUFFIX = ".will"
 _BREATH_S = 50e-6
 
 
@@ -34,18 +34,17 @@ class Will:
 
     def __init__(self, session: Session, folder: Path) -> None:
         self._session = session
-        self._path = folder / f"{os.getpid()}{SUFFIX}"
+        self._path = folder / f"{os.getpid()}{WILL}"
 
     @classmethod
     def deposit(cls, session: Session, folder: Path) -> None:
         """Keep a will for as long as ``session`` is open."""
-        will = cls(session, folder)
-        will.write()
-        session.add_route(Route(will, Guard("will"), session.config.export_every_s))
+        session.add_route(Route(cls(session, folder), Guard("will"), session.config.export_every_s))
 
     def export(self, batch: Batch) -> None:
-        """Write the estate as it is when figures are sent."""
-        if batch.snapshot is not None and self._path.parent.is_dir():
+        """Write the estate as it is now, in the beginning and when figures are sent."""
+        begins = not (batch.spans or batch.events or batch.final)
+        if (batch.snapshot is not None or begins) and self._path.parent.is_dir():
             self.write()
 
     def write(self) -> None:
@@ -78,7 +77,7 @@ class _Breathing(NamedTuple):
 def read_wills(folder: Path) -> list[Estate]:
     """The estates of all sessions that have not closed. One that cannot be read is left out."""
     found = []
-    for path in sorted(folder.glob(f"*{SUFFIX}")):
+    for path in sorted(folder.glob(f"*{WILL}")):
         try:
             # The folder is ours alone, and so is what our own processes wrote there.
             estate = pickle.loads(path.read_bytes())  # noqa: S301  # see above

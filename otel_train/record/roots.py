@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import inspect
 import threading
+import weakref
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from otel_train.guard import Guard
 from otel_train.record.torch_probes import in_backward
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch
 
 FIRST_CALLS = 64
 """Outermost calls that are looked at in the beginning, and again when a loader or an optimizer is new."""
@@ -41,25 +42,20 @@ class RootFinder:
     """
 
     def __init__(self, tell: Callable[[torch.nn.Module], None]) -> None:
-        import torch
-
         self.tell = tell
-        self._class: Any = torch.nn.Module
-        self._parameters = torch.nn.Module.parameters
         self._guard = Guard("finding models")
         self._known: set[int] = set()
         self._left = 0.0
         self._over = False
-        self._original = self._class.__call__
-        self._wrapper = _looking(self, self._original)
 
     def look(self, calls: float) -> None:
         """Look at the next ``calls`` outermost calls, at least."""
         if self._over or self._guard.closed or calls <= self._left:
             return
         self._left = calls
-        if self._class.__call__ is self._original:
-            self._class.__call__ = self._wrapper
+        _finders[:] = [self]
+        if torch.nn.Module.__call__ is _CALL:
+            torch.nn.Module.__call__ = _looked_at
 
     def settle_for(self, calls: float) -> None:
         """Look at this many more calls, not at as many as before."""
@@ -78,7 +74,11 @@ class RootFinder:
 
     def leads(self, model: torch.nn.Module) -> bool:
         """Whether this call, which no other surrounds, is one of a root; if so its inner calls are none."""
-        if next(self._parameters(model), None) is None or model.__dict__.get("_is_replica") or in_backward():
+        if (
+            next(torch.nn.Module.parameters(model), None) is None
+            or model.__dict__.get("_is_replica")
+            or in_backward()
+        ):
             return False
         if id(model) not in self._known and not _is_being_tried():
             self._meet(model)
@@ -93,8 +93,6 @@ class RootFinder:
             return
         # Known by id: a later module at the same address, of a sweep, say, is met by the forgetting below.
         self._known.add(id(model))
-        import weakref
-
         weakref.finalize(model, self._known.discard, id(model)).atexit = False
         with self._guard:
             self.tell(model)
@@ -103,29 +101,29 @@ class RootFinder:
     def _rest(self) -> None:
         self._left = 0
         # What somebody put over ours stays theirs: ours passes through.
-        if self._class.__call__ is self._wrapper:
-            self._class.__call__ = self._original
+        if torch.nn.Module.__call__ is _looked_at:
+            torch.nn.Module.__call__ = _CALL
 
 
-def _looking(finder: RootFinder, original: Callable[..., Any]) -> Callable[..., Any]:
-    import torch
+def _looked_at(self: Any, *args: Any, **kwargs: Any) -> Any:
+    # First, so that a compiler that traces this sees nothing but the call. It has no closure, because a compiler
+    # guards one, and would compile again when this has gone.
+    if torch.compiler.is_compiling():
+        return _CALL(self, *args, **kwargs)
+    finder = _finders[-1] if _finders else None
+    if finder is None or not finder.looking or getattr(_inside, "root", False) or not finder.leads(self):
+        return _CALL(self, *args, **kwargs)
+    _inside.root = True
+    try:
+        return _CALL(self, *args, **kwargs)
+    finally:
+        _inside.root = False
 
-    is_compiling = torch.compiler.is_compiling
-    inside = threading.local()
 
-    def looked_at(self: Any, *args: Any, **kwargs: Any) -> Any:
-        # First, so that a compiler that traces this sees nothing but the call.
-        if is_compiling():
-            return original(self, *args, **kwargs)
-        if not finder.looking or getattr(inside, "root", False) or not finder.leads(self):
-            return original(self, *args, **kwargs)
-        inside.root = True
-        try:
-            return original(self, *args, **kwargs)
-        finally:
-            inside.root = False
-
-    return looked_at
+_CALL: Any = torch.nn.Module.__call__
+_inside = threading.local()
+_finders: list[RootFinder] = []
+"""The one that looks, if any."""
 
 
 def _is_being_tried() -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 
 TYPE_CHECKING = False
@@ -34,7 +34,7 @@ class WhenTorchComes:
         return None
 
     def _follow(self, loader: Any) -> None:
-        if type(loader) is not SourceFileLoader:
+        if not (hasattr(loader, "exec_module") and hasattr(loader, "__dict__")):
             return
         inner = loader.exec_module
 

@@ -1,0 +1,160 @@
+"""What a launcher starts, and what it refuses to start."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from otel_train.cli import run as run_command
+from otel_train.errors import ConfigError
+from otel_train.launch.claims import claim
+from otel_train.launch.command import SITE, command_line, environment, interpreter_flags
+from otel_train.runinfo import detect
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+
+def parsed(*words: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    subparsers = parser.add_subparsers(dest="command")
+    run_command.add_parser(subparsers)
+    return parser.parse_args(["run", *words])
+
+
+@pytest.mark.parametrize(
+    ("words", "flags"),
+    [
+        (["python", "-m", "otel_train", "run", "-u", "x.py"], []),
+        (["python", "-u", "-X", "dev", "-Werror", "-m", "otel_train"], ["-u", "-X", "dev", "-Werror"]),
+        (["python", "-um", "otel_train", "run"], ["-u"]),
+        (["python", "-OO", "-W", "ignore", "/bin/otel-train", "run", "-B"], ["-OO", "-W", "ignore"]),
+        (["python", "-Xfaulthandler", "-c", "pass"], ["-Xfaulthandler"]),
+        (["python"], []),
+    ],
+)
+def test_the_interpreter_keeps_its_flags(words: Sequence[str], flags: Sequence[str]) -> None:
+    """`python -u` below a scheduler must stay unbuffered."""
+    assert interpreter_flags(words) == flags
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train.py", "--run-id", "theirs", "-m", "x", "--", "a"],
+        ["-m", "pkg.train", "--set", "a=b", "--help"],
+        ["--", "train.py", "--", "a"],
+    ],
+)
+def test_what_comes_after_the_program_is_the_programs_own(words: Sequence[str]) -> None:
+    """An option of ours that swallows one of theirs changes the training."""
+    args = parsed("--run-name", "mine", *words)
+    assert args.run_name == "mine"
+    assert args.run_id is None
+    if words[0] == "-m":
+        assert args.module == words[1:]
+    else:
+        assert args.program == list(words)
+
+
+def test_options_are_settings_and_any_setting_is_an_option() -> None:
+    """Who cannot touch the code sets everything from outside."""
+    args = parsed("--run-name", "a b", "--no-card", "--no-prometheus", "--endpoint", "http://c:4318", "--set",
+                  "export_every_s=5", "--set", "run_dir=x=y", "train.py")  # fmt: skip
+
+    assert run_command.settings_of(args) == {
+        "OTEL_TRAIN_RUN_NAME": "a b", "OTEL_TRAIN_CONSOLE": "false", "OTEL_TRAIN_PROMETHEUS": "false",
+        "OTEL_TRAIN_EXPORT_EVERY_S": "5", "OTEL_TRAIN_RUN_DIR": "x=y",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("item", ["export_every", "no_such=1", "=3"])
+def test_a_setting_that_is_none_is_refused(item: str) -> None:
+    """A typo must not cost a night of training without figures."""
+    with pytest.raises(ConfigError, match="--set"):
+        run_command.settings_of(parsed("--set", item, "train.py"))
+
+
+def test_a_script_is_run_by_this_interpreter_and_a_command_as_it_is(tmp_path: Path) -> None:
+    """A console script has an interpreter of its own."""
+    for name, text, mode in (
+        ("a.py", "", 0o644),
+        ("train", "", 0o644),
+        ("b", "#!/usr/bin/env python3\n", 0o755),
+        ("c", "#!/bin/sh\n", 0o755),
+    ):
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(mode)
+
+    def started(name: str) -> list[str]:
+        return command_line([str(tmp_path / name), "x"], flags=["-u"], python="py")
+
+    for name in ("a.py", "train", "b"):
+        assert started(name) == ["py", "-u", str(tmp_path / name), "x"]
+    assert started("c") == [str(tmp_path / "c"), "x"]
+    assert command_line(["sh", "-c", "true"]) == ["sh", "-c", "true"]
+    assert command_line([str(tmp_path)], python="py") == ["py", str(tmp_path)]
+    assert command_line(["--lr", "3"], module="pkg", python="py") == ["py", "-m", "pkg", "--lr", "3"]
+
+
+@pytest.mark.parametrize("words", [[], ["no_such_program.py"]])
+def test_a_program_that_is_not_there_is_refused(words: list[str]) -> None:
+    """With the remedy, before anything is started."""
+    with pytest.raises(ConfigError, match="-m"):
+        command_line(words)
+
+
+def test_the_environment_lets_us_in_and_keeps_what_the_user_has(tmp_path: Path) -> None:
+    """The run id is made once: all processes below a launch are one run."""
+    made = environment({"PYTHONPATH": "/theirs", "A": "b"}, {"OTEL_TRAIN_RUN_NAME": "n"}, tmp_path)
+
+    assert made["PYTHONPATH"] == f"{SITE}{os.pathsep}/theirs"
+    assert made["A"] == "b"
+    assert made["OTEL_TRAIN_RUN_NAME"] == "n"
+    assert made["OTEL_TRAIN_RUN_DIR"] == os.path.abspath("runs")  # noqa: PTH100 - said twice, two ways
+    from otel_train.config import Config
+
+    config = Config.from_env(made)
+    ids = {detect(config, {**made, "RANK": str(rank), "WORLD_SIZE": "2"}).run_id for rank in range(2)}
+    assert len(ids) == 1
+    given = detect(config, {**made, "TORCHELASTIC_RUN_ID": "job7"})
+    assert given.run_id == "job7"
+
+
+def test_a_program_that_is_to_run_bare_has_the_environment_of_a_bare_one(tmp_path: Path) -> None:
+    """Switched off is off."""
+    bare = {"OTEL_TRAIN_DISABLED": "true", "PYTHONPATH": "/theirs"}
+
+    assert environment(bare, {}, tmp_path) == bare
+
+
+def test_a_wrong_setting_in_the_environment_is_refused(tmp_path: Path) -> None:
+    """Before the program starts, not in a warning above ten thousand lines of log."""
+    with pytest.raises(ConfigError, match="export_every_s"):
+        environment({"OTEL_TRAIN_EXPORT_EVERY_S": "-1"}, {}, tmp_path)
+
+
+def test_two_processes_of_one_rank_are_two_runs(tmp_path: Path) -> None:
+    """Side by side they would write into one folder; one after the other they are attempts of one run."""
+    other = os.getppid()
+    assert claim(tmp_path, 0) == 1
+    assert claim(tmp_path, 0) == 1  # the same process, another session
+    (tmp_path / "rank0.1").write_text(str(other))
+    (tmp_path / f"{other}.will").touch()
+    assert claim(tmp_path, 0) == 2
+    assert claim(tmp_path, 1) == 1
+    (tmp_path / f"{other}.will").unlink()  # its session has closed
+    os.utime(tmp_path / "rank0.1", (1, 1))
+    assert claim(tmp_path, 0) == 1
+
+
+def test_the_folder_on_the_path_is_no_package_of_modules() -> None:
+    """Whatever lies there can shadow a module of the user's."""
+    assert sorted(path.name for path in SITE.glob("*.py")) == ["__init__.py", "sitecustomize.py"]
+    assert str(SITE) not in sys.path
