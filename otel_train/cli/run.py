@@ -18,6 +18,7 @@ from otel_train.values import PREFIX
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from otel_train.launch.aftermath import Settled
     from otel_train.launch.parent import Ended
 
 EPILOG = """\
@@ -123,11 +124,15 @@ def _settle(folder: Path, ended: Ended, environ: Mapping[str, str]) -> None:
     """Export what was left behind, and say so."""
     from otel_train.aggregate import postmortem
     from otel_train.cli.postmortem import headline
+    from otel_train.guard import Guard
     from otel_train.launch.aftermath import settle
 
     # The OpenTelemetry exporters read their settings from the environment of their process.
     os.environ.update({name: value for name, value in environ.items() if name.startswith("OTEL_")})
-    for rank in settle(folder, ended, environ):
+    ranks: list[Settled] = []
+    with Guard("exporting what was left behind", limit=1):  # the program's exit code matters more
+        ranks = settle(folder, ended, environ)
+    for rank in ranks:
         try:
             said = headline(postmortem.read(rank.rank_path))
         except OtelTrainError as error:

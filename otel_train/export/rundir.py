@@ -110,14 +110,7 @@ class RunDirectory:
     def again(
         cls, path: Path, rank: int, *, attempt: int, max_bytes: int = DEFAULT_MAX_BYTES
     ) -> RunDirectory:
-        """The folder of a rank that is there, to go on writing for a process that is gone.
-
-        Args:
-            path: ``<root>/<run id>``.
-            rank: whose.
-            attempt: which attempt it was.
-            max_bytes: as for ``open``.
-        """
+        """The folder ``rank`` of the run at ``path``, to go on writing for a process that is gone."""
         directory = cls(path, rank, max_bytes)
         directory.attempt = attempt
         directory.writable = directory.rank_path.is_dir()

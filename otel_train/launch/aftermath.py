@@ -4,39 +4,32 @@ from __future__ import annotations
 
 import os
 import time
-from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import numpy as np
-
 from otel_train import catalog
-from otel_train.aggregate.pairing import SLICE_EDGES
-from otel_train.codes import Source, SourceKind
-from otel_train.errors import OtelTrainError
 from otel_train.export.document import Documents
-from otel_train.export.jsonl import read_jsonl
 from otel_train.export.live import Health, Readings, Reporter
 from otel_train.export.routes import Routes
 from otel_train.export.rundir import RunDirectory
-from otel_train.flight import Flight, ThreadEdges, read_flight
+from otel_train.launch.rest import Rest, count_the_rest
+from otel_train.launch.untold import untold_events, untold_spans
 from otel_train.launch.will import read_wills
 from otel_train.records import Batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
-    from otel_train.export.estate import Estate, Position
+    from otel_train.export.estate import Estate
     from otel_train.export.pump import Route
     from otel_train.launch.parent import Ended
-    from otel_train.records import AttributeValue, Event, Snapshot, Span
+    from otel_train.records import AttributeValue, Snapshot
 
 PATIENCE_S = 3.0
 """How long processes that the program left behind may take to end by themselves."""
 
 _POLL_S = 0.05
-_NEW_THREAD = 1 << 62
 
 
 class Settled(NamedTuple):
@@ -119,8 +112,7 @@ class _Executor:
         self._estate = estate
         self._cause = cause
         self._known_unix_ns = estate.anchor.unix(estate.run.settled_ns)
-        self._lost = 0
-        self._edges = 0
+        self._rest = Rest(estate.run.settled_ns, 0, 0)
         info, run = estate.info, estate.run
         self._directory = RunDirectory.again(
             estate.path, info.rank, attempt=info.attempt, max_bytes=estate.config.max_run_dir_bytes
@@ -151,12 +143,12 @@ class _Executor:
     @property
     def edges(self) -> int:
         """Edges counted, those that the process itself had counted included."""
-        return self._estate.known.edges + self._edges
+        return self._estate.known.edges + self._rest.edges
 
     @property
     def missed(self) -> int:
         """Edges that nobody has seen."""
-        return self._estate.known.missed + self._lost
+        return self._estate.known.missed + self._rest.lost
 
     @property
     def cpu_s(self) -> float:
@@ -166,7 +158,8 @@ class _Executor:
     def execute(self) -> Settled:
         """Count, export, write the summary."""
         run, info = self._estate.run, self._estate.info
-        run.close(self._count_the_rest())
+        self._rest = count_the_rest(self._estate, self._directory.flight_path)
+        run.close(self._rest.last_ns)
         self._tell_the_end()
         routes: list[Route] = []
         self._routes.connect(routes, self._estate.resource)
@@ -179,60 +172,7 @@ class _Executor:
         )
         self._routes.close(self._estate.config.exit_timeout_s)
         steps = run.totals.steps_by_phase().get("train", 0)
-        return Settled(self._directory.rank_path, info.rank, steps, self._lost)
-
-    def _count_the_rest(self) -> int:
-        """Feed the edges that the account has not seen; the last sign of life, on the monotonic clock."""
-        run, anchor = self._estate.run, self._estate.anchor
-        try:
-            flight = read_flight(self._directory.flight_path)
-        except OtelTrainError:  # no flight file was wanted, or possible: what was exported last stands
-            return run.settled_ns
-        last_ns = max(run.settled_ns, flight.turn_unix_ns - anchor.unix_ns + anchor.clock_ns)
-        run.learn([Source(SourceKind(kind), *rest) for kind, *rest in flight.names.get("sources", ())])
-        for position, times, codes in self._unseen(flight):
-            for start in range(0, len(times), SLICE_EDGES):
-                part = slice(start, start + SLICE_EDGES)
-                run.feed(position.key, times[part], codes[part], name=position.name, main=position.main)
-            self._edges += len(times)
-            last_ns = max(last_ns, int(times[-1]))
-        return last_ns
-
-    def _unseen(self, flight: Flight) -> list[tuple[Position, np.ndarray, np.ndarray]]:
-        """Edges by thread that are not in the account yet; those of autograd's threads are in their caller's."""
-        found = [(self._position(thread), thread) for thread in flight.threads]
-        rest = [(position, *self._tail(thread, position.taken)) for position, thread in found]
-        engine = [(times, codes) for position, times, codes in rest if position.engine]
-        engine += self._estate.engine
-        unseen = []
-        for position, times, codes in rest:
-            if position.main:
-                unseen.append((position, *_completed(times, codes, engine)))
-            elif not position.engine:
-                unseen.append((position, times, codes))
-        return [(position, times, codes) for position, times, codes in unseen if len(times)]
-
-    def _position(self, thread: ThreadEdges) -> Position:
-        from otel_train.export.estate import Position
-
-        for position in self._estate.positions:
-            if (position.slot, position.ident, position.name) == (
-                thread.slot,
-                thread.entry.ident,
-                thread.entry.thread,
-            ):
-                return position
-        entry = thread.entry
-        return Position(
-            thread.slot, entry.ident, entry.thread, _NEW_THREAD + thread.slot, thread.slot == 0, False, 0
-        )
-
-    def _tail(self, thread: ThreadEdges, taken: int) -> tuple[np.ndarray, np.ndarray]:
-        rest = max(0, thread.ended - taken)
-        kept = min(rest, len(thread.times))
-        self._lost += rest - kept
-        first = len(thread.times) - kept
-        return thread.times[first:], thread.codes[first:]
+        return Settled(self._directory.rank_path, info.rank, steps, self._rest.lost)
 
     def _tell_the_end(self) -> None:
         run, cause = self._estate.run, self._cause
@@ -249,32 +189,12 @@ class _Executor:
         """What has not been told before: counting again makes the same spans and events again."""
         spans, events = self._estate.run.teller.drain()
         folder = self._directory.rank_path
-        told_spans = _told_spans(folder / "spans.otlp.jsonl")
         return Batch(
             snapshot=snapshot,
-            spans=tuple(span for span in spans if _id(span) not in told_spans),
-            events=tuple(_untold(events, self._told_since(folder / "events.jsonl"))),
+            spans=untold_spans(spans, folder / "spans.otlp.jsonl"),
+            events=untold_events(events, folder / "events.jsonl", since_unix_ns=self._known_unix_ns),
             final=True,
         )
-
-    def _told_since(self, path: Path) -> Counter[tuple[object, ...]]:
-        """Events that the process has written itself of what is counted again here."""
-        return Counter(
-            _mark(str(line.get("name")), cast("Any", line).get("attributes", {}))
-            for line in read_jsonl(path)
-            if cast("Any", line).get("time_unix_ns", 0) > self._known_unix_ns
-        )
-
-
-def _completed(
-    times: np.ndarray, codes: np.ndarray, engine: list[tuple[np.ndarray, np.ndarray]]
-) -> tuple[np.ndarray, np.ndarray]:
-    """The main thread's edges with those of autograd's threads in their places."""
-    if not engine:
-        return times, codes
-    all_times = np.concatenate([times, *(part[0] for part in engine)])
-    order = np.argsort(all_times, kind="stable")
-    return all_times[order], np.concatenate([codes, *(part[1] for part in engine)])[order]
 
 
 class _Gone:
@@ -282,31 +202,3 @@ class _Gone:
 
     def write(self, sheet: object) -> None:
         """Put nothing: not measured is absent."""
-
-
-def _id(span: Span) -> str:
-    return f"{span.trace_id:032x}{span.span_id:016x}"
-
-
-def _untold(events: Iterable[Event], told: Counter[tuple[object, ...]]) -> Iterator[Event]:
-    """The events without the first so many of each kind: when they were noticed depends on who looked."""
-    for event in events:
-        mark = _mark(event.name, event.attributes)
-        if told[mark] > 0:
-            told[mark] -= 1
-        else:
-            yield event
-
-
-def _mark(name: str, attributes: Mapping[str, object]) -> tuple[object, ...]:
-    return name, attributes.get(catalog.SPAN_LOADER.name)
-
-
-def _told_spans(path: Path) -> set[str]:
-    return {
-        span["traceId"] + span["spanId"]
-        for line in read_jsonl(path)
-        for group in cast("Any", line).get("resourceSpans", ())
-        for part in group["scopeSpans"]
-        for span in part["spans"]
-    }
