@@ -127,6 +127,7 @@ class _Executor:
             estate.signals,
             gone,
             gone,
+            gone,
             health,
             lambda: cast("Any", estate.loaders),
             lambda _: None,
