@@ -178,7 +178,7 @@ class Session:
         pump, loaders = self._pump, known_loaders(self._recording.probes.loaders)
         known = Known(
             pump.edges, pump.missed, pump.cpu_s, self._overhead_s(), self._drops(), pump.faults(),
-            self.unobserved(), self._reporter.worker_exits,
+            self.unobserved(), dict(self._watch.worker_exits),
         )  # fmt: skip
         return Estate(
             self.config, self.info, self._resource, self._anchor, self._run, self._signals, loaders, known,

@@ -47,12 +47,25 @@ class KnownLoader(NamedTuple):
     token_count: int
     workers: int | None
     sized: bool
+    prefetch_factor: int | None
+    persistent: bool
+    weights: Any
+    failures: dict[str, int]
 
 
 def known_loaders(probes: Mapping[str, Any]) -> dict[str, KnownLoader]:
     """What to keep of loaders' probes."""
     return {
-        name: KnownLoader(probe.phase, probe.token_count, probe.workers, probe.sized)
+        name: KnownLoader(
+            probe.phase,
+            probe.token_count,
+            probe.workers,
+            probe.sized,
+            probe.prefetch_factor,
+            probe.persistent,
+            probe.weights,
+            dict(probe.failures),
+        )
         for name, probe in list(probes.items())
     }
 

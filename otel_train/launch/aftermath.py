@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from otel_train import catalog
+from otel_train.clock import system_clock
 from otel_train.export.document import Documents
 from otel_train.export.live import Health, Readings, Reporter
+from otel_train.export.loaders import LoaderWatch
 from otel_train.export.routes import Routes
 from otel_train.export.rundir import RunDirectory
 from otel_train.launch.rest import Rest, count_the_rest
@@ -123,22 +125,24 @@ class _Executor:
             lambda: known.drops, lambda: known.faults, lambda: known.overhead_s, lambda: known.unobserved
         )
         gone: Any = _Gone()
+        known_loaders: Any = estate.loaders
+        watch = LoaderWatch(run, lambda: known_loaders, look=lambda _: None, clock=system_clock)
+        watch.worker_exits.update(known.worker_exits)
         readings = Readings(
             estate.signals,
             gone,
             gone,
             gone,
             health,
-            lambda: cast("Any", estate.loaders),
-            lambda _: None,
+            lambda: known_loaders,
+            watch,
             estate.anchor,
         )
         self._reporter = Reporter(run, readings, info=info, config=estate.config, breathe=lambda: None)
         self._reporter.state = "failed"
-        self._reporter.worker_exits.update(known.worker_exits)
         self._documents = Documents(
             run, info, pump=cast("Any", self), routes=self._routes, health=health,
-            loaders=lambda: cast("Any", estate.loaders),
+            loaders=watch.facts,
         )  # fmt: skip
 
     @property
@@ -203,3 +207,8 @@ class _Gone:
 
     def write(self, sheet: object) -> None:
         """Put nothing: not measured is absent."""
+
+    def rss_of(self, pid: int) -> int:
+        """Resident bytes of a process below it: none is left."""
+        del pid
+        return 0
