@@ -841,48 +841,43 @@ STRAGGLER_EXCESS_RATIO: Final = Metric(
     name="train.straggler.excess.ratio",
     unit="1",
     kind=Kind.GAUGE,
-    meaning="How much longer the slowest rank's own work took than the median rank's.",
+    meaning="Mean time of a stage on the slowest rank over that on the median rank, as a ratio of the median rank's own work before the barrier.",
     labels=(STAGE,),
     emit=Emit.RANK0,
-    published=False,
 )
 STRAGGLER_RANK: Final = Metric(
     name="train.straggler.rank",
     unit="{rank}",
     kind=Kind.GAUGE,
-    meaning="The slowest rank.",
+    meaning="The rank on which the stage takes longest. It is a straggler only if it stays the same one; the verdict says so.",
     labels=(STAGE,),
     emit=Emit.RANK0,
-    published=False,
 )
 RANK_WORK_TIME: Final = Metric(
     name="train.rank.work.time",
     unit="s",
     kind=Kind.GAUGE,
-    meaning="Mean stage time over the ranks, as four statistics.",
+    meaning="Mean time of a stage per training step, over the ranks.",
     labels=(
         STAGE,
         STATISTIC,
     ),
     emit=Emit.RANK0,
-    published=False,
 )
 RANKS_REPORTING: Final = Metric(
     name="train.ranks.reporting",
     unit="{rank}",
     kind=Kind.UPDOWN,
-    meaning="Ranks that reported in the last window.",
+    meaning="Ranks whose last record came in time. Those that have ended by themselves no longer count.",
     emit=Emit.RANK0,
-    published=False,
 )
 RANKS_EVENTS: Final = Metric(
     name="train.ranks.events",
     unit="{event}",
     kind=Kind.COUNTER,
-    meaning="Events of all ranks, summed.",
+    meaning="Events of all ranks, summed, ranks that have ended included.",
     labels=(RANK_EVENT,),
     emit=Emit.RANK0,
-    published=False,
 )
 SYNC_WAIT_DURATION: Final = Metric(
     name="train.sync.wait.duration",
@@ -1143,6 +1138,16 @@ MODEL_NAME: Final = Attribute(name="train.model", type="str", meaning="Which of 
 STALL_AGE: Final = Attribute(
     name="train.stall.age", type="float", meaning="Time since the last progress, in seconds."
 )
+STALL_SUSPECT: Final = Attribute(
+    name="train.stall.suspect",
+    type="bool",
+    meaning="`train.rank` is the rank that the others wait for, as found by comparing all ranks.",
+)
+STRAGGLER_EXCESS: Final = Attribute(
+    name="train.straggler.excess",
+    type="float",
+    meaning="How much longer the rank's own work takes per step than the median rank's, in seconds.",
+)
 CHECKPOINT_SIZE_BYTES: Final = Attribute(name="train.checkpoint.size", type="int", meaning="Bytes written.")
 SPAN_ERROR_TYPE: Final = Attribute(name="error.type", type="str", meaning="Exception class.")
 RUN_END_CAUSE: Final = Attribute(
@@ -1195,6 +1200,8 @@ ATTRIBUTES: Final[tuple[Attribute, ...]] = (
     STAGE_SELF_TIME,
     STAGE_DEVICE_TIME,
     STALL_AGE,
+    STALL_SUSPECT,
+    STRAGGLER_EXCESS,
     CHECKPOINT_SIZE_BYTES,
     SPAN_ERROR_TYPE,
     RUN_END_CAUSE,
@@ -1339,7 +1346,7 @@ EVAL_SPAN: Final = SpanType(
 STALL_SPAN: Final = SpanType(
     name="train.stall",
     meaning="No progress for longer than `train.stall.threshold`; sent while the loop still hangs.",
-    attributes=(STEP_NUMBER, SPAN_STAGE, SPAN_LOADER, STALL_AGE, TRACE_CLASS),
+    attributes=(SPAN_RANK, STEP_NUMBER, SPAN_STAGE, SPAN_LOADER, STALL_AGE, STALL_SUSPECT, TRACE_CLASS),
 )
 PROFILER_CAPTURE_SPAN: Final = SpanType(
     name="train.profiler.capture",
@@ -1415,6 +1422,11 @@ RUN_KILLED_EVENT: Final = SpanType(
     meaning="The process is gone without an end of its own; its launcher wrote this.",
     attributes=(STEP_NUMBER, SPAN_STAGE, RUN_END_CAUSE),
 )
+STRAGGLER_EVENT: Final = SpanType(
+    name="train.straggler",
+    meaning="One rank is slow again and again, and the others wait for it.",
+    attributes=(SPAN_RANK, SPAN_STAGE, STRAGGLER_EXCESS, STEP_NUMBER),
+)
 
 EVENTS: Final[tuple[SpanType, ...]] = (
     NONFINITE_EVENT,
@@ -1423,5 +1435,6 @@ EVENTS: Final[tuple[SpanType, ...]] = (
     LOADER_WORKER_EXIT_EVENT,
     RECOMPILE_EVENT,
     RUN_KILLED_EVENT,
+    STRAGGLER_EVENT,
 )
 """Every event that otel_train writes itself; events of your own carry the name you give them."""

@@ -87,6 +87,9 @@ class Config:
     stall_after_s: float = 300.0
     """Seconds without progress that count as a stall, at least; 20 median steps if that is longer. More than 0."""
 
+    digest_every_s: float = 5.0
+    """Seconds between two records that a rank leaves for the others, 0 to 3600; 0 for none. Longer above 1000 ranks."""
+
     max_loaders: int = 16
     """Loader names in metrics, 1 to 64; further ones become ``_OTHER``."""
 
@@ -181,8 +184,9 @@ class Config:
     capture_tensorboard: str = ""
     """Folder for TensorBoard's profiler plugin. Empty: none."""
 
-    export_profile: str = "full"
-    """Which ranks export how much: ``full`` (all), ``lean`` (all, few series) or ``rank0`` (rank 0 alone)."""
+    export_profile: str = "auto"
+    """Which ranks export how much: ``full`` (all), ``lean`` (all, few series), ``digest`` (rank 0 for all; traces of one
+    rank per node) or ``rank0`` (rank 0 alone). ``auto``: by the number of ranks, up to 64, up to 2048, above."""
 
     def __post_init__(self) -> None:
         """Refuse values we cannot honour, while the user is still looking."""

@@ -6,7 +6,7 @@ A malformed number counts as not set: these variables are not the user's setting
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +22,8 @@ class Launcher(NamedTuple):
     node_rank: tuple[str, ...]
 
 
+LOOPBACK: Final = ("", "localhost", "127.0.0.1", "::1")
+
 LAUNCHERS: Final = (
     # torchrun, and those who speak like it: Ray Train, Kubeflow, accelerate, DeepSpeed.
     Launcher("RANK", ("WORLD_SIZE",), "LOCAL_RANK", ("LOCAL_WORLD_SIZE",), ("GROUP_RANK", "NODE_RANK")),
@@ -33,6 +35,13 @@ LAUNCHERS: Final = (
         ("OMPI_COMM_WORLD_LOCAL_SIZE",),
         (),
     ),
+    Launcher(
+        "MV2_COMM_WORLD_RANK",
+        ("MV2_COMM_WORLD_SIZE",),
+        "MV2_COMM_WORLD_LOCAL_RANK",
+        ("MV2_COMM_WORLD_LOCAL_SIZE",),
+        (),
+    ),
     Launcher("PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", ("MPI_LOCALNRANKS",), ()),
     Launcher(
         "SLURM_PROCID",
@@ -41,6 +50,8 @@ LAUNCHERS: Final = (
         ("SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"),
         ("SLURM_NODEID",),
     ),
+    # An Indexed Job of Kubernetes numbers its pods, and tells nobody how many there are.
+    Launcher("JOB_COMPLETION_INDEX", ("WORLD_SIZE",), "LOCAL_RANK", ("LOCAL_WORLD_SIZE",), ("NODE_RANK",)),
 )
 """In the order in which they are believed; the first that gives a rank gives everything."""
 
@@ -67,8 +78,9 @@ def place_of(environ: Mapping[str, str], live: tuple[int, int] | None = None) ->
     world_size = max(_first_number(environ, *launcher.world_size) or 1, rank + 1)
     if live is not None:
         rank, world_size = live
-    # Nobody says how many share the host: then we take it that all do.
-    local_world_size = min(_first_number(environ, *launcher.local_world_size) or world_size, world_size)
+    # Nobody says how many share the host: then we take it that all do, but for pods, which are one each.
+    unsaid = 1 if _is_pod_of_many(environ) else world_size
+    local_world_size = min(_first_number(environ, *launcher.local_world_size) or unsaid, world_size)
     local_rank = _number(environ, launcher.local_rank)
     node_rank = _first_number(environ, *launcher.node_rank)
     return Place(
@@ -78,6 +90,28 @@ def place_of(environ: Mapping[str, str], live: tuple[int, int] | None = None) ->
         local_world_size=local_world_size,
         node_rank=rank // local_world_size if node_rank is None else node_rank,
     )
+
+
+def ray_environment(modules: Mapping[str, Any]) -> dict[str, str]:
+    """What a worker of Ray Train is told of its place, in torchrun's words; empty elsewhere. Imports nothing.
+
+    Workers with the torch backend have the same in their environment; others do not.
+    """
+    train = modules.get("ray.train")
+    if train is None:
+        return {}
+    try:
+        context = train.get_context()
+        ranks = {
+            "RANK": context.get_world_rank(),
+            "WORLD_SIZE": context.get_world_size(),
+            "LOCAL_RANK": context.get_local_rank(),
+            "LOCAL_WORLD_SIZE": context.get_local_world_size(),
+            "NODE_RANK": context.get_node_rank(),
+        }
+    except (AttributeError, RuntimeError, TypeError, ValueError):  # outside a worker
+        return {}
+    return {name: str(number) for name, number in ranks.items() if isinstance(number, int)}
 
 
 def given_run_id(environ: Mapping[str, str]) -> str:
@@ -106,7 +140,15 @@ def _speaks(launcher: Launcher, environ: Mapping[str, str]) -> bool:
     in_step = (
         launcher.rank != "SLURM_PROCID" or "SLURM_STEP_ID" in environ or "SLURM_STEP_NUM_TASKS" in environ
     )
-    return rank is not None and (rank > 0 or in_step)
+    # Independent trials are pods of an Indexed Job as well: only who says how many there are makes them ranks.
+    in_job = launcher.rank != "JOB_COMPLETION_INDEX" or _number(environ, "WORLD_SIZE") is not None
+    return rank is not None and (rank > 0 or in_step) and in_job
+
+
+def _is_pod_of_many(environ: Mapping[str, str]) -> bool:
+    """Whether this is one pod of a job over several, each with one rank, as Kubeflow and Indexed Jobs start them."""
+    elsewhere = environ.get("MASTER_ADDR", "") not in LOOPBACK
+    return "KUBERNETES_SERVICE_HOST" in environ and "LOCAL_RANK" not in environ and elsewhere
 
 
 def _number(environ: Mapping[str, str], name: str) -> int | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from otel_train.launchers import Place, given_run_id, place_of, restarts
+from otel_train.launchers import LOOPBACK, Place, given_run_id, place_of, ray_environment, restarts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -30,8 +30,6 @@ MAX_NAME_CHARS: Final = 128
 UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 LAUNCH_RUN: Final = "OTEL_TRAIN_LAUNCH_RUN"
 """Where ``otel-train run`` says which run its processes belong to, if nobody knows better."""
-
-LOOPBACK: Final = ("", "localhost", "127.0.0.1", "::1")
 
 SLURM_ATTRIBUTES: Final = {
     "slurm.job.id": "SLURM_JOB_ID",
@@ -115,6 +113,7 @@ class Process:
     now_unix_ns: int = field(default_factory=time.time_ns)
     parent: Callable[[], str] = parent_mark
     live_ranks: Callable[[], tuple[int, int] | None] = live_ranks
+    ray: Callable[[], Mapping[str, str]] = lambda: ray_environment(sys.modules)
     entropy: Callable[[int], bytes] = os.urandom
 
 
@@ -130,6 +129,7 @@ def detect(
     of their rendezvous in common; runs that reuse it read as attempts of one run.
     """
     process = process or Process()
+    environ = {**process.ray(), **environ} if "RANK" not in environ else environ
     place = place_of(environ, process.live_ranks())
     resource = resource_environment(environ)
     given = config.run_id or given_run_id(environ) or resource.get("k8s.job.uid")

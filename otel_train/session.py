@@ -6,7 +6,6 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from otel_train.aggregate.keep import KeepRules
 from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.signals import Signals
 from otel_train.aggregate.traces import Ids, Tracer
@@ -15,24 +14,22 @@ from otel_train.children import deaths_held_back
 from otel_train.chores import before_reading, looking_after
 from otel_train.clock import Anchor, system_clock
 from otel_train.errors import ConfigError
-from otel_train.export.accelerator import AcceleratorReader
 from otel_train.export.document import Documents, Window
 from otel_train.export.estate import Estate, Known, known_loaders
-from otel_train.export.hardware import HardwareReader
-from otel_train.export.live import Health, Readings, Reporter
-from otel_train.export.loaders import LoaderWatch
+from otel_train.export.live import Health, Reporter
 from otel_train.export.notes import NoteReader
-from otel_train.export.process import ProcessReader
+from otel_train.export.profile import keep_rules, profile_of
 from otel_train.export.pump import Breath, Chore, Pump, Route
+from otel_train.export.ranks import Ranks
 from otel_train.export.routes import Routes
 from otel_train.guard import Guard
 from otel_train.outcome import Outcome
 from otel_train.record.discover import Loader, named_loaders, named_models
-from otel_train.record.loader_state import look
 from otel_train.recording import Recording
 from otel_train.records import Batch
 from otel_train.runinfo import detect, resource_attributes
 from otel_train.unobserved import unobserved
+from otel_train.wiring import job_of, readings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -65,6 +62,9 @@ class Session:
         info = detect(config, environ)
         self._routes = Routes.open(config, info, environ)
         self.info = info.with_attempt(self._routes.attempt)
+        self._profile = profile_of(config, self.info)
+        # What the launcher counts is the same on all ranks; what lies in a rank's folder need not be.
+        self._key_prefix = f"otel_train/{info.attempt}"
         self._recording = Recording(
             config, self.info, anchor=anchor, environ=environ, flight_path=self._routes.flight_path
         )
@@ -75,8 +75,11 @@ class Session:
                 config, self.info, run=self._run, recorder=self._recorder,
                 rank_folder=self._routes.rank_folder, ooms=self._recording.devices.ooms,
             )  # fmt: skip
-            self._resource = resource_attributes(self.info, environ)
-            self._routes.connect(self._pump.routes, self._resource)
+            self._resource = {
+                **resource_attributes(self.info, environ),
+                "train.export.profile": self._profile.name,
+            }
+            self._routes.connect(self._pump.routes, self._resource, self._profile)
         except ConfigError:
             self._recording.end()
             self._routes.close(0)
@@ -88,18 +91,19 @@ class Session:
         """The pump's side."""
         config, breath = self.config, Breath(system_clock)
         self._tracer = Tracer(Ids(self.info.run_id, self.info.attempt, self.info.rank), anchor)
-        rules = KeepRules(
-            config.keep_warmup_steps, config.keep_every_steps, config.keep_slow_factor,
-            config.keep_per_s, config.keep_burst,
-        )  # fmt: skip
         self._run = RunAccount(
-            anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=rules,
+            anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=keep_rules(config, self._profile),
             stall_after_s=config.stall_after_s, breathe=breath,
         )  # fmt: skip
+        self._run.down_s = self._routes.down_s(anchor.unix_ns)
         signals = self._signals = Signals()
         health = Health(self._drops, self._faults, self._overhead_s, self.unobserved)
-        readings = self._readings(signals, health, anchor)
+        readings = readings_of(self._recording, self._run, signals, health, config=config, anchor=anchor)
+        self._hardware, self._watch = readings.hardware, readings.watch
         self._reporter = Reporter(self._run, readings, info=self.info, config=config, breathe=breath)
+        job = job_of(self._recording, self._reporter, prefix=self._key_prefix)
+        self._ranks = Ranks(self._run, self.info, config=config, job=job, clock=system_clock, breathe=breath)
+        self._reporter.more.append(self._ranks.write)
         self._notes_reader = NoteReader(self._recording.notes, signals, self._run)
         self._pump = Pump(
             self._recorder, self._run, snapshot=self._reporter.snapshot, clock=system_clock,
@@ -109,24 +113,10 @@ class Session:
             self._recording, self._run, watch=self._watch, signals=signals, breath=breath
         )
         self._documents = Documents(
-            self._run, self.info, pump=self._pump, routes=self._routes, health=health,
+            self._run, self.info, pump=self._pump, routes=self._routes, health=health, ranks=self._ranks,
             loaders=self._watch.facts,
         )  # fmt: skip
         self._outcome = Outcome(self.close)
-
-    def _readings(self, signals: Signals, health: Health, anchor: Anchor) -> Readings:
-        recording = self._recording
-        self._watch = LoaderWatch(self._run, lambda: recording.probes.loaders, look=look, clock=system_clock)
-        self._hardware = HardwareReader.of(self.config, recording.devices.hardware_ids)
-        accelerators = AcceleratorReader(
-            recording.devices.memory,
-            lambda: self._run.transfers.to_devices(self._run.names.sources),
-            recording.transfers.brought_back,
-        )
-        return Readings(
-            signals, ProcessReader(), accelerators, self._hardware, health,
-            lambda: recording.probes.loaders, self._watch, anchor,
-        )  # fmt: skip
 
     def _start(self, anchor: Anchor) -> None:
         notes_guard = Guard("logged values")
@@ -137,6 +127,7 @@ class Session:
             Chore(self._notes_reader.tell, notes_guard, 0.0),
             Chore(self._write_summary, Guard("summary"), self.config.summary_every_s),
             Chore(lambda: self._capturing.turn(self._pump.settle), Guard("captures"), 0.0),
+            Chore(self._ranks.turn, Guard("ranks"), 0.0),
             Chore(self._print_progress, Guard("console"), 0.0),
         ]
         self._run.teller.span(self._tracer.run_start(anchor.clock_ns, system_clock()))
@@ -258,6 +249,7 @@ class Session:
             lambda: self._pump.stop(timeout_s / 2),
             self._last_turn,
             self._hardware.close,
+            lambda: self._ranks.close(max(0.1, (deadline - time.monotonic()) / 2)),
             lambda: self._routes.close(max(0.1, deadline - time.monotonic())),
             self._recording.close,
         )
@@ -309,8 +301,12 @@ class Session:
         }
 
     def _faults(self) -> dict[str, int]:
-        hardware = self._hardware.guard
-        return {hardware.part: hardware.faults, **self._pump.faults()}
+        hardware, faults = self._hardware.guard, self._pump.faults()
+        return {
+            hardware.part: hardware.faults,
+            **faults,
+            "ranks": faults.get("ranks", 0) + self._ranks.faults,
+        }
 
     def _print_progress(self) -> None:
         every = self.config.log_every_steps

@@ -38,6 +38,7 @@ RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("keep_warmup_steps", 0, math.inf),
     ("keep_every_steps", 0, math.inf),
     ("keep_burst", 1, math.inf),
+    ("digest_every_s", 0, 3600),
     ("max_loaders", 1, 64),
     ("max_stages", 0, 32),
     ("exit_timeout_s", 0, 60),
@@ -73,7 +74,7 @@ CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "capture": ("asked", "auto", "off"),
     "cuda_timing": ("events", "sync", "off"),
     "hardware": ("auto", "on", "off"),
-    "export_profile": ("full", "lean", "rank0"),
+    "export_profile": ("auto", "full", "lean", "digest", "rank0"),
 }
 """Closed sets."""
 

@@ -10,7 +10,7 @@ from otel_train import catalog as c
 from otel_train.aggregate.captures import TRIGGERS
 from otel_train.aggregate.names import CHECKPOINT
 from otel_train.aggregate.sheet import Bounded, Sheet
-from otel_train.aggregate.steps import PHASES, Activity
+from otel_train.aggregate.steps import PHASES, TRAIN, Activity
 
 if TYPE_CHECKING:
     from otel_train.aggregate.run import RunAccount
@@ -25,12 +25,14 @@ class Figures:
         run: the account.
         max_loaders: loader names published as they are.
         max_stages: the user's own stage names published as they are.
+        lean: training alone, its loaders together, and no stages of the user's own.
     """
 
-    def __init__(self, run: RunAccount, *, max_loaders: int, max_stages: int) -> None:
+    def __init__(self, run: RunAccount, *, max_loaders: int, max_stages: int, lean: bool = False) -> None:
         self.loaders = Bounded(max_loaders)
         self.stages = Bounded(max_stages)
         self._run = run
+        self._lean = lean
 
     def write(self, sheet: Sheet) -> None:
         """Put everything that the edges have told."""
@@ -48,9 +50,11 @@ class Figures:
         labels: dict[tuple[str, str, str], int] = {}
         into = np.full(len(totals.names.keys), -1, dtype=np.int64)
         for series, key in enumerate(totals.names.keys):
+            if self._lean and (key.phase != PHASES[TRAIN] or key.stage not in c.STAGES):
+                continue
             if key.phase and key.stage not in ("other", CHECKPOINT):
                 stage = key.stage if key.stage in c.STAGES else self.stages.fold(key.stage)
-                label = (stage, self.loaders.fold(key.loader), key.phase)
+                label = (stage, self._loader_label(key.loader), key.phase)
                 into[series] = labels.setdefault(label, len(labels))
         folded = totals.stages.folded(into, len(labels))
         on_device = totals.device.folded(into, len(labels))
@@ -64,7 +68,9 @@ class Figures:
         into = np.full(len(totals.step_pairs), -1, dtype=np.int64)
         labels: dict[tuple[str, str], int] = {}
         for series, (loader, phase) in enumerate(totals.step_pairs):
-            label = (self.loaders.fold(totals.names.loaders.names[loader]), PHASES[phase])
+            if self._lean and phase != TRAIN:
+                continue
+            label = (self._loader_label(totals.names.loaders.names[loader]), PHASES[phase])
             into[series] = labels.setdefault(label, len(labels))
             sheet.put(c.STEPS, int(totals.step_counts[series]), *label)
         folded = totals.steps.folded(into, len(labels))
@@ -93,6 +99,9 @@ class Figures:
         for label, series in labels.items():
             sheet.histogram(c.EVAL_DURATION, folded, series, label)
 
+    def _loader_label(self, name: str) -> str:
+        return "" if self._lean else self.loaders.fold(name)
+
     def _loader(self, number: int) -> str:
         return self.loaders.fold(self._run.totals.names.loaders.names[number])
 
@@ -101,6 +110,7 @@ class Figures:
         seconds = run.totals.activity_ns / NS_PER_S
         for activity in Activity:
             sheet.put(c.RUN_TIME, float(seconds[activity]), activity.name.lower())
+        sheet.put(c.RUN_TIME, run.down_s or 0.0, "restart")
         state = run.state()
         for value in c.RUN_STATES:
             sheet.put(c.RUN_STATUS, int(value == state), value)

@@ -21,6 +21,9 @@ DEVIATIONS = 5.0
 BASELINE_S = 30.0
 """A baseline trace about this often, when the user does not say how often."""
 
+UNDECIDED = 1 << 62
+"""Steps between baselines before the run has a pace: more than it will ever have."""
+
 NS_PER_S = 10**9
 
 
@@ -71,6 +74,17 @@ class Keeper:
         self._tokens = float(rules.burst)
         self._filled_ns = started_ns
         self._nonfinite_ns: list[int] = []
+        self._agreed = 0
+
+    @property
+    def every(self) -> int:
+        """Baselines are this many steps apart; 0 while that is undecided."""
+        every = self._every(self.median_ns)
+        return 0 if every == UNDECIDED else every
+
+    def agree(self, every: int) -> None:
+        """Keep the baselines that rank 0 keeps, so that all ranks of a step are in its trace."""
+        self._agreed = every
 
     @property
     def median_ns(self) -> int:
@@ -132,11 +146,11 @@ class Keeper:
         return reasons
 
     def _every(self, median: int) -> int:
-        """A power of two, so that ranks of about the same speed keep the same steps."""
-        if self._rules.every_steps:
-            return self._rules.every_steps
+        """A power of two: whoever keeps steps half as often keeps a part of the same steps."""
+        if self._rules.every_steps or self._agreed:
+            return self._rules.every_steps or self._agreed
         if not median:
-            return 1 << 62
+            return UNDECIDED
         return int(1 << int(np.ceil(np.log2(max(1.0, BASELINE_S * NS_PER_S / median)))))
 
     def _take(self, now_ns: int) -> bool:

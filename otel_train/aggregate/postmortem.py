@@ -11,7 +11,8 @@ import numpy as np
 from otel_train.aggregate.account import ThreadAccount
 from otel_train.aggregate.pairing import SLICE_EDGES, Open, Pairing
 from otel_train.aggregate.steps import TRAIN, Settled, SourceColumns, columns_of
-from otel_train.codes import SOURCE_MASK, SOURCE_SHIFT, Source, SourceKind
+from otel_train.catalog import STAGES
+from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, Source, SourceKind
 from otel_train.errors import RunDirectoryError
 from otel_train.flight import Flight, ThreadEdges, read_flight
 
@@ -72,8 +73,11 @@ def read(rank_dir: Path) -> dict[str, Any]:
         "state": summary.get("state"),
         "started_unix_s": _seconds(identity.get("started_unix_ns") or flight.anchor_unix_ns),
         "last_edge_unix_s": teller.unix_s(max((int(s.thread.times[-1]) for s in stories), default=None)),
+        "step": None,
         "last_step": None,
         "open": [] if main is None else teller.open_stages(main),
+        "after": "" if main is None else teller.after(main),
+        "host": identity.get("host"),
         "steps_in_file": 0 if main is None else main.steps,
         "recent_steps": [],
         "edges_in_file": sum(len(thread.times) for thread in flight.threads),
@@ -89,6 +93,9 @@ def read(rank_dir: Path) -> dict[str, Any]:
 
 def _tell_steps(report: dict[str, Any], main: _Story, teller: _Teller, first: int) -> None:
     """Fill in the last closed steps, and the step at the end: the open one, else the last closed."""
+    # A step that has its update is closed by the end of the file, and by no ask: the loop was still in it.
+    ending = report["after"] == "optimizer" and not main.open
+    report["step"] = first + main.steps - ending
     recent = teller.recent_steps(main)
     for place, step in enumerate(reversed(recent)):
         step["index"] = first + main.steps - 1 - place
@@ -194,6 +201,12 @@ class _Teller:
             }
             for entry, source in zip(story.open, begun, strict=True)
         ]
+
+    def after(self, story: _Story) -> str:
+        """Built-in stage that ended last, "" if the last edge began one."""
+        last = int(story.thread.codes[-1])
+        stage = self._sources[(last >> SOURCE_SHIFT) & SOURCE_MASK].stage
+        return stage if stage in STAGES and last & OP_MASK >= Op.END else ""
 
     def thread(self, story: _Story) -> dict[str, Any]:
         """One line on a thread."""

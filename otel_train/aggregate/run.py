@@ -25,7 +25,7 @@ from otel_train.aggregate.threads import OpenStage, Thread
 from otel_train.aggregate.totals import Totals
 from otel_train.aggregate.transfers import Transfers
 from otel_train.catalog import RECOMPILE_EVENT, STEP_NUMBER
-from otel_train.codes import Op, SourceKind
+from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -73,6 +73,7 @@ class RunAccount:
         self.captures = Captures()
         self.loader_errors: Counter[str] = Counter()
         self.closed = False
+        self.down_s: float | None = None  # seconds that the run stood still before this start
         self._threads: dict[int, Thread] = {}
         self._leading: Thread | None = None
         self._threads_seen, self._closed_ns = 0, 0
@@ -108,7 +109,7 @@ class RunAccount:
         kinds = edges.kinds
         mine.computes |= bool(np.any((kinds >= SourceKind.FORWARD) & (kinds <= SourceKind.SCALER)))
         mine.asks |= bool(np.any(kinds == SourceKind.DATA))
-        mine.last_ns, mine.last_op = int(times[-1]), int(codes[-1]) & 0xF
+        mine.last_ns, mine.last_code = int(times[-1]), int(codes[-1])
         # A stall ends with the first edge, not with the last of its slice.
         self.stalls.progress(int(times[0]))
         self.stalls.progress(mine.last_ns)
@@ -138,13 +139,10 @@ class RunAccount:
         thread = self._leading
         if thread is None or self.closed:
             return
-        over = thread.over or (thread.last_op == Op.STOP and not thread.pairing.open)
-        if self.stalls.look(now_ns, self.keeper.median_ns, over=over):
-            doing = self.open_stages()
-            stage = doing[-1].stage if doing else "other"
-            self.stalls.count(stage)
-            loader = doing[-1].source if stage == "data" else ""
-            self.teller.stall((thread.last_ns, now_ns), self.step_number, stage, loader)
+        if self.stalls.look(now_ns, self.keeper.median_ns, over=thread.idle):
+            at = thread.standing(self.names.sources)
+            self.stalls.count(at.stage)
+            self.teller.stall((thread.last_ns, now_ns), self.step_number, at.stage, at.loader)
 
     def close(self, at_ns: int) -> None:
         """Settle everything up to ``at_ns``."""

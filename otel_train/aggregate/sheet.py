@@ -8,7 +8,7 @@ from otel_train.catalog import ALL, OTHER_VALUE, Emit, Kind
 from otel_train.records import Family, HistogramPoint, Point
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Container, Iterable
 
     from otel_train.aggregate.histogram import Histograms
     from otel_train.catalog import Metric
@@ -20,19 +20,29 @@ class Sheet:
 
     Args:
         emits: whether this process publishes metrics of a given kind of emitter.
+        only: names of the metrics to collect, each as one series but for histograms; None for all, with labels.
         breathe: called between series, to let the training thread have the interpreter.
     """
 
     def __init__(
-        self, emits: Callable[[Emit], bool] = lambda _: True, *, breathe: Callable[[], None] = lambda: None
+        self,
+        emits: Callable[[Emit], bool] = lambda _: True,
+        *,
+        only: Container[str] | None = None,
+        breathe: Callable[[], None] = lambda: None,
     ) -> None:
         self._emits = emits
+        self._only = only
         self._breathe = breathe
         self._points: dict[str, dict[Attributes, float]] = {}
         self._histograms: dict[str, list[HistogramPoint]] = {}
 
     def put(self, metric: Metric, value: float, *labels: str) -> None:
         """Set one series. Equal labels of a counter add up (names folded to ``_OTHER``)."""
+        if self._only is not None:
+            if metric.name not in self._only:
+                return
+            labels = ()
         series = self._points.setdefault(metric.name, {})
         attributes = _attributes(metric, labels)
         before = series.get(attributes, 0) if metric.kind in (Kind.COUNTER, Kind.UPDOWN) else 0
@@ -49,7 +59,8 @@ class Sheet:
         exemplars: tuple[Exemplar, ...] = (),
     ) -> None:  # fmt: skip
         """Set one histogram series; an empty one is left out."""
-        if not histograms.count(series):
+        left_out = self._only is not None and metric.name not in self._only
+        if left_out or not histograms.count(series):
             return
         point = HistogramPoint(_attributes(metric, labels), *histograms.point(series), exemplars)
         self._histograms.setdefault(metric.name, []).append(point)

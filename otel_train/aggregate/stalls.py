@@ -28,6 +28,8 @@ class Stalls:
         self.last_ns = started_ns
         self.since_ns = 0
         """When the present stall passed its threshold; 0 while there is none."""
+        self.quiet_ns = 0
+        """Time without progress, as of the last look."""
         self.threshold_ns = int(after_s * NS_PER_S)
         self.events: dict[str, int] = {}
         self._least_ns = self.threshold_ns
@@ -49,6 +51,7 @@ class Stalls:
             over: the loops are over, so silence means nothing.
         """
         self.threshold_ns = max(self._least_ns, MEDIAN_STEPS * median_step_ns)
+        self.quiet_ns = 0 if over else max(0, now_ns - self.last_ns)
         if over or self.since_ns or now_ns - self.last_ns < self.threshold_ns:
             return False
         self.since_ns = self.last_ns + self.threshold_ns

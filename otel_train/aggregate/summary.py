@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from otel_train.aggregate.loader_rows import LoaderFacts
     from otel_train.aggregate.totals import StageTotals, Totals
+    from otel_train.records import Finding
 
 SCHEMA = "otel_train.summary/1"
 NS_PER_S = 10**9
@@ -79,6 +80,15 @@ def figures(
         },
         "verdicts": [asdict(verdict) for verdict in verdicts],
     }
+
+
+def with_straggler(verdicts: list[dict[str, Any]], slow: Finding) -> list[dict[str, Any]]:
+    """The findings of this rank and the one about a slow rank, the weightiest first.
+
+    A rank that waits for a slow one looks busy: that verdict gives way, whatever its share.
+    """
+    place = sum(one["severity"] in ("warning", "critical") and one["share"] > slow.share for one in verdicts)
+    return [*verdicts[:place], asdict(slow), *verdicts[place:]]
 
 
 def _stage(row: StageTotals) -> dict[str, Any]:

@@ -129,9 +129,21 @@ class Teller:
         within = (over.started_ns, over.ended_ns)
         self._spans.append(self._tracer.pass_over(catalog.EVAL_SPAN, within, attributes, trace_class="eval"))
 
-    def stall(self, within: tuple[int, int], step: int, stage: str, loader: str) -> None:
-        """Said while it hangs: the last span that a run which never comes back can send."""
+    def stall(
+        self, within: tuple[int, int], step: int, stage: str, loader: str, *, suspect: int | None = None
+    ) -> None:
+        """Said while it hangs: the last span that a run which never comes back can send.
+
+        Args:
+            within: since when, and now.
+            step: the step that does not end.
+            stage: what hangs.
+            loader: the loader that is waited for, or "".
+            suspect: the rank that all others wait for, where that is known; else it is about this rank.
+        """
         attributes: dict[str, AttributeValue] = {
+            catalog.SPAN_RANK.name: self._tracer.ids.rank if suspect is None else suspect,
+            **({} if suspect is None else {catalog.STALL_SUSPECT.name: True}),
             catalog.STEP_NUMBER.name: step,
             catalog.SPAN_STAGE.name: stage,
             catalog.SPAN_LOADER.name: loader,

@@ -8,7 +8,7 @@ import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from otel_train.cli import ranks
+from otel_train.cli import overview, ranks
 from otel_train.export import typeset
 from otel_train.export.typeset import INDENT, Page, bar, cut, duration, known, pad, right
 
@@ -21,6 +21,8 @@ FILE_NAME = "flight.bin"
 EPILOG = """\
 The last edges of every thread lie in flight.bin, a memory-mapped file that survives SIGKILL, a segfault and
 the out-of-memory killer. Nothing needs to be running, and a live run is not disturbed.
+
+Where several ranks left one, they are compared first: the rank that the others were waiting for is named.
 
 examples:
   otel-train postmortem runs/20260131-x7
@@ -44,11 +46,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print what each rank's flight file knows."""
+    """Print whom the ranks were waiting for, and what each rank's flight file knows."""
     from otel_train.aggregate.postmortem import read
+    from otel_train.aggregate.standstill import compare
 
     reports = [read(folder) for folder in ranks.chosen_ranks(args, FILE_NAME).values()]
+    named = compare(reports)
+    for report in reports:
+        report["suspect"] = report["rank"] in {suspect.rank for suspect in named}
     page = Page.of(sys.stdout)
+    if len(reports) > 1 and not args.json:
+        print(overview.render(page, reports, named))
     for report in reports:
         print(json.dumps(report) if args.json else render(page, report), end="\n" if args.json else "")
     return 0

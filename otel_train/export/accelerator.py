@@ -40,6 +40,13 @@ class AcceleratorReader:
         with self._guard:  # a device that fails takes no other reading with it
             self._write(sheet)
 
+    def ooms(self) -> int:
+        """Times that the devices in use ran out of memory, all together."""
+        if not self._guard.closed:
+            with self._guard:
+                return sum(memory.ooms for memory in self._read())
+        return 0
+
     def _write(self, sheet: Sheet) -> None:
         for direction, by_device in self._moved.items():
             for device, moved in by_device().items():

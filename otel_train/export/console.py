@@ -93,6 +93,11 @@ def _header(page: Page, summary: Summary) -> list[str]:
     identity = [
         f"run {page.safe(known(summary.get('run_id')))}",
         f"attempt {known(summary.get('attempt'))}",
+        *(
+            []
+            if summary.get("restart_seconds") is None
+            else [f"{duration(summary['restart_seconds'])} after the last"]
+        ),
         f"pid {known(summary.get('pid'))} on {page.safe(known(summary.get('host')))}",
         *_unfinished(page, summary),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.aggregate.summary import SCHEMA, figures
+from otel_train.aggregate.summary import SCHEMA, figures, with_straggler
 from otel_train.clock import system_clock
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from otel_train.aggregate.totals import Totals
     from otel_train.export.live import Health
     from otel_train.export.pump import Pump
+    from otel_train.export.ranks import Ranks
     from otel_train.export.routes import Routes
     from otel_train.runinfo import RunInfo
 
@@ -56,9 +57,10 @@ class Documents:
         routes: where things are.
         health: what the telemetry costs and loses.
         loaders: the loaders known now.
+        ranks: what is known of all ranks.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two by keyword
         self,
         run: RunAccount,
         info: RunInfo,
@@ -67,6 +69,7 @@ class Documents:
         routes: Routes,
         health: Health,
         loaders: Callable[[], Mapping[str, LoaderFacts]],
+        ranks: Ranks,
     ) -> None:
         self._run = run
         self._info = info
@@ -74,6 +77,7 @@ class Documents:
         self._routes = routes
         self._health = health
         self._loaders = loaders
+        self._ranks = ranks
 
     def window(self) -> Window:
         """A window that begins now."""
@@ -97,6 +101,9 @@ class Documents:
             loaders=loaders,
             processors=_processors(),
         )
+        slow = self._ranks.finding(totals.phase_s("train"))
+        if slow is not None:
+            edges["verdicts"] = with_straggler(edges["verdicts"], slow)
         things = self._health.unobserved()
         return {
             "schema": SCHEMA,
@@ -109,7 +116,9 @@ class Documents:
             "host": info.host,
             "state": state,
             "started_unix_s": info.started_unix_ns / NS_PER_S,
+            "restart_seconds": run.down_s,
             **edges,
+            "ranks": self._ranks.summary(),
             "tokens": {name: facts.tokens for name, facts in loaders.items() if facts.tokens},
             "unobserved": [{key: thing[key] for key in ("what", "name", "reason")} for thing in things],
             "telemetry": self._telemetry(sum(edges["steps"].values()), window),

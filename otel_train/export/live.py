@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from otel_train import catalog as c
 from otel_train.aggregate.figures import Figures
 from otel_train.aggregate.sheet import Sheet
+from otel_train.export.profile import LEAN, profile_of
 from otel_train.records import Snapshot
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ class Reporter:
     ) -> None:
         self.state = ""
         """The run's end, once it has one."""
+        self.more: list[Callable[[Sheet], None]] = []
+        """Write what others know."""
         self._run = run
         self._info = info
         self._config = config
@@ -100,7 +103,10 @@ class Reporter:
         self._loaders = readings.loaders
         self._watch = readings.watch
         self._anchor = readings.anchor
-        self._figures = Figures(run, max_loaders=config.max_loaders, max_stages=config.max_stages)
+        self._profile = profile_of(config, info)
+        self._figures = Figures(
+            run, max_loaders=config.max_loaders, max_stages=config.max_stages, lean=self._profile.lean
+        )
         self._breathe = breathe
         self._emitters = {
             c.Emit.ALL: True,
@@ -111,7 +117,7 @@ class Reporter:
 
     def snapshot(self) -> Snapshot:
         """Every metric of this process now."""
-        sheet = Sheet(self._emits, breathe=self._breathe)
+        sheet = Sheet(self._emits, only=LEAN if self._profile.lean else None, breathe=self._breathe)
         self._figures.write(sheet)
         self._signals.write(sheet, "train")
         self._process.write(sheet)
@@ -121,7 +127,21 @@ class Reporter:
         self._watch.write(sheet, self._figures.loaders, self._process.rss_of)
         self._write_throughput(sheet)
         self._write_health(sheet)
+        for write in self.more:
+            write(sheet)
         return Snapshot(self._info.started_unix_ns, time.time_ns(), sheet.families())
+
+    def events(self) -> dict[str, int]:
+        """How often what other ranks should know of has happened here, by ``train.rank.event``."""
+        lost = sum(n for (_, reason), n in self._health.drops().items() if reason != "sampled_out")
+        return {
+            "oom": self._accelerators.ooms(),
+            "loader_worker_exit": sum(self._watch.worker_exits.values()),
+            "nonfinite": sum(self._signals.nonfinite.values()),
+            "exception": int(self._run.totals.failed.sum()),
+            "drop": lost,
+            "stall": sum(self._run.stalls.events.values()),
+        }
 
     def _emits(self, emit: c.Emit) -> bool:
         return self._emitters[emit]
@@ -134,7 +154,7 @@ class Reporter:
         sheet.put(c.HEARTBEAT_TIME, self._anchor.unix(run.stalls.last_ns) / NS_PER_S)
         sheet.put(c.RUN_RESTARTS, info.attempt)
         sheet.put(c.WORLD_SIZE, info.world_size)
-        sheet.put(c.RANKS_EXPECTED, 1 if config.export_profile == "rank0" else info.world_size)
+        sheet.put(c.RANKS_EXPECTED, self._profile.expected)
         if config.total_steps:
             sheet.put(c.RUN_PROGRESS_RATIO, run.step_number / config.total_steps)
         last = run.checkpoints.last_ns or run.started_ns
@@ -168,7 +188,9 @@ class Reporter:
 
     def _write_health(self, sheet: Sheet) -> None:
         for (signal, reason), number in self._health.drops().items():
-            sheet.put(c.TELEMETRY_DROPS, number, signal, reason)
+            # Their labels gone, what is left out on purpose would read as lost.
+            if not (self._profile.lean and reason == "sampled_out"):
+                sheet.put(c.TELEMETRY_DROPS, number, signal, reason)
         sheet.put(c.TELEMETRY_OVERHEAD_TIME, self._health.overhead_s())
         for part, faults in self._health.faults().items():
             sheet.put(c.TELEMETRY_FAULTS, faults, part)

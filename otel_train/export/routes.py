@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.export.console import render_card
 from otel_train.export.otlp import OtlpExporter
+from otel_train.export.profile import LEAN_INTERVALS, Part
 from otel_train.export.prometheus import PrometheusExporter
 from otel_train.export.pump import Route
+from otel_train.export.restart import down_s
 from otel_train.export.rundir import RunDirectory, RunDirectoryExporter
 from otel_train.export.settings import OtlpSettings, otlp_configured
 from otel_train.export.spool import Spool
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from otel_train.config import Config
+    from otel_train.export.profile import Profile
     from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo
 
@@ -77,23 +80,30 @@ class Routes:
         """Folder of the run; None when it cannot be written."""
         return self._directory.path if self._directory.writable else None
 
+    def down_s(self, started_unix_ns: int) -> float | None:
+        """Seconds that the run stood still before this start of it; None if that is not known."""
+        directory = self._directory
+        if not directory.writable:
+            return None
+        return down_s(directory.rank_path, directory.previous_attempt, started_unix_ns)
+
     @property
     def metrics_url(self) -> str | None:
         """Address of ``/metrics``."""
         return self._prometheus.url if self._prometheus else None
 
-    def connect(self, routes: list[Route], resource: Mapping[str, AttributeValue]) -> None:
-        """Open what the settings ask for.
+    def connect(self, routes: list[Route], resource: Mapping[str, AttributeValue], profile: Profile) -> None:
+        """Open what the settings ask for, as far as this rank exports it.
 
         Raises:
             ConfigError: a setting cannot be honoured.
         """
-        every = self._config.export_every_s
+        every = self._config.export_every_s * (LEAN_INTERVALS if profile.lean else 1)
         self._routes = routes
         settings = None
-        if self._wants_otlp():  # refused before anything listens
+        if self._wants_otlp() and (profile.metrics or profile.spans):  # refused before anything listens
             settings = OtlpSettings.read(self._environ, wanted=self._config.otlp == "on")
-        if self._config.prometheus:
+        if self._config.prometheus and profile.metrics:
             self._prometheus = self._open_prometheus(resource)
             routes.append(Route(self._prometheus, Guard("/metrics"), min(every, PAGE_EVERY_S)))
         if settings is not None:
@@ -103,9 +113,9 @@ class Routes:
                     self._directory.rank_path, resource, version=VERSION, on_error=self._directory.note
                 )
             self._otlp = OtlpExporter(settings, resource, version=VERSION, spool=spool)
-            routes.append(Route(self._otlp, Guard("OTLP export"), every))
+            routes.append(Route(Part(self._otlp, profile), Guard("OTLP export"), every))
         recorder = RunDirectoryExporter(self._directory, resource, version=VERSION)
-        routes.append(Route(recorder, Guard("run directory"), every))
+        routes.append(Route(Part(recorder, profile), Guard("run directory"), every))
 
     def on_post(self, path: str, take: Callable[[bytes, str], tuple[int, object]]) -> None:
         """Let ``take(body, token)`` answer what is posted to ``path``, where ``/metrics`` is served."""
@@ -151,8 +161,7 @@ class Routes:
         self._directory.close()
 
     def _wants_otlp(self) -> bool:
-        wanted = self._config.otlp == "on" or (self._config.otlp == "auto" and otlp_configured(self._environ))
-        return wanted and (self._config.export_profile != "rank0" or self._info.rank == 0)
+        return self._config.otlp == "on" or (self._config.otlp == "auto" and otlp_configured(self._environ))
 
     def _open_prometheus(self, resource: Mapping[str, AttributeValue]) -> PrometheusExporter:
         labels = {

@@ -49,6 +49,7 @@ class RunDirectory:
         rank_path: ``<root>/<run id>/rank<r>``.
         rank: which rank.
         attempt: 0 for the first opening of this rank's folder, one more for every further one.
+        previous_attempt: the one before, whose flight file has been put aside; -1 for none.
         writable: whether the folder could be made.
         faults: writes that failed.
     """
@@ -58,6 +59,7 @@ class RunDirectory:
         self.rank = rank
         self.rank_path = path / f"rank{rank}"
         self.attempt = 0
+        self.previous_attempt = -1
         self.writable = False
         self.faults = 0
         self._told = False
@@ -95,7 +97,7 @@ class RunDirectory:
         try:
             _make_root(root)
             directory.rank_path.mkdir(parents=True, exist_ok=True)
-            previous = directory._previous_attempt()
+            previous = directory.previous_attempt = directory._previous_attempt()
             directory.attempt = max(previous + 1, restarts) if attempt is None else attempt
             directory._put_flight_aside(previous)
             replace_text(directory.rank_path / "attempt", f"{directory.attempt}\n")

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.export.estate import Estate
-    from otel_train.export.pump import Route
+    from otel_train.export.profile import profile_of
+from otel_train.export.pump import Route
     from otel_train.launch.parent import Ended
     from otel_train.records import AttributeValue, Snapshot
 
@@ -142,7 +143,7 @@ class _Executor:
         self._reporter.state = "failed"
         self._documents = Documents(
             run, info, pump=cast("Any", self), routes=self._routes, health=health,
-            loaders=watch.facts,
+            ranks=gone, loaders=watch.facts,
         )  # fmt: skip
 
     @property
@@ -167,7 +168,7 @@ class _Executor:
         run.close(self._rest.last_ns)
         self._tell_the_end()
         routes: list[Route] = []
-        self._routes.connect(routes, self._estate.resource)
+        self._routes.connect(routes, self._estate.resource, profile_of(self._estate.config, info))
         batch = self._batch(self._reporter.snapshot())
         for route in routes:
             with route.guard:
@@ -207,6 +208,13 @@ class _Gone:
 
     def write(self, sheet: object) -> None:
         """Put nothing: not measured is absent."""
+
+    def finding(self, train_s: float) -> None:
+        """No rank is compared with a dead one."""
+        del train_s
+
+    def summary(self) -> None:
+        """As above."""
 
     def rss_of(self, pid: int) -> int:
         """Resident bytes of a process below it: none is left."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.codes import Flag, Op, SourceKind, code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import torch
 
@@ -63,6 +63,19 @@ class ModuleProbe:
             del model.__dict__[SLOT]
         else:
             model.__dict__[SLOT] = self._replaced
+
+
+def barrier_of(probes: Iterable[ModuleProbe]) -> str:
+    """The stage in which the models wait for other ranks; "" if that cannot be told from their classes."""
+    names = {kind.__name__ for probe in probes for kind in _kinds(probe.model())}
+    if any(name.startswith("FSDP") or name == "FullyShardedDataParallel" for name in names):
+        return "forward"
+    return "backward" if "DistributedDataParallel" in names else ""
+
+
+def _kinds(model: Any) -> tuple[type, ...]:  # Any: a module, a compiled one, or None
+    inside = getattr(model, "__dict__", {}).get("_modules", {}).get("_orig_mod")
+    return (*type(model).__mro__, *type(inside).__mro__)
 
 
 class ModulePatch:

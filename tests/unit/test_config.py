@@ -35,7 +35,7 @@ from otel_train.errors import ConfigError
         ("max_run_dir_bytes", 1000, "16777216 or more"),
         ("otlp", "yes", "one of auto, on, off"),
         ("cuda_timing", "exact", "one of events, sync, off"),
-        ("export_profile", "all", "one of full, lean, rank0"),
+        ("export_profile", "all", "one of auto, full, lean, digest, rank0"),
         ("run_id", "a\nb", "no control characters"),
         ("run_dir", "", "not empty"),
         ("attempt", True, "a whole number"),

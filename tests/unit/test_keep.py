@@ -121,6 +121,29 @@ def test_what_is_limited_is_counted() -> None:
     assert loop.keeper.limited == 7
 
 
+def test_ranks_keep_the_baselines_that_rank_0_keeps() -> None:
+    """A power of two of one's own pace is twice that of a rank just beyond the edge: half of its traces are alone."""
+    slower, faster = Loop(), Loop()
+    slower.keeper = Keeper(QUIET._replace(every_steps=0), started_ns=0)
+    faster.keeper = Keeper(QUIET._replace(every_steps=0), started_ns=0)
+    slower.run(*[480] * ENOUGH_STEPS)
+    faster.run(*[460] * ENOUGH_STEPS)
+    assert (slower.keeper.every, faster.keeper.every) == (64, 128)
+
+    faster.keeper.agree(slower.keeper.every)
+    assert faster.keeper.every == 64
+    assert slower.run(*[480] * 200) == faster.run(*[460] * 200)
+
+
+def test_what_the_user_sets_is_not_up_for_agreement() -> None:
+    """Every rank has the same setting anyway."""
+    loop = Loop(QUIET._replace(every_steps=4))
+    loop.keeper.agree(64)
+
+    assert loop.keeper.every == 4
+    assert Loop(QUIET).keeper.every == NEVER
+
+
 def test_a_median_looks_back_on_a_bounded_number_of_steps() -> None:
     """A run that became faster must not be judged by its slow beginning, nor grow in memory."""
     loop = Loop()

@@ -157,3 +157,27 @@ def test_a_file_that_was_cut_short_gives_what_it_holds(tmp_path: Path) -> None:
 
     assert [stage["loader"] for stage in report["open"]] == ["code"]
     memory.close()
+
+
+def test_a_loop_that_hung_after_its_update_was_still_in_that_step(tmp_path: Path) -> None:
+    """No ask had closed it: counted as closed, its rank would look further than those that waited for it."""
+    clock = FakeClock(1)
+    memory = FlightMemory(1 << 12, Anchor(10**18, 0), path=tmp_path / "flight.bin")
+    recorder = Recorder(memory, clock=clock)
+    data, sgd = recorder.source(SourceKind.DATA, "code"), recorder.source(SourceKind.OPTIMIZER, "SGD")
+    steps = {}
+    for number in range(5):
+        for source in (data, sgd):
+            recorder.edge(code(Op.BEGIN, source))
+            clock.tick(5)
+            recorder.edge(code(Op.END, source))
+            clock.tick(5)
+        steps[number] = read(tmp_path)["step"]
+    recorder.edge(code(Op.BEGIN, data))
+    clock.tick(5)
+    asked = read(tmp_path)["step"]
+    recorder.let_go()
+    memory.close()
+
+    assert steps == {number: number for number in range(5)}
+    assert asked == 5

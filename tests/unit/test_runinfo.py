@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.config import Config
-from otel_train.launchers import place_of
+from otel_train.launchers import place_of, ray_environment
 from otel_train.runinfo import (
     Process,
     RunInfo,
@@ -183,6 +183,76 @@ def test_children_of_one_process_see_the_same_parent() -> None:
             (3, 4, 1, 2, 1),
         ),
         ({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"}, (1, 2, 1, 2, 0)),
+        # mpirun of MVAPICH2
+        (
+            {
+                "MV2_COMM_WORLD_RANK": "5",
+                "MV2_COMM_WORLD_SIZE": "8",
+                "MV2_COMM_WORLD_LOCAL_RANK": "1",
+                "MV2_COMM_WORLD_LOCAL_SIZE": "4",
+            },
+            (5, 8, 1, 4, 1),
+        ),
+        # a pod of Kubeflow's PyTorchJob that starts python itself
+        (
+            {
+                "RANK": "2",
+                "WORLD_SIZE": "4",
+                "MASTER_ADDR": "job-master-0",
+                "PET_NNODES": "4",
+                "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+            },
+            (2, 4, 0, 1, 2),
+        ),
+        # a pod of it that starts torchrun
+        (
+            {
+                "RANK": "5",
+                "WORLD_SIZE": "8",
+                "LOCAL_RANK": "1",
+                "LOCAL_WORLD_SIZE": "4",
+                "GROUP_RANK": "1",
+                "MASTER_ADDR": "job-master-0",
+                "PET_NODE_RANK": "1",
+                "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+            },
+            (5, 8, 1, 4, 1),
+        ),
+        # pods of an Indexed Job: ranks, and independent trials
+        (
+            {
+                "JOB_COMPLETION_INDEX": "3",
+                "WORLD_SIZE": "4",
+                "MASTER_ADDR": "job-0.job",
+                "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+            },
+            (3, 4, 0, 1, 3),
+        ),
+        ({"JOB_COMPLETION_INDEX": "3", "KUBERNETES_SERVICE_HOST": "10.0.0.1"}, (0, 1, 0, 1, 0)),
+        # ranks that a script has spawned inside one pod
+        (
+            {
+                "RANK": "1",
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "localhost",
+                "KUBERNETES_SERVICE_HOST": "10.0.0.1",
+            },
+            (1, 2, 1, 2, 0),
+        ),
+        # torchrun inside a Slurm step: Slurm's task is the agent
+        (
+            {
+                "RANK": "6",
+                "WORLD_SIZE": "8",
+                "LOCAL_RANK": "2",
+                "LOCAL_WORLD_SIZE": "4",
+                "GROUP_RANK": "1",
+                "SLURM_PROCID": "1",
+                "SLURM_STEP_NUM_TASKS": "2",
+                "SLURM_STEP_ID": "0",
+            },
+            (6, 8, 2, 4, 1),
+        ),
         ({"RANK": "one", "WORLD_SIZE": "many"}, (0, 1, 0, 1, 0)),
     ],
 )
@@ -216,6 +286,36 @@ def test_a_process_group_is_asked_only_once_it_exists(
 
     assert live_ranks({"torch.distributed": group}) == ranks
     assert live_ranks({}) is None
+
+
+def ray_worker(**ranks: Any) -> SimpleNamespace:
+    """``ray.train`` as a worker sees it."""
+    context = SimpleNamespace(
+        **{f"get_{name}": lambda number=number: number for name, number in ranks.items()}
+    )
+    return SimpleNamespace(get_context=lambda: context)
+
+
+def test_a_worker_of_ray_train_is_asked_for_its_place() -> None:
+    """Without the torch backend nothing in the environment tells it."""
+    modules = {
+        "ray.train": ray_worker(world_rank=3, world_size=4, local_rank=1, local_world_size=2, node_rank=1)
+    }
+    process = replace(ALONE, ray=lambda: ray_environment(modules))
+
+    info = found({"RAY_JOB_ID": "01000000"}, process=process)
+    assert (info.rank, info.world_size, info.local_rank, info.node_rank) == (3, 4, 1, 1)
+    assert found({"RANK": "0", "WORLD_SIZE": "1"}, process=process).rank == 0
+
+
+def test_outside_a_worker_ray_tells_nothing() -> None:
+    """The driver imports ray.train as well, and asking there raises."""
+
+    def refuses() -> None:
+        raise RuntimeError("get_context() outside a worker")
+
+    assert ray_environment({"ray.train": SimpleNamespace(get_context=refuses)}) == {}
+    assert ray_environment({}) == {}
 
 
 def test_restarts_of_launcher_and_scheduler_add_up_to_the_attempt() -> None:

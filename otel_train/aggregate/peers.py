@@ -1,0 +1,163 @@
+"""All ranks of a run as one of them sees them: who reports, who is slow, who holds the run up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from otel_train import catalog as c
+from otel_train.aggregate.digest import NAMED, decode
+from otel_train.aggregate.hangs import Suspect, suspects
+from otel_train.aggregate.stragglers import Slow, Stragglers, finding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from otel_train.aggregate.digest import Digest
+    from otel_train.aggregate.sheet import Sheet
+    from otel_train.records import Finding
+
+MISSED_RECORDS = 3
+"""Records that a rank may miss in a row before it no longer counts as reporting."""
+
+
+class Peers:
+    """What the records of all ranks add up to.
+
+    Args:
+        world_size: ranks there should be.
+        every_s: seconds between two records of a rank.
+        stall_after_s: seconds without a record that are a standstill.
+        breathe: called between ranks, to let the training thread have the interpreter.
+
+    Attributes:
+        refused: records that could not be read.
+        suspects: who holds the run up at the moment.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        *,
+        every_s: float,
+        stall_after_s: float,
+        breathe: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.refused = 0
+        self.suspects: list[Suspect] = []
+        self._world_size = world_size
+        self._every_s = every_s
+        self._stall_after_s = stall_after_s
+        self._known: dict[int, Digest] = {}
+        self._heard_s: dict[int, float] = {}
+        self._events: dict[int, Mapping[str, int]] = {}
+        self._breathe = breathe
+        self._stragglers = Stragglers(breathe)
+        self._now_s = 0.0
+        self._standing_still = False
+
+    @property
+    def heard(self) -> bool:
+        """Whether any record has come at all."""
+        return bool(self._heard_s)
+
+    def take(self, records: Mapping[int, str], now_s: float) -> list[Suspect]:
+        """Take in what lies in the store.
+
+        Args:
+            records: the present record of every rank that has one.
+            now_s: of a monotonic clock.
+
+        Returns:
+            Who is to be named now: each standstill is told once.
+        """
+        self._now_s = now_s
+        for rank in set(self._known) - set(records):  # taken away by the rank itself: a clean end
+            del self._known[rank]
+        for rank, text in records.items():
+            self._hear(rank, text)
+            self._breathe()
+        self._stragglers.take(self._known)
+        silent = self._silent_s(self._stall_after_s)
+        self.suspects = suspects(self._known, silent)
+        before, self._standing_still = self._standing_still, bool(self.suspects)
+        return [] if before else self.suspects
+
+    @property
+    def reporting(self) -> int:
+        """Ranks whose last record is not old."""
+        return len(self._known) - len(self._silent_s(MISSED_RECORDS * self._every_s))
+
+    @property
+    def silent(self) -> list[int]:
+        """Ranks that reported and no longer do, without having ended."""
+        return sorted(self._silent_s(MISSED_RECORDS * self._every_s))
+
+    @property
+    def slow(self) -> Slow | None:
+        """The rank to name as a straggler, if there is one."""
+        return self._stragglers.slow
+
+    def of(self, rank: int) -> Digest | None:
+        """The last record of a rank."""
+        return self._known.get(rank)
+
+    def finding(self, train_s: float) -> Finding | None:
+        """The verdict about a slow rank, if there is one; of ``train_s`` seconds of training."""
+        slow = self._stragglers.slow
+        return finding(slow, others=self._world_size - 1, train_s=train_s) if slow else None
+
+    def write(self, sheet: Sheet) -> None:
+        """Put what is published of it: as many series for ten ranks as for ten thousand."""
+        if not self.heard:
+            return
+        sheet.put(c.RANKS_REPORTING, self.reporting)
+        for event in c.RANK_EVENT.values:
+            sheet.put(c.RANKS_EVENTS, sum(counts.get(event, 0) for counts in self._events.values()), event)
+        for stage, spread in self._stragglers.spread.items():
+            if stage == NAMED:  # their names differ from run to run; their sum is in no catalogue
+                continue
+            sheet.put(c.STRAGGLER_EXCESS_RATIO, spread.excess_ratio, stage)
+            sheet.put(c.STRAGGLER_RANK, spread.rank, stage)
+            for statistic, value in zip(c.STATISTIC.values, spread[:4], strict=True):
+                sheet.put(c.RANK_WORK_TIME, value, stage, statistic)
+
+    def summary(self) -> dict[str, Any] | None:
+        """The part of ``summary.json`` about the ranks; None before any has reported."""
+        if not self.heard:
+            return None
+        slow = self._stragglers.slow
+        return {
+            "world_size": self._world_size,
+            "reporting": self.reporting,
+            "silent": self.silent,
+            "events": {
+                event: total
+                for event in c.RANK_EVENT.values
+                if (total := sum(counts.get(event, 0) for counts in self._events.values()))
+            },
+            "work": {
+                stage: {
+                    "min": spread.least, "median": spread.median, "p95": spread.p95, "max": spread.most,
+                    "slowest_rank": spread.rank,
+                }
+                for stage, spread in self._stragglers.spread.items()
+            },
+            "straggler": slow._asdict() if slow else None,
+            "suspects": [suspect._asdict() for suspect in self.suspects],
+        }  # fmt: skip
+
+    def _hear(self, rank: int, text: str) -> None:
+        try:
+            digest = decode(text)
+        except ValueError:
+            self.refused += 1
+            return
+        before = self._known.get(rank)
+        self._known[rank] = digest
+        if before is None or digest.sequence != before.sequence:
+            self._heard_s[rank] = self._now_s
+            self._events[rank] = digest.events
+
+    def _silent_s(self, after_s: float) -> dict[int, float]:
+        ages = {rank: self._now_s - self._heard_s[rank] for rank in self._known}
+        return {rank: age for rank, age in ages.items() if age > after_s}

@@ -1,0 +1,161 @@
+"""Real jobs of several gloo ranks: who is slow, who hangs, who was killed, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_train.aggregate.postmortem import read
+from otel_train.aggregate.standstill import compare
+from tests.support.ranks import arguments, environment, events, job, summary, whole
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+
+
+def stalls(runs: Path, rank: int = 0) -> list[dict[str, Any]]:
+    """Suspects that a rank has named."""
+    return [
+        event["attributes"]
+        for event in events(runs, rank)
+        if event["name"] == "train.stall" and event["attributes"].get("train.stall.suspect")
+    ]
+
+
+def verdict(runs: Path) -> dict[str, Any]:
+    """The leading finding of rank 0."""
+    found: dict[str, Any] = summary(runs)["verdicts"][0]
+    return found
+
+
+@pytest.mark.parametrize(("world_size", "stage"), [(2, "data"), (4, "other")])
+def test_a_slowed_rank_is_named_with_its_stage(tmp_path: Path, world_size: int, stage: str) -> None:
+    """Every rank takes equally long for a step: only the others' records tell rank 0 whom it waits for."""
+    whole(tmp_path, world_size, steps=260, slow_s={stage: 0.05})
+    found, ranks = verdict(tmp_path), summary(tmp_path)["ranks"]
+
+    assert found["name"] == "straggler_bound", found
+    assert found["evidence"]["rank"] == 1
+    assert (ranks["straggler"]["rank"], ranks["straggler"]["stage"]) == (1, stage)
+    assert 0.03 < ranks["straggler"]["excess_s"] < 0.2
+    told = [event["attributes"] for event in events(tmp_path) if event["name"] == "train.straggler"]
+    assert [(event["train.rank"], event["train.stage"]) for event in told] == [(1, stage)]
+    assert summary(tmp_path, 1)["verdicts"][0]["name"] != "straggler_bound"
+
+
+def test_a_rank_that_evaluates_is_not_called_slow(tmp_path: Path) -> None:
+    """Rank 0 evaluates every few steps, the others wait for it: it is busy."""
+    whole(tmp_path, 2, steps=150, rank=0, eval_every=5)
+
+    assert summary(tmp_path)["steps"]["eval"] > 0
+    assert summary(tmp_path)["ranks"]["straggler"] is None
+    assert "straggler_bound" not in [found["name"] for found in summary(tmp_path)["verdicts"]]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "options", "place"),
+    [
+        (2, {"hang_in": "data"}, ("data", "train")),
+        (4, {"hang_in": "forward", "rank": 2}, ("forward", "")),
+        (2, {"hang_in": "other", "rank": 0}, ("other", "")),
+    ],
+)
+def test_a_hung_rank_is_named_with_its_stage(
+    tmp_path: Path, world_size: int, options: dict[str, Any], place: tuple[str, str]
+) -> None:
+    """While it hangs, within the stall threshold: later the job is killed, and nobody is left to ask."""
+    settings = {"stall_after_s": 4.0}
+    culprit = options.get("rank", 1)
+    with job(tmp_path, world_size, steps=3000, hang_at=50, settings=settings, **options) as started:
+        started.until(lambda: stalls(tmp_path))
+        hung_s = float(started.out(culprit).split()[1])
+        (named,) = stalls(tmp_path)
+        told_s = next(
+            event["time_unix_ns"] / 1e9
+            for event in events(tmp_path)
+            if event["attributes"].get("train.stall.suspect")
+        )
+
+    (found,) = compare([read(tmp_path / "job" / f"rank{rank}") for rank in range(world_size)])
+    assert (found.rank, found.stage) == (culprit, place[0])
+    assert named["train.rank"] == culprit
+    assert (named["train.stage"], named["train.loader"]) == place
+    # The threshold, one look of the pump (2 s), two records; and a machine that is busy with other things.
+    assert 4.0 <= told_s - hung_s < 4.0 + 15
+
+
+@pytest.mark.parametrize("how", ["kill_at", "stop_at"])
+def test_a_rank_that_falls_silent_is_named_and_leaves_its_last_steps(tmp_path: Path, how: str) -> None:
+    """Killed or stopped, it cannot speak: the others know where it was, and its flight file can be read."""
+    hung = {"kill_at": 60} if how == "kill_at" else {"stop_at": 60}
+    # A gloo rank whose peer died fails at once; one whose peer stands still waits.
+    with job(tmp_path, 2, steps=3000, **hung) as started:
+        if how == "kill_at":
+            assert started.wait() == {0: 1, 1: -signal.SIGKILL}
+            assert "Connection" in started.err(0)
+            assert summary(tmp_path)["state"] == "failed"
+        else:
+            started.until(lambda: stalls(tmp_path))
+            assert [named["train.rank"] for named in stalls(tmp_path)] == [1]
+    report = read(tmp_path / "job" / "rank1")
+
+    assert report["rank"] == 1
+    assert report["state"] in (None, "running")
+    assert report["steps_in_file"] >= 60
+
+
+def test_the_ranks_end_and_train_as_without_us(tmp_path: Path) -> None:
+    """Same weights to the bit, same exit; and nothing of ours is left in the job's store."""
+    bare = whole(tmp_path / "bare", 2, steps=30, bare=True)
+    watched = whole(tmp_path / "watched", 2, steps=30)
+    late = whole(tmp_path / "late", 2, steps=30, group_first=False)
+
+    assert bare == watched == late
+    assert "weights" in bare[0]
+    assert bare[0].endswith("left [False, False]\n")
+    assert summary(tmp_path / "watched")["telemetry"]["faults"] == {}
+    assert summary(tmp_path / "late")["ranks"]["world_size"] == 2
+
+
+def test_torchrun_starts_again_and_the_restart_is_counted_and_timed(tmp_path: Path) -> None:
+    """A job that dies and comes back by itself burns its allocation silently."""
+    # A store shared with the agent keeps gloo's addresses of the first attempt, and the second may dial them.
+    environ = environment() | {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1",
+        *arguments(tmp_path, {"steps": 40, "kill_at": 20, "settings": {"run_id": "job"}}),
+    ]  # fmt: skip
+    ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+
+    for rank in range(2):
+        found = summary(tmp_path, rank)
+        assert (found["attempt"], found["state"], found["steps"]) == (1, "finished", {"train": 40})
+        assert (tmp_path / "job" / f"rank{rank}" / "flight-0.bin").exists()
+    # Rank 1 was killed in training: between its last edge and the next start lies the whole restart.
+    assert 0.1 < summary(tmp_path, 1)["restart_seconds"] < 200
+    lines = (tmp_path / "job" / "rank0" / "metrics.otlp.jsonl").read_text().splitlines()
+    metrics = {
+        metric["name"]: metric
+        for group in json.loads(lines[-1])["resourceMetrics"]
+        for scope in group["scopeMetrics"]
+        for metric in scope["metrics"]
+    }
+    assert number(metrics["train.run.restarts"]["sum"]["dataPoints"][0]) == 1
+    spent = {
+        point["attributes"][0]["value"]["stringValue"]: number(point)
+        for point in metrics["train.run.time"]["sum"]["dataPoints"]
+    }
+    assert spent["restart"] == pytest.approx(summary(tmp_path)["restart_seconds"] or 0.0)
+
+
+def number(point: dict[str, Any]) -> float:
+    """The value of a data point."""
+    return float(point["asInt"] if "asInt" in point else point["asDouble"])

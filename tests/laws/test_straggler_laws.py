@@ -1,0 +1,90 @@
+"""What holds for every job: the name of a rank, and the unit of time, decide nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_train.aggregate.stragglers import Stragglers, compare
+from tests.support.peers import later, world
+
+if TYPE_CHECKING:
+    from otel_train.aggregate.digest import Digest
+    from otel_train.aggregate.stragglers import Slow
+
+STAGES = ("data", "forward", "backward", "optimizer", "other")
+times = st.lists(st.floats(1e-4, 1.0), min_size=len(STAGES), max_size=len(STAGES))
+jobs = st.lists(times, min_size=2, max_size=6)
+
+
+def window(spent: list[list[float]], *, scale: float = 1.0) -> tuple[dict[int, Digest], dict[int, Digest]]:
+    begun = world(len(spent))
+    now = {
+        rank: later(begun[rank], 10, {s: t * scale for s, t in zip(STAGES, mine, strict=True)})
+        for rank, mine in enumerate(spent)
+    }
+    return begun, now
+
+
+def synchronous(spent: list[list[float]]) -> list[list[float]]:
+    """Backward filled up, so that all steps last as long as the longest."""
+    longest = max(map(sum, spent))
+    return [[*mine[:2], mine[2] + longest - sum(mine), *mine[3:]] for mine in spent]
+
+
+def candidate(spent: list[list[float]], *, scale: float = 1.0) -> Slow | None:
+    found = compare(*window(spent, scale=scale))
+    assert found is not None
+    return found[1]
+
+
+@given(jobs, st.data())
+def test_renaming_the_ranks_renames_the_verdict(spent: list[list[float]], data: st.DataObject) -> None:
+    """Rank 0 is nobody special."""
+    spent = synchronous(spent)
+    order = data.draw(st.permutations(range(len(spent))))
+    plain, renamed = candidate(spent), candidate([spent[rank] for rank in order])
+
+    assert (plain is None) == (renamed is None)
+    if plain is not None and renamed is not None:
+        assert spent[order[renamed.rank]] == spent[plain.rank]
+
+
+@given(jobs, st.sampled_from([0.01, 0.5, 2.0, 100.0]))
+def test_a_job_twice_as_slow_has_the_same_straggler(spent: list[list[float]], scale: float) -> None:
+    """Thresholds are shares of the step, never seconds."""
+    spent = synchronous(spent)
+    plain, scaled = candidate(spent), candidate(spent, scale=scale)
+
+    if plain is None or scaled is None:
+        # Only a job on the very edge of a threshold may fall on both sides of it.
+        seen = plain or scaled
+        assert seen is None or abs(seen.ratio - 0.05) < 1e-6 or abs(seen.waits_s - seen.excess_s / 2) < 1e-6
+    else:
+        assert (plain.rank, plain.stage) == (scaled.rank, scaled.stage)
+
+
+@given(times, st.integers(2, 8), st.integers(1, 20))
+def test_without_a_difference_nobody_is_named(mine: list[float], ranks: int, rounds: int) -> None:
+    """No evidence, no verdict."""
+    stragglers = Stragglers()
+    now = world(ranks)
+    stragglers.take(now)
+    for _ in range(rounds):
+        now = {rank: later(before, 10, dict(zip(STAGES, mine, strict=True))) for rank, before in now.items()}
+        stragglers.take(now)
+
+    assert stragglers.slow is None
+
+
+@given(jobs)
+def test_whoever_is_named_waits_least(spent: list[list[float]]) -> None:
+    """The slow rank arrives last at the barrier: it never is the one with the longest backward."""
+    spent = synchronous(spent)
+    found = candidate(spent)
+
+    if found is not None:
+        waits = [mine[2] + mine[3] for mine in spent]
+        assert waits[found.rank] == min(waits)

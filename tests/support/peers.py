@@ -1,0 +1,36 @@
+"""Made-up records of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from otel_train.aggregate.digest import NAMED, Digest
+from otel_train.catalog import STAGES
+
+
+def digest(rank: int, **facts: Any) -> Digest:
+    """A rank in the middle of training, but for what is said of it."""
+    usual: dict[str, Any] = {
+        "host": f"node-{rank}", "sequence": 1, "steps": 100, "step": 100, "stage": "backward", "loader": "",
+        "after": "forward", "quiet_s": 0.0, "stalled": False, "over": False, "doing": "training", "away_s": 0.0,
+        "barrier": "backward", "every": 0, "events": {},
+    }  # fmt: skip
+    stages = dict.fromkeys((*STAGES, NAMED), 0.0) | facts.pop("stages", {})
+    return Digest(rank=rank, stages=stages, **{**usual, **facts})
+
+
+def later(before: Digest, steps: int, per_step: dict[str, float], **facts: Any) -> Digest:
+    """The same rank after so many steps of these stage times."""
+    stages = {stage: before.stages[stage] + steps * per_step.get(stage, 0.0) for stage in before.stages}
+    return before._replace(
+        sequence=before.sequence + 1,
+        steps=before.steps + steps,
+        step=before.step + steps,
+        stages=stages,
+        **facts,
+    )
+
+
+def world(size: int, **facts: Any) -> dict[int, Digest]:
+    """Ranks that are all alike."""
+    return {rank: digest(rank, **facts) for rank in range(size)}

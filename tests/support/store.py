@@ -1,0 +1,48 @@
+"""A store in memory that can go away, fail, and block."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+class FakeStore:
+    """What the exchange thinks is the job's."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, str] = {}
+        self.there = True
+        self.fails = False
+        self.opened = 0
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def connect(self) -> FakeStore:
+        self.opened += 1
+        return self
+
+    def reachable(self) -> bool:
+        return self.there
+
+    def put(self, key: str, value: str) -> None:
+        self.gate.wait(30)
+        if self.fails:
+            raise RuntimeError("Connection reset by peer")
+        self.held[key] = value
+
+    def read(self, keys: Iterable[str]) -> dict[str, str]:
+        return {key: self.held[key] for key in keys if key in self.held}
+
+    def remove(self, key: str) -> None:
+        self.held.pop(key, None)
+
+
+def until(true: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.005)

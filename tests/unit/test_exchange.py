@@ -1,0 +1,142 @@
+"""The thread between this rank and the store: it may be late, it may fail, it never holds anybody up."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from otel_train.export.exchange import MOST_HELD, MOST_LOST, Errand, Exchange
+from tests.support.store import FakeStore, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore()
+
+
+@pytest.fixture
+def made(store: FakeStore) -> Iterator[Callable[..., Exchange]]:
+    exchanges: list[Exchange] = []
+
+    def make(rank: int = 0, world_size: int = 2) -> Exchange:
+        exchanges.append(Exchange(store.connect, prefix="ours", rank=rank, world_size=world_size))
+        return exchanges[-1]
+
+    yield make
+    store.gate.set()
+    for exchange in exchanges:
+        exchange.close(5)
+
+
+def test_records_reach_the_other_ranks(store: FakeStore, made: Callable[..., Exchange]) -> None:
+    """What one leaves the other finds; who has left nothing is not there."""
+    first, second = made(0, 3), made(1, 3)
+    second.send(Errand("two", range(0)))
+    until(lambda: "ours/1" in store.held)
+    first.send(Errand("one", range(3)))
+    found: list[dict[int, str]] = []
+
+    def fetched() -> bool:
+        found.extend(records for records in [first.take()] if records)
+        return bool(found)
+
+    until(fetched)
+
+    assert found == [{0: "one", 1: "two"}]
+    assert first.take() is None
+
+
+def test_a_record_is_overwritten_and_taken_away_at_the_end(
+    store: FakeStore, made: Callable[..., Exchange]
+) -> None:
+    """The store is the job's: what we leave there must neither grow nor stay."""
+    store.held["theirs"] = "kept"
+    exchange = made()
+    for number in range(5):
+        exchange.send(Errand(str(number), range(0)))
+        until(partial(lambda number: store.held.get("ours/0") == str(number), number))
+    assert set(store.held) == {"theirs", "ours/0"}
+
+    exchange.close(5)
+    assert store.held == {"theirs": "kept"}
+
+
+def test_a_store_that_blocks_holds_up_nobody_but_its_own_thread(
+    store: FakeStore, made: Callable[..., Exchange]
+) -> None:
+    """The host of the store hangs: the heartbeat of this rank must go on to say so."""
+    store.gate.clear()
+    exchange = made()
+    started = time.monotonic()
+    for number in range(1000):
+        exchange.send(Errand(str(number), range(2)))
+        exchange.take()
+    exchange.close(0.1)
+
+    assert time.monotonic() - started < 10
+    assert store.held == {}
+
+
+def test_only_the_newest_record_is_sent_after_a_delay(
+    store: FakeStore, made: Callable[..., Exchange]
+) -> None:
+    """What has waited is old news, and a queue would grow."""
+    store.gate.clear()
+    exchange = made()
+    exchange.send(Errand("first", range(0)))
+    until(lambda: exchange._errand is None)
+    for number in range(100):
+        exchange.send(Errand(str(number), range(0)))
+    store.gate.set()
+    until(lambda: store.held.get("ours/0") == "99")
+
+
+def test_a_store_that_fails_three_times_is_left_alone(
+    store: FakeStore, made: Callable[..., Exchange]
+) -> None:
+    """Its faults are counted, and a job whose store is broken has other worries."""
+    store.fails = True
+    exchange = made()
+    for faults in (1, 2, 3):
+        exchange.send(Errand("x", range(0)))
+        until(partial(lambda faults: exchange.guard.faults == faults, faults))
+
+    assert exchange.off
+
+
+def test_a_store_that_is_gone_is_no_fault_and_is_looked_for_three_times(
+    store: FakeStore, made: Callable[..., Exchange]
+) -> None:
+    """Rank 0 ends first and takes the store along: nothing to warn about."""
+    exchange = made()
+    exchange.send(Errand("x", range(0)))
+    until(lambda: "ours/0" in store.held)
+    store.there = False
+    for opened in range(1, MOST_LOST + 1):
+        exchange.send(Errand("y", range(0)))
+        until(lambda: exchange._errand is None)
+        until(partial(lambda opened: exchange._lost == opened, opened))
+        if opened < MOST_LOST:  # found again, and lost again
+            exchange.send(Errand("y", range(0)))
+            until(partial(lambda opened: store.opened == opened + 1, opened))
+
+    assert exchange.off
+    assert exchange.guard.faults == 0
+
+
+def test_in_a_large_world_no_connection_is_kept(store: FakeStore, made: Callable[..., Exchange]) -> None:
+    """Ten thousand sockets more would be too many for the host of the store."""
+    exchange = made(0, MOST_HELD + 1)
+    for opened in (1, 2):
+        exchange.send(Errand(str(opened), range(0)))
+        until(partial(lambda opened: store.held.get("ours/0") == str(opened), opened))
+    exchange.close(5)
+
+    assert store.opened == 3
+    assert store.held == {}

@@ -1,0 +1,132 @@
+"""All ranks as rank 0 sees them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from otel_train.aggregate.digest import encode
+from otel_train.aggregate.peers import Peers
+from otel_train.aggregate.sheet import Sheet
+from otel_train.catalog import RANK_EVENT
+from otel_train.records import Point
+from tests.support.peers import digest, later
+
+if TYPE_CHECKING:
+    from otel_train.aggregate.digest import Digest
+    from otel_train.aggregate.hangs import Suspect
+
+
+class Seen:
+    """Two ranks that rank 0 listens to."""
+
+    def __init__(self, size: int = 2) -> None:
+        self.peers = Peers(size, every_s=5.0, stall_after_s=300.0)
+
+    def take(self, now_s: float, *digests: Digest) -> list[Suspect]:
+        return self.peers.take({d.rank: encode(d) for d in digests}, now_s)
+
+    def figures(self) -> dict[str, dict[tuple[str, ...], float]]:
+        sheet = Sheet()
+        self.peers.write(sheet)
+        return {
+            family.metric.name: {
+                tuple(value for _, value in point.attributes): point.value
+                for point in family.points
+                if isinstance(point, Point)
+            }
+            for family in sheet.families()
+        }
+
+
+def events(**counts: int) -> dict[str, int]:
+    return dict.fromkeys(RANK_EVENT.values, 0) | counts
+
+
+def test_before_any_record_there_is_no_figure() -> None:
+    """Not measured is absent: a 0 would page somebody for two missing ranks."""
+    seen = Seen()
+
+    assert seen.figures() == {}
+    assert seen.peers.summary() is None
+
+
+def test_a_rank_whose_record_stands_still_no_longer_reports() -> None:
+    """It died without a word; the store still holds what it said last."""
+    seen = Seen()
+    seen.take(0.0, digest(0, sequence=1), digest(1, sequence=1))
+    assert seen.figures()["train.ranks.reporting"] == {(): 2}
+
+    seen.take(15.1, digest(0, sequence=4), digest(1, sequence=1))
+    assert seen.figures()["train.ranks.reporting"] == {(): 1}
+    assert seen.peers.silent == [1]
+
+
+def test_a_rank_that_ended_by_itself_is_not_missed() -> None:
+    """It took its record away."""
+    seen = Seen()
+    seen.take(0.0, digest(0), digest(1))
+    assert seen.take(1000.0, digest(0, sequence=9)) == []
+    assert seen.peers.silent == []
+
+
+def test_the_events_of_all_ranks_are_summed_and_never_forgotten() -> None:
+    """A counter that falls when a rank ends reads as a restart, and its alert goes off again."""
+    seen = Seen()
+    seen.take(0.0, digest(0, events=events(oom=1)), digest(1, events=events(oom=2, stall=1)))
+    seen.take(5.0, digest(0, sequence=2, events=events(oom=1, drop=4)))
+    found = seen.figures()["train.ranks.events"]
+
+    assert found[("oom",)] == 3
+    assert (found[("stall",)], found[("drop",)], found[("nonfinite",)]) == (1, 4, 0)
+
+
+def test_a_record_that_makes_no_sense_costs_only_itself() -> None:
+    """A rank of another version must not blind us to the others."""
+    seen = Seen()
+    seen.peers.take({0: encode(digest(0)), 1: "hello"}, 0.0)
+
+    assert seen.figures()["train.ranks.reporting"] == {(): 1}
+    assert seen.peers.refused == 1
+
+
+def test_a_standstill_is_told_once() -> None:
+    """Ten hours of hanging are one event."""
+    seen = Seen()
+    still: dict[str, Any] = {"stalled": True, "quiet_s": 300.0}
+    stuck = digest(1, stage="data", loader="train", after="optimizer", **still)
+
+    first = seen.take(300.0, digest(0, **still), stuck)
+    assert [(s.rank, s.stage) for s in first] == [(1, "data")]
+    assert seen.take(305.0, digest(0, sequence=2, **still), stuck._replace(sequence=2)) == []
+    assert [s["rank"] for s in (seen.peers.summary() or {})["suspects"]] == [1]
+
+    seen.take(310.0, digest(0, sequence=3), digest(1, sequence=3))
+    again = seen.take(900.0, digest(0, sequence=4, **still), stuck._replace(sequence=4))
+    assert [s.rank for s in again] == [1]
+
+
+def test_as_many_series_for_many_ranks_as_for_few() -> None:
+    """Ten thousand ranks must not become ten thousand series."""
+
+    def series(size: int) -> int:
+        seen = Seen(size)
+        begun = [digest(rank) for rank in range(size)]
+        seen.take(0.0, *begun)
+        spent = {"data": 0.001, "forward": 0.01, "backward": 0.02, "optimizer": 0.001, "other": 0.001}
+        seen.take(5.0, *(later(one, 10, spent) for one in begun))
+        return sum(len(points) for points in seen.figures().values())
+
+    assert series(2) == series(300) == 1 + 6 + 5 * (1 + 1 + 4)
+
+
+def test_the_work_of_the_ranks_is_published_by_statistic() -> None:
+    """Two ranks with 1 and 3 ms of data per step."""
+    seen = Seen()
+    begun = [digest(0), digest(1)]
+    seen.take(0.0, *begun)
+    seen.take(5.0, later(begun[0], 10, {"data": 0.001}), later(begun[1], 10, {"data": 0.003}))
+    found = seen.figures()
+
+    assert found["train.rank.work.time"][("data", "min")] == 0.001
+    assert found["train.rank.work.time"][("data", "max")] == 0.003
+    assert found["train.straggler.rank"] == {("data",): 1}

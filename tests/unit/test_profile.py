@@ -1,0 +1,126 @@
+"""Which rank exports what: a run of ten thousand ranks must not cost ten thousand times a run of one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from otel_train.aggregate.keep import UNDECIDED
+from otel_train.config import Config
+from otel_train.export.profile import Part, Profile, keep_rules, profile_of
+from otel_train.records import Batch, Event, Snapshot, Span
+from otel_train.runinfo import Process, RunInfo, detect
+
+ALONE: RunInfo = detect(Config(run_id="r"), {}, process=Process(entropy=os.urandom, live_ranks=lambda: None))
+
+
+def at(rank: int, world_size: int, *, per_node: int = 8, profile: str = "auto") -> Profile:
+    info = replace(
+        ALONE, rank=rank, world_size=world_size, local_rank=rank % per_node, node_rank=rank // per_node
+    )
+    return profile_of(Config(export_profile=profile), info)
+
+
+@pytest.mark.parametrize(
+    ("world_size", "name", "expected"),
+    [
+        (1, "full", 1),
+        (64, "full", 64),
+        (65, "lean", 65),
+        (2048, "lean", 2048),
+        (2049, "digest", 1),
+        (10_240, "digest", 1),
+    ],
+)
+def test_the_size_of_the_run_chooses_the_profile(world_size: int, name: str, expected: int) -> None:
+    """Nobody reads a page of settings before the first large run."""
+    found = at(world_size - 1, world_size)
+
+    assert (found.name, found.expected) == (name, expected)
+
+
+def test_a_profile_that_is_set_wins_over_the_size() -> None:
+    """Somebody looks for one fault on 100 ranks, for an hour, at any price."""
+    assert at(99, 100, profile="full")[:3] == ("full", True, False)
+    assert at(1, 2, profile="digest").metrics is False
+    assert at(1, 2, profile="lean").lean is True
+
+
+def test_rank_0_always_exports_everything() -> None:
+    """What only it knows, and one complete example of the rest."""
+    for profile in ("full", "lean", "digest", "rank0"):
+        found = at(0, 4096, profile=profile)
+        assert (found.metrics, found.lean, found.spans, found.traces) == (True, False, True, True)
+
+
+def test_in_digest_one_rank_per_node_traces_and_the_others_only_leave_their_record() -> None:
+    """A trace of 64 ranks can still be looked at; one of ten thousand cannot be stored."""
+    first_of_node, second, beyond = at(8, 10_240), at(9, 10_240), at(64 * 8, 10_240)
+
+    assert (first_of_node.metrics, first_of_node.spans) == (False, True)
+    assert (second.metrics, second.spans, second.traces) == (False, False, False)
+    assert beyond.spans is False
+
+
+def test_in_lean_every_rank_sends_its_slow_steps_and_few_its_ordinary_ones() -> None:
+    """A rank that is slow alone must be able to say so."""
+    assert (at(8, 128).spans, at(8, 128).traces) == (True, True)
+    assert (at(9, 128).spans, at(9, 128).traces) == (True, False)
+
+
+def test_rank0_leaves_everything_to_rank_0() -> None:
+    """For those who want one sender and nothing else."""
+    assert at(1, 2, profile="rank0") == Profile(
+        "rank0", False, lean=False, spans=False, traces=False, expected=1
+    )
+
+
+def test_a_rank_that_traces_no_ordinary_steps_still_keeps_slow_ones() -> None:
+    """Warm-up and baseline are left out, nothing else."""
+    config = Config(keep_warmup_steps=7, keep_every_steps=3, keep_slow_factor=4.0, keep_burst=9)
+
+    assert keep_rules(config, at(9, 128)) == (0, UNDECIDED, 4.0, config.keep_per_s, 9)
+    assert keep_rules(config, at(8, 128))[:2] == (7, 3)
+
+
+class Kept:
+    """An exporter that keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+        self.closed = False
+
+    def export(self, batch: Batch) -> None:
+        self.batches.append(batch)
+
+    def close(self, timeout_s: float) -> None:
+        self.closed = True
+
+
+SNAPSHOT = Snapshot(0, 1, ())
+SPAN = Span(name="train.step", trace_id=1, span_id=2, start_unix_ns=0, end_unix_ns=1)
+EVENT = Event(name="train.stall", time_unix_ns=1)
+
+
+def test_an_exporter_gets_what_its_rank_exports_and_every_event() -> None:
+    """Events are the local log: they say why a rank that exports nothing died."""
+    kept = Kept()
+    part = Part(kept, at(9, 10_240))
+    part.export(Batch(snapshot=SNAPSHOT, spans=(SPAN,)))
+    part.export(Batch(snapshot=SNAPSHOT, spans=(SPAN,), events=(EVENT,)))
+    part.export(Batch(final=True))
+    part.close(1.0)
+
+    assert kept.batches == [Batch(events=(EVENT,)), Batch(final=True)]
+    assert kept.closed
+
+
+def test_a_full_rank_exports_everything() -> None:
+    """Nothing is lost on the way."""
+    kept = Kept()
+    batch = Batch(snapshot=SNAPSHOT, spans=(SPAN,), events=(EVENT,), final=True)
+    Part(kept, at(1, 2)).export(batch)
+
+    assert kept.batches == [batch]

@@ -1,0 +1,206 @@
+"""A rank's part in the exchange: what it sends, what it makes of what it reads, and when it keeps quiet."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_train.aggregate.digest import decode, encode
+from otel_train.aggregate.keep import KeepRules
+from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.sheet import Sheet
+from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.clock import Anchor
+from otel_train.config import Config
+from otel_train.export.ranks import RECORDS_PER_S, Job, Ranks
+from otel_train.runinfo import Process, detect
+from otel_train.testing import FakeClock
+from tests.support.peers import digest
+from tests.support.store import FakeStore, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ALONE = detect(Config(run_id="r"), {}, process=Process(live_ranks=lambda: None))
+STILL: dict[str, Any] = {"stalled": True, "quiet_s": 400.0}
+
+
+class Member:
+    """One rank of a job whose store is in memory."""
+
+    def __init__(self, store: FakeStore, rank: int, world_size: int, **settings: Any) -> None:
+        self.clock = FakeClock()
+        self.group: tuple[int, int] | None = (rank, world_size)
+        anchor = Anchor(10**18, 0)
+        self.run = RunAccount(
+            0, anchor=anchor, tracer=Tracer(Ids("r", 0, rank), anchor), rules=KeepRules(0, 0, 2.0, 1.0, 1),
+            stall_after_s=300.0,
+        )  # fmt: skip
+        self.store = store
+        info = replace(ALONE, rank=settings.pop("known_as", rank), world_size=world_size)
+        job = Job(lambda: self.group, store.connect, lambda: "backward", lambda: {"oom": rank}, "p")
+        config = Config(digest_every_s=settings.pop("every_s", 5.0))
+        self.ranks = Ranks(self.run, info, config=config, job=job, clock=self.clock)
+
+    def turns(self, seconds: float = 5.0) -> None:
+        """One exchange, seen through to its end."""
+        self.clock.tick(s=seconds)
+        self.ranks.turn()
+        exchange = self.ranks._exchange
+        assert exchange is not None
+        until(lambda: exchange._found is not None)
+        self.ranks.turn()
+
+    def told(self, name: str) -> list[dict[str, Any]]:
+        """Events of this name since the last call."""
+        return [dict(event.attributes) for event in self.run.teller.drain()[1] if event.name == name]
+
+
+@pytest.fixture
+def store() -> FakeStore:
+    return FakeStore()
+
+
+@pytest.fixture
+def members(store: FakeStore) -> Iterator[list[Member]]:
+    joined: list[Member] = []
+    yield joined
+    store.gate.set()
+    for member in joined:
+        member.ranks.close(5)
+
+
+def join(members: list[Member], store: FakeStore, rank: int, world_size: int, **settings: Any) -> Member:
+    members.append(Member(store, rank, world_size, **settings))
+    return members[-1]
+
+
+def test_a_rank_leaves_its_record_and_rank_0_reads_all(members: list[Member], store: FakeStore) -> None:
+    """Two ranks, two records, one figure."""
+    first, second = join(members, store, 0, 2), join(members, store, 1, 2)
+    second.turns()
+    first.turns()
+    sheet = Sheet()
+    first.ranks.write(sheet)
+    values = {family.metric.name: family.points[0] for family in sheet.families()}
+
+    assert decode(store.held["p/1"]).events["oom"] == 1
+    assert values["train.ranks.reporting"].value == 2  # type: ignore[union-attr]  # no histogram
+
+
+def test_without_a_process_group_nothing_is_started(members: list[Member], store: FakeStore) -> None:
+    """A run of one rank has no thread, no connection and no figure of ranks."""
+    alone = join(members, store, 0, 1)
+    alone.group = None
+    alone.ranks.turn()
+
+    assert alone.ranks._exchange is None
+    assert (alone.ranks.summary(), alone.ranks.finding(1.0), alone.ranks.faults) == (None, None, 0)
+
+
+def test_the_exchange_can_be_turned_off(members: list[Member], store: FakeStore) -> None:
+    """Whoever wants nothing in the job's store gets nothing there."""
+    member = join(members, store, 0, 2, every_s=0.0)
+    member.clock.tick(s=100)
+    member.ranks.turn()
+
+    assert member.ranks._exchange is None
+
+
+def hung(**rank_0: Any) -> dict[int, str]:
+    """Four ranks, of which the last never got its batch."""
+    stuck = digest(3, stage="data", loader="train", after="optimizer", **STILL)
+    return {
+        rank: encode(d)
+        for rank, d in enumerate([digest(0, **STILL | rank_0), *(digest(r, **STILL) for r in (1, 2)), stuck])
+    }
+
+
+def test_a_standstill_is_told_by_rank_0_alone(
+    members: list[Member], store: FakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Every rank could find the culprit; one message is enough."""
+    first, deputy = join(members, store, 0, 4), join(members, store, 1, 4)
+    first.turns()
+    deputy.turns()
+    with caplog.at_level(logging.WARNING, logger="otel_train"):
+        first.ranks._read(hung())
+        deputy.ranks._read(hung())
+
+    (told,) = first.told("train.stall")
+    assert (told["train.rank"], told["train.stage"], told["train.loader"]) == (3, "data", "train")
+    assert told["train.stall.suspect"] is True
+    assert deputy.told("train.stall") == []
+    assert "Rank 3 on node-3 holds the run up: in stage data of loader train" in caplog.text
+
+
+def test_the_deputy_speaks_when_rank_0_has_fallen_silent(members: list[Member], store: FakeStore) -> None:
+    """Its process is stopped or gone: nobody else would say so."""
+    deputy = join(members, store, 1, 4)
+    deputy.turns()
+    records = {rank: encode(digest(rank)) for rank in range(4)}
+    deputy.ranks._read(records)
+    deputy.clock.tick(s=301)
+    moving = {rank: encode(digest(rank, sequence=2, **STILL)) for rank in range(1, 4)}
+    deputy.ranks._read(records | moving)
+
+    assert [told["train.rank"] for told in deputy.told("train.stall")] == [0]
+
+
+def test_the_others_keep_the_baselines_of_rank_0(members: list[Member], store: FakeStore) -> None:
+    """So that a kept step has all its ranks in one trace."""
+    third = join(members, store, 2, 4)
+    store.held["p/0"] = encode(digest(0, every=64))
+    third.turns()
+    assert third.run.keeper.every == 64
+
+    store.held["p/0"] = "of another version"
+    third.turns()
+    assert third.run.keeper.every == 64
+    assert third.ranks.summary() is None
+
+
+def test_a_rank_that_calls_itself_another_says_so(
+    members: list[Member], store: FakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Spawned without RANK, and instrumented too early: all would report as rank 0."""
+    with caplog.at_level(logging.WARNING, logger="otel_train"):
+        join(members, store, 1, 2, known_as=0).turns()
+
+    assert "This process is rank 1 of its process group, and its metrics say rank 0" in caplog.text
+    assert "p/1" in store.held
+
+
+def test_in_a_large_job_each_rank_writes_less_often(members: list[Member], store: FakeStore) -> None:
+    """What the store takes from all ranks together stays the same."""
+    member = join(members, store, 2, 10_240)
+    member.turns()
+    before = store.held["p/2"]
+    member.clock.tick(s=20)
+    member.ranks.turn()
+    time.sleep(0.05)
+    assert store.held["p/2"] == before
+
+    member.turns(10_240 / RECORDS_PER_S)
+    assert decode(store.held["p/2"]).sequence == 2
+
+
+def test_a_fault_of_the_store_is_counted_and_ends_in_silence(members: list[Member], store: FakeStore) -> None:
+    """Telemetry that cannot be exchanged is no reason to stop training."""
+    store.fails = True
+    member = join(members, store, 0, 2)
+    for faults in (1, 2, 3):
+        member.clock.tick(s=6)
+        member.ranks.turn()
+        until(partial(lambda faults: member.ranks.faults == faults, faults))
+    member.clock.tick(s=6)
+    member.ranks.turn()
+
+    assert member.ranks.faults == 3
+    assert member.ranks._exchange is not None
+    assert member.ranks._exchange.off

@@ -1,0 +1,70 @@
+"""How long a run stood still: hours of the allocation that no attempt sees by itself."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from otel_train.clock import Anchor
+from otel_train.codes import Op, SourceKind, code
+from otel_train.export.restart import down_s
+from otel_train.flight import FlightMemory
+from otel_train.record.recorder import Recorder
+from otel_train.testing import FakeClock
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NS_PER_S = 10**9
+STARTED_NS = 1000 * NS_PER_S
+
+
+def leave_flight(folder: Path, name: str, *, last_edge_s: float | None) -> None:
+    """The flight file of an attempt that began at 1000 s, with one last edge so many seconds later."""
+    clock = FakeClock()
+    memory = FlightMemory(1 << 12, Anchor(STARTED_NS, clock()), path=folder / name)
+    recorder = Recorder(memory, clock=clock, in_backward=lambda: False)
+    if last_edge_s is not None:
+        source = recorder.source(SourceKind.STAGE, "work")
+        clock.tick(s=last_edge_s)
+        recorder.edge(code(Op.BEGIN, source))
+    recorder.publish(STARTED_NS)
+    recorder.let_go()
+    memory.close()
+
+
+def test_the_time_between_two_attempts_is_counted_from_the_last_edge(tmp_path: Path) -> None:
+    """What came after the last edge was hanging, dying and coming back: nobody trained."""
+    leave_flight(tmp_path, "flight-0.bin", last_edge_s=60)
+
+    assert down_s(tmp_path, 0, STARTED_NS + 100 * NS_PER_S) == pytest.approx(40)
+
+
+def test_a_run_that_had_finished_was_not_down(tmp_path: Path) -> None:
+    """Somebody trains on the next day, under the same id: that night was no outage."""
+    leave_flight(tmp_path, "flight-0.bin", last_edge_s=60)
+    summary = tmp_path / "summary.json"
+    summary.write_text(json.dumps({"state": "finished"}))
+    assert down_s(tmp_path, 0, STARTED_NS + 100 * NS_PER_S) is None
+
+    summary.write_text(json.dumps({"state": "running"}))
+    assert down_s(tmp_path, 0, STARTED_NS + 100 * NS_PER_S) == pytest.approx(40)
+
+
+def test_without_an_attempt_before_or_its_file_nothing_is_known(tmp_path: Path) -> None:
+    """Absent, never zero: 0 s would say that the restart was free."""
+    assert down_s(tmp_path, -1, STARTED_NS) is None
+    assert down_s(tmp_path, 0, STARTED_NS) is None
+    (tmp_path / "flight-0.bin").write_bytes(b"not a flight file")
+    assert down_s(tmp_path, 0, STARTED_NS) is None
+    leave_flight(tmp_path, "flight-1.bin", last_edge_s=None)
+    assert down_s(tmp_path, 1, STARTED_NS) is None
+
+
+def test_a_clock_that_was_set_back_gives_no_negative_time(tmp_path: Path) -> None:
+    """A counter never falls."""
+    leave_flight(tmp_path, "flight-0.bin", last_edge_s=60)
+
+    assert down_s(tmp_path, 0, STARTED_NS) == 0

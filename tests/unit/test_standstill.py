@@ -1,0 +1,76 @@
+"""Whom a dead run was waiting for: read from files, when nobody is left to ask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from otel_train.aggregate.standstill import compare
+from otel_train.cli.overview import render, sentence
+from otel_train.export.typeset import Page
+
+
+def rank(number: int, stage: str | None = "backward", **facts: Any) -> dict[str, Any]:
+    """What the flight file of a rank says."""
+    inside = [] if stage is None else [{"stage": stage, "loader": "train", "for_seconds": 9.0}]
+    usual = {
+        "run_id": "job", "rank": number, "host": "node", "attempt": 0, "alive": False, "state": "running", "step": 7,
+        "open": inside, "after": "", "steps_in_file": 7, "notes": [],
+    }  # fmt: skip
+    return usual | facts
+
+
+def named(*reports: dict[str, Any]) -> list[tuple[int, str]]:
+    return [(suspect.rank, suspect.stage) for suspect in compare(reports)]
+
+
+def test_the_rank_that_was_behind_is_named() -> None:
+    """All were killed together after an hour of hanging: the place in the step tells."""
+    assert named(rank(0), rank(1, "data"), rank(2)) == [(1, "data")]
+    assert named(rank(0), rank(1, None, step=6, after="optimizer")) == [(1, "other")]
+
+
+def test_the_rank_that_vanished_is_named_before_those_that_failed_after_it() -> None:
+    """They failed because it was gone."""
+    (suspect,) = compare([rank(0, state="failed"), rank(1, "forward"), rank(2, state="terminated")])
+
+    assert (suspect.rank, suspect.stage, suspect.silent) == (1, "forward", True)
+
+
+def test_a_rank_alone_and_a_run_that_finished_have_no_suspect() -> None:
+    """Every rank is last in something."""
+    assert named(rank(0)) == []
+    assert named(rank(0, "data", state="finished"), rank(1, state="finished")) == []
+
+
+def test_ranks_of_different_attempts_are_not_compared() -> None:
+    """One rank never came back after the restart: its file is of the life before."""
+    assert named(rank(0), rank(1, "data", attempt=1)) == []
+
+
+def test_guessed_step_numbers_are_not_compared() -> None:
+    """A long run no longer holds its first steps: one rank's 7 may be another's 8."""
+    note: dict[str, Any] = {"notes": ["The file no longer holds the first steps"]}
+
+    assert named(rank(0, step=9, **note), rank(1, "data", step=7, **note), rank(2, step=3, **note)) == [
+        (1, "data")
+    ]
+    assert named(rank(0, **note), rank(1, None, after="optimizer", **note)) == []
+
+
+def test_the_page_names_the_suspect_in_a_sentence_and_marks_its_line() -> None:
+    """Read at three in the morning."""
+    reports = [rank(0), rank(1, "data")]
+    page = Page(100, color=False, unicode=False)
+    text = render(page, reports, compare(reports))
+
+    assert "Rank 1 held the run up, in stage data of loader train, step 7" in text
+    assert len([line for line in text.splitlines() if "gone" in line]) == 2
+
+
+def test_the_sentence_says_what_is_known_and_no_more() -> None:
+    """Nobody, one, several; stuck or gone."""
+    assert sentence([]).startswith("Nothing tells one rank from the others")
+    gone = compare([rank(0, state="failed"), rank(1, "forward")])
+    assert "Rank 1 vanished, in stage forward, step 7: killed, out of memory" in sentence(gone)
+    several = compare([rank(0), rank(1, "data"), rank(2, "data"), rank(3)])
+    assert sentence(several).startswith("Ranks 1, 2 held the run up; rank 1 in stage data of loader train")

@@ -1,0 +1,223 @@
+"""Which rank is slow: told by its own work, and only when it is the same one again and again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_train.aggregate.digest import NAMED
+from otel_train.aggregate.stragglers import Slow, Stragglers, compare, finding, windows_needed
+from tests.support.peers import digest, later, world
+
+if TYPE_CHECKING:
+    from otel_train.aggregate.digest import Digest
+
+FAIR = {"data": 0.001, "forward": 0.010, "backward": 0.020, "optimizer": 0.001, "other": 0.001}
+
+
+def slow_in(stage: str, by_s: float) -> dict[str, float]:
+    return FAIR | {stage: FAIR.get(stage, 0.0) + by_s}
+
+
+def waits_in(stage: str, for_s: float) -> dict[str, float]:
+    return slow_in(stage, for_s)
+
+
+class Job:
+    """Ranks that run window after window."""
+
+    def __init__(self, size: int, **facts: Any) -> None:
+        self.stragglers = Stragglers()
+        self.now = world(size, **facts)
+        self.stragglers.take(self.now)
+
+    def window(self, *per_step: dict[str, float], steps: int = 10, **facts: Any) -> Slow | None:
+        self.now = {
+            rank: later(before, steps, spent, **facts)
+            for (rank, before), spent in zip(self.now.items(), per_step, strict=True)
+        }
+        self.stragglers.take(self.now)
+        return self.stragglers.slow
+
+
+def windows(job: Job, number: int, *per_step: dict[str, float]) -> list[Slow | None]:
+    return [job.window(*per_step) for _ in range(number)]
+
+
+@pytest.mark.parametrize("stage", ["data", "h2d", "forward", "other", NAMED])
+def test_the_rank_whose_own_work_takes_longer_is_named_with_its_stage(stage: str) -> None:
+    """All-reduce makes all steps equally long: only the work before it tells the ranks apart."""
+    job = Job(4)
+    victim = waits_in("backward", 0.03)
+    found = windows(job, windows_needed(4), victim, victim, slow_in(stage, 0.03), victim)[-1]
+
+    assert found is not None
+    assert (found.rank, found.host, found.stage) == (2, "node-2", stage)
+    assert found.excess_s == pytest.approx(0.03)
+    assert found.waits_s == pytest.approx(0.03)
+    assert found.step_s == pytest.approx(0.063)
+
+
+def test_the_rank_that_waits_in_backward_is_not_slow_in_backward() -> None:
+    """The victims look slow: their backward is twice as long. Naming one sends people to a healthy machine."""
+    job = Job(2)
+    windows(job, 10, waits_in("backward", 0.03), slow_in("data", 0.03))
+
+    assert job.stragglers.slow is not None
+    assert job.stragglers.slow.rank == 1
+    assert job.stragglers.spread["backward"].rank == 0
+
+
+def test_a_rank_is_named_only_when_luck_would_not_have_picked_it_so_often() -> None:
+    """One slow window is a hiccup; a page a minute teaches people to look away."""
+    job = Job(2)
+    found = windows(job, windows_needed(2), waits_in("backward", 0.03), slow_in("data", 0.03))
+
+    assert found[:-1] == [None] * (windows_needed(2) - 1)
+    assert found[-1] is not None
+    assert (windows_needed(2), windows_needed(4), windows_needed(10_000)) == (6, 4, 3)
+
+
+def test_ranks_that_take_turns_are_not_named() -> None:
+    """Uneven batches slow somebody in every step: that is noise, not a rank."""
+    job = Job(2)
+    for number in range(20):
+        spent = (waits_in("backward", 0.03), slow_in("data", 0.03))
+        assert job.window(*(spent if number % 2 else spent[::-1])) is None
+
+
+def test_a_rank_that_has_recovered_is_named_no_longer() -> None:
+    """The verdict is about now."""
+    job = Job(2)
+    windows(job, 10, waits_in("backward", 0.03), slow_in("data", 0.03))
+
+    assert job.window(FAIR, FAIR) is None
+
+
+def test_equal_ranks_are_left_alone() -> None:
+    """Somebody is always last; that alone is no finding."""
+    job = Job(4)
+
+    assert windows(job, 20, FAIR, FAIR, FAIR, slow_in("data", 0.0005))[-1] is None
+
+
+def test_a_slow_rank_that_nobody_waits_for_is_not_named() -> None:
+    """Ranks that do not synchronise go on: the run loses nothing that a verdict could win back."""
+    job = Job(4)
+
+    assert windows(job, 20, FAIR, FAIR, FAIR, slow_in("data", 0.03))[-1] is None
+
+
+def test_a_window_with_an_evaluation_or_a_checkpoint_says_nothing() -> None:
+    """Rank 0 validates while the others wait: it is busy, not slow; nor do they become so by waiting."""
+    job = Job(2)
+    for _ in range(20):
+        found = job.window(slow_in("data", 0.03), waits_in("backward", 0.03), away_s=job.now[0].away_s + 1.0)
+        assert found is None
+    assert job.stragglers.spread == {}
+
+
+def test_waiting_in_a_reduction_by_hand_is_not_work() -> None:
+    """A loop that calls all_reduce itself waits in ``other``: without DDP that stage proves nothing."""
+    job = Job(2, barrier="")
+
+    # Rank 0 is slow in backward; rank 1 waits for it in all_reduce.
+    assert windows(job, 20, slow_in("backward", 0.05), waits_in("other", 0.05))[-1] is None
+
+
+def test_a_slow_loader_is_seen_also_where_the_barrier_is_not_known() -> None:
+    """Nobody waits for other ranks while asking a loader."""
+    job = Job(2, barrier="")
+    found = windows(job, 20, slow_in("data", 0.05), waits_in("other", 0.05))[-1]
+
+    assert found is not None
+    assert (found.rank, found.stage) == (0, "data")
+
+
+def test_the_forward_of_a_sharded_model_is_not_rank_local() -> None:
+    """It gathers weights, so it waits for the others: the victims' forward is the long one."""
+    job = Job(2, barrier="forward")
+    found = windows(job, 20, slow_in("data", 0.05), waits_in("forward", 0.05))[-1]
+
+    assert found is not None
+    assert (found.rank, found.stage) == (0, "data")
+
+
+def test_windows_are_long_enough_to_mean_something() -> None:
+    """A mean over two steps is a roll of the dice."""
+    job = Job(2)
+    for _ in range(3):
+        job.window(waits_in("backward", 0.03), slow_in("data", 0.03), steps=2)
+        assert job.stragglers.spread == {}
+    job.window(waits_in("backward", 0.03), slow_in("data", 0.03), steps=2)
+
+    assert job.stragglers.spread["data"].rank == 1
+
+
+def test_the_first_steps_are_not_looked_at() -> None:
+    """The first step compiles: the rank that compiles last is not slow."""
+    stragglers = Stragglers()
+    start = world(2, steps=0, step=0)
+    stragglers.take(start)
+    stragglers.take({0: later(start[0], 20, FAIR), 1: later(start[1], 20, slow_in("forward", 9.0))})
+
+    assert stragglers.spread == {}
+
+
+def test_a_rank_that_starts_anew_is_compared_from_its_new_start() -> None:
+    """Its counts begin at 0 again: a difference to the old ones would be negative time."""
+    job = Job(2)
+    job.window(FAIR, FAIR)
+    again = {0: job.now[0], 1: digest(1, sequence=0, steps=50)}
+    job.stragglers.take(again)
+    job.stragglers.take({0: later(again[0], 10, FAIR), 1: later(again[1], 10, FAIR)})
+
+    assert job.stragglers.spread["forward"].most == pytest.approx(0.010)
+
+
+def test_the_spread_is_over_ranks_per_step() -> None:
+    """0.001, 0.002, 0.003 and 0.010 s of data per step: median 0.0025, of 0.0125 s own work in the median."""
+    job = Job(4)
+    job.window(*(FAIR | {"data": data} for data in (0.001, 0.002, 0.003, 0.010)))
+    data = job.stragglers.spread["data"]
+
+    assert (data.least, data.median, data.most) == pytest.approx((0.001, 0.0025, 0.010))
+    assert data.median < data.p95 < data.most
+    assert data.rank == 3
+    assert data.excess_ratio == pytest.approx(0.0075 / 0.0135)
+
+
+def test_a_stage_nobody_has_no_figure_for() -> None:
+    """Not measured is absent, never zero."""
+    job = Job(2)
+    job.window(FAIR, FAIR)
+
+    assert "h2d" not in job.stragglers.spread
+
+
+def test_the_verdict_says_who_where_what_and_how_much() -> None:
+    """A person on call must know which machine to look at, and at what."""
+    slow = Slow(rank=5, host="gpu-17", stage="data", excess_s=0.05, step_s=0.2, waits_s=0.048, windows=7)
+    verdict = finding(slow, others=7, train_s=1000.0)
+
+    assert verdict.name == "straggler_bound"
+    assert "Rank 5 on gpu-17 is slow in `data`: 50 ms more per step" in verdict.claim
+    assert "than the median rank; the 7 other ranks wait for it: 25% of each step" in verdict.claim
+    assert (verdict.share, verdict.seconds, verdict.severity) == (0.25, 250.0, "critical")
+    assert verdict.evidence["rank"] == 5
+    assert "rank 5" in verdict.advice
+
+
+def test_every_stage_that_can_be_slow_has_advice() -> None:
+    """A verdict without advice is a complaint."""
+    for stage in ("data", "h2d", "forward", "other", NAMED):
+        slow = Slow(1, "node", stage, 0.05, 0.2, 0.048, 7)
+        assert "rank 1" in finding(slow, others=1, train_s=1.0).advice
+
+
+def test_without_time_there_is_no_window() -> None:
+    """Ranks that count steps and show no stage cannot be compared."""
+    begun: dict[int, Digest] = world(2)
+
+    assert compare(begun, {rank: later(before, 10, {}) for rank, before in begun.items()}) is None
