@@ -12,6 +12,7 @@ from otel_train.clock import system_clock
 from otel_train.export.document import Documents
 from otel_train.export.live import Health, Readings, Reporter
 from otel_train.export.loaders import LoaderWatch
+from otel_train.export.profile import profile_of
 from otel_train.export.routes import Routes
 from otel_train.export.rundir import RunDirectory
 from otel_train.launch.rest import Rest, count_the_rest
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.export.estate import Estate
-    from otel_train.export.profile import profile_of
-from otel_train.export.pump import Route
+    from otel_train.export.pump import Route
     from otel_train.launch.parent import Ended
     from otel_train.records import AttributeValue, Snapshot
 
