@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from otel_train.config import Config
-    from otel_train.errors import ConfigError, MissingExtraError, OtelTrainError, RunDirectoryError
+    from otel_train.errors import ConfigError, MissingExtraError, OtelTrainError, RunDirectoryError, TraceError
     from otel_train.front import (
         capture,
         checkpoint,
@@ -34,6 +34,7 @@ __all__ = [
     "RunDirectoryError",
     "Session",
     "capture",
+    "TraceError",
     "checkpoint",
     "current",
     "event",
@@ -54,6 +55,7 @@ _ROOMS = {
     "OtelTrainError": "errors",
     "RunDirectoryError": "errors",
     "Session": "session",
+    "TraceError": "errors",
 }
 
 

@@ -3,7 +3,8 @@
     OtelTrainError
     |-- ConfigError         a setting has a value we cannot honour
     |-- MissingExtraError   a feature was asked for whose package is not installed
-    `-- RunDirectoryError   a run directory is not what it claims to be
+    |-- RunDirectoryError   a run directory is not what it claims to be
+    `-- TraceError          a profiler trace is not what it claims to be
 
 Set-up and offline commands raise these. A running training loop never sees them.
 """
@@ -23,3 +24,7 @@ class MissingExtraError(OtelTrainError, ImportError):
 
 class RunDirectoryError(OtelTrainError):
     """A run directory, or a file in it, is missing or is not what it claims to be."""
+
+
+class TraceError(OtelTrainError):
+    """A profiler trace cannot be read, or two of them cannot be compared; the message says why."""

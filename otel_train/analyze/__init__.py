@@ -1,0 +1,1 @@
+"""What a profiler trace says: where the time of a step goes."""

@@ -1,0 +1,264 @@
+"""A trace file as pieces of whole events, however large the file is."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_train.analyze.decode import Broken, json_value
+from otel_train.errors import TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import BinaryIO
+
+PIECE_BYTES = 1 << 20
+"""Text decoded at a time: small beside any file that takes time, large beside an event."""
+
+LONGEST_BYTES = 64 << 20
+"""Text in which an event, or the head of the file, must end."""
+
+MOST_EXPANSION, FREE_EXPANSION_BYTES = 200, 256 << 20
+"""How many times its own size, beyond what is free, a gzip file may grow to. Traces grow 10 to 40 times."""
+
+_READ_BYTES = 1 << 18
+_GZIP = b"\x1f\x8b"
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+_CLOSES = b"}]"
+_TRIES = 4
+
+
+class Limits(NamedTuple):
+    """What a file may cost before it is refused.
+
+    Attributes:
+        longest_bytes: text without the end of an event.
+        expansion: times its own size that a gzip file may grow to.
+        free_bytes: text a gzip file may grow to whatever its own size is.
+    """
+
+    longest_bytes: int = LONGEST_BYTES
+    expansion: int = MOST_EXPANSION
+    free_bytes: int = FREE_EXPANSION_BYTES
+
+
+class Source:
+    """Reads a plain or a gzip file as text, in order.
+
+    Args:
+        path: the file.
+        limits: what it may cost.
+        progress: called with (bytes read, bytes in the file) after each read.
+
+    Attributes:
+        broken: why the text ends before its end, or "".
+    """
+
+    def __init__(self, path: Path, limits: Limits, progress: Callable[[int, int], None] | None = None) -> None:
+        self.broken = ""
+        self._path = path
+        self._limits = limits
+        self._progress = progress
+        self.size = path.stat().st_size
+
+    def __iter__(self) -> Iterator[bytes]:
+        """The text, in parts of some hundred kilobytes."""
+        with self._path.open("rb") as file:
+            zipped = file.read(2) == _GZIP
+            file.seek(0)
+            parts = self._unzipped(file) if zipped else self._plain(file)
+            for part in parts:
+                if self._progress:
+                    self._progress(file.tell(), self.size)
+                yield part
+
+    def _plain(self, file: BinaryIO) -> Iterator[bytes]:
+        while part := file.read(_READ_BYTES):
+            yield part
+
+    def _unzipped(self, file: BinaryIO) -> Iterator[bytes]:
+        allowed = max(self._limits.free_bytes, self._limits.expansion * self.size)
+        unzip, text_bytes, fed = zlib.decompressobj(wbits=31), 0, b""
+        while fed := fed or file.read(_READ_BYTES):
+            if unzip.eof:  # members may follow one another, with zeros for padding
+                fed, unzip = fed.lstrip(b"\0"), zlib.decompressobj(wbits=31)
+                continue
+            try:
+                part = unzip.decompress(fed, _READ_BYTES)
+            except zlib.error as error:
+                self.broken = f"the gzip data are damaged after {text_bytes:,} bytes of text ({error})"
+                return
+            fed = unzip.unused_data if unzip.eof else unzip.unconsumed_tail
+            text_bytes += len(part)
+            if text_bytes > allowed:
+                raise TraceError(
+                    f"{self._path}: {self.size:,} bytes of gzip grow to more than {allowed:,}: this is no trace"
+                )
+            yield part
+        if not unzip.eof:
+            self.broken = f"the gzip data end early, after {text_bytes:,} bytes of text"
+
+
+class Pieces:
+    """The events of a file, in decoded pieces, and what stands around them.
+
+    Args:
+        source: the text.
+        path: what to call it in errors.
+        decode: turns the text of a JSON array of events into anything; raises ``Broken`` if it is not JSON.
+        limits: what the file may cost.
+
+    Attributes:
+        about: the other keys of the document: ``schemaVersion``, ``distributedInfo`` and so on.
+        broken: why events are missing at the end, or "".
+        skipped: pieces of text that looked like an event and could not be read.
+    """
+
+    def __init__(
+        self, source: Source, path: Path, *, decode: Callable[[bytes], Any], limits: Limits | None = None
+    ) -> None:
+        self.about: dict[str, Any] = {}
+        self.broken = ""
+        self.skipped = 0
+        self._source = source
+        self._path = path
+        self._decode = decode
+        self._longest = (limits or Limits()).longest_bytes
+        self._parts = iter(source)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Each piece as ``decode`` made it."""
+        held, listed = self._head()
+        wanted = PIECE_BYTES
+        while True:
+            held, ended = self._filled(held, wanted)
+            if ended:
+                break
+            end, made = self._whole_events(held)
+            if end == 0:
+                if len(held) > self._longest:
+                    raise TraceError(f"{self._path}: no event ends within {self._longest:,} bytes: this is no trace")
+                wanted = 2 * len(held)
+                continue
+            yield from made
+            wanted, held = PIECE_BYTES, held[end:]
+            if held.lstrip()[:1] == b"]":
+                held, _ = self._filled(held, self._longest)
+                break
+        yield from self._last(held, listed=listed)
+        self.broken = self._source.broken or self.broken
+
+    def _filled(self, held: bytes, wanted: int) -> tuple[bytes, bool]:
+        parts, size = [held], len(held)
+        while size < wanted:
+            part = next(self._parts, None)
+            if part is None:
+                return b"".join(parts), True
+            parts.append(part)
+            size += len(part)
+        return b"".join(parts), False
+
+    def _head(self) -> tuple[bytes, bool]:
+        """The text after the opening bracket of the events, and whether the document is nothing but a list."""
+        held, ended = self._filled(b"", 1)
+        while not (start := held.removeprefix(b"\xef\xbb\xbf").lstrip()) and not ended:
+            held, ended = self._filled(held, len(held) + 1)
+        if not start:
+            raise TraceError(f"{self._path}: {self._source.broken or 'the file is empty'}")
+        if start[:1] == b"[":
+            return start[1:], True
+        if start[:1] != b"{":
+            raise TraceError(f"{self._path}: starts with {bytes(start[:12])!r}: expected JSON of a Chrome trace")
+        tried = 0
+        while True:
+            for found in _EVENTS.finditer(start, max(0, tried - 64)):
+                about = _object(start[: found.end()] + b"]}")
+                if about is not None and about.get("traceEvents") == []:
+                    self.about = about
+                    return start[found.end() :], False
+            tried = len(start)
+            if ended or tried > self._longest:
+                why = self._source.broken or "is it a capture of torch.profiler (export_chrome_trace)?"
+                raise TraceError(f"{self._path}: has no traceEvents: {why}")
+            start, ended = self._filled(start, 2 * tried)
+
+    def _whole_events(self, held: bytes) -> tuple[int, list[Any]]:
+        """Where the last whole event ends, its comma included, and the events before it."""
+        end = len(held)
+        for _ in range(_TRIES):
+            end = held.rfind(b"},", 0, end) + 1
+            if not end:
+                break
+            try:
+                # A text that begins at an event and is a whole array in brackets ends at an event, too.
+                return end + 1, [self._decode(b"[" + held[:end] + b"]")]
+            except Broken:
+                continue
+        end, _ = _scan(held)
+        return (_after_comma(held, end), self._by_one(held[:end])) if end else (0, [])
+
+    def _by_one(self, text: bytes) -> list[Any]:
+        """Events of a text in which not all is JSON."""
+        try:
+            return [self._decode(b"[" + text + b"]")]
+        except Broken:
+            made = []
+        for event in re.split(rb'(?<=\})\s*,\s*(?=\{\s*"(?:ph|name|cat|ts|pid)")', text):
+            try:
+                made.append(self._decode(b"[" + event + b"]"))
+            except Broken:
+                self.skipped += 1
+        return made
+
+    def _last(self, held: bytes, *, listed: bool) -> list[Any]:
+        """The events at the end of the text, and what the document says after them."""
+        end = len(held)
+        for _ in range(_TRIES):
+            end = held.rfind(b"]", 0, end)
+            if end < 0:
+                break
+            after = {} if listed and not held[end + 1 :].strip() else _object(b'{"":0' + held[end + 1 :])
+            if after is None:
+                continue
+            try:
+                made = [self._decode(b"[" + held[:end].rstrip().rstrip(b",") + b"]")]
+            except Broken:
+                continue
+            self.about = {**self.about, **after}
+            return made
+        end, closed = _scan(held)
+        if not (closed or listed):
+            self.broken = "the file ends in the middle of an event: the end is missing"
+        return self._by_one(held[:end].strip()) if held[:end].strip() else []
+
+
+def _scan(text: bytes) -> tuple[int, bool]:
+    """Where the last whole value of a list that began before ``text`` ends, and whether the list ends after it."""
+    depth = end = 0
+    for token in _TOKENS.finditer(text):
+        first = token[0][:1]
+        if first == b'"':
+            continue
+        depth += -1 if first in _CLOSES else 1
+        if depth < 0:
+            return end, True
+        if depth == 0:
+            end = token.end()
+    return end, False
+
+
+def _after_comma(text: bytes, end: int) -> int:
+    while text[end : end + 1].isspace():
+        end += 1
+    return end + 1 if text[end : end + 1] == b"," else end
+
+
+def _object(text: bytes) -> dict[str, Any] | None:
+    try:
+        value = json_value(text)
+    except Broken:
+        return None
+    return value if isinstance(value, dict) else None
