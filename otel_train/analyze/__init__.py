@@ -1,1 +1,23 @@
 """What a profiler trace says: where the time of a step goes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from otel_train.analyze.findings import findings
+    from otel_train.analyze.summary import summarize, trace_summary
+    from otel_train.analyze.trace import read
+
+__all__ = ["findings", "read", "summarize", "trace_summary"]
+
+_ROOMS = {"findings": "findings", "read": "trace", "summarize": "summary", "trace_summary": "summary"}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name when it is first used: numpy is not needed to train."""
+    if name not in _ROOMS:
+        raise AttributeError(f"module 'otel_train.analyze' has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"otel_train.analyze.{_ROOMS[name]}"), name)

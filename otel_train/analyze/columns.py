@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from otel_train.analyze.decode import Event
+    from otel_train.analyze.decode import Arguments, Event
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
@@ -28,7 +28,12 @@ LONGEST_US = 366 * 86400 * 1e6
 
 _LARGEST_CODE = 2**31 - 1
 _TIMES = attrgetter("ts", "dur")
-_NUMBERS = attrgetter("external", "correlation", "stream", "device", "size", "occupancy", "warps")
+_ASSOCIATIONS = attrgetter("external", "correlation", "stream")
+_DEVICE = attrgetter("device", "size", "occupancy", "warps", "group", "collective")
+_ON_DEVICE: tuple[tuple[float, type[np.generic]], ...] = (
+    (-1, np.int32), (-1, np.int64), (np.nan, np.float32), (np.nan, np.float32), (0, np.int32), (0, np.int32),
+)  # fmt: skip
+"""What stands for "not said" in each column of ``_DEVICE``, and its type. Name 0 is the empty one."""
 _MEMORY = attrgetter("change", "allocated", "reserved", "device_type", "device_id")
 
 
@@ -145,25 +150,36 @@ class Columns:
         count = len(spans)
         arguments = [event.args for event in spans]
         start, dur = (np.array(column, np.float64) for column in zip(*map(_TIMES, spans), strict=True))
-        numbers = [
-            _column(column, kind)
-            for column, kind in zip(zip(*map(_NUMBERS, arguments), strict=True), _TYPES[5:12], strict=True)
-        ]
+        external, correlation, stream = zip(*map(_ASSOCIATIONS, arguments), strict=True)
         columns = [
             self.names.codes([event.name for event in spans], count),
             self.categories.codes([event.cat for event in spans], count),
             self.lanes.codes([(event.pid, event.tid) for event in spans], count),
             start,
             dur,
-            *numbers,
-            self.names.codes([args.group for args in arguments], count),
-            self.names.codes([args.collective for args in arguments], count),
+            np.array(external, np.int64),
+            np.array(correlation, np.int64),
+            _codes(stream),
+            *self._of_device([args if args.stream >= 0 else None for args in arguments]),
         ]
         timed = np.isfinite(start) & np.isfinite(dur) & (dur >= 0)
         if not timed.all():
             columns = [column[timed] for column in columns]
             self.untimed += count - int(timed.sum())
         self._spans.append(columns)
+
+    def _of_device(self, arguments: list[Arguments | None]) -> list[NDArray[Any]]:
+        """Columns that only what ran on a device fills: asking every event for them would take half of the time."""
+        rows = [row for row, args in enumerate(arguments) if args is not None]
+        columns = [np.full(len(arguments), nothing, kind) for nothing, kind in _ON_DEVICE]
+        if rows:
+            told = zip(*(_DEVICE(args) for args in arguments if args is not None), strict=True)
+            for column, values in zip(columns, told, strict=True):
+                if isinstance(values[0], str):
+                    column[rows] = self.names.codes(values, len(rows))
+                else:
+                    column[rows] = _codes(values) if column.dtype == np.int32 else np.array(values, column.dtype)
+        return columns
 
     def spans(self) -> tuple[Spans, Memory, float]:
         """Everything, and the instant of the first event in microseconds of the trace's clock. To be called once."""
@@ -202,8 +218,7 @@ _TYPES: tuple[type[np.generic], ...] = (
 """Of the columns of ``Spans``, while times are still microseconds."""
 
 
-def _column(values: Sequence[float], kind: type[np.generic]) -> NDArray[Any]:
-    if kind is not np.int32:
-        return np.array(values, kind)
+def _codes(values: Sequence[int]) -> Codes:
+    """Small numbers; what is no such number counts as not said."""
     wide = np.array(values, np.int64)
     return np.where(np.abs(wide) > _LARGEST_CODE, -1, wide).astype(np.int32)

@@ -1,0 +1,112 @@
+"""Sets of instants as sorted, disjoint intervals."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from numpy.typing import ArrayLike, NDArray
+
+    Ints = NDArray[np.int64]
+
+
+class Intervals(NamedTuple):
+    """Half-open [start, end), rising, without overlap and without touching. Nanoseconds.
+
+    Attributes:
+        start_ns: int64[interval].
+        end_ns: int64[interval], each above its start.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+
+    @property
+    def total_ns(self) -> int:
+        """How long all of them are together."""
+        return int((self.end_ns - self.start_ns).sum())
+
+
+NOTHING = Intervals(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+def union(start_ns: ArrayLike, end_ns: ArrayLike) -> Intervals:
+    """Every instant that is in any of the ranges, which may overlap and come in any order."""
+    start, end = np.asarray(start_ns, np.int64), np.asarray(end_ns, np.int64)
+    real = end > start
+    start, end = start[real], end[real]
+    if not start.size:
+        return NOTHING
+    order = np.argsort(start, kind="stable")
+    start, end = start[order], np.maximum.accumulate(end[order])
+    first = np.append(True, start[1:] > end[:-1])
+    last = np.append(first[1:], True)
+    return Intervals(start[first], end[last])
+
+
+def clip(these: Intervals, start_ns: int, end_ns: int) -> Intervals:
+    """The part from ``start_ns`` to ``end_ns``."""
+    start, end = np.clip(these.start_ns, start_ns, end_ns), np.clip(these.end_ns, start_ns, end_ns)
+    real = end > start
+    return Intervals(start[real], end[real])
+
+
+def intersect(these: Intervals, others: Intervals) -> Intervals:
+    """Every instant that is in both."""
+    if not these.start_ns.size or not others.start_ns.size:
+        return NOTHING
+    edges = np.concatenate([these.start_ns, these.end_ns, others.start_ns, others.end_ns])
+    change = np.repeat(np.array([1, -1, 1, -1]), [these.start_ns.size] * 2 + [others.start_ns.size] * 2)
+    # At one instant ends come before starts, so that intervals that only touch share nothing.
+    order = np.lexsort((change, edges))
+    both = np.flatnonzero(np.cumsum(change[order]) == 2)  # noqa: PLR2004 - in these and in others
+    return Intervals(edges[order][both], edges[order][both + 1])
+
+
+def subtract(these: Intervals, others: Intervals) -> Intervals:
+    """Every instant of these that is not in the others."""
+    if not these.start_ns.size:
+        return NOTHING
+    return intersect(these, gaps(others, int(these.start_ns[0]), int(these.end_ns[-1])))
+
+
+def gaps(these: Intervals, start_ns: int, end_ns: int) -> Intervals:
+    """Every instant from ``start_ns`` to ``end_ns`` that is in none of them."""
+    inside = clip(these, start_ns, end_ns)
+    start, end = np.append(start_ns, inside.end_ns), np.append(inside.start_ns, end_ns)
+    real = end > start
+    return Intervals(start[real], end[real])
+
+
+def covered(these: Intervals, start_ns: ArrayLike, end_ns: ArrayLike) -> Ints:
+    """How much of each range [start, end) is in the set.
+
+    Returns:
+        int64[range], nanoseconds.
+    """
+    part: Ints = before(these, end_ns) - before(these, start_ns)
+    return part
+
+
+def before(these: Intervals, at_ns: ArrayLike) -> Ints:
+    """How much of the set lies before each instant: int64[instant], nanoseconds."""
+    at = np.asarray(at_ns, np.int64)
+    if not these.start_ns.size:
+        return np.zeros(at.shape, np.int64)
+    reached = np.append(0, np.cumsum(these.end_ns - these.start_ns))
+    index = np.searchsorted(these.start_ns, at, side="right")
+    beyond = np.maximum(these.end_ns[np.maximum(index - 1, 0)] - at, 0)
+    amount: Ints = reached[index] - np.where(index > 0, beyond, 0)
+    return amount
+
+
+def contains(these: Intervals, at_ns: ArrayLike) -> NDArray[np.bool_]:
+    """Whether each instant is in the set."""
+    at = np.asarray(at_ns, np.int64)
+    if not these.start_ns.size:
+        return np.zeros(at.shape, np.bool_)
+    index = np.searchsorted(these.start_ns, at, side="right") - 1
+    inside: NDArray[np.bool_] = (index >= 0) & (at < these.end_ns[np.maximum(index, 0)])
+    return inside

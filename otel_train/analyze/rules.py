@@ -1,0 +1,291 @@
+"""The rules by which figures of a trace become findings, one function per rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from otel_train.records import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    Document = Mapping[str, Any]  # what otel_train.analyze.summary.summarize returns
+
+HOURS_PER_DAY = 24
+
+DATA_SHARE = 0.10
+"""As ``aggregate.verdict.WARNING_SHARE``: the same wait must not be called two things."""
+HOST_SHARE, SYNC_SHARE, EXPOSED_SHARE, COPY_SHARE = 0.15, 0.05, 0.10, 0.05
+"""Shares of the steps from which idle time, a wait or a copy is worth a word. Chosen so that a healthy step, which
+always begins and ends with some idle time, is not blamed."""
+SHORT_SHARE = 0.5
+"""Share of kernels below 10 us from which the launches themselves are the work of the host."""
+MATRIX_SHARE, UNUSED_SHARE = 0.3, 0.7
+"""Share of kernel time in matrix kernels, and share of that without tensor cores, from which dtypes are worth a word."""
+TENSOR_CORE_GAIN = 0.5
+"""What a matrix kernel wins at the least when it may use tensor cores. TF32 alone is specified at 8 times the plain
+rate (A100: 156 against 19.5 TFLOP/s); half is left for what is bound by memory."""
+OPTIMIZER_SHARE, HEAVY_OP_SHARE = 0.10, 0.30
+GROWING_STEPS, GROWTH_BYTES = 4, 1 << 20
+SEVERE = 0.20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceFinding(Finding):
+    """A finding about a trace.
+
+    Attributes:
+        where: places in the trace that show it, a sentence each.
+        hours_per_day: hours of each day of training at the rate of the trace that would be won back.
+        confidence: ``high``, ``medium`` or ``low``: how far the figures carry the claim.
+    """
+
+    where: tuple[str, ...] = ()
+    hours_per_day: float = 0.0
+    confidence: str = "medium"
+
+
+def found(document: Document, name: str, claim: str, *, share: float, **facts: Any) -> TraceFinding:
+    """A finding, with what follows from its share of the steps.
+
+    Args:
+        document: the analysis.
+        name: the name of the rule.
+        claim: one sentence a person can act on.
+        share: ratio of the time of the steps that would be won back.
+        facts: the other fields.
+    """
+    if not document["breakdown"]["steps"] and facts.get("confidence") == "high":
+        facts["confidence"] = "medium"  # without steps, what happens once weighs as much as what happens always
+    usual = {"severity": "critical" if share >= SEVERE else "warning"}
+    return TraceFinding(
+        name=name,
+        claim=claim,
+        share=share,
+        seconds=share * document["breakdown"]["seconds"],
+        hours_per_day=share * HOURS_PER_DAY,
+        **{**usual, **facts},
+    )
+
+
+def waits_for_data(document: Document) -> TraceFinding | None:
+    """The device, or without one the host, waits for batches."""
+    idle = document["idle"]
+    host_share = document["breakdown"]["data_share"]
+    share = host_share if idle is None else idle["causes"]["data"]["share"]
+    if share is None or share < DATA_SHARE:
+        return None
+    who = "The device stands idle" if idle else "Training waits"
+    return found(
+        document,
+        "input_bound",
+        f"{who} for the next batch during {share:.0%} of the time.",
+        share=share,
+        evidence={"idle_share": share, "host_wait_share": host_share or 0.0},
+        where=_gaps(document, "data"),
+        advice="DataLoader(..., num_workers=4, persistent_workers=True, pin_memory=True) reads beside the training; "
+        "with workers already, raise num_workers or prefetch_factor, or move decoding out of __getitem__.",
+        confidence="high" if idle else "medium",
+        phase="train",
+    )
+
+
+def waits_for_host(document: Document) -> TraceFinding | None:
+    """The device waits for launches."""
+    idle, launches = document["idle"], document["launches"]
+    if not idle or idle["causes"]["host"]["share"] < HOST_SHARE:
+        return None
+    share, gaps = idle["causes"]["host"]["share"], idle["causes"]["host"]["gaps"]
+    evidence = {"idle_share": share, "gaps": gaps}
+    if launches and launches["short_share"] >= SHORT_SHARE:
+        per_step = f"{launches['per_step']:,.0f} per step, " if launches["per_step"] else ""
+        return found(
+            document,
+            "launch_bound",
+            f"The device waits for launches during {share:.0%} of the time: {launches['count']:,} kernels, {per_step}"
+            f"{launches['short_share']:.0%} of them shorter than 10 µs.",
+            share=share,
+            evidence={**evidence, "short_share": launches["short_share"], "kernels": launches["count"]},
+            where=_gaps(document, "host"),
+            advice='torch.compile(model, mode="reduce-overhead") fuses kernels and replays them as a CUDA graph; a '
+            "larger batch gives each launch more to do; an optimizer with fused=True launches one kernel.",
+            confidence="high",
+        )
+    top = next(iter(document["top_cpu_ops"]), None)
+    most = f" Most host time is in {top['name']} ({top['share']:.0%} of operators)." if top else ""
+    return found(
+        document,
+        "host_bound",
+        f"The device waits for Python and the operators of the host during {share:.0%} of the time.{most}",
+        share=share,
+        evidence=evidence,
+        where=_gaps(document, "host"),
+        advice="Move logging, metrics and checks out of the step; torch.compile(model) takes Python out of it. "
+        "with_stack=True in a capture shows which lines run.",
+        confidence="medium",
+    )
+
+
+def waits_for_sync(document: Document) -> TraceFinding | None:
+    """The host waits for the device, which then has nothing queued."""
+    idle = document["idle"]
+    if not idle or idle["causes"]["sync"]["share"] < SYNC_SHARE:
+        return None
+    share, gaps = idle["causes"]["sync"]["share"], idle["causes"]["sync"]["gaps"]
+    return found(
+        document,
+        "sync_bound",
+        f"The device is idle for {share:.0%} of the time because the host waited for it and had nothing queued after: "
+        f"{gaps:,} times.",
+        share=share,
+        evidence={"idle_share": share, "gaps": gaps},
+        where=_gaps(document, "sync"),
+        advice='loss.item(), .cpu(), print(tensor) and tensor.tolist() wait; torch.cuda.set_sync_debug_mode("warn") '
+        "names the lines. Keep values on the device and read them every N steps.",
+        confidence="high",
+    )
+
+
+def waits_for_ranks(document: Document) -> TraceFinding | None:
+    """Collectives that nothing hides."""
+    overlap = document["overlap"]
+    if not overlap or overlap["exposed_share_of_steps"] < EXPOSED_SHARE:
+        return None
+    share = overlap["exposed_share_of_steps"]
+    return found(
+        document,
+        "exposed_communication",
+        f"During {share:.0%} of the time the device only communicates: {overlap['overlap_share']:.0%} of the "
+        "communication hides behind computation.",
+        share=share,
+        evidence={"exposed_share": share, "overlap_share": overlap["overlap_share"]},
+        where=tuple(f"{row['name']}: {row['count']:,} times, {row['seconds']:.3g} s" for row in overlap["collectives"][:3]),
+        advice="DistributedDataParallel(..., bucket_cap_mb=..., gradient_as_bucket_view=True) overlaps more; no_sync() "
+        "while accumulating; for FSDP set_modules_to_forward_prefetch. If one rank is late, see who waits for whom: "
+        "give `otel-train analyze` the traces of all ranks.",
+        confidence="high",
+    )
+
+
+def copies_block(document: Document) -> TraceFinding | None:
+    """Copies from memory that is not pinned."""
+    if not document["device"]:
+        return None
+    rows = [row for row in document["top_cuda_ops"] if "Pageable -> Device" in row["name"]]
+    seconds, steps_s = sum(row["seconds"] for row in rows), document["breakdown"]["seconds"]
+    share = seconds / steps_s if steps_s else 0.0
+    if share < COPY_SHARE:
+        return None
+    return found(
+        document,
+        "pageable_copies",
+        f"Copies to the device from memory that is not pinned take {share:.0%} of the time, and the host waits for each.",
+        share=share,
+        evidence={"copy_share": share, "copies": sum(row["count"] for row in rows)},
+        where=tuple(f"{row['name']}: {row['count']:,} times" for row in rows),
+        advice="DataLoader(..., pin_memory=True) and tensor.to(device, non_blocking=True).",
+        confidence="high",
+    )
+
+
+def spares_tensor_cores(document: Document) -> TraceFinding | None:
+    """Matrix kernels on the plain units."""
+    used = document["tensor_cores"]
+    if not used or used["matrix_share"] < MATRIX_SHARE or 1 - used["used_share"] < UNUSED_SHARE:
+        return None
+    device = document["device"]
+    busy_share = min(1.0, device["compute_seconds"] / document["breakdown"]["seconds"])
+    share = busy_share * used["matrix_share"] * (1 - used["used_share"]) * TENSOR_CORE_GAIN
+    return found(
+        document,
+        "no_tensor_cores",
+        f"{1 - used['used_share']:.0%} of the time in matrix kernels does not use tensor cores; the share counts half of it.",
+        share=share,
+        evidence=dict(used),
+        where=tuple(row["name"] for row in document["top_cuda_ops"] if not row["tensor_cores"])[:3],
+        advice='torch.autocast("cuda", dtype=torch.bfloat16), or torch.set_float32_matmul_precision("high") for TF32; '
+        "sizes that are multiples of 8.",
+        confidence="low",
+    )
+
+
+def steps_slowly(document: Document) -> TraceFinding | None:
+    """An optimizer that updates one parameter at a time."""
+    row = next((row for row in document["breakdown"]["stages"] if row["stage"] == "optimizer"), None)
+    if row is None or row["share"] < OPTIMIZER_SHARE or document["breakdown"]["optimizer"] != "single":
+        return None
+    return found(
+        document,
+        "unfused_optimizer",
+        f"The optimizer takes {row['share']:.0%} of the step and updates one tensor at a time; the share counts half.",
+        share=row["share"] / 2,
+        evidence={"optimizer_share": row["share"], "updates": row["count"] or 0},
+        advice="torch.optim.AdamW(..., fused=True), or foreach=True where there is no fused one.",
+        confidence="medium",
+        phase="train",
+    )
+
+
+def one_op_weighs(document: Document) -> TraceFinding | None:
+    """Without a device, one operator that takes most of the time."""
+    top = next(iter(document["top_cpu_ops"]), None)
+    if document["device"] or top is None or top["share"] < HEAVY_OP_SHARE:
+        return None
+    steps_s = document["breakdown"]["seconds"]
+    return found(
+        document,
+        "heavy_op",
+        f"{top['name']} takes {top['share']:.0%} of the time in operators: {top['count']:,} calls, {top['seconds']:.3g} s.",
+        share=0.0,
+        evidence={"op_share": top["share"], "op_seconds": top["seconds"], "steps_seconds": steps_s},
+        where=(top["name"],),
+        advice=_op_advice(top["name"]),
+        confidence="medium",
+        severity="info",
+    )
+
+
+def memory_grows(document: Document) -> TraceFinding | None:
+    """Memory that each step leaves behind."""
+    for part in document["memory"]:
+        left = part["step_end_bytes"]
+        rises = len(left) >= GROWING_STEPS and all(b - a >= GROWTH_BYTES for a, b in zip(left, left[1:], strict=False))
+        if rises:
+            per_step = (left[-1] - left[0]) / (len(left) - 1)
+            return found(
+                document,
+                "memory_growth",
+                f"Every step leaves {per_step / 1e6:,.1f} MB more behind on {part['device']}: {len(left)} steps in a row.",
+                share=0.0,
+                evidence={"bytes_per_step": per_step, "steps": len(left)},
+                advice="Keep loss.item() or loss.detach(), not loss, in lists and running sums: a tensor with a graph "
+                "keeps every activation. torch.cuda.memory._record_memory_history() shows who allocates.",
+                confidence="medium",
+                severity="warning",
+            )
+    return None
+
+
+RULES = (
+    waits_for_data, waits_for_host, waits_for_sync, waits_for_ranks, copies_block, spares_tensor_cores,
+    steps_slowly, one_op_weighs, memory_grows,
+)  # fmt: skip
+
+
+def _gaps(document: Document, cause: str) -> tuple[str, ...]:
+    longest: Sequence[Mapping[str, Any]] = document["idle"]["longest"] if document["idle"] else ()
+    return tuple(
+        f"{gap['seconds'] * 1e3:.3g} ms idle at {gap['start_seconds']:.6f} s"
+        + (f" in step {gap['step']}" if gap["step"] is not None else "")
+        for gap in longest
+        if gap["cause"] == cause
+    )[:3]
+
+
+def _op_advice(name: str) -> str:
+    if "conv" in name:
+        return "torch.compile(model), and model.to(memory_format=torch.channels_last): convolutions gain from both."
+    if any(part in name for part in ("copy", "to", "cat", "stack", "clone", "contiguous")):
+        return "It only moves data: convert and copy once, outside the step; torch.compile(model) fuses what is left."
+    return "torch.compile(model); check torch.get_num_threads() against the cores there are, and try bfloat16."
