@@ -25,7 +25,9 @@ def allocations(scene: Scene) -> list[dict[str, Any]]:
     told = scene.trace.memory
     said = told.allocated >= 0
     found = []
-    for device_type, device_id in sorted({*zip(told.device_type[said].tolist(), told.device_id[said].tolist(), strict=True)}):
+    for device_type, device_id in sorted(
+        {*zip(told.device_type[said].tolist(), told.device_id[said].tolist(), strict=True)}
+    ):
         here = np.flatnonzero(said & (told.device_type == device_type) & (told.device_id == device_id))
         here = here[np.argsort(told.at_ns[here], kind="stable")]
         at, allocated, reserved = told.at_ns[here], told.allocated[here], told.reserved[here]

@@ -33,7 +33,9 @@ def breakdown(scene: Scene) -> dict[str, Any]:
     """
     steps, stages = scene.steps, scene.stages
     length = steps.end_ns - steps.start_ns
-    host = {name: intervals.covered(parts, steps.start_ns, steps.end_ns) for name, parts in stages.own.items()}
+    host = {
+        name: intervals.covered(parts, steps.start_ns, steps.end_ns) for name, parts in stages.own.items()
+    }
     host[OTHER] = length - sum(host.values(), np.zeros(length.size, np.int64))
     device = _device_by_stage(scene)
     whole = int(length.sum())
@@ -85,13 +87,18 @@ def _device_by_stage(scene: Scene) -> Mapping[str, float]:
         return {}
     at, dur = launched.start_ns[known], scene.trace.spans.dur_ns[scene.device[known]]
     return {
-        name: int(dur[intervals.contains(parts, at)].sum()) / NS_PER_S for name, parts in scene.stages.own.items()
+        name: int(dur[intervals.contains(parts, at)].sum()) / NS_PER_S
+        for name, parts in scene.stages.own.items()
     }
 
 
 def _optimizer(scene: Scene) -> str | None:
     """How the optimizer updates: ``fused``, ``foreach`` (many tensors at once) or ``single``; None if none was seen."""
-    names = [name for name in scene.trace.names if name.startswith(("aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd"))]
+    names = [
+        name
+        for name in scene.trace.names
+        if name.startswith(("aten::_foreach_", "aten::_fused_adam", "aten::_fused_sgd"))
+    ]
     if "optimizer" not in scene.stages.own:
         return None
     if any("_fused_" in name for name in names):
@@ -117,7 +124,12 @@ def _by_step(scene: Scene, host: Mapping[str, Ints]) -> list[dict[str, Any]]:
 
 def _spread(length: Ints) -> dict[str, float]:
     low, middle, high = np.quantile(length, (0.0, 0.5, 1.0)) / NS_PER_S
-    return {"min": float(low), "median": float(middle), "max": float(high), "mean": float(length.mean()) / NS_PER_S}
+    return {
+        "min": float(low),
+        "median": float(middle),
+        "max": float(high),
+        "mean": float(length.mean()) / NS_PER_S,
+    }
 
 
 def within(these: Intervals, scene: Scene) -> float:

@@ -178,7 +178,9 @@ class Columns:
                 if isinstance(values[0], str):
                     column[rows] = self.names.codes(values, len(rows))
                 else:
-                    column[rows] = _codes(values) if column.dtype == np.int32 else np.array(values, column.dtype)
+                    column[rows] = (
+                        _codes(values) if column.dtype == np.int32 else np.array(values, column.dtype)
+                    )
         return columns
 
     def spans(self) -> tuple[Spans, Memory, float]:

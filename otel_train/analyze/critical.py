@@ -144,7 +144,8 @@ def _kernels(scene: Scene, links: list[Link]) -> list[dict[str, Any]]:
 def _host_stages(scene: Scene, links: list[Link]) -> dict[str, float]:
     """Seconds of the host's links by the stage that was open."""
     host = intervals.union(
-        [link.start_ns for link in links if link.what == HOST], [link.end_ns for link in links if link.what == HOST]
+        [link.start_ns for link in links if link.what == HOST],
+        [link.end_ns for link in links if link.what == HOST],
     )
     found = {name: intervals.intersect(host, parts).total_ns for name, parts in scene.stages.own.items()}
     found[OTHER] = host.total_ns - sum(found.values())

@@ -122,10 +122,7 @@ def _quick() -> Callable[[bytes], Sequence[Event]] | None:
     types: dict[type, Any] = {int: whole, float: float, str: str}
     arguments = msgspec.defstruct(
         "_Arguments",
-        [
-            (name, types[type(default)], default)
-            for name, default in Arguments._field_defaults.items()
-        ],
+        [(name, types[type(default)], default) for name, default in Arguments._field_defaults.items()],
         rename=KEYS,
         frozen=True,
         gc=False,

@@ -63,7 +63,9 @@ def _nothing(document: Mapping[str, Any]) -> TraceFinding:
         None if data is None else f"data loading takes {data:.1%} of the time, which is fine",
         None if not idle else f"the device is idle {idle['share']:.0%} of it",
     ]
-    said = "; ".join(part for part in looked if part) or "there is no range that says what the time is spent on"
+    said = (
+        "; ".join(part for part in looked if part) or "there is no range that says what the time is spent on"
+    )
     return found(
         document,
         "no_finding",

@@ -45,7 +45,9 @@ def idle(scene: Scene) -> dict[str, Any] | None:
     start, end = scene.window
     found = intervals.gaps(scene.busy, start, end)
     launched = _next_launch(scene, found)
-    late = np.clip(launched, found.start_ns, found.end_ns)  # until here the next kernel had not been asked for
+    late = np.clip(
+        launched, found.start_ns, found.end_ns
+    )  # until here the next kernel had not been asked for
     data_ns = intervals.covered(scene.stages.data, found.start_ns, late)
     rest_ns = late - found.start_ns - data_ns
     drained = _drained(scene, found)

@@ -57,7 +57,9 @@ class Source:
         broken: why the text ends before its end, or "".
     """
 
-    def __init__(self, path: Path, limits: Limits, progress: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self, path: Path, limits: Limits, progress: Callable[[int, int], None] | None = None
+    ) -> None:
         self.broken = ""
         self._path = path
         self._limits = limits
@@ -140,7 +142,9 @@ class Pieces:
             end, made = self._whole_events(held)
             if end == 0:
                 if len(held) > self._longest:
-                    raise TraceError(f"{self._path}: no event ends within {self._longest:,} bytes: this is no trace")
+                    raise TraceError(
+                        f"{self._path}: no event ends within {self._longest:,} bytes: this is no trace"
+                    )
                 wanted = 2 * len(held)
                 continue
             yield from made
@@ -171,12 +175,14 @@ class Pieces:
         if start[:1] == b"[":
             return start[1:], True
         if start[:1] != b"{":
-            raise TraceError(f"{self._path}: starts with {bytes(start[:12])!r}: expected JSON of a Chrome trace")
+            raise TraceError(
+                f"{self._path}: starts with {bytes(start[:12])!r}: expected JSON of a Chrome trace"
+            )
         tried = 0
         while True:
             for found in _EVENTS.finditer(start, max(0, tried - 64)):
                 about = _object(start[: found.end()] + b"]}")
-                if about is not None and about.get("traceEvents") == []:
+                if about is not None and about.pop("traceEvents", None) == []:
                     self.about = about
                     return start[found.end() :], False
             tried = len(start)
@@ -227,11 +233,13 @@ class Pieces:
                 made = [self._decode(b"[" + held[:end].rstrip().rstrip(b",") + b"]")]
             except Broken:
                 continue
+            after.pop("", None)
             self.about = {**self.about, **after}
             return made
         end, closed = _scan(held)
-        if not (closed or listed):
-            self.broken = "the file ends in the middle of an event: the end is missing"
+        # Chrome's plain list of events may go without its bracket at the end.
+        if not closed and (held[end:].strip(b" \t\r\n,") or not listed):
+            self.broken = "it ends in the middle of an event"
         return self._by_one(held[:end].strip()) if held[:end].strip() else []
 
 

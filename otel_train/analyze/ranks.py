@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Collective = tuple[str, str]
 
+
 def waits(scenes: Sequence[Scene]) -> dict[str, Any]:
     """How long each rank waited in collectives, and for which rank.
 
@@ -68,7 +69,9 @@ def _by_rank(scenes: Sequence[Scene]) -> Mapping[int, Scene]:
     for scene in scenes:
         rank = scene.trace.rank
         if rank is None:
-            raise TraceError(f"{scene.trace.path}: does not say which rank it is, so it cannot be put beside others")
+            raise TraceError(
+                f"{scene.trace.path}: does not say which rank it is, so it cannot be put beside others"
+            )
         if rank in by_rank:
             raise TraceError(f"{scene.trace.path} and {by_rank[rank].trace.path}: both are of rank {rank}")
         by_rank[rank] = scene

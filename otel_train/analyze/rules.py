@@ -57,7 +57,9 @@ def found(document: Document, name: str, claim: str, *, share: float, **facts: A
         facts: the other fields.
     """
     if not document["breakdown"]["steps"] and facts.get("confidence") == "high":
-        facts["confidence"] = "medium"  # without steps, what happens once weighs as much as what happens always
+        facts["confidence"] = (
+            "medium"  # without steps, what happens once weighs as much as what happens always
+        )
     usual = {"severity": "critical" if share >= SEVERE else "warning"}
     return TraceFinding(
         name=name,
@@ -160,7 +162,10 @@ def waits_for_ranks(document: Document) -> TraceFinding | None:
         "communication hides behind computation.",
         share=share,
         evidence={"exposed_share": share, "overlap_share": overlap["overlap_share"]},
-        where=tuple(f"{row['name']}: {row['count']:,} times, {row['seconds']:.3g} s" for row in overlap["collectives"][:3]),
+        where=tuple(
+            f"{row['name']}: {row['count']:,} times, {row['seconds']:.3g} s"
+            for row in overlap["collectives"][:3]
+        ),
         advice="DistributedDataParallel(..., bucket_cap_mb=..., gradient_as_bucket_view=True) overlaps more; no_sync() "
         "while accumulating; for FSDP set_modules_to_forward_prefetch. If one rank is late, see who waits for whom: "
         "give `otel-train analyze` the traces of all ranks.",
@@ -250,7 +255,9 @@ def memory_grows(document: Document) -> TraceFinding | None:
     """Memory that each step leaves behind."""
     for part in document["memory"]:
         left = part["step_end_bytes"]
-        rises = len(left) >= GROWING_STEPS and all(b - a >= GROWTH_BYTES for a, b in zip(left, left[1:], strict=False))
+        rises = len(left) >= GROWING_STEPS and all(
+            b - a >= GROWTH_BYTES for a, b in zip(left, left[1:], strict=False)
+        )
         if rises:
             per_step = (left[-1] - left[0]) / (len(left) - 1)
             return found(
@@ -288,4 +295,6 @@ def _op_advice(name: str) -> str:
         return "torch.compile(model), and model.to(memory_format=torch.channels_last): convolutions gain from both."
     if any(part in name for part in ("copy", "to", "cat", "stack", "clone", "contiguous")):
         return "It only moves data: convert and copy once, outside the step; torch.compile(model) fuses what is left."
-    return "torch.compile(model); check torch.get_num_threads() against the cores there are, and try bfloat16."
+    return (
+        "torch.compile(model); check torch.get_num_threads() against the cores there are, and try bfloat16."
+    )

@@ -132,7 +132,9 @@ def read(
     order = np.argsort(spans.start_ns, kind="stable")
     if not np.array_equal(order, np.arange(order.size)):
         spans = spans.take(order)
-    categories = np.array([_KINDS.get(str(name).lower(), Kind.ELSE) for name in columns.categories] or [0], np.int8)
+    categories = np.array(
+        [_KINDS.get(str(name).lower(), Kind.ELSE) for name in columns.categories] or [0], np.int8
+    )
     kind = categories[np.minimum(spans.category, categories.size - 1)]
     rank, world_size = _place(pieces.about)
     counts = {"skipped": skipped + pieces.skipped, "untimed": columns.untimed, "unpaired": columns.unpaired}
@@ -157,7 +159,10 @@ def _place(about: Mapping[str, Any]) -> tuple[int | None, int | None]:
     told = about.get("distributedInfo")
     told = told if isinstance(told, dict) else {}
     rank, size = (told.get(key) for key in ("rank", "world_size"))
-    return (rank if isinstance(rank, int) and rank >= 0 else None, size if isinstance(size, int) and size > 0 else None)
+    return (
+        rank if isinstance(rank, int) and rank >= 0 else None,
+        size if isinstance(size, int) and size > 0 else None,
+    )
 
 
 def _missing(
@@ -181,6 +186,9 @@ def _missing(
         (not memory.at_ns.size, "Nothing is said about memory: profile_memory=True was not set."),
         (rank is None, "It does not say which rank it is."),
         (version is None, "It does not say which version of the format it has; it is read as version 1."),
-        (version not in (None, KNOWN_SCHEMA), f"Its format has version {version!r}; it is read as version 1."),
+        (
+            version not in (None, KNOWN_SCHEMA),
+            f"Its format has version {version!r}; it is read as version 1.",
+        ),
     ]
     return [sentence for applies, sentence in said if applies]

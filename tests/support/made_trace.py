@@ -56,9 +56,27 @@ class MadeTrace:
         launch_dur: float = 2.0, tid: int = MAIN, **args: Any,
     ) -> None:  # fmt: skip
         """A kernel on the device, and the call that launched it."""
-        self.device("kernel", name, start, dur, stream=stream, correlation=self.call("cudaLaunchKernel", launched, launch_dur, tid=tid), **args)
+        self.device(
+            "kernel",
+            name,
+            start,
+            dur,
+            stream=stream,
+            correlation=self.call("cudaLaunchKernel", launched, launch_dur, tid=tid),
+            **args,
+        )
 
-    def device(self, cat: str, name: str, start: float, dur: float, *, stream: int = COMPUTE_STREAM, correlation: int, **args: Any) -> None:
+    def device(
+        self,
+        cat: str,
+        name: str,
+        start: float,
+        dur: float,
+        *,
+        stream: int = COMPUTE_STREAM,
+        correlation: int,
+        **args: Any,
+    ) -> None:
         """Anything that runs on the device."""
         told = {"device": DEVICE, "context": 1, "stream": stream, "correlation": correlation, **args}
         self._add(cat, name, start, dur, pid=DEVICE, tid=stream, args=told)
@@ -67,7 +85,18 @@ class MadeTrace:
         """An allocation (or a release, below zero), and what is allocated from then on."""
         args = {"Total Reserved": reserved, "Total Allocated": total, "Bytes": change, "Device Id": 0 if device_type else -1,
                 "Device Type": device_type, "Addr": 94869047744896}  # fmt: skip
-        self.events.append({"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": HOST, "tid": MAIN, "ts": at, "args": args})
+        self.events.append(
+            {
+                "ph": "i",
+                "cat": "cpu_instant_event",
+                "s": "t",
+                "name": "[memory]",
+                "pid": HOST,
+                "tid": MAIN,
+                "ts": at,
+                "args": args,
+            }
+        )
 
     def document(self) -> dict[str, Any]:
         """The whole, as JSON."""
@@ -84,7 +113,17 @@ class MadeTrace:
         return path
 
     def _add(self, cat: str, name: str, start: float, dur: float, **rest: Any) -> None:
-        self.events.append({"ph": "X", "cat": cat, "name": name, **{k: rest[k] for k in ("pid", "tid")}, "ts": start, "dur": dur, "args": rest["args"]})
+        self.events.append(
+            {
+                "ph": "X",
+                "cat": cat,
+                "name": name,
+                **{k: rest[k] for k in ("pid", "tid")},
+                "ts": start,
+                "dur": dur,
+                "args": rest["args"],
+            }
+        )
 
 
 def _laid_out(about: dict[str, Any], batches: Any) -> Iterator[str]:
@@ -112,7 +151,9 @@ def training(
     return made
 
 
-def one_step(made: MadeTrace, number: int, start: float, *, layers: int, ops_per_layer: int, world_size: int) -> float:
+def one_step(
+    made: MadeTrace, number: int, start: float, *, layers: int, ops_per_layer: int, world_size: int
+) -> float:
     """Add one step; when it ends."""
     now = start
     made.note("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", now, 30.0)
@@ -136,7 +177,12 @@ def one_step(made: MadeTrace, number: int, start: float, *, layers: int, ops_per
     busy += 30.0 if world_size > 1 else 0.0
     begun = now = now + 1.0
     made.op("Optimizer.step#AdamW.step", now, 20.0)
-    made.kernel("void at::native::multi_tensor_apply_kernel<at::native::FusedAdamW>(int)", max(busy, now + 8), 15.0, launched=now + 4)
+    made.kernel(
+        "void at::native::multi_tensor_apply_kernel<at::native::FusedAdamW>(int)",
+        max(busy, now + 8),
+        15.0,
+        launched=now + 4,
+    )
     made.note("otel_train:optimizer", begun, 22.0)
     busy = max(busy, now + 8) + 15.0
     now += 23.0
@@ -147,7 +193,9 @@ def one_step(made: MadeTrace, number: int, start: float, *, layers: int, ops_per
     return now
 
 
-def _layer(made: MadeTrace, now: float, busy: float, name: str, *, forward: bool, ops: int) -> tuple[float, float]:
+def _layer(
+    made: MadeTrace, now: float, busy: float, name: str, *, forward: bool, ops: int
+) -> tuple[float, float]:
     tid = MAIN if forward else AUTOGRAD
     for number in range(ops):
         op = "aten::addmm" if forward else "autograd::engine::evaluate_function: AddmmBackward0"

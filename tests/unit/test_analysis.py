@@ -1,0 +1,321 @@
+"""A trace small enough to be worked out by hand, and what each analysis must say about it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+
+from otel_train import TraceError
+from otel_train.analyze import intervals
+from otel_train.analyze.allocations import allocations
+from otel_train.analyze.breakdown import breakdown, temporal
+from otel_train.analyze.critical import critical_path
+from otel_train.analyze.idle import idle
+from otel_train.analyze.kernels import launches, tensor_cores, top_kernels
+from otel_train.analyze.ops import top_ops
+from otel_train.analyze.overlap import overlap
+from otel_train.analyze.ranks import waits
+from otel_train.analyze.scene import Scene
+from otel_train.analyze.summary import summarize, trace_summary
+from otel_train.analyze.trace import read
+from tests.support.made_trace import NCCL_STREAM, MadeTrace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+US = 1e-6
+GEMM, ADD, NCCL = "sm90_xmma_gemm_bf16", "void at::native::add_kernel(int)", "ncclDevKernel_AllReduce_Sum_f32"
+
+
+def by_hand(*, first_us: float = 0.0) -> MadeTrace:
+    """One step of 100 us.
+
+    us       0        20        30        40        50   55   60   65        80 82  84    92 94 96   100
+    host     data----- forward-- backward- cudaDeviceSynchronize(40..82)------------  optimizer
+    stream 7                     GEMM--------------- .... ADD------                          ADD
+    stream 20                                             .... NCCL-----------
+    """
+    made = MadeTrace(rank=0, world_size=2)
+    at = first_us
+    made.step(7, at, 100)
+    made.note("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", at, 20)
+    made.note("otel_train:forward", at + 20, 10)
+    made.op("aten::linear", at + 20, 8)
+    made.op("aten::addmm", at + 21, 7)
+    made.kernel(GEMM, at + 30, 20, launched=at + 22)
+    made.kernel(ADD, at + 55, 10, launched=at + 25)
+    made.kernel(NCCL, at + 60, 20, launched=at + 28, stream=NCCL_STREAM, **{"Collective name": "allreduce"})
+    made.note("otel_train:backward", at + 30, 10)
+    made.call("cudaDeviceSynchronize", at + 40, 42)
+    made.note("otel_train:optimizer", at + 84, 8)
+    made.kernel(ADD, at + 94, 2, launched=at + 88)
+    made.memory(at + 22, 300, 300, reserved=1000)
+    made.memory(at + 50, 500, 800, reserved=1000)
+    made.memory(at + 60, -700, 100, reserved=1000)
+    return made
+
+
+@pytest.fixture(params=[0.0, 4431026791522.0], ids=["from 0", "since boot"])
+def scene(request: pytest.FixtureRequest, tmp_path: Path) -> Scene:
+    return Scene(read(by_hand(first_us=request.param).write(tmp_path / "trace.json")))
+
+
+def test_idle_time_has_one_cause_each(scene: Scene) -> None:
+    """100 - 47 = 53: 20 data, 4 + 4 host, 10 after the sync, and 6 + 5 + 4 that the device itself took."""
+    found = idle(scene)
+
+    assert found is not None
+    assert found["seconds"] == pytest.approx(53 * US)
+    assert {name: part["seconds"] for name, part in found["causes"].items()} == pytest.approx(
+        {"data": 20 * US, "sync": 10 * US, "host": 8 * US, "kernel_gap": 15 * US}
+    )
+    assert found["longest"][0] == {
+        "start_seconds": 0.0,
+        "seconds": pytest.approx(30 * US),
+        "cause": "data",
+        "step": 7,
+    }
+
+
+def test_the_device_computes_communicates_and_idles(scene: Scene) -> None:
+    """From 30 to 96: kernels compute 20 + 10 + 2, the collective alone 15, and 5 + 14 are idle."""
+    found = temporal(scene)
+
+    assert found is not None
+    seconds = {name: found[f"{name}_seconds"] for name in ("compute", "other", "idle")}
+    assert seconds == pytest.approx({"compute": 32 * US, "other": 15 * US, "idle": 19 * US})
+    assert found["seconds"] == pytest.approx(66 * US)
+
+
+def test_communication_is_hidden_while_a_kernel_computes(scene: Scene) -> None:
+    """60 to 65 of 60 to 80: a quarter. The other 15 us are 15 % of the step."""
+    found = overlap(scene)
+
+    assert found is not None
+    assert found["overlap_share"] == pytest.approx(0.25)
+    assert found["exposed_seconds"] == pytest.approx(15 * US)
+    assert found["exposed_share_of_steps"] == pytest.approx(0.15)
+    assert [row["name"] for row in found["collectives"]] == ["allreduce"]
+
+
+def test_stages_add_up_to_the_step(scene: Scene) -> None:
+    """20 data, 10 forward, 10 backward, 8 optimizer; nobody claims the other 52."""
+    found = breakdown(scene)
+
+    host = {row["stage"]: row["seconds"] for row in found["stages"]}
+    assert host == pytest.approx(
+        {"data": 20 * US, "forward": 10 * US, "backward": 10 * US, "optimizer": 8 * US, "other": 52 * US}
+    )
+    assert sum(host.values()) == pytest.approx(found["seconds"]) == pytest.approx(100 * US)
+    assert found["data_share"] == pytest.approx(0.20)
+    assert found["by_step"][0]["step"] == 7
+    assert found["by_step"][0]["device_busy_seconds"] == pytest.approx(47 * US)
+
+
+def test_device_work_counts_to_the_stage_that_launched_it(scene: Scene) -> None:
+    """Forward launched GEMM, ADD and the collective: 20 + 10 + 20. Backward launched nothing."""
+    found = breakdown(scene)
+
+    device = {row["stage"]: row["device_seconds"] for row in found["stages"] if row["stage"] != "other"}
+    assert device == pytest.approx({"data": 0.0, "forward": 50 * US, "backward": 0.0, "optimizer": 2 * US})
+
+
+def test_the_critical_path_adds_up_to_the_step(scene: Scene) -> None:
+    """24 host, 6 to launch, 20 GEMM, 10 between, 20 NCCL, 2 for the sync to return, 18 host."""
+    found = critical_path(scene)
+
+    assert found is not None
+    assert found["parts"] == pytest.approx(
+        {
+            "host": 42 * US,
+            "launch": 6 * US,
+            "compute": 20 * US,
+            "kernel_gap": 10 * US,
+            "communication": 20 * US,
+            "sync": 2 * US,
+        }
+    )
+    assert sum(found["parts"].values()) == pytest.approx(found["seconds"])
+    assert {row["name"] for row in found["kernels"]} == {GEMM, NCCL}
+    assert found["host_stages"] == pytest.approx(
+        {"data": 20 * US, "forward": 4 * US, "optimizer": 8 * US, "other": 10 * US}
+    )
+
+
+def test_launches_are_counted_with_their_queue(scene: Scene) -> None:
+    """Four launches of 2 us; kernels waited 6, 28, 30 and 4 us; one is below 10 us."""
+    found = launches(scene)
+
+    assert found is not None
+    assert (found["count"], found["per_step"], found["short_share"], found["outrun_share"]) == (
+        4,
+        4.0,
+        0.25,
+        0.0,
+    )
+    assert found["call_seconds"] == pytest.approx(2 * US)
+    assert found["queue_seconds"]["p50"] == pytest.approx((6 + 28) / 2 * US)
+
+
+def test_an_operator_owns_what_no_operator_below_it_owns(scene: Scene) -> None:
+    """addmm: 7, its two launches included; linear: 8 - 7."""
+    found = {row["name"]: row for row in top_ops(scene)}
+
+    assert found["aten::addmm"]["seconds"] == pytest.approx(7 * US)
+    assert found["aten::linear"]["seconds"] == pytest.approx(1 * US)
+    assert found["aten::linear"]["total_seconds"] == pytest.approx(8 * US)
+    assert found["aten::addmm"]["share"] == pytest.approx(7 / 8)
+
+
+def test_kernels_are_listed_by_time(scene: Scene) -> None:
+    """GEMM and NCCL 20 each, ADD 10 + 2, of 52."""
+    found = top_kernels(scene, most=3)
+
+    assert [(row["name"], row["count"]) for row in found] == [(GEMM, 1), (NCCL, 1), (ADD, 2)]
+    assert found[2]["seconds"] == pytest.approx(12 * US)
+    assert found[0]["share"] == pytest.approx(20 / 52)
+    assert [row["tensor_cores"] for row in found] == [True, False, False]
+
+
+def test_tensor_cores_are_told_by_the_names_of_kernels(scene: Scene) -> None:
+    """GEMM's 20 of 32 us could, and all of it does."""
+    assert tensor_cores(scene) == pytest.approx(
+        {"share": 20 / 32, "matrix_share": 20 / 32, "used_share": 1.0}
+    )
+
+
+def test_memory_has_a_peak_and_a_timeline(scene: Scene) -> None:
+    """800 bytes at 50 us."""
+    [found] = allocations(scene)
+
+    assert found["device"] == "cuda:0"
+    assert found["peaks"] == [
+        {"time_seconds": pytest.approx(50 * US), "bytes": 800, "reserved_bytes": 1000, "step": 7}
+    ]
+    assert [size for _, size in found["timeline"]] == [300, 800, 100]
+    assert found["step_end_bytes"] == [100]
+
+
+def collectives(path: Path, rank: int, lengths: list[float]) -> Scene:
+    made = MadeTrace(rank=rank, world_size=2)
+    made.step(1, 0, 1000)
+    for number, length in enumerate(lengths):
+        made.kernel(NCCL, 100 * number + 50, length, launched=100 * number)
+    return Scene(read(made.write(path)))
+
+
+def test_the_rank_that_spends_the_least_time_in_a_collective_came_last(tmp_path: Path) -> None:
+    """10 against 25: rank 1 waited 15 for rank 0. 30 against 5: rank 0 waited 25 for rank 1."""
+    one = collectives(tmp_path / "0.json", 0, [10, 30])
+    two = collectives(tmp_path / "1.json", 1, [25, 5])
+
+    found = waits([one, two])
+
+    assert found["collectives"] == 2
+    assert [row["waited_seconds"] for row in found["ranks"]] == pytest.approx([25 * US, 15 * US])
+    assert [row["caused_seconds"] for row in found["ranks"]] == pytest.approx([15 * US, 25 * US])
+
+
+def test_traces_of_one_rank_are_not_put_side_by_side(tmp_path: Path) -> None:
+    """Two captures of rank 0 would make it wait for itself."""
+    one, two = (collectives(tmp_path / f"{name}.json", 0, [10]) for name in "ab")
+
+    with pytest.raises(TraceError, match="both are of rank 0"):
+        waits([one, two])
+
+
+def test_a_trace_without_a_rank_is_not_put_beside_others(tmp_path: Path) -> None:
+    """Nobody could say whom it waited for."""
+    made = MadeTrace(rank=None)
+    made.step(1, 0, 10)
+
+    with pytest.raises(TraceError, match="which rank"):
+        waits([Scene(read(made.write(tmp_path / "a.json"))), collectives(tmp_path / "b.json", 0, [10])])
+
+
+def test_the_summary_has_the_keys_that_were_promised(tmp_path: Path) -> None:
+    """Scripts written for ``analyze_trace`` go on working."""
+    found = trace_summary(by_hand().write(tmp_path / "trace.json.gz"))
+
+    assert found["top_cpu_ops"][0]["name"] == "aten::addmm"
+    assert found["top_cuda_ops"][0]["name"] == GEMM
+    assert found["memory_peaks"][0]["bytes"] == 800
+    assert found["dataloader_time_pct"] == pytest.approx(20.0)
+    assert found["rank"] == 0
+
+
+def test_what_is_not_in_a_trace_is_absent(tmp_path: Path) -> None:
+    """A trace of the host alone says nothing about a device; zero would be a claim."""
+    made = MadeTrace(rank=None)
+    made.op("aten::mm", 0, 10)
+
+    found = summarize(read(made.write(tmp_path / "trace.json")))
+
+    absent = (
+        "device",
+        "idle",
+        "overlap",
+        "launches",
+        "occupancy",
+        "tensor_cores",
+        "dataloader_time_pct",
+        "rank",
+    )
+    assert [found[key] for key in absent] == [None] * len(absent)
+    assert found["breakdown"]["steps"] is None
+    assert any("Nothing of a device" in sentence for sentence in found["missing"])
+
+
+def test_a_stage_in_a_stage_is_cut_out_of_it(tmp_path: Path) -> None:
+    """A forward inside an optimizer's closure: 30 - 10, as in the run's own account."""
+    made = MadeTrace()
+    made.step(1, 0, 100)
+    made.note("otel_train:optimizer", 10, 30)
+    made.note("otel_train:forward", 20, 10)
+
+    found = breakdown(Scene(read(made.write(tmp_path / "trace.json"))))
+
+    assert {row["stage"]: row["seconds"] for row in found["stages"]} == pytest.approx(
+        {"optimizer": 20 * US, "forward": 10 * US, "other": 70 * US}
+    )
+
+
+def test_ranges_of_pytorch_stand_in_for_stages_of_ours(tmp_path: Path) -> None:
+    """A trace recorded without us still says when data, backward and optimizer ran; forward it does not."""
+    made = MadeTrace()
+    made.step(1, 0, 100)
+    made.note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 0, 10)
+    made.op("autograd::engine::evaluate_function: AddmmBackward0", 40, 20, tid=101)
+    made.note("Optimizer.step#SGD.step", 70, 5)
+
+    found = breakdown(Scene(read(made.write(tmp_path / "trace.json"))))
+
+    assert found["guessed"]
+    assert {row["stage"]: row["seconds"] for row in found["stages"]} == pytest.approx(
+        {"data": 10 * US, "backward": 20 * US, "optimizer": 5 * US, "other": 65 * US}
+    )
+
+
+def test_intervals_know_what_lies_in_them() -> None:
+    """[0, 10) and [20, 30), asked from 5 to 25: 5 + 5."""
+    these = intervals.union([20, 0, 5], [30, 8, 10])
+
+    assert these.start_ns.tolist() == [0, 20]
+    assert intervals.covered(these, [5], [25]).tolist() == [10]
+    assert intervals.gaps(these, 0, 40).start_ns.tolist() == [10, 30]
+    assert intervals.contains(these, [0, 9, 10, 20, 30]).tolist() == [True, True, False, True, False]
+
+
+def test_occupancy_is_weighted_by_time(tmp_path: Path) -> None:
+    """30 % for 10 us and 60 % for 20 us: 50 %; a kernel that does not say counts for nothing."""
+    made = MadeTrace()
+    for at, length, percent in ((10, 10, 30), (30, 20, 60)):
+        made.kernel(ADD, at, length, launched=at - 5, **{"est. achieved occupancy %": percent})
+    made.kernel(ADD, 60, 99, launched=55)
+
+    found = summarize(read(made.write(tmp_path / "trace.json")))
+
+    assert found["occupancy"] == pytest.approx(0.5)
+    assert not math.isnan(found["top_cuda_ops"][0]["occupancy"])

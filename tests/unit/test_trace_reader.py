@@ -1,0 +1,275 @@
+"""What the reader makes of traces: whole, cut off, foreign and hostile ones."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_train import TraceError
+from otel_train.analyze import decode as decoding
+from otel_train.analyze.pieces import PIECE_BYTES, Limits
+from otel_train.analyze.trace import Kind, read
+from tests.support.made_trace import MadeTrace, training, write_long
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EVENT: dict[str, Any] = {
+    "ph": "X",
+    "cat": "cpu_op",
+    "name": "aten::mm",
+    "pid": 1,
+    "tid": 1,
+    "ts": 5.0,
+    "dur": 2.0,
+}
+
+
+def write(path: Path, document: object) -> Path:
+    path.write_text(json.dumps(document))
+    return path
+
+
+@pytest.mark.parametrize("name", ["trace.json", "trace.json.gz"])
+def test_a_trace_becomes_columns(tmp_path: Path, name: str) -> None:
+    """Plain or zipped, the same columns."""
+    made = MadeTrace(rank=3, world_size=8)
+    made.op("aten::mm", 10.5, 4.25)
+    made.kernel("gemm", 20.0, 5.0, launched=12.0, stream=7)
+
+    trace = read(made.write(tmp_path / name))
+
+    assert (trace.rank, trace.world_size) == (3, 8)
+    assert [trace.names[code] for code in trace.spans.name] == ["aten::mm", "cudaLaunchKernel", "gemm"]
+    assert trace.spans.start_ns.tolist() == [0, 1500, 9500]
+    assert trace.spans.dur_ns.tolist() == [4250, 2000, 5000]
+    assert trace.spans.stream.tolist() == [-1, -1, 7]
+    assert trace.spans.correlation.tolist() == [-1, 1, 1]
+    assert trace.kind.tolist() == [Kind.OP, Kind.RUNTIME, Kind.KERNEL]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+@pytest.mark.parametrize("listed", [True, False])
+def test_any_layout_of_json_is_read(tmp_path: Path, indent: int | None, listed: bool) -> None:
+    """Other tools rewrite traces: compact, indented, as a bare list, keys in another order."""
+    events = [{**EVENT, "ts": float(at), "args": {"x": [{"a": "},{"}, {"b": "]}"}]}} for at in range(20_000)]
+    document: object = (
+        events if listed else {"traceEvents": events, "later": {"traceEvents": []}, "text": "]}"}
+    )
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps(document, indent=indent))
+
+    trace = read(path)
+
+    assert path.stat().st_size > PIECE_BYTES
+    assert trace.spans.start_ns.tolist() == [at * 1000 for at in range(20_000)]
+
+
+def test_the_key_of_the_events_may_also_stand_in_a_text(tmp_path: Path) -> None:
+    """A trace's name is chosen by the user."""
+    path = write(
+        tmp_path / "t.json",
+        {"traceName": '"traceEvents": [', "a": {"traceEvents": [1]}, "traceEvents": [EVENT]},
+    )
+
+    assert len(read(path).kind) == 1
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.9, 0.999])
+def test_a_file_that_is_cut_off_gives_what_it_has(tmp_path: Path, keep: float) -> None:
+    """The disk was full, or the run died while writing."""
+    whole = training(steps=8).text()
+    path = tmp_path / "trace.json"
+    path.write_text(whole[: int(len(whole) * keep)])
+
+    trace = read(path)
+
+    assert 0 < len(trace.kind) <= len([event for event in training(steps=8).events if event["ph"] == "X"])
+    assert any("cut off" in sentence for sentence in trace.missing)
+
+
+def test_a_zipped_file_that_is_cut_off_gives_what_it_has(tmp_path: Path) -> None:
+    """As above; gzip says so itself."""
+    data = gzip.compress(training(steps=8).text().encode())
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(data[: len(data) // 2])
+
+    trace = read(path)
+
+    assert len(trace.kind)
+    assert any("gzip data end early" in sentence for sentence in trace.missing)
+
+
+def test_a_zipped_file_that_is_damaged_gives_what_comes_before(tmp_path: Path) -> None:
+    """Half a trace is worth more than an error, if it says that it is half."""
+    data = bytearray(gzip.compress(training(steps=60).text().encode()))
+    data[len(data) // 2] ^= 0xFF
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(bytes(data))
+
+    trace = read(path)
+
+    assert trace.missing
+
+
+def test_members_of_a_gzip_file_follow_one_another(tmp_path: Path) -> None:
+    """``cat a.gz b.gz`` is a gzip file."""
+    text = training(steps=2).text().encode()
+    path = tmp_path / "trace.json.gz"
+    path.write_bytes(gzip.compress(text[:1000]) + gzip.compress(text[1000:]) + b"\0" * 100)
+
+    assert len(read(path).kind) == len([event for event in training(steps=2).events if event["ph"] == "X"])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (b"  \n ", "is empty"),
+        (b"\x80\x04\x95pickle", "expected JSON"),
+        (b"<html></html>", "expected JSON"),
+        (b'{"a": 1}', "no traceEvents"),
+        (b'{"traceEvents": 5}', "no traceEvents"),
+        (b'{"traceEvents": {"a": 1}}', "no traceEvents"),
+        (b'{"traceEvents": [{"ph": "X", "na', "cut off|middle of an event"),
+        (b"[" * 100_000, "no event could be read"),
+        (b'{"a":' * 100_000, "no traceEvents"),
+        (gzip.compress(b""), "is empty"),
+        (b"\x1f\x8b\x08\x00broken gzip", "gzip data"),
+    ],
+)
+def test_what_is_no_trace_is_refused_with_its_reason(tmp_path: Path, content: bytes, says: str) -> None:
+    """A traceback helps nobody who gave the wrong file."""
+    path = tmp_path / "trace.json"
+    path.write_bytes(content)
+
+    with pytest.raises(TraceError, match=says):
+        read(path)
+
+
+def test_a_missing_file_is_an_error_of_ours(tmp_path: Path) -> None:
+    """The command line turns it into one line."""
+    with pytest.raises(TraceError, match="No such file"):
+        read(tmp_path / "nowhere.json")
+
+
+def test_an_empty_list_of_events_is_a_trace_that_says_nothing(tmp_path: Path) -> None:
+    """A schedule that never became active writes such a file."""
+    trace = read(write(tmp_path / "t.json", {"schemaVersion": 1, "traceEvents": []}))
+
+    assert not len(trace.kind)
+    assert any("no events" in sentence for sentence in trace.missing)
+
+
+def test_a_file_that_grows_without_bounds_is_refused(tmp_path: Path) -> None:
+    """A gzip bomb: 32 MB of events from 50 KB."""
+    bomb = zlib.compressobj(9, wbits=31)
+    event = json.dumps(EVENT).encode() + b","
+    path = tmp_path / "bomb.json.gz"
+    path.write_bytes(bomb.compress(b"[" + event * 400_000) + bomb.flush())
+
+    with pytest.raises(TraceError, match="grow to more than"):
+        read(path, limits=Limits(expansion=10, free_bytes=1 << 20))
+
+
+def test_text_without_the_end_of_an_event_is_refused(tmp_path: Path) -> None:
+    """Another bomb: one string that never ends must not be held as a whole."""
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(gzip.compress(b'[{"name": "' + b"a" * (8 << 20)))
+
+    with pytest.raises(TraceError, match="no event ends within"):
+        read(path, limits=Limits(longest_bytes=4 << 20))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"ts": "5.0", "dur": "2.0"},
+        {"args": {"stream": "seven"}},
+        {"args": {"correlation": 10**40}},
+        {"args": {"External id": 1.0}},
+        {"args": [1, 2]},
+        {"args": None},
+        {"pid": None, "tid": {"a": 1}},
+        {"cat": 5},
+        {"args": {"device": None, "bytes": True}},
+    ],
+)
+def test_a_value_of_another_type_counts_as_not_said(tmp_path: Path, change: dict[str, Any]) -> None:
+    """One odd event must not cost the megabyte around it."""
+    trace = read(write(tmp_path / "t.json", {"traceEvents": [EVENT, {**EVENT, **change}, EVENT]}))
+
+    assert len(trace.kind) == 3
+    assert trace.spans.dur_ns.tolist() == [2000] * 3
+
+
+@pytest.mark.parametrize(
+    "change", [{"ts": 1e300}, {"ts": "NaN"}, {"dur": -1.0}, {"dur": 10**400}, {"ts": None}, {"dur": 1e18}]
+)
+def test_an_event_without_an_instant_is_left_out_and_counted(tmp_path: Path, change: dict[str, Any]) -> None:
+    """It would stretch every figure."""
+    events = [EVENT, {**EVENT, **change}, EVENT]
+
+    trace = read(write(tmp_path / "t.json", {"traceEvents": events}))
+
+    assert len(trace.kind) == 2
+    assert any("no instant" in sentence for sentence in trace.missing)
+
+
+def test_one_event_that_is_no_json_is_skipped_and_counted(tmp_path: Path) -> None:
+    """Kineto once wrote names with a lone backslash."""
+    good = json.dumps(EVENT)
+    path = tmp_path / "t.json"
+    path.write_text(f'{{"traceEvents": [{good}, {good.replace("aten::mm", chr(92) + "q")}, {good}]}}')
+
+    trace = read(path)
+
+    assert len(trace.kind) == 2
+    assert any("1 pieces of text" in sentence for sentence in trace.missing)
+
+
+def test_deep_nesting_costs_the_event_and_not_the_process(tmp_path: Path) -> None:
+    """A parser that recurses dies of it."""
+    deep = json.dumps(EVENT)[:-1] + ', "args": {"x": ' + "[" * 200_000 + "]" * 200_000 + "}}"
+    path = tmp_path / "t.json"
+    path.write_text(f'{{"traceEvents": [{json.dumps(EVENT)}, {deep}, {json.dumps(EVENT)}]}}')
+
+    assert len(read(path).kind) == 2
+
+
+def test_the_slow_reader_agrees_with_the_quick_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without msgspec the standard library reads; nothing may depend on which."""
+    path = training(steps=3, world_size=2).write(tmp_path / "t.json")
+    quick = read(path)
+    monkeypatch.setattr(decoding, "_quick", lambda: None)
+
+    slow = read(path)
+
+    assert quick.names == slow.names
+    for one, other in zip(quick.spans, slow.spans, strict=True):
+        assert one.dtype == other.dtype
+        assert str(one.tolist()) == str(other.tolist())  # NaN is not equal to itself
+
+
+def test_a_long_trace_is_read_whole_with_progress(tmp_path: Path) -> None:
+    """Pieces are cut at events: none is lost or counted twice at a cut."""
+    path = tmp_path / "long.json"
+    events = write_long(path, text_bytes=3 * PIECE_BYTES, layers=4)
+    seen: list[tuple[int, int]] = []
+
+    trace = read(path, progress=lambda done, of: seen.append((done, of)))
+
+    assert len(trace.kind) + trace.memory.at_ns.size == events
+    assert seen[-1] == (path.stat().st_size, path.stat().st_size)
+    assert trace.missing == ()
+
+
+def test_versions_that_are_not_known_are_named(tmp_path: Path) -> None:
+    """The format may change under us; silence would look like certainty."""
+    trace = read(write(tmp_path / "t.json", {"schemaVersion": 9, "traceEvents": [EVENT]}))
+
+    assert any("version 9" in sentence for sentence in trace.missing)
