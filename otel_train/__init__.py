@@ -6,7 +6,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from otel_train.config import Config
-    from otel_train.errors import ConfigError, MissingExtraError, OtelTrainError, RunDirectoryError, TraceError
+    from otel_train.errors import (
+        ConfigError,
+        MissingExtraError,
+        OtelTrainError,
+        RunDirectoryError,
+        TraceError,
+    )
     from otel_train.front import (
         capture,
         checkpoint,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -51,7 +52,7 @@ def calls(trace: Trace, *, python: bool = False) -> Calls:
     start, end, lane = spans.start_ns[rows], spans.end_ns[rows], spans.lane[rows]
     parent = np.full(rows.size, -1, np.intp)
     cuts = np.append(np.flatnonzero(np.append(True, lane[1:] != lane[:-1])), rows.size) if rows.size else [0]
-    for first, last in zip(cuts[:-1], cuts[1:], strict=True):
+    for first, last in pairwise(cuts):
         inner, clamped = _nested(start[first:last], end[first:last])
         parent[first:last] = np.where(inner < 0, -1, inner + first)
         end[first:last] = clamped
@@ -65,7 +66,7 @@ def calls(trace: Trace, *, python: bool = False) -> Calls:
 def _nested(start: Ints, end: Ints) -> tuple[Rows, Ints]:
     """Parents within one thread, and the ends, cut to those of the parents."""
     lasting = end > start  # what takes no time has nothing in it
-    begun = np.cumsum(lasting) - lasting
+    begun: Ints = np.cumsum(lasting) - lasting
     depth = begun - np.searchsorted(np.sort(end[lasting]), start, side="right")
     parent = np.full(start.size, -1, np.intp)
     for level in range(1, int(depth.max(initial=0)) + 1):

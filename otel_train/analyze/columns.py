@@ -151,7 +151,7 @@ class Columns:
         arguments = [event.args for event in spans]
         start, dur = (np.array(column, np.float64) for column in zip(*map(_TIMES, spans), strict=True))
         external, correlation, stream = zip(*map(_ASSOCIATIONS, arguments), strict=True)
-        columns = [
+        columns: list[NDArray[Any]] = [
             self.names.codes([event.name for event in spans], count),
             self.categories.codes([event.cat for event in spans], count),
             self.lanes.codes([(event.pid, event.tid) for event in spans], count),
@@ -171,7 +171,7 @@ class Columns:
     def _of_device(self, arguments: list[Arguments | None]) -> list[NDArray[Any]]:
         """Columns that only what ran on a device fills: asking every event for them would take half of the time."""
         rows = [row for row, args in enumerate(arguments) if args is not None]
-        columns = [np.full(len(arguments), nothing, kind) for nothing, kind in _ON_DEVICE]
+        columns: list[NDArray[Any]] = [np.full(len(arguments), nothing, kind) for nothing, kind in _ON_DEVICE]
         if rows:
             told = zip(*(_DEVICE(args) for args in arguments if args is not None), strict=True)
             for column, values in zip(columns, told, strict=True):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _LARGEST = 2**63 - 1
 
 
-class Broken(ValueError):
+class BrokenTextError(ValueError):
     """A text is not JSON."""
 
 
@@ -87,7 +87,7 @@ def decode(text: bytes) -> Decoded:
     """The events of a JSON array.
 
     Raises:
-        Broken: the text is not a JSON array.
+        BrokenTextError: the text is not a JSON array.
     """
     quick = _quick()
     if quick is not None:
@@ -103,12 +103,12 @@ def json_value(text: bytes) -> Any:  # Any: JSON
     """Any JSON, by the standard library, which takes what stricter readers refuse.
 
     Raises:
-        Broken: it is none, or nested too deeply to be read.
+        BrokenTextError: it is none, or nested too deeply to be read.
     """
     try:
         return json.loads(text.decode("utf-8", "replace"))
     except (ValueError, RecursionError) as error:
-        raise Broken(str(error)) from error
+        raise BrokenTextError(str(error)) from error
 
 
 @cache
@@ -145,7 +145,7 @@ def _patient(text: bytes) -> Decoded:
     """As ``decode``, for texts with values of any type: what is not what it should be counts as not said."""
     found = json_value(text)
     if not isinstance(found, list):
-        raise Broken("not a list")
+        raise BrokenTextError("not a list")
     events = [_event(value) for value in found if isinstance(value, dict)]
     return Decoded(events, len(found) - len(events))
 

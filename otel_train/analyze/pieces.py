@@ -6,7 +6,7 @@ import re
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.analyze.decode import Broken, json_value
+from otel_train.analyze.decode import BrokenTextError, json_value
 from otel_train.errors import TraceError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ _READ_BYTES = 1 << 18
 _GZIP = b"\x1f\x8b"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+_BETWEEN = re.compile(rb'(?<=\})\s*,\s*(?=\{\s*"(?:ph|name|cat|ts|pid)")')
 _CLOSES = b"}]"
 _TRIES = 4
 
@@ -93,7 +94,7 @@ class Source:
             except zlib.error as error:
                 self.broken = f"the gzip data are damaged after {text_bytes:,} bytes of text ({error})"
                 return
-            fed = unzip.unused_data if unzip.eof else unzip.unconsumed_tail
+            fed = unzip.unconsumed_tail or unzip.unused_data
             text_bytes += len(part)
             if text_bytes > allowed:
                 raise TraceError(
@@ -110,7 +111,7 @@ class Pieces:
     Args:
         source: the text.
         path: what to call it in errors.
-        decode: turns the text of a JSON array of events into anything; raises ``Broken`` if it is not JSON.
+        decode: turns the text of a JSON array of events into anything; raises ``BrokenTextError`` if it is not JSON.
         limits: what the file may cost.
 
     Attributes:
@@ -201,7 +202,7 @@ class Pieces:
             try:
                 # A text that begins at an event and is a whole array in brackets ends at an event, too.
                 return end + 1, [self._decode(b"[" + held[:end] + b"]")]
-            except Broken:
+            except BrokenTextError:
                 continue
         end, _ = _scan(held)
         return (_after_comma(held, end), self._by_one(held[:end])) if end else (0, [])
@@ -210,14 +211,18 @@ class Pieces:
         """Events of a text in which not all is JSON."""
         try:
             return [self._decode(b"[" + text + b"]")]
-        except Broken:
-            made = []
-        for event in re.split(rb'(?<=\})\s*,\s*(?=\{\s*"(?:ph|name|cat|ts|pid)")', text):
-            try:
-                made.append(self._decode(b"[" + event + b"]"))
-            except Broken:
-                self.skipped += 1
+        except BrokenTextError:
+            made: list[Any] = []
+        for event in _BETWEEN.split(text):
+            made += self._one(event)
         return made
+
+    def _one(self, event: bytes) -> list[Any]:
+        try:
+            return [self._decode(b"[" + event + b"]")]
+        except BrokenTextError:
+            self.skipped += 1
+            return []
 
     def _last(self, held: bytes, *, listed: bool) -> list[Any]:
         """The events at the end of the text, and what the document says after them."""
@@ -231,7 +236,7 @@ class Pieces:
                 continue
             try:
                 made = [self._decode(b"[" + held[:end].rstrip().rstrip(b",") + b"]")]
-            except Broken:
+            except BrokenTextError:
                 continue
             after.pop("", None)
             self.about = {**self.about, **after}
@@ -267,6 +272,6 @@ def _after_comma(text: bytes, end: int) -> int:
 def _object(text: bytes) -> dict[str, Any] | None:
     try:
         value = json_value(text)
-    except Broken:
+    except BrokenTextError:
         return None
     return value if isinstance(value, dict) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from otel_train.records import Finding
@@ -255,9 +256,7 @@ def memory_grows(document: Document) -> TraceFinding | None:
     """Memory that each step leaves behind."""
     for part in document["memory"]:
         left = part["step_end_bytes"]
-        rises = len(left) >= GROWING_STEPS and all(
-            b - a >= GROWTH_BYTES for a, b in zip(left, left[1:], strict=False)
-        )
+        rises = len(left) >= GROWING_STEPS and all(b - a >= GROWTH_BYTES for a, b in pairwise(left))
         if rises:
             per_step = (left[-1] - left[0]) / (len(left) - 1)
             return found(

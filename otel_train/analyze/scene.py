@@ -88,7 +88,8 @@ class Scene:
     @cached_property
     def copies(self) -> NDArray[np.bool_]:
         """bool[device row]: a copy or a fill."""
-        return self._is(COPY) | (self.trace.kind[self.device] == Kind.COPY)
+        either: NDArray[np.bool_] = self._is(COPY) | (self.trace.kind[self.device] == Kind.COPY)
+        return either
 
     @cached_property
     def busy(self) -> Intervals:
@@ -132,7 +133,7 @@ class Scene:
 
     def name(self, row: int) -> str:
         """The name of an event."""
-        return self.trace.names[self.trace.spans.name[row]]
+        return self.trace.names[int(self.trace.spans.name[row])]
 
     def step_of(self, at_ns: Ints) -> Ints:
         """The number of the step at each instant; -1 between steps."""

@@ -65,7 +65,7 @@ class Stages(NamedTuple):
     """
 
     own: Mapping[str, Intervals]
-    count: Mapping[str, int]
+    count: Mapping[str, int]  # type: ignore[assignment]  # hides tuple.count
     guessed: bool
     data: Intervals
 

@@ -133,11 +133,16 @@ def read(
     if not np.array_equal(order, np.arange(order.size)):
         spans = spans.take(order)
     categories = np.array(
-        [_KINDS.get(str(name).lower(), Kind.ELSE) for name in columns.categories] or [0], np.int8
+        [_KINDS.get(str(name).lower(), Kind.ELSE) for name in columns.categories] or [Kind.ELSE], np.int8
     )
     kind = categories[np.minimum(spans.category, categories.size - 1)]
     rank, world_size = _place(pieces.about)
-    counts = {"skipped": skipped + pieces.skipped, "untimed": columns.untimed, "unpaired": columns.unpaired}
+    faults = {
+        "broken": pieces.broken,
+        "skipped": skipped + pieces.skipped,
+        "untimed": columns.untimed,
+        "unpaired": columns.unpaired,
+    }
     if not spans.name.size and (pieces.broken or skipped):
         raise TraceError(f"{path}: {pieces.broken or 'nothing in it is an event'}; no event could be read")
     return Trace(
@@ -151,7 +156,7 @@ def read(
         names=list(columns.names),
         lanes=list(columns.lanes),
         first_us=first_us,
-        missing=tuple(_missing(pieces, kind, memory, rank, counts)),
+        missing=tuple(_missing(pieces.about, kind, remembers=bool(memory.at_ns.size), faults=faults)),
     )
 
 
@@ -166,25 +171,27 @@ def _place(about: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 
 def _missing(
-    pieces: Pieces, kind: NDArray[np.int8], memory: Memory, rank: int | None, counts: Mapping[str, int]
+    about: Mapping[str, Any], kind: NDArray[np.int8], *, remembers: bool, faults: Mapping[str, Any]
 ) -> list[str]:
     """What the reader of any figure must know is not in it."""
     here = set(np.unique(kind).tolist())
-    version = pieces.about.get("schemaVersion")
+    version = about.get("schemaVersion")
     said = [
-        (pieces.broken, f"The file is cut off: {pieces.broken}."),
-        (counts["skipped"], f"{counts['skipped']:,} pieces of text are no events that can be read."),
-        (counts["untimed"], f"{counts['untimed']:,} events have no instant or length that makes sense."),
-        (counts["unpaired"], f"{counts['unpaired']:,} events are halves (ph B and E) and are left out."),
+        (faults["broken"], f"The file is cut off: {faults['broken']}."),
+        (faults["skipped"], f"{faults['skipped']:,} pieces of text are no events that can be read."),
+        (faults["untimed"], f"{faults['untimed']:,} events have no instant or length that makes sense."),
+        (faults["unpaired"], f"{faults['unpaired']:,} events are halves (ph B and E) and are left out."),
         (not kind.size, "There are no events. Was the profiler stepped, and long enough for its schedule?"),
         (kind.size and Kind.OP not in here, "There are no operators: was ProfilerActivity.CPU asked for?"),
         (
             kind.size and not here & {Kind.KERNEL, Kind.COPY},
-            "Nothing of a device is in it: a run on the CPU, ProfilerActivity.CUDA not asked for, or a profiler "
-            "that was not let to the device's counters.",
+            (
+                "Nothing of a device is in it: a run on the CPU, ProfilerActivity.CUDA not asked for, or a profiler "
+                "that was not let to the device's counters."
+            ),
         ),
-        (not memory.at_ns.size, "Nothing is said about memory: profile_memory=True was not set."),
-        (rank is None, "It does not say which rank it is."),
+        (not remembers, "Nothing is said about memory: profile_memory=True was not set."),
+        (_place(about)[0] is None, "It does not say which rank it is."),
         (version is None, "It does not say which version of the format it has; it is read as version 1."),
         (
             version not in (None, KNOWN_SCHEMA),

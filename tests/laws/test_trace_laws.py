@@ -125,7 +125,7 @@ def test_any_json_is_read_or_refused(events: list[object], about: dict[str, obje
 
 @settings(deadline=None, max_examples=200)
 @given(st.binary(max_size=300), st.integers(0, 3000), st.booleans())
-def test_any_damage_is_read_or_refused(damage: bytes, at: int, zipped: bool) -> None:  # noqa: FBT001 - drawn
+def test_any_damage_is_read_or_refused(damage: bytes, at: int, zipped: bool) -> None:
     """Half-written files, broken disks."""
     text = training(steps=1, layers=1).text().encode()
     data = gzip.compress(text) if zipped else text

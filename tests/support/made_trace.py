@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
 HOST, MAIN, AUTOGRAD, DEVICE = 100, 100, 101, 0
@@ -53,7 +53,7 @@ class MadeTrace:
 
     def kernel(
         self, name: str, start: float, dur: float, *, launched: float, stream: int = COMPUTE_STREAM,
-        launch_dur: float = 2.0, tid: int = MAIN, **args: Any,
+        launch_dur: float = 2.0, tid: int = MAIN, args: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """A kernel on the device, and the call that launched it."""
         self.device(
@@ -63,7 +63,7 @@ class MadeTrace:
             dur,
             stream=stream,
             correlation=self.call("cudaLaunchKernel", launched, launch_dur, tid=tid),
-            **args,
+            **(args or {}),
         )
 
     def device(
@@ -126,7 +126,7 @@ class MadeTrace:
         )
 
 
-def _laid_out(about: dict[str, Any], batches: Any) -> Iterator[str]:
+def _laid_out(about: dict[str, Any], batches: Iterable[Iterable[dict[str, Any]]]) -> Iterator[str]:
     head = json.dumps(about, indent=2)[:-2]
     yield f'{head},\n  "traceEvents": [\n'
     between = ""
@@ -171,7 +171,7 @@ def one_step(
             made.op("record_param_comms", now, 3.0, tid=AUTOGRAD)
             made.kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*, unsigned long, ncclWork*)", busy, 25.0,
                         launched=now + 0.5, launch_dur=1.5, stream=NCCL_STREAM, tid=AUTOGRAD,
-                        **{"Collective name": "allreduce", "Group size": world_size, "Process Group Name": "0"})  # fmt: skip
+                        args={"Collective name": "allreduce", "Group size": world_size, "Process Group Name": "0"})  # fmt: skip
             now += 4.0
     made.note("otel_train:backward", begun, now - begun)
     busy += 30.0 if world_size > 1 else 0.0
@@ -207,8 +207,8 @@ def _layer(
         made.kernel("sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x32_warpgroupsize1x1x1_execute_segment_k_off_kernel__5x_cublas"
                     if not number % 2 else "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>, std::array<char*, 3ul> >(int)",
                     max(busy, now + 8), 9.0 + number % 3, launched=now + 5, tid=tid,
-                    grid=[16, 1, 1], block=[128, 1, 1], **{"shared memory": 0, "registers per thread": 32, "blocks per SM": 0.1,
-                    "warps per SM": 0.5, "est. achieved occupancy %": 30, "External id": 5})  # fmt: skip
+                    args={"grid": [16, 1, 1], "block": [128, 1, 1], "shared memory": 0, "registers per thread": 32,
+                          "blocks per SM": 0.1, "warps per SM": 0.5, "est. achieved occupancy %": 30, "External id": 5})  # fmt: skip
         busy = max(busy, now + 8) + 9.0 + number % 3
         now += 13.0
     return now, busy
@@ -218,8 +218,7 @@ def write_long(path: Path, *, text_bytes: int, layers: int = 24, world_size: int
     """Write a trace of at least so much text, in which no two steps are the same instants; how many events it has."""
     made = MadeTrace(rank=rank, world_size=world_size)
     now, written, events, number, between = 1000.0, 0, 0, 0, ""
-    opened = gzip.open(path, "wt", compresslevel=1) if path.suffix == ".gz" else path.open("w")
-    with opened as file:
+    with path.open("w", encoding="utf-8") as file:
         head, tail = "".join(_laid_out(made.about, ())).split("[\n")
         file.write(f"{head}[\n")
         while written < text_bytes:

@@ -46,7 +46,9 @@ def by_hand(*, first_us: float = 0.0) -> MadeTrace:
     made.op("aten::addmm", at + 21, 7)
     made.kernel(GEMM, at + 30, 20, launched=at + 22)
     made.kernel(ADD, at + 55, 10, launched=at + 25)
-    made.kernel(NCCL, at + 60, 20, launched=at + 28, stream=NCCL_STREAM, **{"Collective name": "allreduce"})
+    made.kernel(
+        NCCL, at + 60, 20, launched=at + 28, stream=NCCL_STREAM, args={"Collective name": "allreduce"}
+    )
     made.note("otel_train:backward", at + 30, 10)
     made.call("cudaDeviceSynchronize", at + 40, 42)
     made.note("otel_train:optimizer", at + 84, 8)
@@ -312,7 +314,7 @@ def test_occupancy_is_weighted_by_time(tmp_path: Path) -> None:
     """30 % for 10 us and 60 % for 20 us: 50 %; a kernel that does not say counts for nothing."""
     made = MadeTrace()
     for at, length, percent in ((10, 10, 30), (30, 20, 60)):
-        made.kernel(ADD, at, length, launched=at - 5, **{"est. achieved occupancy %": percent})
+        made.kernel(ADD, at, length, launched=at - 5, args={"est. achieved occupancy %": percent})
     made.kernel(ADD, 60, 99, launched=55)
 
     found = summarize(read(made.write(tmp_path / "trace.json")))

@@ -250,6 +250,8 @@ def test_the_slow_reader_agrees_with_the_quick_one(tmp_path: Path, monkeypatch: 
     slow = read(path)
 
     assert quick.names == slow.names
+    one: Any
+    other: Any
     for one, other in zip(quick.spans, slow.spans, strict=True):
         assert one.dtype == other.dtype
         assert str(one.tolist()) == str(other.tolist())  # NaN is not equal to itself
