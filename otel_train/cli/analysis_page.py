@@ -1,0 +1,211 @@
+"""The analysis of a trace as text for a terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_train.export import typeset
+from otel_train.export.typeset import INDENT, Page, bar, count, cut, duration, pad, percent, plural, right
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    Document = Mapping[str, Any]  # what otel_train.analyze.summary.summarize returns
+
+_COUNT, _FIGURE, _SHARE, _BAR, _LABEL = 9, 10, 9, 14, 22
+_STYLES = {"critical": "red", "warning": "yellow", "info": "", "ok": "green"}
+_CAUSES = {
+    "data": "waiting for data",
+    "sync": "drained by a sync",
+    "host": "waiting for the host",
+    "kernel_gap": "between kernels",
+}
+_PARTS = {
+    "host": "host",
+    "launch": "launching",
+    "compute": "computing",
+    "communication": "communicating",
+    "copy": "copying",
+    "kernel_gap": "between kernels",
+    "sync": "sync returning",
+}
+
+
+def render(page: Page, document: Document) -> str:
+    """The analysis of one trace, findings first."""
+    sections = (_head, _findings, _stages, _device, _path, _ranks, _ops, _kernels, _memory, _missing)
+    return page.finish(line for section in sections for line in section(page, document))
+
+
+def _head(page: Page, document: Document) -> Iterator[str]:
+    parts = document["breakdown"]
+    rank = "" if document["rank"] is None else f"rank {document['rank']}"
+    world = f" of {document['world_size']}" if rank and document["world_size"] else ""
+    steps = plural(parts["steps"], "step") if parts["steps"] else "no steps marked"
+    name = page.safe(Path(document["path"]).name)
+    yield page.rule([("otel_train", "bold"), (name, "cyan")], (f"{rank}{world}" or "trace", "bold"))
+    facts = [steps, duration(parts["seconds"]), plural(document["events"], "event")]
+    if parts["step_seconds"]:
+        facts.append(f"{duration(parts['step_seconds']['median'])} per step")
+    yield INDENT + " · ".join(facts)
+    yield ""
+
+
+def _findings(page: Page, document: Document) -> Iterator[str]:
+    for finding in document["findings"]:
+        style = _STYLES.get(finding["severity"], "")
+        title = finding["name"].replace("_", " ")
+        yield INDENT + page.paint(f"▲ {title}" if style in {"red", "yellow"} else f"• {title}", style, "bold")
+        for line in page.prose(finding["claim"], indent=4):
+            yield INDENT * 2 + line
+        for number, line in enumerate(page.prose(finding["advice"], indent=6)):
+            yield INDENT * 2 + page.paint(("  " if number else "→ ") + line, "dim")
+        for place in finding["where"]:
+            yield (
+                INDENT * 2
+                + page.paint("at: ", "dim")
+                + page.paint(cut(page.safe(place), page.columns - 8), "dim")
+            )
+        if finding["share"]:
+            hours = f"{finding['hours_per_day']:.1f} h of each day of training"
+            yield INDENT * 2 + page.paint(f"{hours} · confidence {finding['confidence']}", "dim")
+        yield ""
+
+
+def _stages(page: Page, document: Document) -> Iterator[str]:
+    rows = document["breakdown"]["stages"]
+    heads = (
+        right("count", _COUNT) + right("host", _FIGURE) + right("device", _FIGURE) + right("share", _SHARE)
+    )
+    guessed = ", by PyTorch's own ranges" if document["breakdown"]["guessed"] else ""
+    yield INDENT + page.paint(pad("stage", _LABEL) + heads + f"  of the steps{guessed}", "dim")
+    for row in rows:
+        figures = (
+            right(count(row["count"]), _COUNT)
+            + right(duration(row["seconds"]), _FIGURE)
+            + right(duration(row["device_seconds"]), _FIGURE)
+            + right(percent(row["share"]), _SHARE)
+        )
+        yield f"{INDENT}{pad(page.safe(row['stage']), _LABEL)}{figures}  {bar(row['share'], _BAR)}"
+    yield ""
+
+
+def _device(page: Page, document: Document) -> Iterator[str]:
+    idle, overlap, launches = document["idle"], document["overlap"], document["launches"]
+    if idle is None:
+        return
+    yield INDENT + page.paint(
+        f"device idle {percent(idle['share'])} of the steps, {duration(idle['seconds'])}", "bold"
+    )
+    for cause, said in _CAUSES.items():
+        part = idle["causes"][cause]
+        figures = right(duration(part["seconds"]), _FIGURE) + right(percent(part["share"]), _SHARE)
+        yield f"{INDENT}{pad(said, _LABEL)}{right(plural(part['gaps'], 'gap'), _COUNT + 6)}{figures}  {bar(part['share'], _BAR)}"
+    facts = []
+    if overlap is not None:
+        facts.append(f"{percent(overlap['overlap_share'])} of communication is hidden")
+        facts.append(f"{duration(overlap['exposed_seconds'])} is not")
+    if launches is not None:
+        facts.append(f"{count(launches['count'])} launches")
+        facts.append(f"{duration(launches['kernel_seconds'])} median kernel")
+        facts.append(f"{duration(launches['queue_seconds']['p50'])} in the queue")
+    if document["occupancy"] is not None:
+        facts.append(f"{percent(document['occupancy'])} occupancy")
+    if document["tensor_cores"] is not None:
+        facts.append(f"{percent(document['tensor_cores']['share'])} of kernel time on tensor cores")
+    for line in typeset.flow(facts, page.columns - len(INDENT)):
+        yield INDENT + line
+    yield ""
+
+
+def _path(page: Page, document: Document) -> Iterator[str]:
+    path = document["critical_path"]
+    if path is None or document["device"] is None:
+        return
+    step = "" if path["step"] is None else f" of step {path['step']}"
+    yield INDENT + page.paint(f"critical path{step}, {duration(path['seconds'])}", "bold")
+    for what, seconds in path["parts"].items():
+        share = seconds / path["seconds"] if path["seconds"] else None
+        figures = right(duration(seconds), _FIGURE) + right(percent(share), _SHARE)
+        yield f"{INDENT}{pad(_PARTS[what], _LABEL)}{figures}  {bar(share, _BAR)}"
+    yield ""
+
+
+def _ranks(page: Page, document: Document) -> Iterator[str]:
+    ranks = document.get("ranks")
+    if not ranks:
+        return
+    yield INDENT + page.paint(
+        f"{plural(ranks['collectives'], 'collective')} of {len(ranks['ranks'])} ranks", "bold"
+    )
+    yield INDENT + page.paint(
+        right("rank", 6)
+        + right("step", _FIGURE)
+        + right("waited", _FIGURE)
+        + right("made wait", _FIGURE + 2),
+        "dim",
+    )
+    for row in ranks["ranks"]:
+        figures = right(duration(row["step_seconds"]), _FIGURE) + right(
+            duration(row["waited_seconds"]), _FIGURE
+        )
+        yield (
+            INDENT
+            + right(str(row["rank"]), 6)
+            + figures
+            + right(duration(row["caused_seconds"]), _FIGURE + 2)
+        )
+    if ranks["unmatched"]:
+        yield INDENT + page.paint(f"{plural(ranks['unmatched'], 'collective')} had no counterpart", "yellow")
+    yield ""
+
+
+def _ops(page: Page, document: Document) -> Iterator[str]:
+    yield from _table(page, "operators, by self time", document["top_cpu_ops"], ("total_seconds", "total"))
+
+
+def _kernels(page: Page, document: Document) -> Iterator[str]:
+    yield from _table(page, "kernels and copies", document["top_cuda_ops"], ("mean_seconds", "mean"))
+
+
+def _table(page: Page, title: str, rows: Sequence[Mapping[str, Any]], more: tuple[str, str]) -> Iterator[str]:
+    if not rows:
+        return
+    key, head = more
+    taken = _COUNT + 2 * _FIGURE + _SHARE
+    room = page.columns - len(INDENT) - taken
+    heads = right("count", _COUNT) + right("time", _FIGURE) + right(head, _FIGURE) + right("share", _SHARE)
+    yield INDENT + page.paint(pad(title, room) + heads, "dim")
+    for row in rows:
+        figures = (
+            right(count(row["count"]), _COUNT)
+            + right(duration(row["seconds"]), _FIGURE)
+            + right(duration(row[key]), _FIGURE)
+            + right(percent(row["share"]), _SHARE)
+        )
+        yield INDENT + pad(page.safe(row["name"]), room) + figures
+    yield ""
+
+
+def _memory(page: Page, document: Document) -> Iterator[str]:
+    for part in document["memory"]:
+        peak = part["peaks"][0]
+        reserved = f", {_size(peak['reserved_bytes'])} reserved" if peak["reserved_bytes"] else ""
+        step = f" in step {peak['step']}" if peak["step"] is not None else ""
+        yield f"{INDENT}{pad('memory ' + page.safe(part['device']), _LABEL)}peak {_size(peak['bytes'])}{reserved}, at {duration(peak['time_seconds'])}{step}"
+    if document["memory"]:
+        yield ""
+
+
+def _missing(page: Page, document: Document) -> Iterator[str]:
+    for sentence in document["missing"]:
+        for line in page.prose(sentence, indent=4):
+            yield INDENT + page.paint(line, "dim")
+
+
+def _size(size: float) -> str:
+    for unit, bytes_ in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= bytes_:
+            return f"{size / bytes_:.3g} {unit}"
+    return f"{size:.0f} B"

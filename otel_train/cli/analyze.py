@@ -1,0 +1,103 @@
+"""``otel-train analyze``: where the time of a profiler trace goes."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_train.analyze.findings import rank_finding
+from otel_train.analyze.ranks import waits
+from otel_train.analyze.scene import Scene
+from otel_train.analyze.summary import summarize
+from otel_train.cli import captures
+from otel_train.cli.analysis_page import render
+from otel_train.export.atomic import dump_json
+from otel_train.export.typeset import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from otel_train.analyze.trace import Trace
+
+EPILOG = """\
+A TRACE is what torch.profiler's export_chrome_trace writes, plain or gzip, up to gigabytes. The traces of
+several ranks together also tell who waits for whom. docs/reference/analysis.md says what each figure means.
+
+examples:
+  otel-train analyze trace.json.gz
+  otel-train analyze runs/20260131-x7              the newest capture of a run, all its ranks
+  otel-train analyze rank0.json.gz rank1.json.gz
+  otel-train analyze trace.json --json | jq '.findings[0].claim'
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Tell argparse about this command."""
+    parser = subparsers.add_parser(
+        "analyze",
+        help="say where the time of a profiler trace goes, and what to change",
+        description="Analyse a profiler trace, or the newest capture of a run.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "trace", nargs="*", metavar="TRACE|RUN", help="trace files, or a run (default: newest)"
+    )
+    parser.add_argument(
+        "--top", type=_positive, default=10, metavar="N", help="operators and kernels listed; 10"
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="one JSON object per trace, a line each, for scripts"
+    )
+    parser.add_argument(
+        "--run-dir",
+        default=os.environ.get("OTEL_TRAIN_RUN_DIR", "runs"),
+        metavar="D",
+        help="folder that holds the run directories (default: OTEL_TRAIN_RUN_DIR, else runs)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what the traces say."""
+    traces = captures.read_all(captures.chosen(args.trace, Path(args.run_dir)))
+    documents = documents_of(traces, most=args.top)
+    if args.json:
+        for document in documents:
+            print(dump_json(document))
+        return 0
+    page = Page.of(sys.stdout)
+    print(render(page, documents[0]), end="")
+    if len(documents) > 1:
+        others = ", ".join(str(document["path"]) for document in documents[1:])
+        print(f"\nThe same of the other ranks: otel-train analyze {others}")
+    return 0
+
+
+def documents_of(traces: Sequence[Trace], *, most: int = 10) -> list[dict[str, Any]]:
+    """The analysis of each trace; where there are several ranks, the first also says who waits for whom.
+
+    Raises:
+        TraceError: several traces do not say which rank they are, or two are of one rank.
+    """
+    documents = [summarize(trace, most=most) for trace in traces]
+    if len(traces) > 1:
+        waiting = waits([Scene(trace) for trace in traces])
+        first = documents[0]
+        first["ranks"] = waiting
+        late = rank_finding(first, waiting)
+        if late is not None:
+            said = [finding for finding in first["findings"] if finding["name"] != "no_finding"]
+            first["findings"] = sorted(
+                [*said, dataclasses.asdict(late)], key=lambda finding: -finding["share"]
+            )
+    return documents
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number above 0")
+    return int(text)

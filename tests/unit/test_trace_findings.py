@@ -1,0 +1,246 @@
+"""Every rule, with a trace that provokes it and one that must not."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_train.analyze.findings import findings, rank_finding
+from otel_train.analyze.summary import summarize
+from otel_train.analyze.trace import read
+from tests.support.made_trace import NCCL_STREAM, MadeTrace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from otel_train.analyze.rules import TraceFinding
+
+STEPS, LENGTH = 5, 10_000.0
+GEMM, PLAIN, ADD = "sm90_xmma_gemm_bf16_kernel", "sgemm_largek_lds64", "void at::native::add_kernel(int)"
+H2D = "Memcpy HtoD (Pageable -> Device)"
+
+
+def loop(fill: Callable[[MadeTrace, float], None], *, steps: int = STEPS) -> MadeTrace:
+    """Steps of 10 ms, each filled in the same way."""
+    made = MadeTrace()
+    for number in range(steps):
+        made.step(number, number * LENGTH, LENGTH)
+        fill(made, number * LENGTH)
+    return made
+
+
+def busy(
+    made: MadeTrace, at: float, *, until: float = 9_900.0, begin: float = 100.0, kernel: str = GEMM
+) -> None:
+    """One long kernel, launched in time."""
+    made.kernel(kernel, at + begin, until - begin, launched=at + begin - 20)
+
+
+def healthy(made: MadeTrace, at: float) -> None:
+    """Waits 50 us for data; the device is busy nearly all of the time."""
+    made.note("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", at, 50)
+    busy(made, at)
+
+
+def starved(made: MadeTrace, at: float) -> None:
+    made.note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 4_000)
+    busy(made, at, begin=4_100)
+
+
+def starved_on_the_host(made: MadeTrace, at: float) -> None:
+    made.note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", at, 4_000)
+    made.op("aten::a", at + 4_000, 2_000)
+    made.op("aten::b", at + 6_000, 2_000)
+    made.op("aten::c", at + 8_000, 2_000)
+    made.op("aten::d", at, 2_000)
+
+
+def read_ahead(made: MadeTrace, at: float) -> None:
+    """The host waits for a batch, and the device has work all the while."""
+    made.kernel(GEMM, at + 20, 9_900, launched=at + 2)
+    made.note("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", at + 10, 4_000)
+
+
+def many_launches(made: MadeTrace, at: float) -> None:
+    for number in range(400):
+        made.kernel(ADD, at + number * 25 + 12, 4, launched=at + number * 25, launch_dur=10)
+
+
+def slow_python(made: MadeTrace, at: float) -> None:
+    for number in range(5):
+        made.op("aten::nonzero", at + number * 2_000, 1_000)
+        made.kernel(GEMM, at + number * 2_000 + 1_100, 900, launched=at + number * 2_000 + 1_080)
+
+
+def syncs(made: MadeTrace, at: float) -> None:
+    """The device is done, the call returns 5 us later, and it takes the host 1 ms to launch again."""
+    for number in range(5):
+        begin = at + number * 2_000
+        made.kernel(GEMM, begin + 20, 980, launched=begin + 10)
+        made.call("cudaStreamSynchronize", begin + 15, 990)
+
+
+def one_sync(made: MadeTrace, at: float) -> None:
+    busy(made, at)
+    made.call("cudaDeviceSynchronize", at + 200, 9_705)
+
+
+def all_reduce(made: MadeTrace, at: float, *, beside: bool) -> None:
+    busy(made, at, until=9_900 if beside else 6_000)
+    start = 3_000 if beside else 6_010
+    made.kernel("ncclDevKernel_AllReduce_Sum_f32", at + start, 3_000, launched=at + 90, stream=NCCL_STREAM)
+    made.kernel(GEMM, at + 9_050, 850, launched=at + 92)
+
+
+def copies(made: MadeTrace, at: float, *, name: str = H2D) -> None:
+    correlation = made.call("cudaMemcpyAsync", at + 10, 1_000)
+    made.device("gpu_memcpy", name, at + 20, 980, correlation=correlation)
+    busy(made, at, begin=1_100)
+
+
+def optimizer(made: MadeTrace, at: float, *, op: str, length: float = 3_000) -> None:
+    made.note("otel_train:forward", at, 5_000)
+    made.note("otel_train:optimizer", at + 5_000, length)
+    for number in range(4):
+        made.op(op, at + 5_000 + number * 100, 90)
+    made.op("aten::mm", at, 100)
+    made.op("aten::relu", at + 100, 100)
+    made.op("aten::add", at + 200, 300)
+
+
+def one_op(made: MadeTrace, at: float, *, name: str, share: float) -> None:
+    made.op(name, at, 5_000 * share)
+    for number in range(10):
+        made.op(f"aten::other{number}", at + 5_000 + number * 300, 500 * (1 - share) / 2)
+
+
+def memory(made: MadeTrace, at: float, *, leak: int) -> None:
+    healthy(made, at)
+    left = 100_000_000 + round(at / LENGTH) * leak
+    made.memory(at + 10, 50_000_000, left + 50_000_000)
+    made.memory(at + 9_000, -50_000_000 + leak, left + leak)
+
+
+CASES: list[tuple[str, Callable[[MadeTrace, float], None], Callable[[MadeTrace, float], None]]] = [
+    ("input_bound", starved, read_ahead),
+    ("input_bound", starved_on_the_host, lambda made, at: one_op(made, at, name="aten::mm", share=0.9)),
+    ("launch_bound", many_launches, slow_python),
+    ("host_bound", slow_python, many_launches),
+    ("sync_bound", syncs, one_sync),
+    (
+        "exposed_communication",
+        lambda m, at: all_reduce(m, at, beside=False),
+        lambda m, at: all_reduce(m, at, beside=True),
+    ),
+    ("pageable_copies", copies, lambda m, at: copies(m, at, name="Memcpy HtoD (Pinned -> Device)")),
+    ("no_tensor_cores", lambda m, at: busy(m, at, kernel=PLAIN), busy),
+    (
+        "unfused_optimizer",
+        lambda m, at: optimizer(m, at, op="aten::addcdiv_"),
+        lambda m, at: optimizer(m, at, op="aten::_fused_adamw_"),
+    ),
+    (
+        "heavy_op",
+        lambda m, at: one_op(m, at, name="aten::conv2d", share=0.8),
+        lambda m, at: one_op(m, at, name="aten::conv2d", share=0.05),
+    ),
+    ("memory_growth", lambda m, at: memory(m, at, leak=5_000_000), lambda m, at: memory(m, at, leak=0)),
+]
+
+
+def found_in(path: Path, fill: Callable[[MadeTrace, float], None]) -> dict[str, TraceFinding]:
+    document = summarize(read(loop(fill).write(path / "trace.json")))
+    return {finding.name: finding for finding in findings(document)}
+
+
+@pytest.mark.parametrize(
+    ("name", "guilty", "innocent"), CASES, ids=[f"{number}-{case[0]}" for number, case in enumerate(CASES)]
+)
+def test_a_rule_accuses_the_guilty_and_spares_the_innocent(
+    tmp_path: Path, name: str, guilty: Callable[..., None], innocent: Callable[..., None]
+) -> None:
+    """A false accusation costs the reader a day, and us the reader."""
+    accused = found_in(tmp_path, guilty)
+
+    assert name in accused
+    assert name not in found_in(tmp_path, innocent)
+    assert accused[name].claim.endswith(".")
+    assert accused[name].advice
+    assert accused[name].evidence
+
+
+def test_a_healthy_loop_is_told_so(tmp_path: Path) -> None:
+    """Silence would leave the reader guessing whether anybody looked."""
+    [finding] = found_in(tmp_path, healthy).values()
+
+    assert finding.name == "no_finding"
+    assert finding.severity == "ok"
+    assert "data loading takes 0.5% of the time, which is fine" in finding.claim
+
+
+def test_time_won_back_is_in_seconds_and_hours(tmp_path: Path) -> None:
+    """40 % of 50 ms, and of a day."""
+    finding = found_in(tmp_path, starved)["input_bound"]
+
+    assert finding.share == pytest.approx(0.40)
+    assert finding.seconds == pytest.approx(0.020)
+    assert finding.hours_per_day == pytest.approx(9.6)
+    assert finding.confidence == "high"
+    assert finding.where[0] == "4.2 ms idle at 0.009900 s in step 0"
+
+
+def test_the_heaviest_finding_comes_first(tmp_path: Path) -> None:
+    """It is what the alert and the event carry."""
+
+    def both(made: MadeTrace, at: float) -> None:
+        starved(made, at)
+        made.memory(at + 5_000, 1, round(at) * 1_000_000 + 1)
+
+    assert list(found_in(tmp_path, both)) == ["input_bound", "memory_growth"]
+
+
+def test_a_trace_without_steps_is_trusted_less(tmp_path: Path) -> None:
+    """What happens once at the start may be all there is."""
+    made = MadeTrace()
+    starved(made, 0)
+
+    [finding] = findings(summarize(read(made.write(tmp_path / "trace.json"))))
+
+    assert (finding.name, finding.confidence) == ("input_bound", "medium")
+
+
+def test_a_trace_without_events_says_that_nothing_can_be_said(tmp_path: Path) -> None:
+    """A schedule longer than the run leaves such a file."""
+    [finding] = findings(summarize(read(MadeTrace().write(tmp_path / "trace.json"))))
+
+    assert finding.name == "nothing_recorded"
+
+
+def waiting(*caused_s: float) -> dict[str, Any]:
+    whole = sum(caused_s)
+    ranks = [
+        {"rank": rank, "waited_seconds": whole / len(caused_s), "caused_seconds": part, "step_seconds": 0.01}
+        for rank, part in enumerate(caused_s)
+    ]
+    return {"collectives": 10, "unmatched": 0, "ranks": ranks}
+
+
+def test_the_rank_that_all_wait_for_is_named(tmp_path: Path) -> None:
+    """Two ranks, 50 ms each; 20 ms of waiting, 18 of them for rank 1."""
+    document = summarize(read(loop(healthy).write(tmp_path / "trace.json")))
+
+    finding = rank_finding(document, waiting(0.002, 0.018))
+
+    assert finding is not None
+    assert "rank 1" in finding.claim
+    assert finding.share == pytest.approx(0.20 * 0.9)
+
+
+@pytest.mark.parametrize("caused", [(0.0005, 0.0005), (0.007, 0.007, 0.007)])
+def test_no_rank_is_named_where_waiting_is_short_or_shared(tmp_path: Path, caused: tuple[float, ...]) -> None:
+    """Ranks take turns in coming last; that is not a straggler."""
+    document = summarize(read(loop(healthy).write(tmp_path / "trace.json")))
+
+    assert rank_finding(document, waiting(*caused)) is None
