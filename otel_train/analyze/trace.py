@@ -119,45 +119,47 @@ def read(
     Raises:
         TraceError: there is no such file, or it is no trace.
     """
-    path, columns = Path(path), Columns()
-    skipped = 0
-    try:
-        pieces = Pieces(Source(path, limits or Limits(), progress), path, decode=decode, limits=limits)
-        for piece in pieces:
-            columns.add(piece.events)
-            skipped += piece.skipped
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
+    path = Path(path)
+    columns, about, faults = _collected(path, progress, limits or Limits())
     spans, memory, first_us = columns.spans()
     order = np.argsort(spans.start_ns, kind="stable")
     if not np.array_equal(order, np.arange(order.size)):
         spans = spans.take(order)
-    categories = np.array(
-        [_KINDS.get(str(name).lower(), Kind.ELSE) for name in columns.categories] or [Kind.ELSE], np.int8
-    )
-    kind = categories[np.minimum(spans.category, categories.size - 1)]
-    rank, world_size = _place(pieces.about)
-    faults = {
-        "broken": pieces.broken,
-        "skipped": skipped + pieces.skipped,
-        "untimed": columns.untimed,
-        "unpaired": columns.unpaired,
-    }
-    if not spans.name.size and (pieces.broken or skipped):
-        raise TraceError(f"{path}: {pieces.broken or 'nothing in it is an event'}; no event could be read")
+    faults["untimed"] = columns.untimed
+    if not spans.name.size and (faults["broken"] or faults["skipped"]):
+        raise TraceError(f"{path}: {faults['broken'] or 'nothing in it is an event'}; no event could be read")
+    kinds = [_KINDS.get(str(name).lower(), Kind.ELSE) for name in columns.categories] or [Kind.ELSE]
+    kind = np.array(kinds, np.int8)[np.minimum(spans.category, len(kinds) - 1)]
+    rank, world_size = _place(about)
     return Trace(
         path=path,
         rank=rank,
         world_size=world_size,
-        about=pieces.about,
+        about=about,
         spans=spans,
         kind=kind,
         memory=memory,
         names=list(columns.names),
         lanes=list(columns.lanes),
         first_us=first_us,
-        missing=tuple(_missing(pieces.about, kind, remembers=bool(memory.at_ns.size), faults=faults)),
+        missing=tuple(_missing(about, kind, remembers=bool(memory.at_ns.size), faults=faults)),
     )
+
+
+def _collected(
+    path: Path, progress: Callable[[int, int], None] | None, limits: Limits
+) -> tuple[Columns, Mapping[str, Any], dict[str, Any]]:
+    """The events of a file, what stands around them, and what went wrong."""
+    columns, skipped = Columns(), 0
+    try:
+        pieces = Pieces(Source(path, limits, progress), path, decode=decode, limits=limits)
+        for piece in pieces:
+            columns.add(piece.events)
+            skipped += piece.skipped
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
+    faults = {"broken": pieces.broken, "skipped": skipped + pieces.skipped, "unpaired": columns.unpaired}
+    return columns, pieces.about, faults
 
 
 def _place(about: Mapping[str, Any]) -> tuple[int | None, int | None]:
