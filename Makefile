@@ -75,6 +75,15 @@ fix: setup  ## format, and repair what can be repaired
 bench: setup  ## what watching costs; writes benchmarks/results and docs/reference/overhead.md
 	$(PY) -m benchmarks
 
+# HolisticTraceAnalysis brings a hundred packages: it gets an environment of its own, and only this target needs it.
+.hta/bin/python:
+	@uv=uv; uv --version >/dev/null 2>&1 || uv=.uv/bin/uv; \
+	"$$uv" venv --quiet .hta && "$$uv" pip install --quiet --python .hta/bin/python 'HolisticTraceAnalysis==0.5.0'
+
+.PHONY: bench-analyze
+bench-analyze: setup .hta/bin/python  ## what the analysis of a trace costs, and whether HolisticTraceAnalysis agrees
+	$(PY) -m benchmarks.traces --hta .hta/bin/python
+
 .PHONY: coverage
 coverage: setup  ## the tests of `make test`, with the lines they miss
 	$(PY) -m pytest -q -m "not stack and not gpu" --cov --cov-report=term
@@ -94,5 +103,5 @@ bench-gpu: setup  ## what watching costs on a CUDA device
 
 .PHONY: clean
 clean:  ## remove what these targets made here
-	rm -rf $(VENV) .uv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* dist
+	rm -rf $(VENV) .uv .hta .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage .coverage.* dist
 	find otel_train tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

@@ -138,8 +138,9 @@ class Columns:
     def add(self, events: Sequence[Event]) -> None:
         """The events of one piece."""
         spans = [event for event in events if event.ph == "X"]
-        told = [event for event in events if event.ph == "i" and event.name == "[memory]"]
-        self.unpaired += sum(event.ph == "B" for event in events)
+        others = [event for event in events if event.ph != "X"]
+        told = [event for event in others if event.ph == "i" and event.name == "[memory]"]
+        self.unpaired += sum(event.ph == "B" for event in others)
         if told:
             figures = np.array([(event.ts, *_MEMORY(event.args)) for event in told], np.float64)
             self._memory.append(figures[np.isfinite(figures[:, 0])])
