@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from otel_train.config import Config
     from otel_train.errors import (
+        ComparisonError,
         ConfigError,
         MissingExtraError,
         OtelTrainError,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "ComparisonError",
     "Config",
     "ConfigError",
     "Loader",
@@ -54,6 +56,7 @@ __all__ = [
 ]
 
 _ROOMS = {
+    "ComparisonError": "errors",
     "Config": "config",
     "ConfigError": "errors",
     "Loader": "record.discover",

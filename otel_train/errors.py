@@ -4,7 +4,8 @@
     |-- ConfigError         a setting has a value we cannot honour
     |-- MissingExtraError   a feature was asked for whose package is not installed
     |-- RunDirectoryError   a run directory is not what it claims to be
-    `-- TraceError          a profiler trace is not what it claims to be
+    |-- TraceError          a profiler trace is not what it claims to be
+    `-- ComparisonError     two recordings cannot be compared
 
 Set-up and offline commands raise these. A running training loop never sees them.
 """
@@ -27,4 +28,8 @@ class RunDirectoryError(OtelTrainError):
 
 
 class TraceError(OtelTrainError):
-    """A profiler trace cannot be read, or two of them cannot be compared; the message says why."""
+    """A profiler trace cannot be read, or traces of ranks do not belong together; the message says why."""
+
+
+class ComparisonError(OtelTrainError):
+    """Two traces or two runs cannot be compared; the message says why."""

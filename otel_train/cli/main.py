@@ -21,6 +21,7 @@ COMMANDS = {
     "postmortem": "say what a run was doing when it died",
     "replay": "send what a run could not send to its collector",
     "analyze": "say where the time of a profiler trace goes, and what to change",
+    "compare": "say what changed between two traces or two runs",
     "catalog": "print every metric, span and attribute by name",
 }
 """Each is a module of this folder with ``add_parser(subparsers)`` and ``run(args) -> int``."""
@@ -44,6 +45,7 @@ examples:
   otel-train summary runs/20260131-x7    the card of a run; --json for scripts
   otel-train postmortem 20260131-x7      last step and open stage after a crash
   otel-train analyze trace.json.gz       what a profiler trace says, and what to change
+  otel-train compare runs/a runs/b       what became slower; --fail-if-slower 5% for CI
   otel-train replay runs/20260131-x7     send what the collector has missed
 
 RUN is a run directory or the id of a run below runs/ (or OTEL_TRAIN_RUN_DIR); without it, the newest run.

@@ -1,0 +1,162 @@
+"""``otel-train compare``: what changed between two traces or two runs."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_train.analyze.compare import Side, compare, is_slower, side_of_trace
+from otel_train.analyze.summary import summarize
+from otel_train.cli import captures, summary
+from otel_train.cli.run_side import side_of_run
+from otel_train.errors import RunDirectoryError
+from otel_train.export import typeset
+from otel_train.export.atomic import dump_json
+from otel_train.export.rundir import find_run, rank_directories
+from otel_train.export.typeset import INDENT, Page, count, duration, pad, percent, right
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+SLOWER = 1
+EPILOG = """\
+Two traces are compared step by step; two runs by the histograms they exported. An interval holds the true ratio
+in 95 of 100 cases. What says nothing is refused, with exit code 2: other numbers of ranks, too few steps.
+
+examples:
+  otel-train compare before.json.gz after.json.gz
+  otel-train compare runs/a runs/b
+  otel-train compare runs/main runs/mine --fail-if-slower 5%    exit code 1 if steps are more than 5 % longer
+"""
+_ROWS, _FIGURE, _RATIO = 14, 10, 9
+_STYLES = {"slower": "red", "faster": "green"}
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Tell argparse about this command."""
+    parser = subparsers.add_parser(
+        "compare",
+        help="say what changed between two traces or two runs",
+        description="Compare two traces, or two runs.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("before", metavar="A", help="a trace, a run directory or a run id")
+    parser.add_argument("after", metavar="B", help="another of the same kind")
+    parser.add_argument(
+        "--fail-if-slower",
+        type=_share,
+        metavar="P",
+        help="exit with 1 if the step is longer by more than this, such as 5%% or 0.05, beyond doubt",
+    )
+    parser.add_argument(
+        "--rank", type=int, default=None, metavar="N", help="of runs: compare this rank (default: the first)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
+    parser.add_argument(
+        "--run-dir",
+        default=os.environ.get("OTEL_TRAIN_RUN_DIR", "runs"),
+        metavar="D",
+        help="folder that holds the run directories (default: OTEL_TRAIN_RUN_DIR, else runs)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what changed; say by the exit code whether it became slower."""
+    document = compare(*(_side(target, args) for target in (args.before, args.after)))
+    slower = None if args.fail_if_slower is None else is_slower(document, args.fail_if_slower)
+    if args.json:
+        print(dump_json(document))
+    else:
+        page = Page.of(sys.stdout)
+        print(page.finish(_lines(page, document)), end="")
+    if args.fail_if_slower is not None and slower is not False:
+        said = "is" if slower else "may or may not be: more steps are needed to tell if it is"
+        print(
+            f"otel-train: {document['after']} {said} slower by more than {args.fail_if_slower:.3g}",
+            file=sys.stderr,
+        )
+    return SLOWER if slower else 0
+
+
+def _side(target: str, args: argparse.Namespace) -> Side:
+    if Path(target).is_file():
+        [trace] = captures.read_all([Path(target)])
+        return side_of_trace(summarize(trace, most=50), name=target)
+    found = find_run(target, Path(args.run_dir))
+    ranks = {int(folder.name.removeprefix("rank")): folder for folder in rank_directories(found)}
+    rank = min(ranks, default=0) if args.rank is None else args.rank
+    if rank not in ranks:
+        raise RunDirectoryError(f"{found}: has no rank {rank}. Ranks: {', '.join(map(str, ranks)) or 'none'}")
+    return side_of_run(ranks[rank], summary.read(ranks[rank] / summary.FILE_NAME), name=target)
+
+
+def _lines(page: Page, document: Mapping[str, Any]) -> Iterator[str]:
+    step = document["rows"][0]
+    name = page.safe(f"{document['before']} → {document['after']}")
+    yield page.rule(
+        [("otel_train", "bold"), (name, "cyan")], (step["verdict"], _STYLES.get(step["verdict"], "bold"))
+    )
+    yield INDENT + page.paint(f"A step takes {_change(step)}.", "bold")
+    for difference in document["differences"]:
+        for line in page.prose(f"differs: {difference}", indent=2):
+            yield INDENT + page.paint(line, "dim")
+    yield ""
+    column = page.columns - len(INDENT) - 2 * _FIGURE - _RATIO - 20
+    heads = right("before", _FIGURE) + right("after", _FIGURE) + right("ratio", _RATIO) + right("95 %", 18)
+    yield INDENT + page.paint(pad("mean of", column) + heads, "dim")
+    for row in document["rows"][:_ROWS]:
+        yield INDENT + page.paint(_row(page, row, column), _STYLES.get(row["verdict"], ""))
+    if len(document["rows"]) > _ROWS:
+        yield INDENT + page.paint(f"and {len(document['rows']) - _ROWS} more with --json", "dim")
+    yield ""
+    yield from _quantiles(page, step)
+    moved = [row for row in document["shares"] if abs(row["before"] - row["after"]) >= 0.01]  # noqa: PLR2004 - a point
+    for row in moved:
+        figures = right(percent(row["before"]), _FIGURE) + right(percent(row["after"]), _FIGURE)
+        yield INDENT + pad(page.safe(row["name"].replace("_", " ")), column) + figures
+    for key, said in (("only_before", "only in the first"), ("only_after", "only in the second")):
+        if document[key]:
+            for line in page.prose(f"{said}: {', '.join(document[key][:8])}", indent=2):
+                yield INDENT + page.paint(line, "dim")
+
+
+def _row(page: Page, row: Mapping[str, Any], column: int) -> str:
+    before, after = (row[key]["mean"] for key in ("before", "after"))
+    interval = typeset.ABSENT if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
+    ratio = typeset.ABSENT if row["ratio"] is None else f"{row['ratio']:.3f}"
+    figures = right(duration(before), _FIGURE) + right(duration(after), _FIGURE)
+    return pad(page.safe(row["name"]), column) + figures + right(ratio, _RATIO) + right(interval, 18)
+
+
+def _quantiles(page: Page, step: Mapping[str, Any]) -> Iterator[str]:
+    for name in ("p50", "p95", "p99"):
+        texts = []
+        for key in ("before", "after"):
+            value, low, high = step[key][name]
+            between = "" if low is None or high is None else f" ({duration(low)} to {duration(high)})"
+            texts.append(f"{duration(value)}{between}")
+        yield f"{INDENT}{pad(f'step {name}', 10)}{texts[0]} → {texts[1]}"
+    counts = " and ".join(count(step[key]["count"]) for key in ("before", "after"))
+    yield INDENT + page.paint(f"of {counts} steps", "dim")
+    yield ""
+
+
+def _change(step: Mapping[str, Any]) -> str:
+    if step["low"] is None:
+        return f"{step['ratio']:.3f} times as long, from too few steps to be sure"
+    text = f"{step['ratio']:.3f} times as long ({step['low']:.3f} to {step['high']:.3f})"
+    return text if step["verdict"] != "no difference shown" else f"{text}: no difference is shown"
+
+
+def _share(text: str) -> float:
+    try:
+        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+    except ValueError:
+        share = -1.0
+    if not 0 <= share < 10:  # noqa: PLR2004 - ten times as long is no limit but a slip of the pen
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a share such as 5% or 0.05")
+    return share

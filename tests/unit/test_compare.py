@@ -1,0 +1,234 @@
+"""What changed between two recordings, how sure that is, and what is not compared."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from otel_train import ComparisonError
+from otel_train.analyze.compare import Side, compare, is_slower
+from otel_train.analyze.sample import Sample, of_values, ratio, together
+from otel_train.cli.main import main
+from tests.support.made_trace import MadeTrace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def side(*seconds: float, name: str = "a", kind: str = "run", **must_match: object) -> Side:
+    return Side(name=name, kind=kind, samples={"step": of_values(seconds)}, must_match=must_match)
+
+
+def test_a_ratio_of_means_has_its_interval() -> None:
+    """Means 2 and 3, four values each, all 0.5 from their mean: worked out below, step by step."""
+    before, after = of_values([1.5, 2.5, 1.5, 2.5]), of_values([2.5, 3.5, 2.5, 3.5])
+
+    found = ratio(before, after)
+
+    variance = 1 / 3 / 4  # of each mean: the spread of 4 values that lie 0.5 from theirs, over 3, over 4
+    a, b = variance / 4, variance / 9
+    freedom = (a + b) ** 2 / (a**2 / 3 + b**2 / 3)
+    assert freedom == pytest.approx(5.23, abs=0.01)
+    student = 2.537  # two-sided 95 % at 5.23 degrees, between the table's 2.571 at 5 and 2.447 at 6
+    assert found.value == pytest.approx(1.5)
+    assert found.high - found.value == pytest.approx(1.5 * student * math.sqrt(a + b), rel=0.02)
+
+
+def test_the_interval_of_a_quantile_holds_it_most_of_the_time() -> None:
+    """95 of 100; the law is checked on 400 draws of 200 values with a known median."""
+    random = np.random.default_rng(7)
+    hits = 0
+    for _ in range(400):
+        found = of_values(random.exponential(1.0, 200)).quantile(0.5)
+        hits += found.low <= math.log(2) <= found.high
+
+    assert 370 <= hits <= 400
+
+
+def test_buckets_and_values_agree_within_a_bucket() -> None:
+    """Runs keep histograms; what they say must be what the values would have said."""
+    values = np.random.default_rng(3).lognormal(-4, 0.3, 5000)
+    edges = 2.0 ** (np.arange(-200, 50) / 16)
+    place = np.digitize(values, edges)
+    number = np.bincount(place, minlength=edges.size + 1)
+    used = np.flatnonzero(number)
+    buckets = Sample(edges[used - 1], edges[used], number[used], float(values.sum()))
+    exact = of_values(values)
+
+    assert buckets.mean == pytest.approx(exact.mean)
+    assert buckets.variance_of_mean == pytest.approx(exact.variance_of_mean, rel=0.05)
+    assert buckets.quantile(0.95).value == pytest.approx(exact.quantile(0.95).value, rel=0.045)
+    assert buckets.quantile(0.5).low <= exact.quantile(0.5).value <= buckets.quantile(0.5).high
+
+
+def test_samples_put_together_are_one_sample() -> None:
+    """Several loaders, one step."""
+    both = together([of_values([3.0, 1.0]), of_values([2.0])])
+
+    assert both.low.tolist() == [1.0, 2.0, 3.0]
+    assert (both.size, both.mean) == (3, 2.0)
+
+
+def test_too_few_occurrences_have_no_interval() -> None:
+    """Three steps say what they took and not how sure that is."""
+    document = compare(side(1.0, 1.1), side(2.0, 2.1))
+
+    assert document["rows"][0]["ratio"] == pytest.approx(2.05 / 1.05)
+    assert document["rows"][0]["low"] is None
+    assert document["rows"][0]["verdict"] == "not known"
+    assert is_slower(document, 0.05) is None
+
+
+@pytest.mark.parametrize(
+    ("after", "verdict", "slower"),
+    [
+        ((1.20, 1.21, 1.19, 1.20, 1.20), "slower", True),
+        ((1.001, 1.0, 0.999, 1.0, 1.0), "no difference shown", False),
+        ((0.8, 0.81, 0.8, 0.79, 0.8), "faster", False),
+        ((1.0, 1.4, 0.9, 1.1, 1.3), "no difference shown", None),
+    ],
+)
+def test_slower_means_beyond_doubt(after: tuple[float, ...], verdict: str, slower: bool | None) -> None:
+    """A gate that fails on noise is switched off within a week."""
+    document = compare(side(1.0, 1.01, 0.99, 1.0, 1.0), side(*after))
+
+    assert document["rows"][0]["verdict"] == verdict
+    assert is_slower(document, 0.05) is slower
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "says"),
+    [
+        (side(1, 1), side(1, 1, kind="trace"), "two of a kind"),
+        (side(1, 1, ranks=1), side(1, 1, name="b", ranks=8), "ranks differ: 1 in a, 8 in b"),
+        (side(1, 1), side(1, name="b"), "b has 1 steps"),
+    ],
+)
+def test_what_is_not_comparable_is_refused_with_its_reason(before: Side, after: Side, says: str) -> None:
+    """A number would be believed."""
+    with pytest.raises(ComparisonError, match=says):
+        compare(before, after)
+
+
+def trace(path: Path, *, step: float, kernels: bool = True) -> str:
+    made = MadeTrace()
+    for number in range(6):
+        start = number * step
+        made.step(number, start, step - number)
+        made.note("otel_train:forward", start, step / 2)
+        made.op("aten::mm", start, step / 4)
+        if kernels:
+            made.kernel("gemm", start + 10, step / 2, launched=start)
+    return str(made.write(path))
+
+
+def test_traces_are_compared_step_by_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """1,000 and 1,200 us, of which forward is half."""
+    one, two = trace(tmp_path / "a.json", step=1000), trace(tmp_path / "b.json", step=1200)
+
+    assert main(["compare", one, two, "--json"]) == 0
+
+    document = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in document["rows"]}
+    assert next(iter(rows)) == "step"
+    assert rows["step"]["ratio"] == pytest.approx(1.2, rel=0.01)
+    assert rows["stage forward"]["ratio"] == pytest.approx(1.2)
+    assert rows["op aten::mm"]["ratio"] == pytest.approx(1.2)
+    assert rows["step"]["verdict"] == "slower"
+
+
+def test_a_gate_fails_a_build_that_is_slower(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Code 1 for slower, 0 for not, 2 for not comparable: CI tells them apart."""
+    one, two = trace(tmp_path / "a.json", step=1000), trace(tmp_path / "b.json", step=1200)
+    host = trace(tmp_path / "c.json", step=1000, kernels=False)
+
+    codes = [
+        main(["compare", *pair, "--fail-if-slower", "5%"]) for pair in ((one, two), (two, one), (one, host))
+    ]
+
+    assert codes == [1, 0, 2]
+    printed = capsys.readouterr()
+    assert "1.201 times as long" in printed.out
+    assert "is slower by more than 0.05" in printed.err
+    assert "not comparable: what ran on a device differ" in printed.err
+
+
+def a_run(folder: Path, *, seconds: float, ranks: int = 1, torch: str = "2.9") -> str:
+    """A run of 100 steps, all of one length, in the buckets of scale 4."""
+    rank = folder / "rank0"
+    rank.mkdir(parents=True)
+    summary = {
+        "schema": "otel_train.summary/1", "world_size": ranks, "step_source": "update", "batches": {"train": 100},
+        "steps": {"train": 100}, "wall_seconds": 100.0, "activities": {"data_wait": 10.0},
+    }  # fmt: skip
+    (rank / "summary.json").write_text(json.dumps(summary))
+    (folder / "run.json").write_text("{}")
+
+    def point(**told: str) -> dict[str, Any]:
+        index = math.ceil(math.log2(seconds) * 16) - 1
+        return {
+            "attributes": [{"key": f"train.{key}", "value": {"stringValue": value}} for key, value in told.items()],
+            "count": "100", "sum": 100 * seconds, "scale": 4, "zeroCount": "0", "min": seconds * 0.99, "max": seconds * 1.01,
+            "positive": {"offset": index, "bucketCounts": ["100"]},
+        }  # fmt: skip
+
+    metrics = [
+        {"name": "train.step.duration", "exponentialHistogram": {"dataPoints": [point(loader="train", phase="train"), point(phase="eval")]}},
+        {"name": "train.stage.duration", "exponentialHistogram": {"dataPoints": [point(stage="data", loader="train", phase="train")]}},
+        {"name": "train.steps", "sum": {"dataPoints": []}},
+    ]  # fmt: skip
+    resource = {"attributes": [{"key": "train.torch.version", "value": {"stringValue": torch}}]}
+    line = {"resourceMetrics": [{"resource": resource, "scopeMetrics": [{"metrics": metrics}]}]}
+    (rank / "metrics.otlp.jsonl").write_text(json.dumps(line) + '\n{"resourceMetrics": [{"res')
+    return str(folder)
+
+
+def test_runs_are_compared_by_their_histograms(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """10 and 11 ms per step. The line that a crash tore off is skipped."""
+    one, two = a_run(tmp_path / "a", seconds=0.010), a_run(tmp_path / "b", seconds=0.011, torch="2.10")
+
+    assert main(["compare", one, two, "--json", "--fail-if-slower", "0.05"]) == 1
+
+    document = json.loads(capsys.readouterr().out)
+    rows = {row["name"]: row for row in document["rows"]}
+    assert set(rows) == {"step", "stage data · train"}
+    assert rows["step"]["before"]["count"] == 100
+    assert rows["step"]["ratio"] == pytest.approx(1.1)
+    assert "torch: 2.9 → 2.10" in document["differences"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["compare", "{a}", "{nowhere}"], "neither a run directory"),
+        (["compare", "{a}", "{a}", "--rank", "5"], "has no rank 5"),
+        (["compare", "{a}", "{many}"], "ranks differ: 1 in"),
+        (["compare", "{a}", "{empty}"], "Has training begun"),
+    ],
+)
+def test_runs_that_cannot_be_compared_say_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    """One line, code 2."""
+    places = {
+        "a": a_run(tmp_path / "a", seconds=0.01),
+        "many": a_run(tmp_path / "many", seconds=0.01, ranks=8),
+        "empty": a_run(tmp_path / "empty", seconds=0.01),
+        "nowhere": str(tmp_path / "nowhere"),
+    }
+    (tmp_path / "empty/rank0/metrics.otlp.jsonl").unlink()
+
+    assert main([word.format(**places) for word in words]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["fast", "-5%", "2000%"])
+def test_a_limit_that_is_no_share_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--fail-if-slower 5` would never fail."""
+    with pytest.raises(SystemExit):
+        main(["compare", "a", "b", f"--fail-if-slower={text}"])
+    assert "expected a share such as 5% or 0.05" in capsys.readouterr().err
