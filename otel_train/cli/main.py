@@ -22,6 +22,7 @@ COMMANDS = {
     "replay": "send what a run could not send to its collector",
     "analyze": "say where the time of a profiler trace goes, and what to change",
     "compare": "say what changed between two traces or two runs",
+    "report": "write a run as one page of HTML that needs nothing else",
     "catalog": "print every metric, span and attribute by name",
 }
 """Each is a module of this folder with ``add_parser(subparsers)`` and ``run(args) -> int``."""
@@ -46,6 +47,7 @@ examples:
   otel-train postmortem 20260131-x7      last step and open stage after a crash
   otel-train analyze trace.json.gz       what a profiler trace says, and what to change
   otel-train compare runs/a runs/b       what became slower; --fail-if-slower 5% for CI
+  otel-train report runs/20260131-x7     one page of HTML: timeline, histograms, captures
   otel-train replay runs/20260131-x7     send what the collector has missed
 
 RUN is a run directory or the id of a run below runs/ (or OTEL_TRAIN_RUN_DIR); without it, the newest run.

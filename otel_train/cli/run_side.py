@@ -96,11 +96,14 @@ def _series(metric: Mapping[str, Any]) -> Iterator[tuple[str, Sample]]:
             continue
         stage, loader = told.get("train.stage"), told.get("train.loader")
         of_loader = f" · {loader}" if loader else ""
-        yield STEP if name == "train.step.duration" else f"stage {stage}{of_loader}", _sample(point)
+        yield STEP if name == "train.step.duration" else f"stage {stage}{of_loader}", sample_of(point)
 
 
-def _sample(point: Mapping[str, Any]) -> Sample:
-    """Source: "ExponentialHistogram" of the OpenTelemetry metrics data model: bucket i is (b^i, b^(i+1)]."""
+def sample_of(point: Mapping[str, Any]) -> Sample:
+    """One point of a histogram.
+
+    Source: "ExponentialHistogram" of the OpenTelemetry metrics data model: bucket i is (b^i, b^(i+1)].
+    """
     positive = point.get("positive") or {"offset": 0, "bucketCounts": []}
     number = np.array([int(count) for count in positive["bucketCounts"]], np.int64)
     growth = 2.0 ** (2.0 ** -int(point["scale"]))

@@ -1,0 +1,168 @@
+"""Charts as SVG, without a library and readable in light and dark."""
+
+from __future__ import annotations
+
+import math
+from html import escape
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 860.0, 220.0, 64.0, 24.0, 8.0
+COLORS = ("blue", "teal", "violet", "amber", "pink", "green", "brown", "gray")
+_FIXED = {
+    "data": "amber", "data_wait": "amber", "forward": "blue", "backward": "teal", "optimizer": "violet", "other": "gray",
+    "productive": "blue", "eval": "green", "init": "brown", "checkpoint": "pink",
+}  # fmt: skip
+"""A stage has the same colour wherever it appears."""
+_TICKS = 4
+
+
+def color_of(name: str, place: int) -> str:
+    """The class that colours a series."""
+    return _FIXED.get(name, COLORS[place % len(COLORS)])
+
+
+def area(
+    times: Sequence[float], series: Mapping[str, Sequence[float]], *, label: str, unit: Callable[[float], str]
+) -> str:
+    """Series on top of one another.
+
+    Args:
+        times: seconds, rising; one per value.
+        series: values by name, the lowest first.
+        label: what the chart shows, for those who cannot see it.
+        unit: turns a value into text.
+    """
+    if len(times) < 2:  # noqa: PLR2004 - an area has two ends
+        return ""
+    tops = [0.0] * len(times)
+    shapes = []
+    highest = max((sum(column) for column in zip(*series.values(), strict=True)), default=0.0) or 1.0
+    x, y = _across(times), _up(highest)
+    for place, (name, values) in enumerate(series.items()):
+        floor, tops = tops, [top + value for top, value in zip(tops, values, strict=True)]
+        upper = [f"{x(at):.1f},{y(top):.1f}" for at, top in zip(times, tops, strict=True)]
+        lower = [f"{x(at):.1f},{y(low):.1f}" for at, low in zip(times, floor, strict=True)][::-1]
+        title = f"<title>{escape(name)}</title>"
+        shapes.append(
+            f'<polygon class="c-{color_of(name, place)}" points="{" ".join(upper + lower)}">{title}</polygon>'
+        )
+    return _chart("".join(shapes), times, highest, label=label, unit=unit) + legend(list(series))
+
+
+def lines(
+    times: Sequence[float],
+    series: Mapping[str, Sequence[float | None]],
+    *,
+    label: str,
+    unit: Callable[[float], str],
+) -> str:
+    """Series as lines; None is a hole."""
+    known = [value for values in series.values() for value in values if value is not None]
+    if len(times) < 2 or not known:  # noqa: PLR2004 - a line has two ends
+        return ""
+    highest = max(known) or 1.0
+    x, y = _across(times), _up(highest)
+    shapes = []
+    for place, (name, values) in enumerate(series.items()):
+        points = " ".join(
+            f"{x(at):.1f},{y(value):.1f}"
+            for at, value in zip(times, values, strict=True)
+            if value is not None
+        )
+        title = f"<title>{escape(name)}</title>"
+        shapes.append(f'<polyline class="s-{color_of(name, place)}" points="{points}">{title}</polyline>')
+    return _chart("".join(shapes), times, highest, label=label, unit=unit) + legend(list(series))
+
+
+def bars(
+    edges: Sequence[tuple[float, float]],
+    numbers: Sequence[int],
+    *,
+    name: str,
+    label: str,
+    unit: Callable[[float], str],
+) -> str:
+    """A histogram over buckets that grow by the same factor."""
+    if not numbers:
+        return ""
+    highest = max(numbers)
+    step = (WIDTH - LEFT) / len(numbers)
+    y = _up(highest)
+    shapes = []
+    for place, ((low, high), number) in enumerate(zip(edges, numbers, strict=True)):
+        said = escape(f"{unit(low)} to {unit(high)}: {number:,}")
+        shapes.append(
+            f'<rect class="c-{color_of(name, 0)}" x="{LEFT + place * step:.1f}" y="{y(number):.1f}" '
+            f'width="{max(step - 1, 0.5):.1f}" height="{HEIGHT - BOTTOM - y(number):.1f}"><title>{said}</title></rect>'
+        )
+    marks = []
+    for place in sorted({round(part * (len(numbers) - 1) / _TICKS) for part in range(_TICKS + 1)}):
+        at = LEFT + (place + 0.5) * step
+        anchor = "end" if at > WIDTH - 40 else "middle"
+        marks.append(
+            f'<text x="{at:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{escape(unit(edges[place][0]))}</text>'
+        )
+    grid = _grid(float(highest), lambda value: f"{value:,.0f}")
+    return _svg(grid + "".join(shapes) + "".join(marks), label)
+
+
+def legend(names: Sequence[str]) -> str:
+    """Which colour is which."""
+    items = "".join(
+        f'<li><span class="key b-{color_of(name, place)}"></span>{escape(name.replace("_", " "))}</li>'
+        for place, name in enumerate(names)
+    )
+    return f'<ul class="legend">{items}</ul>'
+
+
+def _across(times: Sequence[float]) -> Callable[[float], float]:
+    first, length = times[0], (times[-1] - times[0]) or 1.0
+    return lambda at: LEFT + (at - first) / length * (WIDTH - LEFT)
+
+
+def _up(highest: float) -> Callable[[float], float]:
+    return lambda value: HEIGHT - BOTTOM - value / highest * (HEIGHT - BOTTOM - TOP)
+
+
+def _chart(
+    shapes: str, times: Sequence[float], highest: float, *, label: str, unit: Callable[[float], str]
+) -> str:
+    x = _across(times)
+    marks = []
+    for part in range(_TICKS + 1):
+        at = times[0] + (times[-1] - times[0]) * part / _TICKS
+        anchor = "end" if part == _TICKS else "start" if part == 0 else "middle"
+        marks.append(
+            f'<text x="{x(at):.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{escape(elapsed(at))}</text>'
+        )
+    return _svg(_grid(highest, unit) + shapes + "".join(marks), label)
+
+
+def _grid(highest: float, unit: Callable[[float], str]) -> str:
+    y = _up(highest)
+    rows = []
+    for part in range(_TICKS + 1):
+        value = highest * part / _TICKS
+        rows.append(
+            f'<line class="grid" x1="{LEFT}" x2="{WIDTH}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
+            f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{escape(unit(value))}</text>'
+        )
+    return "".join(rows)
+
+
+def _svg(inside: str, label: str) -> str:
+    return (
+        f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" aria-label="{escape(label)}">{inside}</svg>'
+    )
+
+
+def elapsed(seconds: float) -> str:
+    """Seconds as a clock reads: ``45 s``, ``3:20``, ``2:05:00``."""
+    whole = math.floor(seconds)
+    if whole < 60:  # noqa: PLR2004 - a minute
+        return f"{seconds:.3g} s"
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
