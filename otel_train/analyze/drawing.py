@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 860.0, 220.0, 64.0, 24.0, 8.0
+WIDTH, HALF_WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 860.0, 430.0, 220.0, 64.0, 24.0, 8.0
 COLORS = ("blue", "teal", "violet", "amber", "pink", "green", "brown", "gray")
 _FIXED = {
     "data": "amber", "data_wait": "amber", "forward": "blue", "backward": "teal", "optimizer": "violet", "other": "gray",
@@ -89,24 +89,24 @@ def bars(
     if not numbers:
         return ""
     highest = max(numbers)
-    step = (WIDTH - LEFT) / len(numbers)
+    step = (HALF_WIDTH - LEFT) / len(numbers)
     y = _up(highest)
     shapes = []
     for place, ((low, high), number) in enumerate(zip(edges, numbers, strict=True)):
         said = escape(f"{unit(low)} to {unit(high)}: {number:,}")
         shapes.append(
             f'<rect class="c-{color_of(name, 0)}" x="{LEFT + place * step:.1f}" y="{y(number):.1f}" '
-            f'width="{max(step - 1, 0.5):.1f}" height="{HEIGHT - BOTTOM - y(number):.1f}"><title>{said}</title></rect>'
+            f'width="{max(step - 0.6, 0.5):.1f}" height="{HEIGHT - BOTTOM - y(number):.1f}"><title>{said}</title></rect>'
         )
     marks = []
     for place in sorted({round(part * (len(numbers) - 1) / _TICKS) for part in range(_TICKS + 1)}):
         at = LEFT + (place + 0.5) * step
-        anchor = "end" if at > WIDTH - 40 else "middle"
+        anchor = "end" if at > HALF_WIDTH - 40 else "middle"
         marks.append(
             f'<text x="{at:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{escape(unit(edges[place][0]))}</text>'
         )
-    grid = _grid(float(highest), lambda value: f"{value:,.0f}")
-    return _svg(grid + "".join(shapes) + "".join(marks), label)
+    grid = _grid(float(highest), lambda value: f"{value:,.0f}", HALF_WIDTH)
+    return _svg(grid + "".join(shapes) + "".join(marks), label, HALF_WIDTH)
 
 
 def legend(names: Sequence[str]) -> str:
@@ -141,21 +141,21 @@ def _chart(
     return _svg(_grid(highest, unit) + shapes + "".join(marks), label)
 
 
-def _grid(highest: float, unit: Callable[[float], str]) -> str:
+def _grid(highest: float, unit: Callable[[float], str], width: float = WIDTH) -> str:
     y = _up(highest)
     rows = []
     for part in range(_TICKS + 1):
         value = highest * part / _TICKS
         rows.append(
-            f'<line class="grid" x1="{LEFT}" x2="{WIDTH}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
+            f'<line class="grid" x1="{LEFT}" x2="{width}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>'
             f'<text x="{LEFT - 6}" y="{y(value) + 4:.1f}" text-anchor="end">{escape(unit(value))}</text>'
         )
     return "".join(rows)
 
 
-def _svg(inside: str, label: str) -> str:
+def _svg(inside: str, label: str, width: float = WIDTH) -> str:
     return (
-        f'<svg viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" aria-label="{escape(label)}">{inside}</svg>'
+        f'<svg viewBox="0 0 {width:.0f} {HEIGHT:.0f}" role="img" aria-label="{escape(label)}">{inside}</svg>'
     )
 
 

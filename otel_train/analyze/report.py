@@ -62,16 +62,19 @@ def _facts(document: Document) -> str:
 
 
 def _findings(document: Document) -> str:
-    found = [
-        *(document["summary"].get("verdicts") or ()),
-        *(f for c in document["captures"] for f in c["analysis"]["findings"]),
-    ]
-    return "".join(finding(each) for each in found)
+    of_run = "".join(map(finding, document["summary"].get("verdicts") or ()))
+    return of_run + "".join(
+        finding(each, source=capture["name"])
+        for capture in document["captures"]
+        for each in capture["analysis"]["findings"]
+    )
 
 
-def finding(each: Mapping[str, Any]) -> str:
-    """One finding, as a box."""
+def finding(each: Mapping[str, Any], *, source: str = "") -> str:
+    """One finding, as a box; ``source`` is the capture that shows it."""
     title = escape(str(each["name"]).replace("_", " "))
+    if source:
+        title += f' <span class="dim">in <code>{escape(source)}</code></span>'
     gain = ""
     if each.get("share"):
         hours = (
@@ -116,8 +119,8 @@ def _stages(document: Document) -> str:
 
 
 def _histograms(document: Document) -> str:
-    return "".join(
-        f"<h3>{escape(each['name'])}</h3>"
+    drawn = "".join(
+        f"<div><h3>{escape(each['name'])}</h3>"
         + bars(
             each["edges"],
             each["numbers"],
@@ -125,8 +128,10 @@ def _histograms(document: Document) -> str:
             label=f"Histogram of {each['name']}",
             unit=duration,
         )
+        + "</div>"
         for each in document["histograms"]
     )
+    return f'<div class="two">{drawn}</div>' if drawn else ""
 
 
 def _loaders(document: Document) -> str:
@@ -219,7 +224,7 @@ def flame_graph(calls: Sequence[Mapping[str, Any]]) -> str:
     return (
         '<p class="dim">Time on the host by caller. Click or Enter zooms in, Escape out, arrow keys move.</p>'
         f'<div class="flame" role="group" aria-label="Flame graph" style="height:{depth * _ROW_PX}px">{boxes}</div>'
-        '<p class="dim" id="told" aria-live="polite"></p>'
+        '<p class="dim told" aria-live="polite"></p>'
     )
 
 
@@ -239,7 +244,7 @@ def _warm(name: str) -> str:
 
 def _bar(share: float, name: str) -> str:
     color = f" b-{color_of(name, 0)}" if name else ""
-    return f'{_BAR}{color}" style="width:{min(share, 1.0) * 60:.1f}%"></span> {percent(share)}'
+    return f'{_BAR}{color}" style="width:{min(share, 1.0) * 50:.1f}%"></span> {percent(share)}'
 
 
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -11,7 +11,7 @@ STYLE = """
   --brown: #c29a78; --gray: #7b828b; --bad: #ff8a80; --warn: #f0b94d; --good: #86d272; } }
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 62rem; padding: 1.5rem 1rem 4rem; background: var(--bg); color: var(--fg);
-  font: 15px/1.5 system-ui, sans-serif; }
+  font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
 h1 { font-size: 1.5rem; margin: 0; } h2 { font-size: 1.15rem; margin: 2.2rem 0 .6rem; } h3 { font-size: 1rem; margin: 1.2rem 0 .4rem; }
 p { margin: .3rem 0; } .dim { color: var(--dim); } code { font: 13px ui-monospace, monospace; overflow-wrap: anywhere; }
 nav a { margin-right: 1rem; } a { color: var(--blue); }
@@ -20,20 +20,22 @@ nav a { margin-right: 1rem; } a { color: var(--blue); }
 .finding { background: var(--box); border-left: 4px solid var(--gray); border-radius: 4px; padding: .6rem .9rem; margin: .6rem 0; }
 .finding h3 { margin: 0; } .critical { border-color: var(--bad); } .critical h3 { color: var(--bad); }
 .warning { border-color: var(--amber); } .warning h3 { color: var(--warn); } .ok { border-color: var(--green); } .ok h3 { color: var(--good); }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
+.scroll { overflow-x: auto; margin: .6rem 0; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .22rem .5rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 th { color: var(--dim); font-weight: 500; } .bar { display: inline-block; height: .6em; background: var(--blue); border-radius: 2px; }
 td.track { width: 9rem; text-align: left; }
 svg { width: 100%; height: auto; display: block; } svg text { fill: var(--dim); font: 11px system-ui, sans-serif; }
+.two { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: 0 1.5rem; }
 .grid { stroke: var(--line); stroke-width: 1; } polyline { fill: none; stroke-width: 1.8; }
 .legend { list-style: none; display: flex; flex-wrap: wrap; gap: .2rem 1rem; padding: 0; margin: .3rem 0; color: var(--dim); }
 .key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin-right: .4em; }
 .flame { position: relative; overflow: hidden; border: 1px solid var(--line); border-radius: 4px; background: var(--box); }
 .flame button { position: absolute; height: 19px; padding: 0 3px; border: 0; border-right: 1px solid var(--bg); border-bottom: 1px solid var(--bg);
-  overflow: hidden; white-space: nowrap; text-align: left; font: 11px/18px system-ui, sans-serif; color: #0d0f12; cursor: pointer; }
+  overflow: hidden; white-space: nowrap; text-align: left; font: 11px/18px system-ui, sans-serif; color: #0d0f12; cursor: pointer;
+  background-image: linear-gradient(#ffffff80, #ffffff80); }
 .flame button:focus-visible { outline: 2px solid var(--fg); outline-offset: -2px; z-index: 1; } .flame button[hidden] { display: none; }
-#told { min-height: 1.5em; }
+.told { min-height: 1.5em; }
 @media print { nav, .skip { display: none; } }
 """
 

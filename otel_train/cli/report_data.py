@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.analyze.flame import flame
 from otel_train.analyze.scene import Scene
 from otel_train.cli import captures, summary
-from otel_train.cli.run_side import METRICS, sample_of
+from otel_train.cli.run_side import METRICS, buckets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -53,22 +53,27 @@ def _capture(name: str, scene: Scene) -> dict[str, Any]:
 
 
 def _lines(folder: Path) -> Iterator[dict[str, Any]]:
-    """Lines of metrics, evenly spaced, the last one included; what is torn is skipped."""
+    """Lines of metrics, evenly spaced, the last two included: of those one may be torn, and is skipped."""
     paths = [path for path in (folder / f"{METRICS}.1", folder / METRICS) if path.is_file()]
-    total = sum(1 for path in paths for _ in path.open("rb"))
-    every, number = max(1, total // MOST_LINES), 0
-    for path in paths:
-        with path.open("rb") as file:
-            for line in file:
-                number += 1
-                if (total - number) % every:
-                    continue
-                try:
-                    value = json.loads(line)
-                except ValueError:
-                    continue
-                if isinstance(value, dict) and "resourceMetrics" in value:
-                    yield value
+    total = sum(1 for path in paths for _ in _read(path))
+    every = max(1, total // MOST_LINES)
+    for number, line in enumerate((line for path in paths for line in _read(path)), 1):
+        if (total - number) % every == 0 or number == total - 1:
+            yield from _parsed(line)
+
+
+def _read(path: Path) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        yield from file
+
+
+def _parsed(line: bytes) -> Iterator[dict[str, Any]]:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return
+    if isinstance(value, dict) and "resourceMetrics" in value:
+        yield value
 
 
 def _points(line: Mapping[str, Any], name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -88,17 +93,15 @@ def _points(line: Mapping[str, Any], name: str) -> Iterator[tuple[dict[str, Any]
 
 def _series(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """Counters as what happened between two lines, gauges as they were."""
-    moments = [_moment(line) for line in lines]
-    moments = [moment for moment in moments if moment["at"] is not None]
-    pairs = [(one, other) for one, other in pairwise(moments) if other["at"] > one["at"]]
+    moments = _settled([_moment(line) for line in lines])
+    pairs = list(pairwise(moments))
     activities = {name for moment in moments for name, value in moment["activities"].items() if value}
     stages = {name for moment in moments for name in moment["stages"]}
     memory = {name for moment in moments for name in moment["memory"]}
     return {
         "times": [other["at"] - moments[0]["at"] for _, other in pairs],
         "activities": {
-            name: [_grown(pair, "activities", name) / (pair[1]["at"] - pair[0]["at"]) for pair in pairs]
-            for name in sorted(activities)
+            name: [_share_of(pair, name, activities) for pair in pairs] for name in sorted(activities)
         },
         "stages": {
             name: [
@@ -110,10 +113,29 @@ def _series(lines: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def _settled(moments: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Moments between which some time has been accounted for: it is settled late, and then all at once."""
+    kept: list[dict[str, Any]] = []
+    for moment in moments:
+        total = sum(moment["activities"].values())
+        if moment["at"] is None or (
+            kept and (moment["at"] <= kept[-1]["at"] or total == sum(kept[-1]["activities"].values()))
+        ):
+            continue
+        kept.append(moment)
+    return kept
+
+
 def _grown(pair: tuple[dict[str, Any], dict[str, Any]], key: str, name: str) -> float:
     """By how much a counter rose; one that began anew with an attempt has risen from nothing."""
     before, after = (moment[key].get(name, 0.0) for moment in pair)
     return float(after - before if after >= before else after)
+
+
+def _share_of(pair: tuple[dict[str, Any], dict[str, Any]], name: str, activities: set[str]) -> float:
+    """Of the time settled between two lines: activities are settled late, so it may be more than lies between them."""
+    whole = sum(_grown(pair, "activities", each) for each in activities)
+    return _grown(pair, "activities", name) / whole if whole else 0.0
 
 
 def _moment(line: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,16 +172,16 @@ def _histograms(line: Mapping[str, Any]) -> list[dict[str, Any]]:
     found = []
     for metric, what in (("train.step.duration", "step"), ("train.stage.duration", "")):
         for told, point in _points(line, metric):
-            sample = sample_of(point)
+            low, high, number = buckets_of(point)
             stage = what or told.get("train.stage", "")
             parts = [told.get("train.phase"), told.get("train.loader"), stage]
             found.append(
                 {
                     "name": " · ".join(part for part in parts if part),
                     "stage": stage,
-                    "seconds": sample.total,
-                    "edges": list(zip(sample.low.tolist(), sample.high.tolist(), strict=True)),
-                    "numbers": sample.number.tolist(),
+                    "seconds": float(point["sum"]),
+                    "edges": list(zip(low.tolist(), high.tolist(), strict=True)),
+                    "numbers": number.tolist(),
                 }
             )
     return sorted(found, key=lambda each: -each["seconds"])[:_HISTOGRAMS]

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    from numpy.typing import NDArray
+
 METRICS = "metrics.otlp.jsonl"
 _TRAIN = "train"
 _TAIL_BYTES = 1 << 22
@@ -100,7 +102,18 @@ def _series(metric: Mapping[str, Any]) -> Iterator[tuple[str, Sample]]:
 
 
 def sample_of(point: Mapping[str, Any]) -> Sample:
-    """One point of a histogram.
+    """The occurrences of one point of a histogram."""
+    low, high, number = buckets_of(point)
+    used = number > 0
+    buckets = Sample(low[used], high[used], number[used], float(point["sum"]))
+    zeros = int(point.get("zeroCount", 0))
+    return together([of_values(np.zeros(zeros)), buckets]) if zeros else buckets
+
+
+def buckets_of(
+    point: Mapping[str, Any],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """Both edges of every bucket, and what is in it, without gaps.
 
     Source: "ExponentialHistogram" of the OpenTelemetry metrics data model: bucket i is (b^i, b^(i+1)].
     """
@@ -109,11 +122,7 @@ def sample_of(point: Mapping[str, Any]) -> Sample:
     growth = 2.0 ** (2.0 ** -int(point["scale"]))
     index = int(positive["offset"]) + np.arange(number.size)
     least, most = float(point.get("min", 0.0)), float(point.get("max", np.inf))
-    low, high = np.clip(growth**index, least, most), np.clip(growth ** (index + 1), least, most)
-    used = number > 0
-    buckets = Sample(low[used], high[used], number[used], float(point["sum"]))
-    zeros = int(point.get("zeroCount", 0))
-    return together([of_values(np.zeros(zeros)), buckets]) if zeros else buckets
+    return np.clip(growth**index, least, most), np.clip(growth ** (index + 1), least, most), number
 
 
 def _shares(summary: Mapping[str, Any]) -> dict[str, float]:

@@ -1,0 +1,268 @@
+"""The report of a run: complete, self-contained, safe."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_train.analyze.drawing import area, elapsed
+from otel_train.analyze.flame import flame
+from otel_train.analyze.report import flame_graph, render
+from otel_train.analyze.scene import Scene
+from otel_train.analyze.trace import read
+from otel_train.cli.main import main
+from tests.support.made_trace import MadeTrace, training
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EVIL = '<script>alert("x")</script>'
+VOID = {"meta", "rect", "line", "polygon", "polyline"}
+
+
+class Tags(HTMLParser):
+    """Checks that what is opened is closed, and keeps ids and links."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        told = dict(attrs)
+        self.ids += [told["id"]] if told.get("id") else []  # type: ignore[list-item]
+        self.links += [value for key, value in attrs if key in {"href", "src"} and value]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in VOID:
+            return
+        assert self.open.pop() == tag
+
+
+def attributes(**told: str) -> list[dict[str, Any]]:
+    return [{"key": f"train.{key}", "value": {"stringValue": value}} for key, value in told.items()]
+
+
+def metrics_line(second: int) -> dict[str, Any]:
+    """What one line of metrics says after so many seconds: 2 ms of data and 8 ms of forward per step, 100 steps/s."""
+
+    def number(name: str, kind: str, values: list[tuple[dict[str, str], float]]) -> dict[str, Any]:
+        points = [
+            {
+                "attributes": attributes(**told),
+                "asDouble": value,
+                "timeUnixNano": str((1000 + second) * 10**9),
+            }
+            for told, value in values
+        ]
+        return {"name": name, kind: {"dataPoints": points}}
+
+    def histogram(stage: str, seconds: float) -> dict[str, Any]:
+        return {
+            "attributes": attributes(stage=stage, loader="code", phase="train"), "count": "100", "sum": seconds * 100 * second,
+            "scale": 4, "zeroCount": "0", "min": seconds, "max": seconds * 1.1,
+            "positive": {"offset": -145, "bucketCounts": ["60", "0", "40"]},
+        }  # fmt: skip
+
+    stages = [histogram("data", 0.002), histogram("forward", 0.008)]
+    metrics = [
+        number("train.run.time", "sum", [({"run.activity": "productive"}, second * 0.8), ({"run.activity": "data_wait"}, second * 0.2)]),
+        number("train.steps", "sum", [({"phase": "train"}, 100.0 * second)]),
+        number("process.memory.usage", "sum", [({}, 5e8 + second * 1e6)]),
+        {"name": "train.stage.duration", "exponentialHistogram": {"dataPoints": stages}},
+    ]  # fmt: skip
+    return {"resourceMetrics": [{"resource": {"attributes": []}, "scopeMetrics": [{"metrics": metrics}]}]}
+
+
+def a_run(folder: Path, *, name: str = "quiet-otter", capture: bool = True) -> Path:
+    """A run of two ranks, with ten lines of metrics and a capture."""
+    run = folder / "20260131-x7"
+    stage = dict.fromkeys(("count", "avg", "p50", "p95", "p99", "self_seconds"), 1.0)
+    verdict = {
+        "name": "input_bound",
+        "claim": "Training waits.",
+        "advice": "Read ahead.",
+        "share": 0.2,
+        "severity": "critical",
+    }
+    for rank in range(2):
+        (run / f"rank{rank}").mkdir(parents=True)
+        summary = {
+            "schema": "otel_train.summary/1", "run_id": "x", "run_name": name, "rank": rank, "world_size": 2, "host": EVIL,
+            "state": "finished", "wall_seconds": 10.0, "steps": {"train": 1000}, "batches": {EVIL: 1000}, "samples": {},
+            "activities": {"data_wait": 2.0}, "verdicts": [verdict],
+            "stages": [{**stage, "stage": "data", "loader": EVIL, "phase": "train"}],
+        }  # fmt: skip
+        (run / f"rank{rank}/summary.json").write_text(json.dumps(summary))
+    lines = [json.dumps(metrics_line(second)) for second in range(1, 11)]
+    (run / "rank0/metrics.otlp.jsonl").write_text("\n".join(lines) + '\n{"torn')
+    (run / "run.json").write_text("{}")
+    if capture:
+        (run / "captures").mkdir()
+        made = training(steps=3)
+        made.op(EVIL, 0, 900)
+        made.write(run / "captures/epoch_1-rank0.json.gz")
+    return run
+
+
+@pytest.fixture
+def page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
+    run = a_run(tmp_path)
+    assert main(["report", str(run)]) == 0
+    assert capsys.readouterr().out.strip() == str(run / "report.html")
+    return (run / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_page_has_every_section(page: str) -> None:
+    """What is promised is there, and can be reached from the top."""
+    tags = Tags()
+    tags.feed(page)
+
+    assert tags.open == []
+    sections = ["findings", "timeline", "stages", "histograms", "loaders", "memory", "ranks", "captures"]
+    assert [name for name in tags.ids if not name.startswith("h-") and name != "main"] == sections
+    assert {link.removeprefix("#") for link in tags.links} == {*sections, "main"}
+
+
+def test_the_page_needs_nothing_else(page: str) -> None:
+    """It is opened on a plane, and mailed."""
+    assert not re.search(r"https?:|//[a-z]|url\(|@import", page)
+    assert "default-src 'none'" in page
+
+
+def test_names_cannot_become_code(page: str) -> None:
+    """A loader, a host or a kernel may be called anything."""
+    assert EVIL not in page
+    assert "&lt;script&gt;alert" in page
+
+
+def test_colours_follow_the_browser(page: str) -> None:
+    """Light by day, dark by night."""
+    assert "prefers-color-scheme: dark" in page
+    assert "color-scheme: light dark" in page
+
+
+def test_the_timeline_is_what_happened_between_lines(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Counters only grow; a reader wants to know about this minute. 20 % waiting, 2 ms of data per step, throughout."""
+    assert main(["report", str(a_run(tmp_path)), "--json"]) == 0
+
+    series = json.loads(capsys.readouterr().out)["series"]
+    assert series["times"] == pytest.approx(list(range(1, 10)))
+    assert series["activities"]["data_wait"] == pytest.approx([0.2] * 9)
+    assert series["stages"]["data"] == pytest.approx([0.002] * 9)
+    assert series["memory"]["process memory usage"][0] == pytest.approx(5.02e8)
+
+
+def test_a_histogram_keeps_its_empty_buckets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two peaks drawn side by side would look like one."""
+    assert main(["report", str(a_run(tmp_path)), "--json"]) == 0
+
+    [first, _] = json.loads(capsys.readouterr().out)["histograms"]
+    assert (first["name"], first["numbers"]) == ("train · code · forward", [60, 0, 40])
+
+
+def test_a_run_without_captures_or_metrics_has_a_report(tmp_path: Path) -> None:
+    """It may have died early, or been told to write little."""
+    run = a_run(tmp_path, capture=False)
+    (run / "rank0/metrics.otlp.jsonl").unlink()
+    target = tmp_path / "there.html"
+
+    assert main(["report", str(run), "--output", str(target)]) == 0
+
+    page = target.read_text(encoding="utf-8")
+    assert "No capture was taken." in page
+    assert 'id="timeline"' not in page
+
+
+def test_a_report_that_cannot_be_written_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk, a folder that is not ours."""
+    run = a_run(tmp_path, capture=False)
+
+    assert main(["report", str(run), "--output", str(tmp_path / "no/such/folder.html")]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def calls() -> MadeTrace:
+    """Two steps; linear takes 40 and 60, of which addmm takes 30 and 50."""
+    made = MadeTrace()
+    for number, (outer, inner) in enumerate(((40, 30), (60, 50))):
+        made.step(number, number * 100, 100)
+        made.op("aten::linear", number * 100, outer)
+        made.op("aten::addmm", number * 100 + 5, inner)
+    return made
+
+
+def test_a_flame_graph_puts_the_same_callers_together(tmp_path: Path) -> None:
+    """Steps are left out: 100 in linear, 80 of it in addmm."""
+    found = flame(Scene(read(calls().write(tmp_path / "trace.json"))))
+
+    assert [(call["name"], call["depth"], call["count"]) for call in found] == [
+        ("aten::linear", 0, 2),
+        ("aten::addmm", 1, 2),
+    ]
+    assert [call["share"] for call in found] == pytest.approx([1.0, 0.8])
+    assert [call["seconds"] for call in found] == pytest.approx([100e-6, 80e-6])
+    assert [call["parent"] for call in found] == [-1, 0]
+
+
+def test_boxes_lie_within_their_callers(tmp_path: Path) -> None:
+    """Otherwise the picture lies."""
+    found = flame(Scene(read(training(steps=3, world_size=2).write(tmp_path / "trace.json"))))
+
+    assert len(found) > 8
+    for number, call in enumerate(found):
+        assert call["parent"] < number
+        if call["parent"] >= 0:
+            above = found[call["parent"]]
+            assert above["depth"] == call["depth"] - 1
+            assert above["start_share"] - 1e-9 <= call["start_share"]
+            assert call["start_share"] + call["share"] <= above["start_share"] + above["share"] + 1e-9
+
+
+def test_one_box_of_a_flame_graph_is_in_the_order_of_tabs() -> None:
+    """Hundreds of boxes must not stand between the keyboard and the rest of the page; arrows move inside."""
+    call = {
+        "name": "f",
+        "parent": -1,
+        "depth": 0,
+        "start_share": 0.0,
+        "share": 0.5,
+        "seconds": 1.0,
+        "count": 1,
+    }
+
+    html = flame_graph([call, {**call, "start_share": 0.5}])
+
+    assert html.count('tabindex="0"') == 1
+    assert html.count('tabindex="-1"') == 1
+
+
+def test_an_empty_chart_is_no_chart() -> None:
+    """A frame around nothing says that something was measured."""
+    assert area([1.0], {"a": [1.0]}, label="x", unit=str) == ""
+    assert flame_graph([]) == ""
+
+
+def test_time_reads_as_a_clock() -> None:
+    """7,500 s mean nothing to anybody."""
+    assert [elapsed(seconds) for seconds in (4.5, 200, 7500)] == ["4.5 s", "3:20", "2:05:00"]
+
+
+def test_a_report_of_almost_nothing_is_a_page() -> None:
+    """The first second of a run."""
+    empty: dict[str, Any] = {"times": [], "activities": {}, "stages": {}, "memory": {}}
+
+    page = render({"summary": {}, "ranks": [{}], "series": empty, "histograms": [], "captures": []})
+
+    assert page.startswith("<!doctype html>")
