@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reference" / "analysis.md"
 RESULTS = ROOT / "benchmarks" / "results"
 CHILD = Path(__file__).with_name("trace_child.py")
-LARGE_BYTES, SHARED_BYTES, REAL_STEPS = 400_000_000, 40_000_000, 60
+LARGE_BYTES, SHARED_BYTES, REAL_STEPS = 400_000_000, 40_000_000, 14
 """Of the trace for speed, of the one that both analyse (theirs takes a minute for it), and steps of the real one."""
 
 S_PER_100_MB, MEMORY_RATIO, SPEED_RATIO, THEIR_MEMORY_RATIO, DIFFERENCE = 1.0, 3.0, 0.2, 0.25, 0.01
@@ -80,7 +80,7 @@ def _real(folder: Path, options: argparse.Namespace) -> list[Row]:
         "-m",
         "benchmarks.trace_record",
         str(path),
-        str(10 if options.quick else REAL_STEPS),
+        str(2 if options.quick else REAL_STEPS),
     ]
     subprocess.run(recorder, check=True, cwd=ROOT, stderr=subprocess.DEVNULL)
     figures = [_child(sys.executable, "ours", path) for _ in range(1 if options.quick else 3)]

@@ -67,13 +67,18 @@ _ROOMS = {
     "TraceError": "errors",
 }
 
+_PACKAGES = ("analyze",)
+"""Packages whose functions are called by their full name: ``otel_train.analyze.trace_summary(path)``."""
+
 
 def __getattr__(name: str) -> object:
     """Import a public name when it is first used: importing the package costs next to nothing."""
-    if name not in __all__:
+    if name not in {*__all__, *_PACKAGES}:
         raise AttributeError(f"module 'otel_train' has no attribute {name!r}")
     from importlib import import_module
 
+    if name in _PACKAGES:
+        return import_module(f"otel_train.{name}")
     value: object = getattr(import_module(f"otel_train.{_ROOMS.get(name, 'front')}"), name)
     globals()[name] = value
     return value

@@ -5,13 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from otel_train.analyze.findings import findings
+    from otel_train.analyze.conclusions import findings
+    from otel_train.analyze.operands import shapes
     from otel_train.analyze.summary import summarize, trace_summary
     from otel_train.analyze.trace import read
 
-__all__ = ["findings", "read", "summarize", "trace_summary"]
+__all__ = ["findings", "read", "shapes", "summarize", "trace_summary"]
 
-_ROOMS = {"findings": "findings", "read": "trace", "summarize": "summary", "trace_summary": "summary"}
+_ROOMS = {
+    "findings": "conclusions",
+    "read": "trace",
+    "shapes": "operands",
+    "summarize": "summary",
+    "trace_summary": "summary",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.analyze.allocations import allocations
 from otel_train.analyze.breakdown import breakdown, temporal
+from otel_train.analyze.conclusions import findings
 from otel_train.analyze.critical import critical_path
-from otel_train.analyze.findings import findings
 from otel_train.analyze.idle import idle
 from otel_train.analyze.kernels import launches, occupancy, tensor_cores, top_kernels
 from otel_train.analyze.ops import top_ops

@@ -34,7 +34,7 @@ _PARTS = {
 
 def render(page: Page, document: Document) -> str:
     """The analysis of one trace, findings first."""
-    sections = (_head, _findings, _stages, _device, _path, _ranks, _ops, _kernels, _memory, _missing)
+    sections = (_head, _findings, _stages, _device, _path, _ranks, _ops, _shapes, _kernels, _memory, _missing)
     return page.finish(line for section in sections for line in section(page, document))
 
 
@@ -163,6 +163,17 @@ def _ranks(page: Page, document: Document) -> Iterator[str]:
 
 def _ops(page: Page, document: Document) -> Iterator[str]:
     yield from _table(page, "operators, by self time", document["top_cpu_ops"], ("total_seconds", "total"))
+
+
+def _shapes(page: Page, document: Document) -> Iterator[str]:
+    for name, rows in document.get("shapes", {}).items():
+        if not rows:
+            yield INDENT + page.paint(f"no shapes of {page.safe(name)}: was record_shapes=True set?", "dim")
+        room = page.columns - len(INDENT) - _COUNT - _FIGURE
+        for row in rows:
+            figures = right(count(row["count"]), _COUNT) + right(duration(row["seconds"]), _FIGURE)
+            yield INDENT + pad(page.safe(f"{name} {row['shapes']}"), room) + figures
+        yield ""
 
 
 def _kernels(page: Page, document: Document) -> Iterator[str]:

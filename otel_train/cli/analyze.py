@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.analyze.findings import rank_finding
+from otel_train.analyze.conclusions import rank_finding
+from otel_train.analyze.operands import shapes
 from otel_train.analyze.ranks import waits
 from otel_train.analyze.scene import Scene
 from otel_train.analyze.summary import summarize
@@ -51,6 +52,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--top", type=_positive, default=10, metavar="N", help="operators and kernels listed; 10"
     )
     parser.add_argument(
+        "--shapes",
+        metavar="OP",
+        help="also the shapes that this operator was called with, such as aten::addmm",
+    )
+    parser.add_argument(
         "--json", action="store_true", help="one JSON object per trace, a line each, for scripts"
     )
     parser.add_argument(
@@ -65,6 +71,9 @@ def run(args: argparse.Namespace) -> int:
     """Print what the traces say."""
     traces = captures.read_all(captures.chosen(args.trace, Path(args.run_dir)))
     documents = documents_of(traces, most=args.top)
+    if args.shapes:
+        for trace, document in zip(traces, documents, strict=True):
+            document["shapes"] = {args.shapes: shapes(trace.path, args.shapes, most=args.top)}
     if args.json:
         for document in documents:
             print(dump_json(document))

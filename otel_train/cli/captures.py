@@ -73,7 +73,7 @@ def read_all(paths: Sequence[Path]) -> list[Trace]:
     Raises:
         TraceError: one of them is no trace.
     """
-    return [_numbered(read(path, progress=_progress(path, sys.stderr))) for path in paths]
+    return [_numbered(read(path, progress=progress(path, sys.stderr))) for path in paths]
 
 
 def _numbered(trace: Trace) -> Trace:
@@ -87,7 +87,12 @@ def _numbered(trace: Trace) -> Trace:
     return dataclasses.replace(trace, rank=int(told[1]), missing=unsaid)
 
 
-def _progress(path: Path, stream: TextIO) -> Callable[[int, int], None] | None:
+def progress(path: Path, stream: TextIO) -> Callable[[int, int], None] | None:
+    """What shows on a terminal how far a large file is; None where nothing should.
+
+    Raises:
+        TraceError: there is no such file.
+    """
     try:
         large = path.stat().st_size >= LARGE_BYTES
     except OSError as error:

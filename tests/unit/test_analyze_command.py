@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import io
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+import otel_train
+from otel_train.cli import captures
 from otel_train.cli.captures import together
 from otel_train.cli.main import main
 from tests.support.made_trace import MadeTrace, training
@@ -106,6 +110,52 @@ def test_what_cannot_be_analysed_is_one_line_and_code_2(
     error = capsys.readouterr().err
     assert says in error
     assert error.count("\n") == 1
+
+
+class Terminal(io.StringIO):
+    """Takes what is written, as a terminal would."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_large_file_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten seconds of silence look like a hang; a pipe and a small file need no line."""
+    path = training(steps=1).write(tmp_path / "trace.json")
+    stream = Terminal()
+
+    assert captures.progress(path, stream) is None
+    monkeypatch.setattr(captures, "LARGE_BYTES", 10)
+    assert captures.progress(path, io.StringIO()) is None
+    show = captures.progress(path, stream)
+    assert show is not None
+    show(50, 100)
+    show(100, 100)
+
+    assert "reading trace.json   50%" in stream.getvalue()
+    assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_shapes_of_an_operator_are_told_on_demand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Which sizes to pad is in the trace, if it was recorded."""
+    path = training(steps=2).write(tmp_path / "trace.json")
+
+    assert main(["analyze", str(path), "--shapes", "aten::addmm"]) == 0
+    assert "aten::addmm [[128], [32, 64]" in capsys.readouterr().out
+
+
+def test_every_public_name_of_the_package_is_a_function() -> None:
+    """A module of the same name would take its place as soon as somebody imports it."""
+    from otel_train.analyze import __all__ as names
+
+    assert all(inspect.isfunction(getattr(otel_train.analyze, name)) for name in names)
+
+
+def test_the_package_is_reached_by_its_full_name(tmp_path: Path) -> None:
+    """``import otel_train`` is enough."""
+    path = training(steps=2).write(tmp_path / "trace.json")
+
+    assert otel_train.analyze.trace_summary(path)["breakdown"]["steps"] == 2
 
 
 def test_a_run_without_captures_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.analyze.findings import findings, rank_finding
+from otel_train.analyze.conclusions import findings, rank_finding
 from otel_train.analyze.summary import summarize
 from otel_train.analyze.trace import read
 from tests.support.made_trace import NCCL_STREAM, MadeTrace

@@ -11,6 +11,7 @@ import pytest
 
 from otel_train import TraceError
 from otel_train.analyze import decode as decoding
+from otel_train.analyze import operands
 from otel_train.analyze.pieces import PIECE_BYTES, Limits
 from otel_train.analyze.trace import Kind, read
 from tests.support.made_trace import MadeTrace, training, write_long
@@ -268,6 +269,23 @@ def test_a_long_trace_is_read_whole_with_progress(tmp_path: Path) -> None:
     assert len(trace.kind) + trace.memory.at_ns.size == events
     assert seen[-1] == (path.stat().st_size, path.stat().st_size)
     assert trace.missing == ()
+
+
+@pytest.mark.parametrize("quick", [True, False])
+def test_shapes_are_read_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: bool) -> None:
+    """They are half of the file and one question in a hundred."""
+    made = MadeTrace()
+    inputs: list[Any] = [[[2, 3], []], [[4, 5], []], [[2, 3], []]]
+    for number, dims in enumerate(inputs):
+        made.op("aten::mm", number * 10.0, 4.0, **{"Input Dims": dims})
+    made.op("aten::add", 50, 1, **{"Input Dims": inputs[0]})
+    if not quick:
+        monkeypatch.setattr(operands, "_quick", lambda: None)
+
+    found = operands.shapes(made.write(tmp_path / "t.json.gz"), "aten::mm")
+
+    assert [(row["shapes"], row["count"]) for row in found] == [("[[2, 3], []]", 2), ("[[4, 5], []]", 1)]
+    assert found[0]["seconds"] == pytest.approx(8e-6)
 
 
 def test_versions_that_are_not_known_are_named(tmp_path: Path) -> None:
