@@ -50,7 +50,7 @@ def breakdown(scene: Scene) -> dict[str, Any]:
         "stages": [
             {
                 "stage": name,
-                "count": stages.count.get(name),
+                "count": stages.runs.get(name),
                 "seconds": int(part.sum()) / NS_PER_S,
                 "share": int(part.sum()) / whole if whole else 0.0,
                 "device_seconds": device.get(name),

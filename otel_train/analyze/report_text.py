@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 
-ABSENT = "–"  # noqa: RUF001 - a dash, not a minus: stands for what is not known
+ABSENT = "\N{EN DASH}"
+"""Stands for what is not known. Never zero."""
 _UNITS = ((1e-6, 1e-9, "ns"), (1e-3, 1e-6, "µs"), (1.0, 1e-3, "ms"), (120.0, 1.0, "s"), (7200.0, 60.0, "min"))
-_WHOLE = 100
+_TEN, _WHOLE = 10, 100
 
 
 def duration(seconds: float | None) -> str:
@@ -43,4 +44,4 @@ def bytes_of(size: float) -> str:
 
 def _three(value: float) -> str:
     size = abs(value)
-    return f"{value:,.{2 if size < 10 else 1 if size < _WHOLE else 0}f}"  # noqa: PLR2004 - three figures in all
+    return f"{value:,.{2 if size < _TEN else 1 if size < _WHOLE else 0}f}"

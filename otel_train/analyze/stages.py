@@ -59,13 +59,13 @@ class Stages(NamedTuple):
 
     Attributes:
         own: by stage, the instants at which it was the innermost one.
-        count: by stage, how often it ran.
+        runs: by stage, how often it ran.
         guessed: whether PyTorch's ranges were used, for want of ours.
         data: instants spent waiting for a batch, by our ranges and by PyTorch's.
     """
 
     own: Mapping[str, Intervals]
-    count: Mapping[str, int]  # type: ignore[assignment]  # hides tuple.count
+    runs: Mapping[str, int]
     guessed: bool
     data: Intervals
 

@@ -32,6 +32,9 @@ examples:
   otel-train compare runs/main runs/mine --fail-if-slower 5%    exit code 1 if steps are more than 5 % longer
 """
 _ROWS, _FIGURE, _RATIO = 14, 10, 9
+_POINT = 0.01
+_NO_LIMIT = 1.0
+"""Twice as long is no limit but a slip of the pen: 5 for 5 %."""
 _STYLES = {"slower": "red", "faster": "green"}
 
 
@@ -114,7 +117,7 @@ def _lines(page: Page, document: Mapping[str, Any]) -> Iterator[str]:
         yield INDENT + page.paint(f"and {len(document['rows']) - _ROWS} more with --json", "dim")
     yield ""
     yield from _quantiles(page, step)
-    moved = [row for row in document["shares"] if abs(row["before"] - row["after"]) >= 0.01]  # noqa: PLR2004 - a point
+    moved = [row for row in document["shares"] if abs(row["before"] - row["after"]) >= _POINT]
     for row in moved:
         figures = right(percent(row["before"]), _FIGURE) + right(percent(row["after"]), _FIGURE)
         yield INDENT + pad(page.safe(row["name"].replace("_", " ")), column) + figures
@@ -157,6 +160,6 @@ def _share(text: str) -> float:
         share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         share = -1.0
-    if not 0 <= share < 10:  # noqa: PLR2004 - ten times as long is no limit but a slip of the pen
+    if not 0 <= share < _NO_LIMIT:
         raise argparse.ArgumentTypeError(f"{text!r}: expected a share such as 5% or 0.05")
     return share
