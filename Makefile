@@ -78,7 +78,7 @@ bench: setup  ## what watching costs; writes benchmarks/results and docs/referen
 # HolisticTraceAnalysis brings a hundred packages: it gets an environment of its own, and only this target needs it.
 .hta/bin/python:
 	@uv=uv; uv --version >/dev/null 2>&1 || uv=.uv/bin/uv; \
-	"$$uv" venv --quiet .hta && "$$uv" pip install --quiet --python .hta/bin/python 'HolisticTraceAnalysis==0.5.0'
+	"$$uv" venv --quiet .hta && "$$uv" pip install --quiet --python .hta/bin/python 'HolisticTraceAnalysis==0.5.0' 'pandas<3'
 
 .PHONY: bench-analyze
 bench-analyze: setup .hta/bin/python  ## what the analysis of a trace costs, and whether HolisticTraceAnalysis agrees
