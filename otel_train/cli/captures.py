@@ -19,6 +19,8 @@ LARGE_BYTES = 100 << 20
 """From here on reading takes long enough to show how far it is."""
 
 _OF_A_RANK = re.compile(r"[-_.]?rank_?(\d+)")
+_TRACES, _RECORD = (".json", ".json.gz"), ".record.json"
+"""Beside each trace lies what is known of it: who asked, which steps."""
 _EVERY_S = 0.2
 
 
@@ -26,7 +28,10 @@ def captures_of(run: Path) -> list[Path]:
     """The captures of a run, the oldest first."""
     folders = [run / "captures", *run.glob("rank*/captures")]
     found = [
-        path for folder in folders for path in folder.glob("*") if path.name.endswith((".json", ".json.gz"))
+        path
+        for folder in folders
+        for path in folder.glob("*")
+        if path.name.endswith(_TRACES) and not path.name.endswith(_RECORD)
     ]
     return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
 

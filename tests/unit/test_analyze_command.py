@@ -27,6 +27,7 @@ def a_run(folder: Path, *, ranks: int = 1) -> Path:
         (run / f"rank{rank}").mkdir()
         made = training(steps=3, rank=rank, world_size=ranks)
         made.write(run / "captures" / f"epoch_1-rank{rank}.json.gz")
+        (run / "captures" / f"epoch_1-rank{rank}.record.json").write_text("{}")
     return run
 
 
