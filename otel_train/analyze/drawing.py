@@ -22,7 +22,7 @@ _MINUTE_S = 60
 
 def color_of(name: str, place: int) -> str:
     """The class that colours a series."""
-    return _FIXED.get(name, COLORS[place % len(COLORS)])
+    return _FIXED.get(name.partition(":")[0], COLORS[place % len(COLORS)])
 
 
 def area(

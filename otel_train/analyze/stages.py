@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Rows = NDArray[np.intp]
 
 STAGE = "otel_train:"
-"""Ranges of our own stages begin with it."""
+"""Ranges of our own stages begin with it; that of a loader goes on with its name, ``otel_train:data:train``."""
 
 _STEP = re.compile(r"ProfilerStep#(\d+)\Z")
 _GUESSED: tuple[tuple[str, Kind, re.Pattern[str]], ...] = (
@@ -97,8 +97,9 @@ def stages(trace: Trace) -> Stages:
         own = _innermost(spans.start_ns[rows], spans.end_ns[rows], code)
         found = {ours[number]: parts for number, parts in own.items()}
         count = {ours[int(number)]: int((code == number).sum()) for number in np.unique(code)}
-        data = intervals.union(*map(np.concatenate, zip(found.get("data", NOTHING), fetches, strict=True)))
-        if "data" not in found and fetches.start_ns.size:
+        waits = [parts for name, parts in found.items() if name.partition(":")[0] == "data"]
+        data = intervals.union(*map(np.concatenate, zip(fetches, *waits, strict=True)))
+        if not waits and fetches.start_ns.size:
             ours_ns = intervals.union(spans.start_ns[rows], spans.end_ns[rows])
             found["data"], count["data"] = intervals.subtract(fetches, ours_ns), int(fetches.start_ns.size)
         return Stages(found, count, guessed=False, data=data)

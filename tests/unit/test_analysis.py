@@ -284,6 +284,20 @@ def test_a_stage_in_a_stage_is_cut_out_of_it(tmp_path: Path) -> None:
     )
 
 
+def test_waiting_for_any_loader_is_waiting_for_data(tmp_path: Path) -> None:
+    """Captures name the loader; 10 for one, 5 for the other, of which PyTorch's own range is a part."""
+    made = MadeTrace()
+    made.step(1, 0, 100)
+    made.note("otel_train:data:train", 0, 10)
+    made.note("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1, 8)
+    made.note("otel_train:data:extra", 50, 5)
+
+    found = breakdown(Scene(read(made.write(tmp_path / "trace.json"))))
+
+    assert found["data_share"] == pytest.approx(0.15)
+    assert [row["stage"] for row in found["stages"]] == ["data:train", "data:extra", "other"]
+
+
 def test_ranges_of_pytorch_stand_in_for_stages_of_ours(tmp_path: Path) -> None:
     """A trace recorded without us still says when data, backward and optimizer ran; forward it does not."""
     made = MadeTrace()
