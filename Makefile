@@ -47,7 +47,7 @@ unit: setup  ## the quick tests only
 	$(PY) -m pytest -q -m "not stack and not gpu and not slow" tests/unit
 
 .PHONY: check
-check: setup lint types layers docs-check unit  ## style, types, layers, generated pages, quick tests
+check: setup lint types layers docs-check rules-check unit  ## style, types, layers, generated files, quick tests
 
 .PHONY: lint types layers
 lint: setup  ## ruff, formatting included
@@ -65,6 +65,15 @@ docs: setup  ## write the generated reference pages
 docs-check: setup  ## the generated reference pages are fresh
 	$(PY) -m otel_train.cli.catalog --check
 	$(PY) tools/settings_page.py --check
+
+.PHONY: rules rules-check
+rules: setup  ## write Prometheus' rules and their reference page, and test them with promtool
+	$(PY) -m deploy.prometheus.build
+	tools/get_prometheus.sh
+	"$(OTEL_TRAIN_TEST_BIN)/promtool" check rules deploy/prometheus/rules/*.yml
+	$(PY) -m pytest -q tests/rules tests/contract/test_rules.py
+rules-check: setup  ## the written rules are fresh
+	$(PY) -m deploy.prometheus.build --check
 
 .PHONY: fix
 fix: setup  ## format, and repair what can be repaired

@@ -76,6 +76,7 @@ class PrometheusExporter:
         from otel_train.export.prometheus_page import SnapshotCollector
 
         self._snapshot: Snapshot | None = None
+        self._written: Path | None = None
         self._host = host
         registry = CollectorRegistry()
         registry.register(SnapshotCollector(lambda: self._snapshot, constant_labels, resource))
@@ -94,8 +95,15 @@ class PrometheusExporter:
             self._snapshot = batch.snapshot
 
     def close(self, timeout_s: float) -> None:
-        """Free the port, end connections and threads. Idempotent."""
+        """Free the port, end connections and threads, take the target file away. Idempotent.
+
+        A run that is killed leaves its target file, and Prometheus sees a target that does not answer.
+        One that ends in order does not: so they can be told apart.
+        """
         self._server.stop(timeout_s)
+        if self._written is not None:
+            with suppress(OSError):
+                self._written.unlink(missing_ok=True)
 
     def write_target(self, directory: Path, labels: Mapping[str, str] | None = None) -> Path:
         """Write ``prometheus_target.json`` for Prometheus' ``file_sd_configs``.
@@ -109,6 +117,7 @@ class PrometheusExporter:
         """
         path = directory / _TARGET_FILE
         replace_json(path, [{"targets": [self._target()], "labels": dict(labels or {})}])
+        self._written = path
         return path
 
     def _target(self) -> str:

@@ -204,6 +204,17 @@ def test_a_taken_port_moves_on_to_the_next(tmp_path: Path) -> None:
             exporter.close(1)
 
 
+def test_the_target_file_goes_when_the_run_ends(tmp_path: Path) -> None:
+    """What stays behind is the mark of a run that was killed; an alert rests on it."""
+    exporter = PrometheusExporter("127.0.0.1", 0, LABELS, RESOURCE)
+    path = exporter.write_target(tmp_path)
+
+    exporter.close(1)
+    exporter.close(1)
+
+    assert not path.exists()
+
+
 def test_an_address_that_is_not_ours_is_refused() -> None:
     """A wrong setting is found at start."""
     with pytest.raises(ConfigError, match=r"192\.0\.2\.1"):

@@ -1,0 +1,111 @@
+"""Alerts on whether what one reads is true."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from deploy.prometheus.alert import CRITICAL, NONE, WARNING, Alert, AlertGroup
+
+_DROPS: Final = "sum by (train_run_id, train_telemetry_signal, train_telemetry_drop_reason) (rate(train_telemetry_drops_total{%s}[5m])) > 0"
+
+TELEMETRY: Final = AlertGroup(
+    "otel_train.alerts.telemetry",
+    (
+        Alert(
+            "TrainTelemetryDropping",
+            _DROPS % 'train_telemetry_drop_reason!~"sampled_out|export_failed"',
+            "10m",
+            WARNING,
+            "Run {{ $labels.train_run_id }}: {{ $labels.train_telemetry_signal }} are dropped ({{ $labels.train_telemetry_drop_reason }}).",
+            "Dashboards of this run are incomplete. Traces left out by design do not count.",
+        ),
+        Alert(
+            "TrainTelemetryExportFailing",
+            _DROPS % 'train_telemetry_drop_reason="export_failed"',
+            "10m",
+            WARNING,
+            "Run {{ $labels.train_run_id }}: {{ $labels.train_telemetry_signal }} cannot be sent.",
+            "What could not be sent lies in the run directory and can be replayed. Seen on /metrics while the OTLP endpoint is dead, and afterwards.",
+        ),
+        Alert(
+            "TrainTelemetryOverheadHigh",
+            "max by (train_run_id) (sum by (train_run_id, train_rank) (rate(train_telemetry_overhead_time_seconds_total[15m])))\n"
+            "  / (sum by (train_run_id) (rate(train_run_time_seconds_total[15m])) > 0) > 0.01\n",
+            "15m",
+            WARNING,
+            "Run {{ $labels.train_run_id }}: watching costs {{ $value | humanizePercentage }} of the training thread's time.",
+            "The aim is below 1 %.",
+        ),
+        Alert(
+            "TrainTelemetryFault",
+            "sum by (train_run_id, train_telemetry_part) (increase(train_telemetry_faults_total[15m])) > 0",
+            "0m",
+            WARNING,
+            "Run {{ $labels.train_run_id }}: otel_train failed in part {{ $labels.train_telemetry_part }}.",
+            "Training is untouched. After three faults the part is off, and what it measured is missing.",
+        ),
+        Alert(
+            "TrainUnobserved",
+            "sum by (train_run_id, train_unobserved_what, train_unobserved_reason) (train_unobserved) > 0",
+            "10m",
+            WARNING,
+            "Run {{ $labels.train_run_id }}: a {{ $labels.train_unobserved_what }} is not seen ({{ $labels.train_unobserved_reason }}).",
+            "Its time is in other rows. summary.json of the run says which one and what to do.",
+        ),
+        Alert(
+            "TrainCardinalityOverflow",
+            "sum by (train_run_id, train_telemetry_attribute) (increase(train_telemetry_attribute_overflows_total[15m])) > 0",
+            "0m",
+            WARNING,
+            "Run {{ $labels.train_run_id }}: {{ $labels.train_telemetry_attribute }} has more values than it may; the rest is _OTHER.",
+            "Figures under _OTHER are sums of things that have nothing to do with each other.",
+        ),
+        Alert(
+            "TrainDuplicateMetricPath",
+            "count by (train_run_id, train_rank) (train_heartbeat_time_seconds) > 1",
+            "10m",
+            WARNING,
+            "Run {{ $labels.train_run_id }} rank {{ $labels.train_rank }} arrives {{ $value }} times: sums are wrong.",
+            "It is pushed and scraped, or scraped twice, or two processes claim the same rank.",
+        ),
+        Alert(
+            "Watchdog",
+            "vector(1)",
+            "0m",
+            NONE,
+            "Always firing, to prove that alerts arrive.",
+            "Route it to a receiver that calls when it hears nothing.",
+        ),
+    ),
+)
+
+COLLECTOR: Final = AlertGroup(
+    "otel_train.alerts.collector",
+    (
+        # The Collector writes these with or without _total, depending on how its own metrics are read.
+        Alert(
+            "OtelCollectorExportFailing",
+            'sum by (instance, exporter) (rate({__name__=~"otelcol_exporter_(send|enqueue)_failed_(spans|metric_points|log_records)(_total)?"}[5m])) > 0',
+            "5m",
+            CRITICAL,
+            "Collector {{ $labels.instance }}: exporter {{ $labels.exporter }} loses data.",
+            "It gave up on sending, or its queue is full.",
+        ),
+        Alert(
+            "OtelCollectorQueueNearFull",
+            "max by (instance, exporter, data_type) (otelcol_exporter_queue_size / (otelcol_exporter_queue_capacity > 0)) > 0.8",
+            "5m",
+            WARNING,
+            "Collector {{ $labels.instance }}: the queue of {{ $labels.exporter }} is {{ $value | humanizePercentage }} full.",
+            "Data is lost once it is full.",
+        ),
+        Alert(
+            "OtelCollectorDown",
+            'up{job="otel-collector"} == 0 or absent(up{job="otel-collector"})',
+            "2m",
+            CRITICAL,
+            "The Collector cannot be reached: runs that push are not seen.",
+            "Alerts on those runs are blind, TrainRunVanished above all.",
+        ),
+    ),
+)

@@ -1,0 +1,207 @@
+"""Runs that hang, vanish, fail, lose ranks or time."""
+
+from __future__ import annotations
+
+from tests.rules.promtool import Case, fires, quiet
+
+R = 'train_run_id="r"'
+HEARTBEAT = "train_heartbeat_time_seconds"
+SPENT = "train_run_time_seconds_total"
+
+
+def status(state: str, run: str = "r", rank: str = "0", more: str = "") -> str:
+    return f'train_run_status{{train_run_id="{run}",train_rank="{rank}",train_run_state="{state}"{more}}}'
+
+
+def beat(rank: str = "0", host: str = "a", run: str = "r", more: str = "") -> str:
+    return f'{HEARTBEAT}{{train_run_id="{run}",train_rank="{rank}",host_name="{host}"{more}}}'
+
+
+CASES = (
+    Case(
+        "all ranks freeze while telemetry still flows",
+        30,
+        {
+            beat("0", "a"): "0x60",
+            beat("1", "b"): "0x60",
+            f'train_stall_threshold_seconds{{{R},train_rank="0"}}': "300x60",
+            status("training"): "1x12 0x48",
+            status("stalled"): "0x12 1x48",
+            status("training", rank="1"): "1x60",
+        },
+        (
+            quiet("TrainRunStalled", 5),
+            fires("TrainRunStalled", 7, "7m 0s", train_run_id="r"),
+            fires("TrainRunStalled", 29, "29m 0s", train_run_id="r"),
+            quiet("TrainRankStalled", 7),
+            quiet("TrainRunVanished", 7),
+        ),
+    ),
+    Case(
+        "the threshold is the run's own",
+        30,
+        {
+            beat(): "0x60",
+            f"train_stall_threshold_seconds{{{R}}}": "1500x60",
+            status("training"): "1x60",
+        },
+        (quiet("TrainRunStalled", 20), fires("TrainRunStalled", 28, "28m 0s", train_run_id="r")),
+    ),
+    Case(
+        "a run that takes its time to get ready is not stalled",
+        30,
+        {
+            beat(): "0x60",
+            f"train_stall_threshold_seconds{{{R}}}": "300x60",
+            status("initializing"): "1x60",
+            status("training"): "0x60",
+        },
+        (quiet("TrainRunStalled", 25), quiet("TrainRunVanished", 25), quiet("TrainRunFailed", 25)),
+    ),
+    Case(
+        "one rank freezes, one finished early, others go on",
+        30,
+        {
+            beat("0", "a"): "0+30x60",
+            beat("1", "b"): "0x60",
+            beat("2", "c"): "0x60",
+            f'train_stall_threshold_seconds{{{R},train_rank="0"}}': "300x60",
+            status("training"): "1x60",
+            status("training", rank="1"): "1x60",
+            status("training", rank="2"): "0x60",
+            status("finished", rank="2"): "1x60",
+        },
+        (
+            quiet("TrainRunStalled", 6),
+            quiet("TrainRankStalled", 2),
+            fires("TrainRankStalled", 6, "6m 0s", train_run_id="r", train_rank="1", host_name="b"),
+        ),
+    ),
+    Case(
+        "of runs that pushed, one was killed and one finished",
+        30,
+        {
+            beat(run="dead"): "0+30x10 _x50",
+            status("training", run="dead"): "1x10 _x50",
+            beat(run="done"): "0+30x10 _x50",
+            status("training", run="done"): "1x8 0 _x50",
+            status("finished", run="done"): "0x8 1 _x50",
+        },
+        (
+            quiet("TrainRunVanished", 6),
+            fires("TrainRunVanished", 9, train_run_id="dead"),
+            fires("TrainRunVanished", 18, train_run_id="dead"),
+            quiet("TrainRunVanished", 29),
+        ),
+    ),
+    Case(
+        "of runs that were scraped, one was killed and one took its target away",
+        30,
+        {
+            status("training", run="dead", more=',job="train",instance="d"'): "1x10 stale _x50",
+            beat(run="dead", more=',job="train",instance="d"'): "0+30x10 stale _x50",
+            'up{job="train",instance="d"}': "1x10 0x50",
+            status("training", run="done", more=',job="train",instance="e"'): "1x10 stale _x50",
+            beat(run="done", more=',job="train",instance="e"'): "0+30x10 stale _x50",
+            'up{job="train",instance="e"}': "1x10 stale _x50",
+        },
+        (quiet("TrainRunVanished", 5), fires("TrainRunVanished", 8, train_run_id="dead")),
+    ),
+    Case(
+        "a run reports its failure",
+        30,
+        {
+            status("training"): "1x10 0x10",
+            status("failed"): "0x10 1x10",
+            status("failed", run="good"): "0x20",
+        },
+        (quiet("TrainRunFailed", 4), fires("TrainRunFailed", 7, train_run_id="r")),
+    ),
+    Case(
+        "a rank goes mute",
+        30,
+        {
+            beat("0"): "0+30x40",
+            beat("1"): "0+30x4 _x40",
+            f'train_ranks_expected{{{R},train_rank="0"}}': "2x40",
+            status("training"): "1x40",
+        },
+        (quiet("TrainRanksMissing", 4), fires("TrainRanksMissing", 9, "1", train_run_id="r")),
+    ),
+    Case(
+        "ranks that finish one after the other are not missing",
+        30,
+        {
+            beat("0"): "0+30x40",
+            beat("1"): "0+30x4 _x40",
+            f'train_ranks_expected{{{R},train_rank="0"}}': "2x40",
+            status("training"): "1x4 0x40",
+            status("finished"): "0x4 1x40",
+        },
+        (quiet("TrainRanksMissing", 9),),
+    ),
+    Case(
+        "the digest loses a rank, and tells of one that ran out of memory",
+        60,
+        {
+            f"train_ranks_reporting{{{R}}}": "8x20 7x40",
+            f"train_world_size{{{R}}}": "8x60",
+            status("training"): "1x60",
+            f'train_ranks_events_total{{{R},train_rank_event="oom"}}': "0x30 1x30",
+            f'train_ranks_events_total{{{R},train_rank_event="drop"}}': "0+1x60",
+        },
+        (
+            quiet("TrainDigestRanksMissing", 22),
+            fires("TrainDigestRanksMissing", 30, "7", train_run_id="r"),
+            quiet("TrainRankEvents", 29),
+            fires("TrainRankEvents", 35, train_run_id="r", train_rank_event="oom"),
+        ),
+    ),
+    Case(
+        "a run starts again three times, another once",
+        30,
+        {
+            f"train_run_restarts_total{{{R}}}": "0x4 1x4 2x4 3x30",
+            'train_run_restarts_total{train_run_id="once"}': "0x10 1x35",
+        },
+        (quiet("TrainRestartLoop", 6), fires("TrainRestartLoop", 9, "3", train_run_id="r")),
+    ),
+    Case(
+        "time is lost over an hour, over six, at the start alone, and no more",
+        60,
+        {
+            f'{SPENT}{{train_run_id="bad",train_run_activity="productive"}}': "0+12x480",
+            f'{SPENT}{{train_run_id="bad",train_run_activity="data_wait"}}': "0+48x480",
+            status("training", run="bad"): "1x480",
+            f'{SPENT}{{train_run_id="slow",train_run_activity="productive"}}': "0+30x480",
+            f'{SPENT}{{train_run_id="slow",train_run_activity="checkpoint"}}': "0+30x480",
+            status("training", run="slow"): "1x480",
+            f'{SPENT}{{train_run_id="healed",train_run_activity="productive"}}': "0+6x60 366+60x419",
+            f'{SPENT}{{train_run_id="healed",train_run_activity="data_wait"}}': "0+54x60 3240x419",
+            status("training", run="healed"): "1x480",
+        },
+        (
+            quiet("TrainGoodputBurnFast", 25),
+            quiet("TrainGoodputBurnSlow", 120),
+            fires("TrainGoodputBurnFast", 70, "80%", train_run_id="bad"),
+            fires("TrainGoodputBurnFast", 400, "80%", train_run_id="bad"),
+        ),
+    ),
+    Case(
+        "half of six hours goes into checkpoints",
+        60,
+        {
+            f'{SPENT}{{{R},train_run_activity="productive"}}': "0+30x480",
+            f'{SPENT}{{{R},train_run_activity="checkpoint"}}': "0+30x480",
+            status("training"): "1x480",
+            f'{SPENT}{{train_run_id="fine",train_run_activity="productive"}}': "0+55x480",
+            f'{SPENT}{{train_run_id="fine",train_run_activity="checkpoint"}}': "0+5x480",
+            status("training", run="fine"): "1x480",
+        },
+        (
+            quiet("TrainGoodputBurnSlow", 150),
+            fires("TrainGoodputBurnSlow", 400, "50%", train_run_id="r"),
+            quiet("TrainGoodputBurnFast", 400),
+        ),
+    ),
+)

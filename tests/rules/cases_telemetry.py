@@ -1,0 +1,146 @@
+"""Telemetry that is lost, doubled or too dear."""
+
+from __future__ import annotations
+
+from tests.rules.promtool import Case, fires, quiet
+
+R = 'train_run_id="r"'
+QUEUE = 'instance="c",exporter="otlp_http/prometheus",data_type="metrics"'
+
+
+def drops(signal: str, reason: str) -> str:
+    labels = f'{R},train_telemetry_signal="{signal}",train_telemetry_drop_reason="{reason}"'
+    return f"train_telemetry_drops_total{{{labels}}}"
+
+
+def overhead(run: str, rank: int) -> str:
+    return f'train_telemetry_overhead_time_seconds_total{{train_run_id="{run}",train_rank="{rank}"}}'
+
+
+def spent(run: str) -> str:
+    return f'train_run_time_seconds_total{{train_run_id="{run}",train_run_activity="productive"}}'
+
+
+CASES = (
+    Case(
+        "spans are dropped by a full queue, metrics cannot be sent, traces are left out by design",
+        30,
+        {
+            drops("spans", "queue_full"): "0+1x60",
+            drops("metrics", "export_failed"): "0+2x60",
+            drops("spans", "sampled_out"): "0+900x60",
+        },
+        (
+            quiet("TrainTelemetryDropping", 5),
+            fires(
+                "TrainTelemetryDropping",
+                20,
+                train_run_id="r",
+                train_telemetry_signal="spans",
+                train_telemetry_drop_reason="queue_full",
+            ),
+            quiet("TrainTelemetryExportFailing", 5),
+            fires(
+                "TrainTelemetryExportFailing",
+                20,
+                train_run_id="r",
+                train_telemetry_signal="metrics",
+                train_telemetry_drop_reason="export_failed",
+            ),
+        ),
+    ),
+    Case(
+        "overhead is that of the worst rank, not the sum over ranks",
+        60,
+        {
+            spent("ok"): "0+60x60",
+            overhead("ok", 0): "0+0.4x60",
+            overhead("ok", 1): "0+0.4x60",
+            overhead("ok", 2): "0+0.4x60",
+            spent("bad"): "0+60x60",
+            overhead("bad", 0): "0+3x60",
+        },
+        (
+            quiet("TrainTelemetryOverheadHigh", 10),
+            fires("TrainTelemetryOverheadHigh", 50, "5%", train_run_id="bad"),
+        ),
+    ),
+    Case(
+        "a part of ours fails, and a stage is never seen",
+        60,
+        {
+            f'train_telemetry_faults_total{{{R},train_telemetry_part="/metrics"}}': "0x30 1x30",
+            f'train_telemetry_faults_total{{{R},train_telemetry_part="pump"}}': "0x60",
+            f'train_unobserved{{{R},train_unobserved_what="model",train_unobserved_reason="never_seen"}}': "_x20 1x40",
+        },
+        (
+            quiet("TrainTelemetryFault", 29),
+            fires("TrainTelemetryFault", 35, train_run_id="r", train_telemetry_part="/metrics"),
+            quiet("TrainUnobserved", 25),
+            fires(
+                "TrainUnobserved",
+                40,
+                train_run_id="r",
+                train_unobserved_what="model",
+                train_unobserved_reason="never_seen",
+            ),
+        ),
+    ),
+    Case(
+        "too many loaders",
+        60,
+        {
+            f'train_telemetry_attribute_overflows_total{{{R},train_telemetry_attribute="train.loader"}}': "0x30 4x30"
+        },
+        (
+            quiet("TrainCardinalityOverflow", 29),
+            fires("TrainCardinalityOverflow", 35, train_run_id="r", train_telemetry_attribute="train.loader"),
+        ),
+    ),
+    Case(
+        "a rank arrives twice",
+        30,
+        {
+            f'train_heartbeat_time_seconds{{{R},train_rank="3",instance="r/3"}}': "0+30x60",
+            f'train_heartbeat_time_seconds{{{R},train_rank="3",instance="other"}}': "0+30x60",
+            f'train_heartbeat_time_seconds{{{R},train_rank="4",instance="r/4"}}': "0+30x60",
+        },
+        (
+            quiet("TrainDuplicateMetricPath", 5),
+            fires("TrainDuplicateMetricPath", 15, "2", train_run_id="r", train_rank="3"),
+        ),
+    ),
+    Case(
+        "the Collector loses spans and its queue fills",
+        60,
+        {
+            'otelcol_exporter_send_failed_spans{instance="c:8888",exporter="otlp_grpc/tempo"}': "0+5x60",
+            'otelcol_exporter_send_failed_metric_points_total{instance="c:8888",exporter="fine"}': "0x60",
+            f"otelcol_exporter_queue_size{{{QUEUE}}}": "100x20 900x40",
+            f"otelcol_exporter_queue_capacity{{{QUEUE}}}": "1000x60",
+            'up{job="otel-collector",instance="c:8888"}': "1x50 0x10",
+        },
+        (
+            quiet("OtelCollectorExportFailing", 3),
+            fires("OtelCollectorExportFailing", 15, instance="c:8888", exporter="otlp_grpc/tempo"),
+            quiet("OtelCollectorQueueNearFull", 20),
+            fires(
+                "OtelCollectorQueueNearFull",
+                40,
+                "90%",
+                instance="c",
+                exporter="otlp_http/prometheus",
+                data_type="metrics",
+            ),
+            quiet("OtelCollectorDown", 45),
+            fires("OtelCollectorDown", 55, job="otel-collector", instance="c:8888"),
+            fires("OtelCollectorDown", 75, job="otel-collector"),
+        ),
+    ),
+    Case(
+        "the watchdog always barks",
+        60,
+        {'up{job="otel-collector",instance="c:8888"}': "1x10"},
+        (fires("Watchdog", 0), fires("Watchdog", 9)),
+    ),
+)

@@ -1,0 +1,276 @@
+"""Runs that are slow, wrong, short of data or short of memory."""
+
+from __future__ import annotations
+
+from tests.rules.promtool import Case, Durations, fires, quiet
+
+R = 'train_run_id="r"'
+STAGE = "train_stage_duration_seconds"
+STEP = "train_step_duration_seconds"
+
+
+def stage(name: str, rank: str, seconds: float, intervals: int, *, run: str = "r") -> Durations:
+    labels = f'train_run_id="{run}",train_rank="{rank}",train_phase="train",train_loader="main",train_stage="{name}"'
+    return Durations(STAGE, labels, [(seconds, 30, intervals)])
+
+
+def step(rank: str, seconds: float, intervals: int, *, run: str = "r") -> Durations:
+    labels = f'train_run_id="{run}",train_rank="{rank}",train_phase="train",train_loader="main"'
+    return Durations(STEP, labels, [(seconds, 30, intervals)])
+
+
+def ranks(number: int, intervals: int) -> dict[str, str]:
+    series = {}
+    for rank in range(number):
+        series[f'train_heartbeat_time_seconds{{{R},train_rank="{rank}"}}'] = f"0+30x{intervals}"
+        series[f'train_steps_total{{{R},train_rank="{rank}",train_phase="train"}}'] = f"0+30x{intervals}"
+    return series
+
+
+CASES = (
+    Case(
+        "one run waits for data a third of the time, another a tenth",
+        30,
+        {},
+        (
+            quiet("TrainInputBound", 10),
+            fires("TrainInputBound", 20, "30%", train_run_id="r", train_phase="train"),
+        ),
+        (
+            stage("data", "0", 0.3, 80),
+            step("0", 1.0, 80),
+            stage("data", "0", 0.1, 80, run="fed"),
+            step("0", 1.0, 80, run="fed"),
+        ),
+    ),
+    Case(
+        "steps take longer than they did, and a capture mutes that",
+        60,
+        {f"train_profiler_active{{{R}}}": "0x420 1x40"},
+        (
+            quiet("TrainStepTimeRegression", 100),
+            quiet("TrainStepTimeRegression", 395),
+            fires("TrainStepTimeRegression", 418, "175ms or 150.1ms", train_run_id="r", train_phase="train"),
+            quiet("TrainStepTimeRegression", 430),
+        ),
+        (
+            Durations(
+                STEP,
+                f'{R},train_phase="train",train_loader="main"',
+                [(0.05, 60, 400), (0.15, 60, 60)],
+            ),
+        ),
+    ),
+    Case(
+        "a straggler shows in its own work, not in step times",
+        30,
+        ranks(3, 80),
+        (
+            quiet("TrainStraggler", 10),
+            fires("TrainStraggler", 25, "200ms", train_run_id="r", train_rank="2"),
+        ),
+        tuple(
+            made
+            for rank, data, back in (("0", 0.1, 0.9), ("1", 0.1, 0.9), ("2", 0.2, 0.8))
+            for made in (stage("data", rank, data, 80), stage("backward", rank, back, 80))
+        ),
+    ),
+    Case(
+        "a single rank is no straggler",
+        30,
+        ranks(1, 80),
+        (quiet("TrainStraggler", 30),),
+        (stage("data", "0", 0.5, 80),),
+    ),
+    Case(
+        "the digest knows a straggler",
+        60,
+        {
+            f'train_straggler_excess_ratio{{{R},train_stage="data"}}': "0.5x60",
+            f'train_straggler_excess_ratio{{{R},train_stage="forward"}}': "0.05x60",
+        },
+        (
+            quiet("TrainStragglerDigest", 10),
+            fires("TrainStragglerDigest", 40, "50%", train_run_id="r", train_stage="data"),
+        ),
+    ),
+    Case(
+        "arithmetic slows down",
+        60,
+        {
+            f"train_model_flops_total{{{R}}}": "0+3000x400 1200000+1200x80",
+            f"train_accelerator_flops_limit_per_second{{{R}}}": "100x480",
+        },
+        (quiet("TrainMFUDrop", 395), fires("TrainMFUDrop", 440, "20%", train_run_id="r")),
+    ),
+    Case(
+        "the compiler never comes to rest; in another run it does",
+        60,
+        {
+            f"train_compile_recompiles_total{{{R}}}": "0+2x60",
+            'train_compile_recompiles_total{train_run_id="warm"}': "0+2x4 8x55",
+        },
+        (
+            quiet("TrainRecompileStorm", 5),
+            fires("TrainRecompileStorm", 40, "30", train_run_id="r"),
+        ),
+    ),
+    Case(
+        "a loss is not finite; gradients alone may be",
+        30,
+        {
+            f'train_nonfinite_detections_total{{{R},train_nonfinite_kind="loss"}}': "0x10 1x30",
+            'train_nonfinite_detections_total{train_run_id="amp",train_nonfinite_kind="gradient"}': "0+1x40",
+        },
+        (
+            quiet("TrainNonFinite", 4),
+            fires("TrainNonFinite", 6, train_run_id="r", train_nonfinite_kind="loss"),
+            quiet("TrainNonFinite", 18),
+        ),
+    ),
+    Case(
+        "a scaler skips every fifth update; another every fiftieth",
+        60,
+        {
+            f'train_steps_total{{{R},train_rank="0",train_phase="train"}}': "0+60x60",
+            f'train_step_skips_total{{{R},train_rank="0",train_step_skip_reason="amp_overflow"}}': "0+12x60",
+            'train_steps_total{train_run_id="fine",train_phase="train"}': "0+100x60",
+            'train_step_skips_total{train_run_id="fine",train_step_skip_reason="amp_overflow"}': "0+2x60",
+        },
+        (
+            quiet("TrainAmpSkipRatioHigh", 8),
+            fires("TrainAmpSkipRatioHigh", 40, "20%", train_run_id="r"),
+        ),
+    ),
+    Case(
+        "the gradient norm jumps; at the start it may",
+        60,
+        {
+            f"train_gradient_norm{{{R}}}": "1x50 40x10",
+            'train_gradient_norm{train_run_id="new"}': "1x5 40x4",
+        },
+        (
+            quiet("TrainGradientNormSpike", 10),
+            quiet("TrainGradientNormSpike", 49),
+            fires("TrainGradientNormSpike", 55, "40", train_run_id="r"),
+        ),
+    ),
+    Case(
+        "a worker is killed",
+        30,
+        {
+            f'train_loader_worker_exits_total{{{R},train_loader="main",train_rank="3",error_type="SIGKILL"}}': "0x6 1x30",
+            f'train_loader_worker_exits_total{{{R},train_loader="main",train_rank="3",error_type=""}}': "0+8x36",
+        },
+        (
+            quiet("TrainLoaderWorkerDied", 2),
+            fires(
+                "TrainLoaderWorkerDied",
+                5,
+                train_run_id="r",
+                train_rank="3",
+                train_loader="main",
+                error_type="SIGKILL",
+            ),
+            quiet("TrainLoaderWorkerDied", 18),
+        ),
+    ),
+    Case(
+        "a loader ends early, others as they should",
+        60,
+        {
+            f'train_loader_exhaustions_total{{{R},train_loader="main",train_loader_exhaustion_reason="short"}}': "0x30 1x30",
+            f'train_loader_exhaustions_total{{{R},train_loader="main",train_loader_exhaustion_reason="epoch_end"}}': "0+1x60",
+            f'train_loader_exhaustions_total{{{R},train_loader="web",train_loader_exhaustion_reason="streaming_end"}}': "0+1x60",
+        },
+        (
+            quiet("TrainLoaderExhausted", 29),
+            fires("TrainLoaderExhausted", 35, train_run_id="r", train_loader="main"),
+        ),
+    ),
+    Case(
+        "exceptions leave a loader",
+        60,
+        {
+            f'train_loader_errors_total{{{R},train_loader="main"}}': "0x30 3x30",
+            f'train_loader_errors_total{{{R},train_loader="val"}}': "0x60",
+        },
+        (
+            quiet("TrainLoaderErrors", 29),
+            fires("TrainLoaderErrors", 40, "3", train_run_id="r", train_loader="main"),
+        ),
+    ),
+    Case(
+        "checkpoints stop; the interval is the run's own",
+        60,
+        {
+            f"train_checkpoint_last_success_time_seconds{{{R}}}": "0x100",
+            f"train_checkpoint_interval_seconds{{{R}}}": "600x100",
+            f'train_run_status{{{R},train_run_state="training"}}': "1x100",
+            'train_checkpoint_last_success_time_seconds{train_run_id="rare"}': "0x100",
+            'train_checkpoint_interval_seconds{train_run_id="rare"}': "3600x100",
+            'train_run_status{train_run_id="rare",train_run_state="training"}': "1x100",
+            'train_checkpoint_last_success_time_seconds{train_run_id="never"}': "0x100",
+            'train_run_status{train_run_id="never",train_run_state="training"}': "1x100",
+        },
+        (
+            quiet("TrainCheckpointStale", 22),
+            fires("TrainCheckpointStale", 30, "30m 0s", train_run_id="r"),
+        ),
+    ),
+    Case(
+        "a checkpoint fails",
+        60,
+        {
+            f'train_checkpoint_failures_total{{{R},train_checkpoint_operation="save"}}': "0x30 1x40",
+            'train_checkpoint_failures_total{train_run_id="fine",train_checkpoint_operation="save"}': "0x70",
+        },
+        (
+            quiet("TrainCheckpointFailed", 29),
+            fires("TrainCheckpointFailed", 35, train_run_id="r", train_checkpoint_operation="save"),
+            quiet("TrainCheckpointFailed", 64),
+        ),
+    ),
+    Case(
+        "a device runs out of memory",
+        30,
+        {f'train_accelerator_memory_ooms_total{{{R},train_rank="3",host_name="n"}}': "0x6 1x30"},
+        (
+            quiet("TrainAcceleratorOOM", 2),
+            fires("TrainAcceleratorOOM", 5, train_run_id="r", train_rank="3", host_name="n"),
+        ),
+    ),
+    Case(
+        "memory is full and allocations are retried; full alone is usual",
+        60,
+        {
+            f'train_accelerator_memory_{name}{{{R},train_rank="{rank}",hw_name="cuda:0"}}': values
+            for rank, retries in (("0", "0+1x60"), ("1", "3x60"))
+            for name, values in (
+                ("reserved_peak_bytes", "98x60"),
+                ("limit_bytes", "100x60"),
+                ("alloc_retries_total", retries),
+            )
+        },
+        (
+            quiet("TrainAcceleratorMemoryHigh", 3),
+            fires(
+                "TrainAcceleratorMemoryHigh", 40, "98%", train_run_id="r", train_rank="0", hw_name="cuda:0"
+            ),
+        ),
+    ),
+    Case(
+        "host memory grows towards its limit; another is high but flat",
+        60,
+        {
+            'train_host_memory_usage_bytes{train_run_id="r",host_name="n"}': "600+1x200",
+            'train_host_memory_limit_bytes{train_run_id="r",host_name="n"}': "1000x200",
+            'train_host_memory_usage_bytes{train_run_id="flat",host_name="n"}': "900x200",
+            'train_host_memory_limit_bytes{train_run_id="flat",host_name="n"}': "1000x200",
+        },
+        (
+            quiet("TrainHostMemoryLeak", 60),
+            fires("TrainHostMemoryLeak", 195, train_run_id="r", host_name="n"),
+        ),
+    ),
+)

@@ -1,0 +1,236 @@
+"""Rule tests: series in, alerts out, by Prometheus' own promtool."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+import yaml
+
+from deploy.prometheus import build
+from otel_train.catalog import DURATION_BOUNDS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+VARIANTS = ("classic", "native")
+OVERDUE_MIN = 40
+"""After the end of a series nothing of it is left in any window: half an hour at most, and five minutes of memory."""
+
+OUTLIVES_ITS_SERIES = {"Watchdog", "OtelCollectorDown"}
+"""Alerts that must not resolve with their series: absence is what they are about."""
+
+_SCHEMA = 8
+_REPEATED = re.compile(r"(?:_|[-+0-9.]+)x(\d+)$")
+_ALERTS = {alert.name: alert for alert in build.ALERTS}
+_PLAIN_FILES = ("recording", "alerts", "alerts-collector")
+
+
+class Durations(NamedTuple):
+    """A histogram that grows.
+
+    Attributes:
+        metric: its name in Prometheus.
+        labels: inside the braces.
+        parts: (duration in seconds, occurrences per interval, intervals), one after the other.
+    """
+
+    metric: str
+    labels: str
+    parts: Sequence[tuple[float, int, int]]
+
+    def series(self, variant: str) -> dict[str, str]:
+        """As promtool wants it."""
+        return self._native() if variant == "native" else self._classic()
+
+    def _samples(self) -> list[dict[float, int]]:
+        """Occurrences by duration, cumulative, at each interval."""
+        counts = {seconds: 0 for seconds, _, _ in self.parts}
+        samples = [dict(counts)]
+        for seconds, occurrences, intervals in self.parts:
+            for _ in range(intervals):
+                counts[seconds] += occurrences
+                samples.append(dict(counts))
+        return samples
+
+    def _classic(self) -> dict[str, str]:
+        samples = self._samples()
+        found: dict[str, list[float]] = {
+            f"{self.metric}_sum{{{self.labels}}}": [
+                sum(s * n for s, n in sample.items()) for sample in samples
+            ],
+            f"{self.metric}_count{{{self.labels}}}": [sum(sample.values()) for sample in samples],
+        }
+        for bound in (*DURATION_BOUNDS, math.inf):
+            le = "+Inf" if bound == math.inf else f"{bound:g}"
+            below = [sum(n for s, n in sample.items() if s <= bound) for sample in samples]
+            found[f'{self.metric}_bucket{{{self.labels},le="{le}"}}'] = below
+        return {name: " ".join(f"{value:g}" for value in values) for name, values in found.items()}
+
+    def _native(self) -> dict[str, str]:
+        index = {seconds: math.ceil(math.log2(seconds) * 2**_SCHEMA) for seconds, _, _ in self.parts}
+        first, last = min(index.values()), max(index.values())
+        written = []
+        for sample in self._samples():
+            buckets = [0] * (last - first + 1)
+            for seconds, occurrences in sample.items():
+                buckets[index[seconds] - first] += occurrences
+            total = sum(s * n for s, n in sample.items())
+            written.append(
+                f"{{{{schema:{_SCHEMA} sum:{total:g} count:{sum(buckets)} "
+                f"offset:{first} buckets:[{' '.join(map(str, buckets))}]}}}}"
+            )
+        return {f"{self.metric}{{{self.labels}}}": " ".join(written)}
+
+    @property
+    def intervals(self) -> int:
+        return sum(part[2] for part in self.parts)
+
+
+class Expectation(NamedTuple):
+    """What an alert does at one moment; without instances it keeps quiet."""
+
+    alert: str
+    at_min: float
+    instances: tuple[tuple[Mapping[str, str], str], ...] = ()
+
+
+def fires(alert: str, at_min: float, value: str = "", **labels: str) -> Expectation:
+    """It fires then, once, with these labels. ``value`` is how the summary shows its value; ``a or b`` differs by variant."""
+    return Expectation(alert, at_min, ((labels, value),))
+
+
+def quiet(alert: str, at_min: float) -> Expectation:
+    """It does not fire then."""
+    return Expectation(alert, at_min)
+
+
+class Case(NamedTuple):
+    """A small story. When its series have ended, every alert must resolve: a finished run pages nobody.
+
+    Attributes:
+        name: a sentence.
+        interval_s: between samples.
+        series: values by series, in promtool's notation.
+        expected: what the alerts do.
+        durations: histograms.
+    """
+
+    name: str
+    interval_s: int
+    series: Mapping[str, str]
+    expected: Sequence[Expectation]
+    durations: Sequence[Durations] = ()
+
+    def end_min(self) -> float:
+        """When the last series ends."""
+        lengths = [sum(_length(word) for word in text.split()) - 1 for text in self.series.values()]
+        lengths += [histogram.intervals for histogram in self.durations]
+        return max(lengths) * self.interval_s / 60
+
+    def document(self, variant: str) -> dict[str, Any]:
+        """The test for promtool."""
+        series = dict(self.series)
+        for histogram in self.durations:
+            series.update(histogram.series(variant))
+        return {
+            "name": self.name,
+            "interval": f"{self.interval_s}s",
+            "input_series": [{"series": name, "values": values} for name, values in series.items()],
+            "alert_rule_test": [_wanted(expected, variant) for expected in (*self.expected, *self._gone())],
+        }
+
+    def _gone(self) -> list[Expectation]:
+        """What fired keeps quiet once its series are gone."""
+        fired = {expectation.alert for expectation in self.expected if expectation.instances}
+        later_min = self.end_min() + OVERDUE_MIN
+        return [quiet(alert, later_min) for alert in sorted(fired - OUTLIVES_ITS_SERIES)]
+
+
+def _length(word: str) -> int:
+    """Samples of one word: ``0+1x3`` has four, ``_x3`` three."""
+    repeated = _REPEATED.search(word)
+    if repeated is None:
+        return 1
+    return int(repeated[1]) + (0 if word.startswith("_") else 1)
+
+
+def _wanted(expectation: Expectation, variant: str) -> dict[str, Any]:
+    alert = _ALERTS[expectation.alert]
+    [rule] = [
+        rule
+        for group in build.alerting(build.EVERY_GROUP)["groups"]
+        for rule in group["rules"]
+        if rule["alert"] == alert.name
+    ]
+    return {
+        "eval_time": f"{round(expectation.at_min * 60)}s",
+        "alertname": alert.name,
+        "exp_alerts": [
+            {
+                "exp_labels": {**rule["labels"], **labels},
+                "exp_annotations": {
+                    name: _rendered(text, labels, _in_variant(value, variant))
+                    for name, text in rule["annotations"].items()
+                },
+            }
+            for labels, value in expectation.instances
+        ],
+    }
+
+
+def _in_variant(value: str, variant: str) -> str:
+    """Coarse buckets and fine ones answer differently: ``classic or native``."""
+    return dict(zip(VARIANTS, value.split(" or ") * 2, strict=False))[variant]
+
+
+def _rendered(text: str, labels: Mapping[str, str], value: str) -> str:
+    text = re.sub(r"{{ \$labels\.(\w+) }}", lambda found: labels.get(found[1], ""), text)
+    return re.sub(r"{{ \$value[^}]*}}", value, text)
+
+
+def rule_files(variant: str) -> list[Path]:
+    """The files that are loaded together."""
+    names = (f"histograms-{variant}", *_PLAIN_FILES)
+    return [build.RULES / f"otel-train-{name}.yml" for name in names]
+
+
+def groups_in_order(variant: str) -> list[str]:
+    """Recording rules first: promtool would evaluate groups in any order."""
+    documents = [yaml.safe_load(path.read_text(encoding="utf-8")) for path in rule_files(variant)]
+    return [group["name"] for document in documents for group in document["groups"]]
+
+
+def check(folder: Path, variant: str, tests: Sequence[Mapping[str, Any]]) -> None:
+    """Fail with promtool's own words unless it agrees with all tests."""
+    path = folder / "tests.yml"
+    document = {
+        "rule_files": [str(file) for file in rule_files(variant)],
+        "evaluation_interval": "30s",
+        "group_eval_order": groups_in_order(variant),
+        "tests": list(tests),
+    }
+    path.write_text(yaml.safe_dump(document, width=10_000), encoding="utf-8")
+    asked = subprocess.run(
+        [program("promtool"), "test", "rules", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+
+
+def program(name: str) -> str:
+    """Where a program of the stack lies; a missing one fails the test and says how to get it."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = Path(os.environ.get("OTEL_TRAIN_TEST_BIN") or cache / "otel-train" / "bin")
+    path = folder / name
+    if not path.is_file():
+        pytest.fail(f"{path} is missing: run tools/get_prometheus.sh, or put {name} there yourself")
+    return str(path)
