@@ -86,14 +86,14 @@ def histogram_groups(form: Form) -> tuple[Group, ...]:
     """The rules that read histograms. Both forms record the same names."""
     stages = ("train_stage_duration_seconds", "train_stage_device_duration_seconds")
     return (
-        *(_durations(form, "run_loader_stage", metric, STAGE) for metric in stages),
-        _durations(form, "run_loader", STEP, LOADER, _whole_run(form)),
+        *(_durations(form, "run_loader_stage", metric, by=STAGE) for metric in stages),
+        _durations(form, "run_loader", STEP, by=LOADER, more=_whole_run(form)),
         _ranks(form),
         _checkpoints(form),
     )
 
 
-def _durations(form: Form, level: str, metric: str, by: str, more: tuple[Record, ...] = ()) -> Group:
+def _durations(form: Form, level: str, metric: str, *, by: str, more: tuple[Record, ...] = ()) -> Group:
     name = f"{level}:{metric}"
     rules = (
         Record(f"{name}_sum:rate5m", form.sum(metric, by, "5m")),

@@ -60,7 +60,7 @@ class Durations(NamedTuple):
 
     def _classic(self) -> dict[str, str]:
         samples = self._samples()
-        found: dict[str, list[float]] = {
+        found: dict[str, Sequence[float]] = {
             f"{self.metric}_sum{{{self.labels}}}": [
                 sum(s * n for s, n in sample.items()) for sample in samples
             ],
