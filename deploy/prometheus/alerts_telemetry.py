@@ -8,6 +8,15 @@ from deploy.prometheus.alert import CRITICAL, NONE, WARNING, Alert, AlertGroup
 
 _DROPS: Final = "sum by (train_run_id, train_telemetry_signal, train_telemetry_drop_reason) (rate(train_telemetry_drops_total{%s}[5m])) > 0"
 
+# Each name by itself: rate() takes the names off, and what differs in nothing else cannot be told apart.
+# The Collector writes them with or without _total, depending on how its own metrics are read.
+_LOST: Final = "\nor ".join(
+    f"sum by (instance, exporter) (rate(otelcol_exporter_{step}_failed_{kind}{total}[5m])) > 0"
+    for step in ("send", "enqueue")
+    for kind in ("spans", "metric_points", "log_records")
+    for total in ("", "_total")
+)
+
 TELEMETRY: Final = AlertGroup(
     "otel_train.alerts.telemetry",
     (
@@ -82,10 +91,9 @@ TELEMETRY: Final = AlertGroup(
 COLLECTOR: Final = AlertGroup(
     "otel_train.alerts.collector",
     (
-        # The Collector writes these with or without _total, depending on how its own metrics are read.
         Alert(
             "OtelCollectorExportFailing",
-            'sum by (instance, exporter) (rate({__name__=~"otelcol_exporter_(send|enqueue)_failed_(spans|metric_points|log_records)(_total)?"}[5m])) > 0',
+            f"{_LOST}\n",
             "5m",
             CRITICAL,
             "Collector {{ $labels.instance }}: exporter {{ $labels.exporter }} loses data.",

@@ -115,6 +115,7 @@ CASES = (
         60,
         {
             'otelcol_exporter_send_failed_spans{instance="c:8888",exporter="otlp_grpc/tempo"}': "0+5x60",
+            'otelcol_exporter_send_failed_metric_points{instance="c:8888",exporter="otlp_grpc/tempo"}': "0+1x60",
             'otelcol_exporter_send_failed_metric_points_total{instance="c:8888",exporter="fine"}': "0x60",
             f"otelcol_exporter_queue_size{{{QUEUE}}}": "100x20 900x40",
             f"otelcol_exporter_queue_capacity{{{QUEUE}}}": "1000x60",
