@@ -47,7 +47,7 @@ unit: setup  ## the quick tests only
 	$(PY) -m pytest -q -m "not stack and not gpu and not slow" tests/unit
 
 .PHONY: check
-check: setup lint types layers docs-check rules-check unit  ## style, types, layers, generated files, quick tests
+check: setup lint types layers docs-check rules-check dashboards-check unit  ## style, types, layers, generated files, quick tests
 
 .PHONY: lint types layers
 lint: setup  ## ruff, formatting included
@@ -74,6 +74,15 @@ rules: setup  ## write Prometheus' rules and their reference page, and test them
 	$(PY) -m pytest -q tests/rules tests/contract/test_rules.py
 rules-check: setup  ## the written rules are fresh
 	$(PY) -m deploy.prometheus.build --check
+
+.PHONY: dashboards dashboards-check dashboards-preview
+dashboards: setup  ## write Grafana's dashboards and their reference page
+	$(PY) -m grafana.build
+dashboards-check: setup  ## the written dashboards are fresh
+	$(PY) -m grafana.build --check
+dashboards-preview: dashboards  ## draw docs/img/dashboard-*.svg from a real run in a real Prometheus; 16 minutes
+	tools/get_prometheus.sh
+	$(PY) -m grafana.preview.render --minutes 15 --prometheus "$(OTEL_TRAIN_TEST_BIN)/prometheus"
 
 .PHONY: fix
 fix: setup  ## format, and repair what can be repaired

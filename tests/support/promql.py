@@ -94,6 +94,8 @@ def published(metric: str) -> set[str] | None:
         return IDENTITY | le | {label.prometheus for label in ours}
     if metric in FOREIGN:
         return FOREIGN[metric]
+    if metric.endswith("_") and any(one.prometheus.startswith(metric) for one in by_name.values()):
+        return IDENTITY
     return next((labels for prefix, labels in _FAMILIES if metric.startswith(prefix)), None)
 
 

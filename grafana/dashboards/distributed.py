@@ -1,0 +1,167 @@
+"""Distributed: which rank holds up the others."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from grafana.dashboards.board import Board
+from grafana.panels import BLUE, ORANGE, RED, Panel, Row
+from grafana.queries import Query, on_hosts_of_the_run, run
+
+_RANK: Final = 'train_rank=~"$rank"'
+_BEAT: Final = "train_heartbeat_time_seconds"
+_WORK: Final = "run_rank:train_local_work_seconds:mean5m"
+_BACK: Final = "run_rank:train_backward_seconds:mean5m"
+
+NOW: Final = Row(
+    "Now",
+    (
+        Panel(
+            "Ranks", "stat", "short",
+            "Ranks that report, that should, and that the run has.",
+            "fewer report than are expected",
+            [
+                Query(run("run:train_ranks_reporting:count"), "reporting"),
+                Query(f"max({run('train_ranks_expected')})", "expected"),
+                Query(f"max({run('train_world_size')})", "world"),
+            ],
+            6, 5, first=BLUE, runbook="TrainRanksMissing",
+        ),
+        Panel(
+            "Slowest rank", "stat", "s",
+            "The rank with the most work of its own per step: data, transfer, forward.",
+            "it is over 20 % above the median rank",
+            [Query(f"topk(1, {run(_WORK)})", "rank {{train_rank}}", instant=True)],
+            6, 5, first=BLUE, runbook="TrainStraggler",
+        ),
+        Panel(
+            "Restarts", "stat", "short",
+            "How often the launcher has started this run again.",
+            "it grows by three in half an hour",
+            [Query(f"max({run('train_run_restarts_total')})")],
+            4, 5, ((1, ORANGE), (3, RED)), runbook="TrainRestartLoop",
+        ),
+        Panel(
+            "Events on ranks", "stat", "short",
+            "Events of all ranks in the last hour, from the digest that rank 0 publishes.",
+            "any is not 0",
+            [Query(f"sum by (train_rank_event) (increase({run('train_ranks_events_total')}[1h]))", "{{train_rank_event}}")],
+            8, 5, ((1, RED),), runbook="TrainRankEvents", needs="ranks",
+        ),
+    ),
+)  # fmt: skip
+
+STRAGGLERS: Final = Row(
+    "Who holds up the others?",
+    (
+        Panel(
+            "Excess of the slowest rank", "lines", "percentunit",
+            "How much more work of its own the slowest rank has than the median rank.",
+            "it stays over 20 %",
+            [
+                Query(run("run:train_straggler_excess:ratio5m"), "all ranks export"),
+            ],
+            limits=((0.2, RED),), runbook="TrainStraggler",
+        ),
+        Panel(
+            "Excess per stage, from the digest", "lines", "percentunit",
+            "The same per stage, when rank 0 speaks for all.",
+            "it stays over 20 %; the rank is in the panel of the slowest ranks",
+            [Query(run("train_straggler_excess_ratio"), "{{train_stage}}")],
+            limits=((0.2, RED),), runbook="TrainStragglerDigest", needs="ranks",
+        ),
+        Panel(
+            "Slowest rank per stage, from the digest", "lines", "short",
+            "Number of the slowest rank.",
+            "it is the same rank all the time",
+            [Query(run("train_straggler_rank"), "{{train_stage}}")],
+            needs="ranks", runbook="TrainStragglerDigest",
+        ),
+        Panel(
+            "Own work per step and rank", "lines", "s",
+            "Data, transfer and forward: what no other rank can prolong.",
+            "one line lies above the others",
+            [Query(run(_WORK, _RANK), "rank {{train_rank}}")],
+            runbook="TrainStraggler",
+        ),
+        Panel(
+            "Backward per step and rank", "lines", "s",
+            "Backward waits for gradients of the others.",
+            "one line lies below the others: that rank waits least, the others wait for it",
+            [Query(run(_BACK, _RANK), "rank {{train_rank}}")],
+            runbook="TrainStraggler",
+        ),
+        Panel(
+            "Spread of work over the ranks, from the digest", "lines", "s",
+            "Least, median, 95th percentile and most of the mean stage time over the ranks.",
+            "the most parts from the rest",
+            [Query(run("train_rank_work_time_seconds", 'train_stage="forward"'), "forward {{train_statistic}}")],
+            needs="ranks", runbook="TrainStragglerDigest",
+        ),
+    ),
+)  # fmt: skip
+
+HANGS: Final = Row(
+    "Who hangs, who is gone?",
+    (
+        Panel(
+            "Age of the heartbeat per rank", "bargauge", "s",
+            "Time since each rank made progress of any kind.",
+            "one is far longer than the others",
+            [Query(f"max by (train_rank, host_name) (time() - {run(_BEAT, _RANK)})", "rank {{train_rank}} {{host_name}}")],
+            8, 7, ((60, ORANGE), (300, RED)), runbook="TrainRankStalled",
+        ),
+        Panel(
+            "Steps behind the first rank", "bargauge", "short",
+            "How many steps each rank is behind.",
+            "it grows",
+            [Query(f"scalar(max({run('train_heartbeat_step')})) - max by (train_rank) ({run('train_heartbeat_step', _RANK)})", "rank {{train_rank}}")],
+            8, 7, ((2, ORANGE), (10, RED)), runbook="TrainRankStalled",
+        ),
+        Panel(
+            "Stalls by stage", "table", "short",
+            "Stalls that each rank has seen, by the stage it hung in.",
+            "there is a row; the rank whose stage differs from the others is the suspect",
+            [Query(f"max by (train_rank, host_name, train_stage) ({run('train_stall_events_total')}) > 0", "stalls", instant=True)],
+            8, 7, runbook="TrainRunStalled", needs="stalls", empty="none has hung",
+        ),
+        Panel(
+            "Ranks", "table", "s",
+            "Own work, backward and age of the heartbeat of every rank.",
+            "a row differs from the others",
+            [
+                Query(f"max by (train_rank) ({run(_WORK)})", "own work", instant=True),
+                Query(f"max by (train_rank) ({run(_BACK)})", "backward", instant=True),
+                Query(f"max by (train_rank) (time() - {run(_BEAT)})", "heartbeat age", instant=True),
+            ],
+            8, 7, runbook="TrainStraggler",
+        ),
+        Panel(
+            "Mute ranks", "table", "s",
+            "Ranks that were heard of within the hour, and not for two minutes; the value is the time of their last progress.",
+            "there is a row while the run goes on",
+            [
+                Query(
+                    f"max by (train_rank, host_name) (last_over_time({run(_BEAT)}[1h]))"
+                    f" unless on (train_rank) (time() - timestamp({run(_BEAT)}) < 120)",
+                    "last progress", instant=True,
+                )
+            ],
+            8, 7, runbook="TrainRanksMissing", needs="ranks", empty="all are heard of",
+        ),
+        Panel(
+            "Clock of the devices", "lines", "suffix: MHz",
+            "Clock of the devices on the hosts of this run, from the DCGM exporter.",
+            "one host is slower than the others: heat, or a power limit",
+            [Query(on_hosts_of_the_run("DCGM_FI_DEV_SM_CLOCK"), "{{host_name}} {{gpu}}")],
+            8, 7, needs="DCGM exporter",
+        ),
+    ),
+)  # fmt: skip
+
+DISTRIBUTED: Final = Board(
+    "otel-train-distributed",
+    "Training: distributed",
+    "Which rank holds up the others, which hangs, which is gone.",
+    (NOW, STRAGGLERS, HANGS),
+)

@@ -1,0 +1,160 @@
+"""Hardware and memory: what is full, and what will be."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from grafana.dashboards.board import Board
+from grafana.panels import ORANGE, RED, Panel, Row
+from grafana.queries import Query, grown, on_hosts_of_the_run, rate, run
+
+_RANK: Final = 'train_rank=~"$rank"'
+_MEMORY: Final = "train_accelerator_memory"
+_DEVICE: Final = "rank {{train_rank}} {{hw_name}}"
+
+DEVICE: Final = Row(
+    "Device memory",
+    (
+        Panel(
+            "Allocated, reserved, limit", "lines", "bytes",
+            "Bytes in tensors, bytes taken from the driver, and how many there are.",
+            "reserved reaches the limit and allocations are retried",
+            [
+                Query(run(f"{_MEMORY}_allocated_bytes", _RANK), f"{_DEVICE} allocated"),
+                Query(run(f"{_MEMORY}_reserved_bytes", _RANK), f"{_DEVICE} reserved"),
+                Query(run(f"{_MEMORY}_limit_bytes", _RANK), f"{_DEVICE} limit"),
+            ],
+            needs="device", runbook="TrainAcceleratorMemoryHigh",
+        ),
+        Panel(
+            "Peak over limit", "lines", "percentunit",
+            "Most bytes reserved at once, over the limit.",
+            "it is over 95 % and allocations are retried",
+            [Query(run("run_rank:train_accelerator_memory_reserved_peak:ratio", _RANK), _DEVICE)],
+            limits=((0.95, RED),), needs="device", runbook="TrainAcceleratorMemoryHigh", top=1,
+        ),
+        Panel(
+            "Fragmentation", "lines", "percentunit",
+            "Part of the reserved bytes that is not in use.",
+            "it is high and the device runs out of memory nevertheless",
+            [Query(f"1 - {run(f'{_MEMORY}_allocated_bytes', _RANK)} / ({run(f'{_MEMORY}_reserved_bytes', _RANK)} > 0)", _DEVICE)],
+            needs="device", runbook="TrainAcceleratorOOM", top=1,
+        ),
+        Panel(
+            "Retries and lack of memory", "bars", "short",
+            "Allocations that had to empty the cache first, and those that failed.",
+            "there is any",
+            [
+                Query(f"sum by (train_rank) ({grown(f'{_MEMORY}_alloc_retries_total', _RANK)})", "rank {{train_rank}} retries"),
+                Query(f"sum by (train_rank) ({grown(f'{_MEMORY}_ooms_total', _RANK)})", "rank {{train_rank}} out of memory"),
+            ],
+            needs="device", runbook="TrainAcceleratorOOM",
+        ),
+        Panel(
+            "Peak allocated", "lines", "bytes",
+            "Most bytes in tensors at once, since the program last reset its peaks.",
+            "it grows from epoch to epoch: something is kept",
+            [Query(run(f"{_MEMORY}_allocated_peak_bytes", _RANK), _DEVICE)],
+            needs="device", runbook="TrainAcceleratorOOM",
+        ),
+        Panel(
+            "Transfers", "lines", "Bps",
+            "Bytes per second between host and device.",
+            "it is near what the bus can do",
+            [Query(f"sum by (train_transfer_direction) ({rate('train_accelerator_io_bytes_total', _RANK)})", "{{train_transfer_direction}}")],
+            needs="device",
+        ),
+    ),
+)  # fmt: skip
+
+HOST: Final = Row(
+    "Host memory",
+    (
+        Panel(
+            "Memory of the host", "lines", "bytes",
+            "In use, and allowed, on the host or in its container.",
+            "use comes near the limit: there the kernel kills",
+            [
+                Query(f"max by (host_name) ({run('train_host_memory_usage_bytes')})", "{{host_name}} in use"),
+                Query(f"max by (host_name) ({run('train_host_memory_limit_bytes')})", "{{host_name}} limit"),
+            ],
+            runbook="TrainHostMemoryLeak",
+        ),
+        Panel(
+            "In four hours", "lines", "percentunit",
+            "Host memory now, and where the line of the last hour leads in four hours.",
+            "the line leads over 100 %",
+            [
+                Query(run("host:train_host_memory:ratio"), "{{host_name}} now"),
+                Query(f"predict_linear({run('host:train_host_memory:ratio')}[1h], 4 * 3600)", "{{host_name}} in 4 h"),
+            ],
+            limits=((0.9, ORANGE), (1, RED)), runbook="TrainHostMemoryLeak",
+        ),
+        Panel(
+            "Input pipeline", "area", "bytes",
+            "Host memory of the workers and other parts of the input pipeline. Shared pages count in each.",
+            "it grows all the time: workers copy the dataset, or a cache has no bound",
+            [Query(f"sum by (train_loader, train_memory_component) ({run('train_memory_usage_bytes')})", "{{train_loader}} {{train_memory_component}}")],
+            runbook="TrainHostMemoryLeak",
+        ),
+        Panel(
+            "Training process", "lines", "bytes",
+            "Resident memory of each rank.",
+            "it grows all the time",
+            [Query(run("process_memory_usage_bytes", _RANK), "rank {{train_rank}}")],
+            runbook="TrainHostMemoryLeak",
+        ),
+        Panel(
+            "Processors", "area", "short",
+            "Processor seconds per second of the training process. Workers are processes of their own.",
+            "system time is a large part, or the sum is as large as the number of cores",
+            [Query(f"sum by (train_rank, cpu_mode) ({rate('process_cpu_time_seconds_total', _RANK)})", "rank {{train_rank}} {{cpu_mode}}")],
+        ),
+        Panel(
+            "Threads, file descriptors", "lines", "short",
+            "Of the training process.",
+            "they grow all the time: a leak, often in a loader",
+            [
+                Query(run("process_thread_count", _RANK), "rank {{train_rank}} threads"),
+                Query(run("process_unix_file_descriptor_count", _RANK), "rank {{train_rank}} descriptors"),
+            ],
+        ),
+    ),
+)  # fmt: skip
+
+
+def _dcgm(title: str, unit: str, name: str, *, says: str, bad: str) -> Panel:
+    query = Query(on_hosts_of_the_run(name), "{{host_name}} {{gpu}}")
+    return Panel(title, "lines", unit, says, bad, [query], needs="DCGM exporter")
+
+
+OTHERS: Final = Row(
+    "From the DCGM exporter and the node exporter, on the hosts of this run",
+    (
+        _dcgm("Device use", "percent", "DCGM_FI_DEV_GPU_UTIL", says="Time in which any kernel ran.", bad="it is low while steps are long"),
+        _dcgm("Temperature", "celsius", "DCGM_FI_DEV_GPU_TEMP", says="Of the device.", bad="it is near the limit where the clock is lowered"),
+        _dcgm("Power", "watt", "DCGM_FI_DEV_POWER_USAGE", says="What the device takes.", bad="one device takes far less than the others: it waits or is throttled"),
+        _dcgm("Faults", "short", "DCGM_FI_DEV_XID_ERRORS", says="Number of the last fault that the driver reported.", bad="it changes"),
+        Panel(
+            "Disk reads", "lines", "Bps",
+            "From the disks of the hosts.",
+            "it is at what the disk can do while training waits for data",
+            [Query(on_hosts_of_the_run("sum by (host_name) (rate(node_disk_read_bytes_total[$__rate_interval]))"), "{{host_name}}")],
+            needs="node exporter", runbook="TrainInputBound",
+        ),
+        Panel(
+            "Network", "lines", "Bps",
+            "Received by the hosts.",
+            "it is at what the card can do",
+            [Query(on_hosts_of_the_run("sum by (host_name) (rate(node_network_receive_bytes_total[$__rate_interval]))"), "{{host_name}}")],
+            needs="node exporter",
+        ),
+    ),
+)  # fmt: skip
+
+HARDWARE: Final = Board(
+    "otel-train-hardware",
+    "Training: hardware and memory",
+    "What is full, and what will be.",
+    (DEVICE, HOST, OTHERS),
+)

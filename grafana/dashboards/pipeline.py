@@ -1,0 +1,188 @@
+"""Pipeline health: can the other dashboards be trusted?"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from grafana.dashboards.board import Board
+from grafana.panels import BLUE, ORANGE, RED, Panel, Row
+from grafana.queries import RATE, Query, grown, rate, run
+
+_COLLECTOR: Final = "Collector"
+_SERIES: Final = '{__name__=~"train_.+",train_run_id="$run"}'
+
+
+def _otelcol(name: str, by: str) -> str:
+    """A counter of the Collector: it has a ``_total`` or none, depending on how it is read."""
+    return " or ".join(f"sum by ({by}) (rate(otelcol_{name}{total}{RATE}))" for total in ("", "_total"))
+
+
+def _each(name: str, by: str, legend: str) -> list[Query]:
+    """One query for spans, one for metrics."""
+    kinds = (("spans", "spans"), ("metric_points", "metrics"))
+    return [Query(_otelcol(f"{name}_{kind}", by), f"{legend}, {shown}") for kind, shown in kinds]
+
+
+SDK: Final = Row(
+    "In the trainer",
+    (
+        Panel(
+            "Dropped records", "lines", "suffix: /s",
+            "Records that did not leave the process, by reason. `sampled_out` is by design.",
+            "anything else than sampled_out is above zero",
+            [Query(f"sum by (train_telemetry_signal, train_telemetry_drop_reason) ({rate('train_telemetry_drops_total')})", "{{train_telemetry_signal}} {{train_telemetry_drop_reason}}")],
+            runbook="TrainTelemetryDropping",
+        ),
+        Panel(
+            "Cost of watching", "lines", "percentunit",
+            "Part of the training thread's time that goes into watching it, on each rank.",
+            "it is over 1 %",
+            [Query(f"sum by (train_rank) ({rate('train_telemetry_overhead_time_seconds_total')})", "rank {{train_rank}}")],
+            limits=((0.01, RED),), runbook="TrainTelemetryOverheadHigh",
+        ),
+        Panel(
+            "Age of the newest sample", "lines", "s",
+            "Time since anything of this run arrived.",
+            "it grows: the run is gone, or its way here is",
+            [Query(run("run:train_telemetry_age_seconds:min"), "age")],
+            limits=((120, RED),), runbook="TrainRunVanished",
+        ),
+        Panel(
+            "Faults of ours", "bars", "short",
+            "Faults that were contained, by part. After three the part is off.",
+            "there is any",
+            [Query(f"sum by (train_telemetry_part) ({grown('train_telemetry_faults_total')})", "{{train_telemetry_part}}")],
+            runbook="TrainTelemetryFault",
+        ),
+        Panel(
+            "Values without a label of their own", "bars", "short",
+            "Attribute values that were folded into _OTHER, because the bound of the attribute was reached.",
+            "there is any",
+            [Query(f"sum by (train_telemetry_attribute) ({grown('train_telemetry_attribute_overflows_total')})", "{{train_telemetry_attribute}}")],
+            runbook="TrainCardinalityOverflow",
+        ),
+        Panel(
+            "Ways that a rank arrives", "stat", "short",
+            "How often each rank is here; the most of all ranks.",
+            "it is over 1: the rank is pushed and scraped, and every sum is too high",
+            [Query(f"max(count by (train_rank) ({run('train_heartbeat_time_seconds')}))")],
+            4, 8, ((2, RED),), runbook="TrainDuplicateMetricPath",
+        ),
+        Panel(
+            "Series of this run", "stat", "short",
+            "How many series the run has in Prometheus.",
+            "it grows without end: some label is not bounded",
+            [Query(f"count({_SERIES})")],
+            4, 8, first=BLUE, runbook="TrainCardinalityOverflow",
+        ),
+    ),
+)  # fmt: skip
+
+COLLECTOR: Final = Row(
+    "In the Collector",
+    (
+        Panel(
+            "Accepted and refused", "lines", "suffix: /s",
+            "What came in, and what it did not take.",
+            "anything is refused: its memory limit is reached",
+            [
+                *_each("receiver_accepted", "receiver", "{{receiver}} accepted"),
+                *_each("receiver_refused", "receiver", "{{receiver}} refused"),
+            ],
+            needs=_COLLECTOR, runbook="OtelCollectorExportFailing",
+        ),
+        Panel(
+            "Sent and lost", "lines", "suffix: /s",
+            "What went out, and what it gave up on.",
+            "anything is lost",
+            [
+                *_each("exporter_sent", "exporter", "{{exporter}} sent"),
+                *_each("exporter_send_failed", "exporter", "{{exporter}} lost"),
+                *_each("exporter_enqueue_failed", "exporter", "{{exporter}} not queued"),
+            ],
+            needs=_COLLECTOR, runbook="OtelCollectorExportFailing",
+        ),
+        Panel(
+            "Queue", "lines", "percentunit",
+            "How full the queue of each exporter is.",
+            "it is over 80 %",
+            [Query("max by (exporter, data_type) (otelcol_exporter_queue_size / (otelcol_exporter_queue_capacity > 0))", "{{exporter}} {{data_type}}")],
+            limits=((0.8, RED),), needs=_COLLECTOR, runbook="OtelCollectorQueueNearFull", top=1,
+        ),
+        Panel(
+            "Memory of the Collector", "lines", "bytes",
+            "Resident memory.",
+            "it is near its limit: then it refuses",
+            [Query('max by (instance) ({__name__=~"otelcol_process_memory_rss(_bytes)?"})', "{{instance}}")],
+            needs=_COLLECTOR, runbook="OtelCollectorDown",
+        ),
+        Panel(
+            "Traces kept and left out", "lines", "suffix: /s",
+            "Decisions of the tail sampler.",
+            "nothing is kept while steps are slow",
+            [Query(_otelcol("processor_tail_sampling_count_traces_sampled", "policy, sampled"), "{{policy}} {{sampled}}")],
+            needs=_COLLECTOR,
+        ),
+        Panel(
+            "Traces that the store refused", "lines", "suffix: /s",
+            "Spans that Tempo threw away, by reason.",
+            "there is any",
+            [Query(f"sum by (reason) (rate(tempo_discarded_spans_total{RATE}))", "{{reason}}")],
+            needs="Tempo",
+        ),
+    ),
+)  # fmt: skip
+
+STORE: Final = Row(
+    "In Prometheus and Alertmanager",
+    (
+        Panel(
+            "Series in memory", "lines", "short",
+            "All series that Prometheus holds.",
+            "it grows without end",
+            [Query("max by (instance) (prometheus_tsdb_head_series)", "{{instance}}")],
+            first=BLUE,
+        ),
+        Panel(
+            "New series", "lines", "suffix: /s",
+            "Series that begin. Restarts of a run bring none, because its identity stays.",
+            "it stays high: identities change all the time",
+            [Query(f"sum by (instance) (rate(prometheus_tsdb_head_series_created_total{RATE}))", "{{instance}}")],
+        ),
+        Panel(
+            "Samples that came too late", "lines", "suffix: /s",
+            "Samples that Prometheus refused, because they were too old or out of order.",
+            "there is any for long",
+            [Query(f"sum by (instance) (rate(prometheus_tsdb_out_of_order_samples_total{RATE}))", "{{instance}} out of order"),
+             Query(f"sum by (instance) (rate(prometheus_tsdb_too_old_samples_total{RATE}))", "{{instance}} too old")],
+        ),
+        Panel(
+            "Time to evaluate our rules", "lines", "s",
+            "Seconds that the last evaluation of each group took.",
+            "it comes near the interval of the group, which is 15 s to 1 min",
+            [Query('max by (rule_group) (label_replace(prometheus_rule_group_last_duration_seconds{rule_group=~".*otel_train.*"}, "rule_group", "$1", "rule_group", ".*;(.*)"))', "{{rule_group}}")],
+            limits=((10, ORANGE),),
+        ),
+        Panel(
+            "Rules that failed", "lines", "suffix: /s",
+            "Evaluations of our rules that ended with an error.",
+            "there is any",
+            [Query(f'sum(rate(prometheus_rule_evaluation_failures_total{{rule_group=~".*otel_train.*"}}{RATE}))', "failed")],
+            limits=((0.001, RED),),
+        ),
+        Panel(
+            "Notifications that failed", "lines", "suffix: /s",
+            "Notifications that Alertmanager could not deliver, by receiver.",
+            "there is any: nobody hears the alerts",
+            [Query(f"sum by (integration) (rate(alertmanager_notifications_failed_total{RATE}))", "{{integration}}")],
+            needs="Alertmanager", runbook="Watchdog",
+        ),
+    ),
+)  # fmt: skip
+
+PIPELINE: Final = Board(
+    "otel-train-pipeline",
+    "Training: pipeline health",
+    "Can the other dashboards be trusted? From the trainer to the alert.",
+    (SDK, COLLECTOR, STORE),
+)

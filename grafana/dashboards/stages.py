@@ -1,0 +1,168 @@
+"""Stages: which stage of which loader takes the time, and why data is late."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from grafana.dashboards.board import Board
+from grafana.panels import BLUE, ORANGE, RED, Panel, Row
+from grafana.queries import Query, either, grown, run
+
+_HERE: Final = 'train_loader=~"$loader"'
+_PHASE: Final = 'train_phase="$phase"'
+_STAGE: Final = "run_loader_stage:train_stage_duration_seconds"
+_DEVICE: Final = "run_loader_stage:train_stage_device_duration_seconds"
+_WORKERS: Final = "train_loader_worker_count"
+_BUILD: Final = "train_loader_batch_build_duration_seconds"
+
+LOADER: Final = Row(
+    "Loader $loader",
+    (
+        Panel(
+            "Mean time per occurrence, stacked", "area", "s",
+            "Host time of each stage.",
+            "one stage grows, or `data` is among the high ones",
+            [Query(run(f"{_STAGE}:mean5m", _HERE, _PHASE), "{{train_stage}} {{train_loader}}")],
+            runbook="TrainInputBound",
+        ),
+        Panel(
+            "95th and 99th percentile", "lines", "s",
+            "How long the slow occurrences of each stage take.",
+            "the 99th percentile of a stage is many times its mean: something makes it wait now and then",
+            [
+                Query(run(f"{_STAGE}:p95_5m", _HERE, _PHASE), "{{train_stage}} {{train_loader}} p95"),
+                Query(run(f"{_STAGE}:p99_5m", _HERE, _PHASE), "{{train_stage}} {{train_loader}} p99"),
+            ],
+        ),
+        Panel(
+            "Share of the step", "area", "percentunit",
+            "Part of the time of all steps that each stage of this loader takes.",
+            "`data` takes over 20 %",
+            [Query(run("run_loader_stage:train_stage_share:ratio5m", _HERE, _PHASE), "{{train_stage}} {{train_loader}}")],
+            runbook="TrainInputBound", top=1,
+        ),
+        Panel(
+            "Waiting for data, as a heatmap", "heatmap", "s",
+            "How many waits took how long.",
+            "a second band appears far above the first: a cold cache, a slow disk, a worker that restarts",
+            [Query(either("train_stage_duration_seconds", "increase", 'train_stage="data"', _HERE), "{{le}}", heatmap=True)],
+            runbook="TrainInputBound",
+        ),
+        Panel(
+            "Prefetch queue", "lines", "short",
+            "Batches that were ready when the loop asked, and how many there can be.",
+            "it is near zero: the workers cannot keep up",
+            [
+                Query(f"avg by (train_loader) ({run('train_loader_queue_size', _HERE)})", "{{train_loader}} ready"),
+                Query(f"max by (train_loader) ({run('train_loader_queue_limit', _HERE)})", "{{train_loader}} at most"),
+            ],
+        ),
+        Panel(
+            "Workers", "lines", "short",
+            "Worker processes, by state.",
+            "any is dead, or fewer live than are expected",
+            [Query(f"sum by (train_loader, train_loader_worker_state) ({run(_WORKERS, _HERE)})", "{{train_loader}} {{train_loader_worker_state}}")],
+            runbook="TrainLoaderWorkerDied",
+        ),
+        Panel(
+            "Time a worker takes for a batch", "lines", "s",
+            "Measured in the workers: the 95th percentile of fetching and collating one batch.",
+            "divided by the number of workers it is longer than a step: add workers",
+            [
+                Query(
+                    f"histogram_quantile(0.95, sum by (train_loader, le) (rate({run(_BUILD + '_bucket', _HERE)}[5m])))"
+                    f" or histogram_quantile(0.95, sum by (train_loader) (rate({run(_BUILD, _HERE)}[5m])))",
+                    "{{train_loader}}",
+                )
+            ],
+            needs="worker times",
+        ),
+        Panel(
+            "Samples per second", "lines", "short",
+            "What comes out of this loader.",
+            "it falls while the step time stays",
+            [Query(f"sum by (train_loader) ({run('run_loader:train_samples:rate5m', _HERE, _PHASE)})", "{{train_loader}}")],
+        ),
+        Panel(
+            "Efficiency", "lines", "percentunit",
+            "Samples per second over what the slower of loader and compute alone would allow. Known for loaders without workers.",
+            "it is far below 100 %: loader and compute take turns instead of working at the same time",
+            [Query(run("run_loader:train_efficiency:ratio5m", _HERE), "{{train_loader}}")],
+        ),
+        Panel(
+            "Ends and errors", "bars", "short",
+            "How often the loader came to its end, by reason, and exceptions that left it.",
+            "the reason is short or error, or there are exceptions",
+            [
+                Query(f"sum by (train_loader, train_loader_exhaustion_reason) ({grown('train_loader_exhaustions_total', _HERE)})", "{{train_loader}} {{train_loader_exhaustion_reason}}"),
+                Query(f"sum by (train_loader) ({grown('train_loader_errors_total', _HERE)})", "{{train_loader}} exceptions"),
+            ],
+            runbook="TrainLoaderExhausted",
+        ),
+        Panel(
+            "Host and device time", "lines", "s",
+            "Mean time of each stage by the clock of the host, and of the device. Never add the two.",
+            "the host takes longer than the device: it launches too slowly, or waits for the device",
+            [
+                Query(run(f"{_STAGE}:mean5m", _HERE, _PHASE), "{{train_stage}} {{train_loader}} host"),
+                Query(run(f"{_DEVICE}:mean5m", _HERE, _PHASE), "{{train_stage}} {{train_loader}} device"),
+            ],
+            needs="device",
+        ),
+    ),
+    repeat="loader",
+)  # fmt: skip
+
+STEPS: Final = Row(
+    "All loaders",
+    (
+        Panel(
+            "Steps, as a heatmap", "heatmap", "s",
+            "How many steps took how long.",
+            "there are two bands: some steps are of another kind",
+            [Query(either("train_step_duration_seconds", "increase", _PHASE), "{{le}}", heatmap=True)],
+            8, runbook="TrainStepTimeRegression",
+        ),
+        Panel(
+            "In no stage", "lines", "percentunit",
+            "Part of the step that no stage explains: logging, Python between the stages, a sync nobody sees.",
+            "it is over 10 %: mark stages by hand to see what it is",
+            [Query(run("run:train_unattributed:ratio5m"), "{{train_phase}}")],
+            8, limits=((0.1, ORANGE), (0.5, RED)),
+        ),
+        Panel(
+            "Epoch", "stat", "short",
+            "Passes that each loader has begun, from 0.",
+            "it stands still, or a loader runs ahead of the others",
+            [Query(f"max by (train_loader) ({run('train_epoch_index')})", "{{train_loader}}")],
+            4, first=BLUE,
+        ),
+        Panel(
+            "Evaluation", "stat", "s",
+            "Mean time of one evaluation pass.",
+            "it takes a large part of the time between two passes",
+            [
+                Query(
+                    f"sum by (train_loader) ({run('train_eval_duration_seconds_sum')}) / sum by (train_loader) ({run('train_eval_duration_seconds_count')})"
+                    f" or histogram_avg(sum by (train_loader) ({run('train_eval_duration_seconds')}))",
+                    "{{train_loader}}",
+                )
+            ],
+            4, first=BLUE,
+        ),
+        Panel(
+            "Unseen", "stat", "short",
+            "Stages, models and loops that could not be seen or told apart.",
+            "it is not 0: their time is in other rows; `summary.json` says which",
+            [Query(f"sum({run('train_unobserved')}) or vector(0)")],
+            4, 4, ((1, ORANGE),), runbook="TrainUnobserved",
+        ),
+    ),
+)  # fmt: skip
+
+STAGES: Final = Board(
+    "otel-train-stages",
+    "Training: stages per loader",
+    "Which stage of which loader takes the time, and why data is late.",
+    (LOADER, STEPS),
+)

@@ -1,0 +1,260 @@
+"""Panels in the style of the house, as Grafana wants them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from grafana_foundation_sdk.builders import (
+    bargauge,
+    common,
+    dashboard,
+    gauge,
+    heatmap,
+    prometheus,
+    stat,
+    statetimeline,
+    table,
+    text,
+    timeseries,
+)
+from grafana_foundation_sdk.models import common as kinds
+from grafana_foundation_sdk.models import dashboard as model
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+from grafana_foundation_sdk.models.text import TextMode
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from grafana.queries import Query
+
+RUNBOOKS: Final = "https://github.com/otel-train/otel-train/blob/main/docs/runbooks"
+NO_DATA: Final = "no data"
+SOURCE: Final = kinds.DataSourceRef(type_val="prometheus", uid="${datasource}")
+
+GREEN: Final = "green"
+ORANGE: Final = "orange"
+RED: Final = "red"
+BLUE: Final = "blue"
+
+_FILL: Final = 12
+_FULL: Final = 70
+
+
+class Panel(NamedTuple):
+    """What a panel shows, in our words.
+
+    Attributes:
+        title: what one sees.
+        kind: ``stat``, ``gauge``, ``bargauge``, ``lines``, ``area``, ``bars``, ``heatmap``, ``states``,
+            ``table`` or ``text``.
+        unit: Grafana's name of it.
+        says: one sentence.
+        bad: when to worry, after "Bad when".
+        queries: what it asks.
+        width: of 24.
+        height: in rows of the grid.
+        limits: (value, colour) from which on; the alerts' own thresholds.
+        first: colour below the first limit.
+        runbook: the alert that watches over this.
+        needs: what a run on a laptop does not have; "" when it has everything.
+        top: of the scale.
+        states: value to (text, colour), for states.
+        empty: what it says when there is nothing.
+    """
+
+    title: str
+    kind: str
+    unit: str
+    says: str
+    bad: str
+    queries: Sequence[Query]
+    width: int = 8
+    height: int = 8
+    limits: Sequence[tuple[float, str]] = ()
+    first: str = GREEN
+    runbook: str = ""
+    needs: str = ""
+    top: float | None = None
+    states: Sequence[tuple[str, str, str]] = ()
+    empty: str = NO_DATA
+
+    @property
+    def description(self) -> str:
+        """What the (i) of the panel shows."""
+        link = f"\n\n[Runbook {self.runbook}]({RUNBOOKS}/{self.runbook}.md)" if self.runbook else ""
+        return f"{self.says}\n\nBad when {self.bad}.{link}"
+
+
+class Row(NamedTuple):
+    """A line across, and the panels below it.
+
+    Attributes:
+        title: of the line.
+        panels: left to right; they wrap at the edge.
+        repeat: a variable; the row is shown once for each of its values.
+    """
+
+    title: str
+    panels: Sequence[Panel]
+    repeat: str = ""
+
+
+def place(row: Row, top: int) -> tuple[list[tuple[Panel, model.GridPos]], int]:
+    """Where each panel goes, and where the next row begins."""
+    x, y, tallest = 0, top, 0
+    placed = []
+    for panel in row.panels:
+        if x + panel.width > _GRID:
+            x, y, tallest = 0, y + tallest, 0
+        placed.append((panel, model.GridPos(h=panel.height, w=panel.width, x=x, y=y)))
+        x, tallest = x + panel.width, max(tallest, panel.height)
+    return placed, y + tallest
+
+
+_GRID: Final = 24
+
+
+def build(panel: Panel, position: model.GridPos) -> Any:
+    """The SDK's builder of a panel."""
+    made = _MAKERS[panel.kind](panel)
+    made.title(panel.title).description(panel.description).grid_pos(position)
+    if panel.kind == "text":
+        return made
+    made.datasource(SOURCE).unit(panel.unit).no_value(panel.empty).thresholds(_limits(panel))
+    if panel.top is not None:
+        made.min(0).max(panel.top)
+    if panel.states:
+        made.mappings([_mapping(panel)])
+    for number, query in enumerate(panel.queries):
+        made.with_target(_target(panel, query, chr(ord("A") + number)))
+        if query.right:
+            made.override_by_query(
+                chr(ord("A") + number),
+                [
+                    model.DynamicConfigValue("custom.axisPlacement", "right"),
+                    model.DynamicConfigValue("unit", query.right),
+                ],
+            )
+    return made
+
+
+def _target(panel: Panel, query: Query, ref: str) -> prometheus.Dataquery:
+    made = prometheus.Dataquery().ref_id(ref).expr(query.expr).legend_format(query.legend or "__auto")
+    if query.instant:
+        rows = PromQueryFormat.TABLE if panel.kind == "table" else PromQueryFormat.TIME_SERIES
+        made.instant().format(rows)
+    else:
+        made.range().format(PromQueryFormat.HEATMAP if query.heatmap else PromQueryFormat.TIME_SERIES)
+    return made.exemplar(query.exemplar)
+
+
+def _limits(panel: Panel) -> dashboard.ThresholdsConfig:
+    steps = [model.Threshold(value=None, color=panel.first)]
+    steps += [model.Threshold(value=value, color=color) for value, color in panel.limits]
+    return dashboard.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(steps)
+
+
+def _mapping(panel: Panel) -> model.ValueMap:
+    return model.ValueMap(
+        options={
+            value: model.ValueMappingResult(text=text, color=color, index=number)
+            for number, (value, text, color) in enumerate(panel.states)
+        }
+    )
+
+
+def _last() -> common.ReduceDataOptions:
+    return common.ReduceDataOptions().calcs(["lastNotNull"]).values(False)
+
+
+def _stat(panel: Panel) -> stat.Panel:
+    named = any(query.legend for query in panel.queries)
+    mode = kinds.BigValueTextMode.NAME if panel.unit == "none" else (
+        kinds.BigValueTextMode.VALUE_AND_NAME if named else kinds.BigValueTextMode.VALUE
+    )  # fmt: skip
+    coloured = kinds.BigValueColorMode.VALUE
+    graph = kinds.BigValueGraphMode.NONE if panel.unit == "none" else kinds.BigValueGraphMode.AREA
+    return stat.Panel().reduce_options(_last()).text_mode(mode).color_mode(coloured).graph_mode(graph)
+
+
+def _gauge(_: Panel) -> gauge.Panel:
+    return gauge.Panel().reduce_options(_last())
+
+
+def _bargauge(_: Panel) -> bargauge.Panel:
+    horizontal = kinds.VizOrientation.HORIZONTAL
+    return bargauge.Panel().reduce_options(_last()).orientation(horizontal)
+
+
+def _series(panel: Panel) -> timeseries.Panel:
+    legend = common.VizLegendOptions().display_mode(kinds.LegendDisplayMode.LIST)
+    legend = legend.placement(kinds.LegendPlacement.BOTTOM).show_legend(True)
+    tooltip = common.VizTooltipOptions().mode(kinds.TooltipDisplayMode.MULTI)
+    made = timeseries.Panel().legend(legend).tooltip(tooltip).line_width(1).fill_opacity(0)
+    made.show_points(kinds.VisibilityMode.NEVER)
+    if panel.limits:
+        style = common.GraphThresholdsStyleConfig().mode(kinds.GraphThresholdsStyleMode.DASHED)
+        made.thresholds_style(style)
+    return made
+
+
+def _area(panel: Panel) -> timeseries.Panel:
+    stacked = common.StackingConfig().mode(kinds.StackingMode.NORMAL).group("A")
+    return _series(panel).stacking(stacked).fill_opacity(_FULL)
+
+
+def _bars(panel: Panel) -> timeseries.Panel:
+    return _area(panel).draw_style(kinds.GraphDrawStyle.BARS)
+
+
+def _heatmap(_: Panel) -> heatmap.Panel:
+    color = _heatmap_color()
+    return heatmap.Panel().calculate(False).color(color)
+
+
+def _heatmap_color() -> Any:
+    from grafana_foundation_sdk.builders.heatmap import HeatmapColorOptions
+
+    return HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Oranges").steps(64)
+
+
+def _states(_: Panel) -> statetimeline.Panel:
+    return statetimeline.Panel().show_value(kinds.VisibilityMode.NEVER).row_height(0.8).fill_opacity(_FULL)
+
+
+def _table(panel: Panel) -> table.Panel:
+    hidden = dict.fromkeys(("Time", "__name__", "job", "instance", "service_name"), True)
+    made = table.Panel()
+    if len(panel.queries) > 1:
+        made.with_transformation(model.DataTransformerConfig(id_val="merge", options={}))
+    made.with_transformation(
+        model.DataTransformerConfig(
+            id_val="organize", options={"excludeByName": hidden, "renameByName": _columns(panel)}
+        )
+    )
+    return made
+
+
+def _columns(panel: Panel) -> dict[str, str]:
+    if len(panel.queries) == 1:
+        return {"Value": panel.queries[0].legend or "value"}
+    return {f"Value #{chr(ord('A') + n)}": query.legend for n, query in enumerate(panel.queries)}
+
+
+def _text(panel: Panel) -> text.Panel:
+    return text.Panel().mode(TextMode.MARKDOWN).content(panel.says)
+
+
+_MAKERS: Final = {
+    "stat": _stat,
+    "gauge": _gauge,
+    "bargauge": _bargauge,
+    "lines": _series,
+    "area": _area,
+    "bars": _bars,
+    "heatmap": _heatmap,
+    "states": _states,
+    "table": _table,
+    "text": _text,
+}

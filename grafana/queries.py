@@ -1,0 +1,63 @@
+"""How panels ask: PromQL with the dashboard's variables in it."""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+RATE: Final = "[$__rate_interval]"
+"""The window for raw counters: no shorter than what Prometheus can answer, no longer than a pixel needs."""
+
+
+class Query(NamedTuple):
+    """One question to Prometheus.
+
+    Attributes:
+        expr: PromQL; ``$run``, ``$loader`` and the like stand for what the reader picked.
+        legend: how each answer is called; ``{{label}}`` is replaced.
+        instant: only the last value is wanted.
+        exemplar: show traces beside it.
+        heatmap: buckets, not lines.
+        right: drawn against the axis on the right, in this unit.
+    """
+
+    expr: str
+    legend: str = ""
+    instant: bool = False
+    exemplar: bool = False
+    heatmap: bool = False
+    right: str = ""
+
+
+def run(metric: str, *matchers: str) -> str:
+    """The metric in the run that the reader picked."""
+    inside = ",".join(('train_run_id="$run"', *matchers))
+    return f"{metric}{{{inside}}}"
+
+
+def grown(metric: str, *matchers: str) -> str:
+    """By how much a counter grew within one point of the graph."""
+    return f"increase({run(metric, *matchers)}{RATE})"
+
+
+def rate(metric: str, *matchers: str) -> str:
+    """How fast a counter grows, per second."""
+    return f"rate({run(metric, *matchers)}{RATE})"
+
+
+def either(metric: str, function: str, *matchers: str) -> str:
+    """Buckets of a histogram, however it is kept: classic buckets, else the native histogram."""
+    classic = f"sum by (le) ({function}({run(metric + '_bucket', *matchers)}{RATE}))"
+    return f"{classic} or sum({function}({run(metric, *matchers)}{RATE}))"
+
+
+def quantile(share: float, metric: str, *matchers: str) -> str:
+    """What that share of occurrences did not exceed, from raw histograms: for exemplars."""
+    classic = f"sum by (le) (rate({run(metric + '_bucket', *matchers)}{RATE}))"
+    native = f"sum(rate({run(metric, *matchers)}{RATE}))"
+    return f"histogram_quantile({share}, {classic}) or histogram_quantile({share}, {native})"
+
+
+def on_hosts_of_the_run(expr: str) -> str:
+    """A metric of another exporter, on the hosts of this run; its host must be in ``host_name``."""
+    hosts = f"max by (host_name) (0 * {run('train_heartbeat_time_seconds')} + 1)"
+    return f"{expr} * on (host_name) group_left () ({hosts})"

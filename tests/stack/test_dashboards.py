@@ -1,0 +1,121 @@
+"""Every panel gets data from a real Prometheus that a real run feeds."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+pytest.importorskip("grafana_foundation_sdk", reason="dashboards are built with the dev extra")
+
+from grafana.build import BOARDS, JSON
+from grafana.preview.ask import Span, answers, ask, filled_in, panels
+from grafana.preview.madeup import RUN as MADE_UP
+from grafana.preview.prometheus import REAL_RUN, Store, Ways, filled, until
+from grafana.preview.render import draw_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+
+LONG_ENOUGH_S = 100
+"""Rules are evaluated every 30 s, and some ask others."""
+
+NEEDS = {
+    (board.file, panel.title): panel.needs for board in BOARDS for row in board.rows for panel in row.panels
+}
+PANELS = [(board.file, panel) for board in BOARDS for panel in panels(JSON / f"{board.file}.json")]
+FROM_MADE_UP = {name for name, needs in NEEDS.items() if needs}
+"""Panels on what a laptop does not have: fed by made-up figures under real names. All others by the run."""
+
+
+def program() -> Path:
+    """The newest Prometheus of the cache folders; none fails the test and says how to get it."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "otel-train"
+    given = os.environ.get("OTEL_TRAIN_TEST_BIN")
+    folders = [*([Path(given)] if given else []), cache / "stack" / "bin", cache / "bin"]
+    for folder in folders:
+        if (folder / "prometheus").is_file():
+            return folder / "prometheus"
+    pytest.fail(f"no prometheus in {', '.join(map(str, folders))}: run `make test-stack`, which gets it")
+
+
+def receives_otlp(path: Path) -> bool:
+    """Whether this Prometheus was built with its OTLP receiver; Debian's is not."""
+    return "--web.enable-otlp-receiver" in os.popen(f"{path} --help-long 2>&1").read()
+
+
+@pytest.fixture(scope="module", params=["scraped", "pushed"])
+def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    ways = Ways(program(), push=request.param == "pushed")
+    if ways.push and not receives_otlp(ways.program):
+        pytest.skip(f"{ways.program} has no OTLP receiver: build Prometheus 3 for that path")
+    with filled(tmp_path_factory.mktemp(request.param), ways, LONG_ENOUGH_S) as running:
+        yield running
+
+
+def span() -> Span:
+    now = time.time()
+    return Span(now - LONG_ENOUGH_S, now, 5)
+
+
+def named(value: Any) -> str:
+    return value if isinstance(value, str) else str(value["title"]).replace(" ", "-")
+
+
+@pytest.mark.parametrize(("board", "panel"), PANELS, ids=named)
+def test_a_panel_has_data(store: Store, board: str, panel: dict[str, Any]) -> None:
+    """An empty panel looks like good news."""
+    run = MADE_UP if (board, panel["title"]) in FROM_MADE_UP else REAL_RUN
+
+    def found() -> bool:
+        return any(answer.series for answer in answers(store, panel, span(), (run,)))
+
+    until(found, 60)
+
+
+@pytest.mark.parametrize(("board", "panel"), PANELS, ids=named)
+def test_every_query_of_a_panel_is_understood(store: Store, board: str, panel: dict[str, Any]) -> None:
+    """One that fails empties its panel, also where it is the second of two, and on the run without data."""
+    for target in panel["targets"]:
+        for run in (REAL_RUN, MADE_UP):
+            ask(store, target, span(), run)
+
+
+def test_the_slow_steps_lead_to_traces(store: Store) -> None:
+    """Exemplars are the way from a graph to a trace."""
+    expr = next(
+        target["expr"]
+        for board, panel in PANELS
+        if board == "overview"
+        for target in panel["targets"]
+        if target.get("exemplar")
+    )
+    now = time.time()
+    asked = store.ask(
+        "query_exemplars", query=filled_in(expr, REAL_RUN), start=f"{now - 600:.0f}", end=f"{now + 60:.0f}"
+    )
+
+    assert any("trace_id" in entry["labels"] for series in asked for entry in series["exemplars"])
+
+
+def test_no_rule_failed(store: Store) -> None:
+    """Both forms of the histogram rules are loaded, and the one without data must be silent."""
+    groups = store.ask("rules")["groups"]
+    rules = [rule for group in groups for rule in group["rules"]]
+
+    assert len(rules) > 100
+    assert [(rule["name"], rule.get("lastError")) for rule in rules if rule["health"] == "err"] == []
+
+
+def test_the_previews_can_be_drawn(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pictures in the documentation are made by this."""
+    monkeypatch.setattr("grafana.preview.render.IMAGES", tmp_path)
+    monkeypatch.setattr("grafana.preview.render.ROOT", tmp_path)
+    draw_all(store, 3)
+
+    assert {path.stem for path in tmp_path.glob("*.svg")} == {f"dashboard-{board.file}" for board in BOARDS}
