@@ -45,7 +45,7 @@ NOW: Final = Row(
             "Events on ranks", "stat", "short",
             "Events of all ranks in the last hour, from the digest that rank 0 publishes.",
             "any is not 0",
-            [Query(f"sum by (train_rank_event) (increase({run('train_ranks_events_total')}[1h]))", "{{train_rank_event}}")],
+            [Query(f"round(sum by (train_rank_event) (increase({run('train_ranks_events_total')}[1h])))", "{{train_rank_event}}")],
             8, 5, ((1, RED),), runbook="TrainRankEvents", needs="ranks",
         ),
     ),
@@ -138,13 +138,13 @@ HANGS: Final = Row(
         ),
         Panel(
             "Mute ranks", "table", "s",
-            "Ranks that were heard of within the hour, and not for two minutes; the value is the time of their last progress.",
+            "Ranks that were heard of within the hour, and not for two minutes, and how long ago their last progress was.",
             "there is a row while the run goes on",
             [
                 Query(
-                    f"max by (train_rank, host_name) (last_over_time({run(_BEAT)}[1h]))"
+                    f"max by (train_rank, host_name) (time() - last_over_time({run(_BEAT)}[1h]))"
                     f" unless on (train_rank) (time() - timestamp({run(_BEAT)}) < 120)",
-                    "last progress", instant=True,
+                    "silent for", instant=True,
                 )
             ],
             8, 7, runbook="TrainRanksMissing", needs="ranks", empty="all are heard of",

@@ -88,7 +88,7 @@ HOST: Final = Row(
                 Query(run("host:train_host_memory:ratio"), "{{host_name}} now"),
                 Query(f"predict_linear({run('host:train_host_memory:ratio')}[1h], 4 * 3600)", "{{host_name}} in 4 h"),
             ],
-            limits=((0.9, ORANGE), (1, RED)), runbook="TrainHostMemoryLeak",
+            limits=((0.9, ORANGE), (1, RED)), runbook="TrainHostMemoryLeak", top=1.5,
         ),
         Panel(
             "Input pipeline", "area", "bytes",

@@ -226,7 +226,7 @@ NEXT: Final = Row(
             "Workers that died, devices that ran out of memory, restarts.",
             "there is any",
             [
-                Query(f"sum by (train_loader, error_type) ({_DIED}) > 0 or vector(0)", "worker of {{train_loader}}: {{error_type}}"),
+                Query(f"sum by (error_type) ({_DIED})", "worker: {{error_type}}"),
                 Query(f"sum({grown('train_accelerator_memory_ooms_total')}) or vector(0)", "out of memory"),
                 Query(f"sum({grown('train_run_restarts_total')}) or vector(0)", "restarts"),
             ],

@@ -108,9 +108,9 @@ class Frame:
         return self.box.x + share * self.box.width
 
     def y(self, value: float) -> float:
-        """Where a value lies; what is far outside, just outside."""
+        """Where a value lies; what is outside, at the edge."""
         share = (value - self._low) / (self._high - self._low)
-        return self.box.y + self.box.height * (1 - min(1.05, max(-0.05, share)))
+        return self.box.y + self.box.height * (1 - min(1.0, max(0.0, share)))
 
     def values(self, unit: str, *, right: bool = False) -> list[str]:
         """Labels of the value axis, and its lines."""

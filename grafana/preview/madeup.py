@@ -87,7 +87,7 @@ _FOREIGN: Final = (
     ('DCGM_FI_DEV_GPU_UTIL{host_name="%(host)s",gpu="%(gpu)s"}', 92, 0),
     ('DCGM_FI_DEV_GPU_TEMP{host_name="%(host)s",gpu="%(gpu)s"}', 64, 0),
     ('DCGM_FI_DEV_POWER_USAGE{host_name="%(host)s",gpu="%(gpu)s"}', 610, 0),
-    ('DCGM_FI_DEV_XID_ERRORS{host_name="%(host)s",gpu="%(gpu)s"}', 0.1, 0),
+    ('DCGM_FI_DEV_XID_ERRORS{host_name="%(host)s",gpu="%(gpu)s"}', 0, 0),
     ('node_disk_read_bytes_total{host_name="%(host)s",device="nvme0n1"}', 0, 0.4e9),
     ('node_network_receive_bytes_total{host_name="%(host)s",device="ib0"}', 0, 2.1e9),
     ('otelcol_receiver_accepted_spans{receiver="otlp"}', 0, 40),

@@ -92,8 +92,8 @@ def filled(folder: Path, ways: Ways, seconds: float) -> Iterator[Store]:
         madeup = Exposition()
         stack.callback(madeup.close)
         store = stack.enter_context(running(folder, ways, config(folder, madeup.target, push=ways.push)))
-        stack.enter_context(trained(folder, store, ways, seconds + 60))
-        until(lambda: seen(store), 120)
+        stack.enter_context(trained(folder, store, ways, seconds + 600))
+        until(lambda: seen(store), 300)
         time.sleep(seconds)
         yield store
 
@@ -121,7 +121,7 @@ def running(folder: Path, ways: Ways, text: str) -> Iterator[Store]:
     ]
     store = Store(f"http://{address}")
     with (folder / "prometheus.log").open("w") as log, stopped(subprocess.Popen(command, stderr=log)):
-        until(lambda: urllib.request.urlopen(f"{store.url}/-/ready", timeout=2).status, 30)
+        until(lambda: urllib.request.urlopen(f"{store.url}/-/ready", timeout=2).status, 120)
         yield store
 
 

@@ -17,7 +17,8 @@ import torch
 import otel_train
 from otel_train.demo import train as demo
 
-CHECKPOINT_EVERY = 60
+VALIDATE_EVERY = 25
+CHECKPOINT_EVERY = 100
 STEPS_PLANNED = 4_000
 
 
@@ -51,8 +52,9 @@ def main(seconds: float, directory: Path) -> None:
         optimizer.zero_grad()
         decay.step()
         otel_train.log(**losses, lr=decay.get_last_lr()[0], grad_norm=norm, tokens=2 * 16 * 64)
-        if step % CHECKPOINT_EVERY == 0:
+        if step % VALIDATE_EVERY == 0:
             otel_train.log(val_loss=demo.validate(model, loaders["val"], "cpu"))
+        if step % CHECKPOINT_EVERY == 0:
             with otel_train.checkpoint():
                 torch.save(model.state_dict(), directory / "preview.pt")
         if time.monotonic() >= end:
