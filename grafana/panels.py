@@ -128,14 +128,8 @@ def build(panel: Panel, position: model.GridPos) -> Any:
         made.mappings([_mapping(panel)])
     for number, query in enumerate(panel.queries):
         made.with_target(_target(panel, query, chr(ord("A") + number)))
-        if query.right:
-            made.override_by_query(
-                chr(ord("A") + number),
-                [
-                    model.DynamicConfigValue("custom.axisPlacement", "right"),
-                    model.DynamicConfigValue("unit", query.right),
-                ],
-            )
+        if query.right or query.dashed:
+            made.override_by_query(chr(ord("A") + number), _override(query))
     return made
 
 
@@ -147,6 +141,15 @@ def _target(panel: Panel, query: Query, ref: str) -> prometheus.Dataquery:
     else:
         made.range().format(PromQueryFormat.HEATMAP if query.heatmap else PromQueryFormat.TIME_SERIES)
     return made.exemplar(query.exemplar)
+
+
+def _override(query: Query) -> list[model.DynamicConfigValue]:
+    if query.dashed:
+        return [model.DynamicConfigValue("custom.lineStyle", {"fill": "dash", "dash": [10, 8]})]
+    return [
+        model.DynamicConfigValue("custom.axisPlacement", "right"),
+        model.DynamicConfigValue("unit", query.right),
+    ]
 
 
 def _limits(panel: Panel) -> dashboard.ThresholdsConfig:

@@ -18,6 +18,7 @@ class Query(NamedTuple):
         exemplar: show traces beside it.
         heatmap: buckets, not lines.
         right: drawn against the axis on the right, in this unit.
+        dashed: a bound, not a measurement.
     """
 
     expr: str
@@ -26,6 +27,7 @@ class Query(NamedTuple):
     exemplar: bool = False
     heatmap: bool = False
     right: str = ""
+    dashed: bool = False
 
 
 def run(metric: str, *matchers: str) -> str:

@@ -22,7 +22,7 @@ DEVICE: Final = Row(
             [
                 Query(run(f"{_MEMORY}_allocated_bytes", _RANK), f"{_DEVICE} allocated"),
                 Query(run(f"{_MEMORY}_reserved_bytes", _RANK), f"{_DEVICE} reserved"),
-                Query(run(f"{_MEMORY}_limit_bytes", _RANK), f"{_DEVICE} limit"),
+                Query(run(f"{_MEMORY}_limit_bytes", _RANK), f"{_DEVICE} limit", dashed=True),
             ],
             needs="device", runbook="TrainAcceleratorMemoryHigh",
         ),
@@ -76,7 +76,7 @@ HOST: Final = Row(
             "use comes near the limit: there the kernel kills",
             [
                 Query(f"max by (host_name) ({run('train_host_memory_usage_bytes')})", "{{host_name}} in use"),
-                Query(f"max by (host_name) ({run('train_host_memory_limit_bytes')})", "{{host_name}} limit"),
+                Query(f"max by (host_name) ({run('train_host_memory_limit_bytes')})", "{{host_name}} limit", dashed=True),
             ],
             runbook="TrainHostMemoryLeak",
         ),

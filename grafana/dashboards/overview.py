@@ -160,7 +160,7 @@ FAST: Final = Row(
             "it is far below its bound: loader and compute wait for each other",
             [
                 Query(f"sum by (train_loader) ({run('run_loader:train_samples:rate5m', _PHASE)})", "{{train_loader}}"),
-                Query(f"sum by (train_loader) ({run('train_throughput_theoretical_per_second')})", "{{train_loader}} could"),
+                Query(f"sum by (train_loader) ({run('train_throughput_theoretical_per_second')})", "{{train_loader}} could", dashed=True),
             ],
             9,
         ),

@@ -54,7 +54,7 @@ LOADER: Final = Row(
             "it is near zero: the workers cannot keep up",
             [
                 Query(f"avg by (train_loader) ({run('train_loader_queue_size', _HERE)})", "{{train_loader}} ready"),
-                Query(f"max by (train_loader) ({run('train_loader_queue_limit', _HERE)})", "{{train_loader}} at most"),
+                Query(f"max by (train_loader) ({run('train_loader_queue_limit', _HERE)})", "{{train_loader}} at most", dashed=True),
             ],
         ),
         Panel(

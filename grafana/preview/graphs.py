@@ -41,16 +41,19 @@ class Curve(NamedTuple):
     name: str
     points: list[tuple[float, float]]
     right_unit: str = ""
+    dashed: bool = False
 
 
 def curves(panel: Mapping[str, Any], answers: Sequence[Answer]) -> list[Curve]:
     """Every series of a panel, by name."""
-    right = _right_units(panel)
+    right = _overridden(panel, "custom.axisPlacement", "unit")
+    dashed = _overridden(panel, "custom.lineStyle", "custom.lineStyle")
     return [
         Curve(
             name_of(answer, series),
             [(float(at), float(value)) for at, value in series.get("values", [])],
             right.get(answer.target["refId"], ""),
+            answer.target["refId"] in dashed,
         )
         for answer in answers
         for series in answer.series
@@ -58,12 +61,13 @@ def curves(panel: Mapping[str, Any], answers: Sequence[Answer]) -> list[Curve]:
     ]
 
 
-def _right_units(panel: Mapping[str, Any]) -> dict[str, str]:
+def _overridden(panel: Mapping[str, Any], marker: str, wanted: str) -> dict[str, Any]:
+    """By query: a property of those that have the marker."""
     found = {}
     for override in panel["fieldConfig"].get("overrides", []):
         properties = {entry["id"]: entry.get("value") for entry in override["properties"]}
-        if properties.get("custom.axisPlacement") == "right":
-            found[override["matcher"]["options"]] = properties.get("unit", "short")
+        if marker in properties:
+            found[override["matcher"]["options"]] = properties[wanted]
     return found
 
 
@@ -201,7 +205,7 @@ def _limits(panel: Mapping[str, Any], found: Sequence[Curve], *, stacked: bool) 
 def _lines(frame: Frame, found: Sequence[Curve], color: Callable[[Curve], str], span: Span) -> list[str]:
     parts = []
     for curve in found:
-        dash = "5 4" if curve.name.endswith(("could", "limit", "at most")) else ""
+        dash = "5 4" if curve.dashed else ""
         for piece in _pieces(curve.points, span.step_s):
             places = [(frame.x(at), frame.y(value)) for at, value in piece]
             if len(places) == 1:
