@@ -82,33 +82,47 @@ NATIVE: Final = Form("native")
 CLASSIC: Final = Form("classic")
 
 
+_STAGES: Final = ("train_stage_duration_seconds", "train_stage_device_duration_seconds")
+_DURATIONS: Final = (
+    *(("run_loader_stage", metric, STAGE) for metric in _STAGES),
+    ("run_loader", STEP, LOADER),
+)
+"""(level, metric, labels) of what is recorded per loader."""
+
+_WORK: Final = "run_rank:train_local_work_seconds"
+_MEDIAN_WORK: Final = "run:train_local_work_seconds:median5m"
+
+
 def histogram_groups(form: Form) -> tuple[Group, ...]:
-    """The rules that read histograms. Both forms record the same names."""
-    stages = ("train_stage_duration_seconds", "train_stage_device_duration_seconds")
+    """The rules that read histograms. Both forms record the same names.
+
+    Every rule here reads a histogram itself. One that read only what others recorded would go on recording
+    where both files are loaded and its form of histogram is missing: twice, at two moments.
+    """
     return (
-        *(_durations(form, "run_loader_stage", metric, by=STAGE) for metric in stages),
-        _durations(form, "run_loader", STEP, by=LOADER, more=_whole_run(form)),
+        *(_durations(form, level, metric, by) for level, metric, by in _DURATIONS),
+        _whole_run(form),
         _ranks(form),
         _checkpoints(form),
     )
 
 
-def _durations(form: Form, level: str, metric: str, *, by: str, more: tuple[Record, ...] = ()) -> Group:
+def _durations(form: Form, level: str, metric: str, by: str) -> Group:
     name = f"{level}:{metric}"
     rules = (
         Record(f"{name}_sum:rate5m", form.sum(metric, by, "5m")),
         Record(f"{name}_count:rate5m", form.count(metric, by, "5m")),
-        Record(f"{name}:mean5m", f"{name}_sum:rate5m / ({name}_count:rate5m > 0)"),
         *(Record(f"{name}:{p}_5m", form.quantile(share, metric, by, "5m")) for share, p in QUANTILES),
     )
-    return Group(f"otel_train.{form.name}.{metric}", "30s", rules + more)
+    return Group(f"otel_train.{form.name}.{metric}", "30s", rules)
 
 
-def _whole_run(form: Form) -> tuple[Record, ...]:
-    return (
+def _whole_run(form: Form) -> Group:
+    rules = (
         Record(f"run:{STEP}_sum:rate5m", form.sum(STEP, PHASE, "5m")),
         *(Record(f"run:{STEP}:{p}_5m", form.quantile(share, STEP, PHASE, "5m")) for share, p in QUANTILES),
     )
+    return Group(f"otel_train.{form.name}.run", "30s", rules)
 
 
 def _ranks(form: Form) -> Group:
@@ -116,37 +130,23 @@ def _ranks(form: Form) -> Group:
     steps = f'on ({RANK}) (sum by ({RANK}) (rate(train_steps_total{{train_phase="train"}}[5m])) > 0)'
     local = f'{{train_phase="train",train_stage=~"{LOCAL_STAGES}"}}'
     backward = '{train_phase="train",train_stage="backward"}'
-    work = "run_rank:train_local_work_seconds"
-    back = "run_rank:train_backward_seconds"
-    median = "run:train_local_work_seconds:median5m"
-    return Group(
-        f"otel_train.{form.name}.ranks",
-        "30s",
-        (
-            Record(f"{work}_sum:rate5m", form.sum(stage, RANK, "5m", local)),
-            Record(f"{back}_sum:rate5m", form.sum(stage, RANK, "5m", backward)),
-            Record(f"{work}:mean5m", f"{work}_sum:rate5m / {steps}"),
-            Record(f"{back}:mean5m", f"{back}_sum:rate5m / {steps}"),
-            Record(median, f"quantile by ({RUN}) (0.5, {work}:mean5m)"),
-            Record(
-                "run:train_straggler_excess:ratio5m",
-                f"max by ({RUN}) ({work}:mean5m) / ({median} > 0) - 1",
-            ),
+    rules = (
+        Record(f"{_WORK}:mean5m", f"{form.sum(stage, RANK, '5m', local)} / {steps}"),
+        Record(
+            "run_rank:train_backward_seconds:mean5m", f"{form.sum(stage, RANK, '5m', backward)} / {steps}"
         ),
     )
+    return Group(f"otel_train.{form.name}.ranks", "30s", rules)
 
 
 def _checkpoints(form: Form) -> Group:
     metric = "train_checkpoint_duration_seconds"
     by = f"{RUN}, train_checkpoint_operation"
-    return Group(
-        f"otel_train.{form.name}.checkpoints",
-        "1m",
-        (
-            Record(f"run_op:{metric}_sum:rate1h", form.sum(metric, by, "1h")),
-            Record(f"run_op:{metric}:p95_1h", form.quantile(0.95, metric, by, "1h")),
-        ),
+    rules = (
+        Record(f"run_op:{metric}_sum:rate1h", form.sum(metric, by, "1h")),
+        Record(f"run_op:{metric}:p95_1h", form.quantile(0.95, metric, by, "1h")),
     )
+    return Group(f"otel_train.{form.name}.checkpoints", "1m", rules)
 
 
 def plain_groups() -> tuple[Group, ...]:
@@ -162,6 +162,18 @@ def _derived() -> Group:
         "otel_train.derived",
         "30s",
         (
+            *(
+                Record(
+                    f"{level}:{metric}:mean5m",
+                    f"{level}:{metric}_sum:rate5m / ({level}:{metric}_count:rate5m > 0)",
+                )
+                for level, metric, _ in _DURATIONS
+            ),
+            Record(_MEDIAN_WORK, f"quantile by ({RUN}) (0.5, {_WORK}:mean5m)"),
+            Record(
+                "run:train_straggler_excess:ratio5m",
+                f"max by ({RUN}) ({_WORK}:mean5m) / ({_MEDIAN_WORK} > 0) - 1",
+            ),
             # Of the time of all steps of the run: a step that takes a batch of each of two loaders is
             # booked under one of them.
             Record(

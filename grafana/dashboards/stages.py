@@ -97,7 +97,7 @@ LOADER: Final = Row(
                 Query(f"sum by (train_loader, train_loader_exhaustion_reason) ({grown('train_loader_exhaustions_total', _HERE)})", "{{train_loader}} {{train_loader_exhaustion_reason}}"),
                 Query(f"sum by (train_loader) ({grown('train_loader_errors_total', _HERE)})", "{{train_loader}} exceptions"),
             ],
-            runbook="TrainLoaderExhausted",
+            12, runbook="TrainLoaderExhausted",
         ),
         Panel(
             "Host and device time", "lines", "s",
@@ -107,7 +107,7 @@ LOADER: Final = Row(
                 Query(run(f"{_STAGE}:mean5m", _HERE, _PHASE), "{{train_stage}} {{train_loader}} host"),
                 Query(run(f"{_DEVICE}:mean5m", _HERE, _PHASE), "{{train_stage}} {{train_loader}} device"),
             ],
-            needs="device",
+            12, needs="device",
         ),
     ),
     repeat="loader",
@@ -121,14 +121,14 @@ STEPS: Final = Row(
             "How many steps took how long.",
             "there are two bands: some steps are of another kind",
             [Query(either("train_step_duration_seconds", "increase", _PHASE), "{{le}}", heatmap=True)],
-            8, runbook="TrainStepTimeRegression",
+            7, runbook="TrainStepTimeRegression",
         ),
         Panel(
             "In no stage", "lines", "percentunit",
             "Part of the step that no stage explains: logging, Python between the stages, a sync nobody sees.",
             "it is over 10 %: mark stages by hand to see what it is",
             [Query(run("run:train_unattributed:ratio5m"), "{{train_phase}}")],
-            8, limits=((0.1, ORANGE), (0.5, RED)),
+            7, limits=((0.1, ORANGE), (0.5, RED)),
         ),
         Panel(
             "Epoch", "stat", "short",
@@ -148,14 +148,14 @@ STEPS: Final = Row(
                     "{{train_loader}}",
                 )
             ],
-            4, first=BLUE,
+            3, first=BLUE,
         ),
         Panel(
             "Unseen", "stat", "short",
             "Stages, models and loops that could not be seen or told apart.",
             "it is not 0: their time is in other rows; `summary.json` says which",
             [Query(f"sum({run('train_unobserved')}) or vector(0)")],
-            4, 4, ((1, ORANGE),), runbook="TrainUnobserved",
+            3, 8, ((1, ORANGE),), runbook="TrainUnobserved",
         ),
     ),
 )  # fmt: skip

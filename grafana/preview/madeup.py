@@ -64,7 +64,7 @@ _GAUGES: Final = {
     "train.checkpoint.size": 2 * _GIB,
     "train.learning_rate": 3e-4,
     "train.telemetry.step_interval": 1,
-    "train.throughput.theoretical": 900,
+    "train.throughput.theoretical": 4000,
     "train.run.progress.ratio": 0.4,
     "train.mfu.ratio": 0.4,
 }

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from deploy.prometheus import build
-from deploy.prometheus.recording import CLASSIC, NATIVE, histogram_groups, plain_groups
+from deploy.prometheus.recording import CLASSIC, NATIVE, Form, histogram_groups, plain_groups
+from otel_train.catalog import Kind, by_name
 from tests.support.promql import asked, grouped_by, impossible, published
 
 ROOT = Path(__file__).parents[2]
@@ -69,6 +70,17 @@ def test_both_histogram_forms_record_the_same_names() -> None:
 
     assert native == classic
     assert len(set(native)) == len(native)
+
+
+@pytest.mark.parametrize("form", [NATIVE, CLASSIC], ids=lambda form: form.name)
+def test_every_histogram_rule_reads_a_histogram_of_its_form(form: Form) -> None:
+    """Both files may be loaded: the rules of the form that is missing must find nothing to record."""
+    histograms = {metric.prometheus for metric in by_name.values() if metric.kind is Kind.HISTOGRAM}
+    parts = {f"{name}_{part}" for name in histograms for part in ("sum", "count", "bucket")}
+    for group in histogram_groups(form):
+        for rule in group.rules:
+            read = {selector.metric for selector in asked(rule.expr)}
+            assert read & (histograms if form is NATIVE else parts), rule.name
 
 
 @pytest.mark.parametrize("name", ALERTS)
