@@ -116,6 +116,10 @@ class Frame:
         share = (value - self._low) / (self._high - self._low)
         return self.box.y + self.box.height * (1 - min(1.0, max(0.0, share)))
 
+    def holds(self, value: float) -> bool:
+        """Whether a value lies on the graph."""
+        return self._low <= value <= self._high
+
     def values(self, unit: str, *, right: bool = False) -> list[str]:
         """Labels of the value axis, and its lines."""
         parts = []
@@ -261,15 +265,13 @@ def _bars(frame: Frame, found: Sequence[Curve], color: Callable[[Curve], str], s
 
 def _thresholds(panel: Mapping[str, Any], frame: Frame) -> list[str]:
     box = frame.box
-    parts = []
-    for step in panel["fieldConfig"]["defaults"]["thresholds"]["steps"]:
-        if step.get("value") is not None:
-            y = frame.y(step["value"])
-            if box.y <= y <= box.y + box.height:
-                parts.append(
-                    svg.line(box.x, y, box.x + box.width, y, stroke=svg.color(step["color"]), dash="8 5")
-                )
-    return parts
+    steps = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    return [
+        svg.line(box.x, y, box.x + box.width, y, stroke=svg.color(step["color"]), dash="8 5")
+        for step in steps
+        if step.get("value") is not None and frame.holds(step["value"])
+        for y in [frame.y(step["value"])]
+    ]
 
 
 def _marks(frame: Frame, marks: Sequence[Mark]) -> list[str]:
