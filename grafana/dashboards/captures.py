@@ -38,8 +38,9 @@ CAPTURED: Final = Row(
         ),
         Panel(
             "Ask for one", "text", "none",
-            "Captures lie in `captures/` of the run directory; the annotations on the graphs show when they ran.\n\n"
-            "They are armed from the program, by a schedule, by slow steps or by an alert.",
+            "`otel-train profile $run --ranks 0 --steps 5`\n\n"
+            "Or from the program, by a schedule, by slow steps, by an alert. The files lie in `captures/` of the run"
+            " directory; the annotations on the graphs show when they ran.",
             "a capture is missing: the panel of failures counts those that ended with an error",
             [],
             8, 6,
