@@ -75,7 +75,6 @@ LOADER: Final = Row(
                     "{{train_loader}}",
                 )
             ],
-            needs="worker times",
         ),
         Panel(
             "Samples per second", "lines", "short",
