@@ -5,7 +5,8 @@
     |-- MissingExtraError   a feature was asked for whose package is not installed
     |-- RunDirectoryError   a run directory is not what it claims to be
     |-- TraceError          a profiler trace is not what it claims to be
-    `-- ComparisonError     two recordings cannot be compared
+    |-- ComparisonError     two recordings cannot be compared
+    `-- StackError          the stack, or a part of it, cannot be started or reached
 
 Set-up and offline commands raise these. A running training loop never sees them.
 """
@@ -33,3 +34,7 @@ class TraceError(OtelTrainError):
 
 class ComparisonError(OtelTrainError):
     """Two traces or two runs cannot be compared; the message says why."""
+
+
+class StackError(OtelTrainError):
+    """The stack, or a part of it, cannot be started or reached; the message says what to do."""

@@ -23,6 +23,7 @@ COMMANDS = {
     "analyze": "say where the time of a profiler trace goes, and what to change",
     "compare": "say what changed between two traces or two runs",
     "report": "write a run as one page of HTML that needs nothing else",
+    "stack": "start Collector, Prometheus, Alertmanager, traces and Grafana",
     "catalog": "print every metric, span and attribute by name",
 }
 """Each is a module of this folder with ``add_parser(subparsers)`` and ``run(args) -> int``."""

@@ -70,8 +70,16 @@ def options(command: str) -> frozenset[str]:
     parser, _ = command_line._parser(command)
     (subparsers,) = (action for action in parser._actions if isinstance(action.choices, dict))
     assert isinstance(subparsers.choices, dict)
-    chosen: Any = subparsers.choices[command] if command else parser
-    return frozenset(option for action in chosen._actions for option in action.option_strings)
+    return frozenset(_option_strings(subparsers.choices[command] if command else parser))
+
+
+def _option_strings(parser: Any) -> Iterator[str]:
+    """Those of a command, and of the commands below it."""
+    for action in parser._actions:
+        yield from action.option_strings
+        if parser.prog.count(" ") and isinstance(action.choices, dict):
+            for below in action.choices.values():
+                yield from _option_strings(below)
 
 
 def _snippets() -> Iterator[Any]:

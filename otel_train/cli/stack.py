@@ -1,0 +1,247 @@
+"""``otel-train stack``: the stack up, down, and what it says."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from otel_train.errors import ConfigError, StackError
+from otel_train.stack import files, health, process
+from otel_train.stack.compose import READY_WITHIN_S, Compose
+from otel_train.stack.local import LocalStack
+from otel_train.stack.parts import ORDER
+from otel_train.stack.ports import Ports
+from otel_train.stack.render import write_alertmanager
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+HELP = "start Collector, Prometheus, Alertmanager, traces and Grafana"
+DESCRIPTION = """\
+Start, stop and look at the stack that receives what training runs send: OpenTelemetry Collector, Prometheus with
+rules, Alertmanager, a trace store, and Grafana with dashboards.
+
+In containers, which needs Docker with Compose:
+
+  otel-train stack up                    Tempo keeps the traces; --traces jaeger: Jaeger does
+  otel-train stack up --demo             and a small model in training
+
+Without containers, from programs on this machine; no Grafana:
+
+  otel-train stack up --local            until Ctrl-C; --detach: in the background
+
+Then, in another terminal:
+
+  OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 python train.py
+
+Everything listens on loopback. Data stays when the stack goes down; `down --data` removes it.
+"""
+EPILOG = "exit codes: 0 done, 1 status: not all of it is well, 2 not done"
+PARTLY = 1
+LINES = 200
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Tell argparse about this command."""
+    parser = subparsers.add_parser(
+        "stack",
+        help=HELP,
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
+    up = actions.add_parser("up", help="start it, wait until it is well, say what to open")
+    up.add_argument("--local", action="store_true", help="plain processes instead of containers")
+    up.add_argument("--detach", action="store_true", help="with --local: return, and leave it running")
+    up.add_argument(
+        "--traces", choices=["tempo", "jaeger"], help="what keeps the traces (default: .env; local: jaeger)"
+    )
+    up.add_argument("--demo", action="store_true", help="a small model in training as well (containers)")
+    up.add_argument("--gpu", action="store_true", help="NVIDIA's DCGM exporter as well (containers)")
+    up.add_argument("--webhook", default="", metavar="URL", help="where Alertmanager sends alerts")
+    up.add_argument(
+        "--scrape",
+        action="append",
+        default=[],
+        metavar="HOST:PORT",
+        help="with --local: a trainer's /metrics to scrape",
+    )
+    up.add_argument(
+        "--port", action="append", default=[], metavar="NAME=N", help="with --local: such as otlp_http=14318"
+    )
+    down = actions.add_parser("down", help="stop it; data stays")
+    down.add_argument("--data", action="store_true", help="remove the data as well")
+    status = actions.add_parser("status", help="what runs, and what to open")
+    logs = actions.add_parser("logs", help="what its parts have written")
+    logs.add_argument("name", nargs="*", metavar="PART", help=f"such as {', '.join(ORDER)}; default: all")
+    logs.add_argument("--follow", "-f", action="store_true", help="go on as more is written")
+    for action in (up, down, status, logs):
+        action.add_argument(
+            "--state", type=Path, default=files.state_folder(), metavar="DIR", help="default: %(default)s"
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do what was asked.
+
+    Raises:
+        StackError: it cannot be done.
+        ConfigError: options contradict each other.
+    """
+    if args.action == "up":
+        return _up_local(args) if args.local else _up_compose(args)
+    local = LocalStack.of(args.state)
+    if args.action == "down":
+        return _down(args, local)
+    if args.action == "status":
+        return _status(args, local)
+    return _logs(args, local)
+
+
+def _up_local(args: argparse.Namespace) -> int:
+    if args.traces == "tempo" or args.demo or args.gpu:
+        raise ConfigError(
+            "--local has Jaeger, and no --demo or --gpu: run `otel-train demo` beside it instead"
+        )
+    stack = LocalStack(args.state, Ports.of(files.settings()).changed(args.port))
+    stack.configure(webhook=args.webhook, scrape=args.scrape)
+    # Whoever ends us, the parts end first.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    left = False
+    try:
+        print(f"Starting (state and logs: {args.state})", flush=True)
+        stack.start(say=_say)
+        _show(stack.addresses())
+        left = args.detach
+        if left:
+            print("Stop it with: otel-train stack down", flush=True)
+            return 0
+        print("Ctrl-C stops it.", flush=True)
+        ended = stack.watch()
+        if ended:
+            log = process.log_file(args.state, ended)
+            raise StackError(
+                f"{ended} ended by itself, so the rest was stopped too. Its last words are in {log}"
+            )
+    except KeyboardInterrupt:
+        print("\nStopping.", flush=True)
+    finally:
+        if not left:
+            _stop_undisturbed(stack)
+    return 0
+
+
+def _stop_undisturbed(stack: LocalStack) -> None:
+    """A second Ctrl-C must not leave half of it running."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    for name in stack.stop():
+        print(f"  {name:<14} stopped", flush=True)
+    stack.forget()
+
+
+def _up_compose(args: argparse.Namespace) -> int:
+    if args.detach or args.scrape or args.port:
+        raise ConfigError(
+            "--detach, --scrape and --port belong to --local. Containers are in the background anyway; their ports "
+            "are set by the variables in .env, such as OTLP_HTTP_PORT=14318 otel-train stack up"
+        )
+    overrides = {"TRACES": args.traces} if args.traces else {}
+    if args.webhook:
+        config = args.state / "compose" / "alertmanager.yml"
+        write_alertmanager(config, args.webhook)
+        overrides["ALERTMANAGER_CONFIG"] = str(config.resolve())
+    compose = Compose(overrides)
+    compose.up([profile for profile in ("demo", "gpu") if getattr(args, profile)])
+    print("Waiting until it is well.", flush=True)
+    health.wait(compose.health_urls(), timeout_s=READY_WITHIN_S, say=_say)
+    _show(compose.addresses())
+    return 0
+
+
+def _down(args: argparse.Namespace, local: LocalStack | None) -> int:
+    kept = args.state / "data"
+    if local is None and args.data and kept.is_dir():
+        local = LocalStack(args.state, Ports())  # stopped before; what it kept is still there
+    if local is None:
+        _compose(args).down(data=args.data)
+        return 0
+    # The note goes first, so that an `up` that watches knows that this was asked for.
+    local.forget()
+    for name in local.stop():
+        print(f"  {name:<14} stopped")
+    local.forget(data=args.data)
+    if args.data:
+        print(f"  data of {args.state} removed")
+    return 0
+
+
+def _compose(args: argparse.Namespace) -> Compose:
+    try:
+        return Compose({})
+    except StackError as error:
+        raise StackError(f"no local stack in {args.state}, and none in containers: {error}") from error
+
+
+def _status(args: argparse.Namespace, local: LocalStack | None) -> int:
+    if local is not None:
+        states = local.states()
+        addresses = local.addresses()
+    else:
+        compose = _compose(args)
+        compose.status()
+        urls = compose.health_urls()
+        states = {name: "ready" if health.healthy(url) else "down" for name, url in urls.items()}
+        addresses = compose.addresses()
+    for name, state in states.items():
+        print(f"  {name:<14} {state}")
+    _show(addresses)
+    return 0 if set(states.values()) == {"ready"} else PARTLY
+
+
+def _logs(args: argparse.Namespace, local: LocalStack | None) -> int:
+    if local is None:
+        _compose(args).logs(args.name, follow=args.follow)
+        return 0
+    unknown = sorted(set(args.name) - set(ORDER))
+    if unknown:
+        raise ConfigError(f"{unknown[0]}: expected a part of the stack: {', '.join(ORDER)}")
+    paths = {name: process.log_file(local.state, name) for name in args.name or ORDER}
+    for name, path in paths.items():
+        for line in process.last_lines(path, LINES):
+            print(f"{name:<12} | {line}")
+    while args.follow:
+        _follow(paths)
+    return 0
+
+
+def _follow(paths: Mapping[str, Path]) -> NoReturn:
+    files_open = {
+        name: path.open(encoding="utf-8", errors="replace") for name, path in paths.items() if path.exists()
+    }
+    for file in files_open.values():
+        file.seek(0, os.SEEK_END)
+    while True:
+        for name, file in files_open.items():
+            for line in file:
+                print(f"{name:<12} | {line}", end="", flush=True)
+        time.sleep(0.5)
+
+
+def _show(addresses: Mapping[str, str]) -> None:
+    for what, where in addresses.items():
+        print(f"  {what:<14} {where}", flush=True)
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt

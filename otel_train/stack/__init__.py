@@ -1,0 +1,1 @@
+"""The stack: Collector, Prometheus, Alertmanager, a trace store and Grafana, started and stopped."""

@@ -1,0 +1,136 @@
+"""The stack in containers: what we ask of Docker Compose."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+from otel_train.errors import StackError
+from otel_train.stack import files
+from otel_train.stack.ports import HOST, Ports
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+PROFILES = ("demo", "gpu")
+READY_WITHIN_S = 600.0
+"""Images are fetched at the first start."""
+
+
+class Compose:
+    """Docker Compose on the shipped file.
+
+    Args:
+        overrides: variables of ``.env`` that differ this time.
+        environ: where programs and settings are looked up.
+
+    Raises:
+        StackError: there is no Compose.
+    """
+
+    def __init__(self, overrides: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> None:
+        self._environ = {**environ, **overrides}
+        self._command = _command(environ)
+
+    def up(self, profiles: Sequence[str]) -> None:
+        """Start, or bring up to date, in the background.
+
+        Raises:
+            StackError: Compose failed; its own words are on stderr.
+        """
+        self._run(profiles, ["up", "--detach", "--remove-orphans"])
+
+    def down(self, *, data: bool) -> None:
+        """Stop and remove the containers; with ``data``, their volumes too.
+
+        Raises:
+            StackError: Compose failed.
+        """
+        self._run(PROFILES, ["down", *(["--volumes"] if data else [])])
+
+    def logs(self, names: Sequence[str], *, follow: bool) -> None:
+        """Show what the containers wrote.
+
+        Raises:
+            StackError: Compose failed.
+        """
+        self._run(PROFILES, ["logs", "--tail=200", *(["--follow"] if follow else []), *names])
+
+    def status(self) -> None:
+        """Show the containers.
+
+        Raises:
+            StackError: Compose failed.
+        """
+        self._run(PROFILES, ["ps", "--all"])
+
+    def health_urls(self) -> dict[str, str]:
+        """Part to the address that answers when it is well."""
+        settings = files.settings(self._environ)
+        ports = Ports.of(settings)
+        found = {
+            "prometheus": f"http://{HOST}:{ports.prometheus}/-/ready",
+            "alertmanager": f"http://{HOST}:{ports.alertmanager}/-/ready",
+            "collector": f"http://{HOST}:{ports.collector_health}/",
+            "grafana": f"http://{HOST}:{settings['GRAFANA_PORT']}/api/health",
+        }
+        if settings["TRACES"] == "jaeger":
+            found["jaeger"] = f"http://{HOST}:{ports.jaeger}/"
+        return found
+
+    def addresses(self) -> dict[str, str]:
+        """What to open, and where to send."""
+        settings = files.settings(self._environ)
+        ports = Ports.of(settings)
+        found = {
+            "open Grafana": f"http://{HOST}:{settings['GRAFANA_PORT']} (user admin; password: see below)",
+            "Prometheus": f"http://{HOST}:{ports.prometheus}",
+            "Alertmanager": f"http://{HOST}:{ports.alertmanager}",
+            "send OTLP to": f"http://{HOST}:{ports.otlp_http}",
+            "password": " ".join(
+                [
+                    *self._command,
+                    "-p",
+                    "otel-train",
+                    "exec",
+                    "grafana",
+                    "cat",
+                    "/run/stack-secrets/grafana_admin",
+                ]
+            ),
+        }
+        if settings["TRACES"] == "jaeger":
+            found["Jaeger"] = f"http://{HOST}:{ports.jaeger}"
+        return found
+
+    def _run(self, profiles: Sequence[str], words: Sequence[str]) -> None:
+        chosen = [word for profile in profiles for word in ("--profile", profile)]
+        folder = files.folder()
+        command = [*self._command, "--project-directory", str(folder)]
+        command += ["--file", str(folder / files.MARK), *chosen, *words]
+        done = subprocess.run(command, env=self._environ, check=False)  # noqa: S603 - docker, with words of our own
+        if done.returncode:
+            raise StackError(
+                f"docker compose {words[0]} ended with code {done.returncode}; what it printed is above. Without "
+                "a container engine: otel-train stack up --local"
+            )
+
+
+def _command(environ: Mapping[str, str]) -> list[str]:
+    path = environ.get("PATH")
+    docker = shutil.which("docker", path=path)
+    if docker:
+        asked = subprocess.run(  # noqa: S603 - docker, by its full path
+            [docker, "compose", "version"], capture_output=True, check=False, env=dict(environ)
+        )
+        if asked.returncode == 0:
+            return [docker, "compose"]
+    single = shutil.which("docker-compose", path=path)
+    if single:
+        return [single]
+    raise StackError(
+        "Docker Compose is not here: neither `docker compose` nor docker-compose works. Install Docker with its "
+        "compose plugin, or run the stack as plain processes: otel-train stack up --local"
+    )

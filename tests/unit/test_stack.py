@@ -1,0 +1,316 @@
+"""The stack: found, configured, started and stopped; with programs that only pretend."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from otel_train.cli.main import main
+from otel_train.errors import ConfigError, StackError
+from otel_train.stack import files, process, programs
+from otel_train.stack.compose import Compose
+from otel_train.stack.local import LocalStack
+from otel_train.stack.ports import Ports, free_ports
+from otel_train.stack.render import write_alertmanager
+from tests.support.stack import SCALE, hurry
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PRETENDER = f"""\
+#!{sys.executable} -SE
+import http.server, os, sys
+address = os.environ.get(ADDRESS) or [w for w in sys.argv if w.startswith("--web.listen")][0].partition("=")[2]
+class Well(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def log_message(self, *a): pass
+host, _, port = address.partition(":")
+print("pretending", flush=True)
+http.server.HTTPServer((host, int(port)), Well).serve_forever()
+"""
+
+
+def script(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+@pytest.fixture
+def pretenders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A cache of programs that answer as if they were well, and do nothing else."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, address in (
+        ("otelcol-train", "COLLECTOR_HEALTH"),
+        ("prometheus", "NOT_SET"),
+        ("alertmanager", "NOT_SET"),
+        ("jaeger", "JAEGER_HEALTH"),
+    ):
+        script(folder / name, PRETENDER.replace("ADDRESS", repr(address)))
+    monkeypatch.setenv("OTEL_TRAIN_TEST_BIN", str(folder))
+    return folder
+
+
+@pytest.fixture
+def stack(tmp_path: Path, pretenders: Path) -> Iterator[LocalStack]:
+    made = LocalStack(tmp_path / "state", free_ports())
+    made.configure()
+    yield made
+    made.stop()
+
+
+def test_a_stack_starts_is_well_and_stops(stack: LocalStack) -> None:
+    """Senders stop first, so that nothing is left waiting to be sent."""
+    said: list[str] = []
+    stack.start(say=said.append)
+
+    assert set(stack.states().values()) == {"ready"}
+    assert len(said) == 4
+    assert stack.stop() == ["collector", "prometheus", "alertmanager", "jaeger"]
+    assert set(stack.states().values()) == {"down"}
+
+
+def test_a_second_start_is_told_of_the_first(stack: LocalStack) -> None:
+    """Two stacks on one folder would write into each other's data."""
+    stack.start("prometheus")
+
+    with pytest.raises(StackError, match=r"running already \(prometheus;"):
+        LocalStack(stack.state, free_ports()).configure()
+
+
+def test_what_a_stopped_stack_kept_can_be_removed_later(
+    tmp_path: Path, pretenders: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`down`, and the day after `down --data`."""
+    (tmp_path / "old" / "data").mkdir(parents=True)
+
+    assert main(["stack", "down", "--data", "--state", str(tmp_path / "old")]) == 0
+    assert "removed" in capsys.readouterr().out
+    assert not (tmp_path / "old" / "data").exists()
+
+
+def test_another_process_finds_and_stops_it(stack: LocalStack) -> None:
+    """`down` is typed in another terminal than `up`."""
+    stack.start("prometheus")
+    other = LocalStack.of(stack.state)
+
+    assert other is not None
+    assert other.states()["prometheus"] == "ready"
+    assert other.stop() == ["prometheus"]
+
+
+def test_a_part_that_ends_at_once_is_shown_with_its_last_words(stack: LocalStack, pretenders: Path) -> None:
+    """The reason is in its log; nobody should have to look for the log."""
+    script(pretenders / "prometheus", "#!/bin/sh\necho the disk is full\nexit 3\n")
+
+    with pytest.raises(StackError, match=r"prometheus ended at once with code 3; .*the disk is full"):
+        stack.start("prometheus")
+
+
+def test_a_pid_that_came_back_as_somebody_else_is_left_alone(stack: LocalStack) -> None:
+    """A stale pid file must not kill a stranger: here, this test."""
+    stranger = {"pid": os.getpid(), "began_s": psutil.Process().create_time() - 100}
+    (stack.state / "pid").mkdir()
+    (stack.state / "pid" / "prometheus.json").write_text(json.dumps(stranger))
+
+    assert process.running(stack.state, "prometheus") is None
+    assert not process.stop(stack.state, "prometheus")
+
+
+def test_taken_ports_are_named_before_anything_starts(tmp_path: Path, pretenders: Path) -> None:
+    """Half a stack that fails in its third log line is worse than none."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        made = LocalStack(tmp_path / "state", free_ports().changed([f"prometheus={port}"]))
+        with pytest.raises(StackError, match=rf"prometheus={port}.*--port"):
+            made.configure()
+    assert not (tmp_path / "state" / "stack.json").exists()
+
+
+@pytest.mark.parametrize(
+    "word", ["prometheus", "prometheus=0", "prometheus=70000", "prometheus=x", "grafana=1"]
+)
+def test_a_port_that_is_none_is_refused(word: str) -> None:
+    """With the names that there are, or the range."""
+    with pytest.raises(ConfigError, match="expected"):
+        Ports().changed([word])
+
+
+def test_only_addresses_differ_from_the_shipped_files(stack: LocalStack) -> None:
+    """What is tested here is what containers run."""
+    shipped = files.folder() / "deploy" / "prometheus"
+    conf = stack.state / "conf"
+
+    assert (conf / "prometheus.yml").read_text() == (shipped / "prometheus.yml").read_text()
+    for path in (shipped / "rules").glob("*.yml"):
+        assert (conf / "rules" / path.name).read_text() == path.read_text()
+    for path in (shipped / "targets").glob("*.yml"):
+        assert (
+            str(stack.ports.prometheus) in (conf / "targets" / path.name).read_text()
+            or path.stem != "prometheus"
+        )
+
+
+def test_a_webhook_goes_into_every_receiver_and_nowhere_else(tmp_path: Path) -> None:
+    """The rest of the file is the one that ships."""
+    shipped = (files.folder() / "deploy" / "alertmanager" / "alertmanager.yml").read_text()
+    write_alertmanager(tmp_path / "silent.yml", "")
+    write_alertmanager(tmp_path / "loud.yml", "http://127.0.0.1:1/x?token=a'b\"c")
+    loud = (tmp_path / "loud.yml").read_text()
+
+    assert (tmp_path / "silent.yml").read_text() == shipped
+    assert loud.count("webhook_configs") == 3
+    assert [line for line in loud.splitlines() if "webhook_configs" not in line] == shipped.splitlines()
+
+
+@pytest.mark.parametrize("url", ["localhost:5001", "ftp://host/x", "http://"])
+def test_a_webhook_that_is_no_address_is_refused(tmp_path: Path, url: str) -> None:
+    """Alertmanager would say so in a log, at the first alert."""
+    with pytest.raises(ConfigError, match="expected an address"):
+        write_alertmanager(tmp_path / "alertmanager.yml", url)
+
+
+def test_a_missing_program_says_how_to_get_it(tmp_path: Path) -> None:
+    """The first thing a new user meets."""
+    environ = {"OTEL_TRAIN_TEST_BIN": str(tmp_path), "PATH": str(tmp_path)}
+
+    with pytest.raises(StackError, match=r"jaeger: no program jaeger in .*tools/get_components.sh"):
+        programs.find("jaeger", environ)
+
+
+def test_a_program_on_path_is_good_enough(tmp_path: Path) -> None:
+    """Under the name that Debian gives it, too."""
+    script(tmp_path / "prometheus-alertmanager", "#!/bin/sh\n")
+    environ = {"OTEL_TRAIN_TEST_BIN": str(tmp_path / "cache"), "PATH": str(tmp_path)}
+
+    assert programs.find("alertmanager", environ) == tmp_path / "prometheus-alertmanager"
+
+
+def test_the_environment_wins_over_the_file_of_settings() -> None:
+    """As it does for Compose."""
+    assert files.settings({})["PROMETHEUS_PORT"] == "9090"
+    assert files.settings({"PROMETHEUS_PORT": "1"})["PROMETHEUS_PORT"] == "1"
+    assert Ports.of(files.settings({})) == Ports()
+
+
+DOCKER = """\
+#!/bin/sh
+if [ "$*" = "compose version" ]; then exit 0; fi
+echo "TRACES=$TRACES $*" >>"$SAID"
+exit ${CODE:-0}
+"""
+
+
+@pytest.fixture
+def docker(tmp_path: Path) -> dict[str, str]:
+    """An environment with a docker that writes down what it is asked."""
+    script(tmp_path / "docker", DOCKER)
+    return {"PATH": f"{tmp_path}:/bin:/usr/bin", "SAID": str(tmp_path / "said")}
+
+
+def test_compose_gets_the_shipped_file_profiles_and_store(docker: dict[str, str]) -> None:
+    """From whatever folder it is called."""
+    Compose({"TRACES": "jaeger"}, docker).up(["demo"])
+    said = Path(docker["SAID"]).read_text()
+
+    assert said.startswith("TRACES=jaeger compose --project-directory")
+    assert f"--file {files.folder() / 'docker-compose.yml'} --profile demo up --detach" in said
+
+
+def test_down_takes_the_profiles_with_it_and_keeps_the_data(docker: dict[str, str]) -> None:
+    """Compose leaves running what belongs to a profile it was not told of."""
+    Compose({}, docker).down(data=False)
+    said = Path(docker["SAID"]).read_text()
+
+    assert "--profile demo --profile gpu down" in said
+    assert "--volumes" not in said
+
+
+def test_a_compose_that_fails_is_an_error_with_a_way_out(docker: dict[str, str]) -> None:
+    """Most often the engine is not there."""
+    with pytest.raises(StackError, match=r"code 7.*stack up --local"):
+        Compose({}, {**docker, "CODE": "7"}).status()
+
+
+def test_no_compose_is_an_error_with_a_way_out(tmp_path: Path) -> None:
+    """A training machine often has no container engine."""
+    with pytest.raises(StackError, match=r"stack up --local"):
+        Compose({}, {"PATH": str(tmp_path)})
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["up", "--local", "--traces=tempo"],
+        ["up", "--local", "--demo"],
+        ["up", "--detach"],
+        ["up", "--port=x=1"],
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ignoring half of what was asked for looks like success."""
+    assert main(["stack", *words, "--state", str(tmp_path)]) == 2
+    assert "--local" in capsys.readouterr().err
+
+
+def typed(state: Path, *words: str) -> list[str]:
+    """``otel-train stack up --local`` as a process of its own, on free ports."""
+    ports = [f"--port={name}={port}" for name, port in asdict(free_ports()).items()]
+    command = [sys.executable, "-m", "otel_train", "stack", "up", "--local"]
+    return [*command, *ports, "--state", str(state), *words]
+
+
+def test_the_command_starts_shows_and_stops_a_stack(
+    tmp_path: Path, pretenders: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The whole of it, as typed."""
+    state = ["--state", str(tmp_path / "typed")]
+    up = subprocess.run(typed(tmp_path / "typed", "--detach"), capture_output=True, text=True, check=True)
+    assert "send OTLP to" in up.stdout
+    assert main(["stack", "status", *state]) == 0
+    assert capsys.readouterr().out.count("ready") == 4
+    assert main(["stack", "logs", "jaeger", *state]) == 0
+    assert "pretending" in capsys.readouterr().out
+    assert main(["stack", "down", "--data", *state]) == 0
+    assert capsys.readouterr().out.count("stopped") == 4
+    assert not (tmp_path / "typed" / "data").exists()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_ctrl_c_and_a_closed_terminal_stop_every_part(
+    tmp_path: Path, pretenders: Path, number: signal.Signals
+) -> None:
+    """Nothing is left listening on the ports."""
+    with subprocess.Popen(typed(tmp_path / "typed"), stdout=subprocess.PIPE, text=True) as up:
+        assert up.stdout is not None
+        while "Ctrl-C stops it." not in up.stdout.readline():
+            assert up.poll() is None
+        up.send_signal(number)
+        said = up.stdout.read()
+    assert up.returncode == 0
+    assert said.count("stopped") == 4
+    assert not list((tmp_path / "typed" / "pid").iterdir())
+
+
+def test_a_hurried_file_differs_in_durations_alone() -> None:
+    """The rules that tests provoke are the rules that ship, only sooner."""
+    text = "for: 15m\nexpr: rate(x_total[5m] offset 1h) > 0.2 and y5m > 300\n  group_wait: 30s\n"
+
+    assert SCALE == 30
+    assert hurry(text) == (
+        "for: 30000ms\nexpr: rate(x_total[10000ms] offset 120000ms) > 0.2 and y5m > 300\n  group_wait: 1000ms\n"
+    )
