@@ -8,7 +8,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 # Where real components for `make test-stack` are kept, outside the checkout.
-export OTEL_TRAIN_TEST_BIN ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/otel-train/bin
+export OTEL_TRAIN_TEST_BIN ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/otel-train/stack/bin
 
 .PHONY: help
 help:  ## list the targets
@@ -106,10 +106,19 @@ bench-analyze: setup .hta/bin/python  ## what the analysis of a trace costs, and
 coverage: setup  ## the tests of `make test`, with the lines they miss
 	$(PY) -m pytest -q -m "not stack and not gpu" --cov --cov-report=term
 
+.PHONY: components
+components:  ## Collector, Prometheus, Alertmanager, Jaeger: built once into a cache folder, about 25 minutes
+	tools/get_components.sh
+
 .PHONY: test-stack
-test-stack: setup  ## a real Prometheus (fetched once into a cache folder), and whole runs that take longer
-	tools/get_prometheus.sh "$(OTEL_TRAIN_TEST_BIN)"
+test-stack: setup components  ## the whole stack with real parts, and whole runs that take longer
 	$(PY) -m pytest -q -m "(stack or slow) and not gpu"
+
+.PHONY: stack-up stack-down
+stack-up: setup  ## the stack in containers; without an engine: otel-train stack up --local
+	$(VENV)/bin/otel-train stack up
+stack-down: setup  ## stop it; its data stays
+	$(VENV)/bin/otel-train stack down
 
 .PHONY: test-gpu bench-gpu
 test-gpu: setup  ## tests that need a CUDA device

@@ -5,14 +5,12 @@ from __future__ import annotations
 import bisect
 import json
 import math
-import os
 import socket
 import subprocess
 import time
 import urllib.parse
 import urllib.request
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,9 +20,11 @@ from otel_train.catalog import Kind, Label, Metric
 from otel_train.export.prometheus import PrometheusExporter
 from otel_train.records import Batch, Exemplar, Family, HistogramPoint, Point, Snapshot
 from tests.support.figures import RESOURCE
+from tests.support.stack import program, wait_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 pytestmark = pytest.mark.stack
 
@@ -42,16 +42,6 @@ STEPS = Metric(name="train.steps", unit="{step}", kind=Kind.COUNTER, meaning="St
 LABELS = {"train_run_id": "run-1", "train_rank": "0", "host_name": "here"}
 TRACE_ID = 0xABCDEF0123456789ABCDEF0123456789
 DURATIONS_S = np.random.default_rng(7).lognormal(mean=-3, sigma=0.8, size=20_000)
-
-
-def program(name: str) -> str:
-    """Where a program of the stack lies; a missing one fails the test and says how to get it."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = Path(os.environ.get("OTEL_TRAIN_TEST_BIN") or cache / "otel-train" / "bin")
-    path = folder / name
-    if not path.is_file():
-        pytest.fail(f"{path} is missing: run tools/get_prometheus.sh, or put {name} there yourself")
-    return str(path)
 
 
 def figures(durations_s: Any) -> Snapshot:
@@ -112,22 +102,6 @@ def prometheus(folder: Path, targets: Path) -> Iterator[str]:
             yield base
         finally:
             process.terminate()
-
-
-def wait_for(question: Any, timeout_s: float = 30) -> Any:
-    """The first true answer; an error counts as not yet."""
-    deadline_s = time.monotonic() + timeout_s
-    last: object = None
-    while time.monotonic() < deadline_s:
-        try:
-            last = question()
-        except OSError as error:
-            last = error
-        else:
-            if last:
-                return last
-        time.sleep(0.2)
-    raise AssertionError(f"no answer in {timeout_s} s, the last was {last!r}")
 
 
 def ask(base: str, what: str, **parameters: str) -> Any:

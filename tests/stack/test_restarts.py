@@ -1,0 +1,125 @@
+"""Parts of the stack die while a run goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from otel_train.cli.main import main
+from tests.support.stack import ask, stack, troubled, value, wait_for, webhook
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from otel_train.stack.local import LocalStack
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
+
+OUTAGE_S = 4
+TALKATIVE = {"keep_every_steps": "1", "keep_per_s": "100", "turn_every_s": "0.1"}
+"""Every step has its trace."""
+SELECTED = 'train_steps_total{train_run_id="steady",train_phase="train"}'
+
+
+def exports_ms(path: Path) -> set[int]:
+    """When the exports in a file of the run directory were made, by their counter of steps."""
+    times = set()
+    for line in path.read_text(encoding="utf-8").splitlines():
+        for resource in json.loads(line)["resourceMetrics"]:
+            for scope in resource["scopeMetrics"]:
+                times |= {
+                    int(point["timeUnixNano"]) // 1_000_000
+                    for metric in scope["metrics"]
+                    if metric["name"] == "train.steps"
+                    for point in metric["sum"]["dataPoints"]
+                }
+    return times
+
+
+def stored_ms(made: LocalStack) -> set[int]:
+    """When Prometheus has samples of that counter."""
+    series = ask(made, "query", query=f"{SELECTED}[10m]")["result"]
+    return {round(float(at_s) * 1000) for each in series for at_s, _ in each["values"]}
+
+
+def steps(made: LocalStack) -> float:
+    return value(made, SELECTED) or 0.0
+
+
+def outage(made: LocalStack, name: str) -> tuple[int, int]:
+    """Kill a part, start it again, wait until steps come; when it was away, in Unix milliseconds."""
+    began_ms = time.time_ns() // 1_000_000
+    made.kill(name)
+    time.sleep(OUTAGE_S)
+    made.start(name)
+    ended_ms = time.time_ns() // 1_000_000
+    seen = wait_for(lambda: steps(made), what="steps after the outage")
+    wait_for(lambda: steps(made) > seen, what="more steps after the outage")
+    return began_ms, ended_ms
+
+
+def test_what_the_queue_promised_to_keep_is_there_after_kills(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prometheus away: the Collector keeps everything on disk. Collector away: the run does, until replayed."""
+    runs = tmp_path / "runs"
+    with (
+        stack(tmp_path / "state", "prometheus", "collector") as made,
+        troubled(made, runs, {"steady": []}) as pids,
+    ):
+        wait_for(lambda: steps(made), timeout_s=240, what="the first steps")
+        outage(made, "prometheus")
+        began_ms, ended_ms = outage(made, "collector")
+        os.kill(pids["steady"], signal.SIGTERM)
+        wait_for(lambda: not psutil.pid_exists(pids["steady"]), what="the end of the run")
+        rank = runs / "steady" / "rank0"
+        made_ms = exports_ms(rank / "metrics.otlp.jsonl")
+        spooled_ms = exports_ms(rank / "spool" / "metrics.otlp.jsonl")
+        # The last export before the end may still be on its way through the queue.
+        wait_for(lambda: max(stored_ms(made)) >= max(made_ms), what="the last export")
+        missing_ms = made_ms - stored_ms(made)
+        # A refused request is tried for seconds before it is spooled, and newer figures replace those that wait.
+        assert all(began_ms - 1000 <= at_ms <= ended_ms + 8000 for at_ms in missing_ms), (
+            "lost without an outage"
+        )
+        assert spooled_ms, "the Collector was away and nothing was spooled: this test did not test"
+
+        endpoint = f"http://127.0.0.1:{made.ports.otlp_http}"
+        assert main(["replay", str(runs / "steady"), "--endpoint", endpoint]) == 0
+        wait_for(lambda: spooled_ms <= stored_ms(made), what="what was replayed")
+        # Figures are totals since the start, so those that were replaced while they waited cost no count.
+        summary = json.loads((rank / "summary.json").read_text(encoding="utf-8"))
+        assert steps(made) == summary["steps"]["train"]
+    with capsys.disabled():
+        sys.stdout.write(
+            f"\n{len(made_ms)} exports; Prometheus away {OUTAGE_S} s: none lost; Collector away {OUTAGE_S} s: "
+            f"{len(spooled_ms)} spooled and replayed, {len(missing_ms - spooled_ms)} replaced by newer totals\n"
+        )
+
+
+def test_a_full_queue_is_told_of(tmp_path: Path) -> None:
+    """Nobody takes the traces; before spans are lost, and when they are, somebody is told."""
+    environ = {**os.environ, "COLLECTOR_QUEUE_SIZE": "10"}
+    with (
+        webhook() as alerts,
+        stack(
+            tmp_path / "state", "prometheus", "collector", "alertmanager", url=alerts.url, environ=environ
+        ) as made,
+        troubled(made, tmp_path / "runs", {"talkative": []}, **TALKATIVE),
+    ):
+        for name in ("OtelCollectorQueueNearFull", "OtelCollectorExportFailing"):
+            alert = wait_for(lambda name=name: alerts.find(name), timeout_s=240, what=name)
+            assert alert["labels"]["exporter"] == "otlp_grpc/traces"
+            assert alert["annotations"]["runbook_url"].endswith(f"docs/runbooks/{name}.md")
+        # Metrics have a queue of their own and go on.
+        before = value(made, "train_steps_total") or 0
+        wait_for(lambda: (value(made, "train_steps_total") or 0) > before, what="metrics all the while")
+        made.start("jaeger")
+        wait_for(lambda: alerts.resolved("OtelCollectorQueueNearFull"), what="the end of the alert")
