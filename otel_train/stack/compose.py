@@ -110,7 +110,7 @@ class Compose:
         folder = files.folder()
         command = [*self._command, "--project-directory", str(folder)]
         command += ["--file", str(folder / files.MARK), *chosen, *words]
-        done = subprocess.run(command, env=self._environ, check=False)  # noqa: S603 - docker, with words of our own
+        done = subprocess.run(command, env=self._environ, check=False)
         if done.returncode:
             raise StackError(
                 f"docker compose {words[0]} ended with code {done.returncode}; what it printed is above. Without "
@@ -122,7 +122,7 @@ def _command(environ: Mapping[str, str]) -> list[str]:
     path = environ.get("PATH")
     docker = shutil.which("docker", path=path)
     if docker:
-        asked = subprocess.run(  # noqa: S603 - docker, by its full path
+        asked = subprocess.run(
             [docker, "compose", "version"], capture_output=True, check=False, env=dict(environ)
         )
         if asked.returncode == 0:

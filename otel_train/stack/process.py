@@ -37,7 +37,7 @@ def start(state: Path, part: Part, environ: Mapping[str, str]) -> subprocess.Pop
         log.replace(log.with_suffix(".log.1"))
     try:
         with log.open("wb") as out:
-            child = subprocess.Popen(  # noqa: S603 - a program of the stack, by its full path
+            child = subprocess.Popen(
                 part.command,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
