@@ -69,7 +69,7 @@ docs-check: setup  ## the generated reference pages are fresh
 .PHONY: rules rules-check
 rules: setup  ## write Prometheus' rules and their reference page, and test them with promtool
 	$(PY) -m deploy.prometheus.build
-	tools/get_prometheus.sh
+	tools/get_components.sh prometheus
 	"$(OTEL_TRAIN_TEST_BIN)/promtool" check rules deploy/prometheus/rules/*.yml
 	$(PY) -m pytest -q tests/rules tests/contract/test_rules.py
 rules-check: setup  ## the written rules are fresh
@@ -81,7 +81,7 @@ dashboards: setup  ## write Grafana's dashboards and their reference page
 dashboards-check: setup  ## the written dashboards are fresh
 	$(PY) -m grafana.build --check
 dashboards-preview: dashboards  ## draw docs/img/dashboard-*.svg from a real run in a real Prometheus; 16 minutes
-	tools/get_prometheus.sh
+	tools/get_components.sh prometheus
 	$(PY) -m grafana.preview.render --minutes 15 --prometheus "$(OTEL_TRAIN_TEST_BIN)/prometheus"
 
 .PHONY: fix

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import subprocess
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import pytest
 import yaml
 
 from deploy.prometheus import build
 from otel_train.catalog import DURATION_BOUNDS
+from tests.support.stack import program
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 VARIANTS = ("classic", "native")
 OVERDUE_MIN = 40
@@ -224,13 +223,3 @@ def check(folder: Path, variant: str, tests: Sequence[Mapping[str, Any]]) -> Non
         check=False,
     )
     assert asked.returncode == 0, asked.stdout + asked.stderr
-
-
-def program(name: str) -> str:
-    """Where a program of the stack lies; a missing one fails the test and says how to get it."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    folder = Path(os.environ.get("OTEL_TRAIN_TEST_BIN") or cache / "otel-train" / "bin")
-    path = folder / name
-    if not path.is_file():
-        pytest.fail(f"{path} is missing: run tools/get_prometheus.sh, or put {name} there yourself")
-    return str(path)

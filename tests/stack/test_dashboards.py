@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +15,7 @@ from grafana.preview.ask import Span, answers, ask, filled_in, panels
 from grafana.preview.madeup import RUN as MADE_UP
 from grafana.preview.prometheus import REAL_RUN, Store, Ways, filled, until
 from grafana.preview.render import draw_all
+from tests.support.stack import program
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,28 +33,9 @@ FROM_MADE_UP = {name for name, needs in NEEDS.items() if needs}
 """Panels on what a laptop does not have: fed by made-up figures under real names. All others by the run."""
 
 
-def program() -> Path:
-    """The newest Prometheus of the cache folders; none fails the test and says how to get it."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "otel-train"
-    given = os.environ.get("OTEL_TRAIN_TEST_BIN")
-    folders = [*([Path(given)] if given else []), cache / "stack" / "bin", cache / "bin"]
-    for folder in folders:
-        if (folder / "prometheus").is_file():
-            return folder / "prometheus"
-    pytest.fail(f"no prometheus in {', '.join(map(str, folders))}: run `make test-stack`, which gets it")
-
-
-def receives_otlp(path: Path) -> bool:
-    """Whether this Prometheus was built with its OTLP receiver; Debian's is not."""
-    asked = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=60, check=False)
-    return "web.enable-otlp-receiver" in asked.stdout + asked.stderr
-
-
 @pytest.fixture(scope="module", params=["scraped", "pushed"])
 def store(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    ways = Ways(program(), push=request.param == "pushed")
-    if ways.push and not receives_otlp(ways.program):
-        pytest.skip(f"{ways.program} has no OTLP receiver: build Prometheus 3 for that path")
+    ways = Ways(Path(program("prometheus")), push=request.param == "pushed")
     with filled(tmp_path_factory.mktemp(request.param), ways, LONG_ENOUGH_S) as running:
         yield running
 
