@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
+from otel_train.aggregate.steps import StepSource
 from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from otel_train.aggregate.run import RunAccount
     from otel_train.record.discover import Probes
 
 UPDATES_WITHOUT_FORWARD = 10
 """Updates after which a model that was given and never seen is worth a word."""
 
+_log = logging.getLogger("otel_train")
+
 
 def unobserved(run: RunAccount, probes: Probes) -> list[dict[str, str]]:
     """One entry per thing: what, name, reason for people, cause for the metric."""
-    found: list[dict[str, str]] = []
     totals = run.totals
     seen = {
         (key.stage, key.model)
@@ -25,22 +30,61 @@ def unobserved(run: RunAccount, probes: Probes) -> list[dict[str, str]]:
     }
     stages = {stage for stage, _ in seen}
     busy = totals.updates >= UPDATES_WITHOUT_FORWARD or "backward" in stages
-    for probe in probes.models:
-        if busy and ("forward", probe.name) not in seen:
-            reason = (
-                "its forward was never observed: another object is called in the loop (a copy, a wrapper, a "
-                "method other than __call__). Give instrument() the object that the loop calls"
-            )
-            found.append(_thing("model", probe.name, reason, "never_seen"))
-    if busy and not probes.models and "forward" not in stages:
-        reason = "no model was given to instrument(): its time is in `other`"
-        found.append(_thing("stage", "forward", reason, "unhooked"))
+    found: list[dict[str, str]] = []
+    if busy:
+        found += _models(probes, seen, stages)
     for thread in run.helpers:
         reason = "it reads a loader beside the training thread: how long training waits for it is in `other`"
         found.append(_thing("loop", thread, reason, "ambiguous"))
     if busy and not any(source.kind is SourceKind.DATA for source in totals.names.sources):
         reason = "no loader was seen: time to get batches is in `other`. otel_train.watch(iterable) shows it"
         found.append(_thing("stage", "data", reason, "unhooked"))
+    if totals.updates >= UPDATES_WITHOUT_FORWARD and "backward" not in stages:
+        reason = (
+            "updates were seen and no backward: it runs inside a compiled function, or gradients are made "
+            "without autograd. Its time is in the stage around it"
+        )
+        found.append(_thing("stage", "backward", reason, "never_seen"))
+    if run.step_source is StepSource.BACKWARD:
+        reason = (
+            "no update was seen: parameters are changed by hand, by an optimizer that is not torch.optim, or inside "
+            "a compiled function. Steps are counted by backward; otel_train.step() marks them"
+        )
+        found.append(_thing("stage", "optimizer", reason, "never_seen"))
+    return found
+
+
+class Teller:
+    """Logs each thing that could not be seen, once.
+
+    Args:
+        log: takes one line per thing.
+    """
+
+    def __init__(self, log: Callable[[str, str, str, str], None] | None = None) -> None:
+        self._log = log or _log.warning
+        self._told: set[tuple[str, str]] = set()
+
+    def tell(self, things: list[dict[str, str]]) -> None:
+        """Log what has not been logged before."""
+        for thing in things:
+            key = thing["what"], thing["name"]
+            if key not in self._told:
+                self._told.add(key)
+                self._log("not observed: %s %s: %s", thing["what"], thing["name"], thing["reason"])
+
+
+def _models(probes: Probes, seen: set[tuple[str, str]], stages: set[str]) -> list[dict[str, str]]:
+    reason = (
+        "its forward was never observed: another object is called in the loop (a copy, a wrapper, a "
+        "method other than __call__, a compiled function around it). Give instrument() the object that the "
+        "loop calls"
+    )
+    names = dict.fromkeys(probe.name for probe in probes.models)  # a model and its compiled form share one
+    found = [_thing("model", name, reason, "never_seen") for name in names if ("forward", name) not in seen]
+    if not names and "forward" not in stages:
+        reason = "no model was given to instrument(): its time is in `other`"
+        found.append(_thing("stage", "forward", reason, "unhooked"))
     return found
 
 

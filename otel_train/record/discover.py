@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_train.errors import ConfigError
 from otel_train.record.callers import name_of
 from otel_train.record.loader import OTHER, DataLoaderPatch, LoaderProbe
-from otel_train.record.module import ModulePatch, ModuleProbe
+from otel_train.record.module import ModulePatch, ModuleProbe, compiled_forms, is_or_wraps
 from otel_train.record.watched import Watched
 
 if TYPE_CHECKING:
@@ -197,13 +197,18 @@ class Probes:
         self._add_model(name, model)
 
     def _add_model(self, name: str, model: Any) -> ModuleProbe | None:  # Any: as above
-        for probe in self.models:
-            if probe.model() is model:
-                return None
+        if self._watched(model):
+            return None
         taken = {probe.name: probe for probe in self.models if probe.model() is not None}
         self.models = [probe for probe in self.models if probe.model() is not None]
-        self.models.append(ModuleProbe(model, _free(name, taken), self._recorder))
-        return self.models[-1]
+        probe = ModuleProbe(model, _free(name, taken), self._recorder)
+        self.models.append(probe)
+        for compiled in compiled_forms(model):
+            self.follow(model, compiled)
+        return probe
+
+    def _watched(self, model: Any) -> bool:  # Any: as above
+        return any(probe.model() is model for probe in self.models)
 
     def add_found_model(self, model: Any) -> ModuleProbe | None:  # Any: as above
         """Record a model that nobody named, under the name of its class."""
@@ -221,10 +226,17 @@ class Probes:
             probe.attach()
 
     def follow(self, model: Any, compiled: Any) -> None:  # Any: torch modules
-        """``torch.compile`` made ``compiled`` of ``model``: if that is watched, so is this, under its name."""
+        """The loop may call ``compiled`` where it called ``model``: what is watched of it is seen there too.
+
+        ``model`` may be a wrapper around a watched one: compiled, it no longer calls what it wraps.
+        """
+        if self._watched(compiled):
+            return
         for probe in list(self.models):
-            if probe.model() is model:
+            watched = probe.model()
+            if watched is not None and is_or_wraps(model, watched):
                 self.models.append(ModuleProbe(compiled, probe.name, self._recorder))
+                return
 
     def find_models(self, finder: RootFinder) -> None:
         """Record every model that ``finder`` meets: for a while now, and whenever something new begins."""

@@ -8,6 +8,8 @@ model), and adds no graph break, because under ``torch.compile`` it steps aside.
 from __future__ import annotations
 
 import functools
+import gc
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +88,8 @@ class ModulePatch:
 
     Args:
         reattach: called after something has been compiled.
-        compiled: told of every (module, what ``torch.compile`` made of it).
+        compiled: told of every (module, what the loop calls now): what ``torch.compile`` made of it, or itself
+            where it has compiled itself.
     """
 
     def __init__(
@@ -95,7 +98,9 @@ class ModulePatch:
         import torch
 
         self._undo: list[Callable[[], None]] = []
-        self._after(torch.nn.Module, "compile", lambda *_: reattach())
+        self._after(
+            torch.nn.Module, "compile", lambda module, _: self._tell(reattach, compiled, module, module)
+        )
         self._after(torch.nn.Module, _REPLICATE, lambda _, replica: replica.__dict__.pop(SLOT, None))
         self._after(torch, "compile", lambda model, made: self._tell(reattach, compiled, model, made))
 
@@ -130,6 +135,30 @@ class ModulePatch:
                 setattr(owner, name, original)
 
         self._undo.append(undo)
+
+
+def compiled_forms(model: torch.nn.Module) -> list[torch.nn.Module]:
+    """What ``torch.compile`` has made of ``model``, or of a wrapper around it, before anybody asked.
+
+    A look through everything that lives, once per model that is given, and only where the compiler is loaded.
+    """
+    kind = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+    if kind is None:
+        return []
+    living = [thing for thing in gc.get_objects() if type(thing) is kind]
+    return [made for made in living if is_or_wraps(made._orig_mod, model)]  # noqa: SLF001  # as torch names it
+
+
+def is_or_wraps(outer: torch.nn.Module, model: torch.nn.Module) -> bool:
+    """Whether calling ``outer`` is calling ``model``: it holds it, and no parameter beside its parameters.
+
+    So do ``DistributedDataParallel`` and its kin; a larger model of which ``model`` is a part does not.
+    """
+    if outer is model:
+        return True
+    if not any(part is model for part in outer.modules()):
+        return False
+    return sum(1 for _ in outer.parameters()) == sum(1 for _ in model.parameters())
 
 
 def _timed(

@@ -10,6 +10,8 @@ from otel_train.record.compiler import CompilerProbe
 from otel_train.record.optimizer import OptimizerProbe
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from otel_train.clock import Clock
     from otel_train.record.recorder import Recorder
     from otel_train.record.scaler import ScaledUpdates
@@ -31,6 +33,7 @@ class TorchProbes:
         self._backward = BackwardProbe(recorder)
         self._optimizers = OptimizerProbe(recorder, scaled)
         self.compiler = CompilerProbe(clock)
+        self._edge = recorder.edge
         self._stepped_aside = False
         self.step_aside_for_compiler()
 
@@ -39,17 +42,37 @@ class TorchProbes:
         self.compiler.listen()
         if self._stepped_aside or "torch._dynamo.eval_frame" not in sys.modules:
             return
-        skip: Any = getattr(sys.modules["torch._dynamo.eval_frame"], "skip_code", None)
-        if skip is not None:
-            self._stepped_aside = True
-            for code in (*self._backward.codes, *self._optimizers.codes):
-                skip(code)
+        compiler: Any = sys.modules["torch._dynamo.eval_frame"]
+        skip = getattr(compiler, "skip_code", None)
+        if skip is None:
+            return
+        self._stepped_aside = True
+        for code in self._backward.codes:
+            skip(code)
+        whole = _skipper_of_whole_calls(compiler) or skip
+        for code in (*self._optimizers.codes, getattr(self._edge, "__code__", None)):
+            if code is not None:
+                whole(code)
 
     def remove(self) -> None:
         """Take everything out."""
         self._backward.remove()
         self._optimizers.remove()
         self.compiler.remove()
+
+
+def _skipper_of_whole_calls(compiler: Any) -> Callable[[Any], None] | None:  # Any: torch._dynamo.eval_frame
+    """What keeps a compiler out of a function and of everything that it calls, where torch has that.
+
+    Not for the wrapper of backward: what runs below that one is the user's.
+    """
+    strategy = getattr(compiler, "FrameExecStrategy", None)
+    set_strategy = getattr(compiler, "set_code_exec_strategy", None)
+    action = getattr(sys.modules.get("torch._dynamo.types"), "FrameAction", None)
+    if strategy is None or set_strategy is None or action is None:
+        return None
+    never = strategy(action.SKIP, action.SKIP)
+    return lambda code: set_strategy(code, never)
 
 
 def in_backward() -> bool:

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import otel_train
+from otel_train.aggregate.steps import StepSource
 from otel_train.codes import Source, SourceKind
 from otel_train.config import Config
 from otel_train.disabled import DisabledSession
 from otel_train.outcome import Outcome
-from otel_train.unobserved import UPDATES_WITHOUT_FORWARD, unobserved
+from otel_train.unobserved import UPDATES_WITHOUT_FORWARD, Teller, unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -124,14 +125,25 @@ def test_a_handler_that_somebody_set_over_ours_stays(sigterm: None) -> None:
 # --- what could not be seen -----------------------------------------------------------------------
 
 
+class Counts(list[int]):
+    def count(self, n: int) -> int:  # as the real one: by number of the row
+        return self[n]
+
+
 def things(
-    *, models: list[str], updates: int = UPDATES_WITHOUT_FORWARD, sources: list[Source], helpers: list[str]
+    *,
+    models: list[str],
+    updates: int = UPDATES_WITHOUT_FORWARD,
+    sources: list[Source],
+    helpers: list[str],
+    stages: tuple[str, ...] = ("backward",),
+    source: StepSource = StepSource.UPDATE,
 ) -> list[tuple[str, str]]:
-    counts = SimpleNamespace(count=lambda n: 1, __len__=lambda: 0)
-    names = SimpleNamespace(keys=[], sources=sources)
+    counts = Counts(1 for _ in stages)
+    names = SimpleNamespace(keys=[SimpleNamespace(stage=s, model="") for s in stages], sources=sources)
     totals: Any = SimpleNamespace(names=names, stages=counts, updates=updates)
     probes: Any = SimpleNamespace(models=[SimpleNamespace(name=name) for name in models])
-    run: Any = SimpleNamespace(totals=totals, helpers=helpers)
+    run: Any = SimpleNamespace(totals=totals, helpers=helpers, step_source=source)
     return [(thing["what"], thing["name"]) for thing in unobserved(run, probes)]
 
 
@@ -145,7 +157,7 @@ def test_a_model_that_is_never_called_is_said() -> None:
 
 def test_before_there_is_training_nothing_is_missing() -> None:
     """The first seconds of a run are no finding."""
-    assert things(models=["Net"], updates=0, sources=[], helpers=[]) == []
+    assert things(models=["Net"], updates=0, sources=[], helpers=[], stages=()) == []
 
 
 def test_what_was_not_given_is_said() -> None:
@@ -153,3 +165,37 @@ def test_what_was_not_given_is_said() -> None:
     assert things(models=[], sources=[], helpers=["prefetch"]) == [
         ("stage", "forward"), ("loop", "prefetch"), ("stage", "data"),
     ]  # fmt: skip
+
+
+def test_updates_without_a_backward_are_said() -> None:
+    """A step that is compiled as a whole shows no backward: nobody should read that as a backward of no cost."""
+    assert things(models=[], sources=DATA, helpers=[], stages=("forward",)) == [("stage", "backward")]
+
+
+def test_backwards_without_an_update_are_said() -> None:
+    """An optimizer that is not torch's steps unseen: steps are counted by something else, and it is said."""
+    seen = things(
+        models=[],
+        updates=0,
+        sources=DATA,
+        helpers=[],
+        stages=("forward", "backward"),
+        source=StepSource.BACKWARD,
+    )
+    assert seen == [("stage", "optimizer")]
+
+
+def test_a_thing_is_logged_once() -> None:
+    """A line that comes back every two seconds is noise; none at all is silence."""
+    lines: list[tuple[str, ...]] = []
+    teller = Teller(lambda *line: lines.append(line))
+    missing = {
+        "what": "model",
+        "name": "Net",
+        "reason": "its forward was never observed",
+        "cause": "never_seen",
+    }
+    teller.tell([missing])
+    teller.tell([missing, {**missing, "name": "Teacher"}])
+
+    assert [line[1:3] for line in lines] == [("model", "Net"), ("model", "Teacher")]
