@@ -51,11 +51,16 @@ class BackwardProbe:
 def _timed(
     original: Callable[..., Any], backward: int, grad: int, edge: Callable[[int], None]
 ) -> Callable[..., Any]:
+    from torch._guards import TracingContext
+
+    tracing = TracingContext.try_get
     begins = (code(Op.BEGIN, grad), code(Op.BEGIN, backward))
     ends = (code(Op.END, grad), code(Op.END, backward))
     fails = (code(Op.FAIL, grad), code(Op.FAIL, backward))
 
     def run_backward(*args: Any, accumulate_grad: bool = True, **kwargs: Any) -> Any:
+        if not accumulate_grad and tracing() is not None:  # a compiler works out a graph: nobody's gradients
+            return original(*args, accumulate_grad=False, **kwargs)
         edge(begins[accumulate_grad])
         try:
             result = original(*args, accumulate_grad=accumulate_grad, **kwargs)

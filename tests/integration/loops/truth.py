@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -50,6 +51,8 @@ class Truth:
         partial: steps left unfinished; None: this program does not say.
         threads: training threads; the times of several overlap.
         phases: whether the program says in which phase every forward ran.
+        unseen: stages that cannot be seen in this shape: absent, and said to be unobserved.
+        repeatable: two runs of the program end with the same weights.
     """
 
     steps: Counter[str] = field(default_factory=Counter)
@@ -68,6 +71,8 @@ class Truth:
     partial: int | None = 0
     threads: int = 1
     phases: bool = True
+    unseen: tuple[str, ...] = ()
+    repeatable: bool = True
 
     def batch(self, loader: str, size: int | None = 4) -> None:
         """A loader gave a batch; ``size`` None: of how many samples nobody can say."""
@@ -151,14 +156,25 @@ class Watch:
 
     def __init__(self, folder: Path, **settings: Any) -> None:
         self.sessions: list[Any] = []
+        self.models: list[nn.Module] = []
         self._settings = {**QUIET, "run_dir": str(folder), **settings}
 
     def __call__(self, model: Any = None, loaders: Any = None, **settings: Any) -> Any:
         """``otel_train.instrument`` with the settings of the test; the session."""
+        self.models += model.values() if isinstance(model, dict) else [model] if model is not None else []
         session = otel_train.instrument(model, loaders, **{**self._settings, **settings})
         if session not in self.sessions:
             self.sessions.append(session)
         return session
+
+    def weights(self) -> str:
+        """What the models that were given have learnt, to the last bit."""
+        digest = hashlib.sha256()
+        for model in self.models:
+            for name, weight in model.state_dict().items():
+                digest.update(name.encode())
+                digest.update(weight.detach().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def close(self) -> None:
         """Close what the program left open."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loss_of, sgd
+import torch
+from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
+import otel_train
+from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
 
 
 class Bypassing(Net):
@@ -17,9 +18,10 @@ class Bypassing(Net):
         return self.forward(x)
 
 
+@loop
 def a_call_that_is_bypassed(watch: Watch) -> Truth:
     """Own ``__call__``."""
-    model, train, truth = Bypassing(), loader(10), Truth()
+    model, train, truth = Bypassing(), loader(10), Truth(unseen=("forward",))
     optimizer = sgd(model)
     watch(model, {"train": train})
     for _ in range(2):
@@ -30,9 +32,10 @@ def a_call_that_is_bypassed(watch: Watch) -> Truth:
     return truth
 
 
+@loop
 def a_forward_that_is_called_directly(watch: Watch) -> Truth:
     """``model.forward(x)``."""
-    model, train, truth = Net(), loader(10), Truth()
+    model, train, truth = Net(), loader(10), Truth(unseen=("forward",))
     optimizer = sgd(model)
     watch(model, {"train": train})
     for _ in range(2):
@@ -49,6 +52,50 @@ def a_forward_that_is_called_directly(watch: Watch) -> Truth:
     return truth
 
 
-UNSEEN: dict[str, Callable[[Watch], Truth]] = {
-    program.__name__: program for program in (a_call_that_is_bypassed, a_forward_that_is_called_directly)
-}
+class Generative(Net):
+    """Training calls a method of its own, as language models with a ``loss`` or diffusion models have it."""
+
+    def loss(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        hidden = torch.relu(self.first(x))
+        return F.cross_entropy(self.last(hidden), y)
+
+
+@loop
+def a_method_other_than_call(watch: Watch) -> Truth:
+    """``model.loss(x, y)``: the forward that counts is not the one that has a name."""
+    model, train, truth = Generative(), loader(10), Truth(unseen=("forward",))
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for _ in range(2):
+        for x, y in train:
+            truth.batch("train")
+            optimizer.zero_grad()
+            truth.forward()
+            loss = model.loss(x, y)
+            truth.backward()
+            loss.backward()
+            optimizer.step()
+            truth.update()
+            truth.step()
+    return truth
+
+
+@loop
+def a_method_other_than_call_marked_by_hand(watch: Watch) -> Truth:
+    """The remedy: a stage of your own around the method."""
+    model, train, truth = Generative(), loader(5), Truth(unseen=("forward",))
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for x, y in train:
+        truth.batch("train")
+        optimizer.zero_grad()
+        truth.forward()
+        truth.stages["loss"] += 1
+        with otel_train.stage("loss"):
+            loss = model.loss(x, y)
+        truth.backward()
+        loss.backward()
+        optimizer.step()
+        truth.update()
+        truth.step()
+    return truth
