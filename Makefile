@@ -62,9 +62,16 @@ layers: setup  ## data flows one way
 docs: setup  ## write the generated reference pages
 	$(PY) -m otel_train.cli.catalog --write
 	$(PY) tools/settings_page.py --write
+	$(PY) tools/loops_page.py --write
 docs-check: setup  ## the generated reference pages are fresh
 	$(PY) -m otel_train.cli.catalog --check
 	$(PY) tools/settings_page.py --check
+	$(PY) tools/loops_page.py --check
+
+.PHONY: loops
+loops: setup  ## count every loop again, and write docs/reference/loops.md
+	GOLDEN=write $(PY) -m pytest -q tests/integration/test_loops.py -k counted
+	$(PY) tools/loops_page.py --write
 
 .PHONY: rules rules-check
 rules: setup  ## write Prometheus' rules and their reference page, and test them with promtool

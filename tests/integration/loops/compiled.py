@@ -68,7 +68,7 @@ def compiled_in_place_before(watch: Watch) -> Truth:
 
 @loop
 def compiled_without_any_break(watch: Watch) -> Truth:
-    """``fullgraph=True`` refuses to go on where a hook would break the graph."""
+    """The whole graph or nothing: the compiler refuses to go on where a hook would break the graph."""
     model, train, truth = Net(), loader(5), Truth()
     optimizer = sgd(model)
     watch(model, {"train": train})
@@ -77,7 +77,7 @@ def compiled_without_any_break(watch: Watch) -> Truth:
 
 @loop
 def compiled_in_place_without_any_break(watch: Watch) -> Truth:
-    """``model.compile(fullgraph=True)`` after the session began."""
+    """``model.compile()`` of the whole graph or nothing, after the session began."""
     model, train, truth = Net(), loader(5), Truth()
     optimizer = sgd(model)
     watch(model, {"train": train})

@@ -81,7 +81,7 @@ def iterable_dataset(watch: Watch) -> Truth:
 
 @loop
 def no_automatic_batching(watch: Watch) -> Truth:
-    """``batch_size=None``: the dataset makes its own batches."""
+    """Batching is switched off: the dataset makes its own batches."""
     rows = dataset(6)
     batches = [rows[i * 4 : i * 4 + 4] for i in range(6)]
     return train_on(watch, DataLoader(batches, batch_size=None))

@@ -1,0 +1,144 @@
+"""Writes docs/reference/loops.md from the counts that the tests have compared."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "reference" / "loops.json"
+PAGE = ROOT / "docs" / "reference" / "loops.md"
+COUNTS = ("steps", "evals", "batches", "forwards", "backwards", "updates")
+
+HEAD = """\
+<!-- Generated from docs/reference/loops.json by `python tools/loops_page.py --write`. -->
+
+# Loops
+
+Which loops are accounted for, and what is found in each. Every row is a program in `tests/integration` that trains for
+real, on made-up data, and counts what it does by itself: in plain Python where it calls its model, its loss and its
+optimizer, or, in libraries that own the loop, by `sys.setprofile`. Neither knows anything of otel_train. A test
+compares both counts and this page, so a row that is wrong is a test that fails. `make loops` writes it.
+
+| Column | Counts, by the program itself |
+| --- | --- |
+| steps | training steps, as [the loop](loop.md) defines them |
+| evals | steps outside training: a batch each, or a forward where there is no loader |
+| batches | of all loaders |
+| forwards | outermost calls of every model, in all phases |
+| backwards | outermost ones |
+| updates | outermost ones; skipped ones are not updates |
+| in code | what a session says that `instrument(...)` opened: `same`, or what differs |
+| zero code | the same where nothing in the program names us; empty: not tried in this shape |
+
+Where it says `absent` the figure is not published, `unobserved` in [summary.json](summary.md) has a line for it with what
+to do, a series of [`train.unobserved`](metrics.md) counts it, and the log says it once. {same} of {all} programs run
+in code agree in every figure; the others lack what the row says. All of them end with the same weights, bit for bit,
+with and without us, where two runs of the program do so at all.
+"""
+UNSEEN = """
+## Where a stage cannot be seen
+
+| Seen | Why | What to do |
+| --- | --- | --- |
+| no forward | the loop calls `model.forward(x)` or another method, or the class has a `__call__` that never reaches \
+torch's | `with otel_train.stage("forward_loss"):` around it, or call the model |
+| no forward | a compiled function calls the model: its forward is a part of that function's graph | compile the \
+model instead of the function; or a stage around the function |
+| no forward | a wrapper compiled itself in place (`ddp.compile()`) before the inner model was given | give the wrapper \
+to `instrument` |
+| no forward of a library's module | the library calls `training_step` or parts of the model | give the parts: \
+`instrument({"encoder": m.encoder, "decoder": m.decoder})` |
+| no backward | a step that is compiled whole, or gradients made without autograd | a stage around the step |
+| no update | an optimizer that is not `torch.optim`, or parameters changed by hand | nothing: backwards are the steps; \
+or `otel_train.step()` where a step ends |
+| no wait for data | a helper thread reads the loader | `otel_train.watch(...)` around what the training thread reads |
+"""
+ROOMS = {
+    "shapes": "How batches are asked for",
+    "kinds": "What gives the batches",
+    "epochs": "How epochs begin, end and repeat",
+    "phases": "Training, evaluation, and both at once",
+    "models": "What the model is, and how it is called",
+    "compiled": "torch.compile",
+    "gradients": "How gradients are asked for",
+    "updates": "How the loop updates",
+    "homemade": "Of the user's own making",
+    "by_hand": "Marked by hand",
+    "faults": "What goes wrong on the way",
+    "unseen": "Called past the place where calls are seen",
+}
+SECTIONS = {
+    "processes": (
+        "Several processes",
+        "Counts are of one process; all of them say the same, or the row says which.",
+    ),
+    "frameworks": (
+        "Libraries that own their loop",
+        "Official examples, with made-up data in place of the download. Counted by `sys.setprofile`.",
+    ),
+}
+ABSENT = "absent"
+
+
+def difference(program: dict[str, Any], seen: dict[str, Any] | None) -> str:
+    """``same``, or the figures that are not the program's own; empty where nobody looked."""
+    if not seen:
+        return ""
+    odd = [name for name in COUNTS if (seen[name] or 0) != program[name]]
+    return ", ".join(f"{name} {ABSENT if not seen[name] else seen[name]}" for name in odd) or "same"
+
+
+def line(row: dict[str, Any]) -> str:
+    """One row of the table."""
+    text = f"**{row['shape']}**. {row['description']}".replace("|", "\\|").replace("``", "`")
+    counts = [str(row["program"][name] or "") for name in COUNTS]
+    cells = [
+        text,
+        *counts,
+        difference(row["program"], row.get("in_code")),
+        difference(row["program"], row.get("zero_code")),
+    ]
+    return f"| {' | '.join(cells)} |\n"
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Some rows under their heads."""
+    heads = ("Shape", *COUNTS, "in code", "zero code")
+    return f"\n| {' | '.join(heads)} |\n| {' | '.join(['---'] * len(heads))} |\n" + "".join(map(line, rows))
+
+
+def page() -> str:
+    """The page as it should be."""
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    every = [row for rows in results.values() for row in rows.values()]
+    same = sum(difference(row["program"], row.get("in_code")) == "same" for row in every)
+    text = HEAD.format(same=same, all=len(every)) + UNSEEN
+    for room, title in ROOMS.items():
+        rows = [row for row in results["loops"].values() if row["room"] == room]
+        text += f"\n## {title}\n" + table(rows)
+    for section, (title, words) in SECTIONS.items():
+        if section in results:
+            text += f"\n## {title}\n\n{words}\n" + table(list(results[section].values()))
+    return text
+
+
+def main() -> int:
+    """Write the page, or say whether it is fresh."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write the page")
+    parser.add_argument("--check", action="store_true", help="fail when the page is not fresh")
+    wanted = parser.parse_args()
+    if wanted.write:
+        PAGE.write_text(page(), encoding="utf-8")
+    if wanted.check and (not PAGE.exists() or PAGE.read_text(encoding="utf-8") != page()):
+        print(f"{PAGE.relative_to(ROOT)} is not fresh: run `make docs`", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
