@@ -69,8 +69,8 @@ docs-check: setup  ## the generated reference pages are fresh
 	$(PY) tools/loops_page.py --check
 
 .PHONY: loops
-loops: setup  ## count every loop again, and write docs/reference/loops.md
-	GOLDEN=write $(PY) -m pytest -q tests/integration/test_loops.py -k counted
+loops: frameworks  ## count every loop again, and write docs/reference/loops.md
+	GOLDEN=write $(PY) -m pytest -q tests/integration -k "counted and (loops or frameworks)"
 	$(PY) tools/loops_page.py --write
 
 .PHONY: rules rules-check
@@ -118,7 +118,7 @@ components:  ## Collector, Prometheus, Alertmanager, Jaeger: built once into a c
 	tools/get_components.sh
 
 .PHONY: test-stack
-test-stack: setup components  ## the whole stack with real parts, and whole runs that take longer
+test-stack: setup components frameworks  ## the whole stack with real parts, and whole runs that take longer
 	$(PY) -m pytest -q -m "(stack or slow) and not gpu"
 
 .PHONY: stack-up stack-down
@@ -126,6 +126,13 @@ stack-up: setup  ## the stack in containers; without an engine: otel-train stack
 	$(VENV)/bin/otel-train stack up
 stack-down: setup  ## stop it; its data stays
 	$(VENV)/bin/otel-train stack down
+
+.PHONY: frameworks
+frameworks: setup $(VENV)/.frameworks  ## libraries that own their loop, for the tests of their examples
+$(VENV)/.frameworks: $(STAMP)
+	@uv=uv; "$$uv" --version >/dev/null 2>&1 || uv=.uv/bin/uv; \
+	"$$uv" pip install --quiet --python $(PY) --editable '.[dev,demo,frameworks]'
+	@touch $@
 
 .PHONY: test-gpu bench-gpu
 test-gpu: setup  ## tests that need a CUDA device

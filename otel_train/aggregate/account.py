@@ -87,7 +87,10 @@ class ThreadAccount:
         if not self._decide(held, found, final=False):
             self._held = held
             return None
-        return self._settle(held, found, columns, final=False)
+        settled = self._settle(held, found, columns, final=False)
+        if settled is None:
+            self._held = held
+        return settled
 
     def close(self, at_ns: int, columns: SourceColumns) -> Settled:
         """Settle everything up to ``at_ns``. What is left of a step is partial."""
@@ -95,6 +98,7 @@ class ThreadAccount:
         found = marks(held)
         self._decide(held, found, final=True)
         settled = self._settle(held, found, columns, final=True)
+        assert settled is not None  # at the end nothing more is waited for
         return settled._replace(endings=np.concatenate((settled.endings, self._passes.close())))
 
     def _decide(self, held: Edges, found: Marks, *, final: bool) -> bool:
@@ -126,10 +130,12 @@ class ThreadAccount:
             self.source = StepSource.BATCH
         return pass_over or self.source is not StepSource.UNDECIDED
 
-    def _settle(self, edges: Edges, found: Marks, columns: SourceColumns, *, final: bool) -> Settled:
+    def _settle(self, edges: Edges, found: Marks, columns: SourceColumns, *, final: bool) -> Settled | None:
         pieces = cut(edges, found, self.source, self._context, final=final)
         self._breathe()
         labels = label(edges, found, pieces, self._context, columns=columns)
+        if labels.waits and not final and len(edges.times) <= MOST_HELD:
+            return None
         self._breathe()
         closes = self._closing.closes(edges, pieces, labels, self.source, final=final)
         self._breathe()

@@ -28,6 +28,7 @@ class Labels(NamedTuple):
         trained: bool, its batch has an update or a backward up to its end.
         got: int64, batches fetched in it.
         batch_got: bool, its batch has fetched something up to its end.
+        waits: a loader that is new has shown nothing yet: what follows may say what its batches are for.
     """
 
     phase: np.ndarray
@@ -36,6 +37,11 @@ class Labels(NamedTuple):
     trained: np.ndarray
     got: np.ndarray
     batch_got: np.ndarray
+    waits: bool
+
+
+LOOKS_AHEAD = 8
+"""Batches that a loop may fetch before the first is used. A loader that shows nothing for longer is for training."""
 
 
 def label(edges: Edges, found: Marks, pieces: Pieces, context: Context, *, columns: SourceColumns) -> Labels:
@@ -43,7 +49,7 @@ def label(edges: Edges, found: Marks, pieces: Pieces, context: Context, *, colum
     trained = _trained(found, pieces, context)
     asked = _asked(edges, pieces, context)
     context.breathe()
-    phase = _phases(edges, found, pieces, context, known=(columns, asked, trained))
+    phase, waits = _phases(edges, found, pieces, context, known=(columns, asked, trained))
     context.breathe()
     phase[pieces.solo] = EVAL
     alone = pieces.inside | pieces.init
@@ -62,7 +68,7 @@ def label(edges: Edges, found: Marks, pieces: Pieces, context: Context, *, colum
     loader[unfetched] = asked[unfetched]
     loader[training] = _forward_fill(loader[training], context.train_loader)
     loader[alone | pieces.solo] = -1
-    return Labels(phase, loader, asked, trained, got, batch_got)
+    return Labels(phase, loader, asked, trained, got, batch_got, waits)
 
 
 def _before_batch(so_far: np.ndarray, pieces: Pieces) -> np.ndarray:
@@ -101,8 +107,8 @@ def _asked(edges: Edges, pieces: Pieces, context: Context) -> np.ndarray:
 def _phases(
     edges: Edges, found: Marks, pieces: Pieces, context: Context, *,
     known: tuple[SourceColumns, np.ndarray, np.ndarray],
-) -> np.ndarray:  # fmt: skip
-    """Phase of each unit by the order of evidence in docs/reference/loop.md."""
+) -> tuple[np.ndarray, bool]:  # fmt: skip
+    """Phase of each unit by the order of evidence in docs/reference/loop.md; whether more is needed to know."""
     columns, asked, trained = known
     declared = _of_loader(columns.declared, asked)
     phase = np.where(declared >= 0, declared, np.where(trained, TRAIN, _of_loader(columns.named, asked)))
@@ -110,9 +116,10 @@ def _phases(
     if (phase[:-1] < 0).any():  # that of the open unit is asked for later
         forward, grad, training = _forwards(edges, found, pieces, context)
         phase = np.where((phase < 0) & forward, np.where(grad & training, TRAIN, EVAL), phase)
+    waits = False
     if (phase[:-1] < 0).any():
-        _fill_unknown(phase, asked, trained, pieces, context=context)
-    return phase
+        waits = _fill_unknown(phase, asked, trained, pieces, context=context)
+    return phase, waits
 
 
 def _of_loader(column: np.ndarray, asked: np.ndarray) -> np.ndarray:
@@ -137,18 +144,28 @@ def _forwards(edges: Edges, found: Marks, pieces: Pieces, context: Context) -> t
 
 def _fill_unknown(
     phase: np.ndarray, asked: np.ndarray, trained: np.ndarray, pieces: Pieces, *, context: Context
-) -> None:
-    """Units that show nothing: as their loader's before; between loops, training if there was any."""
-    unknown = phase < 0
+) -> bool:
+    """Units that show nothing: as their loader's before; between loops, training if there was any.
+
+    The first batches of a loader that is new are as the first of them that shows something. Whether it may yet.
+    """
+    unknown, waits = phase < 0, False
     gaps = unknown & (asked < 0)
     for loader in np.unique(asked[unknown & ~gaps]).tolist():
-        mine = asked == loader
-        phase[mine] = _forward_fill(phase[mine], context.phase_of_loader.get(loader, TRAIN))
+        mine = np.flatnonzero(asked == loader)
+        before = context.phase_of_loader.get(loader, -1)
+        if before < 0:
+            shown = mine[:LOOKS_AHEAD][phase[mine[:LOOKS_AHEAD]] >= 0]
+            shown = shown[shown < len(phase) - 1]  # what the open unit has shown is not the last word
+            waits |= not len(shown) and len(mine) <= LOOKS_AHEAD
+            before = int(phase[shown[0]]) if len(shown) else TRAIN
+        phase[mine] = _forward_fill(phase[mine], before)
     if gaps.any():
         alone = pieces.solo | pieces.inside | pieces.init
         since = np.cumsum(trained & ~alone) > 0
         filled = _forward_fill(np.where(gaps | alone, -1, phase), context.phase)
         phase[gaps] = np.where(since | context.trained, TRAIN, filled)[gaps]
+    return waits
 
 
 def _forward_fill(values: np.ndarray, before: int) -> np.ndarray:

@@ -257,7 +257,8 @@ class Probes:
 
     def _known(self, loader: Any) -> LoaderProbe | None:  # Any: the user's own
         probe = self._by_loader.get(id(loader))
-        return probe if probe is not None and probe.loader() is loader else None
+        mine = probe is not None and any(get() is loader for get in (probe.loader, probe.inner))
+        return probe if mine else None
 
     def _join(self, entry: Loader) -> LoaderProbe:
         probe = LoaderProbe(
@@ -275,6 +276,9 @@ class Probes:
             self.loaders[entry.name] = probe
             self._forget_dead()
             self._by_loader[id(entry.loader)] = probe
+            inner = probe.inner()
+            if inner is not None:
+                self._by_loader[id(inner)] = probe
         return probe
 
     def _forget_dead(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 from pathlib import Path
@@ -27,13 +28,15 @@ def settle(section: str, name: str, row: dict[str, Any]) -> None:
 
     A column that this row does not have is left as it is: another test has it.
     """
-    table = rows()
-    committed = table.setdefault(section, {}).get(name, {})
-    merged = {**committed, **row}
     if os.environ.get(WRITE) == "write":
-        table[section][name] = merged
-        RESULTS.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        with RESULTS.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # tests that write may run side by side
+            table = rows()
+            table.setdefault(section, {}).setdefault(name, {}).update(row)
+            RESULTS.write_text(json.dumps(table, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         return
+    committed = rows().get(section, {}).get(name, {})
+    merged = {**committed, **row}
     assert committed == merged, (
         f"{section}/{name} is not what docs/reference/loops.json says: run `make loops`"
     )

@@ -561,3 +561,21 @@ def test_making_an_iterator_belongs_to_the_batches_it_will_give() -> None:
     assert book.count()["val"] == 1
     assert book.durations("eval") == [1000 + 5 + 20]
     assert book.self_ns("activity")["eval"] == 1000 + 5 + 20 + 5
+
+
+@pytest.mark.parametrize("cuts", [(), range(1, 60)], ids=["in one slice", "edge by edge"])
+def test_a_loader_that_is_new_is_for_what_its_first_used_batch_is_for(cuts: tuple[int, ...]) -> None:
+    """Trainers fetch a batch ahead: the first ask shows nothing before the second, and is no training for that."""
+    tape = Tape()
+    for _ in range(3):
+        tape.step()
+    tape.stop().ask("fresh")
+    for _ in range(2):
+        tape.ask("fresh").forward(flags=0)
+    tape.stop("fresh").forward(flags=0)
+
+    book = settle(tape, cuts)
+
+    assert len(book.durations()) == 3
+    assert len(book.steps("eval")) == 3
+    assert [phase for phase, _ in book.batches()["fresh"]] == ["eval"] * 3

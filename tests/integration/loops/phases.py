@@ -260,3 +260,29 @@ def two_loaders_in_one_evaluation(watch: Watch) -> Truth:
     evaluate(truth, model, easy, "val_easy")
     evaluate(truth, model, hard, "val_hard")
     return truth
+
+
+@loop
+def look_ahead_in_an_evaluation(watch: Watch) -> Truth:
+    """The next batch is fetched before the present one is used; no name says what the loader is for.
+
+    The first ask is followed by another and shows nothing: it is for what the batches after it are for.
+    """
+    model, left, right, truth = Net(), loader(5), loader(3), Truth()
+    optimizer = sgd(model)
+    watch(model, {"left": left, "right": right})
+    for batch in left:
+        truth.batch("left")
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    model.eval()
+    with torch.no_grad():
+        batches = iter(right)
+        ahead = next(batches, None)
+        while ahead is not None:
+            batch, ahead = ahead, next(batches, None)
+            truth.batch("right")
+            truth.forward(EVAL)
+            loss_of(model, batch)
+            truth.step(EVAL)
+    return truth

@@ -173,7 +173,10 @@ class Watch:
         for model in self.models:
             for name, weight in model.state_dict().items():
                 digest.update(name.encode())
-                digest.update(weight.detach().contiguous().numpy().tobytes())
+                here = (
+                    weight.to_local() if hasattr(weight, "to_local") else weight
+                )  # a shard, of sharded ones
+                digest.update(here.detach().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def close(self) -> None:

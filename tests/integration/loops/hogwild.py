@@ -1,0 +1,55 @@
+"""Two processes train one shared model without locks. Run as a program; each child writes what it counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+from torch import multiprocessing
+
+from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, sgd
+from tests.support.loop_table import counted
+
+UPDATES = 6
+
+
+def train(number: int, model: Net, folder: str) -> None:
+    """One of the processes, as in torch's own example."""
+    torch.set_num_threads(1)
+    torch.manual_seed(number)
+    os.environ["RANK"], os.environ["WORLD_SIZE"] = str(number), "2"
+    truth, batches, watch = Truth(), loader(UPDATES), Watch(Path(folder))
+    optimizer = sgd(model)
+    watch(model, {"train": batches})
+    for batch in batches:
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    watch.close()
+    summary = watch.sessions[-1].summary()
+    program = {
+        "steps": truth.steps.total(),
+        "evals": 0,
+        "batches": truth.batches.total(),
+        "forwards": sum(truth.forwards.values()),
+        "backwards": truth.backwards.total(),
+        "updates": truth.updates,
+    }
+    said = {"program": program, "in_code": counted(summary), "faults": summary["telemetry"]["faults"]}
+    (Path(folder) / f"child{number}.json").write_text(json.dumps(said), encoding="utf-8")
+
+
+def main() -> None:
+    """Share the model, start the processes, wait for them."""
+    model = Net()
+    model.share_memory()
+    before = model.first.weight.detach().clone()
+    multiprocessing.spawn(train, args=(model, sys.argv[1]), nprocs=2)
+    assert not torch.equal(before, model.first.weight), "the children trained a copy"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Examples of libraries that own their loop are counted as a profiler of calls counts them."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.support.loop_table import counted, settle
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "tests" / "integration" / "frameworks"
+FIGURES = ("batches", "forwards", "backwards", "updates")
+
+
+class Example(NamedTuple):
+    """An official example.
+
+    Attributes:
+        library: the module to import.
+        shape: as the table has it.
+        unseen: figures that a session cannot have here.
+    """
+
+    library: str
+    shape: str
+    unseen: tuple[str, ...] = ()
+
+
+NAMES: dict[str, Example] = {
+    "lightning_autoencoder": Example("lightning", "Lightning"),
+    "transformers_trainer": Example("transformers", "transformers Trainer"),
+    "accelerate_loop": Example("accelerate", "accelerate"),
+    "ignite_quickstart": Example("ignite", "PyTorch-Ignite"),
+    "skorch_quickstart": Example("skorch", "skorch"),
+    "fastai_learner": Example("fastai", "fastai", unseen=("updates",)),
+    "tabnet_classifier": Example("pytorch_tabnet", "pytorch-tabnet"),
+    "stable_baselines_ppo": Example("stable_baselines3", "Stable-Baselines3"),
+}
+
+
+def run(name: str, how: str, folder: Path) -> tuple[dict[str, Any], str]:
+    """Run an example in a process of its own; what it says at the end, and what it printed."""
+    result = folder / how / "result.json"
+    result.parent.mkdir()
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    environ |= {
+        "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "",
+        "TEST_WATCHED_BY": how, "TEST_RESULT": str(result),
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / f"{name}.py")],
+        env=environ, cwd=folder, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(result.read_text(encoding="utf-8")), done.stdout
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_library_is_counted_as_a_profiler_counts_it(name: str, tmp_path: Path) -> None:
+    """Most people do not write their loop: what Lightning or a Trainer calls must be seen all the same."""
+    example = NAMES[name]
+    if importlib.util.find_spec(example.library) is None:
+        pytest.skip(f"{example.library} is not installed: pip install 'otel-train[frameworks]'")
+    bare, printed = run(name, "nothing", tmp_path)
+    profiled, _ = run(name, "profile", tmp_path)
+    watched, printed_watched = run(name, "session", tmp_path)
+
+    program = {key: profiled[key] for key in ("steps", "evals")}
+    program |= {figure: profiled["counts"].get(figure, 0) for figure in FIGURES}
+    seen = counted(watched["summary"])
+    same = [figure for figure in program if figure not in example.unseen]
+    assert {f: seen[f] or 0 for f in same} == {f: program[f] for f in same}
+    assert not any(seen[figure] for figure in example.unseen)
+    assert watched["summary"]["telemetry"]["faults"] == {}
+    assert watched["weights"] == bare["weights"] == profiled["weights"]
+    assert printed_watched == printed
+    head = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").split('"""')[1]
+    settle(
+        "frameworks",
+        name,
+        {"shape": example.shape, "description": " ".join(head.split()), "program": program, "in_code": seen},
+    )
