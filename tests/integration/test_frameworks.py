@@ -42,6 +42,8 @@ NAMES: dict[str, Example] = {
     "skorch_quickstart": Example("skorch", "skorch"),
     "fastai_learner": Example("fastai", "fastai", unseen=("updates",)),
     "tabnet_classifier": Example("pytorch_tabnet", "pytorch-tabnet"),
+    "torchdata_stateful": Example("torchdata", "torchdata StatefulDataLoader"),
+    "torchdata_nodes": Example("torchdata", "torchdata nodes"),
     "stable_baselines_ppo": Example("stable_baselines3", "Stable-Baselines3"),
 }
 
