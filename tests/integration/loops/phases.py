@@ -271,18 +271,22 @@ def look_ahead_in_an_evaluation(watch: Watch) -> Truth:
     model, left, right, truth = Net(), loader(5), loader(3), Truth()
     optimizer = sgd(model)
     watch(model, {"left": left, "right": right})
-    for batch in left:
-        truth.batch("left")
-        learn(truth, model, optimizer, batch)
-        truth.step()
-    model.eval()
-    with torch.no_grad():
-        batches = iter(right)
-        ahead = next(batches, None)
-        while ahead is not None:
-            batch, ahead = ahead, next(batches, None)
-            truth.batch("right")
-            truth.forward(EVAL)
-            loss_of(model, batch)
-            truth.step(EVAL)
+    for epoch in range(2):
+        model.train()
+        for batch in left:
+            truth.batch("left")
+            learn(truth, model, optimizer, batch)
+            truth.step()
+        if epoch == 1:
+            break
+        model.eval()
+        with torch.no_grad():
+            batches = iter(right)
+            ahead = next(batches, None)
+            while ahead is not None:
+                batch, ahead = ahead, next(batches, None)
+                truth.batch("right")
+                truth.forward(EVAL)
+                loss_of(model, batch)
+                truth.step(EVAL)
     return truth
