@@ -28,7 +28,7 @@ from otel_train.record.discover import Loader, named_loaders, named_models
 from otel_train.recording import Recording
 from otel_train.records import Batch
 from otel_train.runinfo import detect, resource_attributes
-from otel_train.unobserved import UPDATES_WITHOUT_FORWARD, Teller, unobserved
+from otel_train.unobserved import Missing, unobserved
 from otel_train.wiring import job_of, readings_of
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from otel_train.record.roots import RootFinder
 
 NS_PER_S = 10**9
+_LOOK_EVERY_S = 2.0
 
 
 class Session:
@@ -58,7 +59,6 @@ class Session:
         self._pid = os.getpid()
         self._window: Window | None = None
         self._printed_step = 0
-        self._teller = Teller()
         anchor = self._anchor = Anchor.now()
         info = detect(config, environ)
         self._routes = Routes.open(config, info, environ)
@@ -117,6 +117,7 @@ class Session:
             self._run, self.info, pump=self._pump, routes=self._routes, health=health, ranks=self._ranks,
             loaders=self._watch.facts,
         )  # fmt: skip
+        self._missing = Missing(self._run, self._recording.probes)
         self._outcome = Outcome(self.close)
 
     def _start(self, anchor: Anchor) -> None:
@@ -130,7 +131,7 @@ class Session:
             Chore(lambda: self._capturing.turn(self._pump.settle), Guard("captures"), 0.0),
             Chore(self._ranks.turn, Guard("ranks"), 0.0),
             Chore(self._print_progress, Guard("console"), 0.0),
-            Chore(self._say_what_is_missing, Guard("unobserved"), _LOOK_EVERY_S),
+            Chore(self._missing.tell, Guard("unobserved"), _LOOK_EVERY_S),
         ]
         self._run.teller.span(self._tracer.run_start(anchor.clock_ns, system_clock()))
         self._recording.begin()
@@ -284,7 +285,7 @@ class Session:
         finally:
             if taken:
                 self._pump.lock.release()
-        self._teller.tell(self.unobserved())
+        self._missing.tell(final=True)
         document = self._documents.write(self._outcome.state)
         self._routes.write_summary(document)
         if self.config.console:
@@ -316,10 +317,6 @@ class Session:
         if every and self.config.console and self._run.step_number // every > self._printed_step // every:
             self._printed_step = self._run.step_number
             self._routes.print_card(self._documents.write("running"))
-
-    def _say_what_is_missing(self) -> None:
-        if self._run.totals.updates >= UPDATES_WITHOUT_FORWARD:  # before that it may yet come
-            self._teller.tell(self.unobserved())
 
     def _write_summary(self) -> None:
         self._routes.write_summary(self._documents.write("running"))

@@ -54,20 +54,28 @@ def unobserved(run: RunAccount, probes: Probes) -> list[dict[str, str]]:
     return found
 
 
-class Teller:
+class Missing:
     """Logs each thing that could not be seen, once.
 
     Args:
+        run: the figures so far.
+        probes: what is watched.
         log: takes one line per thing.
     """
 
-    def __init__(self, log: Callable[[str, str, str, str], None] | None = None) -> None:
-        self._log = log or _log.warning
+    def __init__(
+        self, run: RunAccount, probes: Probes, *, log: Callable[[str, str, str, str], None] = _log.warning
+    ) -> None:
+        self._run = run
+        self._probes = probes
+        self._log = log
         self._told: set[tuple[str, str]] = set()
 
-    def tell(self, things: list[dict[str, str]]) -> None:
-        """Log what has not been logged before."""
-        for thing in things:
+    def tell(self, *, final: bool = False) -> None:
+        """Log what has not been logged before. Early in a run it may yet come, unless this is the end."""
+        if not final and self._run.totals.updates < UPDATES_WITHOUT_FORWARD:
+            return
+        for thing in unobserved(self._run, self._probes):
             key = thing["what"], thing["name"]
             if key not in self._told:
                 self._told.add(key)

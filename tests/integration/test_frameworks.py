@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,9 @@ from tests.support.loop_table import counted, settle
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "tests" / "integration" / "frameworks"
+TIMES = re.compile(r"\w+_(runtime|per_second)\W+[\d.]+")
+"""What a library prints of its own speed."""
+
 FIGURES = ("batches", "forwards", "backwards", "updates")
 
 
@@ -42,9 +46,6 @@ NAMES: dict[str, Example] = {
     "skorch_quickstart": Example("skorch", "skorch"),
     "fastai_learner": Example("fastai", "fastai", unseen=("updates",)),
     "tabnet_classifier": Example("pytorch_tabnet", "pytorch-tabnet"),
-    "torchdata_stateful": Example("torchdata", "torchdata StatefulDataLoader"),
-    "torchdata_nodes": Example("torchdata", "torchdata nodes"),
-    "stable_baselines_ppo": Example("stable_baselines3", "Stable-Baselines3"),
 }
 
 
@@ -76,13 +77,15 @@ def test_a_library_is_counted_as_a_profiler_counts_it(name: str, tmp_path: Path)
 
     program = {key: profiled[key] for key in ("steps", "evals")}
     program |= {figure: profiled["counts"].get(figure, 0) for figure in FIGURES}
+    if "updates" in example.unseen:  # an optimizer that is none of torch's: one per step, as the library says
+        program["updates"] = program["steps"]
     seen = counted(watched["summary"])
     same = [figure for figure in program if figure not in example.unseen]
     assert {f: seen[f] or 0 for f in same} == {f: program[f] for f in same}
     assert not any(seen[figure] for figure in example.unseen)
     assert watched["summary"]["telemetry"]["faults"] == {}
     assert watched["weights"] == profiled["weights"]
-    assert printed_watched == printed
+    assert TIMES.sub("", printed_watched) == TIMES.sub("", printed)
     head = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8").split('"""')[1]
     settle(
         "frameworks",

@@ -14,7 +14,7 @@ from otel_train.codes import Source, SourceKind
 from otel_train.config import Config
 from otel_train.disabled import DisabledSession
 from otel_train.outcome import Outcome
-from otel_train.unobserved import UPDATES_WITHOUT_FORWARD, Teller, unobserved
+from otel_train.unobserved import UPDATES_WITHOUT_FORWARD, Missing, unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -139,12 +139,27 @@ def things(
     stages: tuple[str, ...] = ("backward",),
     source: StepSource = StepSource.UPDATE,
 ) -> list[tuple[str, str]]:
+    run, probes = an_account(
+        models=models, updates=updates, sources=sources, helpers=helpers, stages=stages, source=source
+    )
+    return [(thing["what"], thing["name"]) for thing in unobserved(run, probes)]
+
+
+def an_account(
+    *,
+    models: list[str],
+    updates: int,
+    sources: list[Source],
+    helpers: list[str],
+    stages: tuple[str, ...],
+    source: StepSource = StepSource.UPDATE,
+) -> tuple[Any, Any]:
     counts = Counts(1 for _ in stages)
     names = SimpleNamespace(keys=[SimpleNamespace(stage=s, model="") for s in stages], sources=sources)
     totals: Any = SimpleNamespace(names=names, stages=counts, updates=updates)
     probes: Any = SimpleNamespace(models=[SimpleNamespace(name=name) for name in models])
     run: Any = SimpleNamespace(totals=totals, helpers=helpers, step_source=source)
-    return [(thing["what"], thing["name"]) for thing in unobserved(run, probes)]
+    return run, probes
 
 
 DATA = [Source(SourceKind.DATA, "code")]
@@ -188,14 +203,13 @@ def test_backwards_without_an_update_are_said() -> None:
 def test_a_thing_is_logged_once() -> None:
     """A line that comes back every two seconds is noise; none at all is silence."""
     lines: list[tuple[str, ...]] = []
-    teller = Teller(lambda *line: lines.append(line))
-    missing = {
-        "what": "model",
-        "name": "Net",
-        "reason": "its forward was never observed",
-        "cause": "never_seen",
-    }
-    teller.tell([missing])
-    teller.tell([missing, {**missing, "name": "Teacher"}])
+    run, probes = an_account(models=["Net"], updates=0, sources=DATA, helpers=[], stages=("backward",))
+    missing = Missing(run, probes, log=lambda *line: lines.append(line))
+    missing.tell()
+    assert lines == []  # it may yet come
+    run.totals.updates = UPDATES_WITHOUT_FORWARD
+    missing.tell()
+    probes.models.append(SimpleNamespace(name="Teacher"))
+    missing.tell(final=True)
 
     assert [line[1:3] for line in lines] == [("model", "Net"), ("model", "Teacher")]
