@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from otel_train.record.roots import RootFinder
 
 NS_PER_S = 10**9
-_LOOK_EVERY_S = 2.0
 
 
 class Session:
@@ -131,7 +130,7 @@ class Session:
             Chore(lambda: self._capturing.turn(self._pump.settle), Guard("captures"), 0.0),
             Chore(self._ranks.turn, Guard("ranks"), 0.0),
             Chore(self._print_progress, Guard("console"), 0.0),
-            Chore(self._missing.tell, Guard("unobserved"), _LOOK_EVERY_S),
+            Chore(self._missing.tell, Guard("unobserved"), 2.0),
         ]
         self._run.teller.span(self._tracer.run_start(anchor.clock_ns, system_clock()))
         self._recording.begin()

@@ -276,6 +276,8 @@ class Probes:
             self.loaders[entry.name] = probe
             self._forget_dead()
             self._by_loader[id(entry.loader)] = probe
+            if self.patch is not None:
+                probe.inner = _inner(entry.loader)
             inner = probe.inner()
             if inner is not None:
                 self._by_loader[id(inner)] = probe
@@ -310,3 +312,15 @@ def _is_data_loader(loader: Any) -> bool:  # Any: the user's own
     from torch.utils.data import DataLoader  # only asked when torch is there
 
     return isinstance(loader, DataLoader)
+
+
+def _inner(loader: Any) -> Callable[[], Any]:  # Any: the user's own
+    """What a loader that only passes for a DataLoader, as accelerate's do, iterates in its place."""
+    if _is_data_loader(loader):
+        from torch.utils.data import DataLoader
+
+        held = [] if issubclass(type(loader), DataLoader) else vars(loader).values()
+        for value in held:
+            if _is_data_loader(value):
+                return weakref.ref(value)
+    return lambda: None

@@ -7,7 +7,6 @@ iterator's class becomes a cached subclass of its own class whose ``__next__`` i
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections import Counter
 from operator import attrgetter
@@ -91,7 +90,7 @@ class LoaderProbe:
         )  # len() of an iterable-style DataLoader has side effects
         self.sized = kind == 0 if kind is not None else hasattr(loader, "__len__")
         self.loader = _weak(loader)
-        self.inner = _inner(loader)
+        self.inner: Callable[[], Any] = lambda: None
 
     def payload(self, batch: Any) -> int:
         """The word that ends the ask for ``batch``."""
@@ -163,16 +162,6 @@ def _weak(loader: Any) -> Callable[[], Any]:
         return weakref.ref(loader)
     except TypeError:  # a list, say: nothing of ours may keep it alive
         return lambda: None
-
-
-def _inner(loader: Any) -> Callable[[], Any]:
-    """What a loader that only passes for a DataLoader, as accelerate's do, iterates in its place."""
-    kind = getattr(sys.modules.get("torch.utils.data"), "DataLoader", None)
-    if kind is not None and isinstance(loader, kind) and not issubclass(type(loader), kind):
-        for value in vars(loader).values():
-            if isinstance(value, kind):
-                return _weak(value)
-    return lambda: None
 
 
 class DataLoaderPatch:
