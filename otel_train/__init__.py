@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         summary,
         watch,
     )
-    from otel_train.record.discover import Loader
+    from otel_train.record.given import Loader
     from otel_train.session import Session
 
 __version__ = "0.1.0"
@@ -59,7 +59,7 @@ _ROOMS = {
     "ComparisonError": "errors",
     "Config": "config",
     "ConfigError": "errors",
-    "Loader": "record.discover",
+    "Loader": "record.given",
     "MissingExtraError": "errors",
     "OtelTrainError": "errors",
     "RunDirectoryError": "errors",

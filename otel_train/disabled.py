@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from otel_train.record.discover import named_loaders
+from otel_train.record.given import named_loaders
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -70,7 +70,7 @@ def instrument(
 
 def _check(model: Any, loaders: Any) -> None:  # Any: the user's own
     """Refuse before anything is set up."""
-    from otel_train.record.discover import named_loaders, named_models
+    from otel_train.record.given import named_loaders, named_models
 
     named_models(model)
     named_loaders(loaders)

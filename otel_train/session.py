@@ -24,7 +24,7 @@ from otel_train.export.ranks import Ranks
 from otel_train.export.routes import Routes
 from otel_train.guard import Guard
 from otel_train.outcome import Outcome
-from otel_train.record.discover import Loader, named_loaders, named_models
+from otel_train.record.given import Loader, named_loaders, named_models
 from otel_train.recording import Recording
 from otel_train.records import Batch
 from otel_train.runinfo import detect, resource_attributes

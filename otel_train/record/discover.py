@@ -5,23 +5,21 @@ from __future__ import annotations
 import re
 import threading
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from otel_train.errors import ConfigError
 from otel_train.record.callers import name_of
+from otel_train.record.given import Loader, class_name, free_name
 from otel_train.record.loader import OTHER, DataLoaderPatch, LoaderProbe
 from otel_train.record.module import ModulePatch, ModuleProbe, compiled_forms, is_or_wraps
 from otel_train.record.watched import Watched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from otel_train.record.found import FoundModels
     from otel_train.record.recorder import Recorder
     from otel_train.record.roots import RootFinder
 
-PHASES = ("train", "eval", "test", "predict")
 MOST_FOUND = 64
 """Names for loaders that nobody named; further ones share ``_OTHER``."""
 
@@ -29,115 +27,6 @@ MOST_CHARS = 64
 """Longest name for a loader that nobody named."""
 
 _NOT_IN_NAMES = re.compile(r"[^\w.-]+")
-
-
-class Loader(NamedTuple):
-    """A loader with what there is to say about it; goes wherever a loader goes in ``instrument``.
-
-    Attributes:
-        loader: a ``DataLoader`` or any iterable.
-        name: as it reads in every figure; "" to find one.
-        phase: ``train``, ``eval``, ``test`` or ``predict``; "" to find out per batch.
-        samples: from a batch to its number of samples, where that is not the leading dimension.
-        tokens: from a batch to its number of tokens; without it tokens are not counted.
-    """
-
-    loader: Any
-    name: str = ""
-    phase: str = ""
-    samples: Callable[[Any], int] | None = None
-    tokens: Callable[[Any], int] | None = None
-
-
-def named_loaders(loaders: Any) -> list[Loader]:  # Any: one, a sequence, or a mapping
-    """What the user gave, one entry per loader, each with a name.
-
-    Raises:
-        ConfigError: something in it cannot be iterated, or a name is used twice.
-    """
-    if loaders is None:
-        return []
-    if isinstance(loaders, Mapping):
-        given = [_entry(loader, str(name)) for name, loader in loaders.items()]
-    elif isinstance(loaders, (list, tuple)) and not isinstance(loaders, Loader):
-        several = len(loaders) > 1
-        given = [_entry(x, f"loader_{n}" if several else "loader") for n, x in enumerate(loaders)]
-    else:
-        given = [_entry(loaders, "loader")]
-    seen: set[str] = set()
-    for entry in given:
-        if entry.name in seen:
-            raise ConfigError(f"loader name {entry.name!r} is used twice in one call: give each its own name")
-        seen.add(entry.name)
-        _check(entry)
-    return given
-
-
-def _entry(loader: Any, name: str) -> Loader:  # Any: the user's own
-    entry = loader if isinstance(loader, Loader) else Loader(loader)
-    return entry._replace(name=entry.name or name)
-
-
-def _check(entry: Loader) -> None:
-    kind = type(entry.loader).__name__
-    if not isinstance(entry.loader, (Iterable, Iterator)) and not hasattr(entry.loader, "__getitem__"):
-        raise ConfigError(
-            f"loader {entry.name!r} is a {kind}: expected a DataLoader or another iterable. "
-            "For a loop without a loader leave it out and mark steps with otel_train.step()"
-        )
-    if isinstance(entry.loader, (str, bytes)) or kind == "Tensor":
-        raise ConfigError(
-            f"loader {entry.name!r} is a {kind}: expected an iterable of batches. "
-            'To pass a list of batches name it: {"train": batches}'
-        )
-    if entry.phase not in ("", *PHASES):
-        raise ConfigError(
-            f"phase={entry.phase!r} of loader {entry.name!r}: expected one of {', '.join(PHASES)}"
-        )
-
-
-def named_models(model: Any) -> dict[str, Any]:  # Any: one, a sequence, or a mapping
-    """What the user gave, by name: the class's where they gave none.
-
-    Raises:
-        ConfigError: something in it is not a ``torch.nn.Module``.
-    """
-    if model is None:
-        return {}
-    if isinstance(model, Mapping):
-        named = {str(name): one for name, one in model.items()}
-    else:
-        models = list(model) if isinstance(model, Sequence) and not _is_module(model) else [model]
-        named = {}
-        for one in models:
-            named[_free(_class_name(one), named)] = one
-    for name, one in named.items():
-        if not _is_module(one):
-            raise ConfigError(
-                f"model {name!r} is a {type(one).__name__}: expected a torch.nn.Module, a sequence or a mapping "
-                "of them. For anything else mark its calls with otel_train.stage('forward')"
-            )
-    return named
-
-
-def _is_module(model: Any) -> bool:  # Any: the user's own
-    import torch  # the user has a model, so torch is there
-
-    return isinstance(model, torch.nn.Module)
-
-
-def _class_name(model: Any) -> str:  # Any: the user's own
-    inner = getattr(model, "_orig_mod", model)  # what torch.compile was given
-    name: str = getattr(inner, "original_name", type(inner).__name__)  # what torch.jit.script was given
-    return name
-
-
-def _free(name: str, taken: Mapping[str, Any]) -> str:
-    number, free = 1, name
-    while free in taken:
-        number += 1
-        free = f"{name}_{number}"
-    return free
 
 
 class Probes:
@@ -201,7 +90,7 @@ class Probes:
             return None
         taken = {probe.name: probe for probe in self.models if probe.model() is not None}
         self.models = [probe for probe in self.models if probe.model() is not None]
-        probe = ModuleProbe(model, _free(name, taken), self._recorder)
+        probe = ModuleProbe(model, free_name(name, taken), self._recorder)
         self.models.append(probe)
         for compiled in compiled_forms(model):
             self.follow(model, compiled)
@@ -212,7 +101,7 @@ class Probes:
 
     def add_found_model(self, model: Any) -> ModuleProbe | None:  # Any: as above
         """Record a model that nobody named, under the name of its class."""
-        return self._add_model(_class_name(model), model)
+        return self._add_model(class_name(model), model)
 
     def drop_models(self, probes: Sequence[ModuleProbe]) -> None:
         """Record these no longer."""
@@ -300,7 +189,7 @@ class Probes:
         called = name_of(loader) or type(getattr(loader, "dataset", loader)).__name__
         name = _NOT_IN_NAMES.sub("_", called)[:MOST_CHARS]
         living = {n: p for n, p in self.loaders.items() if p.loader() is not None}
-        free = _free(name, living)
+        free = free_name(name, living)
         if free not in self.loaders:
             if len(self._found) == MOST_FOUND:
                 return OTHER

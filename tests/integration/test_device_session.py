@@ -20,7 +20,8 @@ from otel_train.export.pump import Breath, Chore, Pump, Route
 from otel_train.flight import FlightMemory
 from otel_train.guard import Guard
 from otel_train.record.device_time import time_devices
-from otel_train.record.discover import Loader, Probes
+from otel_train.record.discover import Probes
+from otel_train.record.given import Loader
 from otel_train.record.recorder import Recorder
 from otel_train.record.scaler import ScaledUpdates
 from otel_train.record.torch_probes import TorchProbes, in_backward
