@@ -32,7 +32,7 @@ compares both counts and this page, so a row that is wrong is a test that fails.
 | backwards | outermost ones |
 | updates | outermost ones; skipped ones are not updates |
 | in code | what a session says that `instrument(...)` opened: `same`, or what differs |
-| zero code | the same where nothing in the program names us; empty: not tried in this shape |
+| zero code | the same of `otel-train run`, where nothing in the program names us; empty: not tried in this shape |
 
 Where it says `absent` the figure is not published, `unobserved` in [summary.json](summary.md) has a line for it with what
 to do, a series of [`train.unobserved`](metrics.md) counts it, and the log says it once. {same} of {all} programs run
@@ -100,7 +100,7 @@ def line(row: dict[str, Any]) -> str:
         text,
         *counts,
         difference(row["program"], row.get("in_code")),
-        difference(row["program"], row.get("zero_code")),
+        ": ".join(filter(None, (difference(row["program"], row.get("zero_code")), row.get("why")))),
     ]
     return f"| {' | '.join(cells)} |\n"
 

@@ -1,0 +1,88 @@
+"""A loop with nothing of ours in it is counted as with a line of ours, whatever its shape."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+
+from tests.integration import test_loops  # noqa: F401 - it enters the programs in the table
+from tests.integration.loops import by_hand, compiled
+from tests.integration.loops.truth import EAGER, LOOPS, QUIET
+from tests.support.loop_table import counted, rows, settle
+from tests.support.zero_code import zero_code
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from otel_train.session import Session
+
+NAMES_US = {
+    "nothing_at_all",
+    "attack_under_a_declared_phase",
+    "folds_under_the_same_names",
+    "instrumented_twice",
+    "trainings_one_after_the_other",
+    "two_threads_train_two_models",  # one of two that begin at once may have its iterator before we are there
+}
+"""Programs about what is said to a session, or that never train: there is nothing to find."""
+
+PROGRAMS = [
+    name
+    for name, program in LOOPS.items()
+    if program.__module__ != by_hand.__name__ and name not in NAMES_US
+]  # fmt: skip
+NO_LOADER = "an iterable that is no DataLoader shows only to `watch`"
+PARTS = "the parts that are called are found as models"
+BEFORE = "what runs before the session is told of anything counts too"
+DIFFERS: dict[str, str] = {
+    "a_plain_list": NO_LOADER,
+    "a_watched_generator": NO_LOADER,
+    "a_call_that_is_bypassed": PARTS,
+    "a_forward_that_is_called_directly": PARTS,
+    "a_method_other_than_call": PARTS,
+    "a_method_other_than_call_marked_by_hand": PARTS,
+    "copies_are_not_the_model": "a copy that the loop calls is found as a model",
+    "a_traced_model": BEFORE,
+    "optimizer_subclass": BEFORE,
+}
+"""Where the figures are not those of in-code, and why."""
+
+
+class Nobody:
+    """What a program gets in place of ``instrument``: nothing happens."""
+
+    loaders: dict[str, Any]
+
+    def __call__(self, model: Any = None, loaders: Any = None, **_: Any) -> Nobody:
+        self.loaders = dict(loaders or {})
+        return self
+
+
+def found(name: str, folder: Path) -> tuple[Session, dict[str, Any]]:
+    """Run a program that names nobody; the session that found it."""
+    torch.manual_seed(0)
+    with zero_code(folder, **QUIET, **EAGER) as sessions:
+        LOOPS[name](Nobody())  # type: ignore[arg-type]  # called like one
+    [session] = sessions
+    return session, session.summary()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_loop_is_counted_the_same_without_a_line_of_ours(name: str, tmp_path: Path) -> None:
+    """Who cannot touch the code must not get other figures."""
+    _, summary = found(name, tmp_path)
+    seen = counted(summary)
+
+    assert summary["telemetry"]["faults"] == {}
+    settle("loops", name, {"zero_code": seen, "why": DIFFERS.get(name, "")})
+    assert (seen == rows()["loops"][name]["in_code"]) == (name not in DIFFERS)
+
+
+def test_programs_that_are_not_tried_are_few() -> None:
+    """A list of exceptions that grows is a rule that does not hold."""
+    assert len(PROGRAMS) >= 0.8 * len(LOOPS)
+    assert set(DIFFERS) <= set(PROGRAMS)
+    assert any(LOOPS[name].__module__ == compiled.__name__ for name in PROGRAMS)
