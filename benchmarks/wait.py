@@ -63,7 +63,7 @@ def _watched(plan: Plan, kind: str, work: Callable[[], object] | None, bursts: i
     loop = Loop()
     watched = Watched(plan.folder, turn_every_s=0.01, export_every_s=1.0)
     with watched(loop) as session:
-        recorder = session._recorder  # noqa: SLF001 - a backlog of whole steps cannot be made from outside
+        recorder = session._recording.recorder  # noqa: SLF001 - a backlog of whole steps cannot be made from outside
         write_steps(recorder, 100)
         _gaps(kind, work)  # imports and first allocations
         found = []

@@ -91,7 +91,7 @@ def die(folder: Path, pid: int, session: Any, code: int = -9) -> dict[str, Any]:
     for path in folder.iterdir():
         path.unlink()
     (folder / f"{pid}.will").write_bytes(pickle.dumps(estate))
-    session._recorder.publish(0)
+    session._recording.recorder.publish(0)
     [settled] = settle(folder, Ended(pid, code), {})
     assert settled.lost == 0
     written: dict[str, Any] = json.loads((settled.rank_path / "summary.json").read_text(encoding="utf-8"))

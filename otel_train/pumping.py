@@ -1,0 +1,232 @@
+"""The pump's side of a session: what is made of the edges, and who is told."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.signals import Signals
+from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.capturing.build import Capturing
+from otel_train.chores import before_reading, looking_after
+from otel_train.clock import system_clock
+from otel_train.export.document import Documents, Window
+from otel_train.export.estate import Estate, Known, known_loaders
+from otel_train.export.live import Health, Reporter
+from otel_train.export.notes import NoteReader
+from otel_train.export.profile import keep_rules, profile_of
+from otel_train.export.pump import Breath, Chore, Pump
+from otel_train.export.ranks import Ranks
+from otel_train.guard import Guard
+from otel_train.runinfo import resource_attributes
+from otel_train.unobserved import Missing, unobserved
+from otel_train.wiring import job_of, readings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from otel_train.clock import Anchor
+    from otel_train.config import Config
+    from otel_train.export.routes import Routes
+    from otel_train.recording import Recording
+    from otel_train.runinfo import RunInfo
+
+NS_PER_S = 10**9
+
+
+class Pumping:
+    """Everything behind the rings of one session: the account, its reports, the chores.
+
+    Args:
+        config: how the run is observed.
+        info: who we are.
+        recording: what writes.
+        routes: the ways out, not connected yet.
+        anchor: one instant on both clocks.
+        key_prefix: of this job's keys in its store.
+
+    Attributes:
+        run: the account.
+        pump: the thread that reads.
+        capturing: profiler captures.
+
+    Raises:
+        ConfigError: a setting of captures cannot be honoured.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        info: RunInfo,
+        *,
+        recording: Recording,
+        routes: Routes,
+        anchor: Anchor,
+        key_prefix: str,
+    ) -> None:
+        self._config = config
+        self._info = info
+        self._recording = recording
+        self._routes = routes
+        self._anchor = anchor
+        self._profile = profile_of(config, info)
+        self._resource: dict[str, Any] = {}
+        self._printed_step = 0
+        breath = Breath(system_clock)
+        self._tracer = Tracer(Ids(info.run_id, info.attempt, info.rank), anchor)
+        self.run = RunAccount(
+            anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=keep_rules(config, self._profile),
+            stall_after_s=config.stall_after_s, breathe=breath,
+        )  # fmt: skip
+        self.run.down_s = routes.down_s(anchor.unix_ns)
+        self._report(breath, key_prefix)
+        self.capturing = Capturing(
+            config, info, run=self.run, recorder=recording.recorder,
+            rank_folder=routes.rank_folder, ooms=recording.devices.ooms,
+        )  # fmt: skip
+
+    def _report(self, breath: Breath, key_prefix: str) -> None:
+        config, info, recording, run = self._config, self._info, self._recording, self.run
+        self._signals = Signals()
+        health = Health(self._drops, self._faults, self._overhead_s, self.unobserved)
+        readings = readings_of(recording, run, self._signals, health, config=config, anchor=self._anchor)
+        self._hardware, self._watch = readings.hardware, readings.watch
+        self._reporter = Reporter(run, readings, info=info, config=config, breathe=breath)
+        job = job_of(recording, self._reporter, prefix=key_prefix)
+        self._ranks = Ranks(run, info, config=config, job=job, clock=system_clock, breathe=breath)
+        self._reporter.more.append(self._ranks.write)
+        self._notes_reader = NoteReader(recording.notes, self._signals, run)
+        self.pump = Pump(
+            recording.recorder, run, snapshot=self._reporter.snapshot, clock=system_clock,
+            breath=breath, every_s=config.turn_every_s,
+        )  # fmt: skip
+        self.pump.first += before_reading(
+            recording, run, watch=self._watch, signals=self._signals, breath=breath
+        )
+        self._documents = Documents(
+            run, info, pump=self.pump, routes=self._routes, health=health, ranks=self._ranks,
+            loaders=self._watch.facts,
+        )  # fmt: skip
+        self._missing = Missing(run, recording.probes)
+
+    def connect(self, environ: Mapping[str, str]) -> None:
+        """Open the ways out.
+
+        Raises:
+            ConfigError: a setting cannot be honoured.
+        """
+        self._resource = {
+            **resource_attributes(self._info, environ),
+            "train.export.profile": self._profile.name,
+        }
+        self._routes.connect(self.pump.routes, self._resource, self._profile)
+
+    def start(self) -> None:
+        """Begin to record, and start the thread."""
+        notes_guard = Guard("logged values")
+        # A step is judged when it is read: what was logged in it must be known by then.
+        self.pump.first.append(Chore(self._notes_reader.read, notes_guard, 0.0))
+        self.pump.chores += [
+            *looking_after(self._recording, self._watch),
+            Chore(self._notes_reader.tell, notes_guard, 0.0),
+            Chore(self._write_summary, Guard("summary"), self._config.summary_every_s),
+            Chore(lambda: self.capturing.turn(self.pump.settle), Guard("captures"), 0.0),
+            Chore(self._ranks.turn, Guard("ranks"), 0.0),
+            Chore(self._print_progress, Guard("console"), 0.0),
+            Chore(self._missing.tell, Guard("unobserved"), 2.0),
+        ]
+        self.run.teller.span(self._tracer.run_start(self._anchor.clock_ns, system_clock()))
+        self._recording.begin()
+        with Guard("captures"):
+            self.capturing.open(self._routes.on_post)
+        self.pump.start()
+
+    def last_turn(self, state: str) -> None:
+        """Settle everything, tell it, and write the summary. The thread has been stopped."""
+        now, patience_s = system_clock(), self._config.exit_timeout_s / 2
+        taken = self.pump.lock.acquire(timeout=patience_s)
+        try:
+            self.pump.settle()
+            self.run.close(now)
+            with Guard("captures"):
+                self.capturing.end(patience_s)
+            self.run.teller.span(self._tracer.run_end(now, self.run.step_number))
+            self._reporter.state = "finished" if state == "finished" else "failed"
+            self.pump.turn(final=True)
+        finally:
+            if taken:
+                self.pump.lock.release()
+        self._missing.tell(final=True)
+        document = self.document(state)
+        self._routes.write_summary(document)
+        if self._config.console:
+            self._routes.print_card(document)
+
+    def close(self, timeout_s: float) -> None:
+        """Let go of the devices' readings, and of the other ranks."""
+        try:
+            self._hardware.close()
+        finally:
+            self._ranks.close(timeout_s)
+
+    def document(self, state: str, window: Window | None = None) -> dict[str, Any]:
+        """What ``summary.json`` holds.
+
+        Args:
+            state: how the run is, or how it ended.
+            window: from where on figures count; None for the whole session.
+        """
+        return self._documents.write(state, window)
+
+    def window(self) -> Window:
+        """A window of figures that begins now."""
+        return self._documents.window()
+
+    def unobserved(self) -> list[dict[str, str]]:
+        """What could not be seen, with the reason and what to do."""
+        return unobserved(self.run, self._recording.probes)
+
+    def estate(self) -> Estate | None:
+        """What is known now; None without a run directory. Called by an exporter: nothing moves meanwhile."""
+        path = self._routes.run_directory
+        if path is None:
+            return None
+        pump, loaders = self.pump, known_loaders(self._recording.probes.loaders)
+        known = Known(
+            pump.edges, pump.missed, pump.cpu_s, self._overhead_s(), self._drops(), pump.faults(),
+            self.unobserved(), dict(self._watch.worker_exits),
+        )  # fmt: skip
+        return Estate(
+            self._config, self._info, self._resource, self._anchor, self.run, self._signals, loaders, known,
+            pump.positions(), pump.waiting, path,
+        )  # fmt: skip
+
+    def _overhead_s(self) -> float:
+        """On the training thread, as sampled there."""
+        return self._recording.spent_ns / NS_PER_S
+
+    def _drops(self) -> dict[tuple[str, str], int]:
+        return {
+            **self._routes.drops(),
+            ("spans", "sampled_out"): self.run.keeper.limited,
+            ("records", "overrun"): self.pump.missed,
+            ("records", "queue_full"): self._recording.notes.dropped + self._recording.devices.dropped,
+            ("records", "serialization"): self._recording.notes.refused,
+        }
+
+    def _faults(self) -> dict[str, int]:
+        hardware, faults = self._hardware.guard, self.pump.faults()
+        return {
+            hardware.part: hardware.faults,
+            **faults,
+            "ranks": faults.get("ranks", 0) + self._ranks.faults,
+        }
+
+    def _print_progress(self) -> None:
+        every = self._config.log_every_steps
+        if every and self._config.console and self.run.step_number // every > self._printed_step // every:
+            self._printed_step = self.run.step_number
+            self._routes.print_card(self.document("running"))
+
+    def _write_summary(self) -> None:
+        self._routes.write_summary(self.document("running"))
