@@ -305,4 +305,9 @@ def test_bytes_per_batch_are_found(tmp_path: Path) -> None:
     """12 bytes of features and 8 of a label, twice."""
     _, session = run(DataLoader(Rows(4), batch_size=2), tmp_path)
 
-    assert session._pumping._watch.facts()["rows"].batch_bytes == {"sampled": 1, "min": 40, "avg": 40, "max": 40}
+    assert session._pumping._watch.facts()["rows"].batch_bytes == {
+        "sampled": 1,
+        "min": 40,
+        "avg": 40,
+        "max": 40,
+    }
