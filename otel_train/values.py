@@ -81,10 +81,18 @@ CHOICES: Final[dict[str, tuple[str, ...]]] = {
 LISTS: Final[dict[str, tuple[str, ...]]] = {"capture_activities": ("cpu", "cuda", "xpu", "mtia")}
 """What may stand in texts that name several things, divided by commas; at least one must."""
 
-PLAIN: Final = ("run_id", "run_name", "run_dir", "prometheus_host", "capture_token", "capture_tensorboard")
+PLAIN: Final = (
+    "run_id",
+    "run_name",
+    "run_dir",
+    "prometheus_host",
+    "dcgm_endpoint",
+    "capture_token",
+    "capture_tensorboard",
+)
 """Texts without control characters."""
 
-FILLED: Final = ("run_dir", "prometheus_host")
+FILLED: Final = ("run_dir", "prometheus_host", "dcgm_endpoint")
 """Texts that may not be empty."""
 
 

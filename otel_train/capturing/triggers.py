@@ -108,11 +108,13 @@ class SlowSteps:
             slow: slow steps up to now.
             ask: asks; says "" if it will be.
         """
-        while self._seen and self._seen[0][0] < step - SLOW_AMONG:
+        # A fast loop makes more steps than that between two looks: the last look always counts.
+        while len(self._seen) > 1 and self._seen[1][0] <= step - SLOW_AMONG:
             self._seen.popleft()
-        before = self._seen[0][1] if self._seen else slow
-        if slow - before >= SLOW_STEPS:
-            reason = f"{slow - before} of the last {step - self._seen[0][0]} steps were slow"
+        since, before = self._seen[0] if self._seen else (step, slow)
+        enough = slow - before >= SLOW_STEPS
+        if enough and (slow - before) * SLOW_AMONG >= SLOW_STEPS * (step - since):
+            reason = f"{slow - before} of the last {step - since} steps were slow"
             if not ask(self._plan._replace(reason=reason)):
                 self._seen.clear()
         self._seen.append((step, slow))

@@ -242,12 +242,13 @@ class Pump:
 
     def _export(self, *, final: bool) -> None:
         spans, events = self._run.teller.drain()
-        due = [final or self._is_due(number, route.every_s) for number, route in enumerate(self.routes)]
+        routes = list(self.routes)
+        due = [final or self._is_due(number, route.every_s) for number, route in enumerate(routes)]
         snapshot = None
         if any(due):
             with self.guard:
                 snapshot = self._snapshot()
-        for route, wanted in zip(self.routes, due, strict=True):
+        for route, wanted in zip(routes, due, strict=True):
             batch = Batch(snapshot=snapshot if wanted else None, spans=spans, events=events, final=final)
             if route.guard.closed or not (batch.snapshot or spans or events or final):
                 continue

@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 
 from otel_train.config import DEFAULTS, Config
 from otel_train.errors import ConfigError
-from otel_train.values import ABOVE, CHOICES, PREFIX, RANGES
+from otel_train.values import ABOVE, CHOICES, FILLED, LISTS, PREFIX, RANGES
 
 LIMITS = {name: (low, high) for name, low, high in RANGES} | {
     name: (math.nextafter(low, math.inf), math.inf) for name, low in ABOVE
 }
-NOT_EMPTY = ("run_dir", "prometheus_host")
 
 
 def values_of(name: str) -> st.SearchStrategy[Any]:
@@ -29,14 +28,18 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     if isinstance(default, bool):
         return st.booleans()
     if isinstance(default, str):
-        # What an environment can hold, less what we refuse; surrogates stand for bytes that are not UTF-8.
-        return st.text(
-            st.characters(exclude_categories=["Cc"]), min_size=1 if name in NOT_EMPTY else 0, max_size=20
-        )
+        return texts_of(name)
     low, high = LIMITS[name]
     if isinstance(default, int):
         return st.integers(int(low), int(min(high, 1 << 40)))
     return st.floats(low, min(high, 1e300), allow_nan=False)
+
+
+def texts_of(name: str) -> st.SearchStrategy[str]:
+    """What an environment can hold, less what we refuse; surrogates stand for bytes that are not UTF-8."""
+    if name in LISTS:
+        return st.lists(st.sampled_from(LISTS[name]), min_size=1, unique=True).map(",".join)
+    return st.text(st.characters(exclude_categories=["Cc"]), min_size=int(name in FILLED), max_size=20)
 
 
 CONFIGS = st.fixed_dictionaries({}, optional={name: values_of(name) for name in DEFAULTS}).map(

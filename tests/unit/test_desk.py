@@ -298,6 +298,16 @@ def test_slow_steps_far_apart_ask_for_nothing() -> None:
     assert not wanted
 
 
+def test_slow_steps_of_a_fast_loop_are_seen_between_two_looks() -> None:
+    """Two seconds are a thousand steps, and a fifth of them slow."""
+    wanted: list[Plan] = []
+    slow = SlowSteps(PLAN)
+    for number in range(3):
+        slow.look(number * 1000, number * 200, lambda plan: str(wanted.append(plan)))  # type: ignore[func-returns-value]
+
+    assert wanted
+
+
 def test_a_request_in_a_file_is_taken_once(run: Run) -> None:
     """``otel-train profile`` leaves one."""
     leave(run.folder / "rank0", {"steps": 3, "reason": "by file"})
