@@ -24,6 +24,7 @@ COMMANDS = {
     "compare": "say what changed between two traces or two runs",
     "report": "write a run as one page of HTML that needs nothing else",
     "stack": "start Collector, Prometheus, Alertmanager, traces and Grafana",
+    "simulate": "send what a run of many ranks would send",
     "catalog": "print every metric, span and attribute by name",
 }
 """Each is a module of this folder with ``add_parser(subparsers)`` and ``run(args) -> int``."""

@@ -32,7 +32,7 @@ VERSION = "0.1.0"
 PAGE_EVERY_S = 5.0
 """``/metrics`` is never older than this, however seldom metrics are sent."""
 
-_LOSSES = ("queue_full", "serialization", "shutdown", "export_failed")
+LOSSES = ("queue_full", "serialization", "shutdown", "export_failed")
 """Why a sender loses records; counted from 0, for a counter that is born at 1 raises no alert."""
 
 _log = logging.getLogger("otel_train")
@@ -131,7 +131,7 @@ class Routes:
         """Records not exported, by (signal, reason)."""
         if self._otlp is None:
             return {}
-        known = {(signal, reason): 0 for signal in ("metrics", "spans") for reason in _LOSSES}
+        known = {(signal, reason): 0 for signal in ("metrics", "spans") for reason in LOSSES}
         return {
             **known,
             **{

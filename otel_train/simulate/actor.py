@@ -1,0 +1,95 @@
+"""One made-up rank: its account, its reporter, and what they come to by now."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, NamedTuple
+
+from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.export.live import Reporter
+from otel_train.export.profile import keep_rules, profile_of
+from otel_train.simulate.plot import SOURCES, TRAIN, Plot
+from otel_train.simulate.props import readings_of
+
+if TYPE_CHECKING:
+    from otel_train.clock import Anchor
+    from otel_train.config import Config
+    from otel_train.records import Snapshot, Span
+    from otel_train.runinfo import RunInfo
+
+_REMEMBERED_SPANS = 4096
+"""Spans kept for ranks that have not sent them yet."""
+
+
+class Reading(NamedTuple):
+    """What a rank knows at one instant.
+
+    Attributes:
+        at_ns: when, on the monotonic clock.
+        snapshot: every metric.
+        spans_until: spans made up to now, in all.
+    """
+
+    at_ns: int
+    snapshot: Snapshot
+    spans_until: int
+
+
+class Actor:
+    """Runs the made-up loop through the account and the reporter of a real rank.
+
+    Args:
+        info: who it is.
+        config: as of a real run.
+        anchor: when the run began, on both clocks.
+        steps_per_s: updates per second.
+    """
+
+    def __init__(self, info: RunInfo, config: Config, *, anchor: Anchor, steps_per_s: float) -> None:
+        self.info = info
+        self.lock = threading.Lock()
+        """Held by whoever reads, or looks at the account."""
+        self.profile = profile_of(config, info)
+        tracer = Tracer(Ids(info.run_id, info.attempt, info.rank), anchor)
+        self.run = RunAccount(
+            anchor.clock_ns, anchor=anchor, tracer=tracer, rules=keep_rules(config, self.profile),
+            stall_after_s=config.stall_after_s,
+        )  # fmt: skip
+        self.run.learn(SOURCES)
+        self.reporter = Reporter(
+            self.run, readings_of(self.run, anchor), info=info, config=config, breathe=lambda: None
+        )
+        self._tracer = tracer
+        self._plot = Plot(steps_per_s, info.rank, anchor.clock_ns)
+        self._spans: list[Span] = []
+        self._forgotten = 0
+        self.run.teller.span(tracer.run_start(anchor.clock_ns, anchor.clock_ns))
+
+    def read(self, now_ns: int) -> Reading:
+        """Run up to ``now_ns`` and look."""
+        written = self._plot.until(now_ns)
+        self.run.device.tell(written.device)
+        self.run.totals.loaders.add_builds(TRAIN, written.builds_ns, 0)
+        self.run.feed(0, written.times, written.codes, name="MainThread", main=True)
+        return self._look(now_ns)
+
+    def end(self, now_ns: int) -> Reading:
+        """Finish the run at ``now_ns`` and look for the last time."""
+        self.read(now_ns)
+        self.run.close(now_ns)
+        self.run.teller.span(self._tracer.run_end(now_ns, self.run.step_number))
+        self.reporter.state = "finished"
+        return self._look(now_ns)
+
+    def spans(self, begin: int, end: int) -> list[Span]:
+        """The spans from number ``begin`` up to number ``end``, as far as they are remembered."""
+        return self._spans[max(0, begin - self._forgotten) : max(0, end - self._forgotten)]
+
+    def _look(self, now_ns: int) -> Reading:
+        spans, _ = self.run.teller.drain()
+        self._spans += spans
+        surplus = max(0, len(self._spans) - _REMEMBERED_SPANS)
+        del self._spans[:surplus]
+        self._forgotten += surplus
+        return Reading(now_ns, self.reporter.snapshot(), self._forgotten + len(self._spans))

@@ -1,0 +1,167 @@
+"""The ranks of a made-up run: who they are, and who plays whom."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+from otel_train.aggregate.digest import digest_of, encode
+from otel_train.aggregate.peers import Peers
+from otel_train.catalog import SPAN_RANK
+from otel_train.export.profile import Profile, profile_of
+from otel_train.export.ranks import RECORDS_PER_S
+from otel_train.runinfo import RunInfo, instance_id, resource_attributes
+from otel_train.simulate.actor import Actor
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from otel_train.aggregate.digest import Digest
+    from otel_train.clock import Anchor
+    from otel_train.config import Config
+    from otel_train.records import AttributeValue, Span
+
+MOST_ACTORS = 16
+"""Accounts per kind of rank. An account takes about 2 MB: thousands of ranks share theirs, each under its own name."""
+
+FIRST_PID = 1000
+NS_PER_S = 10**9
+
+
+class Rank(NamedTuple):
+    """One rank of the made-up run.
+
+    Attributes:
+        info: who it is.
+        profile: what it exports.
+        actor: who plays it: itself, or another rank of its kind.
+    """
+
+    info: RunInfo
+    profile: Profile
+    actor: int
+
+
+class Cast:
+    """All ranks.
+
+    Args:
+        ranks: how many.
+        per_node: how many share a host.
+        config: as of a real run; names the run and the export profile.
+        anchor: when the run began, on both clocks.
+        steps_per_s: updates per second.
+    """
+
+    def __init__(
+        self, ranks: int, *, per_node: int, config: Config, anchor: Anchor, steps_per_s: float
+    ) -> None:
+        self.actors: list[Actor] = []
+        self.ranks: list[Rank] = []
+        self._config = config
+        self._digest_due_ns = 0
+        self._every_s = max(config.digest_every_s, ranks / RECORDS_PER_S)
+        self._peers = Peers(ranks, every_s=self._every_s, stall_after_s=config.stall_after_s)
+        kinds: dict[tuple[bool, bool, Profile], list[int]] = {}
+        for number in range(ranks):
+            info = _info(number, ranks, per_node, run_id=config.run_id, started_unix_ns=anchor.unix_ns)
+            profile = profile_of(config, info)
+            mine = kinds.setdefault((number == 0, info.local_rank == 0, profile), [])
+            if len(mine) < MOST_ACTORS:
+                mine.append(len(self.actors))
+                self.actors.append(Actor(info, config, anchor=anchor, steps_per_s=steps_per_s))
+                actor = mine[-1]
+            else:
+                actor = mine[number % MOST_ACTORS]
+            self.ranks.append(Rank(info, profile, actor))
+        self.actors[0].reporter.more.append(self._peers.write)
+
+    @property
+    def senders(self) -> list[Rank]:
+        """The ranks that send anything at all."""
+        return [rank for rank in self.ranks if rank.profile.metrics or rank.profile.spans]
+
+    def resource(self, rank: Rank) -> Mapping[str, AttributeValue]:
+        """Who sends, as a real rank says it."""
+        return {
+            **_shared_resource(self.ranks[0].info),
+            "service.instance.id": rank.info.instance_id,
+            "host.name": rank.info.host,
+            "process.pid": rank.info.pid,
+            "train.rank": rank.info.rank,
+            "train.local_rank": rank.info.local_rank,
+            "train.node_rank": rank.info.node_rank,
+            "train.export.profile": rank.profile.name,
+        }
+
+    def exchange(self, now_ns: int) -> None:
+        """Let rank 0 read the records of all ranks, when that is due."""
+        if not self._config.digest_every_s or now_ns < self._digest_due_ns:
+            return
+        self._digest_due_ns = now_ns + int(self._every_s * NS_PER_S)
+        digests = [_digest(actor)._replace(sequence=now_ns) for actor in self.actors]
+        records = {
+            rank.info.rank: encode(digests[rank.actor]._replace(rank=rank.info.rank, host=rank.info.host))
+            for rank in self.ranks
+        }
+        with self.actors[0].lock:
+            self._peers.take(records, now_ns / NS_PER_S)
+
+    def spans_of(self, rank: Rank, begin: int, end: int) -> list[Span]:
+        """The spans that a rank makes between two numbers of its actor."""
+        actor = self.actors[rank.actor]
+        spans = actor.spans(begin, end) if rank.profile.spans else []
+        return spans if rank.info.rank == actor.info.rank else as_rank(spans, rank.info.rank)
+
+
+def as_rank(spans: list[Span], rank: int) -> list[Span]:
+    """The same spans, made by another rank: of the same traces, with ids of its own."""
+    own = {span.span_id: _own_id(span.span_id, rank) for span in spans}
+    return [
+        replace(
+            span,
+            span_id=own[span.span_id],
+            parent_id=own.get(span.parent_id, span.parent_id),
+            attributes={
+                **span.attributes,
+                **({SPAN_RANK.name: rank} if SPAN_RANK.name in span.attributes else {}),
+            },
+        )
+        for span in spans
+    ]
+
+
+def _digest(actor: Actor) -> Digest:
+    with actor.lock:
+        return digest_of(actor.run, rank=0, host="", barrier="backward", events=actor.reporter.events())
+
+
+def _own_id(span_id: int, rank: int) -> int:
+    text = f"{span_id}/{rank}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") or 1
+
+
+@cache
+def _shared_resource(info: RunInfo) -> dict[str, str | int]:
+    return resource_attributes(info, os.environ)
+
+
+def _info(rank: int, ranks: int, per_node: int, *, run_id: str, started_unix_ns: int) -> RunInfo:
+    node, local_rank = divmod(rank, per_node)
+    return RunInfo(
+        run_id=run_id,
+        run_name=run_id,
+        attempt=0,
+        rank=rank,
+        local_rank=local_rank,
+        node_rank=node,
+        world_size=ranks,
+        local_world_size=min(per_node, ranks - node * per_node),
+        host=f"node{node:05d}",
+        pid=FIRST_PID + local_rank,
+        instance_id=instance_id(run_id, rank),
+        started_unix_ns=started_unix_ns,
+    )

@@ -1,0 +1,230 @@
+"""Lets every rank send in its turn: when it is due, by one of a few threads."""
+
+from __future__ import annotations
+
+import heapq
+import queue
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from otel_train.clock import system_clock
+from otel_train.errors import StackError
+from otel_train.export.otlp_sdk import (
+    SdkTransport,
+    metrics_data,
+    sdk_resource,
+    sdk_scope,
+    to_metrics_data,
+    to_readable_span,
+)
+from otel_train.export.profile import LEAN_INTERVALS
+from otel_train.export.quiet import CallerLogs
+from otel_train.guard import Guard
+from otel_train.simulate.tally import Sizes, Tally, sizes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from otel_train.export.settings import OtlpSettings
+    from otel_train.simulate.actor import Reading
+    from otel_train.simulate.cast import Cast, Rank
+
+SENDERS: Final = 8
+"""Threads that send. Most of their time is the answer's."""
+
+FRESH_S: Final = 0.5
+"""Ranks that share an account share what it came to so long ago at most."""
+
+PATIENCE: Final = 5
+"""Requests that may fail before one was accepted; then nobody is there."""
+
+GOLDEN: Final = 0.618033988749895
+"""Multiples of it, less their whole part, spread evenly however many there are."""
+
+NS_PER_S: Final = 10**9
+
+
+class _Scene(NamedTuple):
+    """A reading, ready for every rank that shares it."""
+
+    reading: Reading
+    metrics: Any  # Any: the SDK's metrics of one scope
+    sizes: Sizes
+
+
+class _Turn(NamedTuple):
+    rank: Rank
+    due_ns: int
+    final: bool
+
+
+class Conductor:
+    """Sends what the ranks of a cast would send.
+
+    Args:
+        cast: the ranks.
+        settings: where to, and how.
+        every_s: seconds between two exports of a rank that is not lean.
+        version: of the instrumentation scope.
+        senders: threads that send.
+    """
+
+    def __init__(
+        self, cast: Cast, settings: OtlpSettings, *, every_s: float, version: str, senders: int = SENDERS
+    ) -> None:
+        self._cast = cast
+        self._settings = settings
+        self._every_s = every_s
+        self._version = version
+        self._scope = sdk_scope(version)
+        self._ranks = cast.senders
+        self.tally = Tally(len(cast.ranks), len(self._ranks))
+        self._turns: queue.Queue[_Turn | None] = queue.Queue(2 * senders)
+        self._busy: set[int] = set()
+        self._scenes: dict[int, _Scene] = {}
+        self._told: dict[int, int] = {}
+        self._started_ns = system_clock()
+        self._threads = [threading.Thread(target=self._send_all, daemon=True) for _ in range(senders)]
+
+    def run(self, duration_s: float, say: Callable[[], None], say_every_s: float = 5.0) -> None:
+        """Send for ``duration_s`` seconds.
+
+        Args:
+            duration_s: how long; ``inf`` until interrupted.
+            say: called now and then.
+            say_every_s: how often.
+
+        Raises:
+            StackError: nobody accepts anything.
+        """
+        for thread in self._threads:
+            thread.start()
+        self._started_ns = system_clock()
+        until_ns = self._started_ns + min(duration_s, 1e8) * NS_PER_S
+        due = [(self._started_ns + int(self._phase_s(rank) * NS_PER_S), i) for i, rank in enumerate(self._ranks)]
+        heapq.heapify(due)
+        told_ns = self._started_ns
+        while (now_ns := system_clock()) < until_ns:
+            self._check_heard()
+            if now_ns - told_ns >= say_every_s * NS_PER_S:
+                told_ns = now_ns
+                self._look()
+                say()
+            self._cast.exchange(now_ns)
+            while due and due[0][0] <= now_ns:
+                due_ns, index = heapq.heappop(due)
+                self._put(self._ranks[index], due_ns)
+                every_ns = int(self._interval_s(self._ranks[index]) * NS_PER_S)
+                behind = max(0, (system_clock() - due_ns) // every_ns)
+                self.tally.figures.skipped += behind
+                heapq.heappush(due, (due_ns + (behind + 1) * every_ns, index))
+            wait_ns = min(due[0][0] if due else until_ns, until_ns) - system_clock()
+            time.sleep(min(0.2, max(0.0, wait_ns / NS_PER_S)))
+        self._look()
+        self._check_heard()
+
+    def end(self) -> None:
+        """Let every rank say that it has finished, as real ranks do, and wait until all of it is sent."""
+        self._turns.join()
+        now_ns = system_clock()
+        for index, actor in enumerate(self._cast.actors):
+            self._scenes[index] = self._scene(index, actor.end(now_ns))
+        for rank in self._ranks:
+            self._turns.put(_Turn(rank, system_clock(), final=True))
+        self.stop()
+
+    def stop(self) -> None:
+        """Send what is queued and end the threads."""
+        alive = [thread for thread in self._threads if thread.is_alive()]
+        for _ in alive:
+            self._turns.put(None)
+        for thread in alive:
+            thread.join()
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        figures = self.tally.figures
+        figures.seconds = (system_clock() - self._started_ns) / NS_PER_S
+        figures.steps = self._cast.actors[0].run.step_number
+
+    def _interval_s(self, rank: Rank) -> float:
+        return self._every_s * (LEAN_INTERVALS if rank.profile.lean else 1)
+
+    def _phase_s(self, rank: Rank) -> float:
+        """Processes that start together do not stay together; these never were."""
+        return (rank.info.rank * GOLDEN % 1.0) * self._interval_s(rank)
+
+    def _put(self, rank: Rank, due_ns: int) -> None:
+        if rank.info.rank in self._busy:
+            self.tally.skip()
+            return
+        self._busy.add(rank.info.rank)
+        self._turns.put(_Turn(rank, due_ns, final=False))
+
+    def _check_heard(self) -> None:
+        figures = self.tally.figures
+        if not figures.requests and figures.failures >= PATIENCE:
+            where = ", ".join(dict.fromkeys(self._settings.endpoints.values()))
+            raise StackError(
+                f"{where} accepted none of {figures.failures} requests. Is a Collector there? `otel-train stack up` "
+                "starts one; --endpoint and the OTEL_EXPORTER_OTLP_* variables say where it is"
+            )
+
+    def _send_all(self) -> None:
+        transport = SdkTransport(self._settings, {}, version=self._version)
+        guard = Guard("sending for a simulated rank")
+        with CallerLogs():
+            while (turn := self._turns.get()) is not None:
+                self.tally.late(max(0, system_clock() - turn.due_ns) / NS_PER_S)
+                faults = guard.faults
+                with guard:
+                    self._send(transport, turn)
+                self.tally.fault(guard.faults - faults)
+                self._busy.discard(turn.rank.info.rank)
+                self._turns.task_done()
+        transport.close()
+
+    def _send(self, transport: SdkTransport, turn: _Turn) -> None:
+        rank, limit_s = turn.rank, self._settings.timeout_s
+        scene = self._scene_of(rank, final=turn.final)
+        resource = sdk_resource(self._cast.resource(rank))
+        if rank.profile.metrics and "metrics" in self._settings.protocols:
+            accepted = transport.send_metrics_data(metrics_data(scene.metrics, resource, self._scope), limit_s)
+            self.tally.metrics(rank.info.rank, scene.sizes, accepted=accepted)
+        before = self._told.get(rank.info.rank, 0)
+        self._told[rank.info.rank] = scene.reading.spans_until
+        spans = self._cast.spans_of(rank, before, scene.reading.spans_until)
+        if spans and "traces" in self._settings.protocols:
+            readable = [to_readable_span(span, resource, self._scope) for span in spans]
+            accepted = transport.send_readable_spans(readable, limit_s)
+            self.tally.spans(len(spans), _spans_bytes(readable), accepted=accepted)
+
+    def _scene_of(self, rank: Rank, *, final: bool) -> _Scene:
+        with self._cast.actors[rank.actor].lock:
+            now_ns = system_clock()
+            scene = self._scenes.get(rank.actor)
+            if not final and (scene is None or now_ns - scene.reading.at_ns > FRESH_S * NS_PER_S):
+                scene = self._scene(rank.actor, self._cast.actors[rank.actor].read(now_ns))
+                self._scenes[rank.actor] = scene
+            assert scene is not None
+            return scene
+
+    def _scene(self, actor: int, reading: Reading) -> _Scene:
+        resource = sdk_resource(self._cast.resource(self._cast.ranks[self._cast.actors[actor].info.rank]))
+        data = to_metrics_data(reading.snapshot, resource, self._scope)
+        sizes = sizes_of(reading.snapshot.families, _metrics_bytes(data))
+        return _Scene(reading, data.resource_metrics[0].scope_metrics[0].metrics, sizes)
+
+
+def _metrics_bytes(data: Any) -> int:
+    from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
+
+    return int(encode_metrics(data).ByteSize())
+
+
+def _spans_bytes(spans: Sequence[Any]) -> int:
+    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
+
+    return int(encode_spans(spans).ByteSize())

@@ -1,0 +1,114 @@
+"""What the readers of a made-up rank find when they look around: a device, loaders, parts without faults."""
+
+from __future__ import annotations
+
+import os
+from functools import cache
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from otel_train.aggregate.signals import Signals
+from otel_train.clock import Anchor, system_clock
+from otel_train.export.accelerator import AcceleratorReader
+from otel_train.export.hardware import HardwareReader
+from otel_train.export.live import Health, Readings
+from otel_train.export.loaders import LoaderWatch
+from otel_train.export.process import ProcessReader
+from otel_train.export.routes import LOSSES
+from otel_train.flight import FlightMemory
+from otel_train.record.loader import LoaderProbe
+from otel_train.record.loader_state import LoaderState
+from otel_train.record.recorder import Recorder
+from otel_train.records import DeviceMemory
+from otel_train.simulate.plot import BATCH_BYTES, BATCH_SAMPLES, DEVICE, TRAIN, VAL
+
+if TYPE_CHECKING:
+    from otel_train.aggregate.run import RunAccount
+
+WORKERS = 4
+PREFETCH = 2
+PARTS = (
+    "hardware", "pump", "/metrics", "OTLP export", "run directory", "device time", "gradient scaler", "compiler",
+    "build times", "logged values", "devices", "transfers", "compiled models", "loader workers", "flight file",
+    "summary", "captures", "ranks", "console", "unobserved",
+)  # fmt: skip
+"""Parts of a session that count their faults."""
+
+_GIB = 1 << 30
+
+
+def readings_of(run: RunAccount, anchor: Anchor) -> Readings:
+    """Where the reporter of a made-up rank reads what no edge tells. The process is this one."""
+    signals = Signals()
+    for name, value in {"loss": 2.5, "lr": 3e-4, "grad_norm": 1.2, "amp_scale": 65536.0}.items():
+        signals.take(name, value)
+    probes = _probes()
+    watch = LoaderWatch(run, lambda: probes, look=_look, clock=system_clock)
+    accelerators = AcceleratorReader(
+        lambda: [_memory()], lambda: run.transfers.to_devices(run.names.sources), lambda: {DEVICE: 4096}
+    )
+    hardware = HardwareReader(
+        lambda: {DEVICE: "GPU-simulated"}, mode="on", exporter_answers=lambda: False, load=_Nvml
+    )
+    drops = {(signal, reason): 0 for signal in ("metrics", "spans") for reason in LOSSES} | {
+        ("spans", "sampled_out"): 0,
+        ("records", "overrun"): 0,
+        ("records", "queue_full"): 0,
+        ("records", "serialization"): 0,
+    }
+    health = Health(lambda: drops, lambda: dict.fromkeys(PARTS, 0), lambda: 0.0, list)
+    return Readings(
+        signals, ProcessReader(), accelerators, hardware, health, lambda: probes, watch, anchor
+    )
+
+
+@cache
+def _probes() -> dict[str, LoaderProbe]:
+    recorder = Recorder(FlightMemory(1 << 10, Anchor.now()), clock=system_clock)
+    probes = {
+        name: LoaderProbe(_loader(workers), name, recorder, phase=phase)
+        for name, phase, workers in ((TRAIN, "", WORKERS), (VAL, "eval", 0))
+    }
+    for probe in probes.values():
+        probe.weights.add(BATCH_BYTES)
+    return probes
+
+
+def _loader(workers: int) -> SimpleNamespace:
+    prefetch = PREFETCH if workers else None
+    return SimpleNamespace(
+        batch_size=BATCH_SAMPLES, num_workers=workers, prefetch_factor=prefetch, persistent_workers=bool(workers),
+        _dataset_kind=0,
+    )  # fmt: skip
+
+
+def _look(probe: LoaderProbe) -> LoaderState | None:
+    if not probe.workers:
+        return None
+    return LoaderState(
+        expected=WORKERS, alive=WORKERS, dead=0, pids=(os.getpid(),), queued=WORKERS, pinned=1, limit=WORKERS * PREFETCH
+    )
+
+
+def _memory() -> DeviceMemory:
+    return DeviceMemory(
+        device=DEVICE, allocated=40 * _GIB, reserved=60 * _GIB, limit=80 * _GIB, allocated_peak=58 * _GIB,
+        reserved_peak=60 * _GIB, ooms=0, alloc_retries=0,
+    )  # fmt: skip
+
+
+class _Nvml:
+    """As much of ``pynvml`` as the reader asks."""
+
+    NVML_TEMPERATURE_GPU = 0
+    NVMLError = RuntimeError
+
+    def __getattr__(self, name: str) -> Any:
+        answers: dict[str, Any] = {
+            "nvmlDeviceGetUtilizationRates": SimpleNamespace(gpu=93),
+            "nvmlDeviceGetMemoryInfo": SimpleNamespace(used=62 * _GIB, total=80 * _GIB),
+            "nvmlDeviceGetHandleByUUID": "GPU-simulated",
+            "nvmlDeviceGetPowerUsage": 640_000,
+            "nvmlDeviceGetTemperature": 61,
+        }
+        return lambda *_: answers.get(name)

@@ -1,0 +1,135 @@
+"""What the made-up ranks have sent, counted."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from otel_train.catalog import Kind
+
+_WINDOW: Final = 3
+"""Histograms have a sum and a count beside their buckets, and one bucket more than bounds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sizes:
+    """What one snapshot comes to.
+
+    Attributes:
+        native: series where histograms are native: one per data point.
+        classic: series where histograms are buckets of their own.
+        payload_bytes: of the request, before compression.
+    """
+
+    native: int
+    classic: int
+    payload_bytes: int = 0
+
+
+def sizes_of(families: Any, payload_bytes: int = 0) -> Sizes:
+    """Count the series of ``Snapshot.families``."""
+    native = classic = 0
+    for family in families:
+        each = len(family.metric.bounds) + _WINDOW if family.metric.kind is Kind.HISTOGRAM else 1
+        native += len(family.points)
+        classic += each * len(family.points)
+    return Sizes(native=native, classic=classic, payload_bytes=payload_bytes)
+
+
+@dataclass(slots=True, kw_only=True)
+class Figures:
+    """Everything up to now.
+
+    Attributes:
+        ranks: of the run.
+        senders: of those, the ones that send anything.
+        seconds: since the start.
+        series: of all ranks that have sent, with native histograms.
+        series_classic: the same with classic histograms.
+        most_series: of one rank, with native histograms.
+        most_series_classic: the same with classic histograms.
+        samples: data points accepted.
+        spans: spans accepted.
+        sent_bytes: of all accepted requests, before compression.
+        requests: accepted.
+        failures: refused, or not answered.
+        skipped: not sent, because the one before was not through.
+        latest_s: longest that a request began after it was due.
+        steps: of the run.
+    """
+
+    ranks: int
+    senders: int
+    seconds: float = 0.0
+    series: int = 0
+    series_classic: int = 0
+    most_series: int = 0
+    most_series_classic: int = 0
+    samples: int = 0
+    spans: int = 0
+    sent_bytes: int = 0
+    requests: int = 0
+    failures: int = 0
+    skipped: int = 0
+    latest_s: float = 0.0
+    steps: int = 0
+
+    def as_json(self) -> dict[str, float]:
+        """Everything, by name."""
+        return asdict(self)
+
+
+class Tally:
+    """Counts, from many threads.
+
+    Args:
+        ranks: of the run.
+        senders: of those, the ones that send anything.
+    """
+
+    def __init__(self, ranks: int, senders: int) -> None:
+        self.figures = Figures(ranks=ranks, senders=senders)
+        self._series: dict[int, Sizes] = {}
+        self._lock = threading.Lock()
+
+    def metrics(self, rank: int, sizes: Sizes, *, accepted: bool) -> None:
+        """A rank's metrics were sent."""
+        with self._lock:
+            figures = self.figures
+            if not accepted:
+                figures.failures += 1
+                return
+            before = self._series.get(rank, Sizes(native=0, classic=0))
+            self._series[rank] = sizes
+            figures.series += sizes.native - before.native
+            figures.series_classic += sizes.classic - before.classic
+            figures.most_series = max(figures.most_series, sizes.native)
+            figures.most_series_classic = max(figures.most_series_classic, sizes.classic)
+            figures.samples += sizes.native
+            figures.sent_bytes += sizes.payload_bytes
+            figures.requests += 1
+
+    def spans(self, number: int, payload_bytes: int, *, accepted: bool) -> None:
+        """Spans were sent."""
+        with self._lock:
+            self.figures.failures += not accepted
+            if accepted:
+                self.figures.spans += number
+                self.figures.sent_bytes += payload_bytes
+                self.figures.requests += 1
+
+    def fault(self, number: int) -> None:
+        """Ranks could not send for a fault of ours."""
+        with self._lock:
+            self.figures.failures += number
+
+    def late(self, seconds: float) -> None:
+        """A request began so long after it was due."""
+        with self._lock:
+            self.figures.latest_s = max(self.figures.latest_s, seconds)
+
+    def skip(self) -> None:
+        """An export was left out."""
+        with self._lock:
+            self.figures.skipped += 1
