@@ -122,7 +122,7 @@ def _measure(stack: LocalStack, ranks: int, profile: str, every_s: float) -> Row
     simulator = _simulator(stack, ranks, profile, 2 * every_s + SETTLE_S + 5)
     try:
         time.sleep(every_s + SETTLE_S)
-        seen = {part: process.running(stack.state, part) for part in PARTS[:2]}
+        seen: dict[str, Any] = {part: process.running(stack.state, part) for part in PARTS[:2]}
         seen["simulator"] = psutil.Process(simulator.pid)
         began_s, cpu, samples = time.monotonic(), _cpu_s(seen), _samples(stack)
         time.sleep(every_s)
@@ -189,14 +189,14 @@ def _ask(stack: LocalStack, query: str) -> float:
 def as_table(rows: Sequence[Row]) -> str:
     """The rows in Markdown."""
     lines = [
-        "| ranks | profile | ranks that send | series | per rank | samples/s | kB/s | Collector | Prometheus | waiting | lost | load |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| ranks | profile | ranks that send | series | per rank | samples/s sent | stored | kB/s | Collector | Prometheus | waiting | lost | load |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         chosen = "" if (row.ranks, row.profile) in {(512, "full"), (4096, "lean")} else " (`auto`)"
         lines.append(
             f"| {row.ranks:,} | `{row.profile}`{chosen} | {row.senders:,} | {row.series:,} | {row.series / row.ranks:,.1f} "
-            f"| {row.samples_per_s:,.0f} | {row.kbytes_per_s:,.0f} "
+            f"| {row.sent_per_s:,.0f} | {row.samples_per_s:,.0f} | {row.kbytes_per_s:,.0f} "
             f"| {row.collector_cpu:.0%}, {row.collector_mib:.0f} MiB | {row.prometheus_cpu:.0%}, {row.prometheus_mib:.0f} MiB "
             f"| {row.queued:,} | {row.failures:,} | {row.load_1min:.1f} |"
         )

@@ -76,7 +76,6 @@ class Conductor:
         self._cast = cast
         self._settings = settings
         self._every_s = every_s
-        self._version = version
         self._scope = sdk_scope(version)
         self._ranks = cast.senders
         self.tally = Tally(len(cast.ranks), len(self._ranks))
@@ -85,7 +84,12 @@ class Conductor:
         self._scenes: dict[int, _Scene] = {}
         self._told: dict[int, int] = {}
         self._started_ns = system_clock()
-        self._threads = [threading.Thread(target=self._send_all, daemon=True) for _ in range(senders)]
+        # Made here: the first one imports, and nobody is late for that.
+        transports = [SdkTransport(settings, {}, version=version) for _ in range(senders)]
+        self._threads = [
+            threading.Thread(target=self._send_all, args=(transport,), daemon=True)
+            for transport in transports
+        ]
 
     def run(self, duration_s: float, say: Callable[[], None], say_every_s: float = 5.0) -> None:
         """Send for ``duration_s`` seconds.
@@ -102,7 +106,9 @@ class Conductor:
             thread.start()
         self._started_ns = system_clock()
         until_ns = self._started_ns + min(duration_s, 1e8) * NS_PER_S
-        due = [(self._started_ns + int(self._phase_s(rank) * NS_PER_S), i) for i, rank in enumerate(self._ranks)]
+        due = [
+            (self._started_ns + int(self._phase_s(rank) * NS_PER_S), i) for i, rank in enumerate(self._ranks)
+        ]
         heapq.heapify(due)
         told_ns = self._started_ns
         while (now_ns := system_clock()) < until_ns:
@@ -172,8 +178,7 @@ class Conductor:
                 "starts one; --endpoint and the OTEL_EXPORTER_OTLP_* variables say where it is"
             )
 
-    def _send_all(self) -> None:
-        transport = SdkTransport(self._settings, {}, version=self._version)
+    def _send_all(self, transport: SdkTransport) -> None:
         guard = Guard("sending for a simulated rank")
         with CallerLogs():
             while (turn := self._turns.get()) is not None:
@@ -191,7 +196,9 @@ class Conductor:
         scene = self._scene_of(rank, final=turn.final)
         resource = sdk_resource(self._cast.resource(rank))
         if rank.profile.metrics and "metrics" in self._settings.protocols:
-            accepted = transport.send_metrics_data(metrics_data(scene.metrics, resource, self._scope), limit_s)
+            accepted = transport.send_metrics_data(
+                metrics_data(scene.metrics, resource, self._scope), limit_s
+            )
             self.tally.metrics(rank.info.rank, scene.sizes, accepted=accepted)
         before = self._told.get(rank.info.rank, 0)
         self._told[rank.info.rank] = scene.reading.spans_until

@@ -57,9 +57,7 @@ def readings_of(run: RunAccount, anchor: Anchor) -> Readings:
         ("records", "serialization"): 0,
     }
     health = Health(lambda: drops, lambda: dict.fromkeys(PARTS, 0), lambda: 0.0, list)
-    return Readings(
-        signals, ProcessReader(), accelerators, hardware, health, lambda: probes, watch, anchor
-    )
+    return Readings(signals, ProcessReader(), accelerators, hardware, health, lambda: probes, watch, anchor)
 
 
 @cache
@@ -86,7 +84,13 @@ def _look(probe: LoaderProbe) -> LoaderState | None:
     if not probe.workers:
         return None
     return LoaderState(
-        expected=WORKERS, alive=WORKERS, dead=0, pids=(os.getpid(),), queued=WORKERS, pinned=1, limit=WORKERS * PREFETCH
+        expected=WORKERS,
+        alive=WORKERS,
+        dead=0,
+        pids=(os.getpid(),),
+        queued=WORKERS,
+        pinned=1,
+        limit=WORKERS * PREFETCH,
     )
 
 

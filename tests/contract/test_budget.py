@@ -1,0 +1,85 @@
+"""How many series a rank may cost whoever stores them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from otel_train.clock import Anchor
+from otel_train.config import Config
+from otel_train.export.prometheus_page import SnapshotCollector
+from otel_train.session import Session
+from otel_train.simulate.cast import Cast
+from otel_train.simulate.props import PARTS
+from otel_train.simulate.tally import Sizes, sizes_of
+from tests.support.receiver import http_receiver
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from otel_train.records import Snapshot
+
+NATIVE, CLASSIC = 130, 450
+"""Series of one rank in profile ``full``: a loader with workers, one without, one device, everything it can tell."""
+
+OF_NODE = 2
+"""Told once per node, on top: memory of the host and its limit."""
+
+OF_RUN, OF_RUN_CLASSIC = 35, 55
+"""Told once per run, by rank 0, on top."""
+
+LEAN = 16
+TEN_MINUTES_NS = 600 * 10**9
+
+
+def played(profile: str, ranks: int = 16) -> tuple[Cast, list[Snapshot]]:
+    """A run of ten minutes, with evaluations and checkpoints in it, and what each account came to."""
+    anchor = Anchor.now()
+    config = Config(run_id="r", export_profile=profile)
+    cast = Cast(ranks, per_node=8, config=config, anchor=anchor, steps_per_s=2)
+    now_ns = anchor.clock_ns + TEN_MINUTES_NS
+    for actor in cast.actors:
+        actor.read(now_ns)
+    cast.exchange(now_ns)
+    return cast, [actor.read(now_ns + 1).snapshot for actor in cast.actors]
+
+
+def sizes(profile: str) -> dict[int, Sizes]:
+    cast, snapshots = played(profile)
+    return {rank.info.rank: sizes_of(snapshots[rank.actor].families) for rank in cast.ranks}
+
+
+def test_a_rank_that_exports_everything_stays_within_its_budget() -> None:
+    """Sixty-four of them in a shared Prometheus must not be what breaks it."""
+    ranks = sizes("full")
+
+    followers = [ranks[rank] for rank in range(16) if rank % 8]
+    assert max(each.native for each in followers) <= NATIVE
+    assert max(each.classic for each in followers) <= CLASSIC
+    assert ranks[8].native <= NATIVE + OF_NODE
+    assert ranks[0].native <= NATIVE + OF_NODE + OF_RUN
+    assert ranks[0].classic <= CLASSIC + OF_NODE + OF_RUN_CLASSIC
+
+
+def test_a_lean_rank_sends_sixteen_series_at_most() -> None:
+    """Two thousand of them go into one Prometheus."""
+    ranks = sizes("lean")
+
+    assert max(ranks[rank].native for rank in range(1, 16)) <= LEAN
+
+
+def test_a_made_up_rank_counts_faults_of_the_parts_that_a_session_has(tmp_path: Path) -> None:
+    """Otherwise the budget is held by a rank that nobody has."""
+    with http_receiver() as received:
+        config = Config(run_dir=str(tmp_path), prometheus_port=0, console=False, otlp="on")
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": received.endpoint}
+        with Session(config, environ) as session:
+            assert sorted(session._faults()) == sorted(PARTS)
+
+
+def test_series_are_counted_as_a_page_has_them() -> None:
+    """The count is by formula; the page is what is scraped."""
+    _, snapshots = played("full", ranks=1)
+    page = SnapshotCollector(lambda: snapshots[0], {}, {}).collect()
+    samples = sum(len(family.samples) for family in page if family.name != "target")
+
+    assert sizes_of(snapshots[0].families).classic == samples

@@ -1,0 +1,42 @@
+"""Ranks that do not exist, in a real Collector and a real Prometheus."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+
+from otel_train.cli.main import main
+from tests.support.stack import stack, value, wait_for
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+
+OF_THE_RUN = '{train_run_id="made-up", __name__!~".*:.*|ALERTS.*"}'
+"""What the ranks sent, without what rules have made of it."""
+
+
+def test_every_series_of_every_rank_arrives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The page about scale counts what simulated ranks sent: it must be what is stored."""
+    with stack(tmp_path, "collector", "prometheus") as made:
+        endpoint = f"http://127.0.0.1:{made.ports.otlp_http}"
+        words = ["--ranks", "32", "--profile", "lean", "--duration", "8", "--export-every", "3"]
+        # On a busy machine an export may be left out, which is 1.
+        assert main(["simulate", "--json", "--run-id", "made-up", *words, "--endpoint", endpoint]) in {0, 1}
+        figures = json.loads(capsys.readouterr().out)
+
+        count = wait_for(
+            lambda: (value(made, f"count({OF_THE_RUN})") or 0) == figures["series"] > 0, what="the series"
+        )
+        ranks = value(made, f"count(count by (train_rank) ({OF_THE_RUN}))")
+        finished = value(
+            made, 'count(train_run_status{train_run_id="made-up", train_run_state="finished"} == 1)'
+        )
+
+    assert count
+    assert ranks == 32
+    assert finished == 1
+    assert figures["failures"] == 0

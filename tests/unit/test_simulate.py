@@ -1,0 +1,172 @@
+"""``otel-train simulate``: ranks that do not exist, told apart by whoever receives them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from otel_train.cli.main import main
+from otel_train.clock import Anchor
+from otel_train.config import Config
+from otel_train.simulate.cast import MOST_ACTORS, Cast, as_rank
+from otel_train.simulate.plot import EVAL_EVERY_STEPS, Plot
+from tests.support.figures import spans
+from tests.support.receiver import http_receiver, refusing_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+NS_PER_S = 10**9
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("OTEL_"):
+            monkeypatch.delenv(name)
+
+
+def cast_of(ranks: int, profile: str = "full") -> Cast:
+    config = Config(run_id="r", export_profile=profile)
+    return Cast(ranks, per_node=8, config=config, anchor=Anchor(10**18, 0), steps_per_s=10)
+
+
+def attributes_of(message: Any) -> dict[str, Any]:
+    return {a.key: a.value.string_value or a.value.int_value for a in message.attributes}
+
+
+def resources(requests: list[Any]) -> Iterator[dict[str, Any]]:
+    for request in requests:
+        for group in getattr(request, "resource_metrics", None) or request.resource_spans:
+            yield attributes_of(group.resource)
+
+
+def test_the_loop_goes_on_where_it_was_read_last() -> None:
+    """Ranks are read at odd moments; a batch that fell between two of them would be a gap in every figure."""
+    whole, parts = Plot(10, 3, 0), Plot(10, 3, 0)
+    once = whole.until(40 * NS_PER_S)
+    pieces = [parts.until(at) for at in range(0, 40 * NS_PER_S + 1, NS_PER_S // 3 + 1)]
+    pieces.append(parts.until(40 * NS_PER_S))
+
+    assert np.array_equal(once.codes, np.concatenate([piece.codes for piece in pieces]))
+    assert np.array_equal(once.times, np.concatenate([piece.times for piece in pieces]))
+    assert np.all(np.diff(once.times) >= 0)
+
+
+def test_the_account_finds_the_steps_that_were_made_up() -> None:
+    """The figures come from the real account: if it does not see the loop, they are of something else."""
+    cast = cast_of(1)
+    actor = cast.actors[0]
+    actor.read(30 * NS_PER_S)
+    actor.end(30 * NS_PER_S)
+
+    steps = actor.run.totals.steps_by_phase()["train"]
+    assert EVAL_EVERY_STEPS < steps <= 300
+    assert actor.run.evals.durations.count(0) == 1
+
+
+def test_ranks_beyond_the_accounts_share_figures_and_never_a_name() -> None:
+    """Two senders of one identity are one series with two truths."""
+    cast = cast_of(3 * MOST_ACTORS)
+    identities = {cast.resource(rank)["service.instance.id"] for rank in cast.ranks}
+
+    assert len(identities) == len(cast.ranks) > len(cast.actors)
+    assert [rank.info.rank for rank in cast.ranks if rank.actor == 0] == [0]
+
+
+def test_spans_of_another_rank_keep_their_trace_and_get_ids_of_their_own() -> None:
+    """A trace in which two ranks have the same span shows one of them."""
+    step, child = spans()
+    mine, below = as_rank([step, child], 7)
+
+    assert (mine.trace_id, below.trace_id) == (step.trace_id, child.trace_id)
+    assert mine.span_id != step.span_id
+    assert below.parent_id == mine.span_id
+
+
+@pytest.mark.parametrize(("profile", "metrics", "traces"), [("digest", {0}, {0, 8}), ("rank0", {0}, {0})])
+def test_a_profile_decides_which_ranks_send(profile: str, metrics: set[int], traces: set[int]) -> None:
+    """The profile is what the figures are about."""
+    with http_receiver() as received:
+        words = ["--ranks", "16", "--profile", profile, "--duration", "1.5", "--export-every", "1"]
+        # On a busy machine an export may be left out, which is 1.
+        assert main(["simulate", *words, "--endpoint", received.endpoint, "--json"]) in {0, 1}
+
+    assert {found["train.rank"] for found in resources(received.metrics)} == metrics
+    assert {found["train.rank"] for found in resources(received.traces)} == traces
+
+
+def test_every_rank_sends_and_ends_its_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that stops without a word raises the alert for runs that vanish."""
+    with http_receiver() as received:
+        words = ["--ranks", "4", "--duration", "2", "--export-every", "1", "--endpoint", received.endpoint]
+        assert main(["simulate", "--run-id", "made-up", *words]) in {0, 1}  # as above
+    out = capsys.readouterr().out
+
+    assert {found["train.rank"] for found in resources(received.metrics)} == {0, 1, 2, 3}
+    assert {found["train.run.id"] for found in resources(received.metrics)} == {"made-up"}
+    last = (
+        received.points()["train.run.status"].gauge.data_points
+        or received.points()["train.run.status"].sum.data_points
+    )
+    assert {attributes_of(p)["train.run.state"] for p in last if p.as_double == 1} == {"finished"}
+    assert sum(span.name == "train.run.end" for span in received.spans()) == 4
+    assert "0 refused" in out
+
+
+def test_its_figures_are_what_the_receiver_got(capsys: pytest.CaptureFixture[str]) -> None:
+    """A stack is sized by them."""
+    with http_receiver() as received:
+        words = ["--ranks", "3", "--duration", "0.5", "--export-every", "10", "--endpoint", received.endpoint]
+        assert main(["simulate", "--json", *words]) == 0
+        figures = json.loads(capsys.readouterr().out)
+    scopes = [request.resource_metrics[0].scope_metrics[0] for request in received.metrics[:-3]]
+    points = [
+        p for scope in scopes for m in scope.metrics for p in getattr(m, m.WhichOneof("data")).data_points
+    ]
+
+    assert figures["samples"] == figures["series"] == len(points) > 0
+
+
+def test_where_nobody_listens_it_says_so_and_ends(capfd: pytest.CaptureFixture[str]) -> None:
+    """A minute of refused requests helps nobody."""
+    with refusing_address() as place:
+        assert main(["simulate", "--ranks", "64", "--export-every", "0.2", "--endpoint", place]) == 2
+    err = capfd.readouterr().err
+
+    assert "otel-train stack up" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    "words", [["--ranks", "0"], ["--steps-per-second", "0"], ["--duration", "-1"], ["--profile", "some"]]
+)
+def test_a_wrong_number_is_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Value, rule and remedy, not a traceback."""
+    assert main(["simulate", *words]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_ctrl_c_ends_the_run_in_order() -> None:
+    """Whoever watched long enough presses Ctrl-C; the run has not failed."""
+    with http_receiver() as received:
+        words = ["--ranks", "2", "--duration", "0", "--export-every", "1", "--endpoint", received.endpoint]
+        with subprocess.Popen(
+            [sys.executable, "-m", "otel_train", "simulate", *words], stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert received.wait(metrics=4, timeout_s=60)
+            time.sleep(0.1)
+            process.send_signal(signal.SIGINT)
+            out, _ = process.communicate(timeout=60)
+
+    assert process.returncode in {0, 1}  # as above
+    assert "failures     0 refused" in out
+    assert sum(span.name == "train.run.end" for span in received.spans()) == 2
