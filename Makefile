@@ -100,6 +100,11 @@ fix: setup  ## format, and repair what can be repaired
 bench: setup  ## what watching costs; writes benchmarks/results and docs/reference/overhead.md
 	$(PY) -m benchmarks
 
+.PHONY: bench-scale
+bench-scale: setup  ## what simulated ranks ask of Collector and Prometheus; writes docs/explanation/scale.md; 7 minutes
+	tools/get_components.sh collector prometheus jaeger
+	$(PY) -m benchmarks.scale
+
 # HolisticTraceAnalysis brings a hundred packages: it gets an environment of its own, and only this target needs it.
 .hta/bin/python:
 	@uv=uv; uv --version >/dev/null 2>&1 || uv=.uv/bin/uv; \

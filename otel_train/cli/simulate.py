@@ -9,10 +9,13 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from otel_train.clock import Anchor
 from otel_train.config import Config
 from otel_train.errors import ConfigError
+from otel_train.export.settings import OtlpSettings
 
 if TYPE_CHECKING:
+    from otel_train.simulate.conductor import Conductor
     from otel_train.simulate.tally import Figures
 
 HELP = "send what a run of many ranks would send"
@@ -88,22 +91,12 @@ def run(args: argparse.Namespace) -> int:
         export_profile=args.profile,
         export_every_s=args.export_every,
     )
-    from otel_train.clock import Anchor
-    from otel_train.export.routes import VERSION
-    from otel_train.export.settings import OtlpSettings
-    from otel_train.simulate.cast import Cast
-    from otel_train.simulate.conductor import Conductor
-
     settings = OtlpSettings.read(os.environ, endpoint=args.endpoint, wanted=True)
     if not settings.protocols:
         raise ConfigError(
             "OTEL_SDK_DISABLED or OTEL_*_EXPORTER switches metrics and traces off: nothing would be sent"
         )
-    cast = Cast(
-        args.ranks, per_node=args.ranks_per_node, config=config, anchor=Anchor.now(),
-        steps_per_s=args.steps_per_second,
-    )  # fmt: skip
-    conductor = Conductor(cast, settings, every_s=config.export_every_s, version=VERSION)
+    conductor = _conductor(args, config, settings)
     figures = conductor.tally.figures
     if not args.json:
         where = ", ".join(dict.fromkeys(settings.endpoints.values()))
@@ -115,11 +108,27 @@ def run(args: argparse.Namespace) -> int:
             print("\nEnding the run; Ctrl-C again leaves at once.", flush=True)
     during = figures.as_json()
     conductor.end()
+    # Rates are those of the time before; series and failures are known when all is sent.
+    during |= {
+        name: value for name, value in figures.as_json().items() if "series" in name or name == "failures"
+    }
     if args.json:
-        print(json.dumps({"run_id": config.run_id, **during, "failures": figures.failures}))
+        print(json.dumps({"run_id": config.run_id, **during}))
     else:
-        _show(during, figures)
-    return PARTLY if figures.failures or figures.skipped else 0
+        _show(during)
+    return PARTLY if during["failures"] or during["skipped"] else 0
+
+
+def _conductor(args: argparse.Namespace, config: Config, settings: OtlpSettings) -> Conductor:
+    from otel_train.export.routes import VERSION
+    from otel_train.simulate.cast import Cast
+    from otel_train.simulate.conductor import Conductor
+
+    cast = Cast(
+        args.ranks, per_node=args.ranks_per_node, config=config, anchor=Anchor.now(),
+        steps_per_s=args.steps_per_second,
+    )  # fmt: skip
+    return Conductor(cast, settings, every_s=config.export_every_s, version=VERSION)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -147,7 +156,7 @@ def _say(figures: Figures) -> None:
     )
 
 
-def _show(during: dict[str, float], figures: Figures) -> None:
+def _show(during: dict[str, float]) -> None:
     seconds = max(during["seconds"], 1e-9)
     rows = {
         "time": f"{during['seconds']:.0f} s, {during['steps']:.0f} steps",
@@ -157,7 +166,7 @@ def _show(during: dict[str, float], figures: Figures) -> None:
         "spans": f"{during['spans'] / seconds:,.1f}/s",
         "bytes": f"{during['sent_bytes'] / seconds / 1e3:,.0f} kB/s before compression",
         "requests": f"{during['requests'] / seconds:,.1f}/s; the latest began {during['latest_s']:.1f} s after it was due",
-        "failures": f"{figures.failures} refused, {figures.skipped} left out because the one before was not through",
+        "failures": f"{during['failures']:.0f} refused, {during['skipped']:.0f} left out because the one before was not through",
     }
     for name, text in rows.items():
         print(f"  {name:<12} {text}")

@@ -74,8 +74,8 @@ class Plot:
 
     def __init__(self, steps_per_s: float, rank: int, started_ns: int) -> None:
         self._step_ns = NS_PER_S / steps_per_s
-        self._shared = random.Random(0)  # noqa: S311  # made-up durations are no secret
-        self._own = random.Random(rank + 1)  # noqa: S311  # as above
+        self._shared = random.Random(0)
+        self._own = random.Random(rank + 1)
         self._now_ns = started_ns
         self._edges: deque[tuple[int, int]] = deque()
         self._calls: deque[_Call] = deque()

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
-OF_THE_RUN = '{train_run_id="made-up", __name__!~".*:.*|ALERTS.*"}'
-"""What the ranks sent, without what rules have made of it."""
+OF_THE_RUN = '{train_run_id="made-up", __name__!~".*:.*|ALERTS.*|target_info"}'
+"""What the ranks sent, without what Prometheus and its rules have made of it."""
 
 
 def test_every_series_of_every_rank_arrives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
