@@ -4,46 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.aggregate.account import ThreadAccount
-from otel_train.aggregate.pairing import SLICE_EDGES, Open, Pairing
-from otel_train.aggregate.steps import TRAIN, Settled, SourceColumns, columns_of
+from otel_train.aggregate.steps import TRAIN, columns_of
+from otel_train.aggregate.story import Story, sources_of, story_of, trained
 from otel_train.catalog import STAGES
-from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, Source, SourceKind
-from otel_train.errors import RunDirectoryError
-from otel_train.flight import Flight, ThreadEdges, read_flight
+from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
+from otel_train.flight import read_flight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from otel_train.aggregate.pairing import Open
+    from otel_train.aggregate.steps import Settled
+    from otel_train.codes import Source
+    from otel_train.flight import Flight
+
 FILE_NAME = "flight.bin"
 RECENT_STEPS = 20
 _NS = 1e9
-
-
-class _Story(NamedTuple):
-    """What one thread did.
-
-    Attributes:
-        thread: its edges.
-        open: stages open at the end, outermost first.
-        settled: everything before.
-        started_ns: when the step that is still open began; -1 if none is.
-    """
-
-    thread: ThreadEdges
-    open: list[Open]
-    settled: list[Settled]
-    started_ns: int
-
-    @property
-    def steps(self) -> int:
-        """Training steps that closed."""
-        return sum(int(np.count_nonzero(_trained(part))) for part in self.settled)
 
 
 def read(rank_dir: Path) -> dict[str, Any]:
@@ -56,10 +38,10 @@ def read(rank_dir: Path) -> dict[str, Any]:
         RunDirectoryError: there is no flight file, or it cannot be read.
     """
     flight = read_flight(rank_dir / FILE_NAME)
-    sources = _sources(flight, rank_dir / FILE_NAME)
+    sources = sources_of(flight, rank_dir / FILE_NAME)
     summary = _summary(rank_dir)
     columns = columns_of(sources)
-    stories = [_story(thread, columns) for thread in flight.threads if len(thread.times)]
+    stories = [story_of(thread, columns) for thread in flight.threads if len(thread.times)]
     main = max(stories, key=lambda story: (story.steps, len(story.thread.times)), default=None)
     teller = _Teller(flight, sources)
     identity = flight.names.get("identity") or {}
@@ -91,7 +73,7 @@ def read(rank_dir: Path) -> dict[str, Any]:
     return report
 
 
-def _tell_steps(report: dict[str, Any], main: _Story, teller: _Teller, first: int) -> None:
+def _tell_steps(report: dict[str, Any], main: Story, teller: _Teller, first: int) -> None:
     """Fill in the last closed steps, and the step at the end: the open one, else the last closed."""
     # A step that has its update is closed by the end of the file, and by no ask: the loop was still in it.
     ending = report["after"] == "optimizer" and not main.open
@@ -116,7 +98,7 @@ def _tell_steps(report: dict[str, Any], main: _Story, teller: _Teller, first: in
         }  # fmt: skip
 
 
-def _closed_before(main: _Story, summary: dict[str, Any], notes: list[str]) -> int:
+def _closed_before(main: Story, summary: dict[str, Any], notes: list[str]) -> int:
     """Number of the first step on file."""
     overwritten = main.thread.entry.written > len(main.thread.times) + 1
     if not overwritten:
@@ -129,17 +111,6 @@ def _closed_before(main: _Story, summary: dict[str, Any], notes: list[str]) -> i
     return 0
 
 
-def _sources(flight: Flight, path: Path) -> list[Source]:
-    try:
-        return [
-            Source(SourceKind(kind), str(name), str(phase)) for kind, name, phase in flight.names["sources"]
-        ]
-    except KeyError:
-        return []
-    except (TypeError, ValueError) as error:
-        raise RunDirectoryError(f"{path}: its table of sources cannot be read ({error}).") from error
-
-
 def _summary(rank_dir: Path) -> dict[str, Any]:
     """The last summary the process wrote, if any."""
     try:
@@ -147,31 +118,6 @@ def _summary(rank_dir: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return summary if isinstance(summary, dict) else {}
-
-
-def _story(thread: ThreadEdges, columns: SourceColumns) -> _Story:
-    """Work out a thread's edges as the pump would have."""
-    numbers = (thread.codes >> SOURCE_SHIFT) & SOURCE_MASK
-    known = numbers < len(columns.kinds)
-    times, codes = thread.times[known], thread.codes[known]
-    pairing = Pairing()
-    account = ThreadAccount(int(thread.times[0]))
-    settled = []
-    for start in range(0, len(times), SLICE_EDGES):
-        part = slice(start, start + SLICE_EDGES)
-        found = account.feed(pairing.feed(times[part], codes[part], columns.kinds), columns)
-        if found is not None:
-            settled.append(found)
-    settled.append(account.close(int(thread.times[-1]), columns))
-    partial = settled[-1].steps
-    left = np.flatnonzero(partial.counted == 0)
-    started_ns = int(partial.started_ns[left[-1]]) if len(left) else -1
-    return _Story(thread, list(pairing.open), settled, started_ns)
-
-
-def _trained(part: Settled) -> np.ndarray:
-    trained: np.ndarray = (part.steps.phase == TRAIN) & (part.steps.counted > 0)
-    return trained
 
 
 class _Teller:
@@ -187,7 +133,7 @@ class _Teller:
             return None
         return (self._flight.anchor_unix_ns + clock_ns - self._flight.anchor_clock_ns) / _NS
 
-    def open_stages(self, story: _Story) -> list[dict[str, Any]]:
+    def open_stages(self, story: Story) -> list[dict[str, Any]]:
         """Stages that had not ended, outermost first."""
         begun = [self._source_of(entry) for entry in story.open]
         last_sign_ns = self._last_sign_ns(story)
@@ -202,13 +148,13 @@ class _Teller:
             for entry, source in zip(story.open, begun, strict=True)
         ]
 
-    def after(self, story: _Story) -> str:
+    def after(self, story: Story) -> str:
         """Built-in stage that ended last, "" if the last edge began one."""
         last = int(story.thread.codes[-1])
         stage = self._sources[(last >> SOURCE_SHIFT) & SOURCE_MASK].stage
         return stage if stage in STAGES and last & OP_MASK >= Op.END else ""
 
-    def thread(self, story: _Story) -> dict[str, Any]:
+    def thread(self, story: Story) -> dict[str, Any]:
         """One line on a thread."""
         return {
             "name": story.thread.entry.thread,
@@ -217,7 +163,7 @@ class _Teller:
             "open": self.open_stages(story),
         }
 
-    def recent_steps(self, story: _Story) -> list[dict[str, Any]]:
+    def recent_steps(self, story: Story) -> list[dict[str, Any]]:
         """The last training steps that closed, each with the self time of its stages."""
         rows: list[dict[str, Any]] = []
         open_stages: dict[str, int] = {}
@@ -230,7 +176,7 @@ class _Teller:
             open_stages = by_row.get(len(part.steps.phase), {})
             rows += [
                 self._step(part, row, by_row.get(row, {}))
-                for row in np.flatnonzero(_trained(part)).tolist()[-RECENT_STEPS:]
+                for row in np.flatnonzero(trained(part)).tolist()[-RECENT_STEPS:]
             ]
             rows = rows[-RECENT_STEPS:]
         return rows
@@ -258,14 +204,14 @@ class _Teller:
     def _source_of(self, entry: Open) -> Source:
         return self._sources[(entry.code >> SOURCE_SHIFT) & SOURCE_MASK]
 
-    def _loader(self, story: _Story) -> str | None:
+    def _loader(self, story: Story) -> str | None:
         """Loader of the batch that the thread was at work on."""
         for part in reversed(story.settled):
             if len(part.batches):
                 return self._sources[int(part.batches[-1, 0])].name
         return None
 
-    def _last_sign_ns(self, story: _Story) -> int:
+    def _last_sign_ns(self, story: Story) -> int:
         turn_ns = self._flight.turn_unix_ns - self._flight.anchor_unix_ns + self._flight.anchor_clock_ns
         return max(turn_ns, int(story.thread.times[-1]))
 

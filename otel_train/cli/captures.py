@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, TextIO
 from otel_train.analyze.trace import Trace, read
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.export.rundir import find_run
+from otel_train.export.taken import OF_A_RANK, captures_of, together
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -18,22 +18,7 @@ if TYPE_CHECKING:
 LARGE_BYTES = 100 << 20
 """From here on reading takes long enough to show how far it is."""
 
-_OF_A_RANK = re.compile(r"[-_.]?rank_?(\d+)")
-_TRACES, _RECORD = (".json", ".json.gz"), ".record.json"
-"""Beside each trace lies what is known of it: who asked, which steps."""
 _EVERY_S = 0.2
-
-
-def captures_of(run: Path) -> list[Path]:
-    """The captures of a run, the oldest first."""
-    folders = [run / "captures", *run.glob("rank*/captures")]
-    found = [
-        path
-        for folder in folders
-        for path in folder.glob("*")
-        if path.name.endswith(_TRACES) and not path.name.endswith(_RECORD)
-    ]
-    return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name))
 
 
 def chosen(targets: Sequence[str], root: Path) -> list[Path]:
@@ -64,14 +49,6 @@ def chosen(targets: Sequence[str], root: Path) -> list[Path]:
     return together(captures, captures[-1])
 
 
-def together(captures: Sequence[Path], one: Path) -> list[Path]:
-    """The captures of all ranks that were taken with one."""
-    name = _OF_A_RANK.sub("", one.name)
-    return sorted(
-        (path for path in captures if _OF_A_RANK.sub("", path.name) == name), key=lambda path: path.name
-    )
-
-
 def read_all(paths: Sequence[Path]) -> list[Trace]:
     """The traces, with a line on a terminal that says how far a large one is.
 
@@ -83,7 +60,7 @@ def read_all(paths: Sequence[Path]) -> list[Trace]:
 
 def _numbered(trace: Trace) -> Trace:
     """The trace, with the rank that its file's name says where it does not say so itself."""
-    told = _OF_A_RANK.search(trace.path.name)
+    told = OF_A_RANK.search(trace.path.name)
     if trace.rank is not None or told is None:
         return trace
     import dataclasses

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from otel_train.analyze.compare import STEP, Side
 from otel_train.analyze.sample import Sample, of_values, together
 from otel_train.errors import RunDirectoryError
+from otel_train.export.jsonl import last_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 METRICS = "metrics.otlp.jsonl"
 _TRAIN = "train"
-_TAIL_BYTES = 1 << 22
 
 
 def side_of_run(folder: Path, summary: Mapping[str, Any], *, name: str) -> Side:
@@ -33,7 +32,7 @@ def side_of_run(folder: Path, summary: Mapping[str, Any], *, name: str) -> Side:
     Raises:
         RunDirectoryError: it exported no histogram.
     """
-    line = last_line(folder / METRICS)
+    line = last_metrics(folder / METRICS)
     samples: dict[str, list[Sample]] = {}
     facts: dict[str, object] = {}
     for group in line["resourceMetrics"]:
@@ -61,30 +60,6 @@ def side_of_run(folder: Path, summary: Mapping[str, Any], *, name: str) -> Side:
         facts={**facts, "loaders": ", ".join(loaders), "steps": (summary.get("steps") or {}).get(_TRAIN)},
         shares=_shares(summary),
     )
-
-
-def last_line(path: Path) -> dict[str, Any]:
-    """The last whole line of JSON; what a crash tore off is skipped.
-
-    Raises:
-        RunDirectoryError: there is none.
-    """
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            lines = file.read().splitlines()
-    except OSError as error:
-        raise RunDirectoryError(
-            f"{path}: cannot be read: {error.strerror or error}. Has training begun?"
-        ) from error
-    for line in reversed(lines):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict) and "resourceMetrics" in value:
-            return value
-    raise RunDirectoryError(f"{path}: has no line of metrics yet. Has training begun?")
 
 
 def _series(metric: Mapping[str, Any]) -> Iterator[tuple[str, Sample]]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from otel_train.errors import RunDirectoryError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -12,6 +14,9 @@ if TYPE_CHECKING:
 
 _TAIL_BYTES = 1 << 16
 """How much is read at once when looking for the last newline."""
+
+_METRICS_TAIL_BYTES = 1 << 22
+"""Longer than a line of metrics is at the widest profile."""
 
 
 class BoundedLines:
@@ -124,6 +129,30 @@ def read_jsonl(path: Path) -> Iterator[dict[str, object]]:
                 value = parse_line(line)
                 if value is not None:
                     yield value
+
+
+def last_metrics(path: Path) -> dict[str, Any]:
+    """The last whole line of OTLP metrics; what a crash tore off is skipped.
+
+    Raises:
+        RunDirectoryError: there is none.
+    """
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _METRICS_TAIL_BYTES))
+            lines = file.read().splitlines()
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path}: cannot be read: {error.strerror or error}. Has training begun?"
+        ) from error
+    for line in reversed(lines):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(value, dict) and "resourceMetrics" in value:
+            return value
+    raise RunDirectoryError(f"{path}: has no line of metrics yet. Has training begun?")
 
 
 def parse_line(line: bytes) -> dict[str, object] | None:

@@ -1,0 +1,81 @@
+"""What one thread did, worked out from its edges in a flight file."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from otel_train.aggregate.account import ThreadAccount
+from otel_train.aggregate.pairing import SLICE_EDGES, Open, Pairing
+from otel_train.aggregate.steps import TRAIN, Settled, SourceColumns
+from otel_train.codes import SOURCE_MASK, SOURCE_SHIFT, Source, SourceKind
+from otel_train.errors import RunDirectoryError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from otel_train.flight import Flight, ThreadEdges
+
+
+class Story(NamedTuple):
+    """What one thread did.
+
+    Attributes:
+        thread: its edges.
+        open: stages open at the end, outermost first.
+        settled: everything before.
+        started_ns: when the step that is still open began; -1 if none is.
+    """
+
+    thread: ThreadEdges
+    open: list[Open]
+    settled: list[Settled]
+    started_ns: int
+
+    @property
+    def steps(self) -> int:
+        """Training steps that closed."""
+        return sum(int(np.count_nonzero(trained(part))) for part in self.settled)
+
+
+def sources_of(flight: Flight, path: Path) -> list[Source]:
+    """The sources that a flight file names.
+
+    Raises:
+        RunDirectoryError: its table of them cannot be read.
+    """
+    try:
+        return [
+            Source(SourceKind(kind), str(name), str(phase)) for kind, name, phase in flight.names["sources"]
+        ]
+    except KeyError:
+        return []
+    except (TypeError, ValueError) as error:
+        raise RunDirectoryError(f"{path}: its table of sources cannot be read ({error}).") from error
+
+
+def story_of(thread: ThreadEdges, columns: SourceColumns) -> Story:
+    """Work out a thread's edges as the pump would have."""
+    numbers = (thread.codes >> SOURCE_SHIFT) & SOURCE_MASK
+    known = numbers < len(columns.kinds)
+    times, codes = thread.times[known], thread.codes[known]
+    pairing = Pairing()
+    account = ThreadAccount(int(thread.times[0]))
+    settled = []
+    for start in range(0, len(times), SLICE_EDGES):
+        part = slice(start, start + SLICE_EDGES)
+        found = account.feed(pairing.feed(times[part], codes[part], columns.kinds), columns)
+        if found is not None:
+            settled.append(found)
+    settled.append(account.close(int(thread.times[-1]), columns))
+    partial = settled[-1].steps
+    left = np.flatnonzero(partial.counted == 0)
+    started_ns = int(partial.started_ns[left[-1]]) if len(left) else -1
+    return Story(thread, list(pairing.open), settled, started_ns)
+
+
+def trained(part: Settled) -> np.ndarray:
+    """bool[step]: which steps are counted as training."""
+    mine: np.ndarray = (part.steps.phase == TRAIN) & (part.steps.counted > 0)
+    return mine

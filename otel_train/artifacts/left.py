@@ -1,0 +1,185 @@
+"""What one rank of a run has left in its run directory, as far as it can be trusted."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from otel_train.aggregate.summary import SCHEMA as SUMMARY_SCHEMA
+from otel_train.artifacts.timeline import Timeline, timeline_of
+from otel_train.errors import RunDirectoryError, TraceError
+from otel_train.export.jsonl import last_metrics
+from otel_train.export.taken import OF_A_RANK, captures_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from otel_train.analyze.trace import Trace
+
+MOST_JSON_BYTES = 64 << 20
+"""A summary of ours has some kilobytes: what is larger than this is no summary."""
+
+MOST_FLIGHT_BYTES = 1 << 30
+"""``flight_edges`` at its highest is 256 MiB."""
+
+SUMMARY, FLIGHT, METRICS = "summary.json", "flight.bin", "metrics.otlp.jsonl"
+RUNNING = ("running", None)
+"""States of a summary whose run did not come to an end that anybody wrote down."""
+
+
+@dataclass(kw_only=True)
+class Left:
+    """What was found.
+
+    Attributes:
+        run: the run directory.
+        rank: which rank.
+        about: what ``run.json`` says; empty if it cannot be read.
+        summary: what ``summary.json`` says; empty if it cannot be read.
+        timeline: of the flight file; None if there is none.
+        metrics: the last line of metrics; empty if there is none.
+        captures: files of this rank's captures, the newest last.
+        notes: what could not be read, a sentence each.
+    """
+
+    run: Path
+    rank: int
+    about: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    timeline: Timeline | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    captures: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the summary was written at the end."""
+        return bool(self.summary) and self.summary.get("state") not in RUNNING
+
+    def newest_trace(self) -> tuple[Path, Trace] | None:
+        """The newest capture that can be read whole; None if there is none. Others are told in ``notes``."""
+        from otel_train.analyze.trace import read
+
+        for path in reversed(self.captures):
+            try:
+                trace = read(path)
+            except TraceError as error:
+                self.notes.append(f"The capture {path.name} is passed over: {error}")
+                continue
+            torn = next((said for said in trace.missing if said.startswith("The file is cut off")), "")
+            if torn or not trace.spans.name.size:
+                self.notes.append(
+                    f"The capture {path.name} is passed over: {torn or 'there is no event in it.'}"
+                )
+                continue
+            return path, trace
+        return None
+
+
+def left_by(run: Path, rank: int) -> Left:
+    """Read what a rank has left. Nothing in the run directory is changed.
+
+    Args:
+        run: the run directory.
+        rank: which rank.
+
+    Raises:
+        RunDirectoryError: there is nothing that figures could be made from; the message says what was looked for.
+    """
+    folder = run / f"rank{rank}"
+    left = Left(run=run, rank=rank)
+    if folder.is_symlink() or not folder.is_dir():
+        raise RunDirectoryError(f"{folder}: is no folder of a rank")
+    left.about = _document(left, run / "run.json")
+    left.summary = _document(left, folder / SUMMARY)
+    if left.summary and left.summary.get("schema") != SUMMARY_SCHEMA:
+        left.notes.append(
+            f"{SUMMARY} has schema {left.summary.get('schema')!r}, which is not known here: it is passed over."
+        )
+        left.summary = {}
+    left.timeline = _timeline(left, folder / FLIGHT)
+    if not left.summary and left.timeline is None:
+        said = " ".join(left.notes) or f"there is neither {SUMMARY} nor {FLIGHT}."
+        raise RunDirectoryError(f"{folder}: nothing to make artifacts from: {said} Has training begun?")
+    left.metrics = _metrics(left, folder / METRICS)
+    left.captures = [path for path in captures_of(run) if _is_mine(left, path)]
+    return left
+
+
+def plain_file(path: Path) -> str:
+    """Why a path is not a file that may be read: a link leads elsewhere, a pipe never ends; "" if it may."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError as error:
+        return error.strerror or str(error)
+    return "" if stat.S_ISREG(mode) else "a link" if stat.S_ISLNK(mode) else "no plain file"
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """A JSON object in a file of its own.
+
+    Raises:
+        RunDirectoryError: it is not there, not plain, too large, or no such object.
+    """
+    problem = plain_file(path)
+    if problem:
+        raise RunDirectoryError(f"{path.name} cannot be read: {problem}.")
+    size = path.stat().st_size
+    if size > MOST_JSON_BYTES:
+        raise RunDirectoryError(f"{path.name} has {size:,} bytes: more than any of ours.")
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunDirectoryError(f"{path.name} cannot be read: {error}.") from error
+    if not isinstance(value, dict):
+        raise RunDirectoryError(f"{path.name} is no JSON object.")
+    return value
+
+
+def _document(left: Left, path: Path) -> dict[str, Any]:
+    if not os.path.lexists(path):
+        return {}
+    try:
+        return read_document(path)
+    except RunDirectoryError as error:
+        left.notes.append(str(error))
+        return {}
+
+
+def _timeline(left: Left, path: Path) -> Timeline | None:
+    problem = plain_file(path)
+    if not problem and path.stat().st_size > MOST_FLIGHT_BYTES:
+        problem = "larger than any flight file"
+    if problem:
+        if os.path.lexists(path):
+            left.notes.append(f"{path.name} cannot be read: {problem}.")
+        return None
+    try:
+        return timeline_of(path)
+    except (RunDirectoryError, LookupError, ValueError, OverflowError) as error:
+        left.notes.append(f"{path.name} cannot be read: {error}")
+        return None
+
+
+def _metrics(left: Left, path: Path) -> dict[str, Any]:
+    if plain_file(path):
+        return {}
+    try:
+        return last_metrics(path)
+    except RunDirectoryError as error:
+        left.notes.append(str(error))
+        return {}
+
+
+def _is_mine(left: Left, path: Path) -> bool:
+    told = OF_A_RANK.search(path.name)
+    if told is None or int(told[1]) != left.rank:
+        return False
+    problem = plain_file(path)
+    if problem or path.parent.is_symlink():
+        left.notes.append(f"The capture {path.name} is passed over: {problem or 'its folder is a link'}.")
+        return False
+    return True

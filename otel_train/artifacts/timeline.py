@@ -1,0 +1,186 @@
+"""The training steps that a flight file still holds, as columns."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from otel_train.aggregate.steps import NO_PHASE, PHASES, columns_of
+from otel_train.aggregate.story import Story, sources_of, story_of, trained
+from otel_train.aggregate.words import KIND_DATA, OP_STOP
+from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, SourceKind
+from otel_train.flight import read_flight
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from otel_train.codes import Source
+
+    Ints = NDArray[np.int64]
+
+OTHER = "other"
+NS_PER_S = 10**9
+
+
+class Called(NamedTuple):
+    """One call of a stage: what it was, when it began, how long it ran."""
+
+    stage: str
+    about: str
+    started_ns: int
+    lasted_ns: int
+
+
+class Timeline:
+    """What the thread that trains did, as far as the file goes back.
+
+    Args:
+        story: of that thread.
+        sources: by the numbers in the story.
+        offset_ns: from the monotonic clock to Unix time.
+
+    Attributes:
+        whole: the file holds everything from the first edge.
+        stages: names of the columns of ``selves_ns``.
+        ended_ns: int64[step], on the monotonic clock.
+        started_ns: int64[step], as above.
+        duration_ns: int64[step], time that belongs to the step.
+        selves_ns: int64[step, stage], self time.
+        epoch: int64[step], passes over the training loader that had ended before the step did, as far as the file goes back.
+        loader: the loader whose passes are the epochs; "" for none.
+        passes: those of its passes that ended on file with a step in them.
+    """
+
+    def __init__(self, story: Story, sources: Sequence[Source], offset_ns: int) -> None:
+        self._story, self._sources, self._offset_ns = story, sources, offset_ns
+        self.whole = story.thread.entry.written <= len(story.thread.times) + 1
+        self.stages = sorted({source.stage for source in sources if source.stage} | {OTHER})
+        parts = story.settled
+        kept = [trained(part) for part in parts]
+        self.started_ns, self.ended_ns, self.duration_ns, loaders = (
+            np.concatenate([getattr(part.steps, name)[mine] for part, mine in zip(parts, kept, strict=True)])
+            for name in ("started_ns", "ended_ns", "duration_ns", "loader")
+        )
+        self.selves_ns = self._selves(kept)
+        self.loader, self.epoch = self._epochs(loaders)
+        self.passes = int(self.epoch[-1]) if len(self.epoch) else 0
+
+    def __len__(self) -> int:
+        return len(self.duration_ns)
+
+    def unix_s(self, clock_ns: int) -> float:
+        """An instant of the monotonic clock as Unix time."""
+        return (clock_ns + self._offset_ns) / NS_PER_S
+
+    def totals(self) -> list[dict[str, Any]]:
+        """One row per phase, loader, model and stage, over everything on file."""
+        rows: dict[tuple[str, str, str, str], dict[str, Any]] = {}
+        for part in self._story.settled:
+            tiles, calls = part.tiles, part.occurrences
+            for owner, loader, phase, ns in zip(
+                tiles.owner.tolist(),
+                tiles.loader.tolist(),
+                tiles.phase.tolist(),
+                tiles.self_ns.tolist(),
+                strict=True,
+            ):
+                self._row(rows, owner, loader, phase)["self_seconds"] += ns / NS_PER_S
+            for owner, loader, phase, ns, failed in zip(
+                calls.source.tolist(), calls.loader.tolist(), calls.phase.tolist(),
+                calls.inclusive_ns.tolist(), calls.failed.tolist(), strict=True,
+            ):  # fmt: skip
+                row = self._row(rows, owner, loader, phase)
+                row["count"] += 1
+                row["failed"] += failed
+                row["inclusive_seconds"] += ns / NS_PER_S
+        for row in rows.values():
+            if row["stage"] == OTHER:
+                row["count"] = row["inclusive_seconds"] = None
+        return sorted(
+            rows.values(), key=lambda row: (row["phase"], row["loader"], row["stage"], row["model"])
+        )
+
+    def calls(self, since_ns: int) -> list[Called]:
+        """Calls that began at ``since_ns`` or later, in order."""
+        found = []
+        for part in self._story.settled:
+            calls = part.occurrences
+            for row in np.flatnonzero(calls.started_ns >= since_ns).tolist():
+                source = self._sources[int(calls.source[row])]
+                found.append(
+                    Called(
+                        source.stage, source.name, int(calls.started_ns[row]), int(calls.inclusive_ns[row])
+                    )
+                )
+        return sorted(found, key=lambda call: (call.started_ns, -call.lasted_ns))
+
+    def _row(
+        self, rows: dict[tuple[str, str, str, str], dict[str, Any]], owner: int, loader: int, phase: int
+    ) -> dict[str, Any]:
+        source = self._sources[owner] if owner >= 0 else None
+        key = (
+            PHASES[phase] if 0 <= phase < NO_PHASE else "",
+            self._sources[loader].name if loader >= 0 else "",
+            source.name if source is not None and source.kind is SourceKind.FORWARD else "",
+            source.stage if source is not None else OTHER,
+        )
+        if key not in rows:
+            named = dict(zip(("phase", "loader", "model", "stage"), key, strict=True))
+            rows[key] = {**named, "count": 0, "failed": 0, "inclusive_seconds": 0.0, "self_seconds": 0.0}
+        return rows[key]
+
+    def _selves(self, kept: Sequence[NDArray[np.bool_]]) -> Ints:
+        """A step whose slices lie in two parts has its first tiles in the row behind the last of the first part."""
+        column = {name: place for place, name in enumerate(self.stages)}
+        of_owner = np.array(
+            [*(column[s.stage or OTHER] for s in self._sources), column[OTHER]], dtype=np.intp
+        )
+        carried = np.zeros(len(self.stages), dtype=np.int64)
+        found = []
+        for part, mine in zip(self._story.settled, kept, strict=True):
+            table = np.zeros((len(mine) + 1, len(self.stages)), dtype=np.int64)
+            inside = part.tiles.step >= 0
+            np.add.at(
+                table,
+                (part.tiles.step[inside], of_owner[part.tiles.owner[inside]]),
+                part.tiles.self_ns[inside],
+            )
+            first = np.flatnonzero(mine)[:1]
+            table[first[0] if len(first) else len(mine)] += carried
+            carried = table[len(mine)].copy()
+            found.append(table[:-1][mine])
+        return np.concatenate(found)
+
+    def _epochs(self, loaders: Ints) -> tuple[str, Ints]:
+        if not len(loaders) or loaders.max() < 0:
+            return "", np.zeros(len(loaders), dtype=np.int64)
+        training = int(np.bincount(loaders[loaders >= 0]).argmax())
+        thread = self._story.thread
+        kinds = np.array([source.kind for source in self._sources], dtype=np.int8)
+        numbers = (thread.codes >> SOURCE_SHIFT) & SOURCE_MASK
+        mine = (numbers == training) & ((thread.codes & OP_MASK) == OP_STOP)
+        stops = thread.times[mine] if kinds[training] == KIND_DATA else thread.times[:0]
+        passes = np.searchsorted(stops, self.ended_ns, side="left")
+        # A loader that is asked again at its end says so again: a pass without a step is none.
+        _, epoch = np.unique(passes, return_inverse=True)
+        return self._sources[training].name, epoch.astype(np.int64)
+
+
+def timeline_of(path: Path) -> Timeline | None:
+    """The timeline in a flight file; None if no thread has written anything.
+
+    Raises:
+        RunDirectoryError: the file cannot be read.
+    """
+    flight = read_flight(path)
+    sources = sources_of(flight, path)
+    columns = columns_of(sources)
+    stories = [story_of(thread, columns) for thread in flight.threads if len(thread.times)]
+    main = max(stories, key=lambda story: (story.steps, len(story.thread.times)), default=None)
+    if main is None:
+        return None
+    return Timeline(main, sources, flight.anchor_unix_ns - flight.anchor_clock_ns)
