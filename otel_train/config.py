@@ -184,6 +184,10 @@ class Config:
     capture_tensorboard: str = ""
     """Folder for TensorBoard's profiler plugin. Empty: none."""
 
+    artifacts: bool = False
+    """Write the run's artifacts when it ends, into ``artifacts`` of the run directory; rank 0 does. After a crash,
+    ``otel-train run`` writes them; ``otel-train artifacts`` does at any time."""
+
     export_profile: str = "auto"
     """Which ranks export how much: ``full`` (all), ``lean`` (all, few series), ``digest`` (rank 0 for all; traces of one
     rank per node) or ``rank0`` (rank 0 alone). ``auto``: by the number of ranks, up to 64, up to 2048, above."""

@@ -6,6 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
+from otel_train.artifacts.ending import write_at_the_end
 from otel_train.children import deaths_held_back
 from otel_train.clock import Anchor
 from otel_train.errors import ConfigError
@@ -178,6 +179,7 @@ class Session:
             for part in parts:
                 with guard:
                     part()
+        write_at_the_end(self.config, self.info.rank, self.run_directory)
 
     def __enter__(self) -> Session:
         return self

@@ -8,7 +8,7 @@ import shlex
 import tempfile
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.errors import ConfigError
 from otel_train.optional import require
@@ -24,6 +24,7 @@ card must name 'code' as what training waits for. The script is otel_train/demo/
 examples:
   otel-train demo
   otel-train demo --minutes 10           time to point Prometheus at /metrics
+  otel-train demo --profiler on --epochs 2 --steps-per-epoch 50
   otel-train demo --workers 4            the same run with the advice of the card followed
   OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 otel-train demo
 
@@ -34,6 +35,20 @@ ENDPOINTS = (
     "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
 )
+
+PASSED_ON = ("minutes", "steps", "epochs", "steps_per_epoch", "seed", "device", "workers")
+"""Options that are the script's own."""
+
+PROFILER: Final[dict[str | None, dict[str, str]]] = {
+    None: {},
+    "off": {"OTEL_TRAIN_DISABLED": "true"},
+    "on": {
+        "OTEL_TRAIN_ARTIFACTS": "true",
+        "OTEL_TRAIN_CAPTURE_EVERY_EPOCHS": "1",
+        "OTEL_TRAIN_CAPTURE_REPEAT": "1",
+    },
+}
+"""What ``--profiler`` sets in the environment."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,6 +65,17 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument(
         "--steps", type=int, default=0, metavar="N", help="stop after N updates if that is sooner"
+    )
+    parser.add_argument(
+        "--epochs", type=_count, default=0, metavar="N", help="train N epochs, however long they take"
+    )
+    parser.add_argument(
+        "--steps-per-epoch", type=_count, default=100, metavar="N", help="updates per epoch (default: 100)"
+    )
+    parser.add_argument(
+        "--profiler",
+        choices=["on", "off"],
+        help="on: capture some steps and write artifacts; off: train bare, as if we were not there",
     )
     parser.add_argument(
         "--seed", type=int, default=0, metavar="S", help="of weights and shuffling (default: 0)"
@@ -77,24 +103,24 @@ def run(args: argparse.Namespace) -> int:
     # The script knows nothing of our settings, so they take the way they take in anybody's training: the environment.
     if args.run_dir:
         os.environ["OTEL_TRAIN_RUN_DIR"] = args.run_dir
+    os.environ.update(PROFILER[args.profiler])
     os.environ.setdefault("OTEL_TRAIN_RUN_NAME", "demo")
     print(
         "Training a character transformer on Python's own text. Ctrl-C ends it early, with the card.",
         flush=True,
     )
     with tempfile.TemporaryDirectory(prefix="otel-train-demo-") as folder:
-        words = [
-            f"--{name}={getattr(args, name)}" for name in ("minutes", "steps", "seed", "device", "workers")
-        ]
+        words = [f"--{name.replace('_', '-')}={getattr(args, name)}" for name in PASSED_ON]
         # By name: no module of the library knows the script, which is a user like any other.
         script: Any = import_module("otel_train.demo.train")
         script.main([*words, f"--checkpoint={Path(folder) / 'character_transformer.pt'}"])
         summary = _close()
-    print(farewell(summary, os.environ), end="")
+    if args.profiler != "off":
+        print(farewell(summary, os.environ, artifacts=args.profiler == "on"), end="")
     return 0
 
 
-def farewell(summary: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+def farewell(summary: Mapping[str, Any], environ: Mapping[str, str], *, artifacts: bool = False) -> str:
     """Where things were, and what to try next."""
     metrics_url, run_dir = summary.get("metrics_url"), summary.get("run_dir")
     lines = []
@@ -102,6 +128,8 @@ def farewell(summary: Mapping[str, Any], environ: Mapping[str, str]) -> str:
         lines.append(f"/metrics was at   {metrics_url}   (otel-train demo --minutes 10 leaves time to look)")
     if run_dir:
         lines.append(f"Run directory     {run_dir}")
+        if artifacts:
+            lines.append(f"Artifacts         {Path(str(run_dir)) / 'artifacts'}")
         lines.append(f"The card again    otel-train summary {shlex.quote(str(run_dir))}")
     lines.append("Follow the advice otel-train demo --workers 4")
     endpoint = next((environ[name] for name in ENDPOINTS if environ.get(name)), None)
@@ -123,6 +151,13 @@ def _close() -> Mapping[str, Any]:
     summary: Mapping[str, Any] = session.summary()
     session.close()
     return summary
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
 
 
 def _positive(text: str) -> float:

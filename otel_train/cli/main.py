@@ -17,17 +17,22 @@ COMMANDS = {
     "run": "run a training script, observed, without touching it",
     "demo": "train a small model on real text, observed; about a minute",
     "summary": "show the card of a finished or running run again",
-    "profile": "capture some steps of a live run with torch.profiler",
+    "profile": "capture some steps of a live run, or of a program, with torch.profiler",
     "postmortem": "say what a run was doing when it died",
     "replay": "send what a run could not send to its collector",
     "analyze": "say where the time of a profiler trace goes, and what to change",
     "compare": "say what changed between two traces or two runs",
     "report": "write a run as one page of HTML that needs nothing else",
+    "artifacts": "write a run's config, metrics, stage times, operators and trace as files",
+    "check": "say whether a run, or its artifacts, are complete and agree",
     "stack": "start Collector, Prometheus, Alertmanager, traces and Grafana",
     "simulate": "send what a run of many ranks would send",
     "catalog": "print every metric, span and attribute by name",
 }
 """Each is a module of this folder with ``add_parser(subparsers)`` and ``run(args) -> int``."""
+
+BEFORE_A_PROGRAM = ("profile",)
+"""Commands of which ``-- PROGRAM`` is a part; argparse takes the two dashes away."""
 
 DESCRIPTION = """\
 Shows where the time of a PyTorch training run goes.
@@ -85,11 +90,20 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(words: Sequence[str]) -> int:
     asked = next((word for word in words if not word.startswith("-")), "")
     parser, run = _parser(asked)
-    args = parser.parse_args(words)
+    own, program = _divided(words) if asked in BEFORE_A_PROGRAM else (words, [])
+    args = parser.parse_args(own)
+    if asked in BEFORE_A_PROGRAM:
+        args.program = program
     if args.command is None:
         parser.print_help(sys.stderr)
         return FAILED
     return run(args)
+
+
+def _divided(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Our own words, and those of a program behind ``--``, which may look like options of ours."""
+    at = list(words).index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]
 
 
 def _parser(asked: str) -> tuple[argparse.ArgumentParser, Callable[[argparse.Namespace], int]]:

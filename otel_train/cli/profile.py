@@ -31,7 +31,13 @@ examples:
   otel-train profile --stacks --steps 2           with the lines of your program, slower
   otel-train analyze runs/20260131-x7/captures/epoch_1-step_200-rank0.json.gz
 
-Exit codes: 0 captured, 1 in part, 2 not at all.
+With a program behind -- nothing needs to run yet: it is started as by 'otel-train run', captured once it has
+warmed up, and its artifacts are written to --output-dir. Without a program and a RUN, --output-dir profiles the demo.
+
+  otel-train profile --steps 50 --output-dir /tmp/profile -- train.py --epochs 3
+  otel-train profile --steps 50 --output-dir /tmp/profile
+
+Exit codes of that: those of the program; 1 if it captured nothing. Else: 0 captured, 1 in part, 2 not at all.
 """
 AHEAD_S, AHEAD_STEPS = 15.0, 20
 """A page of metrics is up to 5 s old, and the pump of a rank needs a few more to hear of a request."""
@@ -51,8 +57,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     """Tell argparse about this command."""
     parser = subparsers.add_parser(
         "profile",
-        help="capture some steps of a live run with torch.profiler",
-        description="Ask a live run for a profiler capture, and wait for it.",
+        help="capture some steps of a live run, or of a program, with torch.profiler",
+        usage="otel-train profile [RUN] [options] | otel-train profile [options] -- PROGRAM [arguments]",
+        description="Ask a live run for a profiler capture, and wait for it; or run a program with one.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -68,12 +75,19 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--pin", action="store_true", help="keep this capture when others make room")
     parser.add_argument("--reason", default="otel-train profile", metavar="TEXT", help="for the record")
     parser.add_argument(
+        "--output-dir", metavar="DIR", help="write the artifacts of the run there; made when missing"
+    )
+    parser.add_argument(
         "--timeout", type=float, default=300.0, metavar="S", help="longest wait (default: 300)"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Leave the request with each rank, and say what came of it."""
+    """Leave the request with each rank, and say what came of it; or run a program."""
+    if args.program or (args.output_dir and not args.run):
+        from otel_train.cli import profile_program
+
+        return profile_program.run(args)
     folders = _chosen(args)
     request = {
         "steps": args.steps, "warmup": args.warmup, "activities": list(activities(args.activities)),
@@ -98,8 +112,20 @@ def run(args: argparse.Namespace) -> int:
     found = _wait(captures, before, time.monotonic() + args.timeout)
     for rank in folders:
         _say(rank, found.get(rank), captures, as_json=args.json, timeout_s=args.timeout)
+    if args.output_dir:
+        _write_artifacts(folders, args)
     good = sum(1 for record in found.values() if record["file"] and not record["problem"])
     return 0 if good == len(folders) else 1 if any(record["file"] for record in found.values()) else 2
+
+
+def _write_artifacts(folders: Mapping[int, Path], args: argparse.Namespace) -> None:
+    from pathlib import Path
+
+    from otel_train.artifacts.write import write
+    from otel_train.cli.artifacts import say
+
+    rank, folder = next(iter(folders.items()))
+    say(write(folder.parent, rank, Path(args.output_dir)), as_json=args.json)
 
 
 def _chosen(args: argparse.Namespace) -> dict[int, Path]:

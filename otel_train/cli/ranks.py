@@ -44,7 +44,7 @@ def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]
     found = {_rank(folder): folder for folder in rank_directories(run) if (folder / file_name).is_file()}
     if not found:
         raise RunDirectoryError(f"{run}: no rank has a {file_name} yet. Has training begun?")
-    asked = _asked_rank(args)
+    asked = asked_rank(args)
     if asked is None:
         return found
     if asked not in found:
@@ -53,7 +53,7 @@ def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]
     return {asked: found[asked]}
 
 
-def _asked_rank(args: argparse.Namespace) -> int | None:
+def asked_rank(args: argparse.Namespace) -> int | None:
     """The rank named by ``--rank``, or by the folder of a rank given as RUN."""
     folder = Path(args.run or "").resolve()
     of_folder = (

@@ -10,6 +10,7 @@ from otel_train.analyze.flame import flame
 from otel_train.analyze.scene import Scene
 from otel_train.cli import captures, summary
 from otel_train.cli.run_side import METRICS, buckets_of
+from otel_train.export.taken import captures_of, together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -35,8 +36,8 @@ def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> dict[str, An
     """
     summaries = {number: summary.read(folder / summary.FILE_NAME) for number, folder in folders.items()}
     lines = list(_lines(folders[rank]))
-    taken = captures.captures_of(run)
-    newest = captures.together(taken, taken[-1]) if taken else []
+    taken = captures_of(run)
+    newest = together(taken, taken[-1]) if taken else []
     return {
         "summary": summaries[rank],
         "ranks": list(summaries.values()),

@@ -16,7 +16,7 @@ from otel_train.errors import ConfigError, OtelTrainError
 from otel_train.values import PREFIX
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from otel_train.launch.aftermath import Settled
     from otel_train.launch.parent import Ended
@@ -93,17 +93,32 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: a setting cannot be honoured, or there is no such program.
     """
+    from otel_train.launch import parent
+
+    if args.module is not None:
+        module, words = "".join(args.module[:1]), args.module[1:]
+    else:
+        module, words = None, args.program[1:] if args.program[:1] == ["--"] else args.program
+    return parent.end_like(launched(words, settings_of(args), module=module))
+
+
+def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str | None = None) -> Ended:
+    """Run a program, observed, and export what it may have left behind; how it ended.
+
+    Args:
+        words: a script or a command and its arguments; the arguments alone with ``module``.
+        settings: variables that are set for it.
+        module: as in ``python -m``.
+
+    Raises:
+        ConfigError: a setting cannot be honoured, or there is no such program.
+    """
     from otel_train.launch import command, parent
     from otel_train.launch.names import WILL
 
-    settings = settings_of(args)
-    if args.module is not None:
-        if not args.module:
-            raise ConfigError("-m: expected the name of a module")
-        module, *words = args.module
-    else:
-        module, words = "", args.program[1:] if args.program[:1] == ["--"] else args.program
-    line = command.command_line(words, module=module, flags=command.interpreter_flags())
+    if module is not None and not module:
+        raise ConfigError("-m: expected the name of a module")
+    line = command.command_line(words, module=module or "", flags=command.interpreter_flags())
     folder = Path(tempfile.mkdtemp(prefix="otel-train-"))
     try:
         environ = command.environment(os.environ, settings, folder)
@@ -117,7 +132,7 @@ def run(args: argparse.Namespace) -> int:
             _settle(folder, ended, environ)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return parent.end_like(ended)
+    return ended
 
 
 def _settle(folder: Path, ended: Ended, environ: Mapping[str, str]) -> None:

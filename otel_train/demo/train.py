@@ -150,6 +150,8 @@ def train(model: nn.Module, loaders: dict[str, DataLoader[Tensor]], options: arg
     start, seconds = time.monotonic(), options.minutes * 60
     bar = tqdm(total=round(seconds), bar_format="{l_bar}{bar}| {n:.0f}/{total} s{postfix}")
     shown = {"loss": "-", "val": "-"}
+    planned = options.epochs * options.steps_per_epoch
+    validate_every = options.steps_per_epoch if planned else VALIDATE_EVERY
     with bar:
         for step in count(1):
             for source in sources:  # one update for a batch of each
@@ -161,13 +163,13 @@ def train(model: nn.Module, loaders: dict[str, DataLoader[Tensor]], options: arg
 
             if step % 10 == 0:
                 shown["loss"] = f"{loss.item():.3f}"
-            if step % VALIDATE_EVERY == 0:
+            if step % validate_every == 0:
                 shown["val"] = f"{validate(model, loaders['val'], options.device):.3f}"
                 torch.save({"step": step, "model": model.state_dict()}, options.checkpoint)
             elapsed = time.monotonic() - start
             bar.set_postfix(step=step, **shown, refresh=False)
             bar.update(min(elapsed, bar.total) - bar.n)
-            if elapsed >= seconds or step == options.steps:
+            if step in (planned, options.steps) or (elapsed >= seconds and not planned):
                 return
 
 
@@ -178,6 +180,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--steps", type=int, default=0, help="stop after this many updates; 0: when the time is up"
     )
+    parser.add_argument("--epochs", type=int, default=0, help="train so many, however long it takes")
+    parser.add_argument("--steps-per-epoch", type=int, default=VALIDATE_EVERY)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--workers", type=int, default=0, help="processes that read code ahead")

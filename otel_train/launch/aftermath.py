@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from otel_train import catalog
+from otel_train.artifacts.ending import write_at_the_end
 from otel_train.clock import system_clock
 from otel_train.export.document import Documents
 from otel_train.export.live import Health, Readings, Reporter
@@ -177,6 +178,7 @@ class _Executor:
             self._documents.write("failed" if self._cause.startswith("exit") else "killed")
         )
         self._routes.close(self._estate.config.exit_timeout_s)
+        write_at_the_end(self._estate.config, info.rank, self._directory.path)
         steps = run.totals.steps_by_phase().get("train", 0)
         return Settled(self._directory.rank_path, info.rank, steps, self._rest.lost)
 

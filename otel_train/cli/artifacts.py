@@ -1,0 +1,93 @@
+"""``otel-train artifacts``: the files of a run under the names that other tools look for."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from otel_train.artifacts.write import Written, write
+from otel_train.cli import ranks
+from otel_train.errors import RunDirectoryError
+from otel_train.export.atomic import dump_json
+from otel_train.export.rundir import find_run, rank_directories
+from otel_train.export.typeset import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+EPILOG = """\
+config.json, metrics.json, profiler_summary.json, stage_times.json, op_stats.csv, trace.json (opens in Perfetto),
+profiler_context/stage_times.json and torch_profiler/. Everything is made from the run directory, which is not
+changed: of a run that is still going or was killed, too. With artifacts=True a run writes them when it ends.
+docs/reference/artifacts.md has the schemas.
+
+examples:
+  otel-train artifacts                                  the newest run, into artifacts/ of its run directory
+  otel-train artifacts runs/20260131-x7 --output-dir /tmp/x7
+  otel-train artifacts 20260131-x7 --rank 3
+  otel-train check runs/20260131-x7                     are they all there, and do they say the same?
+
+Exit codes: 0 written, 2 not: no such run, nothing in it to make them from, or the folder is not ours.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Tell argparse about this command."""
+    parser = subparsers.add_parser(
+        "artifacts",
+        help="write a run's config, metrics, stage times, operators and trace as files",
+        description="Write the artifacts of a run: finished, running or killed.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    ranks.add_arguments(parser)
+    parser.add_argument(
+        "--output-dir",
+        metavar="DIR",
+        help="where to (default: artifacts in the run directory); made when missing",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Write them, and say which and where."""
+    home = find_run(args.run, Path(args.run_dir))
+    folder = Path(args.output_dir) if args.output_dir else None
+    say(write(home, _rank(args, home), folder), as_json=args.json)
+    return 0
+
+
+def say(written: Written, *, as_json: bool = False) -> None:
+    """Where things are, what is not there and why."""
+    if as_json:
+        print(dump_json({"folder": str(written.folder), "artifacts": written.files, "notes": written.notes}))
+        return
+    page = Page.of(sys.stdout)
+    print(written.folder)
+    for name, entry in sorted(written.files.items()):
+        print(f"  {name:<35}{page.safe(_told(entry))}")
+    for note in written.notes:
+        print(f"  note: {page.safe(note)}")
+
+
+def _told(entry: Mapping[str, object]) -> str:
+    if "absent" in entry:
+        return f"not there: {entry['absent']}"
+    files = entry.get("files")
+    if isinstance(files, list):
+        return f"{len(files)} captures" if len(files) != 1 else "1 capture"
+    return f"{entry['bytes']:>12,} bytes"
+
+
+def _rank(args: argparse.Namespace, home: Path) -> int:
+    """The rank asked for, else the first."""
+    there = [int(folder.name[4:]) for folder in rank_directories(home)]
+    asked = ranks.asked_rank(args)
+    if asked is None:
+        asked = min(there, default=0)
+    if asked not in there:
+        raise RunDirectoryError(
+            f"{home}: rank {asked} is not there. Ranks: {', '.join(map(str, there)) or 'none'}"
+        )
+    return asked

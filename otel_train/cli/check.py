@@ -1,0 +1,143 @@
+"""``otel-train check``: is a run, or what was made from it, all there, and does it say the same?"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_train.artifacts.check import Fault, check
+from otel_train.artifacts.check_run import check_run
+from otel_train.artifacts.left import left_by, read_document
+from otel_train.artifacts.write import MARK, SUMMARY
+from otel_train.errors import OtelTrainError, RunDirectoryError
+from otel_train.export.atomic import dump_json, replace_text
+from otel_train.export.rundir import find_run, rank_directories
+from otel_train.export.typeset import Page
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+REPORT = "report.html"
+EPILOG = """\
+DIR is a folder that 'otel-train artifacts' has written, a run directory or a run id. Of artifacts: is every file
+there that profiler_summary.json accounts for, can it be read, do the totals agree? Of a run directory: is every
+file of every rank whole, do the activities add up, was anything lost? What is not there and has a reason, such as
+op_stats.csv of a run without a capture, is no fault.
+
+examples:
+  otel-train check runs/20260131-x7
+  otel-train check /tmp/x7 --analysis --report
+  otel-train check /tmp/x7 --json | jq '.faults[].file'
+
+Exit codes: 0 all is well, 1 something is missing or does not agree, 2 there is no such folder.
+"""
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Tell argparse about this command."""
+    parser = subparsers.add_parser(
+        "check",
+        help="say whether a run, or its artifacts, are complete and agree",
+        description="Check the artifacts of a run, or its run directory.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("dir", nargs="?", metavar="DIR", help="artifacts, or a run (default: the newest run)")
+    parser.add_argument("--analysis", action="store_true", help="also say where the time went")
+    parser.add_argument("--report", action="store_true", help=f"also write {REPORT} into DIR")
+    parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
+    parser.add_argument(
+        "--run-dir",
+        default=os.environ.get("OTEL_TRAIN_RUN_DIR", "runs"),
+        metavar="D",
+        help="folder that holds the run directories (default: OTEL_TRAIN_RUN_DIR, else runs)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check, and say what is wrong, by file."""
+    folder, made = _chosen(args)
+    faults = check(folder) if made else check_run(folder)
+    if args.json:
+        print(
+            dump_json(
+                {"folder": str(folder), "ok": not faults, "faults": [fault._asdict() for fault in faults]}
+            )
+        )
+    else:
+        _say(folder, faults)
+    if args.analysis or args.report:
+        try:
+            _show(args, folder, _document(folder, made=made))
+        except (OtelTrainError, TypeError, KeyError, AttributeError, ValueError, OSError) as error:
+            print(f"otel-train: {folder} cannot be shown: {error}", file=sys.stderr)
+            return 1
+    return 1 if faults else 0
+
+
+def _chosen(args: argparse.Namespace) -> tuple[Path, bool]:
+    """The folder, and whether it holds artifacts."""
+    if args.dir:
+        folder = Path(args.dir)
+        if any(os.path.lexists(folder / name) for name in (SUMMARY, MARK)):
+            return folder, True
+        if folder.is_dir() and not (folder / "run.json").exists() and not rank_directories(folder):
+            raise RunDirectoryError(f"{folder}: is neither a run directory nor a folder of artifacts")
+    return find_run(args.dir, Path(args.run_dir)), False
+
+
+def _say(folder: Path, faults: Sequence[Fault]) -> None:
+    page = Page.of(sys.stdout)
+    for fault in faults:
+        print(page.safe(f"{fault.file}: {fault.what}"))
+    verdict = (
+        "all is there, and it agrees" if not faults else f"{len(faults)} faults" if faults[1:] else "1 fault"
+    )
+    print(f"{folder}: {page.paint(verdict, 'red' if faults else 'green')}")
+
+
+def _document(folder: Path, *, made: bool) -> dict[str, Any]:
+    """The figures, and what the newest capture says, as far as there is one."""
+    if made:
+        summary = read_document(folder / SUMMARY)
+        return {"summary": summary, "capture": summary["capture"]}
+    left = left_by(folder, min((int(path.name[4:]) for path in rank_directories(folder)), default=0))
+    found = left.newest_trace()
+    if found is None:
+        return {"summary": left.summary, "capture": {"absent": "there is no capture that can be read"}}
+    from otel_train.analyze.summary import summarize
+
+    return {"summary": left.summary, "capture": {**summarize(found[1]), "file": found[0].name}}
+
+
+def _show(args: argparse.Namespace, folder: Path, document: Mapping[str, Any]) -> None:
+    summary, capture = document["summary"], document["capture"]
+    page = Page.of(sys.stderr if args.json else sys.stdout)
+    if args.analysis:
+        from otel_train.cli.analysis_page import render
+        from otel_train.export.console import render_card
+
+        told = render_card(summary, width=page.width, color=page.color, unicode=page.unicode)
+        told += (
+            page.safe(f"No operations: {capture['absent']}") + "\n"
+            if "absent" in capture
+            else render(page, capture)
+        )
+        print(told, end="", file=sys.stderr if args.json else sys.stdout)
+    if args.report:
+        path = folder / REPORT
+        replace_text(path, _page_of(summary, capture))
+        print(path, file=sys.stderr if args.json else sys.stdout)
+
+
+def _page_of(summary: Mapping[str, Any], capture: Mapping[str, Any]) -> str:
+    from otel_train.analyze.report import render
+
+    captures = [] if "absent" in capture else [{"name": capture["file"], "analysis": capture, "flame": []}]
+    series: dict[str, Any] = {"times": [], "activities": {}, "stages": {}, "memory": {}}
+    return render(
+        {"summary": summary, "ranks": [summary], "series": series, "histograms": [], "captures": captures}
+    )
