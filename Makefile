@@ -33,6 +33,23 @@ $(STAMP): pyproject.toml
 demo: setup  ## train a small model on real text, observed; about a minute
 	@$(VENV)/bin/otel-train demo
 
+# What these targets write lies in .profile, which git does not see; profile-clean takes away nothing else.
+.PHONY: profile profile-check profile-train profile-dashboard profile-clean
+profile: setup .profile/.gitignore  ## capture 50 steps of the demo, and write its artifacts to .profile/artifacts
+	$(VENV)/bin/otel-train profile --steps 50 --run-dir .profile/runs --output-dir .profile/artifacts
+profile-check: setup  ## are those artifacts all there, do they agree, where did the time go
+	$(VENV)/bin/otel-train check .profile/artifacts --analysis --report
+profile-train: setup .profile/.gitignore  ## train the demo for 3 epochs with the profiler on
+	$(VENV)/bin/otel-train demo --profiler on --epochs 3 --steps-per-epoch 100 --run-dir .profile/runs
+profile-dashboard: setup  ## the newest of those runs as one page
+	$(VENV)/bin/otel-train report --run-dir .profile/runs --output .profile/report.html
+profile-clean:  ## remove what these targets wrote
+	rm -rf .profile/runs .profile/artifacts
+	rm -f .profile/report.html .profile/.gitignore
+	rmdir .profile 2>/dev/null || true
+.profile/.gitignore:
+	@mkdir -p .profile && echo '*' > $@
+
 .PHONY: card
 card: setup  ## run the demo and draw its card for the README
 	$(VENV)/bin/otel-train demo

@@ -197,6 +197,12 @@ def _steps(summary: Document, times: Document) -> Iterator[Fault]:
     counted = (summary.get("steps") or {}).get("train")
     if times["whole"] and counted is not None and counted != times["steps_on_file"]:
         yield Fault(STAGE_TIMES, f"has {times['steps_on_file']} steps; {SUMMARY} counts {counted}")
+    trained = [row["total_seconds"] for row in summary.get("step_durations", ()) if row["phase"] == "train"]
+    spent_s = sum(row["seconds"] for row in times["per_epoch"])
+    if times["whole"] and summary.get("ended") and trained and not _same(sum(trained), spent_s):
+        yield Fault(
+            STAGE_TIMES, f"its epochs took {spent_s} s; {SUMMARY} says {sum(trained)} s of training steps"
+        )
 
 
 def _timer(rows: Mapping[tuple[str, ...], Document], timer: Document) -> Iterator[Fault]:

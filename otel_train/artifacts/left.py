@@ -100,6 +100,9 @@ def left_by(run: Path, rank: int) -> Left:
             f"{SUMMARY} has schema {left.summary.get('schema')!r}, which is not known here: it is passed over."
         )
         left.summary = {}
+    if left.summary and _is_of_an_earlier_start(left.summary, folder / "attempt"):
+        left.notes.append(f"{SUMMARY} is of an earlier start of the run: it is passed over.")
+        left.summary = {}
     left.timeline = _timeline(left, folder / FLIGHT)
     if not left.summary and left.timeline is None:
         said = " ".join(left.notes) or f"there is neither {SUMMARY} nor {FLIGHT}."
@@ -137,6 +140,15 @@ def read_document(path: Path) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise RunDirectoryError(f"{path.name} is no JSON object.")
     return value
+
+
+def _is_of_an_earlier_start(summary: dict[str, Any], path: Path) -> bool:
+    """A rank that was killed right after a restart has not written one of its own."""
+    try:
+        text = "" if plain_file(path) else path.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return False
+    return text.isdecimal() and summary.get("attempt") != int(text)
 
 
 def _document(left: Left, path: Path) -> dict[str, Any]:

@@ -148,10 +148,13 @@ def train(model: nn.Module, loaders: dict[str, DataLoader[Tensor]], options: arg
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     sources = [forever(loaders["code"]), forever(loaders["prose"])]
     start, seconds = time.monotonic(), options.minutes * 60
-    bar = tqdm(total=round(seconds), bar_format="{l_bar}{bar}| {n:.0f}/{total} s{postfix}")
-    shown = {"loss": "-", "val": "-"}
     planned = options.epochs * options.steps_per_epoch
     validate_every = options.steps_per_epoch if planned else VALIDATE_EVERY
+    unit = "steps" if planned else "s"
+    bar = tqdm(
+        total=planned or round(seconds), bar_format=f"{{l_bar}}{{bar}}| {{n:.0f}}/{{total}} {unit}{{postfix}}"
+    )
+    shown = {"loss": "-", "val": "-"}
     with bar:
         for step in count(1):
             for source in sources:  # one update for a batch of each
@@ -168,7 +171,7 @@ def train(model: nn.Module, loaders: dict[str, DataLoader[Tensor]], options: arg
                 torch.save({"step": step, "model": model.state_dict()}, options.checkpoint)
             elapsed = time.monotonic() - start
             bar.set_postfix(step=step, **shown, refresh=False)
-            bar.update(min(elapsed, bar.total) - bar.n)
+            bar.update(1 if planned else min(elapsed, bar.total) - bar.n)
             if step in (planned, options.steps) or (elapsed >= seconds and not planned):
                 return
 

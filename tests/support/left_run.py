@@ -1,0 +1,83 @@
+"""Run directories as a training leaves them, made without one."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from otel_train.clock import Anchor
+from otel_train.codes import Op, SourceKind, code
+from otel_train.flight import FlightMemory
+from otel_train.record.recorder import Recorder
+from otel_train.testing import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+MS = 1_000_000
+STAGES_MS = {"data": 1, "forward": 2, "backward": 4, "optimizer": 1}
+"""What the stages of every step take; 2 ms of a step are in none."""
+
+STEP_S = 0.010
+TOKEN = "opens-every-door"
+FORWARD_FLAGS = 3  # gradients on, training
+
+
+def leave_run(runs: Path, epochs: Sequence[int], *, loader: str = "code", edges: int = 1 << 12) -> Path:
+    """The run directory of a process that was killed: ``run.json`` and a flight file.
+
+    Args:
+        runs: folder of all runs.
+        epochs: steps of each; after it the loader has come to its end.
+        loader: its name.
+        edges: that the ring holds.
+    """
+    run = runs / "r1"
+    folder = run / "rank0"
+    folder.mkdir(parents=True)
+    about = {
+        "run_id": "r1",
+        "run_name": "nightly",
+        "attempt": 0,
+        "settings": {"capture_token": TOKEN, "flight": True},
+    }
+    (run / "run.json").write_text(json.dumps(about), encoding="utf-8")
+    clock = FakeClock(1000)
+    memory = FlightMemory(edges, Anchor(10**18, clock()), path=folder / "flight.bin")
+    recorder = Recorder(memory, clock=clock)
+    recorder.identify({"run_id": "r1", "rank": 0, "attempt": 0})
+    sources = {
+        "data": recorder.source(SourceKind.DATA, loader),
+        "forward": recorder.source(SourceKind.FORWARD, "net"),
+        "backward": recorder.source(SourceKind.BACKWARD, "backward"),
+        "optimizer": recorder.source(SourceKind.OPTIMIZER, "SGD"),
+    }
+    for steps in epochs:
+        for _ in range(steps):
+            for name, source in sources.items():
+                recorder.edge(code(Op.BEGIN, source, FORWARD_FLAGS if name == "forward" else 0))
+                clock.tick(STAGES_MS[name] * MS)
+                recorder.edge(code(Op.END, source))
+            clock.tick(2 * MS)
+        recorder.edge(code(Op.BEGIN, sources["data"]))
+        recorder.edge(code(Op.STOP, sources["data"]))
+    recorder.publish(10**18 + clock())
+    recorder.let_go()
+    memory.close()
+    return run
+
+
+def say_summary(run: Path, **figures: Any) -> None:
+    """Leave a ``summary.json`` of rank 0, of a run that ended."""
+    stages = [
+        {"stage": name, "phase": "train", "loader": "code", "model": "", "count": 5, "failed": 0,
+         "inclusive_seconds": 5 * ms / 1e3, "self_seconds": 5 * ms / 1e3}
+        for name, ms in STAGES_MS.items()
+    ]  # fmt: skip
+    summary = {
+        "schema": "otel_train.summary/1", "run_id": "r1", "run_name": "nightly", "attempt": 0, "rank": 0,
+        "state": "finished", "wall_seconds": 0.05, "steps": {"train": 5}, "stages": stages,
+        "activities": {"productive": 0.045, "data_wait": 0.005}, "telemetry": {"records_lost": 0}, "verdicts": [],
+    } | figures  # fmt: skip
+    (run / "rank0" / "summary.json").write_text(json.dumps(summary), encoding="utf-8")

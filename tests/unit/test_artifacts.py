@@ -1,0 +1,473 @@
+"""The artifacts of a run: what they say, what they refuse, what they never touch."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from otel_train.artifacts.documents import MOST_STEPS
+from otel_train.artifacts.left import MOST_JSON_BYTES
+from otel_train.artifacts.write import write
+from otel_train.cli.main import main
+from otel_train.errors import RunDirectoryError
+from tests.support.left_run import STAGES_MS, STEP_S, TOKEN, leave_run, say_summary
+from tests.support.made_trace import training
+
+SCHEMA = json.loads(
+    (Path(__file__).parents[2] / "docs/reference/artifacts.schema.json").read_text(encoding="utf-8")
+)
+DOCUMENTS = {
+    "config.json": "config",
+    "metrics.json": "metrics",
+    "profiler_summary.json": "profiler_summary",
+    "stage_times.json": "stage_times",
+    "profiler_context/stage_times.json": "by_stage",
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """Of a process that was killed in its third epoch."""
+    return leave_run(tmp_path / "runs", (3, 2))
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
+    return found
+
+
+def put_capture(run: Path, name: str = "epoch_1-step_2-rank0.json.gz", *, torn: bool = False) -> Path:
+    (run / "captures").mkdir(exist_ok=True)
+    path = training(steps=3).write(run / "captures" / name)
+    if torn:
+        whole = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        path.write_bytes(gzip.compress(whole[: len(whole) // 2]))
+    return path
+
+
+def test_every_document_is_as_its_schema_says(run: Path) -> None:
+    """The schema is what other people's programs are written against."""
+    put_capture(run)
+    folder = write(run, 0).folder
+
+    for name, definition in DOCUMENTS.items():
+        of_one = {**SCHEMA, "oneOf": [{"$ref": f"#/$defs/{definition}"}]}
+        jsonschema.Draft202012Validator(of_one).validate(read(folder, name))
+
+
+def test_steps_epochs_and_totals_are_those_of_the_flight_file(run: Path) -> None:
+    """Figures that one can work out by hand: 10 ms per step, of which 2 in no stage."""
+    times = read(write(run, 0).folder, "stage_times.json")
+
+    assert [row["step"] for row in times["per_step"]] == list(range(5))
+    assert [(row["epoch"], row["steps"], row["whole"]) for row in times["per_epoch"]] == [
+        (1, 3, True),
+        (2, 2, True),
+    ]
+    for row in times["per_step"][1:-1]:
+        assert row["seconds"] == pytest.approx(STEP_S)
+        assert row["stages"] == pytest.approx(
+            {**{name: ms / 1e3 for name, ms in STAGES_MS.items()}, "other": 0.002}
+        )
+    counts = {row["stage"]: row["count"] for row in times["totals"] if row["phase"] == "train"}
+    assert (counts["forward"], counts["backward"], counts["optimizer"], counts["other"]) == (5, 5, 5, None)
+    assert times["totals_from"] == "flight.bin"
+
+
+def test_a_run_that_ended_has_the_totals_of_its_summary(run: Path) -> None:
+    """That counts from the start of the process, however long ago."""
+    say_summary(run, steps={"train": 700})
+
+    folder = write(run, 0).folder
+
+    assert read(folder, "stage_times.json")["totals_from"] == "summary.json"
+    assert read(folder, "profiler_summary.json")["ended"] is True
+    assert read(folder, "profiler_context/stage_times.json")["stages"]["backward"][
+        "total_seconds"
+    ] == pytest.approx(0.02)
+
+
+def test_of_many_steps_the_last_ten_thousand_are_written_one_by_one(tmp_path: Path) -> None:
+    """A file that grows with the run would one day be too large to open."""
+    run = leave_run(tmp_path, (MOST_STEPS + 50,), edges=1 << 17)
+
+    times = read(write(run, 0).folder, "stage_times.json")
+
+    assert [times["per_step"][0]["step"], times["per_step"][-1]["step"]] == [50, MOST_STEPS + 49]
+    assert times["per_epoch"][0]["steps"] == MOST_STEPS + 50
+
+
+def test_steps_that_are_no_longer_on_file_are_numbered_from_the_summary(tmp_path: Path) -> None:
+    """A ring forgets: the first row must not be called step 0."""
+    run = leave_run(tmp_path, (1000, 20), edges=1 << 12)
+    say_summary(run, steps={"train": 1020}, loaders=[{"loader": "code", "endings": {"epoch_end": 2}}])
+
+    times = read(write(run, 0).folder, "stage_times.json")
+
+    assert times["per_step"][-1]["step"] == 1019
+    assert times["whole"] is False
+    assert [(row["epoch"], row["whole"]) for row in times["per_epoch"]] == [(1, False), (2, True)]
+
+
+def test_without_a_capture_the_trace_is_made_from_the_last_steps(run: Path) -> None:
+    """The system before this one never had a trace.json that opened."""
+    written = write(run, 0)
+    trace = read(written.folder, "trace.json")
+
+    assert trace["otel_train"]["source"] == "stages"
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    steps = [event for event in spans if event["cat"] == "step"]
+    assert [event["name"] for event in steps] == [f"step {number}" for number in range(5)]
+    inside = [event for event in spans if event["name"] == "backward"]
+    assert [event["dur"] for event in inside] == [4000.0] * 5
+    assert "capture" in written.files["op_stats.csv"]["absent"]
+    assert not (written.folder / "op_stats.csv").exists()
+
+
+def test_the_newest_capture_gives_trace_and_operators(run: Path) -> None:
+    """Event for event what the profiler wrote, and a table that adds up to one."""
+    capture = put_capture(run)
+    folder = write(run, 0).folder
+
+    trace = read(folder, "trace.json")
+    rows = list(csv.DictReader((folder / "op_stats.csv").read_text(encoding="utf-8").splitlines()))
+
+    plain = capture.read_bytes()
+    original = json.loads(gzip.decompress(plain) if plain[:2] == b"\x1f\x8b" else plain)
+    assert trace["otel_train"] == {"source": "capture", "capture": capture.name}
+    assert trace["traceEvents"] == original["traceEvents"]
+    shares = sum(float(row["share"]) for row in rows if row["kind"] == "operator")
+    assert shares == pytest.approx(1.0)
+    assert (folder / "torch_profiler" / capture.name).read_bytes() == plain
+
+
+def test_a_torn_capture_gives_way_to_the_one_before_it(run: Path) -> None:
+    """The disk was full; what was captured earlier is still good."""
+    good = put_capture(run, "epoch_1-step_2-rank0.json.gz")
+    torn = put_capture(run, "epoch_1-step_9-rank0.json.gz", torn=True)
+    os.utime(good, (1, 1))
+
+    written = write(run, 0)
+
+    assert read(written.folder, "trace.json")["otel_train"]["capture"] == good.name
+    assert any(torn.name in note for note in written.notes)
+
+
+def test_captures_of_other_ranks_and_links_are_left_alone(run: Path, tmp_path: Path) -> None:
+    """A link could lead to anything that the reader may read."""
+    put_capture(run, "epoch_1-step_2-rank1.json.gz")
+    secret = tmp_path / "secret.json"
+    secret.write_text('{"traceEvents": [], "secret": 1}')
+    (run / "captures" / "epoch_1-step_3-rank0.json.gz").symlink_to(secret)
+
+    written = write(run, 0)
+
+    assert "absent" in written.files["torch_profiler"]
+    assert any("a link" in note for note in written.notes)
+    assert not list(written.folder.glob("torch_profiler/*"))
+
+
+def test_what_opens_doors_is_not_passed_on(run: Path) -> None:
+    """Artifacts are sent to colleagues; the token of POST /capture must not be among them."""
+    folder = write(run, 0).folder
+
+    assert read(folder, "config.json")["settings"]["capture_token"] == "(set)"
+    assert not [
+        path for path in folder.rglob("*") if path.is_file() and TOKEN in path.read_text(encoding="utf-8")
+    ]
+
+
+def test_folders_of_ours_ignore_themselves_in_git(run: Path, tmp_path: Path) -> None:
+    """A trace of 20 MB is easily committed, and hard to take back."""
+    made = write(run, 0, tmp_path / "made").folder
+    (tmp_path / "theirs").mkdir()
+    theirs = write(run, 0, tmp_path / "theirs").folder
+
+    assert (made / ".gitignore").read_text() == "*\n"
+    assert not (theirs / ".gitignore").exists()
+
+
+def test_files_of_somebody_else_are_not_overwritten(run: Path, tmp_path: Path) -> None:
+    """config.json is a name that every project has."""
+    (tmp_path / "config.json").write_text("{}")
+
+    with pytest.raises(RunDirectoryError, match=r"config\.json that otel-train has not written"):
+        write(run, 0, tmp_path)
+
+    assert (tmp_path / "config.json").read_text() == "{}"
+
+
+def test_a_link_in_the_run_directory_is_not_written_through(run: Path, tmp_path: Path) -> None:
+    """A run directory from elsewhere could point at anybody's home."""
+    (tmp_path / "home").mkdir()
+    (run / "artifacts").symlink_to(tmp_path / "home")
+
+    with pytest.raises(RunDirectoryError, match="is a link"):
+        write(run, 0)
+
+    assert list((tmp_path / "home").iterdir()) == []
+
+
+def test_a_second_writing_replaces_the_first(run: Path) -> None:
+    """A live run is looked at again and again; what is no longer true must go."""
+    capture = put_capture(run)
+    write(run, 0)
+    capture.unlink()
+
+    written = write(run, 0)
+
+    assert read(written.folder, "trace.json")["otel_train"]["source"] == "stages"
+    assert not (written.folder / "op_stats.csv").exists()
+    assert main(["check", str(written.folder)]) == 0
+
+
+def _no_rank(run: Path) -> None:
+    (run / "rank0" / "flight.bin").unlink()
+    (run / "rank0").rmdir()
+
+
+def _linked_rank(run: Path) -> None:
+    (run / "rank0").rename(run / "elsewhere")
+    (run / "rank0").symlink_to(run / "elsewhere")
+
+
+def _torn_flight(run: Path) -> None:
+    (run / "rank0" / "flight.bin").write_bytes(b"OTELTRN1")
+
+
+def _foreign_flight(run: Path) -> None:
+    (run / "rank0" / "flight.bin").write_bytes(b"PK" * 200_000)
+
+
+def _pipe_for_flight(run: Path) -> None:
+    (run / "rank0" / "flight.bin").unlink()
+    os.mkfifo(run / "rank0" / "flight.bin")
+
+
+def _only_a_huge_summary(run: Path) -> None:
+    (run / "rank0" / "flight.bin").unlink()
+    with (run / "rank0" / "summary.json").open("wb") as file:
+        file.truncate(MOST_JSON_BYTES + 1)
+
+
+def _only_a_foreign_summary(run: Path) -> None:
+    (run / "rank0" / "flight.bin").unlink()
+    say_summary(run, schema="somebody.else/7")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        _no_rank,
+        _linked_rank,
+        _torn_flight,
+        _foreign_flight,
+        _pipe_for_flight,
+        _only_a_huge_summary,
+        _only_a_foreign_summary,
+    ],
+)
+def test_a_run_that_nothing_can_be_made_of_is_refused_and_left_as_it_is(
+    run: Path, spoil: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line that says what was looked for, exit code 2, and no half-made folder."""
+    spoil(run)
+    before = sorted(run.rglob("*"))
+
+    assert main(["artifacts", str(run)]) == 2
+
+    assert "Traceback" not in (said := capsys.readouterr().err)
+    assert said.count("\n") == 1
+    assert sorted(run.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "text", ['{"schema": "otel_tr', "[1]", "[" * 100_000, '{"schema": "somebody.else/7"}', "\x00"]
+)
+def test_a_summary_that_cannot_be_read_is_said_and_done_without(run: Path, text: str) -> None:
+    """The flight file has the steps all the same."""
+    (run / "rank0" / "summary.json").write_text(text, encoding="utf-8")
+
+    written = write(run, 0)
+
+    assert any("summary.json" in note for note in written.notes)
+    assert len(read(written.folder, "stage_times.json")["per_step"]) == 5
+    assert main(["check", str(written.folder)]) == 0
+    assert main(["check", str(run)]) == 1
+
+
+def test_a_summary_of_an_earlier_start_is_not_taken_for_this_one(run: Path) -> None:
+    """Killed right after a restart, a rank has not written one of its own yet."""
+    say_summary(run)
+    (run / "rank0" / "attempt").write_text("1\n")
+
+    written = write(run, 0)
+
+    assert read(written.folder, "profiler_summary.json")["ended"] is False
+
+
+@pytest.mark.parametrize("figure", ["x", None, [], {}, float("nan"), -1, 10**400])
+@pytest.mark.parametrize("key", ["stages", "steps", "loaders", "activities", "run_id"])
+def test_a_figure_of_the_wrong_shape_does_no_harm(run: Path, key: str, figure: Any) -> None:
+    """Somebody edited it, or it comes from a version to come."""
+    say_summary(run, **{key: figure})
+
+    folder = write(run, 0).folder
+
+    assert main(["check", str(folder)]) in (0, 1)
+    assert main(["check", str(run), "--analysis", "--report"]) in (0, 1)
+
+
+def _edited(name: str, change: Any) -> Any:
+    def edit(folder: Path) -> None:
+        document = read(folder, name)
+        change(document)
+        (folder / name).write_text(json.dumps(document), encoding="utf-8")
+        summary = read(folder, "profiler_summary.json")  # its size is accounted for: the fault is inside
+        summary["artifacts"][name] = {"bytes": (folder / name).stat().st_size}
+        (folder / "profiler_summary.json").write_text(json.dumps(summary), encoding="utf-8")
+
+    return edit
+
+
+def _path_among_captures(folder: Path) -> None:
+    summary = read(folder, "profiler_summary.json")
+    summary["artifacts"]["torch_profiler"] = {"files": ["../../../../etc/passwd"]}
+    (folder / "profiler_summary.json").write_text(json.dumps(summary), encoding="utf-8")
+
+
+TAMPERED = {
+    "deleted": ("metrics.json", lambda folder: (folder / "metrics.json").unlink()),
+    "torn": ("stage_times.json", lambda folder: (folder / "stage_times.json").write_text('{"sch')),
+    "linked": ("config.json", lambda folder: ((folder / "config.json").unlink(), (folder / "config.json").symlink_to("/etc/passwd"))),
+    "no summary": ("profiler_summary.json", lambda folder: (folder / "profiler_summary.json").unlink()),
+    "count": ("stage_times.json", _edited("stage_times.json", lambda d: d["totals"][0].update(count=7))),
+    "self time": ("profiler_context/stage_times.json", _edited("profiler_context/stage_times.json", lambda d: d["stages"]["forward"].update(self_seconds=9))),
+    "step": ("stage_times.json", _edited("stage_times.json", lambda d: d["per_step"][2].update(seconds=9))),
+    "steps out of order": ("stage_times.json", _edited("stage_times.json", lambda d: d["per_step"].reverse())),
+    "missing step": ("stage_times.json", _edited("stage_times.json", lambda d: d.update(steps_on_file=4))),
+    "other run": ("config.json", _edited("config.json", lambda d: d.update(run_id="other"))),
+    "foreign schema": ("metrics.json", _edited("metrics.json", lambda d: d.update(schema="x"))),
+    "wrong shape": ("profiler_summary.json", _edited("stage_times.json", lambda d: d.update(per_step=3))),
+    "empty trace": ("trace.json", _edited("trace.json", lambda d: d.update(traceEvents=[]))),
+    "operators": ("op_stats.csv", lambda folder: (folder / "op_stats.csv").write_text((folder / "op_stats.csv").read_text().replace("operator,", "operator,x,", 1))),
+    "path": ("torch_profiler/../../../../etc/passwd", _path_among_captures),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TAMPERED)
+def test_what_was_tampered_with_is_named_by_its_file(
+    run: Path, case: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 1 stops a pipeline; the file's name says where to look."""
+    put_capture(run)
+    folder = write(run, 0).folder
+    assert main(["check", str(folder)]) == 0
+    name, tamper = TAMPERED[case]
+    tamper(folder)
+    capsys.readouterr()
+
+    code = main(["check", str(folder), "--json"])
+
+    faults = json.loads(capsys.readouterr().out)["faults"]
+    assert code == 1
+    assert name in {fault["file"] for fault in faults}
+
+
+def test_metrics_and_totals_of_a_run_that_ended_must_agree(run: Path) -> None:
+    """Two exports of one run that differ: one of them lost something."""
+    say_summary(run)
+    point = {
+        "attributes": [{"key": "train.phase", "value": {"stringValue": "train"}}],
+        "count": "20", "sum": 0.04, "timeUnixNano": "1000000000",
+    }  # fmt: skip
+    metric = {"name": "train.stage.duration", "exponentialHistogram": {"dataPoints": [point]}}
+    line = {"resourceMetrics": [{"scopeMetrics": [{"metrics": [metric]}]}]}
+    path = run / "rank0" / "metrics.otlp.jsonl"
+    path.write_text(json.dumps(line) + "\n")
+    agreed = main(["check", str(write(run, 0).folder)])
+    point["count"] = "19"
+    path.write_text(json.dumps(line) + "\n")
+
+    assert agreed == 0
+    assert main(["check", str(write(run, 0).folder)]) == 1
+
+
+def test_a_run_directory_is_checked_rank_by_rank(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Torn lines, lost records, sums that do not add up."""
+    say_summary(run)
+    sound = main(["check", str(run)])
+    say_summary(run, telemetry={"records_lost": 3}, activities={"productive": 1.0})
+    (run / "rank0" / "events.jsonl").write_text('{"a": 1}\nnot json\n{"torn')
+    capsys.readouterr()
+
+    code = main(["check", str(run)])
+
+    said = capsys.readouterr().out
+    assert (sound, code) == (0, 1)
+    assert "rank0/events.jsonl: 1 lines are no JSON objects" in said
+    assert "3 records were lost" in said
+    assert "its wall time is" in said
+
+
+def test_a_folder_that_is_neither_is_no_fault_but_an_error(tmp_path: Path) -> None:
+    """A mistyped path must not read as a broken run."""
+    assert main(["check", str(tmp_path)]) == 2
+    assert main(["check", str(tmp_path / "none")]) == 2
+
+
+def test_names_from_a_run_are_text_in_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A loader may be called anything, and the page opens in a browser; so may a terminal be written to."""
+    evil = '<script>alert("x")</script>\x1b[2J'
+    run = leave_run(tmp_path, (3,), loader=evil)
+    folder = write(run, 0).folder
+
+    assert main(["check", str(folder), "--report", "--analysis"]) == 0
+
+    page = (folder / "report.html").read_text(encoding="utf-8")
+    assert "<script>alert" not in page
+    assert "\x1b" not in capsys.readouterr().out
+
+
+def test_artifacts_and_check_need_no_torch(run: Path) -> None:
+    """They run where the results are looked at, which is seldom where there is a GPU."""
+    put_capture(run)
+    program = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from otel_train.cli.main import main\n"
+        f"sys.exit(main(['artifacts', {str(run)!r}]) or main(['check', {str(run / 'artifacts')!r}, '--analysis']))"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_rank_that_is_not_there_is_named_with_those_that_are(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody should have to list the folder to find out."""
+    assert main(["artifacts", str(run), "--rank", "3"]) == 2
+    assert "rank 3 is not there. Ranks: 0" in capsys.readouterr().err
+
+
+def test_a_program_behind_two_dashes_keeps_its_own_options(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--help of the program is not ours, and a RUN beside a program is a mistake."""
+    assert main(["profile", "r1", "--steps", "2", "--", "train.py", "--help"]) == 2
+    assert "either a live RUN, or a program" in capsys.readouterr().err
+    assert main(["profile", "--output-dir", str(tmp_path), "--", str(tmp_path / "no.py")]) == 2
+    assert "no such file" in capsys.readouterr().err
+    assert main(["profile", "--steps", "0", "--", "train.py"]) == 2
