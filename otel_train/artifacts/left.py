@@ -89,6 +89,13 @@ def left_by(run: Path, rank: int) -> Left:
     Raises:
         RunDirectoryError: there is nothing that figures could be made from; the message says what was looked for.
     """
+    try:
+        return _left_by(run, rank)
+    except OSError as error:  # no permission, or taken away while it was read
+        raise RunDirectoryError(f"{run}: cannot be read: {error.strerror or error}") from error
+
+
+def _left_by(run: Path, rank: int) -> Left:
     folder = run / f"rank{rank}"
     left = Left(run=run, rank=rank)
     if folder.is_symlink() or not folder.is_dir():

@@ -90,7 +90,9 @@ def test_a_training_that_ends_leaves_its_artifacts(tmp_path: Path) -> None:
     assert [(row["epoch"], row["steps"]) for row in times["per_epoch"]] == [(1, 6), (2, 6)]
     summary = json.loads((folder / "profiler_summary.json").read_text(encoding="utf-8"))
     [trained] = [row for row in summary["step_durations"] if row["phase"] == "train"]
-    assert sum(row["seconds"] for row in times["per_step"]) == pytest.approx(trained["total_seconds"], rel=1e-6)
+    assert sum(row["seconds"] for row in times["per_step"]) == pytest.approx(
+        trained["total_seconds"], rel=1e-6
+    )
 
 
 @pytest.mark.slow
