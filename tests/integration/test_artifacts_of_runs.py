@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]  # it publishes no types
 import pytest
 import torch
 

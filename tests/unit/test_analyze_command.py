@@ -11,8 +11,8 @@ import pytest
 
 import otel_train
 from otel_train.cli import captures
-from otel_train.cli.captures import together
 from otel_train.cli.main import main
+from otel_train.export.taken import together
 from tests.support.made_trace import MadeTrace, training
 
 if TYPE_CHECKING:

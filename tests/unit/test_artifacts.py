@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
+import jsonschema  # type: ignore[import-untyped]  # it publishes no types
 import pytest
 
 from otel_train.artifacts.documents import MOST_STEPS
