@@ -99,7 +99,7 @@ class ThreadAccount:
         self._decide(held, found, final=True)
         settled = self._settle(held, found, columns, final=True)
         assert settled is not None  # at the end nothing more is waited for
-        return settled._replace(endings=np.concatenate((settled.endings, self._passes.close())))
+        return settled._replace(endings=np.concatenate((settled.endings, self._passes.close(at_ns))))
 
     def _decide(self, held: Edges, found: Marks, *, final: bool) -> bool:
         """Find what steps are counted by. Whether the edges can be settled now."""

@@ -77,8 +77,8 @@ class LoaderTotals:
             self.start_ups.add([self.number(loader)], [making_ns + waiting_ns])
 
     def add_endings(self, endings: np.ndarray, names: Names) -> list[tuple[str, str]]:
-        """Count endings: int64[n, 2] as in ``PassEnds``; loader and reason of each."""
-        told = [(names.sources[source].name, _REASONS[Ending(why)]) for source, why in endings.tolist()]
+        """Count endings: int64[n, 3] as in ``PassEnds``; loader and reason of each."""
+        told = [(names.sources[source].name, _REASONS[Ending(why)]) for source, why, _ in endings.tolist()]
         for key in told:
             self.endings[key] = self.endings.get(key, 0) + 1
         return told

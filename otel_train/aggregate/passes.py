@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _GOT, _STARTED, _STOPPED, _FAILED = range(4)
 _NO_STARTS = np.zeros((0, 4), dtype=np.int64)
-_NO_ENDINGS = np.zeros((0, 2), dtype=np.int64)
+_NO_ENDINGS = np.zeros((0, 3), dtype=np.int64)
 
 
 class PassEnds(NamedTuple):
@@ -26,7 +26,7 @@ class PassEnds(NamedTuple):
     Attributes:
         starts: int64[n, 4]: loader source, phase, nanoseconds to make the iterator, nanoseconds to wait for
             its first batch.
-        endings: int64[n, 2]: loader source, ``Ending``.
+        endings: int64[n, 3]: loader source, ``Ending``, when.
     """
 
     starts: np.ndarray = _NO_STARTS
@@ -64,19 +64,18 @@ class Passes:
         starts = np.stack((source[first], phase[first], took[first], lasted[first]), axis=1)
         stop = (what == _STOPPED) & (before != _STOPPED)
         broke = (what == _STARTED) & (before == _FAILED)
-        endings = np.concatenate(
-            (
-                np.stack((source[stop], edges.payloads[at[stop]]), axis=1),
-                np.stack((source[broke], np.full(int(broke.sum()), int(Ending.ERROR))), axis=1),
-            )
-        )
+        over = stop | broke
+        why = np.where(stop, edges.payloads[at], int(Ending.ERROR))
+        endings = np.stack((source, why, edges.times[at]), axis=1)[over]
         return PassEnds(starts, endings)
 
-    def close(self) -> np.ndarray:
+    def close(self, at_ns: int) -> np.ndarray:
         """Endings that nothing followed: the exceptions that ended the run."""
-        left = [(source, int(Ending.ERROR)) for source, (what, _) in self._last.items() if what == _FAILED]
+        left = [
+            (source, int(Ending.ERROR), at_ns) for source, (what, _) in self._last.items() if what == _FAILED
+        ]
         self._last = {}
-        return np.array(left, dtype=np.int64).reshape(-1, 2)
+        return np.array(left, dtype=np.int64).reshape(-1, 3)
 
     def _before(
         self, source: np.ndarray, what: np.ndarray, lasted: np.ndarray

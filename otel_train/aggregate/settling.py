@@ -256,10 +256,11 @@ def batches(edges: Edges, found: Marks, pieces: Pieces, labels: Labels) -> np.nd
     got &= ~found.starting[: last + 1]
     got[0] = False
     at = np.flatnonzero(got)
-    rows = np.empty((len(at), 3), dtype=np.int64)
+    rows = np.empty((len(at), 4), dtype=np.int64)
     rows[:, 0] = edges.sources[at]
     rows[:, 1] = labels.phase[pieces.of_event[at]]
     rows[:, 2] = edges.payloads[at] - 1
+    rows[:, 3] = edges.times[at]
     return rows
 
 

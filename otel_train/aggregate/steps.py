@@ -134,7 +134,7 @@ class Settled(NamedTuple):
         steps: closed steps.
         occurrences: ended calls.
         tiles: self time; without gap or overlap over all slices.
-        batches: int64[n, 3]: loader source, phase, samples (-1 unknown) of every batch fetched.
+        batches: int64[n, 4]: loader source, phase, samples (-1 unknown) of every batch fetched, and when.
         starts: passes over loaders that began, as in ``PassEnds``.
         endings: passes that ended, as in ``PassEnds``.
         failed_asks: int64[n], loader source of every ask that raised.

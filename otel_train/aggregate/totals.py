@@ -161,7 +161,7 @@ class Totals:
         return self._step_numbers[pair]
 
     def add_batches(self, batches: np.ndarray) -> None:
-        """Count batches: int64[n, 3] as in ``Settled``."""
+        """Count batches: int64[n, 4] as in ``Settled``."""
         if not len(batches):
             return
         flat = self.names.loader(batches[:, 0]) * _PHASES + batches[:, 1]

@@ -25,7 +25,7 @@ def endings(book: Book) -> list[tuple[str, Ending]]:
     return [
         (book.name(source), Ending(ending))
         for part in book.settled
-        for source, ending in part.endings.tolist()
+        for source, ending, _ in part.endings.tolist()
     ]
 
 

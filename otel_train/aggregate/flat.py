@@ -1,0 +1,196 @@
+"""The figures of a run under flat names, as rows for trackers: at every so many steps, and per epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from otel_train.aggregate.flat_epochs import EpochWindow
+from otel_train.aggregate.flat_names import SafeNames
+from otel_train.aggregate.flat_windows import Operations, StageMeans
+from otel_train.aggregate.steps import TRAIN
+from otel_train.codes import Ending, SourceKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from otel_train.aggregate.loader_rows import LoaderFacts
+    from otel_train.aggregate.names import Names
+    from otel_train.aggregate.steps import Settled
+    from otel_train.aggregate.totals import Totals
+
+
+class FlatRow(NamedTuple):
+    """What a tracker logs at once.
+
+    Attributes:
+        step: training steps that had been counted.
+        epoch: the pass over the training data, from 1.
+        of_epoch: a row about a whole epoch; else one about the steps since the last.
+        values: figures by flat name.
+    """
+
+    step: int
+    epoch: int
+    of_epoch: bool
+    values: dict[str, float]
+
+
+class Slice(NamedTuple):
+    """A part of what was settled at once. Columns are int64.
+
+    Attributes:
+        source: who was called, per call that ended.
+        loader: loader of the batch it worked on; -1 for none.
+        phase: index into ``PHASES``, or ``NO_PHASE``.
+        started_ns: when it began.
+        lasted_ns: how long it ran.
+        kind: ``SourceKind`` of the source.
+        batches: as in ``Settled``.
+        step_ns: durations of the training steps that closed.
+        work_ns: the same, less what they waited for data.
+    """
+
+    source: np.ndarray
+    loader: np.ndarray
+    phase: np.ndarray
+    started_ns: np.ndarray
+    lasted_ns: np.ndarray
+    kind: np.ndarray
+    batches: np.ndarray
+    step_ns: np.ndarray
+    work_ns: np.ndarray
+
+
+class _Mark(NamedTuple):
+    at_ns: int
+    of_epoch: bool
+    step: int
+
+
+class FlatFigures:
+    """Cuts what is settled at the steps and epochs that are logged, and sums each part up.
+
+    Args:
+        totals: where the workers' build times are.
+        loaders: the loaders known now.
+        every_steps: training steps between two rows; 0 for none.
+        every_epochs: epochs between two rows; 0 for none.
+    """
+
+    def __init__(
+        self,
+        totals: Totals,
+        loaders: Callable[[], Mapping[str, LoaderFacts]],
+        *,
+        every_steps: int,
+        every_epochs: int,
+    ) -> None:
+        self.epoch = 1
+        self._names = totals.names
+        self._every_steps = every_steps
+        self._every_epochs = every_epochs
+        self._stops: dict[int, int] = {}
+        self._ended = 0
+        self._trained: set[int] = set()
+        self._step = 0
+        self._waited_ns = 0  # for data, in the step that is still open
+        safe = SafeNames()
+        self._means = StageMeans(self._names, safe)
+        self._operations = Operations(self._names, safe)
+        self._epochs = EpochWindow(totals, loaders, safe)
+
+    def reset(self) -> None:
+        """Let the totals of operations start from now."""
+        self._operations.reset()
+
+    def take(self, settled: Settled, rows: np.ndarray, numbers: np.ndarray) -> list[FlatRow]:
+        """Take in what has been settled of the thread that trains; the rows that are due.
+
+        Args:
+            settled: the facts.
+            rows: which of its steps are counted training steps.
+            numbers: their numbers.
+        """
+        made: list[FlatRow] = []
+        marks = self._marks(settled, rows, numbers)
+        for part, mark in zip(self._parts(settled, [mark.at_ns for mark in marks]), [*marks, None], strict=True):
+            self._means.add(part)
+            self._operations.add(part)
+            self._epochs.add(part)
+            if mark is not None:
+                self._step = max(self._step, mark.step)
+                made += self._epoch_row() if mark.of_epoch else self._step_row()
+        if len(numbers):
+            self._step = int(numbers[-1]) + 1
+        return made
+
+    def _step_row(self) -> list[FlatRow]:
+        values = {**self._means.take(), **self._operations.values()}
+        return [FlatRow(self._step, self.epoch, of_epoch=False, values=values)] if values else []
+
+    def _epoch_row(self) -> list[FlatRow]:
+        values, epoch = self._epochs.take(), self.epoch
+        self.epoch += 1
+        due = self._every_epochs and epoch % self._every_epochs == 0
+        return [FlatRow(self._step, epoch, of_epoch=True, values=values)] if due and values else []
+
+    def _marks(self, settled: Settled, rows: np.ndarray, numbers: np.ndarray) -> list[_Mark]:
+        """Where rows are due, in time."""
+        found = []
+        if self._every_steps:
+            due = np.flatnonzero((numbers + 1) % self._every_steps == 0)
+            ended = settled.steps.ended_ns[rows[due]]
+            found = [
+                _Mark(at, of_epoch=False, step=step)
+                for at, step in zip(ended.tolist(), (numbers[due] + 1).tolist(), strict=True)
+            ]
+        batches = settled.batches
+        self._trained.update(np.unique(batches[batches[:, 1] == TRAIN, 0]).tolist())
+        for source, why, at in settled.endings[np.argsort(settled.endings[:, 2], kind="stable")].tolist():
+            if why == Ending.ERROR or source not in self._trained:
+                continue
+            self._stops[source] = self._stops.get(source, 0) + 1
+            # Of several training loaders, the one that has ended most often says which epoch it is.
+            if self._stops[source] == max(self._stops.values()) > self._ended:
+                before = np.flatnonzero(settled.steps.ended_ns[rows] <= at)
+                step = int(numbers[before[-1]]) + 1 if len(before) else self._step
+                found.append(_Mark(at, of_epoch=True, step=step))
+                self._ended = self._stops[source]
+        return sorted(found)
+
+    def _parts(self, settled: Settled, cuts: list[int]) -> Iterator[Slice]:
+        """What was settled, in one part more than there are cuts; what ends at a cut comes before it."""
+        calls, steps, batches = settled.occurrences, settled.steps, settled.batches
+        ended = np.maximum.accumulate(calls.started_ns + calls.inclusive_ns)
+        kind = self._names.columns.kinds[calls.source].astype(np.int64)
+        train = np.flatnonzero(steps.phase == TRAIN)
+        waited = self._waits(settled)[train]
+        counted = steps.counted[train] > 0
+        edges = [
+            np.concatenate(([0], np.searchsorted(times, cuts, side="right"), [len(times)]))
+            for times in (ended, np.sort(batches[:, 3]), steps.ended_ns[train])
+        ]
+        batches = batches[np.argsort(batches[:, 3], kind="stable")]
+        for number in range(len(cuts) + 1):
+            call, batch, step = (slice(*at[number : number + 2].tolist()) for at in edges)
+            lasted = steps.duration_ns[train][step]
+            yield Slice(
+                calls.source[call], calls.loader[call], calls.phase[call], calls.started_ns[call],
+                calls.inclusive_ns[call], kind[call], batches[batch], lasted[counted[step]],
+                (lasted - waited[step])[counted[step]],
+            )  # fmt: skip
+
+    def _waits(self, settled: Settled) -> np.ndarray:
+        """How long each step waited for data: int64[steps]."""
+        tiles, steps = settled.tiles, settled.steps
+        data = (tiles.owner >= 0) & (tiles.step >= 0) & (tiles.phase == TRAIN)
+        data[data] = self._names.columns.kinds[tiles.owner[data]] == SourceKind.DATA
+        sums = np.bincount(tiles.step[data], weights=tiles.self_ns[data], minlength=len(steps.phase) + 1)
+        waits: np.ndarray = sums.astype(np.int64)
+        train = np.flatnonzero(steps.phase == TRAIN)
+        first = int(train[0]) if len(train) else len(waits) - 1
+        waits[first] += self._waited_ns
+        self._waited_ns = int(waits[len(steps.phase)])
+        return waits

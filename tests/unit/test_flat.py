@@ -1,0 +1,257 @@
+"""Flat names: what every key means, on streams small enough to add up by head."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from otel_train.aggregate.flat import FlatFigures, FlatRow
+from otel_train.aggregate.flat_names import SafeNames
+from otel_train.aggregate.keep import KeepRules
+from otel_train.aggregate.loader_rows import LoaderFacts
+from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.clock import Anchor
+from otel_train.codes import SourceKind
+from tests.support.edges import Tape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+MS = 10**6
+ANCHOR = Anchor(clock_ns=0, unix_ns=0)
+
+
+class Rows:
+    """What a tape comes to in rows for trackers."""
+
+    def __init__(self, *, every_steps: int = 2, every_epochs: int = 1, workers: int | None = None) -> None:
+        rules = KeepRules(warmup_steps=0, every_steps=0, slow_factor=2.0, per_s=1.0, burst=1)
+        self.account = RunAccount(
+            0, anchor=ANCHOR, tracer=Tracer(Ids("r", 0, 0), ANCHOR), rules=rules, stall_after_s=1e9
+        )
+        self.figures = FlatFigures(
+            self.account.totals, lambda: {"code": LoaderFacts(workers=workers)},
+            every_steps=every_steps, every_epochs=every_epochs,
+        )  # fmt: skip
+        self.rows: list[FlatRow] = []
+        self.account.on_settled = lambda *facts: self.rows.extend(self.figures.take(*facts))
+
+    def play(self, tape: Tape, cuts: Sequence[int] = ()) -> list[FlatRow]:
+        times, codes = np.array(tape.times, dtype=np.int64), np.array(tape.codes, dtype=np.int64)
+        self.account.learn(tape.sources)
+        bounds = [0, *cuts, len(times)]
+        for begin, end in zip(bounds, bounds[1:], strict=False):
+            self.account.feed(1, times[begin:end], codes[begin:end], name="main", main=True)
+        self.account.close(tape.now_ns)
+        return self.rows
+
+
+def test_stage_times_are_means_since_the_last_log() -> None:
+    """Old charts show the present, not an average that flattens over the days."""
+    tape = Tape()
+    for factor in (1, 1, 3, 3):
+        tape.ask(ns=5 * MS * factor).forward(20 * MS * factor).backward(30 * MS).update(7 * MS)
+
+    first, second = Rows().play(tape.stop())[:2]
+
+    assert (first.step, second.step) == (2, 4)
+    assert first.values["profile/train/dl_code/time_data_ms"] == pytest.approx(5)
+    assert second.values["profile/train/dl_code/time_data_ms"] == pytest.approx(15)
+    assert second.values["profile/train/dl_code/time_forward_ms"] == pytest.approx(60)
+    assert second.values["profile/train/dl_code/time_backward_ms"] == pytest.approx(30)
+    assert second.values["profile/train/dl_code/time_optimizer_ms"] == pytest.approx(7)
+
+
+def test_batch_wait_runs_from_the_last_stage_of_the_batch_before_to_the_forward() -> None:
+    """5 ms in next(), and the 2 + 4 ms that the program spends around it."""
+    tape = Tape()
+    for _ in range(4):
+        tape.spend(2 * MS).ask(ns=5 * MS).spend(4 * MS).forward(MS).backward(MS).update(MS)
+
+    rows = Rows(every_steps=4).play(tape.stop())
+
+    assert rows[0].values["profile/train/dl_code/time_batch_wait_ms"] == pytest.approx(11)
+
+
+def test_with_two_loaders_the_wait_covers_the_work_on_the_other_one() -> None:
+    """Each loader's clock runs from its own last batch; an optimizer stage belongs to the loader fetched last."""
+    tape = Tape()
+    for _ in range(4):
+        tape.ask("a", MS).forward(MS).backward(MS).ask("b", MS).forward(MS).backward(MS).update(3 * MS)
+
+    values = Rows(every_steps=4).play(tape.stop("a"))[0].values
+
+    assert values["profile/train/dl_a/time_batch_wait_ms"] == pytest.approx(7)  # b: 1 + 1 + 1 + 3, then a's next()
+    assert values["profile/train/dl_b/time_batch_wait_ms"] == pytest.approx(4)
+    assert values["profile/train/dl_b/time_optimizer_ms"] == pytest.approx(3)
+    assert "profile/train/dl_a/time_optimizer_ms" not in values
+
+
+def test_phase_eval_is_called_val_and_has_data_and_forward_only() -> None:
+    """The names that old charts ask for."""
+    tape = Tape()
+    for _ in range(2):
+        tape.step()
+    tape.stop().validate(3)
+    for _ in range(2):
+        tape.step()
+
+    second = [row for row in Rows().play(tape.stop()) if not row.of_epoch][1].values
+
+    assert {key for key in second if "/val/" in key} == {
+        "profile/val/dl_val/time_data_ms", "profile/val/dl_val/time_forward_ms"
+    }  # fmt: skip
+    assert second["profile/val/dl_val/time_forward_ms"] == pytest.approx(11e-6)
+
+
+def test_operations_are_seconds_since_the_start() -> None:
+    """The four derived ones and the user's own, with average, total and count."""
+    tape = Tape()
+    for _ in range(4):
+        tape.ask(ns=5 * MS).forward(20 * MS).backward(30 * MS).run(SourceKind.STAGE, "clip", 3 * MS).update(7 * MS)
+
+    values = Rows().play(tape.stop())[1].values
+
+    expected = {
+        "data_batch_production": 0.005, "loss_fn_computation": 0.050, "training_step": 0.057,
+        "make_step_total": 0.060, "clip": 0.003,
+    }  # fmt: skip
+    for name, seconds in expected.items():
+        assert values[f"profiling/{name}_avg_time"] == pytest.approx(seconds), name
+        assert values[f"profiling/{name}_total_time"] == pytest.approx(4 * seconds), name
+        assert values[f"profiling/{name}_count"] == 4, name
+
+
+def test_what_a_closure_computes_is_not_counted_twice() -> None:
+    """An optimizer that calls the model itself (LBFGS) holds forward and backward inside."""
+    tape = Tape()
+    for _ in range(2):
+        tape.ask(ns=5 * MS).begin(SourceKind.OPTIMIZER, "LBFGS").forward(20 * MS).backward(30 * MS)
+        tape.spend(7 * MS).end(SourceKind.OPTIMIZER, "LBFGS")
+
+    values = Rows().play(tape.stop())[0].values
+
+    assert values["profiling/training_step_avg_time"] == pytest.approx(0.057)
+    assert values["profiling/loss_fn_computation_avg_time"] == pytest.approx(0.050)
+
+
+def test_a_reset_begins_the_totals_anew() -> None:
+    """The old profiler's reset()."""
+    rows = Rows(every_steps=1)
+    rows.play(Tape().step().step().stop())
+    assert rows.rows[-2].values["profiling/training_step_count"] == 2
+
+    rows.figures.reset()
+
+    assert rows.figures._operations.values() == {}
+
+
+def epochs(*, samples: int = 8, count: int = 2) -> Tape:
+    tape = Tape()
+    for _ in range(count):
+        for _ in range(5):
+            tape.ask(ns=20 * MS, samples=samples).forward(30 * MS).backward(40 * MS).update(10 * MS)
+        tape.stop(ns=0)
+    return tape
+
+
+def test_throughput_is_told_once_per_pass_of_the_training_loader() -> None:
+    """5 batches of 8 in 0.5 s, twice."""
+    rows = [row for row in Rows(every_steps=0).play(epochs()) if row.of_epoch]
+
+    assert [(row.epoch, row.step) for row in rows] == [(1, 5), (2, 10)]
+    for row in rows:
+        assert row.values["samples_per_second"] == pytest.approx(80)
+        assert row.values["batches_per_second"] == pytest.approx(10)
+        assert row.values["batch_load_time_ms_avg"] == pytest.approx(20)
+        assert row.values["batch_load_time_ms_p99"] == pytest.approx(20)
+
+
+def test_every_other_epoch_is_every_other_epoch() -> None:
+    """``log_every_epochs=2``."""
+    rows = Rows(every_steps=0, every_epochs=2).play(epochs(count=5))
+
+    assert [row.epoch for row in rows] == [2, 4]
+
+
+def test_samples_that_cannot_be_counted_give_no_rate() -> None:
+    """A batch without a length: absent, not zero."""
+    row = Rows(every_steps=0).play(epochs(samples=-1))[0]
+
+    assert "samples_per_second" not in row.values
+    assert row.values["batches_per_second"] == pytest.approx(10)
+
+
+def test_efficiency_compares_with_the_slower_of_loading_and_computing_alone() -> None:
+    """Without workers 20 ms of loading and 80 ms of computing take turns; computing alone would take 80 of 100."""
+    row = Rows(every_steps=0, workers=0).play(epochs())[0]
+
+    assert row.values["throughput_efficiency"] == pytest.approx(0.8)
+    assert row.values["batch_transform_time_ms_avg"] == pytest.approx(20)
+
+
+def test_efficiency_is_absent_until_build_times_are_known() -> None:
+    """Workers that have told nothing may be fast or slow."""
+    row = Rows(every_steps=0, workers=2).play(epochs())[0]
+
+    assert not {key for key in row.values if key.startswith(("throughput_eff", "batch_transform"))}
+
+
+def test_several_training_loaders_have_keys_of_their_own() -> None:
+    """All together first, then one by one."""
+    tape = Tape()
+    for _ in range(4):
+        tape.ask("a", MS, samples=2).forward(MS).backward(MS).ask("b", MS, samples=6).forward(MS).backward(MS)
+        tape.update(4 * MS)
+    values = Rows(every_steps=0).play(tape.stop("a"))[0].values
+
+    assert values["samples_per_second"] == pytest.approx(800)
+    assert values["dl_a/samples_per_second"] == pytest.approx(200)
+    assert values["dl_b/samples_per_second"] == pytest.approx(600)
+    assert values["dl_b/batch_load_time_ms_p50"] == pytest.approx(1)
+
+
+def test_a_loader_that_runs_out_again_and_again_counts_epochs_by_the_fastest() -> None:
+    """One running out before the others is no new epoch for them as well."""
+    tape = Tape()
+    for _ in range(2):
+        for _ in range(3):
+            tape.ask("long").ask("short").forward().backward().update()
+        tape.stop("short")
+    tape.stop("long")
+
+    rows = Rows(every_steps=0).play(tape)
+
+    assert [row.epoch for row in rows] == [1, 2]
+
+
+@given(cuts=st.lists(st.integers(1, 87), max_size=6, unique=True).map(sorted))
+@settings(max_examples=40, deadline=None)
+def test_rows_do_not_depend_on_how_the_edges_were_sliced(cuts: list[int]) -> None:
+    """The pump reads when it can; what is logged at step 4 is what happened up to step 4."""
+    tape = epochs()
+    assert len(tape.times) > 80
+
+    whole, sliced = Rows(workers=0).play(tape), Rows(workers=0).play(tape, [c for c in cuts if c < len(tape.times)])
+
+    assert [row[:3] for row in sliced] == [row[:3] for row in whole]
+    for ours, theirs in zip(sliced, whole, strict=True):
+        assert ours.values == pytest.approx(theirs.values)
+
+
+def test_names_are_made_safe_and_stay_apart(caplog: pytest.LogCaptureFixture) -> None:
+    """``a b`` and ``a/b`` would draw one line over the other."""
+    safe = SafeNames()
+
+    with caplog.at_level(logging.WARNING, "otel_train"):
+        assert [safe(name) for name in ("train set", "train/set", "a.b-c_d", "train set", "train_set")] == [
+            "train_set", "train_set_2", "a.b-c_d", "train_set", "train_set_3"
+        ]  # fmt: skip
+
+    assert len(caplog.records) == 1
