@@ -58,7 +58,11 @@ class Config:
     """Seconds between two looks of the pump at what was recorded, 0.01 to 10."""
 
     log_every_steps: int = 0
-    """Print the card every so many steps. 0: only at the end."""
+    """Training steps between two rows for trackers, and between two prints of the card. 0: 50 for trackers, and the
+    card only at the end."""
+
+    log_every_epochs: int = 1
+    """Epochs between two rows of throughput for trackers. 0: none."""
 
     console: bool = True
     """Print the card at the end, on rank 0."""
@@ -191,6 +195,23 @@ class Config:
     export_profile: str = "auto"
     """Which ranks export how much: ``full`` (all), ``lean`` (all, few series), ``digest`` (rank 0 for all; traces of one
     rank per node) or ``rank0`` (rank 0 alone). ``auto``: by the number of ranks, up to 64, up to 2048, above."""
+
+    wandb: str = "auto"
+    """Log to W&B, on rank 0: ``auto`` (beside what the program logs, to the run that it opens; none is opened), ``on``
+    (a run of our own) or ``off``. In code also True, False, a run, or a dict of what ``wandb.init`` takes."""
+
+    mlflow: str = "auto"
+    """Log to MLflow, on rank 0: ``auto`` (to the run that the program opens; none is opened), ``on`` (a run of our own)
+    or ``off``. In code also True, False, a run, or a dict of ``tracking_uri``, ``experiment_name``, ``run_name``."""
+
+    tensorboard: str = "auto"
+    """Write event files for TensorBoard, on rank 0, into ``tensorboard`` in the run directory: ``auto`` (once the program
+    itself has imported TensorBoard), ``on`` or ``off``. In code also True, False, a ``SummaryWriter``, or a dict with
+    ``log_dir``."""
+
+    console_blocks: str = ""
+    """What to print on standard error, on rank 0, some of ``profiling`` (operations, every ``log_every_steps``) and
+    ``throughput`` (every ``log_every_epochs``), divided by commas; in code also a list. Empty: nothing."""
 
     def __post_init__(self) -> None:
         """Refuse values we cannot honour, while the user is still looking."""

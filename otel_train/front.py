@@ -37,7 +37,8 @@ def instrument(
             ``Loader(loader, name=..., phase=...)`` says more about one. DataLoaders that are not given are
             found when they are iterated.
         config: settings as an object.
-        **settings: settings by name; they win over ``config``, and that over ``OTEL_TRAIN_*`` variables.
+        **settings: settings by name; they win over ``config``, and that over ``OTEL_TRAIN_*`` variables. ``wandb``,
+            ``mlflow`` and ``tensorboard`` also take a run, a writer or a dict.
 
     Returns:
         The session. A second call while one is open extends it, and never watches anything twice.
@@ -47,8 +48,10 @@ def instrument(
     """
     from otel_train.config import Config
     from otel_train.session import Session
+    from otel_train.tracking import told_apart
 
-    resolved = Config.resolve(config, settings, environ=os.environ)
+    plain, trackers = told_apart(settings)
+    resolved = Config.resolve(config, plain, environ=os.environ)
     if resolved.disabled:
         return _disabled(resolved, loaders)
     session = current()
@@ -59,6 +62,7 @@ def instrument(
         _sessions[:] = [session]
     try:
         session.add(model, loaders)
+        session.track(trackers)
     except BaseException:
         if made:
             session.close("failed")

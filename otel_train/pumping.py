@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from otel_train.aggregate.run import RunAccount
@@ -19,6 +20,7 @@ from otel_train.export.pump import Breath, Chore, Pump
 from otel_train.export.ranks import Ranks
 from otel_train.guard import Guard
 from otel_train.runinfo import resource_attributes
+from otel_train.tracking import Tracking
 from otel_train.unobserved import Missing, unobserved
 from otel_train.wiring import job_of, readings_of
 
@@ -49,6 +51,7 @@ class Pumping:
         run: the account.
         pump: the thread that reads.
         capturing: profiler captures.
+        tracking: trackers of experiments.
 
     Raises:
         ConfigError: a setting of captures cannot be honoured.
@@ -84,6 +87,9 @@ class Pumping:
             config, info, run=self.run, recorder=recording.recorder,
             rank_folder=routes.rank_folder, ooms=recording.devices.ooms,
         )  # fmt: skip
+        self.tracking = Tracking(
+            config, info, run=self.run, loaders=self._watch.facts, folder=routes.run_directory
+        )
 
     def _report(self, breath: Breath, key_prefix: str) -> None:
         config, info, recording, run = self._config, self._info, self._recording, self.run
@@ -163,11 +169,13 @@ class Pumping:
             self._routes.print_card(document)
 
     def close(self, timeout_s: float) -> None:
-        """Let go of the devices' readings, and of the other ranks."""
+        """Let go of the devices' readings, of the trackers, and of the other ranks."""
+        deadline = time.monotonic() + timeout_s
         try:
             self._hardware.close()
+            self.tracking.close(timeout_s * 0.9)
         finally:
-            self._ranks.close(timeout_s)
+            self._ranks.close(max(0.05, deadline - time.monotonic()))
 
     def document(self, state: str, window: Window | None = None) -> dict[str, Any]:
         """What ``summary.json`` holds.
@@ -180,6 +188,7 @@ class Pumping:
 
     def window(self) -> Window:
         """A window of figures that begins now."""
+        self.tracking.reset()
         return self._documents.window()
 
     def unobserved(self) -> list[dict[str, str]]:
@@ -220,6 +229,7 @@ class Pumping:
             hardware.part: hardware.faults,
             **faults,
             "ranks": faults.get("ranks", 0) + self._ranks.faults,
+            **self.tracking.faults(),
         }
 
     def _print_progress(self) -> None:

@@ -85,6 +85,14 @@ class Session:
         for name, one in models.items():
             self._recording.probes.add_model(name, one)
 
+    def track(self, given: Mapping[str, Any]) -> None:
+        """Log to runs and writers that the program has, by the name of the setting.
+
+        Raises:
+            ConfigError: one of them cannot be logged to.
+        """
+        self._pumping.tracking.attach(given)
+
     def find_models(self, finder: RootFinder) -> None:
         """Watch every model that ``finder`` meets, until the session closes."""
         self._recording.probes.find_models(finder)
@@ -171,7 +179,7 @@ class Session:
             self._recording.end,
             lambda: self._pump.stop(timeout_s / 2),
             lambda: self._pumping.last_turn(self._outcome.state),
-            lambda: self._pumping.close(max(0.1, (deadline - time.monotonic()) / 2)),
+            lambda: self._pumping.close(max(0.1, (deadline - time.monotonic()) * 0.75)),
             lambda: self._routes.close(max(0.1, deadline - time.monotonic())),
             self._recording.close,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Final
 
@@ -34,6 +35,7 @@ RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("export_every_s", 0.1, 3600),
     ("turn_every_s", 0.01, 10),
     ("log_every_steps", 0, math.inf),
+    ("log_every_epochs", 0, math.inf),
     ("flight_edges", 1 << 12, 1 << 24),
     ("keep_warmup_steps", 0, math.inf),
     ("keep_every_steps", 0, math.inf),
@@ -75,11 +77,20 @@ CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "cuda_timing": ("events", "sync", "off"),
     "hardware": ("auto", "on", "off"),
     "export_profile": ("auto", "full", "lean", "digest", "rank0"),
+    "wandb": ("auto", "on", "off"),
+    "mlflow": ("auto", "on", "off"),
+    "tensorboard": ("auto", "on", "off"),
 }
 """Closed sets."""
 
-LISTS: Final[dict[str, tuple[str, ...]]] = {"capture_activities": ("cpu", "cuda", "xpu", "mtia")}
-"""What may stand in texts that name several things, divided by commas; at least one must."""
+SWITCHED: Final = ("wandb", "mlflow", "tensorboard")
+"""Of those, the ones that a switch may set as well."""
+
+LISTS: Final[dict[str, tuple[str, ...]]] = {
+    "capture_activities": ("cpu", "cuda", "xpu", "mtia"),
+    "console_blocks": ("", "profiling", "throughput"),
+}
+"""What may stand in texts that name several things, divided by commas; "" where there may be none."""
 
 PLAIN: Final = (
     "run_id",
@@ -117,7 +128,7 @@ def _broken(values: Mapping[str, object]) -> Iterable[tuple[str, str]]:
             yield name, "one of " + ", ".join(choices)
     for name, choices in LISTS.items():
         if not {word.strip() for word in str(values[name]).split(",")} <= set(choices):
-            yield name, "some of " + ",".join(choices)
+            yield name, "some of " + ",".join(filter(None, choices))
     yield from ((name, "no control characters") for name in PLAIN if _UNPRINTABLE.search(str(values[name])))
     yield from ((name, "not empty") for name in FILLED if not values[name])
 
@@ -146,6 +157,10 @@ def typed(name: str, value: object, default: object) -> object:
         ConfigError: it is of another type.
     """
     kind = type(default)
+    if name in SWITCHED and str(value).lower() in _SWITCH:
+        return "on" if _SWITCH[str(value).lower()] else "off"
+    if name in LISTS and isinstance(value, Sequence) and not isinstance(value, str):
+        value = ",".join(map(str, value))
     # bool is an int to Python, but attempt=True is a slip.
     if isinstance(value, bool):
         if kind is bool:

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from otel_train.aggregate.loader_rows import LoaderFacts
-    from otel_train.aggregate.names import Names
     from otel_train.aggregate.steps import Settled
     from otel_train.aggregate.totals import Totals
 
@@ -94,7 +93,7 @@ class FlatFigures:
         self._stops: dict[int, int] = {}
         self._ended = 0
         self._trained: set[int] = set()
-        self._step = 0
+        self._step = self._logged = 0
         self._waited_ns = 0  # for data, in the step that is still open
         safe = SafeNames()
         self._means = StageMeans(self._names, safe)
@@ -115,7 +114,9 @@ class FlatFigures:
         """
         made: list[FlatRow] = []
         marks = self._marks(settled, rows, numbers)
-        for part, mark in zip(self._parts(settled, [mark.at_ns for mark in marks]), [*marks, None], strict=True):
+        for part, mark in zip(
+            self._parts(settled, [mark.at_ns for mark in marks]), [*marks, None], strict=True
+        ):
             self._means.add(part)
             self._operations.add(part)
             self._epochs.add(part)
@@ -126,7 +127,18 @@ class FlatFigures:
             self._step = int(numbers[-1]) + 1
         return made
 
+    def skip(self, settled: Settled, rows: np.ndarray, numbers: np.ndarray) -> None:
+        """Only keep count: nobody listens yet."""
+        self.epoch += sum(mark.of_epoch for mark in self._marks(settled, rows, numbers))
+        if len(numbers):
+            self._step = self._logged = int(numbers[-1]) + 1
+
+    def finish(self) -> list[FlatRow]:
+        """A row of the steps since the last one, if there were any."""
+        return self._step_row() if self._step > self._logged else []
+
     def _step_row(self) -> list[FlatRow]:
+        self._logged = self._step
         values = {**self._means.take(), **self._operations.values()}
         return [FlatRow(self._step, self.epoch, of_epoch=False, values=values)] if values else []
 

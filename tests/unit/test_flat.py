@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,7 @@ class Rows:
         times, codes = np.array(tape.times, dtype=np.int64), np.array(tape.codes, dtype=np.int64)
         self.account.learn(tape.sources)
         bounds = [0, *cuts, len(times)]
-        for begin, end in zip(bounds, bounds[1:], strict=False):
+        for begin, end in itertools.pairwise(bounds):
             self.account.feed(1, times[begin:end], codes[begin:end], name="main", main=True)
         self.account.close(tape.now_ns)
         return self.rows
@@ -87,7 +88,9 @@ def test_with_two_loaders_the_wait_covers_the_work_on_the_other_one() -> None:
 
     values = Rows(every_steps=4).play(tape.stop("a"))[0].values
 
-    assert values["profile/train/dl_a/time_batch_wait_ms"] == pytest.approx(7)  # b: 1 + 1 + 1 + 3, then a's next()
+    assert values["profile/train/dl_a/time_batch_wait_ms"] == pytest.approx(
+        7
+    )  # b: 1 + 1 + 1 + 3, then a's next()
     assert values["profile/train/dl_b/time_batch_wait_ms"] == pytest.approx(4)
     assert values["profile/train/dl_b/time_optimizer_ms"] == pytest.approx(3)
     assert "profile/train/dl_a/time_optimizer_ms" not in values
@@ -114,7 +117,9 @@ def test_operations_are_seconds_since_the_start() -> None:
     """The four derived ones and the user's own, with average, total and count."""
     tape = Tape()
     for _ in range(4):
-        tape.ask(ns=5 * MS).forward(20 * MS).backward(30 * MS).run(SourceKind.STAGE, "clip", 3 * MS).update(7 * MS)
+        tape.ask(ns=5 * MS).forward(20 * MS).backward(30 * MS).run(SourceKind.STAGE, "clip", 3 * MS).update(
+            7 * MS
+        )
 
     values = Rows().play(tape.stop())[1].values
 
@@ -238,7 +243,10 @@ def test_rows_do_not_depend_on_how_the_edges_were_sliced(cuts: list[int]) -> Non
     tape = epochs()
     assert len(tape.times) > 80
 
-    whole, sliced = Rows(workers=0).play(tape), Rows(workers=0).play(tape, [c for c in cuts if c < len(tape.times)])
+    whole, sliced = (
+        Rows(workers=0).play(tape),
+        Rows(workers=0).play(tape, [c for c in cuts if c < len(tape.times)]),
+    )
 
     assert [row[:3] for row in sliced] == [row[:3] for row in whole]
     for ours, theirs in zip(sliced, whole, strict=True):

@@ -1,0 +1,191 @@
+"""Which trackers a session logs to, and how rows get there."""
+
+from __future__ import annotations
+
+import threading
+import time
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_train.aggregate.flat import FlatFigures
+from otel_train.errors import ConfigError
+from otel_train.export.trackers.blocks import BlocksOutlet
+from otel_train.export.trackers.desk import Desk
+from otel_train.export.trackers.mlflow import MlflowOutlet
+from otel_train.export.trackers.tensorboard import TensorBoardOutlet
+from otel_train.export.trackers.wandb import WandbOutlet
+from otel_train.guard import Guard
+from otel_train.values import SWITCHED
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import numpy as np
+
+    from otel_train.aggregate.flat import FlatRow
+    from otel_train.aggregate.loader_rows import LoaderFacts
+    from otel_train.aggregate.run import RunAccount
+    from otel_train.aggregate.steps import Settled
+    from otel_train.config import Config
+    from otel_train.export.trackers import Outlet
+    from otel_train.runinfo import RunInfo
+
+EVERY_STEPS = 50
+"""Training steps between two rows when nothing was said."""
+
+_WRITES = {
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow", "mlflow.entities"),
+    "tensorboard": ("tensorboard.summary.writer.event_file_writer", "tensorboard.compat.proto.event_pb2"),
+}
+"""What is imported where a tracker is asked for: at the start, because it takes seconds."""
+
+_ATTRIBUTE = {"wandb": "log", "mlflow": "info", "tensorboard": "add_scalar"}
+_EXPECTED = {"wandb": "a run of wandb", "mlflow": "a run of mlflow", "tensorboard": "a SummaryWriter"}
+
+
+def told_apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings that a Config holds, and the runs, writers and dicts among them, by tracker.
+
+    Raises:
+        ConfigError: something given as a tracker is none.
+    """
+    plain, given = dict(settings), {}
+    for name in SWITCHED:
+        value = plain.get(name)
+        if value is None or isinstance(value, (str, bool)):
+            continue
+        if not isinstance(value, dict) and not hasattr(value, _ATTRIBUTE[name]):
+            raise ConfigError(
+                f"{name}={value!r}: expected 'auto', True, False, {_EXPECTED[name]}, or a dict. "
+                "Leave it out for the default, 'auto'"
+            )
+        given[name], plain[name] = value, "on"
+    return plain, given
+
+
+class Tracking:
+    """Makes rows of what is settled, on the pump's thread, and hands them to the trackers.
+
+    Args:
+        config: what is wanted.
+        info: who we are; only rank 0 logs.
+        run: the account.
+        loaders: the loaders known now.
+        folder: the run directory, if there is one.
+
+    Raises:
+        ConfigError: a tracker was asked for that is not installed.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        info: RunInfo,
+        *,
+        run: RunAccount,
+        loaders: Callable[[], Mapping[str, LoaderFacts]],
+        folder: Path | None,
+    ) -> None:
+        self._config = config
+        self._folder = folder / "tensorboard" if folder else None
+        self._first = info.rank == 0
+        self._guard = Guard("flat figures")
+        self._awake = False
+        self._thread = threading.get_ident()
+        self._desks: dict[str, Desk] = {}
+        for name in SWITCHED:
+            check_installed(name, getattr(config, name))
+        self._figures = FlatFigures(
+            run.totals, loaders, every_steps=config.log_every_steps or EVERY_STEPS,
+            every_epochs=config.log_every_epochs,
+        )  # fmt: skip
+        if self._first:
+            for name in SWITCHED:
+                self._open(name, None)
+            if config.console_blocks:
+                blocks = {word.strip() for word in config.console_blocks.split(",")}
+                self._desks["console_blocks"] = Desk(BlocksOutlet(blocks))
+            run.on_settled = self._take
+
+    def attach(self, given: Mapping[str, Any]) -> None:
+        """Log to these runs, writers, or what these dicts say. Called by the training thread.
+
+        Raises:
+            ConfigError: a dict has something in it that is not known.
+        """
+        for name, value in given.items() if self._first else ():
+            self._open(name, value)
+
+    def reset(self) -> None:
+        """Let the totals of operations start from now."""
+        self._figures.reset()
+
+    def faults(self) -> dict[str, int]:
+        """Faults by tracker; rows that were dropped count as well."""
+        found = {desk.guard.part: desk.guard.faults + desk.dropped for desk in list(self._desks.values())}
+        return {self._guard.part: self._guard.faults, **found}
+
+    def close(self, timeout_s: float) -> None:
+        """Hand over what is left, and wait for the trackers in at most ``timeout_s`` seconds in all."""
+        deadline = time.monotonic() + timeout_s
+        if self._awake:
+            with self._guard:
+                self._put(self._figures.finish())
+        desks = list(self._desks.values())
+        for desk in desks:
+            desk.end()
+        for desk in desks:
+            desk.join(deadline - time.monotonic())
+
+    def _take(self, settled: Settled, rows: np.ndarray, numbers: np.ndarray) -> None:
+        if self._guard.closed:
+            return
+        with self._guard:
+            self._awake = self._awake or any(desk.outlet.wanted() for desk in list(self._desks.values()))
+            if self._awake:
+                self._put(self._figures.take(settled, rows, numbers))
+            else:
+                self._figures.skip(settled, rows, numbers)
+
+    def _put(self, rows: list[FlatRow]) -> None:
+        for desk in list(self._desks.values()) if rows else ():
+            if desk.outlet.wanted():
+                for row in rows:
+                    desk.put(row)
+
+    def _open(self, name: str, given: Any) -> None:  # Any: a run, a writer, a dict
+        wish = getattr(self._config, name)
+        if wish == "off" and given is None:
+            return
+        settings = dict(given) if isinstance(given, dict) else None
+        if given is None and wish == "on":
+            settings = {}
+        run = None if isinstance(given, dict) else given
+        outlet: Outlet
+        if name == "wandb":
+            outlet = WandbOutlet(run, settings)
+        elif name == "mlflow":
+            outlet = MlflowOutlet(self._thread, run, settings)
+        else:
+            folder = Path(settings["log_dir"]) if settings and "log_dir" in settings else self._folder
+            outlet = TensorBoardOutlet(folder, run, asked=settings is not None)
+        self._desks[name] = Desk(outlet)
+
+
+def check_installed(name: str, wish: str, *, find: Callable[[str], object] = find_spec) -> None:
+    """Import what a tracker that is asked for writes with.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if wish != "on":
+        return
+    if find(name) is None:
+        raise ConfigError(
+            f"{name}='on': {name} is not installed. Run: pip install 'otel-train[{name}]', or leave it out"
+        )
+    for module in _WRITES[name]:
+        import_module(module)

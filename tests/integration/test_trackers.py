@@ -1,0 +1,125 @@
+"""Real trackers beside a program that uses them itself: its own rows stay as they are, ours are there as well."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import wandb_file
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = Path(__file__).parent / "trackers" / "program.py"
+ENVIRON = {
+    **os.environ, "PYTHONPATH": str(ROOT), "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true",
+    "MLFLOW_ALLOW_FILE_STORE": "true", "PYTHONWARNINGS": "ignore",
+}  # fmt: skip
+STEPS = "profile/train/dl_loader/time_forward_ms"
+TOTALS = "profiling/training_step_count"
+RATES = "samples_per_second"
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+def run(tracker: str, folder: Path, how: str, **settings: Any) -> dict[str, Any]:
+    """What the program says when it is over."""
+    if find_spec(tracker) is None:
+        pytest.skip(f"{tracker} is not installed: pip install 'otel-train[{tracker}]'")
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, str(PROGRAM), tracker, str(folder), how, json.dumps(settings)]
+    done = subprocess.run(
+        command, env=ENVIRON, capture_output=True, text=True, check=False, timeout=300, cwd=folder
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return said
+
+
+def is_ours(key: str) -> bool:
+    """Whether a key is one of ours."""
+    return key.startswith(("otel_train", "profil", "batch", "samples", "throughput", "memory"))
+
+
+def test_rows_in_wandb_are_as_many_and_numbered_as_without_us(tmp_path: Path) -> None:
+    """A ``log`` of ours would add rows, and ``step=`` would shift theirs: charts would change under their feet."""
+    bare = run("wandb", tmp_path / "bare", "bare")
+    watched = run("wandb", tmp_path / "watched", "watched")
+    theirs, both = wandb_file.history(tmp_path / "bare"), wandb_file.history(tmp_path / "watched")
+
+    assert watched == bare
+    assert len(theirs) == 60
+    assert [(row["_step"], row["loss"]) for row in both] == [(row["_step"], row["loss"]) for row in theirs]
+    added = {key for row in both for key in row} - {key for row in theirs for key in row}
+    assert {STEPS, TOTALS, RATES} <= added
+    assert [key for key in added if not is_ours(key)] == []
+    assert [row["otel_train/step"] for row in both if RATES in row] == [20, 40, 60]
+
+
+def test_a_run_of_our_own_in_wandb_is_asked_for_and_leaves_the_programs_alone(tmp_path: Path) -> None:
+    """``wandb={"mode": "offline"}``: rows of ours only, each committed."""
+    if find_spec("tensorboard") is None:
+        pytest.skip("tensorboard is not installed: pip install 'otel-train[tensorboard]'")
+    run("wandb", tmp_path / "theirs", "bare")  # skips where there is no W&B
+    settings = {"mode": "offline", "dir": str(tmp_path / "ours"), "settings": {"silent": True}}
+    (tmp_path / "ours").mkdir()
+
+    run("tensorboard", tmp_path / "run", "watched", wandb=settings, exit_timeout_s=30)
+
+    rows = wandb_file.history(tmp_path / "ours")
+    assert [row["otel_train/step"] for row in rows if TOTALS in row] == [10, 20, 30, 40, 50, 60]
+    assert [row["_step"] for row in rows] == list(range(len(rows)))
+
+
+def test_metrics_in_mlflow_go_to_the_run_of_the_training_thread(tmp_path: Path) -> None:
+    """The active run belongs to a thread: logging from ours would open a second run."""
+    bare = run("mlflow", tmp_path / "bare", "bare")
+    watched = run("mlflow", tmp_path / "watched", "watched")
+
+    assert watched == bare
+    theirs, both = metrics(tmp_path / "bare"), metrics(tmp_path / "watched")
+    assert list(theirs) == ["loss"]
+    assert both["loss"] == theirs["loss"]
+    assert [key for key in both if key != "loss" and not is_ours(key)] == []
+    assert [step for step, _ in both[TOTALS]] == [10, 20, 30, 40, 50, 60]
+    assert [value for _, value in both[TOTALS]] == [10, 20, 30, 40, 50, 60]
+    assert [step for step, _ in both[RATES]] == [20, 40, 60]
+
+
+def metrics(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) by key, of the one run in the file store below ``folder``."""
+    (home,) = (path for path in folder.glob("mlruns/*/*/metrics") if path.is_dir())
+    found = {}
+    for path in sorted(home.rglob("*")):
+        if path.is_file():
+            lines = (line.split() for line in path.read_text().splitlines())
+            found[str(path.relative_to(home))] = [(int(step), float(value)) for _, value, step in lines]
+    return found
+
+
+def test_event_files_lie_in_the_run_directory_beside_the_programs_own(tmp_path: Path) -> None:
+    """One ``tensorboard --logdir`` for both, and the program's file is untouched."""
+    bare = run("tensorboard", tmp_path / "bare", "bare")
+    watched = run("tensorboard", tmp_path / "watched", "watched")
+
+    assert watched == bare
+    assert scalars(tmp_path / "watched/own") == scalars(tmp_path / "bare/own")
+    ours = scalars(tmp_path / "watched/runs/r/tensorboard")
+    assert ours[TOTALS] == [(step, float(step)) for step in (10, 20, 30, 40, 50, 60)]
+    assert [step for step, _ in ours[RATES]] == [20, 40, 60]
+    assert [key for key in ours if not is_ours(key)] == []
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) by tag, none left out."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    events.Reload()
+    return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}

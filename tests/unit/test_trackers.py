@@ -1,0 +1,215 @@
+"""Trackers that work, hang, raise or are not there: training hears of it once, and waits for none."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_train import tracking
+from otel_train.aggregate.flat import FlatRow
+from otel_train.config import Config
+from otel_train.errors import ConfigError
+from otel_train.export.trackers.blocks import BlocksOutlet
+from otel_train.export.trackers.desk import Desk
+from otel_train.export.trackers.mlflow import MlflowOutlet
+from otel_train.export.trackers.tensorboard import TensorBoardOutlet
+from otel_train.export.trackers.wandb import WandbOutlet
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+ROW = FlatRow(100, 1, of_epoch=False, values={
+    "profile/train/dl_code/time_data_ms": 5.0, "profiling/clip_avg_time": 0.0234,
+    "profiling/clip_total_time": 2.34, "profiling/clip_count": 100,
+})  # fmt: skip
+EPOCH = FlatRow(100, 1, of_epoch=True, values={
+    "samples_per_second": 80.0, "batches_per_second": 10.0, "batch_load_time_ms_avg": 2.0,
+    "batch_load_time_ms_p95": 3.5, "memory_peak_mb": 300.0, "throughput_efficiency": 0.8,
+})  # fmt: skip
+
+
+class FakeOutlet:
+    """Takes rows, or does with them what it is told."""
+
+    name = "fake"
+
+    def __init__(self, do: Callable[[FlatRow], object] = lambda _: None) -> None:
+        self.rows: list[FlatRow] = []
+        self.closed = False
+        self._do = do
+
+    def wanted(self) -> bool:
+        return True
+
+    def write(self, row: FlatRow) -> None:
+        self._do(row)
+        self.rows.append(row)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_rows_arrive_in_order_and_the_tracker_is_closed() -> None:
+    """The ordinary case."""
+    outlet = FakeOutlet()
+    desk = Desk(outlet)
+
+    for step in range(5):
+        desk.put(ROW._replace(step=step))
+    desk.end()
+    desk.join(30)
+
+    assert [row.step for row in outlet.rows] == [0, 1, 2, 3, 4]
+    assert outlet.closed
+
+
+def test_a_tracker_that_raises_is_off_after_three(caplog: pytest.LogCaptureFixture) -> None:
+    """A server that is gone must not fill the log for a week."""
+
+    def fail(_: FlatRow) -> None:
+        raise ConnectionError("server lost")
+
+    desk = Desk(FakeOutlet(fail))
+    with caplog.at_level(logging.WARNING, "otel_train"):
+        for _ in range(10):
+            desk.put(ROW)
+        desk.end()
+        desk.join(30)
+
+    assert desk.guard.faults == 3
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
+
+
+def test_a_tracker_that_hangs_holds_up_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    """Rows are dropped and counted, it is said once, and the end of the program does not wait."""
+    freed, began = threading.Event(), threading.Event()
+
+    def hang(_: FlatRow) -> None:
+        began.set()
+        freed.wait(60)
+
+    desk = Desk(FakeOutlet(hang), most=2)
+    with caplog.at_level(logging.WARNING, "otel_train"):
+        desk.put(ROW)
+        assert began.wait(30)
+        for _ in range(10):
+            desk.put(ROW)  # two find room
+        desk.end()
+        begun = time.monotonic()
+        desk.join(0.05)
+        waited_s = time.monotonic() - begun
+
+    freed.set()
+    assert desk.dropped == 8 + 2
+    assert waited_s < 30
+    assert len(caplog.records) == 1
+
+
+def test_wandb_rows_are_left_for_the_program_to_commit() -> None:
+    """On an axis of our own, defined once."""
+    calls: list[tuple[Any, ...]] = []
+    run = SimpleNamespace(
+        log=lambda values, commit: calls.append((values, commit)),
+        define_metric=lambda name, **how: calls.append((name, how)),
+    )
+    outlet = WandbOutlet(run)
+
+    outlet.write(ROW)
+    outlet.write(ROW)
+
+    assert calls[:3] == [
+        ("otel_train/step", {"hidden": True}),
+        ("profile/*", {"step_metric": "otel_train/step"}),
+        ("profiling/*", {"step_metric": "otel_train/step"}),
+    ]
+    assert calls[3:] == [({"otel_train/step": 100, "otel_train/epoch": 1, **ROW.values}, False)] * 2
+
+
+def test_a_given_writer_gets_scalars() -> None:
+    """A ``SummaryWriter`` of the program's own."""
+    calls: list[tuple[str, float, int]] = []
+    writer = SimpleNamespace(add_scalar=lambda *scalar: calls.append(scalar))
+
+    TensorBoardOutlet(None, writer).write(EPOCH)
+
+    assert ("samples_per_second", 80.0, 100) in calls
+    assert len(calls) == len(EPOCH.values)
+
+
+def test_blocks_read_as_they_always_have(capsys: pytest.CaptureFixture[str]) -> None:
+    """Scripts read them."""
+    outlet = BlocksOutlet({"profiling", "throughput"})
+
+    outlet.write(ROW)
+    outlet.write(EPOCH)
+
+    assert capsys.readouterr().err == (
+        "--- Profiling Metrics (Step 100) ---\n"
+        "clip: avg=0.0234s, total=2.34s, count=100\n"
+        "[Throughput] Epoch 1:\n"
+        "  80.0 samples/s, 10.0 batches/s\n"
+        "  batch load: 2.00 ms, 3.50 ms (p95)\n"
+        "  memory: 300.0 MB peak\n"
+        "  efficiency: 80.0%\n"
+    )
+
+
+def test_only_the_blocks_asked_for_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """``console_blocks=["throughput"]``."""
+    BlocksOutlet({"throughput"}).write(ROW)
+
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "held"), [(True, "on"), (False, "off"), ("auto", "auto"), ("false", "off"), ("on", "on")]
+)
+def test_a_tracker_is_set_by_a_switch_or_a_word(given: object, held: str) -> None:
+    """``wandb=False`` in code, ``OTEL_TRAIN_WANDB=false`` around it."""
+    assert Config(wandb=given).wandb == held  # type: ignore[arg-type]  # what people write
+
+
+def test_blocks_are_given_as_a_list_or_as_text() -> None:
+    """Hydra's lists are no ``list``, environment variables are text."""
+    assert Config(console_blocks=["profiling", "throughput"]) == Config(console_blocks="profiling,throughput")  # type: ignore[arg-type]  # what people write
+    with pytest.raises(ConfigError, match="some of profiling,throughput"):
+        Config(console_blocks="profling")
+
+
+def test_runs_and_dicts_are_told_apart_from_settings() -> None:
+    """A run cannot be an environment variable."""
+    run = SimpleNamespace(log=print)
+
+    plain, given = tracking.told_apart(
+        {"wandb": run, "mlflow": {"run_name": "a"}, "attempt": 2, "tensorboard": False}
+    )
+
+    assert plain == {"wandb": "on", "mlflow": "on", "attempt": 2, "tensorboard": False}
+    assert given == {"wandb": run, "mlflow": {"run_name": "a"}}
+
+
+def test_what_cannot_be_logged_to_is_refused() -> None:
+    """At once, with what would do."""
+    with pytest.raises(ConfigError, match=r"wandb=3: expected .* a run of wandb"):
+        tracking.told_apart({"wandb": 3})
+    with pytest.raises(ConfigError, match=r"tracking_uri, experiment_name, run_name\. Leave out uri"):
+        MlflowOutlet(1, settings={"uri": "x"})
+
+
+def test_a_tracker_that_is_not_installed_is_refused_with_a_remedy() -> None:
+    """Asked for by name: do it or raise."""
+    with pytest.raises(ConfigError, match=r"pip install 'otel-train\[wandb\]'"):
+        tracking.check_installed("wandb", "on", find=lambda _: None)
+
+
+def test_nothing_is_written_where_there_is_no_run_directory(tmp_path: Path) -> None:
+    """A read-only file system is no fault of the tracker."""
+    TensorBoardOutlet(None, asked=True).write(ROW)
+
+    assert list(tmp_path.iterdir()) == []
