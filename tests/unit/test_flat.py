@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -263,3 +264,25 @@ def test_names_are_made_safe_and_stay_apart(caplog: pytest.LogCaptureFixture) ->
         ]  # fmt: skip
 
     assert len(caplog.records) == 1
+
+
+def test_every_key_is_on_the_reference_page() -> None:
+    """A chart whose meaning nobody can look up is a guess."""
+    page = (Path(__file__).parents[2] / "docs/reference/flat-names.md").read_text(encoding="utf-8")
+    tape = Tape()
+    for _ in range(2):
+        for _ in range(4):
+            tape.ask("code", MS, samples=2).run(SourceKind.STAGE, "mine", 1).forward().backward().update()
+        tape.stop().validate()
+    rows = Rows(workers=0).play(tape)
+    keys = {key for row in rows for key in row.values}
+    on_page = {key.replace("dl_code", "dl_{loader}").replace("dl_val", "dl_{loader}") for key in keys}
+
+    missing = [key for key in on_page if not key.startswith("profiling/") and f"`{key}`" not in page]
+    operations = {
+        key.removeprefix("profiling/").removesuffix("_count") for key in keys if key.endswith("_count")
+    }
+
+    assert missing == []
+    assert {name for name in operations if f"`{name}`" not in page} == {"mine"}
+    assert len(keys) > 20
