@@ -52,6 +52,9 @@ class DisabledSession:
         """None is made."""
         return "otel_train is disabled"
 
+    def track(self, given: Mapping[str, Any]) -> None:
+        """Nothing is logged."""
+
     def find_models(self, finder: object) -> None:
         """None is watched."""
 
