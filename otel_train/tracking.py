@@ -124,9 +124,9 @@ class Tracking:
         self._figures.reset()
 
     def faults(self) -> dict[str, int]:
-        """Faults by tracker; rows that were dropped count as well."""
-        found = {desk.guard.part: desk.guard.faults + desk.dropped for desk in list(self._desks.values())}
-        return {self._guard.part: self._guard.faults, **found}
+        """Faults of all trackers; rows that were dropped count as well."""
+        desks = list(self._desks.values())
+        return {"trackers": self._guard.faults + sum(desk.guard.faults + desk.dropped for desk in desks)}
 
     def close(self, timeout_s: float) -> None:
         """Hand over what is left, and wait for the trackers in at most ``timeout_s`` seconds in all."""

@@ -6,12 +6,15 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import otel_train
 from tests.support import wandb_file
 
 ROOT = Path(__file__).parents[2]
@@ -123,3 +126,47 @@ def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0})
     events.Reload()
     return {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+class Hanging:
+    """A run whose server has gone without a word."""
+
+    def __init__(self) -> None:
+        self.freed = threading.Event()
+
+    def define_metric(self, *_: Any, **__: Any) -> None:
+        pass
+
+    def log(self, *_: Any, **__: Any) -> None:
+        self.freed.wait(120)
+
+
+class Raising:
+    """A writer that has been closed."""
+
+    def add_scalar(self, *_: Any) -> None:
+        raise ValueError("I/O operation on closed file")
+
+
+def test_training_goes_on_beside_trackers_that_hang_and_raise(tmp_path: Path) -> None:
+    """Hours of training have been lost to a tracker's outage; ours are counted, and the end waits two seconds at most."""
+    model, hanging = torch.nn.Linear(4, 2), Hanging()
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(80, 4)), batch_size=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = otel_train.instrument(
+        model, loader, run_dir=str(tmp_path), prometheus=False, console=False, turn_every_s=0.02,
+        log_every_steps=1, wandb=hanging, tensorboard=Raising(),
+    )  # fmt: skip
+
+    for _ in range(20):
+        for (x,) in loader:
+            model(x).sum().backward()
+            optimizer.step()
+        session.summary()
+    session.close()
+    hanging.freed.set()
+
+    summary = session.summary()
+    assert summary["steps"] == {"train": 400}
+    # Three of the one that raises, at least; of the other all rows but the one that hangs and those that wait.
+    assert summary["telemetry"]["faults"]["trackers"] > 3
