@@ -256,7 +256,7 @@ def test_the_end_of_a_loader_closes_the_step_and_opens_no_batch() -> None:
 
     assert book.durations() == [STEP, 5 + STEP]
     assert book.count()["code"] == 2
-    assert [source for part in book.settled for source, _ in part.endings.tolist()] == [0, 0]
+    assert [source for part in book.settled for source, *_ in part.endings.tolist()] == [0, 0]
 
 
 def test_a_batch_that_is_passed_over_belongs_to_the_step_that_follows() -> None:
