@@ -34,6 +34,8 @@ Without containers, from programs on this machine; no Grafana:
 
   otel-train stack up --local            until Ctrl-C; --detach: in the background
 
+With --secure trainers need a certificate and a token, which are made at the first start.
+
 Then, in another terminal:
 
   OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318 python train.py
@@ -63,6 +65,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     up.add_argument("--demo", action="store_true", help="a small model in training as well (containers)")
     up.add_argument("--gpu", action="store_true", help="NVIDIA's DCGM exporter as well (containers)")
+    up.add_argument(
+        "--secure", action="store_true", help="take OTLP by TLS alone, and only with the token made for it"
+    )
     up.add_argument("--webhook", default="", metavar="URL", help="where Alertmanager sends alerts")
     up.add_argument(
         "--scrape",
@@ -108,7 +113,7 @@ def _up_local(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--local has Jaeger, and no --demo or --gpu: run `otel-train demo` beside it instead"
         )
-    stack = LocalStack(args.state, Ports.of(files.settings()).changed(args.port))
+    stack = LocalStack(args.state, Ports.of(files.settings()).changed(args.port), secure=args.secure)
     stack.configure(webhook=args.webhook, scrape=args.scrape)
     # Whoever ends us, the parts end first.
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -152,12 +157,17 @@ def _up_compose(args: argparse.Namespace) -> int:
             "--detach, --scrape and --port belong to --local. Containers are in the background anyway; their ports "
             "are set by the variables in .env, such as OTLP_HTTP_PORT=14318 otel-train stack up"
         )
+    if args.secure and args.demo:
+        raise ConfigError(
+            "--secure and --demo: the model in the container has no token. Start one beside it with its variables "
+            "set: otel-train demo"
+        )
     overrides = {"TRACES": args.traces} if args.traces else {}
     if args.webhook:
         config = args.state / "compose" / "alertmanager.yml"
         write_alertmanager(config, args.webhook)
         overrides["ALERTMANAGER_CONFIG"] = str(config.resolve())
-    compose = Compose(overrides)
+    compose = Compose(overrides, secure=args.state if args.secure else None)
     compose.up([profile for profile in ("demo", "gpu") if getattr(args, profile)])
     print("Waiting until it is well.", flush=True)
     health.wait(compose.health_urls(), timeout_s=READY_WITHIN_S, say=_say)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.catalog import Kind
 from otel_train.errors import ConfigError
+from otel_train.export.certified import certified_session
 from otel_train.export.otlp_json import SCOPE_NAME, paced, span_attributes
 from otel_train.records import Snapshot
 
@@ -120,8 +121,11 @@ def make_exporter(signal: str, settings: OtlpSettings, timeout_s: float) -> Any:
     """
     kind = _exporter_class(signal, settings.protocols[signal])
     endpoint = settings.explicit_endpoint(signal)
+    chosen: dict[str, Any] = {"endpoint": endpoint} if endpoint else {}
+    if settings.protocols[signal] != "grpc" and signal in settings.certificates:
+        chosen["session"] = certified_session(settings.certificates[signal])
     try:
-        return kind(timeout=timeout_s, **({"endpoint": endpoint} if endpoint else {}))
+        return kind(timeout=timeout_s, **chosen)
     except (ValueError, OSError, RuntimeError) as error:
         raise ConfigError(
             f"OTLP exporter for {signal}: {error}. Check the OTEL_EXPORTER_OTLP_* variables, "

@@ -35,7 +35,8 @@ class CallerLogs(logging.Filter):
     def __enter__(self) -> None:
         self._thread_id = threading.get_ident()
         for name in _LOGGERS:
-            logging.getLogger(name).addFilter(self)
+            # First of all: a filter of the SDK's drops what was said a minute ago, and we want the reason again.
+            logging.getLogger(name).filters.insert(0, self)
 
     def __exit__(self, *_: object) -> None:
         for name in _LOGGERS:

@@ -10,10 +10,11 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from otel_train.export.quiet import CallerLogs
+from otel_train.export.reasons import why
 from otel_train.records import Snapshot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from otel_train.export.spool import Payload
     from otel_train.records import Span
@@ -261,7 +262,7 @@ class _Reachability:
         place = self._places.spool
         kept = f"figures are spooled in {place}" if place else "figures are dropped"
         self._log.warning(
-            "OTLP: %s %s; %s, training is not affected", self._places.endpoint, _why(said), kept
+            "OTLP: %s %s; %s, training is not affected", self._places.endpoint, why(said), kept
         )
 
     def found(self) -> None:
@@ -277,24 +278,3 @@ class _Reachability:
             return False
         self._last_line_s = now_s
         return True
-
-
-_REASONS: Mapping[str, str] = {
-    "refused": "refuses connections",
-    # The SDK says no more than this when its first try takes all the time there is.
-    "due to timeout, max retries": "cannot be reached, or does not answer",
-    "timed out": "does not answer",
-    "timeout": "does not answer",
-    "deadline": "does not answer",
-    "resolve": "has a name that cannot be resolved",
-    "resolution": "has a name that cannot be resolved",
-}
-
-
-def _why(said: str) -> str:
-    text = said.lower()
-    for word, reason in _REASONS.items():
-        if word in text:
-            return reason
-    first = said.strip().splitlines()[0][:160] if said.strip() else "no reason given"
-    return f"does not accept figures ({first})"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import ssl
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit, urlunsplit
@@ -31,12 +32,14 @@ class OtlpSettings:
         endpoints: signal to the address it goes to, for people to read: no user name, no password.
         timeout_s: longest one request may take while training runs.
         endpoint: the base address to use instead of the variables', or "".
+        certificates: signal to the PEM file that a collector's certificate is checked with, where one is named.
     """
 
     protocols: Mapping[str, str]
     endpoints: Mapping[str, str]
     timeout_s: float = RUNNING_TIMEOUT_S
     endpoint: str = ""
+    certificates: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def read(cls, environ: Mapping[str, str], *, endpoint: str = "", wanted: bool = False) -> OtlpSettings:
@@ -55,12 +58,17 @@ class OtlpSettings:
             for signal in SIGNALS
             if endpoint or _signal_on(environ, signal, wanted=wanted)
         }
-        for signal in protocols:
-            _check_certificates(environ, signal)
+        certificates = {signal: _certificate(environ, signal) for signal in protocols}
         addresses = {
             signal: _address(environ, signal, protocol, endpoint) for signal, protocol in protocols.items()
         }
-        return cls(protocols=protocols, endpoints=addresses, timeout_s=_timeout_s(environ), endpoint=endpoint)
+        return cls(
+            protocols=protocols,
+            endpoints=addresses,
+            timeout_s=_timeout_s(environ),
+            endpoint=endpoint,
+            certificates={signal: path for signal, path in certificates.items() if path},
+        )
 
     def explicit_endpoint(self, signal: str) -> str:
         """The address to hand to the SDK's exporter; "" leaves it to the variables."""
@@ -115,7 +123,7 @@ def _address(environ: Mapping[str, str], signal: str, protocol: str, endpoint: s
     return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
 
 
-def _check_certificates(environ: Mapping[str, str], signal: str) -> None:
+def _certificate(environ: Mapping[str, str], signal: str) -> str:
     # The SDK's exporters open these when they first send, or log and go on without.
     for name in ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"):
         path = _for_signal(environ, signal, name)
@@ -124,6 +132,16 @@ def _check_certificates(environ: Mapping[str, str], signal: str) -> None:
                 f"OTEL_EXPORTER_OTLP_{name}={path!r} for {signal}: expected the path of a PEM file. "
                 "Correct or unset the variable."
             )
+    path = _for_signal(environ, signal, "CERTIFICATE")
+    if path:
+        try:
+            ssl.create_default_context(cafile=path)
+        except (ssl.SSLError, OSError) as error:
+            raise ConfigError(
+                f"OTEL_EXPORTER_OTLP_CERTIFICATE={path!r} for {signal}: expected a PEM file with certificates, and "
+                f"it cannot be read as one ({error}). Name the file of the authority that signed the collector's."
+            ) from None
+    return path
 
 
 def _timeout_s(environ: Mapping[str, str]) -> float:

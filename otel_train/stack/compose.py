@@ -8,11 +8,12 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from otel_train.errors import StackError
-from otel_train.stack import files
+from otel_train.stack import files, keys
 from otel_train.stack.ports import HOST, Ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 PROFILES = ("demo", "gpu")
 READY_WITHIN_S = 600.0
@@ -25,13 +26,21 @@ class Compose:
     Args:
         overrides: variables of ``.env`` that differ this time.
         environ: where programs and settings are looked up.
+        secure: state folder of a stack whose Collector takes OTLP by TLS alone, with a token; None: plain.
 
     Raises:
-        StackError: there is no Compose.
+        StackError: there is no Compose, or there are no keys.
     """
 
-    def __init__(self, overrides: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self,
+        overrides: Mapping[str, str],
+        environ: Mapping[str, str] = os.environ,
+        *,
+        secure: Path | None = None,
+    ) -> None:
         self._environ = {**environ, **overrides}
+        self._secure = secure
         self._command = _command(environ)
 
     def up(self, profiles: Sequence[str]) -> None:
@@ -40,6 +49,10 @@ class Compose:
         Raises:
             StackError: Compose failed; its own words are on stderr.
         """
+        if self._secure:
+            port = Ports.of(files.settings(self._environ)).otlp_http
+            keys.make(self._secure, endpoint_port=port, environ=self._environ)
+            self._environ["COLLECTOR_KEYS"] = str(keys.folder(self._secure).resolve())
         self._run(profiles, ["up", "--detach", "--remove-orphans"])
 
     def down(self, *, data: bool) -> None:
@@ -88,7 +101,8 @@ class Compose:
             "open Grafana": f"http://{HOST}:{settings['GRAFANA_PORT']} (user admin; password: see below)",
             "Prometheus": f"http://{HOST}:{ports.prometheus}",
             "Alertmanager": f"http://{HOST}:{ports.alertmanager}",
-            "send OTLP to": f"http://{HOST}:{ports.otlp_http}",
+            "send OTLP to": f"{'https' if self._secure else 'http'}://{HOST}:{ports.otlp_http}",
+            **({"before that": keys.how_to_use(self._secure)} if self._secure else {}),
             "password": " ".join(
                 [
                     *self._command,
@@ -109,7 +123,10 @@ class Compose:
         chosen = [word for profile in profiles for word in ("--profile", profile)]
         folder = files.folder()
         command = [*self._command, "--project-directory", str(folder)]
-        command += ["--file", str(folder / files.MARK), *chosen, *words]
+        command += ["--file", str(folder / files.MARK)]
+        if self._secure and "COLLECTOR_KEYS" in self._environ:
+            command += ["--file", str(folder / "deploy" / "collector" / "secure.yml")]
+        command += [*chosen, *words]
         done = subprocess.run(command, env=self._environ, check=False)
         if done.returncode:
             raise StackError(

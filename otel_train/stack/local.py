@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from otel_train.errors import StackError
-from otel_train.stack import health, process
+from otel_train.stack import health, keys, process
 from otel_train.stack.parts import ORDER, Part, parts
 from otel_train.stack.ports import HOST, Ports
 from otel_train.stack.render import render
@@ -35,11 +35,15 @@ class LocalStack:
         state: folder for configuration, data, logs and pid files. Made when missing.
         ports: where the parts listen.
         environ: where programs and settings are looked up; the parts inherit it.
+        secure: the Collector takes OTLP by TLS alone, and only with the token.
     """
 
-    def __init__(self, state: Path, ports: Ports, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self, state: Path, ports: Ports, environ: Mapping[str, str] = os.environ, *, secure: bool = False
+    ) -> None:
         self.state = state
         self.ports = ports
+        self.secure = secure
         self._environ = environ
         self._children: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -47,9 +51,9 @@ class LocalStack:
     def of(cls, state: Path, environ: Mapping[str, str] = os.environ) -> LocalStack | None:
         """The stack that a state folder describes, or None."""
         try:
-            ports = json.loads((state / "stack.json").read_text(encoding="utf-8"))
-            return cls(state, Ports(**ports), environ)
-        except (OSError, ValueError, TypeError):
+            noted = json.loads((state / "stack.json").read_text(encoding="utf-8"))
+            return cls(state, Ports(**noted["ports"]), environ, secure=bool(noted["secure"]))
+        except (OSError, ValueError, TypeError, KeyError):
             return None
 
     def configure(self, *, webhook: str = "", scrape: Sequence[str] = ()) -> None:
@@ -60,7 +64,7 @@ class LocalStack:
             scrape: addresses of trainers whose ``/metrics`` are scraped.
 
         Raises:
-            StackError: a program is missing, a port is taken, or this stack runs already.
+            StackError: a program is missing, a port is taken, this stack runs already, or there is no certificate.
             ConfigError: ``webhook`` is not an address.
         """
         alive = [part.name for part in self._parts() if process.running(self.state, part.name) is not None]
@@ -72,7 +76,9 @@ class LocalStack:
         self.ports.check_free()
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         render(self.state, self.ports, webhook=webhook, scrape=scrape)
-        text = json.dumps(asdict(self.ports), indent=2)
+        if self.secure:
+            keys.make(self.state, endpoint_port=self.ports.otlp_http, environ=self._environ)
+        text = json.dumps({"ports": asdict(self.ports), "secure": self.secure}, indent=2)
         (self.state / "stack.json").write_text(f"{text}\n", encoding="utf-8")
 
     def start(self, *names: str, say: Callable[[str], None] = lambda _: None) -> None:
@@ -110,7 +116,7 @@ class LocalStack:
         """Remove the note that a stack is here; with ``data``, everything it kept."""
         (self.state / "stack.json").unlink(missing_ok=True)
         if data:
-            for folder in ("conf", "data", "log", "pid"):
+            for folder in ("conf", "data", "log", "pid", keys.FOLDER):
                 shutil.rmtree(self.state / folder, ignore_errors=True)
 
     def watch(self) -> str:
@@ -134,15 +140,17 @@ class LocalStack:
 
     def addresses(self) -> dict[str, str]:
         """What to open, and where to send."""
+        scheme = "https" if self.secure else "http"
         return {
-            "send OTLP to": f"http://{HOST}:{self.ports.otlp_http}",
+            "send OTLP to": f"{scheme}://{HOST}:{self.ports.otlp_http}",
+            **({"before that": keys.how_to_use(self.state)} if self.secure else {}),
             "Prometheus": f"http://{HOST}:{self.ports.prometheus}",
             "Alertmanager": f"http://{HOST}:{self.ports.alertmanager}",
             "Jaeger": f"http://{HOST}:{self.ports.jaeger}",
         }
 
     def _parts(self) -> tuple[Part, ...]:
-        return parts(self.state, self.ports, self._environ)
+        return parts(self.state, self.ports, self._environ, secure=self.secure)
 
     def _check_alive(self) -> None:
         for name, child in self._children.items():

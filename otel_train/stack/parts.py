@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from otel_train.stack import files, programs
+from otel_train.stack import files, keys, programs
 from otel_train.stack.ports import HOST, Ports
 
 if TYPE_CHECKING:
@@ -33,35 +33,40 @@ class Part:
     health_url: str
 
 
-def parts(state: Path, ports: Ports, environ: Mapping[str, str]) -> tuple[Part, ...]:
+def parts(
+    state: Path, ports: Ports, environ: Mapping[str, str], *, secure: bool = False
+) -> tuple[Part, ...]:
     """The parts of a local stack, in the order in which they stop.
 
     Args:
         state: its folder, with the rendered ``conf``.
         ports: where they listen.
         environ: where programs and settings are looked up.
+        secure: the Collector takes OTLP by TLS alone, and only with the token.
 
     Raises:
         StackError: a program is missing.
     """
     return (
-        _collector(state, ports, environ),
+        _collector(state, ports, environ, secure=secure),
         _prometheus(state, ports, environ),
         _alertmanager(state, ports, environ),
         _jaeger(state, ports, environ),
     )
 
 
-def _collector(state: Path, ports: Ports, environ: Mapping[str, str]) -> Part:
-    config = files.folder() / "deploy" / "collector" / "config.yaml"
+def _collector(state: Path, ports: Ports, environ: Mapping[str, str], *, secure: bool) -> Part:
+    shipped = files.folder() / "deploy" / "collector"
+    configs = [shipped / name for name in ("config.yaml", *(["secure.yaml"] if secure else []))]
     return Part(
         name="collector",
-        command=(str(programs.find("collector", environ)), f"--config={config}"),
+        command=(str(programs.find("collector", environ)), *(f"--config={path}" for path in configs)),
         environ={
             "COLLECTOR_GRPC": f"{HOST}:{ports.otlp_grpc}",
             "COLLECTOR_HTTP": f"{HOST}:{ports.otlp_http}",
             "COLLECTOR_HEALTH": f"{HOST}:{ports.collector_health}",
             "COLLECTOR_METRICS_PORT": str(ports.collector_metrics),
+            "COLLECTOR_KEYS": str(keys.folder(state).resolve()),
             "COLLECTOR_QUEUE_DIR": str(state / "data" / "collector"),
             "PROMETHEUS_URL": f"http://{HOST}:{ports.prometheus}",
             "TRACES_GRPC": f"{HOST}:{ports.jaeger_otlp}",

@@ -1,0 +1,134 @@
+"""Certificates and a token for the way from trainers to the Collector."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import secrets
+import shlex
+import shutil
+import socket
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from otel_train.errors import StackError
+from otel_train.stack.ports import HOST
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+FOLDER = "keys"
+TOKEN, AUTHORITY, CERTIFICATE, KEY, TRAINER = "token", "ca.crt", "server.crt", "server.key", "trainer.env"
+
+VALID_DAYS = 825
+"""The longest life that common TLS clients grant a server's certificate."""
+
+TOKEN_BYTES = 32
+OPENSSL_WITHIN_S = 60.0
+
+
+def folder(state: Path) -> Path:
+    """Where a stack keeps them: below its state, closed to other users."""
+    return state / FOLDER
+
+
+def make(state: Path, *, endpoint_port: int, environ: Mapping[str, str] = os.environ) -> Path:
+    """Make what is missing, and tell trainers how to use it.
+
+    A token and certificates of your own, put there before, are kept.
+
+    Args:
+        state: folder of the stack.
+        endpoint_port: where the Collector takes OTLP over http.
+        environ: where openssl is looked up.
+
+    Returns:
+        The file with the variables that a trainer needs.
+
+    Raises:
+        StackError: there is no openssl, or it failed.
+    """
+    place = folder(state)
+    place.mkdir(parents=True, exist_ok=True, mode=0o700)
+    if not (place / TOKEN).is_file():
+        _write(place / TOKEN, secrets.token_urlsafe(TOKEN_BYTES).encode())
+    if not all((place / name).is_file() for name in (AUTHORITY, CERTIFICATE, KEY)):
+        _certify(place, environ)
+    token = (place / TOKEN).read_text(encoding="ascii").strip()
+    settings = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": f"https://{HOST}:{endpoint_port}",
+        "OTEL_EXPORTER_OTLP_CERTIFICATE": str((place / AUTHORITY).resolve()),
+        "OTEL_EXPORTER_OTLP_HEADERS": f"authorization=Bearer%20{token}",
+    }
+    lines = [f"{name}={shlex.quote(text)}\n" for name, text in settings.items()]
+    _write(place / TRAINER, "".join(lines).encode())
+    return place / TRAINER
+
+
+def how_to_use(state: Path) -> str:
+    """What to type before a training program so that it sends with certificate and token."""
+    return f"set -a; . {shlex.quote(str(folder(state) / TRAINER))}; set +a"
+
+
+def _certify(place: Path, environ: Mapping[str, str]) -> None:
+    """An authority that signs one certificate and is then forgotten: nobody can sign another."""
+    openssl = shutil.which("openssl", path=environ.get("PATH"))
+    if openssl is None:
+        raise StackError(
+            "--secure makes its certificate with openssl, which is not on PATH. Install it, or put certificates "
+            f"of your own into {place}: {AUTHORITY}, {CERTIFICATE} and {KEY} (PEM)"
+        )
+    names = dict.fromkeys(["localhost", socket.gethostname(), HOST, "::1"])
+    made = ["req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
+    made += ["-days", str(VALID_DAYS), "-subj"]
+    with tempfile.TemporaryDirectory(dir=place) as scratch:
+        fresh = Path(scratch)
+        authority = ["/O=otel-train/CN=authority", "-keyout", str(fresh / "ca.key"), "-out", str(fresh / AUTHORITY)]
+        authority += _extensions("critical,CA:TRUE,pathlen:0", "critical,keyCertSign,cRLSign")
+        _run(openssl, [*made, *authority])
+        server = ["/O=otel-train/CN=collector", "-CA", str(fresh / AUTHORITY), "-CAkey", str(fresh / "ca.key")]
+        server += ["-keyout", str(fresh / KEY), "-out", str(fresh / CERTIFICATE)]
+        server += _extensions("critical,CA:FALSE", "critical,digitalSignature")
+        server += ["-addext", "extendedKeyUsage=serverAuth", "-addext", f"subjectAltName={_listed(names)}"]
+        _run(openssl, [*made, *server])
+        for name in (AUTHORITY, CERTIFICATE, KEY):
+            _write(place / name, (fresh / name).read_bytes())
+
+
+def _extensions(constraints: str, usage: str) -> list[str]:
+    return ["-addext", f"basicConstraints={constraints}", "-addext", f"keyUsage={usage}"]
+
+
+def _listed(names: Sequence[str] | Mapping[str, None]) -> str:
+    return ",".join(f"{'IP' if _is_address(name) else 'DNS'}:{name}" for name in names)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _run(openssl: str, words: Sequence[str]) -> None:
+    try:
+        done = subprocess.run(
+            [openssl, *words], capture_output=True, text=True, check=False, timeout=OPENSSL_WITHIN_S
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise StackError(f"openssl did not make a certificate: {error}") from error
+    if done.returncode:
+        said = " | ".join(done.stderr.strip().splitlines()[-3:])
+        raise StackError(f"openssl did not make a certificate (version 3 or later is needed): {said}")
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Never readable by others, not even for a moment."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(content)
+    fresh.replace(path)
