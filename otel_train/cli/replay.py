@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from otel_train.errors import ConfigError, OtelTrainError
 from otel_train.export.jsonl import parse_line, predecessor
 from otel_train.export.otlp_read import unreadable
 from otel_train.export.quiet import CallerLogs
+from otel_train.export.reasons import why
 from otel_train.export.rundir import find_run, rank_directories
 from otel_train.export.settings import OtlpSettings, otlp_configured
 from otel_train.export.spool import FOLDER, METRICS_FILE, SPANS_FILE
@@ -54,11 +55,13 @@ class Counts:
         sent: accepted by the collector; in a dry run, what would be sent.
         kept: refused, still on disk.
         torn: unreadable, skipped.
+        reason: why something was kept, as the rest of a sentence about the collector; "" when nothing was.
     """
 
     sent: int = 0
     kept: int = 0
     torn: int = 0
+    reason: str = ""
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(sent=self.sent + other.sent, kept=self.kept + other.kept, torn=self.torn + other.torn)
@@ -106,6 +109,8 @@ def run(args: argparse.Namespace) -> int:
         return 2
     verb = "to send" if args.dry_run else "sent"
     print(f"{directory}: {counts.sent} {verb}, {counts.kept} kept, {counts.torn} unreadable (requests)")
+    if counts.reason:
+        print(f"The collector {counts.reason}. What was kept can be sent later.", file=sys.stderr)
     return 1 if counts.kept else 0
 
 
@@ -142,8 +147,9 @@ def replay(
     settings = OtlpSettings.read(environ, endpoint=endpoint)
     collector = _Collector(settings)
     try:
-        with CallerLogs():
-            return _send_all(run_directory, collector, recorded=recorded)
+        with CallerLogs() as logs:
+            counts = _send_all(run_directory, collector, recorded=recorded)
+            return replace(counts, reason=why(logs.said())) if counts.kept else counts
     finally:
         collector.close()
 

@@ -16,10 +16,11 @@ def certified_session(certificate: str) -> Any:  # Any: requests has no types
     """
     import requests
 
-    session = requests.Session()
+    session: Any = requests.Session()  # Any: one of its methods is replaced
     usual = session.merge_environment_settings
 
-    def merged(url: str, proxies: Any, stream: Any, verify: Any, cert: Any) -> Any:  # Any: as requests calls it
+    def merged(url: str, proxies: Any, *rest: Any) -> Any:  # Any: as requests calls it
+        stream, verify, cert = rest
         return usual(url, proxies, stream, certificate if verify in {True, None} else verify, cert)
 
     session.merge_environment_settings = merged

@@ -13,6 +13,7 @@ from otel_train.catalog import Kind
 from otel_train.errors import ConfigError
 from otel_train.export.certified import certified_session
 from otel_train.export.otlp_json import SCOPE_NAME, paced, span_attributes
+from otel_train.export.quiet import import_grpc_quietly
 from otel_train.records import Snapshot
 
 if TYPE_CHECKING:
@@ -135,6 +136,7 @@ def make_exporter(signal: str, settings: OtlpSettings, timeout_s: float) -> Any:
 
 def _exporter_class(signal: str, protocol: str) -> Any:  # Any: see above
     if protocol == "grpc":
+        import_grpc_quietly()
         if signal == "metrics":
             from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import (
                 OTLPMetricExporter as GrpcMetrics,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import sys
 import threading
 from collections import deque
 
@@ -21,6 +23,25 @@ _KEPT = 8
 """Messages of one request worth keeping: the SDK retries at most six times."""
 
 
+_GRPC_VERBOSITY = "GRPC_VERBOSITY"
+
+
+def import_grpc_quietly() -> None:
+    """Import grpc so that its C library does not write to stderr for every handshake that fails.
+
+    It reads ``GRPC_VERBOSITY`` once, when it is imported. A value of the user's holds, and the environment is left as
+    it was.
+    """
+    if "grpc" in sys.modules or _GRPC_VERBOSITY in os.environ:
+        return
+    os.environ[_GRPC_VERBOSITY] = "NONE"
+    try:
+        import grpc
+    finally:
+        del os.environ[_GRPC_VERBOSITY]
+    del grpc
+
+
 class CallerLogs(logging.Filter):
     """A with-block in which the exporters' messages from this thread are kept here and shown nowhere.
 
@@ -32,11 +53,12 @@ class CallerLogs(logging.Filter):
         self._thread_id: int | None = None
         self._messages: deque[str] = deque(maxlen=_KEPT)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> CallerLogs:
         self._thread_id = threading.get_ident()
         for name in _LOGGERS:
             # First of all: a filter of the SDK's drops what was said a minute ago, and we want the reason again.
             logging.getLogger(name).filters.insert(0, self)
+        return self
 
     def __exit__(self, *_: object) -> None:
         for name in _LOGGERS:

@@ -4,24 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-_TOKEN: Final = (
-    "refuses the token ({}): set OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20<token> to the one it expects"
-)
-_CERTIFICATE: Final = (
-    "has a certificate that is not trusted ({}): set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of its authority"
-)
+_UNAUTHORIZED: Final = "refuses the token ({}): set OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20<token> to the one it expects"
+_UNTRUSTED: Final = "has a certificate that is not trusted ({}): set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of its authority"
 
 _REASONS: Final = (
-    ("code: 401", _TOKEN.format("401")),
-    ("unauthenticated", _TOKEN.format("UNAUTHENTICATED")),
-    ("code: 403", _TOKEN.format("403")),
-    ("permission_denied", _TOKEN.format("PERMISSION_DENIED")),
-    ("has expired", _CERTIFICATE.format("it has expired")),
+    ("code: 401", _UNAUTHORIZED.format("401")),
+    ("unauthenticated", _UNAUTHORIZED.format("UNAUTHENTICATED")),
+    ("code: 403", _UNAUTHORIZED.format("403")),
+    ("permission_denied", _UNAUTHORIZED.format("PERMISSION_DENIED")),
+    ("has expired", _UNTRUSTED.format("it has expired")),
     (
         "mismatch",
         "has a certificate for another name: use a host name that the certificate has in OTEL_EXPORTER_OTLP_ENDPOINT",
     ),
-    ("verify_failed", _CERTIFICATE.format("its issuer is unknown here")),
+    ("verify_failed", _UNTRUSTED.format("its issuer is unknown here")),
     (
         "security handshaker",
         "cannot be talked to: the file in OTEL_EXPORTER_OTLP_CERTIFICATE holds no certificate",
@@ -42,7 +38,7 @@ _REASONS: Final = (
         "code: 404",
         "answers 404: nothing takes OTLP at this path; 4318 is the usual port for http/protobuf",
     ),
-    ("refused", "refuses connections: nothing listens there"),
+    ("refused", "refuses connections"),
     ("resolve", "has a name that cannot be resolved"),
     ("resolution", "has a name that cannot be resolved"),
     # The SDK says no more than this when its first try takes all the time there is.

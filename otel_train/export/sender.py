@@ -261,9 +261,7 @@ class _Reachability:
         self._told_away = True
         place = self._places.spool
         kept = f"figures are spooled in {place}" if place else "figures are dropped"
-        self._log.warning(
-            "OTLP: %s %s; %s, training is not affected", self._places.endpoint, why(said), kept
-        )
+        self._log.warning("OTLP: %s %s; %s, training is not affected", self._places.endpoint, why(said), kept)
 
     def found(self) -> None:
         """A request was accepted."""

@@ -85,10 +85,22 @@ def _certify(place: Path, environ: Mapping[str, str]) -> None:
     made += ["-days", str(VALID_DAYS), "-subj"]
     with tempfile.TemporaryDirectory(dir=place) as scratch:
         fresh = Path(scratch)
-        authority = ["/O=otel-train/CN=authority", "-keyout", str(fresh / "ca.key"), "-out", str(fresh / AUTHORITY)]
+        authority = [
+            "/O=otel-train/CN=authority",
+            "-keyout",
+            str(fresh / "ca.key"),
+            "-out",
+            str(fresh / AUTHORITY),
+        ]
         authority += _extensions("critical,CA:TRUE,pathlen:0", "critical,keyCertSign,cRLSign")
         _run(openssl, [*made, *authority])
-        server = ["/O=otel-train/CN=collector", "-CA", str(fresh / AUTHORITY), "-CAkey", str(fresh / "ca.key")]
+        server = [
+            "/O=otel-train/CN=collector",
+            "-CA",
+            str(fresh / AUTHORITY),
+            "-CAkey",
+            str(fresh / "ca.key"),
+        ]
         server += ["-keyout", str(fresh / KEY), "-out", str(fresh / CERTIFICATE)]
         server += _extensions("critical,CA:FALSE", "critical,digitalSignature")
         server += ["-addext", "extendedKeyUsage=serverAuth", "-addext", f"subjectAltName={_listed(names)}"]

@@ -33,9 +33,7 @@ class Part:
     health_url: str
 
 
-def parts(
-    state: Path, ports: Ports, environ: Mapping[str, str], *, secure: bool = False
-) -> tuple[Part, ...]:
+def parts(state: Path, ports: Ports, environ: Mapping[str, str], *, secure: bool = False) -> tuple[Part, ...]:
     """The parts of a local stack, in the order in which they stop.
 
     Args:
