@@ -985,6 +985,9 @@ TELEMETRY_FAULTS: Final = Metric(
     meaning="Faults of otel_train itself, contained and logged. After three the part is off.",
     labels=(PART,),
 )
+PROBE_TIME: Final = Metric(
+    name="train.probe.time", unit="s", kind=Kind.GAUGE, meaning="Unix time when `otel-train doctor` sent it."
+)
 
 ALL: Final[tuple[Metric, ...]] = (
     STAGE_DURATION,
@@ -1070,6 +1073,7 @@ ALL: Final[tuple[Metric, ...]] = (
     TELEMETRY_STEP_INTERVAL,
     UNOBSERVED,
     TELEMETRY_FAULTS,
+    PROBE_TIME,
 )
 """Every metric, in the order of the reference page."""
 
@@ -1270,6 +1274,9 @@ RUN_END_SPAN: Final = SpanType(
     meaning="The end; an error when the process was killed and its launcher wrote this.",
     attributes=(RUN_ID, RUN_ATTEMPT, SPAN_RANK, STEP_NUMBER, TRACE_CLASS, SPAN_ERROR_TYPE),
 )
+PROBE_SPAN: Final = SpanType(
+    name="train.probe", meaning="What `otel-train doctor` sent, to find it again.", attributes=(RUN_ID,)
+)
 INIT_MODEL_SPAN: Final = SpanType(
     name="train.init.model", meaning="Making the model ready.", parent="train.run", published=False
 )
@@ -1383,6 +1390,7 @@ SPANS: Final[tuple[SpanType, ...]] = (
     STALL_SPAN,
     PROFILER_CAPTURE_SPAN,
     RUN_END_SPAN,
+    PROBE_SPAN,
 )
 """Every span, in the order a run meets them."""
 

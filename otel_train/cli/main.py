@@ -25,6 +25,7 @@ COMMANDS = {
     "report": "write a run as one page of HTML that needs nothing else",
     "artifacts": "write a run's config, metrics, stage times, operators and trace as files",
     "check": "say whether a run, or its artifacts, are complete and agree",
+    "doctor": "say what keeps figures from being measured or from arriving",
     "stack": "start Collector, Prometheus, Alertmanager, traces and Grafana",
     "simulate": "send what a run of many ranks would send",
     "catalog": "print every metric, span and attribute by name",
@@ -55,6 +56,7 @@ examples:
   otel-train analyze trace.json.gz       what a profiler trace says, and what to change
   otel-train compare runs/a runs/b       what became slower; --fail-if-slower 5% for CI
   otel-train report runs/20260131-x7     one page of HTML: timeline, histograms, captures
+  otel-train doctor                      what is installed, what holds, whether figures arrive
   otel-train replay runs/20260131-x7     send what the collector has missed
 
 RUN is a run directory or the id of a run below runs/ (or OTEL_TRAIN_RUN_DIR); without it, the newest run.

@@ -35,6 +35,10 @@ _REASONS: Final = (
         "answers 400: it may want TLS, https:// in place of http:// in OTEL_EXPORTER_OTLP_ENDPOINT",
     ),
     (
+        "connection aborted",
+        "closes connections: it may want TLS, https:// in place of http:// in OTEL_EXPORTER_OTLP_ENDPOINT",
+    ),
+    (
         "code: 404",
         "answers 404: nothing takes OTLP at this path; 4318 is the usual port for http/protobuf",
     ),

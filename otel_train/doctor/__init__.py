@@ -1,0 +1,1 @@
+"""What is wrong with an installation, its settings or the way its figures take, each with a remedy."""

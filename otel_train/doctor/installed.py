@@ -1,0 +1,142 @@
+"""Which packages and extras are installed, in which version."""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from importlib.metadata import PackageNotFoundError, requires, version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from otel_train.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+AREA = "installed"
+LEAST_PYTHON, LEAST_TORCH = (3, 10), (2, 4)
+EXTRAS = {
+    "nvml": ("nvidia-ml-py", "utilisation, power and temperature of NVIDIA GPUs"),
+    "analyze": ("msgspec", "traces are read five times as fast"),
+}
+"""Extra to its package, and what that is good for."""
+
+DEVICE = Path("/dev/nvidiactl")
+"""There is an NVIDIA driver where this is."""
+
+_REQUIREMENT = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)(?P<rest>[^;]*)(?:;(?P<marker>.*))?$")
+_BOUND = re.compile(r"(?P<sign>>=|<)(?P<number>\d[\w.]*)")
+
+
+def look(
+    *,
+    installed: Callable[[str], str | None] | None = None,
+    python: tuple[int, ...] = sys.version_info[:3],
+    device: Path = DEVICE,
+) -> Iterator[Finding]:
+    """Say what is installed.
+
+    Nothing is imported for it: a torch that cannot be imported is still found.
+
+    Args:
+        installed: version of a package, None when it is not there.
+        python: version of the interpreter.
+        device: file of the NVIDIA driver.
+    """
+    of = installed or _installed
+    yield from _python(python)
+    ours = of("otel-train")
+    yield Finding(area=AREA, state=OK, what=f"otel-train {ours or '(from its sources, not installed)'}")
+    yield _torch(of("torch"))
+    yield from _requirements(of)
+    for extra, (package, good_for) in EXTRAS.items():
+        found = of(package)
+        if found:
+            yield Finding(area=AREA, state=OK, what=f"extra {extra}: {package} {found}")
+        else:
+            wanted = extra == "nvml" and device.exists()
+            yield Finding(
+                area=AREA,
+                state=WARNING if wanted else NOTE,
+                what=f"extra {extra} is not installed ({good_for})",
+                remedy=f"pip install 'otel-train[{extra}]'",
+            )
+
+
+def _python(python: tuple[int, ...]) -> Iterator[Finding]:
+    name = ".".join(map(str, python))
+    system = f"{platform.system()} {platform.machine()}"
+    if python < LEAST_PYTHON:
+        yield Finding(
+            area=AREA,
+            state=PROBLEM,
+            what=f"Python {name} is too old",
+            remedy=f"use Python {'.'.join(map(str, LEAST_PYTHON))} or later",
+        )
+    else:
+        yield Finding(area=AREA, state=OK, what=f"Python {name}, {system}, {sys.executable}")
+
+
+def _torch(found: str | None) -> Finding:
+    if found is None:
+        return Finding(
+            area=AREA,
+            state=WARNING,
+            what="torch is not installed for this Python: nothing can be observed here",
+            remedy="run otel-train in the environment of your training, or pip install 'otel-train[torch]'",
+        )
+    if _numbers(found)[:2] < LEAST_TORCH:
+        return Finding(
+            area=AREA,
+            state=PROBLEM,
+            what=f"torch {found} is older than what is supported",
+            remedy=f"install torch {'.'.join(map(str, LEAST_TORCH))} or later",
+        )
+    return Finding(area=AREA, state=OK, what=f"torch {found}")
+
+
+def _requirements(of: Callable[[str], str | None]) -> Iterator[Finding]:
+    """What we cannot do without, as our own package says."""
+    try:
+        wanted = requires("otel-train") or []
+    except PackageNotFoundError:
+        return
+    good = []
+    for requirement in wanted:
+        parts = _REQUIREMENT.match(requirement)
+        if parts is None or "extra" in (parts["marker"] or ""):
+            continue
+        name, found = parts["name"], of(parts["name"])
+        if found is None or not _within(found, parts["rest"]):
+            yield Finding(
+                area=AREA,
+                state=PROBLEM,
+                what=f"{name} {found or 'is missing'}: expected {parts['rest'].strip()}",
+                remedy=f"pip install '{name}{parts['rest'].strip()}'",
+            )
+        else:
+            good.append(f"{name} {found}")
+    yield Finding(area=AREA, state=OK, what=", ".join(good))
+
+
+def _within(found: str, bounds: str) -> bool:
+    has = _numbers(found)
+    for bound in _BOUND.finditer(bounds):
+        limit = _numbers(bound["number"])
+        if (bound["sign"] == ">=" and has < limit) or (bound["sign"] == "<" and has >= limit):
+            return False
+    return True
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    """``2.13.0+cpu`` to (2, 13, 0). A letter ends it, so a pre-release counts as its release."""
+    found = re.match(r"\d+(?:\.\d+)*", text)
+    return tuple(int(number) for number in found[0].split(".")) if found else ()
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
