@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from otel_train.config import Config
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
 AREA = "settings"
 SECRET = ("HEADERS", "TOKEN", "PASSWORD", "KEY")
 """Words in the name of a variable whose value is not shown. A path to a key is no loss."""
+
+_LOGIN = re.compile(r"//[^/@\s]*@")
+"""User name and password in an address."""
 
 
 def config_of(environ: Mapping[str, str]) -> Config:
@@ -31,7 +35,10 @@ def look(environ: Mapping[str, str]) -> Iterator[Finding]:
         config = Config.from_env(environ)
     except ConfigError as error:
         yield Finding(
-            area=AREA, state=PROBLEM, what=str(error), remedy="correct or unset the variable it names"
+            area=AREA,
+            state=PROBLEM,
+            what=str(error),
+            remedy="correct or unset that variable (OTEL_TRAIN_ and the name in capitals)",
         )
         return
     if config.disabled:
@@ -57,7 +64,7 @@ def look(environ: Mapping[str, str]) -> Iterator[Finding]:
         )
     changed = config.to_env()
     for name, value in {**changed, **_standard(environ)}.items():
-        shown = "(set, not shown)" if _secret(name) else value
+        shown = "(set, not shown)" if _secret(name) else _LOGIN.sub("//***@", value)
         yield Finding(area=AREA, state=OK, what=f"{name}={shown} (environment)")
     yield Finding(
         area=AREA,

@@ -159,3 +159,28 @@ def test_what_is_not_encrypted_is_refused(secure: LocalStack, tmp_path: Path) ->
 
     [line] = said
     assert "https://" in line
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_the_doctor_follows_a_figure_and_a_span_all_the_way(
+    secure: LocalStack,
+    protocol: str,
+    *,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Trainer, TLS, token, Collector, Prometheus, Jaeger: each real."""
+    for name, text in told(secure, protocol).items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setenv("OTEL_TRAIN_RUN_DIR", str(tmp_path))
+    main(["doctor", "--state", str(secure.state), "--json"])
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    way = [finding for finding in findings if finding["area"] in {"endpoint", "end to end"}]
+
+    assert [finding for finding in way if finding["state"] in {"warning", "problem"}] == []
+    assert sum("found in" in finding["what"] for finding in way) == 2
+
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20stolen")
+    assert main(["doctor", "--state", str(secure.state)]) == 2
+    assert "refuses the token" in capsys.readouterr().out

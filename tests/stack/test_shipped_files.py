@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from otel_train.stack import files
+from otel_train.stack import files, keys
 from tests.support.stack import program
 
 pytestmark = pytest.mark.stack
@@ -47,9 +47,20 @@ def test_alertmanager_accepts_its_configuration() -> None:
     checked(program("amtool"), "check-config", "deploy/alertmanager/alertmanager.yml")
 
 
-def composed(*profiles: str, traces: str = "tempo") -> dict[str, Any]:
+def test_the_collector_accepts_tls_and_a_token_on_top(tmp_path: Path) -> None:
+    """With keys as `stack up --secure` makes them."""
+    keys.make(tmp_path, endpoint_port=4318)
+    configs = [f"--config=deploy/collector/{name}.yaml" for name in ("config", "secure")]
+
+    checked(program("collector"), "validate", *configs, COLLECTOR_KEYS=str(keys.folder(tmp_path)))
+
+
+def composed(*profiles: str, traces: str = "tempo", keys_folder: str = "") -> dict[str, Any]:
     words = [word for profile in profiles for word in ("--profile", profile)]
-    text = checked(program("compose"), *words, "config", "--format", "json", TRACES=traces)
+    if keys_folder:
+        words = ["-f", files.MARK, "-f", "deploy/collector/secure.yml", *words]
+    environ = {"TRACES": traces, "COLLECTOR_KEYS": keys_folder}
+    text = checked(program("compose"), *words, "config", "--format", "json", **environ)
     services: dict[str, Any] = json.loads(text)["services"]
     return services
 
@@ -85,12 +96,49 @@ def test_no_container_has_more_than_it_needs(traces: str) -> None:
         assert name == "demo" or tag.removeprefix("v")[:1].isdigit(), (image, tag)
 
 
-def test_no_secret_is_in_the_files_or_in_the_environment() -> None:
-    """`docker inspect` shows the environment to whoever may ask."""
-    for name, service in composed("demo", "gpu").items():
+SECRET = ("PASSWORD", "TOKEN", "SECRET", "CREDENTIAL", "HEADERS")
+
+
+def test_no_secret_is_in_what_docker_inspect_shows(tmp_path: Path) -> None:
+    """The environment and the command of a container are for whoever may ask."""
+    keys.make(tmp_path, endpoint_port=4318)
+    token = (keys.folder(tmp_path) / keys.TOKEN).read_text()
+    services = composed("demo", "gpu", keys_folder=str(keys.folder(tmp_path)))
+
+    assert token not in json.dumps(services)
+    for name, service in services.items():
         for variable, text in (service.get("environment") or {}).items():
-            secret = any(word in variable for word in ("PASSWORD", "TOKEN", "SECRET"))
+            secret = any(word in variable for word in SECRET)
             assert not secret or text.startswith("/run/stack-secrets/"), (name, variable)
+        words = [*(service.get("command") or []), *(service.get("entrypoint") or [])]
+        assert not any("password=" in str(word).lower() for word in words), name
+
+
+def test_the_collector_reads_its_keys_from_files_it_cannot_write(tmp_path: Path) -> None:
+    """And the one root process that hands them over sees a folder, read-only."""
+    keys.make(tmp_path, endpoint_port=4318)
+    place = str(keys.folder(tmp_path))
+    services = composed(keys_folder=place)
+    collector, prepare = services["otel-collector"], services["prepare"]
+
+    assert collector["command"][-1] == "--config=/etc/otelcol/secure.yaml"
+    mounts = {mount["target"]: mount for mount in collector["volumes"]}
+    assert mounts["/etc/otelcol/keys"]["read_only"] is True
+    assert {"/etc/otelcol/config.yaml", "/etc/otelcol/secure.yaml"} <= mounts.keys()
+    [given] = [mount for mount in prepare["volumes"] if mount["target"] == "/given"]
+    assert given["source"] == place
+    assert given["read_only"] is True
+
+
+def test_grafana_has_no_anonymous_admin_and_no_default_password() -> None:
+    """What reaches its port may look at most, and that only when somebody says so."""
+    environ = composed()["grafana"]["environment"]
+
+    assert environ["GF_AUTH_ANONYMOUS_ENABLED"] == "false"
+    assert environ["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    assert environ["GF_SECURITY_ADMIN_PASSWORD__FILE"] == "/run/stack-secrets/grafana_admin"
+    assert "GF_SECURITY_ADMIN_PASSWORD" not in environ
+    assert environ["GF_USERS_ALLOW_SIGN_UP"] == "false"
 
 
 def test_what_is_mounted_is_there() -> None:

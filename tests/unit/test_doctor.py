@@ -1,0 +1,532 @@
+"""What the doctor finds, with machines, servers and clocks that are as a test wants them."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_train.cli import doctor
+from otel_train.cli.main import main
+from otel_train.config import Config
+from otel_train.doctor import endpoint, installed, journey, machine, settled
+from otel_train.doctor.findings import NOTE, OK, PROBLEM, WARNING, Check, Finding, run, worst
+from otel_train.export.typeset import Page
+from otel_train.values import MIB
+from tests.support.receiver import black_hole, http_receiver, refusing_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+ROOT = Path(__file__).parents[2]
+HEALTHY = {"otel-train": "0.1.0", "torch": "2.13.0+cpu", "nvidia-ml-py": "13.0", "msgspec": "0.20"}
+
+
+def bad(findings: Iterable[Finding]) -> list[Finding]:
+    """Those that hurt or may hurt; each must have a remedy."""
+    found = [finding for finding in findings if finding.state in {WARNING, PROBLEM}]
+    assert all(finding.remedy for finding in found)
+    return found
+
+
+def only(findings: Iterable[Finding], state: str) -> Finding:
+    [finding] = bad(findings)
+    assert finding.state == state
+    return finding
+
+
+# --- how checks are run ---------------------------------------------------------------------------
+
+
+def test_a_check_that_hangs_costs_its_limit_and_keeps_what_it_had() -> None:
+    """A dead network file system must not hang the one tool that could say so."""
+    release = threading.Event()
+
+    def hangs() -> Iterator[Finding]:
+        yield Finding(area="disk", state=OK, what="so far")
+        release.wait()
+
+    found = run([Check("disk", hangs, 0.2), Check("next", list, 1.0)])
+    release.set()
+
+    assert [finding.what for finding in found] == ["so far", "no answer within 0.2 s"]
+    assert worst(found) == PROBLEM
+
+
+def test_a_check_that_raises_is_a_finding() -> None:
+    """A doctor who faints helps nobody; the other checks are still made."""
+
+    def faints() -> Iterator[Finding]:
+        yield Finding(area="a", state=OK, what="before")
+        raise KeyError("x")
+
+    found = run([Check("a", faints, 5.0), Check("b", lambda: [Finding(area="b", state=OK, what="b")], 5.0)])
+
+    assert [finding.state for finding in found] == [OK, PROBLEM, OK]
+    assert "KeyError" in found[1].what
+
+
+# --- installed ------------------------------------------------------------------------------------
+
+
+def installation(**changes: str | None) -> list[Finding]:
+    packages: dict[str, str | None] = {
+        **HEALTHY,
+        **{name.replace("_", "-"): v for name, v in changes.items()},
+    }
+
+    def version(package: str) -> str | None:
+        return packages.get(package, "99" if package == "numpy" else installed._installed(package))
+
+    return list(installed.look(installed=version, python=(3, 12, 1), device=Path(os.devnull)))
+
+
+def test_a_healthy_installation_has_nothing_wrong() -> None:
+    """An alarm for nothing teaches people not to look."""
+    assert bad(installation()) == []
+
+
+def test_no_torch_is_a_warning_not_a_crash() -> None:
+    """The wrong environment is the most common mistake, and it has no torch to import."""
+    finding = only(installation(torch=None), WARNING)
+
+    assert "torch is not installed" in finding.what
+
+
+def test_an_old_torch_or_python_is_a_problem() -> None:
+    """Hooks that are not there fail in mid-run."""
+    assert "torch 2.3.1" in only(installation(torch="2.3.1"), PROBLEM).what
+    old = installed.look(installed=HEALTHY.get, python=(3, 9, 2), device=Path("/nowhere"))
+    assert "Python 3.9.2" in next(iter(old)).what
+
+
+def test_a_package_out_of_its_bounds_is_named_with_them() -> None:
+    """Somebody else's requirement moved it."""
+    finding = only(installation(psutil="5.0"), PROBLEM)
+
+    assert finding.what == "psutil 5.0: expected >=5.9"
+    assert "pip install 'psutil>=5.9'" in finding.remedy
+
+
+def test_the_extra_for_a_device_that_is_there_is_missed() -> None:
+    """Power and temperature are absent without a word otherwise."""
+    assert "nvml" in only(installation(nvidia_ml_py=None), WARNING).what
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+def test_settings_are_shown_with_where_they_come_from_and_secrets_are_not() -> None:
+    """The output lands in bug reports."""
+    environ = {
+        "OTEL_TRAIN_RUN_NAME": "mine",
+        "OTEL_TRAIN_CAPTURE_TOKEN": "s3cret",
+        "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer s3cret",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://me:s3cret@host:4318",
+    }
+    text = "\n".join(finding.what for finding in settled.look(environ))
+
+    assert "OTEL_TRAIN_RUN_NAME=mine (environment)" in text
+    assert "OTEL_EXPORTER_OTLP_HEADERS=(set, not shown)" in text
+    assert "http://***@host:4318" in text
+    assert "s3cret" not in text
+
+
+@pytest.mark.parametrize(
+    ("environ", "state", "word"),
+    [
+        ({"OTEL_TRAIN_FLIGHT_EDGES": "5"}, PROBLEM, "flight_edges=5"),
+        ({"OTEL_TRAIN_RUN_DIRR": "x"}, PROBLEM, "OTEL_TRAIN_RUN_DIRR"),
+        ({"OTEL_TRAIN_DISABLED": "true"}, PROBLEM, "switches everything off"),
+        ({"OTEL_SDK_DISABLED": "true"}, WARNING, "switches OTLP off"),
+        (
+            {"OTEL_TRAIN_OTLP": "off", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:1"},
+            WARNING,
+            "keeps anything from being sent",
+        ),
+    ],
+)
+def test_a_setting_that_stops_figures_is_found(environ: dict[str, str], state: str, word: str) -> None:
+    """Nothing arrives, and nothing says why."""
+    assert word in only(settled.look(environ), state).what
+
+
+# --- machine --------------------------------------------------------------------------------------
+
+
+def runs(folder: Path, kind: str = "ext4", free_mib: int = 10_000, **settings: Any) -> list[Finding]:
+    config = Config(run_dir=str(folder), **settings)
+    return list(
+        machine.look_at_runs(config, version="0.1.0", ask_disk=lambda _: machine.Disk(kind, free_mib * MIB))
+    )
+
+
+def test_a_good_disk_has_nothing_wrong_and_nothing_is_left_on_it(tmp_path: Path) -> None:
+    """The doctor changes nothing."""
+    assert bad(runs(tmp_path / "not" / "there")) == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_and_a_network_file_system_are_warnings(tmp_path: Path) -> None:
+    """Both show late: at the end of a run, or as a step that waits for a server."""
+    assert "100 MiB are free" in only(runs(tmp_path, free_mib=100), WARNING).what
+    assert "mapped on nfs4" in only(runs(tmp_path, kind="nfs4"), WARNING).what
+    assert bad(runs(tmp_path, kind="nfs4", flight=False)) == []
+
+
+def test_a_folder_that_cannot_be_written_is_a_problem(tmp_path: Path) -> None:
+    """Root may write anywhere, so the folder is one where nobody can."""
+    finding = only(runs(Path("/proc/otel-train")), PROBLEM)
+
+    assert "/proc/otel-train cannot be written" in finding.what
+    assert "OTEL_TRAIN_RUN_DIR" in finding.remedy
+
+
+def test_runs_of_another_version_are_named(tmp_path: Path) -> None:
+    """`report` on an old run may refuse; this says why."""
+    for name, version in (("old", "0.0.9"), ("new", "0.1.0")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(json.dumps({"version": version}))
+    (tmp_path / "torn").mkdir()
+    (tmp_path / "torn" / "run.json").write_text("{")
+
+    assert "otel-train 0.0.9; this is 0.1.0" in only(runs(tmp_path), WARNING).what
+
+
+def machinery(folder: Path, shm_mib: int = 4096, **settings: Any) -> list[Finding]:
+    config = Config(**{"prometheus_port": 0, **settings})
+    environ = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+    ask = lambda _: machine.Disk("tmpfs", shm_mib * MIB)  # noqa: E731  # a fake of one line
+    return list(machine.look_at_machine(config, environ, shm=folder, ask_disk=ask))
+
+
+def test_little_shared_memory_is_a_warning_with_the_option_that_helps(tmp_path: Path) -> None:
+    """Docker gives 64 MiB; the loader dies of a bus error."""
+    assert bad(machinery(tmp_path)) == []
+    assert "--shm-size" in only(machinery(tmp_path, shm_mib=64), WARNING).remedy
+
+
+def test_a_taken_port_is_a_note_and_an_address_of_another_machine_a_problem(tmp_path: Path) -> None:
+    """The first is usual (another run), the second never works."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        found = machinery(tmp_path, prometheus_port=taken.getsockname()[1])
+    assert [f.state for f in found if "is taken" in f.what] == [NOTE]
+    elsewhere = only(machinery(tmp_path, prometheus_host="192.0.2.1"), PROBLEM)
+    assert os.strerror(errno.EADDRNOTAVAIL) in elsewhere.what
+
+
+def test_forking_beside_grpc_is_noted(tmp_path: Path) -> None:
+    """It can hang, seldom, and then looks like anything but this."""
+    assert any(f.state == NOTE and "gRPC" in f.what for f in machinery(tmp_path))
+
+
+# --- endpoint -------------------------------------------------------------------------------------
+
+
+def looked_at(address: str, **environ: str) -> list[Finding]:
+    return list(endpoint.look({"OTEL_EXPORTER_OTLP_ENDPOINT": address, **environ}))
+
+
+def test_no_endpoint_is_a_note() -> None:
+    """A run that is scraped sends nothing, and that is fine."""
+    [finding] = endpoint.look({})
+
+    assert finding.state == NOTE
+    assert "no OTLP endpoint is set" in finding.what
+
+
+def test_an_endpoint_that_answers_has_nothing_wrong() -> None:
+    """Its clock is compared by the way."""
+    with http_receiver() as receiver:
+        found = looked_at(receiver.endpoint)
+
+    assert bad(found) == []
+    assert any("takes connections" in finding.what for finding in found)
+
+
+def test_an_address_where_nobody_listens_is_a_problem() -> None:
+    """The commonest of all."""
+    with refusing_address() as address:
+        finding = only(looked_at(address), PROBLEM)
+
+    assert "refuses connections" in finding.what
+    assert "otel-train stack up" in finding.remedy
+
+
+def test_a_name_that_cannot_be_resolved_and_a_protocol_that_is_none_are_problems() -> None:
+    """Typing mistakes, told apart."""
+    assert "cannot be resolved" in only(looked_at("http://no-such-host.invalid:4318"), PROBLEM).what
+    grpcs = looked_at("http://h:1", OTEL_EXPORTER_OTLP_PROTOCOL="http/json")
+    assert "http/protobuf" in only(grpcs, PROBLEM).what
+
+
+def test_tls_to_a_plain_port_says_so() -> None:
+    """One letter too many."""
+    with http_receiver() as receiver:
+        finding = only(looked_at(receiver.endpoint.replace("http", "https")), PROBLEM)
+
+    assert "does not speak TLS" in finding.what
+
+
+def test_a_token_that_would_leave_this_machine_in_the_clear_is_a_warning() -> None:
+    """Whoever reads the network reads the token. On loopback nobody does."""
+    with http_receiver() as receiver:
+        near = looked_at(receiver.endpoint, OTEL_EXPORTER_OTLP_HEADERS="authorization=x")
+        settings = endpoint.settings_of({"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint})
+        assert settings is not None
+        [place] = endpoint.endpoints(settings, {"OTEL_EXPORTER_OTLP_HEADERS": "authorization=x"})
+        # 0.0.0.0 reaches this machine by an address that is not loopback's.
+        far = endpoint.Endpoint(
+            address=place.address,
+            protocol=place.protocol,
+            host="0.0.0.0",
+            port=place.port,
+            tls=False,
+            certificate="",
+            token=place.token,
+        )
+        assert "without encryption" in only(endpoint._look_at(far, time.time), WARNING).what
+    assert bad(near) == []
+
+
+@pytest.mark.parametrize(("ahead_s", "state"), [(0.6, OK), (-4, OK), (30, WARNING), (-3600, PROBLEM)])
+def test_a_clock_that_is_off_is_as_bad_as_it_is_far_off(ahead_s: float, state: str) -> None:
+    """Prometheus refuses samples from the future, and those too old."""
+    with http_receiver() as receiver:
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}
+        found = list(endpoint.look(environ, now_s=lambda: time.time() - ahead_s))
+
+    assert worst(found) == state
+    if state != OK:
+        assert ("ahead of" if ahead_s > 0 else "behind") in bad(found)[0].what
+
+
+def test_a_server_that_swallows_everything_does_not_hold_the_doctor_up() -> None:
+    """It never hangs: every question has a limit."""
+    began_s = time.monotonic()
+    with black_hole() as address:
+        found = looked_at(address)
+    assert any("does not tell its time" in finding.what for finding in found)
+    assert time.monotonic() - began_s < 60
+
+
+# --- end to end -----------------------------------------------------------------------------------
+
+
+class Backend:
+    """Stands for Prometheus, a trace store and Grafana: has whatever it is told to have."""
+
+    def __init__(self) -> None:
+        self.url = ""
+        self.has = True
+        self.asked: list[str] = []
+        self.authorization = ""
+
+
+@contextmanager
+def backend() -> Iterator[Backend]:
+    made = Backend()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            made.asked.append(self.path)
+            made.authorization = self.headers.get("Authorization") or made.authorization
+            found: list[Any] = []
+            if "time()" in self.path:
+                found = [time.time(), str(time.time())]
+            elif made.has and "train_probe_time_seconds" in self.path:
+                found = [{}]
+            body = json.dumps({"status": "success", "data": {"result": found}})
+            if made.has and self.path.startswith("/api/traces/"):
+                # A trace has the id of its run in it; any would do for a server that only knows one.
+                body = " ".join(made.asked) + run_ids(made)
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    made.url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield made
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def run_ids(made: Backend) -> str:
+    """The id that the probe's query named."""
+    return " ".join(path for path in made.asked if "doctor-" in path)
+
+
+def sent_to(
+    address: str, made: Backend | None, *, named: bool = True, token: str = "", wait_s: float = 5.0
+) -> list[Finding]:
+    kinds = (journey.PROMETHEUS, journey.TRACES, journey.GRAFANA)
+    urls = dict.fromkeys(kinds, made.url) if made else {}
+    places = journey.Places(urls=urls, named=frozenset(kinds if named else ()), grafana_token=token)
+    environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": address} if address else {}
+    return list(journey.look(environ, places, endpoint=address, wait_s=wait_s, sleep=lambda _: None))
+
+
+def test_what_was_sent_is_marked_and_found_in_every_place() -> None:
+    """The whole way at once: the only proof that figures arrive."""
+    with http_receiver() as receiver, backend() as made:
+        found = sent_to(receiver.endpoint, made, token="t0ken")
+        sent = receiver.metrics[0].resource_metrics[0]
+
+    assert bad(found) == []
+    assert sum("found in" in finding.what for finding in found) == 3
+    assert made.authorization == "Bearer t0ken"
+    assert [metric.name for metric in sent.scope_metrics[0].metrics] == ["train.probe.time"]
+    assert [span.name for span in receiver.spans()] == ["train.probe"]
+    run_id = {a.key: a.value.string_value for a in sent.resource.attributes}["train.run.id"]
+    assert run_id.startswith("doctor-")
+    assert any(run_id in path for path in made.asked)
+
+
+def test_what_does_not_arrive_is_a_problem_with_where_to_look() -> None:
+    """Accepted is not arrived."""
+    with http_receiver() as receiver, backend() as made:
+        made.has = False
+        found = bad(sent_to(receiver.endpoint, made, wait_s=0.2))
+
+    assert [finding.what.split(" within")[0] for finding in found] == [
+        "not found in Prometheus",
+        "not found in trace store",
+    ]
+    assert all("otel-train stack logs" in finding.remedy for finding in found)
+
+
+def test_a_refusal_is_told_with_its_remedy_and_nothing_is_waited_for() -> None:
+    """There is nothing to arrive."""
+    with http_receiver("401") as receiver, backend() as made:
+        found = bad(sent_to(receiver.endpoint, made, wait_s=60))
+
+    assert len(found) == 2
+    assert all("refuses the token" in finding.what for finding in found)
+    assert all("OTEL_EXPORTER_OTLP_HEADERS" in finding.remedy for finding in found)
+
+
+def test_a_place_that_is_silent_is_a_problem_only_if_somebody_named_it() -> None:
+    """Not everybody runs Grafana on this machine."""
+    with http_receiver() as receiver, refusing_address() as address:
+        away = Backend()
+        away.url = address
+        unnamed = sent_to(receiver.endpoint, away, named=False)
+        named = sent_to(receiver.endpoint, away)
+
+    assert bad(unnamed) == []
+    assert {finding.state for finding in named if "does not answer" in finding.what} == {PROBLEM}
+
+
+def test_without_an_endpoint_nothing_is_sent_and_only_what_was_named_is_looked_at() -> None:
+    """Somebody who scrapes need not hear of a stack that is not there."""
+    with backend() as made:
+        assert sent_to("", made, named=False) == []
+        assert any("Prometheus is well" in finding.what for finding in sent_to("", made))
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quiet_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Arguments and an environment in which nothing of this machine is met."""
+    monkeypatch.setenv("OTEL_TRAIN_RUN_DIR", str(tmp_path / "runs"))
+    monkeypatch.setenv("OTEL_TRAIN_PROMETHEUS_PORT", "0")
+    return ["doctor", "--state", str(tmp_path / "state")]
+
+
+def test_the_exit_code_and_the_document_agree(
+    quiet_machine: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """For scripts: a job's prolog can refuse to start."""
+    with refusing_address() as address:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        code = main([*quiet_machine, "--wait", "0", "--json"])
+    told = json.loads(capsys.readouterr().out)
+
+    assert code == told["exit_code"] == 2
+    assert told["schema"] == "otel_train.doctor/1"
+    assert {"area": "endpoint", "state": "problem"}.items() <= next(
+        finding.items() for finding in told["findings"] if finding["state"] == "problem"
+    )
+
+
+def test_a_pipe_gets_no_colours_and_ascii_where_nothing_else_is_written(quiet_machine: list[str]) -> None:
+    """Logs of schedulers are often neither terminals nor UTF-8."""
+    done = subprocess.run(
+        [sys.executable, "-m", "otel_train", *quiet_machine],
+        capture_output=True,
+        timeout=100,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONIOENCODING": "ascii"},
+    )
+
+    assert done.returncode in {0, 1}
+    assert done.stderr == b""
+    assert b"\x1b" not in done.stdout
+    assert b"no OTLP endpoint is set" in done.stdout
+
+
+def test_a_terminal_gets_marks_and_every_remedy_below_its_finding() -> None:
+    """What to do is the reason to run it."""
+    findings = [
+        Finding(area="a", state=OK, what="well"),
+        Finding(area="b", state=PROBLEM, what="broken " * 30, remedy="mend it"),
+    ]
+    text = doctor.lines(findings, Page(width=80, color=True))
+
+    assert any("\x1b[31m✖" in line for line in text)
+    assert "    → mend it" in text
+    assert all(len(line) <= 90 for line in text)
+
+
+def test_it_works_without_torch(quiet_machine: list[str]) -> None:
+    """It is run first where nothing works yet."""
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "from otel_train.cli.main import main\n"
+        f"code = main({quiet_machine!r})\n"
+        "sys.exit(code)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False, cwd=ROOT
+    )
+
+    assert done.returncode in {0, 1}, done.stderr
+    assert "installed" in done.stdout
+
+
+@pytest.mark.parametrize("words", [["--wait", "x"], ["--wait", "-1"]])
+def test_a_wait_that_is_none_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Before anything is sent."""
+    with pytest.raises(SystemExit):
+        main(["doctor", *words])
+    assert "expected seconds" in capsys.readouterr().err
+
+
+def test_a_token_file_that_cannot_be_read_is_refused(
+    quiet_machine: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Asking Grafana without it would fail with a riddle."""
+    assert main([*quiet_machine, "--grafana-token-file", str(tmp_path / "none")]) == 2
+    assert "--grafana-token-file" in capsys.readouterr().err

@@ -1,0 +1,216 @@
+"""Certificates and tokens: made once, closed to others, understood by clients."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import ssl
+import stat
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from otel_train.cli.main import main
+from otel_train.errors import ConfigError, StackError
+from otel_train.export.certified import certified_session
+from otel_train.export.reasons import why
+from otel_train.export.settings import OtlpSettings
+from otel_train.stack import files, keys
+from otel_train.stack.compose import Compose
+from otel_train.stack.local import LocalStack
+from otel_train.stack.ports import free_ports
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SECRET = re.compile(r"PRIVATE KEY|(?i:password|token|secret)\s*[:=]\s*[\"']?[A-Za-z0-9_-]{8,}")
+"""A key, or a value where a reference to a file or to a variable should be."""
+NAMES = (keys.TOKEN, keys.AUTHORITY, keys.CERTIFICATE, keys.KEY, keys.TRAINER)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Path:
+    keys.make(tmp_path, endpoint_port=4318)
+    return keys.folder(tmp_path)
+
+
+def test_nobody_else_can_read_them(made: Path) -> None:
+    """On a login node everybody has an account."""
+    assert stat.S_IMODE(made.stat().st_mode) == 0o700
+    assert {stat.S_IMODE((made / name).stat().st_mode) for name in NAMES} == {0o600}
+    assert sorted(path.name for path in made.iterdir()) == sorted(NAMES), "the authority's key must be gone"
+
+
+def test_they_are_made_once(made: Path) -> None:
+    """Trainers that were told of them go on after a restart of the stack; two stacks have different ones."""
+    before = {name: (made / name).read_bytes() for name in NAMES}
+    keys.make(made.parent, endpoint_port=4318)
+    keys.make(made.parent / "other", endpoint_port=4318)
+
+    assert {name: (made / name).read_bytes() for name in NAMES} == before
+    assert (keys.folder(made.parent / "other") / keys.TOKEN).read_bytes() != before[keys.TOKEN]
+
+
+def test_keys_of_your_own_are_kept(tmp_path: Path) -> None:
+    """A cluster has an authority already."""
+    place = keys.folder(tmp_path)
+    place.mkdir()
+    for name in (keys.AUTHORITY, keys.CERTIFICATE, keys.KEY):
+        (place / name).write_text("mine")
+    (place / keys.TOKEN).write_text("my-token\n")
+    # Nothing is left to make, so openssl is not needed either.
+    told = keys.make(tmp_path, endpoint_port=1, environ={"PATH": ""})
+
+    assert (place / keys.CERTIFICATE).read_text() == "mine"
+    assert "authorization=Bearer%20my-token\n" in told.read_text()
+
+
+def test_without_openssl_it_says_what_to_do(tmp_path: Path) -> None:
+    """Half a secure stack would be an open one."""
+    with pytest.raises(StackError, match=r"openssl.*not on PATH.*certificates of your own"):
+        keys.make(tmp_path, endpoint_port=1, environ={"PATH": str(tmp_path)})
+
+
+def served(made: Path, server: socket.socket) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(made / keys.CERTIFICATE, made / keys.KEY)
+    connection, _ = server.accept()
+    with connection, context.wrap_socket(connection, server_side=True) as secured:
+        secured.recv(4096)
+        secured.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok")
+
+
+@pytest.fixture
+def server(made: Path) -> Iterator[str]:
+    """A server with the certificate, for one connection."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=served, args=(made, listening))
+        thread.start()
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+        thread.join(30)
+
+
+def test_the_strictest_client_accepts_the_certificate_by_address(made: Path, server: str) -> None:
+    """Python 3.13 checks every extension; so does this, on any version."""
+    context = ssl.create_default_context(cafile=made / keys.AUTHORITY)
+    context.verify_flags |= ssl.VERIFY_X509_STRICT
+    host, _, port = server.partition(":")
+    with (
+        socket.create_connection((host, int(port)), 10) as plain,
+        context.wrap_socket(plain, server_hostname=host) as secured,
+    ):
+        told = secured.getpeercert() or {}
+        secured.sendall(b"x")
+        secured.recv(4096)
+
+    assert ("IP Address", "127.0.0.1") in told["subjectAltName"]
+    assert ("DNS", "localhost") in told["subjectAltName"]
+
+
+def test_the_named_certificate_wins_over_the_bundle_of_the_machine(
+    made: Path, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clusters set REQUESTS_CA_BUNDLE for everybody, and requests would follow it."""
+    keys.make(tmp_path / "machine", endpoint_port=1)
+    monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(keys.folder(tmp_path / "machine") / keys.AUTHORITY))
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    session = certified_session(str(made / keys.AUTHORITY))
+    with session:
+        answer = session.get(f"https://{server}/", timeout=10)
+
+    assert answer.text == "ok"
+
+
+def test_a_file_that_is_no_certificate_is_refused_before_training(tmp_path: Path) -> None:
+    """The exporters would find out when they first send, in words of C."""
+    (tmp_path / "not.pem").write_text("certainly not")
+    environ = {
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "https://h:1",
+        "OTEL_EXPORTER_OTLP_CERTIFICATE": str(tmp_path / "not.pem"),
+    }
+    with pytest.raises(ConfigError, match=r"expected a PEM file with certificates.*authority"):
+        OtlpSettings.read(environ)
+
+
+@pytest.mark.parametrize(
+    ("said", "meaning", "remedy"),
+    [
+        ("Failed to export batch code: 401, reason: Unauthorized", "token", "OTLP_HEADERS"),
+        ("error code: StatusCode.UNAUTHENTICATED, error details: x", "token", "OTLP_HEADERS"),
+        (
+            "SSLError(... CERTIFICATE_VERIFY_FAILED ...: unable to get local issuer",
+            "not trusted",
+            "OTLP_CERT",
+        ),
+        ("CERTIFICATE_VERIFY_FAILED: certificate has expired", "expired", "OTLP_CERT"),
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] Hostname mismatch", "another name", "OTLP_ENDPOINT"),
+        ("[SSL: WRONG_VERSION_NUMBER] wrong version number", "not speak TLS", "http://"),
+        ("ipv4:127.0.0.1:4317: Socket closed", "closes connections", "https://"),
+        ("code: 400, reason: Bad Request", "400", "https://"),
+        ("ConnectionRefusedError(111, 'Connection refused')", "refuses connections", ""),
+        ("Failed to export due to timeout, max retries or shutdown.", "cannot be reached", ""),
+        ("something\nnew", "something", ""),
+        ("", "no reason given", ""),
+    ],
+)
+def test_what_an_exporter_says_becomes_what_to_do(said: str, meaning: str, remedy: str) -> None:
+    """The words of requests, gRPC and OpenSSL are for those who wrote them."""
+    assert meaning in why(said)
+    assert remedy in why(said)
+
+
+def test_the_first_reason_counts_more_than_the_timeout_it_led_to() -> None:
+    """The SDK tries again until time is up, and says that last."""
+    said = "Transient error CERTIFICATE_VERIFY_FAILED, retrying\nFailed to export due to timeout, max retries"
+
+    assert "not trusted" in why(said)
+
+
+def test_a_secure_stack_is_still_one_when_another_process_finds_it(tmp_path: Path) -> None:
+    """`stack status` must not send anybody to http."""
+    state = tmp_path / "state"
+    LocalStack(state, free_ports(), secure=True).configure()
+    found = LocalStack.of(state)
+
+    assert found is not None
+    assert found.addresses()["send OTLP to"].startswith("https://")
+    assert str(keys.folder(state) / keys.TRAINER) in found.addresses()["before that"]
+    found.forget(data=True)
+    assert not keys.folder(state).exists()
+
+
+def test_compose_gets_the_second_file_and_no_secret(tmp_path: Path) -> None:
+    """What is on a command line or in an environment is in `docker inspect` and in `ps`."""
+    docker = tmp_path / "docker"
+    docker.write_text('#!/bin/sh\n[ "$*" = "compose version" ] || (echo "$*"; env) >>"$SAID"\n')
+    docker.chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SAID": str(tmp_path / "said")}
+    compose = Compose({}, environ, secure=tmp_path / "state")
+    compose.up([])
+    said = (tmp_path / "said").read_text()
+    token = (keys.folder(tmp_path / "state") / keys.TOKEN).read_text()
+
+    assert "deploy/collector/secure.yml up" in said
+    assert f"COLLECTOR_KEYS={keys.folder(tmp_path / 'state')}" in said
+    assert token not in said
+    assert compose.addresses()["send OTLP to"].startswith("https://")
+
+
+def test_no_secret_is_in_a_file_that_ships() -> None:
+    """What is in git is known to everybody, for good."""
+    root = files.folder()
+    shipped = [path for name in ("deploy", "grafana") for path in (root / name).rglob("*") if path.is_file()]
+    texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in shipped}
+    texts |= {root / name: (root / name).read_text(encoding="utf-8") for name in (".env", files.MARK)}
+
+    assert {str(path): found[0] for path, text in texts.items() if (found := SECRET.search(text))} == {}
+    assert SECRET.search("admin_password: hunter2hunter2"), "the pattern finds nothing at all"
+
+
+def test_the_model_in_a_container_has_no_token(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Starting one that nobody listens to looks like success."""
+    assert main(["stack", "up", "--secure", "--demo", "--state", str(tmp_path)]) == 2
+    assert "--secure and --demo" in capsys.readouterr().err
