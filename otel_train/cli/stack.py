@@ -57,6 +57,20 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True, title="actions")
+    up = _add_up(actions)
+    down = actions.add_parser("down", help="stop it; data stays")
+    down.add_argument("--data", action="store_true", help="remove the data as well")
+    status = actions.add_parser("status", help="what runs, and what to open")
+    logs = actions.add_parser("logs", help="what its parts have written")
+    logs.add_argument("name", nargs="*", metavar="PART", help=f"such as {', '.join(ORDER)}; default: all")
+    logs.add_argument("--follow", "-f", action="store_true", help="go on as more is written")
+    for action in (up, down, status, logs):
+        action.add_argument(
+            "--state", type=Path, default=files.state_folder(), metavar="DIR", help="default: %(default)s"
+        )
+
+
+def _add_up(actions: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
     up = actions.add_parser("up", help="start it, wait until it is well, say what to open")
     up.add_argument("--local", action="store_true", help="plain processes instead of containers")
     up.add_argument("--detach", action="store_true", help="with --local: return, and leave it running")
@@ -79,16 +93,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     up.add_argument(
         "--port", action="append", default=[], metavar="NAME=N", help="with --local: such as otlp_http=14318"
     )
-    down = actions.add_parser("down", help="stop it; data stays")
-    down.add_argument("--data", action="store_true", help="remove the data as well")
-    status = actions.add_parser("status", help="what runs, and what to open")
-    logs = actions.add_parser("logs", help="what its parts have written")
-    logs.add_argument("name", nargs="*", metavar="PART", help=f"such as {', '.join(ORDER)}; default: all")
-    logs.add_argument("--follow", "-f", action="store_true", help="go on as more is written")
-    for action in (up, down, status, logs):
-        action.add_argument(
-            "--state", type=Path, default=files.state_folder(), metavar="DIR", help="default: %(default)s"
-        )
+    return up
 
 
 def run(args: argparse.Namespace) -> int:

@@ -41,6 +41,20 @@ def look(environ: Mapping[str, str]) -> Iterator[Finding]:
             remedy="correct or unset that variable (OTEL_TRAIN_ and the name in capitals)",
         )
         return
+    yield from _switched_off(config, environ)
+    changed = config.to_env()
+    for name, value in {**changed, **_standard(environ)}.items():
+        shown = "(set, not shown)" if _secret(name) else _LOGIN.sub("//***@", value)
+        yield Finding(area=AREA, state=OK, what=f"{name}={shown} (environment)")
+    yield Finding(
+        area=AREA,
+        state=NOTE,
+        what=f"{len(changed)} settings come from the environment, the rest are defaults unless the program sets them",
+    )
+
+
+def _switched_off(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+    """What keeps figures from being measured or sent."""
     if config.disabled:
         yield Finding(
             area=AREA,
@@ -62,15 +76,6 @@ def look(environ: Mapping[str, str]) -> Iterator[Finding]:
             what="an OTLP endpoint is set, and OTEL_TRAIN_OTLP=off keeps anything from being sent there",
             remedy="unset OTEL_TRAIN_OTLP",
         )
-    changed = config.to_env()
-    for name, value in {**changed, **_standard(environ)}.items():
-        shown = "(set, not shown)" if _secret(name) else _LOGIN.sub("//***@", value)
-        yield Finding(area=AREA, state=OK, what=f"{name}={shown} (environment)")
-    yield Finding(
-        area=AREA,
-        state=NOTE,
-        what=f"{len(changed)} settings come from the environment, the rest are defaults unless the program sets them",
-    )
 
 
 def _standard(environ: Mapping[str, str]) -> dict[str, str]:
