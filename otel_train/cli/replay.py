@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,7 @@ class Counts:
     sent: int = 0
     kept: int = 0
     torn: int = 0
-    reason: str = ""
+    reason: str = field(default="", compare=False)
 
     def __add__(self, other: Counts) -> Counts:
         return Counts(sent=self.sent + other.sent, kept=self.kept + other.kept, torn=self.torn + other.torn)
