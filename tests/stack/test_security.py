@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
-STEPS = 40
+STEPS = 80
 EXIT_WITHIN_S = 10.0
 """The session may wait 1.5 s; the rest is Python and torch ending on a busy machine."""
 
