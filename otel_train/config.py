@@ -188,6 +188,12 @@ class Config:
     capture_tensorboard: str = ""
     """Folder for TensorBoard's profiler plugin. Empty: none."""
 
+    capture_output_dir: str = ""
+    """Folder that gets each trace as plain ``epoch_N.json`` as well; nothing is removed from it. Empty: none."""
+
+    capture_top: int = 5
+    """Operators and kernels shown on the console after a capture, below what was found, 0 to 5. 0: nothing."""
+
     artifacts: bool = False
     """Write the run's artifacts when it ends, into ``artifacts`` of the run directory; rank 0 does. After a crash,
     ``otel-train run`` writes them; ``otel-train artifacts`` does at any time."""

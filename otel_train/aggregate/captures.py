@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING, NamedTuple
+from collections import Counter, deque
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.aggregate.histogram import Histograms
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 TRIGGERS = ("schedule", "on_demand", "slow_step", "alert", "signal")
 NS_PER_S = 10**9
+RECENT = 8
+"""Captures that a summary names."""
 
 
 class Capture(NamedTuple):
@@ -27,6 +29,7 @@ class Capture(NamedTuple):
         problem: the same in words.
         seconds: from its first step to the file.
         finding: the claim of its leading finding; "" for none.
+        record: what lies beside the trace.
     """
 
     trigger: str
@@ -38,6 +41,7 @@ class Capture(NamedTuple):
     problem: str
     seconds: float
     finding: str
+    record: Mapping[str, Any] = {}
 
 
 class Captures:
@@ -48,13 +52,25 @@ class Captures:
         self.counts: Counter[tuple[str, str]] = Counter()
         self.durations = Histograms(size=len(TRIGGERS))
         self.bytes = 0
+        self.recent: deque[Capture] = deque(maxlen=RECENT)
 
     def add(self, capture: Capture) -> None:
         """One is over."""
+        self.recent.append(capture)
         self.counts[capture.trigger, capture.error] += 1
         if capture.file:
             self.bytes = capture.bytes
             self.durations.add([TRIGGERS.index(capture.trigger)], [int(capture.seconds * NS_PER_S)])
+
+    def documents(self) -> list[dict[str, Any]]:
+        """The last ones, the oldest first, as a summary names them."""
+        return [
+            {
+                "file": capture.file or None, "trigger": capture.trigger, "steps": list(capture.steps),
+                "problem": capture.problem, "finding": capture.finding,
+            }
+            for capture in self.recent
+        ]  # fmt: skip
 
     def of_trigger(self) -> Mapping[tuple[str, str], int]:
         """Captures by (trigger, error); each trigger is there, with 0 where there was none."""

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from otel_train.aggregate.steps import StepRows
 
 REMEMBERED_STEPS = 512
@@ -65,9 +67,8 @@ class Keeper:
         self.limited = 0
         self.slow = 0
         """Slow steps up to now."""
-        self.capture_from_ns: int | None = None
-        """Since when a capture runs; None while none does."""
-        self._captured: tuple[int, int] = (0, 0)
+        self.captured_ns: Callable[[], tuple[int, int]] = lambda: (0, 0)
+        """When the last capture began and ended; asked, because a short one is over before anybody could tell."""
         self._rules = rules
         self._recent = np.zeros(0, dtype=np.int64)
         self._seen = 0
@@ -94,12 +95,6 @@ class Keeper:
     def nonfinite(self, at_ns: int) -> None:
         """A value of the step that ran at ``at_ns`` was not finite."""
         self._nonfinite_ns = [*self._nonfinite_ns[-63:], at_ns]
-
-    def capture(self, from_ns: int | None, until_ns: int = 0) -> None:
-        """A capture began at ``from_ns``, or, for None, has ended at ``until_ns``."""
-        if from_ns is None and self.capture_from_ns is not None:
-            self._captured = (self.capture_from_ns, until_ns)
-        self.capture_from_ns = from_ns
 
     def choose(self, steps: StepRows, numbers: np.ndarray, rows: np.ndarray) -> list[Kept]:
         """Look at newly closed training steps.
@@ -139,10 +134,8 @@ class Keeper:
         for at_ns in self._nonfinite_ns:
             reasons[(steps.started_ns[rows] <= at_ns) & (at_ns < steps.ended_ns[rows])] = "nonfinite"
         reasons[steps.failed[rows] > 0] = "error"
-        begun_ns, ended_ns = self._captured
+        begun_ns, ended_ns = self.captured_ns()
         reasons[(steps.started_ns[rows] < ended_ns) & (steps.ended_ns[rows] > begun_ns)] = "profiler"
-        if self.capture_from_ns is not None:
-            reasons[steps.ended_ns[rows] > self.capture_from_ns] = "profiler"
         return reasons
 
     def _every(self, median: int) -> int:

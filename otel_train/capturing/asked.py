@@ -70,7 +70,8 @@ def firing(document: Mapping[str, Any], *, run_id: str, rank: int) -> str:
         labels = alert.get("labels") if isinstance(alert, dict) else None
         if not isinstance(labels, dict) or alert.get("status") != "firing":
             continue
-        if labels.get("train_run_id", run_id) == run_id and labels.get("train_rank", str(rank)) == str(rank):
+        # One that names no run, such as a watchdog's, is about nobody's steps.
+        if labels.get("train_run_id") == run_id and labels.get("train_rank", str(rank)) == str(rank):
             return str(labels.get("alertname", "alert"))[:100]
     return ""
 

@@ -13,6 +13,7 @@ from otel_train.capturing.memory_snapshot import OomSnapshots
 from otel_train.capturing.office import Identity, Office
 from otel_train.capturing.plan import Plan
 from otel_train.capturing.profiler import TorchProfiler
+from otel_train.capturing.told import tell
 from otel_train.capturing.triggers import Every, Schedule, SlowSteps
 from otel_train.capturing.writer import Place
 from otel_train.clock import system_clock
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from otel_train.aggregate.captures import Capture
     from otel_train.aggregate.run import RunAccount
     from otel_train.config import Config
     from otel_train.record.recorder import Recorder
@@ -57,6 +59,7 @@ class Capturing:
         rank_folder: Path | None, ooms: Callable[[], int],
     ) -> None:  # fmt: skip
         self._run = run
+        self._top = config.capture_top if config.console and info.rank == 0 else 0
         self._recorder = recorder
         options = options_of(
             config.capture_activities, record_shapes=config.capture_shapes, with_stack=config.capture_stacks,
@@ -72,13 +75,15 @@ class Capturing:
             return
         place = Place(
             rank_folder.parent / "captures", info.rank, config.capture_max_bytes, config.capture_kept,
-            config.capture_tensorboard,
+            config.capture_tensorboard, config.capture_output_dir,
         )  # fmt: skip
         self._desk = Desk(
             TorchProfiler, loop=self._loop, place=place, clock=system_clock,
-            story=Story(run.captured, self._active, self._number, run.teller.unix),
+            story=Story(self._over, self._active, self._number, run.teller.unix),
             limits=Limits(config.capture_max_s, config.capture_cooldown_s),
         )  # fmt: skip
+        gate = self._desk.gate
+        run.keeper.captured_ns = lambda: gate.within_ns
         who = Identity(info.run_id, info.rank, rank_folder)
         self.office = Office(self._desk, plan, who, loop=self._loop, token=config.capture_token)
         self._snapshots = OomSnapshots(ooms, place.folder, info.rank)
@@ -139,9 +144,13 @@ class Capturing:
         thread = Thread(ring.ident, sources, ring.ring.divert)
         return Loop(rule, thread, run.step_number, run.keeper.median_ns, run.epoch, run.settled_ns)
 
-    def _active(self, at_ns: int | None, until_ns: int) -> None:
-        self._run.captures.active = at_ns is not None
-        self._run.keeper.capture(at_ns, until_ns)
+    def _over(self, capture: Capture) -> None:
+        self._run.captured(capture)
+        if self._top:
+            tell(capture, self._top)
+
+    def _active(self, active: bool) -> None:
+        self._run.captures.active = active
 
     def _number(self, at_ns: int) -> int:
         return self._run.recent.at(at_ns, self._run.step_number)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.aggregate.captures import Capture
 from otel_train.capturing.boundary import Boundary, Rule
 from otel_train.capturing.gate import Gate, Phase
 from otel_train.capturing.plan import NEXT, Plan, Recorded
-from otel_train.capturing.writer import RECORD_SUFFIX, Outcome, Place, Writing, write_record
+from otel_train.capturing.record import RECORD_SUFFIX, write_record
+from otel_train.capturing.writer import Outcome, Place, Writing
 from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
@@ -75,13 +76,13 @@ class Story(NamedTuple):
 
     Attributes:
         over: takes one that is over.
-        active: told when one begins, with that instant, and when it has ended, with None and that instant.
+        active: told whether one runs.
         number: from an instant to the number of the step that ran then.
         unix_ns: from the monotonic clock to wall time.
     """
 
     over: Callable[[Capture], None]
-    active: Callable[[int | None, int], None]
+    active: Callable[[bool], None]
     number: Callable[[int], int]
     unix_ns: Callable[[int], int]
 
@@ -169,13 +170,13 @@ class Desk:
             gate.first_number = self._story.number(gate.first_boundary_ns) + self._ahead
         if gate.phase is Phase.ACTIVE and not self._told_active:
             self._told_active = True
-            self._story.active(gate.begun_ns, 0)
+            self._story.active(True)
         if self._recorded is None:
             self._recorded = gate.take()
         if self._recorded is not None and self._job is None:
             self._write(self._recorded, loop)
         if self._job is not None and self._job.writing is not None and self._job.writing.over:
-            self._tell(self._job)
+            self._tell(self._job, self._job.writing)
 
     def end(self, timeout_s: float) -> None:
         """The session closes: what is open is cut short, what was recorded is written, in this time.
@@ -192,7 +193,7 @@ class Desk:
             self._write(self._recorded, self._loop(), last=True)
         if self._job is not None and self._job.writing is not None:
             self._job.writing.end(timeout_s)
-            self._tell(self._job)
+            self._tell(self._job, self._job.writing)
 
     def _arm(self, plan: Plan, loop: Loop) -> None:
         if loop.rule is None or (plan.at_step != NEXT and not loop.near(plan)):
@@ -212,15 +213,22 @@ class Desk:
         self._recorded = None
         self._ended_ns = recorded.ended_ns
         self._told_active = False
-        self._story.active(None, recorded.ended_ns)
+        self._story.active(False)
         first = self._story.number(recorded.begun_ns) + self._ahead if recorded.begun_ns else NEXT
         steps = (first, first + recorded.steps - 1) if recorded.steps else (NEXT, NEXT)
         name = self._free_name(f"epoch_{loop.epoch}-step_{max(first, 0)}")
         job = _Job(recorded._replace(trace=None), steps, loop.epoch, name, None)
         if recorded.trace is None:
-            self._record(job)
+            record = self._document(job, Outcome())
+            try:
+                write_record(self._place.folder / (name + RECORD_SUFFIX), record)
+            finally:
+                self._report(job, Outcome(), record)
         else:
-            self._job = job._replace(writing=Writing(recorded, name, self._place, self._profiler))
+            writing = Writing(
+                recorded, name, self._place, self._profiler, record=lambda outcome: self._document(job, outcome)
+            )
+            self._job = job._replace(writing=writing)
 
     def _free_name(self, wanted: str) -> str:
         name, number = f"{wanted}-rank{self._place.rank}", 1
@@ -229,37 +237,40 @@ class Desk:
             name = f"{wanted}-{number}-rank{self._place.rank}"
         return name
 
-    def _tell(self, job: _Job) -> None:
+    def _tell(self, job: _Job, writing: Writing) -> None:
         self._job = None
-        if job.recorded.steps and job.outcome.bytes:
-            self._bytes_per_step = job.outcome.bytes // job.recorded.steps
-        self._record(job)
+        outcome = writing.outcome
+        if job.recorded.steps and outcome.bytes:
+            self._bytes_per_step = outcome.bytes // job.recorded.steps
+        self._report(job, outcome, writing.record or self._document(job, outcome))
 
-    def _record(self, job: _Job) -> None:
-        recorded, outcome = job.recorded, job.outcome
-        begun_ns = recorded.begun_ns or recorded.ended_ns
+    def _report(self, job: _Job, outcome: Outcome, record: dict[str, Any]) -> None:
+        recorded = job.recorded
+        within_ns = (recorded.begun_ns or recorded.ended_ns, recorded.ended_ns)
         capture = Capture(
-            recorded.plan.trigger, (begun_ns, recorded.ended_ns), job.steps, outcome.file, outcome.bytes,
-            _error(recorded, outcome.problem), _problem(recorded, outcome.problem),
-            (self._clock() - begun_ns) / NS_PER_S, str(outcome.finding.get("claim", "")),
+            recorded.plan.trigger, within_ns, job.steps, outcome.file, outcome.bytes,
+            _error(recorded, outcome.problem), record["problem"], record["seconds"],
+            str(record["finding"].get("claim", "")), record,
         )  # fmt: skip
         if capture.problem:
             _log.warning("Capture (%s): %s", capture.trigger, capture.problem)
-        unix_ns = self._story.unix_ns
-        record = {
-            "file": Path(capture.file).name, "bytes": capture.bytes, "trigger": capture.trigger,
+        self._story.over(capture)
+
+    def _document(self, job: _Job, outcome: Outcome) -> dict[str, Any]:
+        """The record; what is found in the trace comes later."""
+        recorded, unix_ns = job.recorded, self._story.unix_ns
+        begun_ns = recorded.begun_ns or recorded.ended_ns
+        return {
+            "file": Path(outcome.file).name, "bytes": outcome.bytes, "trigger": recorded.plan.trigger,
             "reason": recorded.plan.reason, "rank": self._place.rank, "epoch": job.epoch,
             "steps": list(job.steps) if recorded.steps else [],
             "steps_asked": recorded.plan.steps, "steps_recorded": recorded.steps,
             "begun_unix_ns": unix_ns(begun_ns), "ended_unix_ns": unix_ns(recorded.ended_ns),
-            "options": recorded.plan.options._asdict(), "problem": capture.problem,
+            "seconds": (self._clock() - begun_ns) / NS_PER_S,
+            "options": recorded.plan.options._asdict(), "problem": _problem(recorded, outcome.problem),
             "notes": [*recorded.notes, *outcome.notes],
-            "pinned": recorded.plan.pinned, "finding": dict(outcome.finding),
+            "pinned": recorded.plan.pinned, "finding": {},
         }  # fmt: skip
-        try:
-            write_record(self._place.folder / (job.name + RECORD_SUFFIX), record)
-        finally:
-            self._story.over(capture)
 
 
 class _Job(NamedTuple):
@@ -270,10 +281,6 @@ class _Job(NamedTuple):
     epoch: int
     name: str
     writing: Writing | None
-
-    @property
-    def outcome(self) -> Outcome:
-        return self.writing.outcome if self.writing is not None else Outcome()
 
 
 def _problem(recorded: Recorded, writing: str) -> str:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 NS_PER_S = 10**9
 _POLL_S = 0.01
+_NEVER_NS = (1 << 63) - 1
 _RANGED = frozenset(SourceKind) - {SourceKind.MARK}
 
 
@@ -69,7 +70,7 @@ class Gate:
         """When the first step ended after arming; 0 until then."""
         self.first_number = NEXT
         """Number of the step that began there; told by the pump, which finds out later."""
-        self.begun_ns = 0
+        self.begun_ns = self._ended_ns = 0
         self._profiler = profiler(self._give_way)
         self._clock = clock
         self._max_ns = int(max_s * NS_PER_S)
@@ -85,7 +86,7 @@ class Gate:
         self._step: Range | None = None
         self._boundaries = self._left = self._steps = 0
         self._result = None
-        self.first_boundary_ns, self.first_number, self.begun_ns = 0, NEXT, 0
+        self.first_boundary_ns, self.first_number, self.begun_ns, self._ended_ns = 0, NEXT, 0, 0
         self.phase = Phase.WAITING
         thread.divert(self._see)
 
@@ -96,6 +97,11 @@ class Gate:
             return None
         self.phase = Phase.IDLE
         return result
+
+    @property
+    def within_ns(self) -> tuple[int, int]:
+        """When the last recording began and ended, or that it still runs; (0, 0) if there was none."""
+        return (self.begun_ns, self._ended_ns or _NEVER_NS) if self.begun_ns else (0, 0)
 
     def abort(self, why: str) -> None:
         """End it: now, if this is the training thread, else at that thread's next edge."""
@@ -217,6 +223,7 @@ class Gate:
         before, self.phase = self.phase, Phase.DONE
         self._thread.divert(None)
         self._trace: Any = None
+        self._ended_ns = self._clock()
         if before in (Phase.WARMUP, Phase.ACTIVE):
             self._contain(self._stop, before is Phase.WARMUP)
         self._result = Recorded(

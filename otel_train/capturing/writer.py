@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import shutil
 import subprocess
@@ -13,14 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_train.capturing.record import RECORD_SUFFIX, SUFFIX, read_record, record_of, write_record
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from otel_train.capturing.plan import Recorded
     from otel_train.capturing.profiler import Profiler
 
-SUFFIX = ".json.gz"
-RECORD_SUFFIX = ".record.json"
 ANALYSIS_S = 300.0
 """Longest an analysis may take; it runs in a process of its own, at the lowest priority."""
 
@@ -40,7 +39,8 @@ class Place(NamedTuple):
         max_bytes: largest file that is kept.
         kept: captures of this rank that are kept; the oldest goes first.
         tensorboard: folder for TensorBoard's profiler plugin; "" for none.
-        analyze: the command that finds something in a trace; empty for none.
+        output: folder that gets each trace as plain ``epoch_N.json`` as well; "" for none.
+        analyze: the command that finds something in a trace, and puts it into the record; empty for none.
     """
 
     folder: Path
@@ -48,7 +48,8 @@ class Place(NamedTuple):
     max_bytes: int
     kept: int
     tensorboard: str = ""
-    analyze: tuple[str, ...] = (sys.executable, "-m", "otel_train", "analyze", "--json")
+    output: str = ""
+    analyze: tuple[str, ...] = (sys.executable, "-m", "otel_train", "analyze")
 
 
 class Outcome(NamedTuple):
@@ -59,14 +60,12 @@ class Outcome(NamedTuple):
         bytes: its size.
         problem: what went wrong; "" if nothing.
         notes: what is missing.
-        finding: the leading finding, as its fields.
     """
 
     file: str = ""
     bytes: int = 0
     problem: str = ""
     notes: tuple[str, ...] = ()
-    finding: Mapping[str, Any] = {}
 
 
 class Writing:
@@ -77,18 +76,23 @@ class Writing:
         name: of the file, without suffix.
         place: where to.
         profiler: turns the trace into a file.
+        record: what is known of the capture, with what came of writing.
     """
 
-    def __init__(self, recorded: Recorded, name: str, place: Place, profiler: Profiler) -> None:
+    def __init__(
+        self, recorded: Recorded, name: str, place: Place, profiler: Profiler, *,
+        record: Callable[[Outcome], dict[str, Any]],
+    ) -> None:  # fmt: skip
         self.outcome = Outcome()
+        self.record: dict[str, Any] = {}
         self._trace: Any = recorded.trace
         self._wants_device = any(activity != "cpu" for activity in recorded.plan.options.activities)
         self._missing = bool(recorded.notes)
         self._name = name
         self._place = place
         self._profiler = profiler
-        self._analysis: subprocess.Popen[bytes] | None = None
-        self._stopped = False
+        self._describe = record
+        self._written = threading.Event()
         self._thread = threading.Thread(target=self._run, name="otel-train-capture", daemon=True)
         self._thread.start()
 
@@ -98,12 +102,8 @@ class Writing:
         return not self._thread.is_alive()
 
     def end(self, timeout_s: float) -> None:
-        """Wait for the file, not for what is found in it."""
-        self._stopped = True
-        analysis = self._analysis
-        if analysis is not None:
-            analysis.kill()
-        self._thread.join(timeout_s)
+        """Wait for the file. What looks into it is a process of its own, and goes on."""
+        self._written.wait(timeout_s)
 
     def _run(self) -> None:
         partial = self._place.folder / f".{self._name}.partial"
@@ -116,8 +116,17 @@ class Writing:
             )
         finally:
             self._trace = None
-            partial.unlink(missing_ok=True)
-            partial.with_suffix(".gz").unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+                partial.with_suffix(".gz").unlink(missing_ok=True)
+        self.record = self._describe(self.outcome)
+        path = self._place.folder / (self._name + RECORD_SUFFIX)
+        with suppress(OSError):  # where it cannot be written, the event and the log still say it
+            write_record(path, self.record)
+        analysis = self._begin_analysis() if self.outcome.file and self._place.analyze else None
+        self._written.set()
+        if analysis is not None:
+            self._await(analysis, path)
 
     def _write(self, partial: Path) -> None:
         self._profiler.save(self._trace, partial)
@@ -125,6 +134,8 @@ class Writing:
         packed = partial.with_suffix(".gz")
         kernels = _compress(partial, packed)
         size = packed.stat().st_size
+        if self._place.output:
+            _copy_plain(partial, Path(self._place.output), self._name, self._place.rank)
         if size > self._place.max_bytes:
             self.outcome = Outcome(
                 bytes=size,
@@ -140,28 +151,27 @@ class Writing:
         if self._place.tensorboard:
             _show_in_tensorboard(path, Path(self._place.tensorboard), f"{self._name}.rank{self._place.rank}")
         make_room(self._place, keep=path)
-        if self._place.analyze and not self._stopped:
-            self.outcome = self.outcome._replace(finding=self._look_into(path))
 
-    def _look_into(self, path: Path) -> Mapping[str, Any]:
-        """The leading finding, found by another process: this one has a model to train."""
-        with subprocess.Popen(  # noqa: S603  # our own command, and a path that we named
-            [*self._place.analyze, str(path)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL, env={**os.environ, "OTEL_TRAIN_DISABLED": "true"},
-        ) as self._analysis:  # fmt: skip
-            _give_way(self._analysis.pid)
-            try:
-                said, _ = self._analysis.communicate(timeout=ANALYSIS_S)
-            except subprocess.TimeoutExpired:
-                self._analysis.kill()
-                return {}
-        if self._analysis.returncode:
-            return {}
+    def _begin_analysis(self) -> subprocess.Popen[bytes] | None:
+        """Another process looks into the file: this one has a model to train, and may end before that does."""
         try:
-            findings = json.loads(said).get("findings") or [{}]
-        except (ValueError, AttributeError):
-            return {}
-        return findings[0] if isinstance(findings[0], dict) else {}
+            analysis = subprocess.Popen(  # noqa: S603  # our own command, and a path that we named
+                [*self._place.analyze, self.outcome.file], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL, start_new_session=True,
+                env={**os.environ, "OTEL_TRAIN_DISABLED": "true"},
+            )  # fmt: skip
+        except OSError:
+            return None  # no memory for one more process: 'otel-train analyze' can be called later
+        _give_way(analysis.pid)
+        return analysis
+
+    def _await(self, analysis: subprocess.Popen[bytes], path: Path) -> None:
+        try:
+            analysis.wait(ANALYSIS_S)
+        except subprocess.TimeoutExpired:
+            analysis.kill()
+            analysis.wait()
+        self.record = read_record(path) or self.record
 
 
 def _give_way(pid: int) -> None:
@@ -180,28 +190,8 @@ def make_room(place: Place, *, keep: Path) -> None:
         record_of(path).unlink(missing_ok=True)
 
 
-def record_of(path: Path) -> Path:
-    """Where the record of a trace is."""
-    return path.with_name(path.name.removesuffix(SUFFIX) + RECORD_SUFFIX)
-
-
-def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a capture's record as a whole.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(record, indent=1) + "\n")
-    partial.replace(path)
-
-
 def _pinned(path: Path) -> bool:
-    try:
-        return bool(json.loads(record_of(path).read_text())["pinned"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    return bool(read_record(record_of(path)).get("pinned"))
 
 
 def _compress(plain: Path, packed: Path) -> bool:
@@ -213,6 +203,15 @@ def _compress(plain: Path, packed: Path) -> bool:
             kernels = kernels or any(mark in tail + chunk for mark in _DEVICE_EVENTS)
             tail = chunk[-32:]
     return kernels
+
+
+def _copy_plain(plain: Path, folder: Path, name: str, rank: int) -> None:
+    """As ``epoch_N.json``; a second one of that epoch, and other ranks', under a name that says so."""
+    folder.mkdir(parents=True, exist_ok=True)
+    full = name.removesuffix(f"-rank{rank}")
+    end = f"-rank{rank}.json" if rank else ".json"
+    path = folder / (full.partition("-")[0] + end)
+    shutil.copyfile(plain, folder / (full + end) if path.exists() else path)
 
 
 def _show_in_tensorboard(path: Path, folder: Path, worker: str) -> None:

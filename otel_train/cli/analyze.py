@@ -14,6 +14,7 @@ from otel_train.analyze.operands import shapes
 from otel_train.analyze.ranks import waits
 from otel_train.analyze.scene import Scene
 from otel_train.analyze.summary import summarize
+from otel_train.capturing.record import note_analysis
 from otel_train.cli import captures
 from otel_train.cli.analysis_page import render
 from otel_train.export.atomic import dump_json
@@ -26,7 +27,8 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 A TRACE is what torch.profiler's export_chrome_trace writes, plain or gzip, up to gigabytes. The traces of
-several ranks together also tell who waits for whom. docs/reference/analysis.md says what each figure means.
+several ranks together also tell who waits for whom. The leading finding of a run's capture is also put into its
+record, where it has none yet. docs/reference/analysis.md says what each figure means.
 
 examples:
   otel-train analyze trace.json.gz
@@ -71,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     """Print what the traces say."""
     traces = captures.read_all(captures.chosen(args.trace, Path(args.run_dir)))
     documents = documents_of(traces, most=args.top)
+    for trace, document in zip(traces, documents, strict=True):
+        note_analysis(trace.path, document)
     if args.shapes:
         for trace, document in zip(traces, documents, strict=True):
             document["shapes"] = {args.shapes: shapes(trace.path, args.shapes, most=args.top)}

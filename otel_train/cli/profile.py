@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.capturing.asked import activities
 from otel_train.capturing.office import leave
-from otel_train.capturing.writer import RECORD_SUFFIX
+from otel_train.capturing.record import RECORD_SUFFIX, read_record
 from otel_train.cli import ranks
 from otel_train.errors import OtelTrainError, RunDirectoryError
 

@@ -119,6 +119,7 @@ class Documents:
             "restart_seconds": run.down_s,
             **edges,
             "ranks": self._ranks.summary(),
+            "captures": run.captures.documents(),
             "tokens": {name: facts.tokens for name, facts in loaders.items() if facts.tokens},
             "unobserved": [{key: thing[key] for key in ("what", "name", "reason")} for thing in things],
             "telemetry": self._telemetry(sum(edges["steps"].values()), window),

@@ -1,0 +1,71 @@
+"""The record that lies beside each trace: who asked, which steps, what is missing, what was found."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+SUFFIX = ".json.gz"
+RECORD_SUFFIX = ".record.json"
+TOP = 5
+"""Operators and kernels that a record names."""
+
+_TOP_KEYS = ("top_cpu_ops", "top_cuda_ops")
+
+
+def record_of(path: Path) -> Path:
+    """Where the record of a trace is."""
+    return path.with_name(path.name.removesuffix(SUFFIX) + RECORD_SUFFIX)
+
+
+def write_record(path: Path, record: Mapping[str, Any]) -> None:
+    """Write a capture's record as a whole.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(record, indent=1) + "\n")
+    partial.replace(path)
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """A record; empty where there is none that can be read."""
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return record if isinstance(record, dict) else {}
+
+
+def records_of(captures: Path) -> list[dict[str, Any]]:
+    """The records in a folder of captures, the oldest first; one that cannot be read is left out."""
+    found = [record for path in captures.glob(f"*{RECORD_SUFFIX}") if (record := read_record(path))]
+    return sorted(found, key=lambda record: (record.get("ended_unix_ns") or 0, record.get("rank") or 0))
+
+
+def note_analysis(trace: Path, document: Mapping[str, Any]) -> bool:
+    """Put the leading finding of a trace's analysis into its record, if it has one without a finding.
+
+    Args:
+        trace: the file that was analysed.
+        document: what ``otel_train.analyze`` found.
+
+    Returns:
+        Whether it was put there.
+    """
+    path = record_of(trace)
+    record = read_record(path)
+    if not record or record.get("finding"):
+        return False
+    leading = next(iter(document["findings"]), {})
+    try:
+        write_record(path, {**record, "finding": leading, **{key: document[key][:TOP] for key in _TOP_KEYS}})
+    except OSError:
+        return False  # somebody else's directory, read only: the finding is printed all the same
+    return True
