@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -21,6 +22,8 @@ _REASONS = {
     Ending.ERROR: "error",
 }
 NS_PER_S = 10**9
+REMEMBERED_STOPS = 256
+"""Of those the time is known."""
 
 
 class Start(NamedTuple):
@@ -56,6 +59,7 @@ class LoaderTotals:
         """By loader and reason."""
         self.starts: dict[tuple[str, str], Start] = {}
         """By loader and phase."""
+        self._stops: deque[tuple[str, int]] = deque(maxlen=REMEMBERED_STOPS)
         self.names: list[str] = []
         self._numbers: dict[str, int] = {}
 
@@ -79,6 +83,11 @@ class LoaderTotals:
     def add_endings(self, endings: np.ndarray, names: Names) -> list[tuple[str, str]]:
         """Count endings: int64[n, 3] as in ``PassEnds``; loader and reason of each."""
         told = [(names.sources[source].name, _REASONS[Ending(why)]) for source, why, _ in endings.tolist()]
+        self._stops += [
+            (names.sources[source].name, at_ns)
+            for source, why, at_ns in endings.tolist()
+            if why != Ending.ERROR
+        ]
         for key in told:
             self.endings[key] = self.endings.get(key, 0) + 1
         return told
@@ -99,6 +108,10 @@ class LoaderTotals:
     def stops(self, loader: str) -> int:
         """Passes that came to an end."""
         return sum(n for (name, reason), n in self.endings.items() if name == loader and reason != "error")
+
+    def stops_before(self, loader: str, at_ns: int) -> int:
+        """The same up to an instant, of which the last ``REMEMBERED_STOPS`` are known."""
+        return self.stops(loader) - sum(name == loader and when > at_ns for name, when in self._stops)
 
     def copy(self) -> LoaderTotals:
         """The same counts, independent from now on."""

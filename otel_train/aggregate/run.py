@@ -175,12 +175,11 @@ class RunAccount:
         """The thread that trains, once it is known."""
         return self._leading
 
-    @property
-    def epoch(self) -> int:
-        """Which pass over the training data is running, from 1."""
+    def epoch(self, at_ns: int) -> int:
+        """Which pass over the training data ran at an instant, from 1."""
         names = self.totals.names.loaders.names
         trained = {names[loader] for loader, phase in self.totals.batches if phase == TRAIN}
-        return 1 + max(map(self.totals.loaders.stops, trained), default=0)
+        return 1 + max((self.totals.loaders.stops_before(name, at_ns) for name in trained), default=0)
 
     @property
     def step_source(self) -> StepSource:

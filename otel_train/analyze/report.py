@@ -171,9 +171,37 @@ def _ranks(document: Document) -> str:
 
 
 def _captures(document: Document) -> str:
+    records = table(
+        ("capture", "trigger", "rank", "steps", "what was found"), map(_record, document["records"])
+    )
     if not document["captures"]:
-        return '<p class="dim">No capture was taken.</p>'
-    return "".join(_capture(each) for each in document["captures"])
+        return records or '<p class="dim">No capture was taken.</p>'
+    return records + "".join(_capture(each) for each in document["captures"])
+
+
+def _record(record: Mapping[str, Any]) -> list[str]:
+    said = [str((record.get("finding") or {}).get("claim") or ""), str(record.get("problem") or "")]
+    said += map(str, record.get("notes") or ())
+    asked = " · ".join(str(part) for part in (record.get("trigger"), record.get("reason")) if part)
+    return [
+        f"<code>{escape(str(record.get('file') or ABSENT))}</code>", escape(asked), escape(str(record.get("rank"))),
+        escape(" to ".join(map(str, record.get("steps") or ())) or ABSENT),
+        escape(" · ".join(part for part in said if part)),
+    ]  # fmt: skip
+
+
+def _allocated(memory: Sequence[Mapping[str, Any]]) -> str:
+    """Memory within a capture, where allocations were recorded."""
+    return "".join(
+        f"<h4>Memory allocated on {escape(part['device'])}</h4>"
+        + lines(
+            [at - part["timeline"][0][0] for at, _ in part["timeline"]],
+            {part["device"]: [size for _, size in part["timeline"]]},
+            label=f"Memory allocated on {part['device']} during the capture",
+            unit=bytes_of,
+        )
+        for part in memory
+    )
 
 
 def _capture(capture: Mapping[str, Any]) -> str:
@@ -190,6 +218,7 @@ def _capture(capture: Mapping[str, Any]) -> str:
     return (
         f"<h3><code>{escape(capture['name'])}</code></h3><p>{' · '.join(fact for fact in facts if fact)}</p>"
         + flame_graph(capture["flame"])
+        + _allocated(analysis["memory"])
         + _hot("operator", analysis["top_cpu_ops"])
         + _hot("kernel", analysis["top_cuda_ops"])
         + missing

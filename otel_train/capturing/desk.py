@@ -79,12 +79,14 @@ class Story(NamedTuple):
         active: told whether one runs.
         number: from an instant to the number of the step that ran then.
         unix_ns: from the monotonic clock to wall time.
+        epoch: from an instant to the pass over the training data that ran then, from 1.
     """
 
     over: Callable[[Capture], None]
     active: Callable[[bool], None]
     number: Callable[[int], int]
     unix_ns: Callable[[int], int]
+    epoch: Callable[[int], int]
 
 
 class Desk:
@@ -216,8 +218,9 @@ class Desk:
         self._story.active(False)
         first = self._story.number(recorded.begun_ns) + self._ahead if recorded.begun_ns else NEXT
         steps = (first, first + recorded.steps - 1) if recorded.steps else (NEXT, NEXT)
-        name = self._free_name(f"epoch_{loop.epoch}-step_{max(first, 0)}")
-        job = _Job(recorded._replace(trace=None), steps, loop.epoch, name, None)
+        epoch = self._story.epoch(recorded.begun_ns or recorded.ended_ns)
+        name = self._free_name(f"epoch_{epoch}-step_{max(first, 0)}")
+        job = _Job(recorded._replace(trace=None), steps, epoch, name, None)
         if recorded.trace is None:
             record = self._document(job, Outcome())
             try:
@@ -226,7 +229,11 @@ class Desk:
                 self._report(job, Outcome(), record)
         else:
             writing = Writing(
-                recorded, name, self._place, self._profiler, record=lambda outcome: self._document(job, outcome)
+                recorded,
+                name,
+                self._place,
+                self._profiler,
+                record=lambda outcome: self._document(job, outcome),
             )
             self._job = job._replace(writing=writing)
 

@@ -43,6 +43,12 @@ def read_record(path: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
+def claim_of(record: Mapping[str, Any]) -> str:
+    """What the leading finding of a capture says; "" while there is none."""
+    finding = record.get("finding")
+    return str(finding.get("claim", "")) if isinstance(finding, dict) else ""
+
+
 def records_of(captures: Path) -> list[dict[str, Any]]:
     """The records in a folder of captures, the oldest first; one that cannot be read is left out."""
     found = [record for path in captures.glob(f"*{RECORD_SUFFIX}") if (record := read_record(path))]
@@ -63,7 +69,7 @@ def note_analysis(trace: Path, document: Mapping[str, Any]) -> bool:
     record = read_record(path)
     if not record or record.get("finding"):
         return False
-    leading = next(iter(document["findings"]), {})
+    leading: Mapping[str, Any] = next(iter(document["findings"]), {})
     try:
         write_record(path, {**record, "finding": leading, **{key: document[key][:TOP] for key in _TOP_KEYS}})
     except OSError:

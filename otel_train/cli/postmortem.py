@@ -8,6 +8,7 @@ import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
+from otel_train.capturing.record import claim_of, records_of
 from otel_train.cli import overview, ranks
 from otel_train.export import typeset
 from otel_train.export.typeset import INDENT, Page, bar, cut, duration, known, pad, right
@@ -50,9 +51,12 @@ def run(args: argparse.Namespace) -> int:
     from otel_train.aggregate.postmortem import read
     from otel_train.aggregate.standstill import compare
 
-    reports = [read(folder) for folder in ranks.chosen_ranks(args, FILE_NAME).values()]
+    folders = ranks.chosen_ranks(args, FILE_NAME)
+    reports = [read(folder) for folder in folders.values()]
+    records = records_of(next(iter(folders.values())).parent / "captures")
     named = compare(reports)
     for report in reports:
+        report["captures"] = [each for each in records if each.get("rank") == report["rank"]]
         report["suspect"] = report["rank"] in {suspect.rank for suspect in named}
     page = Page.of(sys.stdout)
     if len(reports) > 1 and not args.json:
@@ -76,6 +80,7 @@ def render(page: Page, report: Report) -> str:
         *_open_stages(page, report.get("open") or ()),
         *_recent(page, report.get("recent_steps") or ()),
         *_threads(page, report.get("threads") or ()),
+        *_captures(page, report.get("captures") or ()),
     ]
     for note in report.get("notes") or ():
         lines += [INDENT + page.paint(line, "yellow") for line in page.prose(note, indent=len(INDENT))]
@@ -188,6 +193,18 @@ def _threads(page: Page, threads: Sequence[Report]) -> Iterable[str]:
             f"{text}  {f'in {inside}' if inside else 'nothing open'}", page.columns - len(INDENT)
         )
     yield ""
+
+
+def _captures(page: Page, records: Sequence[Report]) -> Iterable[str]:
+    """The newest: what the last look into the run has shown."""
+    for record in records[-1:]:
+        steps = " to ".join(map(str, record.get("steps") or ())) or "none"
+        yield INDENT + page.paint("the last capture", "bold")
+        yield INDENT + cut(f"steps {steps}  {page.safe(record.get('file'))}", page.columns - len(INDENT))
+        for said in (claim_of(record), record.get("problem")):
+            for line in page.prose(str(said), indent=len(INDENT)) if said else ():
+                yield INDENT + line
+        yield ""
 
 
 def _stage_name(page: Page, stage: object) -> str:

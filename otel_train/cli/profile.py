@@ -42,6 +42,9 @@ Exit codes of that: those of the program; 1 if it captured nothing. Else: 0 capt
 AHEAD_S, AHEAD_STEPS = 15.0, 20
 """A page of metrics is up to 5 s old, and the pump of a rank needs a few more to hear of a request."""
 
+FINDING_S = 30.0
+"""Longest wait for what is found in a trace, once it is there."""
+
 _POLL_S = 0.2
 _STEP = re.compile(r"^train_step_index(?:\{[^}]*\})? (\S+)", re.MULTILINE)
 
@@ -177,12 +180,16 @@ def _records(captures: Path, rank: int) -> set[Path]:
 
 
 def _wait(captures: Path, before: Mapping[int, set[Path]], deadline: float) -> dict[int, dict[str, Any]]:
-    """The record of each rank's new capture."""
+    """The record of each rank's new capture, with what was found in it if that comes soon."""
     found: dict[int, dict[str, Any]] = {}
-    while len(found) < len(before) and time.monotonic() < deadline:
-        for rank in before.keys() - found.keys():
+    while time.monotonic() < deadline:
+        for rank in before:
             for path in _records(captures, rank) - before[rank]:
-                found[rank] = json.loads(path.read_bytes())
+                found[rank] = read_record(path)
+        if len(found) == len(before):
+            if all(record["finding"] or not record["file"] for record in found.values()):
+                break
+            deadline = min(deadline, time.monotonic() + FINDING_S)
         time.sleep(_POLL_S)
     return found
 

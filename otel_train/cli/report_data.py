@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.analyze.flame import flame
 from otel_train.analyze.scene import Scene
+from otel_train.capturing.record import records_of
 from otel_train.cli import captures, summary
 from otel_train.cli.run_side import METRICS, buckets_of
 from otel_train.export.taken import captures_of, together
@@ -43,6 +44,7 @@ def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> dict[str, An
         "ranks": list(summaries.values()),
         "series": _series(lines),
         "histograms": _histograms(lines[-1]) if lines else [],
+        "records": records_of(run / "captures"),
         "captures": [_capture(trace.path.name, Scene(trace)) for trace in captures.read_all(newest)],
     }
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_train.capturing.record import claim_of, read_record, record_of
 from otel_train.cli import ranks
 from otel_train.errors import RunDirectoryError
 from otel_train.export import typeset
@@ -15,7 +17,6 @@ from otel_train.export.typeset import Page, pad, right
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 FILE_NAME = "summary.json"
 SCHEMA = "otel_train.summary/1"
@@ -47,7 +48,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Print what the ranks left in ``summary.json``."""
     folders = ranks.chosen_ranks(args, FILE_NAME)
-    summaries = [read(folder / FILE_NAME) for folder in folders.values()]
+    summaries = [_looked_into(read(folder / FILE_NAME)) for folder in folders.values()]
     if args.json:
         for summary in summaries:
             print(json.dumps(summary))
@@ -57,6 +58,18 @@ def run(args: argparse.Namespace) -> int:
         print(rank_table(page, summaries))
     print(render_card(summaries[0], width=page.width, color=page.color, unicode=page.unicode), end="")
     return 0
+
+
+def _looked_into(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The summary, with what was found in its captures after the run had ended."""
+    rows = summary.get("captures") or ()
+    found = [
+        {**row, "finding": row["finding"] or claim_of(read_record(record_of(Path(row["file"]))))}
+        if row.get("file")
+        else row
+        for row in rows
+    ]
+    return {**summary, "captures": found} if found else summary
 
 
 def read(path: Path) -> Mapping[str, Any]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _MOST_VERDICTS = 3
 _MOST_UNOBSERVED = 5
+_MOST_CAPTURES = 3
 
 _ACTIVITIES = {
     "productive": ("█", "green"),
@@ -66,6 +67,7 @@ def render_card(summary: Summary, *, width: int = 100, color: bool, unicode: boo
         stage_tables(page, summary),
         loader_lines(page, summary),
         _verdicts(page, summary),
+        _captures(page, summary),
         _unobserved(page, summary),
         _footer(page, summary),
     ]
@@ -194,6 +196,23 @@ def _entry(page: Page, name: str, lines: Iterable[str], *, indent: str) -> list[
     """A name in the margin and what belongs to it beside it."""
     margins = chain([page.paint(pad(name, _MARGIN), "dim")], repeat(" " * _MARGIN))
     return [indent + margin + line for margin, line in zip(margins, lines, strict=False)]
+
+
+def _captures(page: Page, summary: Summary) -> list[str]:
+    lines: list[str] = []
+    for row in (summary.get("captures") or ())[-_MOST_CAPTURES:]:
+        first, last = row.get("steps") or (-1, -1)
+        steps = f"steps {first} to {last}" if first >= 0 else "no steps"
+        lines += _entry(
+            page, "capture", [f"{steps}, {page.safe(row.get('trigger') or typeset.ABSENT)}"], indent=INDENT
+        )
+        for said in (row.get("finding"), row.get("problem")):
+            if said:
+                room = page.prose(str(said), indent=len(INDENT) + _MARGIN)
+                lines += [INDENT + " " * _MARGIN + line for line in room]
+        if row.get("file"):
+            lines.append(INDENT + " " * _MARGIN + page.paint(page.safe(row["file"]), "dim"))
+    return lines
 
 
 def _unobserved(page: Page, summary: Summary) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import time
 from _thread import get_ident
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,14 @@ if TYPE_CHECKING:
 SOURCES = [Source(SourceKind.DATA, "train"), Source(SourceKind.OPTIMIZER, "SGD")]
 PLAN = Plan("on_demand", 2, warmup=0)
 STEP_NS = 10_000_000
+FOUND = """
+import sys
+from pathlib import Path
+from otel_train.capturing.record import note_analysis
+document = {"findings": [{"claim": "All of it is waiting."}], "top_cpu_ops": [], "top_cuda_ops": []}
+note_analysis(Path(sys.argv[-1]), document)
+"""
+"""Instead of an analysis: what it found goes into the record of the trace named last."""
 
 
 class Run:
@@ -47,7 +56,7 @@ class Run:
         defaults = {"max_bytes": 1 << 20, "kept": 8, "analyze": ()}
         self.desk = Desk(
             self.profiler, loop=self.loop, clock=self.clock, limits=Limits(60, 60),
-            story=Story(self.told.append, lambda *_: None, self.number, lambda ns: ns),
+            story=Story(self.told.append, lambda *_: None, self.number, lambda ns: ns, lambda _: self.epoch),
             place=Place(folder / "captures", 0, **{**defaults, **place}),
         )  # fmt: skip
         (folder / "rank0").mkdir()
@@ -215,12 +224,29 @@ def test_tensorboard_finds_a_copy(tmp_path: Path) -> None:
 
 def test_what_is_found_in_a_trace_is_told_with_it(tmp_path: Path) -> None:
     """The event says what the trace shows, not only where it lies."""
-    analyze = ("sh", "-c", """echo '{"findings": [{"claim": "All of it is waiting."}]}'""")
+    analyze = (sys.executable, "-c", FOUND)
     run = Run(tmp_path, analyze=analyze)
     run.steps(5)
     run.desk.ask(PLAN)
 
     assert run.finish().finding == "All of it is waiting."
+    assert run.records()[0]["finding"] == {"claim": "All of it is waiting."}
+
+
+def test_what_is_found_after_the_end_is_in_the_record(tmp_path: Path) -> None:
+    """The last capture of a run is the one of its end: nobody waits for it, and it must not be lost."""
+    run = Run(tmp_path, analyze=("sh", "-c", f'sleep 0.3; exec {sys.executable} -c "$0" x "$1"', FOUND))
+    run.desk.ask(PLAN)
+    run.office.turn()
+    run.steps(5)
+    run.desk.gate.abort("")
+    run.desk.end(20)
+
+    assert run.told[0].finding == ""
+    assert run.told[0].file
+    deadline = time.monotonic() + 20
+    while not run.records()[0]["finding"] and time.monotonic() < deadline:
+        time.sleep(0.02)
     assert run.records()[0]["finding"] == {"claim": "All of it is waiting."}
 
 

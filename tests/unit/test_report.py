@@ -263,6 +263,8 @@ def test_a_report_of_almost_nothing_is_a_page() -> None:
     """The first second of a run."""
     empty: dict[str, Any] = {"times": [], "activities": {}, "stages": {}, "memory": {}}
 
-    page = render({"summary": {}, "ranks": [{}], "series": empty, "histograms": [], "captures": []})
+    page = render(
+        {"summary": {}, "ranks": [{}], "series": empty, "histograms": [], "records": [], "captures": []}
+    )
 
     assert page.startswith("<!doctype html>")
