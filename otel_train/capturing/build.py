@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from otel_train.aggregate.steps import StepSource
+from otel_train.capturing.around import Limits, Loop, Story
 from otel_train.capturing.asked import options_of
 from otel_train.capturing.boundary import Rule
-from otel_train.capturing.desk import Desk, Limits, Loop, Story
+from otel_train.capturing.desk import Desk
 from otel_train.capturing.gate import Thread
 from otel_train.capturing.memory_snapshot import OomSnapshots
 from otel_train.capturing.office import Identity, Office
@@ -151,7 +152,7 @@ class Capturing:
         if self._top:
             tell(capture, self._top)
 
-    def _active(self, active: bool) -> None:
+    def _active(self, *, active: bool) -> None:
         self._run.captures.active = active
 
     def _number(self, at_ns: int) -> int:

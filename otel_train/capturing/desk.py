@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.aggregate.captures import Capture
-from otel_train.capturing.boundary import Boundary, Rule
+from otel_train.capturing.around import NS_PER_S
+from otel_train.capturing.boundary import Boundary
 from otel_train.capturing.gate import Gate, Phase
 from otel_train.capturing.plan import NEXT, Plan, Recorded
 from otel_train.capturing.record import RECORD_SUFFIX, write_record
@@ -18,75 +19,14 @@ from otel_train.codes import SourceKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.capturing.gate import Thread
+    from otel_train.capturing.around import Limits, Loop, Story
     from otel_train.capturing.profiler import Profiler
     from otel_train.clock import Clock
 
 _log = logging.getLogger("otel_train")
 
-NS_PER_S = 10**9
-NEAR_S = 6.0
-"""A step this near is waited for at the edges: the pump's own view of the loop is up to 2 s old."""
-
-NEAR_STEPS = 8
-
 MOST_ASKED = 2
 """Requests that wait while a capture runs: the schedule's, and one more."""
-
-
-class Loop(NamedTuple):
-    """What the pump knows of the training loop.
-
-    Attributes:
-        rule: where its steps end; None while that is not known.
-        thread: the one that trains.
-        step: number of the step that is running, as of the last look.
-        median_ns: of its steps; 0 if unknown.
-        epoch: pass over the training data, from 1.
-        settled_ns: up to when steps have their numbers.
-    """
-
-    rule: Rule | None
-    thread: Thread
-    step: int
-    median_ns: int
-    epoch: int
-    settled_ns: int
-
-    def near(self, plan: Plan) -> bool:
-        """Whether the steps of a plan are so near that they should be waited for at the edges."""
-        ahead = plan.at_step - plan.warmup - self.step
-        return ahead <= NEAR_STEPS or ahead * self.median_ns <= NEAR_S * NS_PER_S
-
-
-class Limits(NamedTuple):
-    """How long a capture may take, and how often one may be made that nobody asked for.
-
-    Attributes:
-        max_s: longest recording, in seconds.
-        cooldown_s: least seconds between a capture and such a one.
-    """
-
-    max_s: float
-    cooldown_s: float
-
-
-class Story(NamedTuple):
-    """Where captures are told.
-
-    Attributes:
-        over: takes one that is over.
-        active: told whether one runs.
-        number: from an instant to the number of the step that ran then.
-        unix_ns: from the monotonic clock to wall time.
-        epoch: from an instant to the pass over the training data that ran then, from 1.
-    """
-
-    over: Callable[[Capture], None]
-    active: Callable[[bool], None]
-    number: Callable[[int], int]
-    unix_ns: Callable[[int], int]
-    epoch: Callable[[int], int]
 
 
 class Desk:
@@ -172,7 +112,7 @@ class Desk:
             gate.first_number = self._story.number(gate.first_boundary_ns) + self._ahead
         if gate.phase is Phase.ACTIVE and not self._told_active:
             self._told_active = True
-            self._story.active(True)
+            self._story.active(active=True)
         if self._recorded is None:
             self._recorded = gate.take()
         if self._recorded is not None and self._job is None:
@@ -215,7 +155,7 @@ class Desk:
         self._recorded = None
         self._ended_ns = recorded.ended_ns
         self._told_active = False
-        self._story.active(False)
+        self._story.active(active=False)
         first = self._story.number(recorded.begun_ns) + self._ahead if recorded.begun_ns else NEXT
         steps = (first, first + recorded.steps - 1) if recorded.steps else (NEXT, NEXT)
         epoch = self._story.epoch(recorded.begun_ns or recorded.ended_ns)
@@ -233,6 +173,7 @@ class Desk:
                 name,
                 self._place,
                 self._profiler,
+                first_step=max(first, 0),
                 record=lambda outcome: self._document(job, outcome),
             )
             self._job = job._replace(writing=writing)

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.capturing.plan import NEXT, Plan, Recorded
-from otel_train.capturing.profiler import RANGE_PREFIX
+from otel_train.capturing.profiler import RANGE_PREFIX, STEP_PREFIX
 from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 
 if TYPE_CHECKING:
@@ -193,8 +193,8 @@ class Gate:
         self._notes = self._profiler.prepare(self._plan.options)
 
     def _begin_step(self) -> None:
-        number = self._steps if self.first_number == NEXT else self.first_number + self._boundaries - 1
-        self._step = self._profiler.range(f"ProfilerStep#{number}")
+        # The run's own number may not be known yet: whoever writes the file puts it there.
+        self._step = self._profiler.range(f"{STEP_PREFIX}{self._steps}")
 
     def _end_step(self) -> None:
         while self._open:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from otel_train.capturing.desk import Desk, Loop
+    from otel_train.capturing.around import Loop
+    from otel_train.capturing.desk import Desk
     from otel_train.capturing.triggers import Schedule, SlowSteps
 
 _log = logging.getLogger("otel_train")

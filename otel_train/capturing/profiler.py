@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 RANGE_PREFIX = "otel_train:"
 """Our stages appear in a trace as ranges of this name and the stage's, ``otel_train:forward``."""
 
+STEP_PREFIX = "ProfilerStep#"
+"""Steps are ranges of this name and a number, as torch's own schedule calls them: other tools look for it."""
+
 YIELD_S = 10.0
 """A program that starts a profiler of its own, on another thread, waits so long for ours to end."""
 

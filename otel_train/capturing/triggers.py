@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.capturing.desk import Loop
+    from otel_train.capturing.around import Loop
     from otel_train.capturing.plan import Plan
     from otel_train.clock import Clock
 

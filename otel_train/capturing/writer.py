@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import shutil
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_train.capturing.profiler import STEP_PREFIX
 from otel_train.capturing.record import RECORD_SUFFIX, SUFFIX, read_record, record_of, write_record
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from otel_train.capturing.plan import Recorded
     from otel_train.capturing.profiler import Profiler
@@ -27,6 +29,7 @@ _CHUNK_BYTES = 1 << 20
 _LEVEL = 4
 """Of gzip: half the time of the default for a few per cent more bytes."""
 
+_STEP = re.compile(rb'("name": ?"%b)(\d+)' % STEP_PREFIX.encode())
 _DEVICE_EVENTS = (b'"cat": "kernel"', b'"cat":"kernel"')
 
 
@@ -76,12 +79,13 @@ class Writing:
         name: of the file, without suffix.
         place: where to.
         profiler: turns the trace into a file.
+        first_step: number of the first step in it.
         record: what is known of the capture, with what came of writing.
     """
 
     def __init__(
         self, recorded: Recorded, name: str, place: Place, profiler: Profiler, *,
-        record: Callable[[Outcome], dict[str, Any]],
+        first_step: int, record: Callable[[Outcome], dict[str, Any]],
     ) -> None:  # fmt: skip
         self.outcome = Outcome()
         self.record: dict[str, Any] = {}
@@ -92,6 +96,7 @@ class Writing:
         self._place = place
         self._profiler = profiler
         self._describe = record
+        self._first_step = first_step
         self._written = threading.Event()
         self._thread = threading.Thread(target=self._run, name="otel-train-capture", daemon=True)
         self._thread.start()
@@ -132,10 +137,10 @@ class Writing:
         self._profiler.save(self._trace, partial)
         self._trace = None
         packed = partial.with_suffix(".gz")
-        kernels = _compress(partial, packed)
+        place = self._place
+        output = _plain_path(Path(place.output), self._name, place.rank) if place.output else None
+        kernels = _pack(partial, packed, first_step=self._first_step, plain=output)
         size = packed.stat().st_size
-        if self._place.output:
-            _copy_plain(partial, Path(self._place.output), self._name, self._place.rank)
         if size > self._place.max_bytes:
             self.outcome = Outcome(
                 bytes=size,
@@ -194,24 +199,41 @@ def _pinned(path: Path) -> bool:
     return bool(read_record(record_of(path)).get("pinned"))
 
 
-def _compress(plain: Path, packed: Path) -> bool:
-    """Pack a trace; whether it has work of a device in it."""
-    kernels, tail = False, b""
-    with plain.open("rb") as source, gzip.open(packed, "wb", compresslevel=_LEVEL) as sink:
+def _pack(raw: Path, packed: Path, *, first_step: int, plain: Path | None) -> bool:
+    """Pack a trace, its steps under the run's own numbers; whether it has work of a device in it.
+
+    Args:
+        raw: what the profiler wrote, its steps numbered from 0.
+        packed: where to.
+        first_step: number of the first.
+        plain: where to write it unpacked as well.
+    """
+
+    def number(found: re.Match[bytes]) -> bytes:
+        return found[1] + str(first_step + int(found[2])).encode()
+
+    kernels, rest = False, b""
+    with raw.open("rb") as source, gzip.open(packed, "wb", compresslevel=_LEVEL) as sink, ExitStack() as more:
+        sinks: list[Any] = [sink] if plain is None else [sink, more.enter_context(plain.open("wb"))]
         while chunk := source.read(_CHUNK_BYTES):
-            sink.write(chunk)
-            kernels = kernels or any(mark in tail + chunk for mark in _DEVICE_EVENTS)
-            tail = chunk[-32:]
+            text = rest + chunk
+            kernels = kernels or any(mark in text for mark in _DEVICE_EVENTS)
+            cut = max(text.rfind(b"{"), 0)  # no event's name is cut in two
+            for each in sinks:
+                each.write(_STEP.sub(number, text[:cut]))
+            rest = text[cut:]
+        for each in sinks:
+            each.write(_STEP.sub(number, rest))
     return kernels
 
 
-def _copy_plain(plain: Path, folder: Path, name: str, rank: int) -> None:
-    """As ``epoch_N.json``; a second one of that epoch, and other ranks', under a name that says so."""
+def _plain_path(folder: Path, name: str, rank: int) -> Path:
+    """``epoch_N.json``; a second one of that epoch, and other ranks', under a name that says so."""
     folder.mkdir(parents=True, exist_ok=True)
     full = name.removesuffix(f"-rank{rank}")
     end = f"-rank{rank}.json" if rank else ".json"
     path = folder / (full.partition("-")[0] + end)
-    shutil.copyfile(plain, folder / (full + end) if path.exists() else path)
+    return folder / (full + end) if path.exists() else path
 
 
 def _show_in_tensorboard(path: Path, folder: Path, worker: str) -> None:

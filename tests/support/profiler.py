@@ -46,7 +46,8 @@ class FakeProfiler:
 
     def stop(self) -> Any:
         self._do("stop")
-        return {"traceEvents": [{"name": "x" * self.size}]}
+        begun = [name[1:] for name in self.log if name.startswith("+")]
+        return {"traceEvents": [{"name": name} for name in ("x" * self.size, *begun)]}
 
     def range(self, name: str) -> FakeRange:
         self._do("+" + name)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_train.capturing.around import Limits, Loop, Story
 from otel_train.capturing.boundary import Rule
-from otel_train.capturing.desk import Desk, Limits, Loop, Story
+from otel_train.capturing.desk import Desk
 from otel_train.capturing.gate import Thread
 from otel_train.capturing.office import KEY_FILE, Identity, Office, leave
 from otel_train.capturing.plan import Plan
@@ -56,7 +57,7 @@ class Run:
         defaults = {"max_bytes": 1 << 20, "kept": 8, "analyze": ()}
         self.desk = Desk(
             self.profiler, loop=self.loop, clock=self.clock, limits=Limits(60, 60),
-            story=Story(self.told.append, lambda *_: None, self.number, lambda ns: ns, lambda _: self.epoch),
+            story=Story(self.told.append, lambda **_: None, self.number, lambda ns: ns, lambda _: self.epoch),
             place=Place(folder / "captures", 0, **{**defaults, **place}),
         )  # fmt: skip
         (folder / "rank0").mkdir()
@@ -125,7 +126,10 @@ def test_the_steps_in_a_trace_have_the_run_s_own_numbers(run: Run) -> None:
     capture = run.finish()
 
     assert capture.steps == (40, 41)
-    assert "+ProfilerStep#40" in run.profiler.log
+    with gzip.open(capture.file) as file:
+        names = [event["name"] for event in json.load(file)["traceEvents"]]
+    steps = [name for name in names if name.startswith("ProfilerStep#")]
+    assert steps == ["ProfilerStep#40", "ProfilerStep#41"]
 
 
 def test_one_at_a_time_and_the_next_one_waits(run: Run) -> None:
