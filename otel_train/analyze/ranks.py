@@ -93,7 +93,7 @@ def _common_steps(scenes: Sequence[Scene]) -> Ints | None:
 def _collectives(scene: Scene, steps: Ints | None) -> dict[Collective, Ints]:
     """Length of each collective, in order, by group and kind. int64[collective], nanoseconds."""
     spans, names = scene.trace.spans, scene.trace.names
-    rows = scene.device[scene.communicates]
+    rows = scene.collectives
     if steps is not None:
         rows = rows[np.isin(scene.step_of(spans.start_ns[rows]), steps)]
     found: dict[Collective, Ints] = {}

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     Rows = NDArray[np.intp]
 
 COMMUNICATION = re.compile(r"(?:nccl|rccl).*Kernel|ncclDevKernel")
+GLOO = "gloo:"
+"""Ranges of this prefix are collectives on the host, from the start on one rank until all have come."""
+
 COPY = re.compile(r"Memcpy|Memset|dma")
 """What a kernel is by the beginning of its name. Source: ``hta/utils/utils.py`` of HolisticTraceAnalysis 0.5."""
 
@@ -84,6 +87,17 @@ class Scene:
     def communicates(self) -> NDArray[np.bool_]:
         """bool[device row]: a collective."""
         return self._is(COMMUNICATION)
+
+    @cached_property
+    def collectives(self) -> Rows:
+        """Rows of collectives, in order of their start: a device's; where it has none, those of gloo's threads."""
+        rows = self.device[self.communicates]
+        if rows.size:
+            return rows
+        gloo = np.array([name.startswith(GLOO) for name in self.trace.names], np.bool_)
+        notes = self.trace.rows(Kind.NOTE)
+        notes = notes[gloo[self.trace.spans.name[notes]]]
+        return notes[np.argsort(self.trace.spans.start_ns[notes], kind="stable")]
 
     @cached_property
     def copies(self) -> NDArray[np.bool_]:

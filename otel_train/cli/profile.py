@@ -42,6 +42,9 @@ Exit codes of that: those of the program; 1 if it captured nothing. Else: 0 capt
 AHEAD_S, AHEAD_STEPS = 15.0, 20
 """A page of metrics is up to 5 s old, and the pump of a rank needs a few more to hear of a request."""
 
+ANSWER_S = 20.0
+"""A run that has just begun serves its first figures within ``export_every_s``."""
+
 FINDING_S = 30.0
 """Longest wait for what is found in a trace, once it is there."""
 
@@ -151,8 +154,13 @@ def _common_step(folders: Mapping[int, Path], warmup: int) -> int:
     Raises:
         OtelTrainError: a rank does not say where it is.
     """
-    live = {rank: _live(folder) for rank, folder in folders.items()}
-    silent = [str(rank) for rank, each in live.items() if each.step < 0]
+    deadline = time.monotonic() + ANSWER_S
+    while True:
+        live = {rank: _live(folder) for rank, folder in folders.items()}
+        silent = [str(rank) for rank, each in live.items() if each.step < 0]
+        if not silent or time.monotonic() > deadline:
+            break
+        time.sleep(_POLL_S)
     if silent:
         raise OtelTrainError(
             f"rank {', '.join(silent)} does not say which step it is in: its /metrics does not answer. "

@@ -117,7 +117,7 @@ def main() -> None:
     if OPTIONS["group_first"]:
         dist.init_process_group("gloo")
     if not OPTIONS["bare"]:
-        session = otel_train.instrument(run_dir=sys.argv[1], prometheus=False, **OPTIONS["settings"])
+        session = otel_train.instrument(run_dir=sys.argv[1], **({"prometheus": False} | OPTIONS["settings"]))
     if not OPTIONS["group_first"]:
         dist.init_process_group("gloo")
     world = dist.get_world_size()
