@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -163,10 +164,9 @@ class Desk:
         job = _Job(recorded._replace(trace=None), steps, epoch, name, None)
         if recorded.trace is None:
             record = self._document(job, Outcome())
-            try:
+            with suppress(OSError):  # the event and the log say it as well
                 write_record(self._place.folder / (name + RECORD_SUFFIX), record)
-            finally:
-                self._report(job, Outcome(), record)
+            self._report(job, Outcome(), record)
         else:
             writing = Writing(
                 recorded,

@@ -30,6 +30,11 @@ MARGIN_S, MARGIN_STEPS = 8.0, 10
 """How far ahead a step is that all ranks can still agree on: a turn of each one's pump, and its delay."""
 
 
+TOO_EARLY = (
+    "the pace of the run is not known yet, so no step can be named for several ranks: ask a little later"
+)
+
+
 class Identity(NamedTuple):
     """Who is asked.
 
@@ -135,6 +140,8 @@ class Office:
         plan, rank = wanted.plan, self._who.rank
         others = [each for each in wanted.ranks or () if each != rank]
         if others and plan.at_step == NEXT:
+            if not self._loop().median_ns:
+                return 409, {"error": TOO_EARLY}
             plan = plan._replace(at_step=self._common_step(plan))
         for other in others:
             problem = self._pass_on(other, plan)
@@ -188,11 +195,13 @@ class Office:
             return
         except (OSError, ValueError, RecursionError) as error:
             document = str(error)
-        path.unlink(missing_ok=True)
         try:
-            refusal = self._desk.ask(asked.read(document, self._plan).plan)
-        except ConfigError as error:
+            refusal = str(self._arm(asked.read(document, self._plan))[1].get("error", ""))
+        except (ConfigError, OSError) as error:
             refusal = str(error)
+        if refusal == TOO_EARLY:
+            return  # it lies there until it can be done
+        path.unlink(missing_ok=True)
         if refusal:
             _log.warning("%s: %s", path, refusal)
 

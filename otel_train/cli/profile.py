@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import sys
 import time
-import urllib.request
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from otel_train.capturing.asked import activities
 from otel_train.capturing.office import leave
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
 
 EPILOG = """\
 The run goes on; at the end of a step the profiler starts, and some steps later it stops. Several ranks capture
-the same steps: they are given a step number that all of them still have before them. What comes of it lies in
+the same steps: the first of them names a step that all still have before them. What comes of it lies in
 captures/ of the run directory, beside a record that says what is in it and what was found.
 
 examples:
@@ -39,24 +37,10 @@ warmed up, and its artifacts are written to --output-dir. Without a program and 
 
 Exit codes of that: those of the program; 1 if it captured nothing. Else: 0 captured, 1 in part, 2 not at all.
 """
-AHEAD_S, AHEAD_STEPS = 15.0, 20
-"""A page of metrics is up to 5 s old, and the pump of a rank needs a few more to hear of a request."""
-
-ANSWER_S = 20.0
-"""A run that has just begun serves its first figures within ``export_every_s``."""
-
 FINDING_S = 30.0
 """Longest wait for what is found in a trace, once it is there."""
 
 _POLL_S = 0.2
-_STEP = re.compile(r"^train_step_index(?:\{[^}]*\})? (\S+)", re.MULTILINE)
-
-
-class _Live(NamedTuple):
-    """What a rank says of itself: the step it is in, and seconds per step; -1 and 0 where it does not."""
-
-    step: int
-    step_s: float
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -101,20 +85,17 @@ def run(args: argparse.Namespace) -> int:
         "with_flops": args.flops, "pinned": args.pin, "reason": args.reason,
     }  # fmt: skip
     if len(folders) > 1:
-        request["at_step"] = _common_step(folders, args.warmup)
+        request["ranks"] = list(folders)
     captures = next(iter(folders.values())).parent / "captures"
     before = {rank: _records(captures, rank) for rank in folders}
     try:
-        for folder in folders.values():
-            leave(folder, request)
+        leave(next(iter(folders.values())), request)
     except OSError as error:
         raise RunDirectoryError(f"the request cannot be left there: {error}") from error
     if not args.json:
-        where = f"from step {request['at_step']}" if "at_step" in request else "at the end of a step"
-        print(
-            f"asked rank {', '.join(map(str, folders))} for {args.steps} steps {where}; waiting",
-            file=sys.stderr,
-        )
+        same = ", the same ones on each" if len(folders) > 1 else ""
+        said = f"asked rank {', '.join(map(str, folders))} for {args.steps} steps{same}; waiting"
+        print(said, file=sys.stderr)
     found = _wait(captures, before, time.monotonic() + args.timeout)
     for rank in folders:
         _say(rank, found.get(rank), captures, as_json=args.json, timeout_s=args.timeout)
@@ -146,41 +127,6 @@ def _chosen(args: argparse.Namespace) -> dict[int, Path]:
         if rank not in live:
             raise RunDirectoryError(f"rank {rank} is not there. Ranks: {', '.join(map(str, live))}")
     return {rank: live[rank] for rank in wanted}
-
-
-def _common_step(folders: Mapping[int, Path], warmup: int) -> int:
-    """A step that every one of these ranks still has before it.
-
-    Raises:
-        OtelTrainError: a rank does not say where it is.
-    """
-    deadline = time.monotonic() + ANSWER_S
-    while True:
-        live = {rank: _live(folder) for rank, folder in folders.items()}
-        silent = [str(rank) for rank, each in live.items() if each.step < 0]
-        if not silent or time.monotonic() > deadline:
-            break
-        time.sleep(_POLL_S)
-    if silent:
-        raise OtelTrainError(
-            f"rank {', '.join(silent)} does not say which step it is in: its /metrics does not answer. "
-            "Ask one rank at a time, or let it serve /metrics (prometheus=True)"
-        )
-    steps_s = [each.step_s for each in live.values() if each.step_s > 0]
-    ahead = int(AHEAD_S / min(steps_s)) if steps_s else 0
-    return max(each.step for each in live.values()) + warmup + max(AHEAD_STEPS, ahead)
-
-
-def _live(folder: Path) -> _Live:
-    try:
-        target = json.loads((folder / "prometheus_target.json").read_bytes())[0]["targets"][0]
-        with urllib.request.urlopen(f"http://{target}/metrics", timeout=5) as page:
-            found = _STEP.search(page.read().decode())
-        summary = json.loads((folder / "summary.json").read_bytes())
-        rows = [row for row in summary.get("step_durations", ()) if row.get("phase") == "train"]
-        return _Live(int(float(found[1])) if found else -1, float(rows[0]["p50"]) if rows else 0.0)
-    except (OSError, ValueError, KeyError, IndexError, TypeError):
-        return _Live(-1, 0.0)
 
 
 def _records(captures: Path, rank: int) -> set[Path]:

@@ -54,6 +54,7 @@ class Run:
         self.ends: list[int] = []
         self.told: list[Capture] = []
         self.epoch = 1
+        self.step_ns = STEP_NS
         defaults = {"max_bytes": 1 << 20, "kept": 8, "analyze": ()}
         self.desk = Desk(
             self.profiler, loop=self.loop, clock=self.clock, limits=Limits(60, 60),
@@ -68,7 +69,7 @@ class Run:
     def loop(self) -> Loop:
         thread = Thread(get_ident(), SOURCES, self.ring.divert)
         rule = Rule(SourceKind.OPTIMIZER, asks=True)
-        return Loop(rule, thread, len(self.ends), STEP_NS, self.epoch, self.clock.now_ns)
+        return Loop(rule, thread, len(self.ends), self.step_ns, self.epoch, self.clock.now_ns)
 
     def number(self, at_ns: int) -> int:
         return sum(1 for end in self.ends if end <= at_ns)
@@ -409,6 +410,28 @@ def test_other_ranks_are_asked_for_the_same_steps(run: Run) -> None:
     assert run.finish().steps[0] == answer["at_step"]
 
 
+def test_a_request_in_a_file_can_name_other_ranks(run: Run) -> None:
+    """``otel-train profile --ranks`` leaves it with one of them, which names a step for all."""
+    (run.folder / "rank3").mkdir()
+    leave(run.folder / "rank0", {"steps": 1, "ranks": [0, 3]})
+    first = run.finish().steps[0]
+
+    assert json.loads((run.folder / "rank3" / "capture-request.json").read_text())["at_step"] == first
+
+
+def test_several_ranks_are_asked_once_the_pace_is_known(run: Run) -> None:
+    """Without it nobody can say which step all of them still have before them."""
+    (run.folder / "rank3").mkdir()
+    run.step_ns = 0
+    assert post(run, {"steps": 1, "ranks": [0, 3]})[0] == 409
+    leave(run.folder / "rank0", {"steps": 1, "ranks": [0, 3]})
+    run.office.turn()
+    assert not (run.folder / "rank3" / "capture-request.json").exists()
+    run.step_ns = STEP_NS
+    run.office.turn()
+    assert (run.folder / "rank3" / "capture-request.json").exists()
+
+
 def test_a_rank_that_is_not_there_is_said(run: Run) -> None:
     """Not silently one trace fewer."""
     status, answer = post(run, {"ranks": [7]})
@@ -431,7 +454,14 @@ def test_an_alert_about_this_run_arms_a_capture(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    "document", [alert(train_run_id="r2"), alert(train_rank="1"), alert("resolved"), {"alerts": [None, 3]}]
+    "document",
+    [
+        alert(train_run_id="r2"),
+        alert(train_run_id="r1", train_rank="1"),
+        alert("resolved", train_run_id="r1"),
+        alert(),
+        {"alerts": [None, 3]},
+    ],
 )
 def test_an_alert_about_somebody_else_arms_nothing(run: Run, document: dict[str, Any]) -> None:
     """Alertmanager sends every alert of the cluster to everybody."""
