@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import idle, imports, processes, pump_turn, step_cost, wait, wall_time
+from benchmarks import captures, idle, imports, processes, pump_turn, step_cost, wait, wall_time
 from benchmarks.machine import this_machine
 from benchmarks.plan import Bench, Plan, say
 from benchmarks.row import Row, failed
@@ -34,6 +34,7 @@ BENCHES = (
     Bench("import", imports.WHAT, imports.run),
     Bench("exit", processes.EXIT, processes.run_exit),
     Bench("memory", processes.MEMORY, processes.run_memory),
+    Bench("capture", captures.WHAT, captures.run),
     Bench("idle", idle.WHAT, idle.run),
 )
 ON_CUDA = ("step",)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,10 +17,12 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import otel_train
+from otel_train.cli.main import main
 from tests.integration.loops.truth import QUIET
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 FAST: dict[str, Any] = {**QUIET, "turn_every_s": 0.02}
 
@@ -70,9 +71,13 @@ def test_what_the_loop_raises_during_a_capture_comes_out(tmp_path: Path, fault: 
         if profiling():
             raise fault
 
-    with pytest.raises(fault), otel_train.instrument(run_dir=str(tmp_path), **FAST):
-        otel_train.capture(steps=1000)
-        train(at)
+    def observed() -> None:
+        with otel_train.instrument(run_dir=str(tmp_path), **FAST):
+            otel_train.capture(steps=1000)
+            train(at)
+
+    with pytest.raises(fault):
+        observed()
 
     assert not profiling()
     assert records(tmp_path)[0]["problem"].startswith("captured ")
@@ -158,28 +163,23 @@ while True:
 """
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT], ids=lambda how: how.name)
 def test_a_run_that_is_ended_during_a_capture_leaves_nothing_that_only_looks_whole(
     tmp_path: Path, how: signal.Signals
 ) -> None:
     """Preempted in the middle of it: what is there can be read, and the run says how it ended."""
-    program = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        env={name: value for name, value in os.environ.items() if not name.startswith("OTEL_")},
-    )  # fmt: skip
-    assert program.stdout is not None
-    program.stdout.readline()
-    time.sleep(0.1)
-    program.send_signal(how)
-    program.stdout.read()
-    program.wait(60)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
+    command = [sys.executable, "-c", SCRIPT, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environ) as program:
+        assert program.stdout is not None
+        program.stdout.readline()
+        program.send_signal(how)
+        program.stdout.read()
 
     found = whole(tmp_path)
     assert len(found) == (how is not signal.SIGKILL)
     assert [bool(record["file"]) for record in records(tmp_path)] == [True] * len(found)
-    for command in ("postmortem", "report"):
-        said = subprocess.run(
-            [sys.executable, "-m", "otel_train", command, "dies", "--run-dir", str(tmp_path)],
-            capture_output=True, text=True, timeout=120, check=False,
-        )  # fmt: skip
-        assert said.returncode == 0, said.stderr
+    for read in ("postmortem", "report"):
+        assert main([read, "dies", "--run-dir", str(tmp_path)]) == 0
