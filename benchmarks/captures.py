@@ -69,15 +69,19 @@ def _active(plan: Plan, step_ms: float, budget: float | None) -> Row:
     )
 
 
+def _profiling() -> bool:
+    return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", False))
+
+
 def _captured(session: Session, loop: Loop, steps: int) -> np.ndarray:
     """Durations of steps inside a capture, which is over afterwards."""
     refusal = session.capture(steps=steps + 4)
     if refusal:
         raise RuntimeError(refusal)
-    while not torch.autograd.profiler._is_profiler_enabled:
+    while not _profiling():
         loop.run(1)
     loop.run(2)  # the warm-up of the profiler is in here
     found = loop.run(steps)
-    while torch.autograd.profiler._is_profiler_enabled:
+    while _profiling():
         loop.run(1)
     return found

@@ -227,6 +227,21 @@ def test_tensorboard_finds_a_copy(tmp_path: Path) -> None:
     assert [path.name.endswith(".pt.trace.json.gz") for path in (tmp_path / "tb").iterdir()] == [True]
 
 
+def test_plain_traces_go_where_the_user_wants_them(tmp_path: Path) -> None:
+    """Scripts read ``epoch_N.json``; a second one of an epoch must not overwrite the first."""
+    run = Run(tmp_path, output=str(tmp_path / "out"))
+    run.steps(5)
+    firsts = []
+    for _ in range(2):
+        run.desk.ask(PLAN)
+        firsts.append(run.finish().steps[0])
+
+    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert names == [f"epoch_1-step_{firsts[1]}.json", "epoch_1.json"]
+    events = json.loads((tmp_path / "out" / "epoch_1.json").read_text())["traceEvents"]
+    assert f"ProfilerStep#{firsts[0]}" in [event["name"] for event in events]
+
+
 def test_what_is_found_in_a_trace_is_told_with_it(tmp_path: Path) -> None:
     """The event says what the trace shows, not only where it lies."""
     analyze = (sys.executable, "-c", FOUND)
