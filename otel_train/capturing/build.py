@@ -62,13 +62,7 @@ class Capturing:
         self._run = run
         self._top = config.capture_top if config.console and info.rank == 0 else 0
         self._recorder = recorder
-        options = options_of(
-            config.capture_activities, record_shapes=config.capture_shapes, with_stack=config.capture_stacks,
-            profile_memory=config.capture_memory, with_flops=config.capture_flops,
-        )  # fmt: skip
-        plan = Plan(
-            "on_demand", config.capture_steps, config.capture_warmup, config.capture_wait, options=options
-        )
+        plan = _plan_of(config)
         self.office: Office | None = None
         self._desk: Desk | None = None
         self._snapshots: OomSnapshots | None = None
@@ -157,3 +151,14 @@ class Capturing:
 
     def _number(self, at_ns: int) -> int:
         return self._run.recent.at(at_ns, self._run.step_number)
+
+
+def _plan_of(config: Config) -> Plan:
+    """What is recorded where a request says nothing."""
+    options = options_of(
+        config.capture_activities, record_shapes=config.capture_shapes, with_stack=config.capture_stacks,
+        profile_memory=config.capture_memory, with_flops=config.capture_flops,
+    )  # fmt: skip
+    return Plan(
+        "on_demand", config.capture_steps, config.capture_warmup, config.capture_wait, options=options
+    )

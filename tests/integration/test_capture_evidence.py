@@ -6,7 +6,6 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
-import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -16,6 +15,8 @@ from tests.integration.loops.truth import QUIET
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 BATCHES = 8
 """Of an epoch."""
