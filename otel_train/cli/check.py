@@ -139,5 +139,12 @@ def _page_of(summary: Mapping[str, Any], capture: Mapping[str, Any]) -> str:
     captures = [] if "absent" in capture else [{"name": capture["file"], "analysis": capture, "flame": []}]
     series: dict[str, Any] = {"times": [], "activities": {}, "stages": {}, "memory": {}}
     return render(
-        {"summary": summary, "ranks": [summary], "series": series, "histograms": [], "captures": captures}
+        {
+            "summary": summary,
+            "ranks": [summary],
+            "series": series,
+            "histograms": [],
+            "captures": captures,
+            "records": [],
+        }
     )
