@@ -62,11 +62,12 @@ class Attachment:
 
     def _join(self, session: Session | None) -> None:
         """A session has started, ours or the program's own; None: the program wants none."""
-        self._evidence.stop()
         if session is None:
             self._evidence.finder.remove()
+            self._evidence.stop()
             return
-        session.find_models(self._evidence.finder)
+        session.find_models(self._evidence.finder)  # first, so that a model of another thread is told to it
+        self._evidence.stop()
         from otel_train.launch.will import Will
 
         Will.deposit(session, self._folder)

@@ -6,6 +6,7 @@ import math
 import threading
 from typing import TYPE_CHECKING, Any
 
+from otel_train.record.replaced import replace, successor
 from otel_train.record.roots import RootFinder
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ _TABLE = "_global_optimizer_pre_hooks"
 class Evidence:
     """Waits for an iterator of a DataLoader, a forward, a backward or an update, whichever comes first.
 
-    Everything that waits is taken out before ``found`` is called, so that whoever is called can put its own
-    hooks in; the call that was the sign then goes through those.
+    What waits gives its place to the hooks that whoever is called puts in, one by one, and the call that was the
+    sign then goes through those. Other threads that begin to train meanwhile are held until that is done.
 
     Args:
         found: called once, in the thread that trains, before what it does is done.
@@ -31,7 +32,7 @@ class Evidence:
         self.finder = RootFinder(self._called)
         self._found = found
         self._lock = threading.RLock()
-        self._over = False
+        self._begun = self._over = False
         self._undo: list[Callable[[], None]] = []
 
     def wait(self) -> None:
@@ -48,66 +49,61 @@ class Evidence:
 
     def sign(self) -> None:
         """This process trains."""
+        if self._over:
+            return
         with self._lock:
-            if self._over:
+            if self._begun:
                 return
-            self._over = True
-            self.stop()
-            self._found()
+            self._begun = True
+            try:
+                self._found()
+            finally:
+                self.stop()
 
     def _called(self, model: Any) -> None:
         """A root module is called: whoever takes the finder over gets this one too."""
-        mine = self.finder.tell
         self.sign()
-        if self.finder.tell is not mine:
+        if self.finder.tell != self._called:
             self.finder.tell(model)
 
     def stop(self) -> None:
         """Take the hooks out; the finder stays."""
-        self._over = True
+        self._begun = self._over = True
         undo, self._undo = self._undo, []
         for each in undo:
             each()
 
     def _before(self, owner: Any, name: str) -> None:
-        original = getattr(owner, name)
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                self.sign()
+                return successor(owner, name, wrapper)(*args, **kwargs)
 
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if self._over:
-                return original(*args, **kwargs)
-            self.sign()
-            now = getattr(owner, name)
-            return (original if now is wrapper else now)(*args, **kwargs)
+            wrapper.__name__ = original.__name__
+            wrapper.__qualname__ = getattr(original, "__qualname__", name)
+            return wrapper
 
-        wrapper.__name__, wrapper.__qualname__ = original.__name__, getattr(original, "__qualname__", name)
-        setattr(owner, name, wrapper)
-
-        def undo() -> None:
-            if getattr(owner, name) is wrapper:
-                setattr(owner, name, original)
-
-        self._undo.append(undo)
+        self._undo.append(replace(owner, name, make, waits=True))
 
     def _before_updates(self) -> None:
         from torch.optim import optimizer as hooks
 
-        handles: list[Any] = []
+        table = getattr(hooks, _TABLE)
+        known: dict[int, list[Any]] = {}
 
         def own(optimizer: Any, args: Any, kwargs: Any) -> None:
-            if self._over:
+            before = known.pop(id(optimizer), None)
+            if before is None:
                 return
             self.sign()
-            for late in list(getattr(hooks, _TABLE).values())[len(before) :]:
+            for late in [hook for hook in table.values() if hook not in before]:
                 late(optimizer, args, kwargs)
-
-        before: list[Any] = []
 
         def first(optimizer: Any, _args: Any, _kwargs: Any) -> None:
             # The table of global hooks is being gone through and must not change now; the optimizer's own
             # hooks come after it, and from there on it may.
-            if not self._over and not handles[1:]:
-                before[:] = [h for h in getattr(hooks, _TABLE).values() if h is not first]
-                handles.append(optimizer.register_step_pre_hook(own))
+            if not self._over and id(optimizer) not in known:
+                known[id(optimizer)] = list(table.values())
+                optimizer.register_step_pre_hook(own)
 
-        handles.append(hooks.register_optimizer_step_pre_hook(first))
-        self._undo.append(handles[0].remove)
+        self._undo.append(hooks.register_optimizer_step_pre_hook(first).remove)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from otel_train.codes import Op, SourceKind, code
+from otel_train.record.replaced import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +21,9 @@ class BackwardProbe:
     ``torch.autograd.backward`` and ``torch.autograd.grad`` both look this module global up on each call, so
     ``from torch.autograd import backward`` made earlier is seen as well. ``accumulate_grad`` tells them apart.
 
+    Attributes:
+        remove: puts the original back, unless somebody has wrapped ours.
+
     Args:
         recorder: takes the edges.
     """
@@ -27,25 +31,23 @@ class BackwardProbe:
     def __init__(self, recorder: Recorder) -> None:
         import torch
 
-        self._module = torch.autograd
-        self._original = getattr(torch.autograd, _ENTRY)
-        self._wrapper = _timed(
-            self._original,
-            recorder.source(SourceKind.BACKWARD, "backward"),
-            recorder.source(SourceKind.GRAD, "autograd.grad"),
-            recorder.edge,
-        )
-        setattr(torch.autograd, _ENTRY, self._wrapper)
+        self._wrapper: Any = None
+
+        def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+            self._wrapper = _timed(
+                original,
+                recorder.source(SourceKind.BACKWARD, "backward"),
+                recorder.source(SourceKind.GRAD, "autograd.grad"),
+                recorder.edge,
+            )
+            return self._wrapper
+
+        self.remove = replace(torch.autograd, _ENTRY, timed)
 
     @property
     def codes(self) -> tuple[Any, ...]:
         """Code objects that a compiler should step over."""
         return (self._wrapper.__code__,)
-
-    def remove(self) -> None:
-        """Put the original back, unless somebody has wrapped ours."""
-        if getattr(self._module, _ENTRY) is self._wrapper:
-            setattr(self._module, _ENTRY, self._original)
 
 
 def _timed(

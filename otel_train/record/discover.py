@@ -48,7 +48,7 @@ class Probes:
         self._by_loader: dict[int, LoaderProbe] = {}
         self._found: set[str] = set()
         self._roots: FoundModels | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def watch_torch(self) -> None:
         """From now on, see every DataLoader that is iterated, and what becomes of watched models."""
@@ -182,7 +182,8 @@ class Probes:
             self._roots.loader_starts(new=probe is None)
         if probe is not None:
             return probe
-        return self._join(Loader(loader, name=self._name_for(loader)))
+        with self._lock:  # two threads may begin at once, and call their loaders the same
+            return self._known(loader) or self._join(Loader(loader, name=self._name_for(loader)))
 
     def _name_for(self, loader: Any) -> str:  # Any: a DataLoader
         """A bounded name for a loader that nobody named: what the program calls it, else its dataset's class."""

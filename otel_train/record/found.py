@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,7 @@ class FoundModels:
         self._monotonic_s = monotonic_s
         self._next_s = 0.0
         self._found: list[ModuleProbe] = []
+        self._lock = threading.Lock()
         self._optimizer: Any = torch.optim.Optimizer
         self._original = self._optimizer.__init__
         self._wrapper = self._told_of_optimizers()
@@ -74,6 +76,10 @@ class FoundModels:
             self._optimizer.__init__ = self._original
 
     def _take(self, model: torch.nn.Module) -> None:
+        with self._lock:  # two threads may begin at once
+            self._record(model)
+
+    def _record(self, model: torch.nn.Module) -> None:
         wholes = [whole for probe in self._probes.models if (whole := probe.model()) is not None]
         if any(id(model) in _parts(whole) for whole in wholes):
             return

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.codes import PAYLOAD_SHIFT, Ending, Flag, Op, SourceKind, code
 from otel_train.record.crew import CREW, INIT, Crew, WorkerInit
+from otel_train.record.replaced import replace
 from otel_train.record.samples import size_of_batches
 from otel_train.record.weight import Weights, weigh
 
@@ -206,16 +207,12 @@ class DataLoaderPatch:
             undo()
 
     def _wrap_init(self, cls: Any, make: Callable[[Callable[..., None]], Callable[..., None]]) -> None:
-        original: Callable[..., None] = cls.__init__
-        wrapper = make(original)
-        wrapper.__name__, wrapper.__qualname__ = original.__name__, original.__qualname__
-        cls.__init__ = wrapper
+        def named(original: Callable[..., None]) -> Callable[..., None]:
+            wrapper = make(original)
+            wrapper.__name__, wrapper.__qualname__ = original.__name__, original.__qualname__
+            return wrapper
 
-        def undo() -> None:
-            if cls.__init__ is wrapper:
-                cls.__init__ = original
-
-        self._undo.append(undo)
+        self._undo.append(replace(cls, "__init__", named))
 
     def _adopting(self, original: Callable[..., None]) -> Callable[..., None]:
         def __init__(iterator: Any, loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place

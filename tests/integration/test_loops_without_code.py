@@ -24,7 +24,6 @@ NAMES_US = {
     "folds_under_the_same_names",
     "instrumented_twice",
     "trainings_one_after_the_other",
-    "two_threads_train_two_models",  # one of two that begin at once may have its iterator before we are there
 }
 """Programs about what is said to a session, or that never train: there is nothing to find."""
 
