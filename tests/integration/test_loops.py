@@ -175,19 +175,10 @@ def test_a_loop_is_counted_as_it_counts_itself(name: str, tmp_path: Path) -> Non
 def row(truth: Truth, summary: dict[str, Any], program: Any) -> dict[str, Any]:
     """What the table in docs/reference/loops.md says about a program."""
     shape, description = shape_of(program)
-    steps = Counter(truth.steps)
-    program_counts = {
-        "steps": steps.pop(TRAIN, 0),
-        "evals": steps.total(),
-        "batches": truth.batches.total(),
-        "forwards": sum(truth.forwards.values()),
-        "backwards": truth.backwards.total(),
-        "updates": truth.updates,
-    }
     room = program.__module__.rpartition(".")[2]
     return {
         "shape": shape, "description": description, "room": room,
-        "program": program_counts, "in_code": counted(summary), "unseen": list(truth.unseen),
+        "program": truth.counted(), "in_code": counted(summary), "unseen": list(truth.unseen),
     }  # fmt: skip
 
 

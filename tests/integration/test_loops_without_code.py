@@ -9,7 +9,7 @@ import torch
 
 from tests.integration import test_loops  # noqa: F401 - it enters the programs in the table
 from tests.integration.loops import by_hand, compiled
-from tests.integration.loops.truth import EAGER, LOOPS, QUIET
+from tests.integration.loops.truth import EAGER, LOOPS, QUIET, Nobody
 from tests.support.loop_table import counted, rows, settle
 from tests.support.zero_code import zero_code
 
@@ -47,16 +47,6 @@ DIFFERS: dict[str, str] = {
     "optimizer_subclass": BEFORE,
 }
 """Where the figures are not those of in-code, and why."""
-
-
-class Nobody:
-    """What a program gets in place of ``instrument``: nothing happens."""
-
-    loaders: dict[str, Any]
-
-    def __call__(self, model: Any = None, loaders: Any = None, **_: Any) -> Nobody:
-        self.loaders = dict(loaders or {})
-        return self
 
 
 def found(name: str, folder: Path) -> tuple[Session, dict[str, Any]]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.loop_table import settle
+from tests.support.loop_table import counted, rows, settle
+from tests.support.zero_code import environment, launched, quiet_settings, run_zero_code, summaries_below
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 ROOT = Path(__file__).parents[2]
@@ -26,6 +27,19 @@ NAMES = (
     "pipeline",
     "tensor_parallel",
 )
+
+
+ELASTIC = "torch.distributed.run"
+WAYS = {
+    "data_parallel": "-m torch.distributed.run",
+    "data_parallel_around_a_watched_model": "a launcher per rank",
+    "data_parallel_compiled": "torchrun",
+    "fully_sharded": "a launcher per rank",
+    "fully_sharded_after_the_session": "-m torch.distributed.run",
+    "pipeline": "torchrun",
+    "tensor_parallel": "a launcher per rank",
+}
+"""How a program is started without a line of ours: every way with more than one program."""
 
 
 def free_port() -> int:
@@ -78,6 +92,50 @@ def test_a_rank_is_counted_as_it_counts_itself(name: str, ranks: list[dict[str, 
         assert row.pop("faults") == {}
         assert row.pop("unobserved") == []
         settle("processes", name, row)
+
+
+def start(way: str, words: list[str], runs: Path) -> subprocess.CompletedProcess[str]:
+    """Two ranks of a program below ``otel-train run``."""
+    elastic = ["--nproc-per-node", "2", "--master-port", str(free_port())]
+    if way == "torchrun":
+        return run_zero_code([Path(sys.executable).with_name("torchrun"), *elastic, *words], runs)
+    if way == "-m torch.distributed.run":
+        return run_zero_code(["-m", ELASTIC, *elastic, *words], runs)
+    launcher = ["-m", "otel_train", "run", *quiet_settings(runs)]
+    return launched([sys.executable, "-m", ELASTIC, *elastic, *launcher, *words], environment())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_rank_is_counted_the_same_without_a_line_of_ours(name: str, tmp_path: Path) -> None:
+    """Who starts a job by `torchrun` must not need a line in the code to get its figures."""
+    done = start(WAYS[name], [str(LOOPS / "parallel.py"), str(tmp_path), name], tmp_path / "runs")
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    summaries = summaries_below(tmp_path / "runs")
+    assert [(s["rank"], s["world_size"], s["state"]) for s in summaries] == [
+        (0, 2, "finished"), (1, 2, "finished")
+    ]  # fmt: skip
+    assert len({summary["run_id"] for summary in summaries}) == 1
+    for summary in summaries:
+        said = json.loads((tmp_path / f"rank{summary['rank']}.json").read_text(encoding="utf-8"))
+        assert summary["telemetry"]["faults"] == {}
+        assert said[name] == rows()["processes"][name]["program"]
+        assert counted(summary) == rows()["processes"][name]["in_code"]
+        settle("processes", name, {"zero_code": counted(summary), "why": ""})
+
+
+def test_every_process_that_shares_a_model_is_found(tmp_path: Path) -> None:
+    """Hogwild below `otel-train run`: the parent, which trains nothing, is no rank."""
+    done = run_zero_code([LOOPS / "hogwild.py", tmp_path, "bare"], tmp_path / "runs")
+    assert done.returncode == 0, done.stderr[-3000:]
+
+    summaries = summaries_below(tmp_path / "runs")
+    assert [(s["rank"], s["world_size"], s["state"]) for s in summaries] == [
+        (0, 2, "finished"), (1, 2, "finished")
+    ]  # fmt: skip
+    for summary in summaries:
+        assert counted(summary) == rows()["processes"]["hogwild"]["program"]
+        settle("processes", "hogwild", {"zero_code": counted(summary), "why": ""})
 
 
 def test_every_process_that_shares_a_model_is_counted(tmp_path: Path) -> None:

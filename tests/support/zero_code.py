@@ -40,10 +40,21 @@ def run_zero_code(
         environ: of the program; as bare as possible when not given.
         **settings: over those that keep a test quiet.
     """
-    chosen = [f"--set={name}={value}" for name, value in {**QUIET, "run_dir": str(runs), **settings}.items()]
-    command = [sys.executable, "-m", "otel_train", "run", *chosen, *map(str, words)]
+    command = [sys.executable, "-m", "otel_train", "run", *quiet_settings(runs, **settings), *map(str, words)]
+    return launched(command, environ or environment())
+
+
+def quiet_settings(runs: Path, **settings: str) -> list[str]:
+    """Options of ``otel-train run`` for a test; as above."""
+    return [f"--set={name}={value}" for name, value in {**QUIET, "run_dir": str(runs), **settings}.items()]
+
+
+def launched(
+    command: Sequence[str | Path], environ: Mapping[str, str], folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """A command that has ended, with what it printed."""
     return subprocess.run(
-        command, env=environ or environment(), capture_output=True, text=True, timeout=LIMIT_S, check=False
+        command, env=environ, cwd=folder, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
 
 

@@ -97,6 +97,17 @@ class Truth:
         """A step as docs/reference/loop.md defines it."""
         self.steps[phase] += 1
 
+    def counted(self) -> dict[str, int]:
+        """The six figures of the table of loops."""
+        return {
+            "steps": self.steps[TRAIN],
+            "evals": self.steps.total() - self.steps[TRAIN],
+            "batches": self.batches.total(),
+            "forwards": sum(self.forwards.values()),
+            "backwards": self.backwards.total(),
+            "updates": self.updates,
+        }
+
 
 class Net(nn.Module):
     """Two layers, quick to train."""
@@ -183,6 +194,17 @@ class Watch:
         """Close what the program left open."""
         for session in self.sessions:
             session.close()
+
+
+class Nobody:
+    """What a program gets in place of a ``Watch`` when it has to be found: nothing happens."""
+
+    loaders: dict[str, Any]
+
+    def __call__(self, model: Any = None, loaders: Any = None, **_: Any) -> Nobody:
+        """No session."""
+        self.loaders = dict(loaders or {})
+        return self
 
 
 LOOPS: dict[str, Callable[[Watch], Truth]] = {}
