@@ -82,6 +82,8 @@ SECTIONS = {
     ),
 }
 ABSENT = "absent"
+ALWAYS = ("steps", "evals", "batches")
+"""Figures that every run has."""
 
 
 def difference(program: dict[str, Any], seen: dict[str, Any] | None) -> str:
@@ -89,7 +91,7 @@ def difference(program: dict[str, Any], seen: dict[str, Any] | None) -> str:
     if not seen:
         return ""
     odd = [name for name in COUNTS if (seen[name] or 0) != program[name]]
-    return ", ".join(f"{name} {ABSENT if not seen[name] else seen[name]}" for name in odd) or "same"
+    return ", ".join(f"{name} {seen[name] or (0 if name in ALWAYS else ABSENT)}" for name in odd) or "same"
 
 
 def line(row: dict[str, Any]) -> str:

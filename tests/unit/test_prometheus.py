@@ -267,13 +267,16 @@ def test_a_forked_child_does_not_hold_the_port() -> None:
     """Workers outlive loaders; with their copy of the socket the port would stay taken."""
     # Below the ports that the system gives to clients: nobody else takes it between close and the check.
     exporter = PrometheusExporter("127.0.0.1", 20_000 + os.getpid() % 10_000, LABELS, RESOURCE)
+    told, tell = os.pipe()
     pid = os.fork()
     if pid == 0:
+        os.write(tell, b"!")  # what is done in a child at a fork is done by now
         signal.pause()
         os._exit(0)
     try:
+        assert os.read(told, 1) == b"!"
         assert get(exporter.port)[0] == 200
-        exporter.close(1)
+        exporter.close(30)
         with socket.create_server(("127.0.0.1", exporter.port), reuse_port=False):
             pass
         with pytest.raises(ConnectionRefusedError):
@@ -281,6 +284,8 @@ def test_a_forked_child_does_not_hold_the_port() -> None:
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
+        os.close(told)
+        os.close(tell)
 
 
 def test_a_page_is_one_snapshot(exporter: PrometheusExporter) -> None:

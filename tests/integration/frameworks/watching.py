@@ -93,18 +93,20 @@ def begin(models: dict[str, torch.nn.Module], loaders: Any = None) -> Any:
     return None
 
 
-def end(*models: torch.nn.Module, steps: int, evals: int = 0) -> None:
+def end(*models: torch.nn.Module, steps: int, evals: int = 0, batches: int | None = None) -> None:
     """The example is over: what the library says of itself, and what the models have learnt.
 
     Args:
         models: what was trained.
         steps: training steps, by the library's own count.
         evals: batches of evaluation.
+        batches: where they come from no DataLoader, by the program's own count.
     """
     said: dict[str, Any] = {"steps": steps, "evals": evals}
     if "counter" in _watching:
         _watching["counter"].end()
-        said["counts"] = dict(_watching["counter"].counts)
+        counts = _watching["counter"].counts
+        said["counts"] = dict(counts) if batches is None else {**counts, "batches": batches}
     if "session" in _watching:
         _watching["session"].close()
         said["summary"] = _watching["session"].summary()
