@@ -321,8 +321,8 @@ def trains_on(
     program = program_folder / "program.py"
     program.write_text(textwrap.dedent(FULL))
     command = [sys.executable, str(program), str(folder), str(limit), *fill]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=100, check=False)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture
