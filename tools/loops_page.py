@@ -48,8 +48,6 @@ UNSEEN = """
 torch's | `with otel_train.stage("forward_loss"):` around it, or call the model |
 | no forward | a compiled function calls the model: its forward is a part of that function's graph | compile the \
 model instead of the function; or a stage around the function |
-| no forward | a wrapper compiled itself in place (`ddp.compile()`) before the inner model was given | give the wrapper \
-to `instrument` |
 | no forward of a library's module | the library calls `training_step` or parts of the model | give the parts: \
 `instrument({"encoder": m.encoder, "decoder": m.decoder})` |
 | no backward | a step that is compiled whole, or gradients made without autograd | a stage around the step |

@@ -34,13 +34,13 @@ class BackwardProbe:
         self._wrapper: Any = None
 
         def timed(original: Callable[..., Any]) -> Callable[..., Any]:
-            self._wrapper = _timed(
+            made = self._wrapper = _timed(
                 original,
                 recorder.source(SourceKind.BACKWARD, "backward"),
                 recorder.source(SourceKind.GRAD, "autograd.grad"),
                 recorder.edge,
             )
-            return self._wrapper
+            return made
 
         self.remove = replace(torch.autograd, _ENTRY, timed)
 

@@ -138,15 +138,21 @@ class ModulePatch:
 
 
 def compiled_forms(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """What ``torch.compile`` has made of ``model``, or of a wrapper around it, before anybody asked.
+    """What was compiled of ``model``, or of a wrapper around it, before anybody asked.
 
-    A look through everything that lives, once per model that is given, and only where the compiler is loaded.
+    That is what ``torch.compile`` has made, and wrappers that have compiled themselves. A look through everything
+    that lives, once per model that is given, and only where the compiler is loaded.
     """
     kind = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
     if kind is None:
         return []
-    living = [thing for thing in gc.get_objects() if type(thing) is kind]
-    return [made for made in living if is_or_wraps(made.get_submodule("_orig_mod"), model)]
+    living, module = gc.get_objects(), sys.modules["torch"].nn.Module
+    made = [thing for thing in living if type(thing) is kind]
+    itself = [thing for thing in living if module in type(thing).__mro__ and thing.__dict__.get(SLOT)]
+    return [
+        *(one for one in made if is_or_wraps(one.get_submodule("_orig_mod"), model)),
+        *(one for one in itself if type(one) is not kind and one is not model and is_or_wraps(one, model)),
+    ]
 
 
 def is_or_wraps(outer: torch.nn.Module, model: torch.nn.Module) -> bool:

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
-from torchdata.stateful_dataloader import (  # type: ignore[import-untyped]  # it publishes no types
-    StatefulDataLoader,
-)
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import otel_train
 from otel_train import catalog as c

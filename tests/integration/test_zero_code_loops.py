@@ -276,3 +276,20 @@ def test_nothing_stays_when_the_session_closes(tmp_path: Path) -> None:
 
     assert hooks() == before
     assert "_compiled_call_impl" not in model.__dict__
+
+
+def test_a_loader_inside_a_loader_has_the_name_of_the_one_that_the_program_knows(tmp_path: Path) -> None:
+    """Libraries put a DataLoader of their own in place of the user's, under a name that tells nobody anything."""
+
+    class Prepared:
+        def __init__(self, base: DataLoader[Any]) -> None:
+            self.base_dataloader = base
+
+        def __iter__(self) -> Any:
+            yield from self.base_dataloader
+
+    model, train_loader = Net(), Prepared(loader(3))
+    with zero_code(tmp_path, **QUIET) as sessions:
+        learn(model, sgd(model), train_loader)
+
+    assert sessions[0].summary()["batches"] == {"train_loader": 3}

@@ -106,6 +106,17 @@ def a_wrapper_that_compiles_itself(watch: Watch) -> Truth:
 
 
 @loop
+def a_wrapper_compiled_before_its_model_is_given(watch: Watch) -> Truth:
+    """``ddp.compile()`` first, then the inner model is given: what is called is the wrapper's graph."""
+    model, train, truth = Net(), loader(5), Truth()
+    optimizer = sgd(model)
+    outer = Wrapper(model)
+    outer.compile(backend="eager")
+    watch(model, {"train": train})
+    return epoch(truth, outer, optimizer, train)
+
+
+@loop
 def compiled_region_by_region(watch: Watch) -> Truth:
     """Layers are compiled, the model around them is not."""
     model, train, truth = Net(), loader(5), Truth()
