@@ -1,0 +1,64 @@
+"""The first sign of training, when several threads give it at once."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from otel_train.launch.evidence import Evidence
+from otel_train.record.loader import DataLoaderPatch
+
+
+def test_a_thread_that_begins_meanwhile_is_held_until_the_hooks_are_in() -> None:
+    """An iterator that is made before the hooks are in is never seen, and a whole epoch is missing."""
+    began, go_on = threading.Event(), threading.Event()
+    seen: list[Any] = []
+    loaders = [DataLoader(TensorDataset(torch.zeros(2, 1))) for _ in range(2)]
+    patches: list[Any] = []
+
+    def found() -> None:
+        began.set()
+        assert go_on.wait(60)
+        patches.append(DataLoaderPatch(seen.append))
+
+    evidence = Evidence(found)
+    evidence.wait()
+    threads = [threading.Thread(target=iter, args=(loader,)) for loader in loaders]
+    try:
+        threads[0].start()
+        assert began.wait(60)
+        threads[1].start()
+        threads[1].join(0.2)
+        held = threads[1].is_alive()
+        go_on.set()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        go_on.set()
+        evidence.stop()
+        evidence.finder.remove()
+        for patch in patches:
+            patch.remove()
+
+    assert held
+    assert {id(loader) for loader in seen} == {id(loader) for loader in loaders}
+
+
+def test_nothing_stays_of_what_waited_although_others_came_after_it() -> None:
+    """What gives its place to a session must not come back when the session closes."""
+    from torch.utils.data import dataloader
+
+    before = dataloader._SingleProcessDataLoaderIter.__init__
+    patches: list[Any] = []
+    evidence = Evidence(lambda: patches.append(DataLoaderPatch(lambda _: None)))
+    evidence.wait()
+    waits = dataloader._SingleProcessDataLoaderIter.__init__
+    iter(DataLoader(TensorDataset(torch.zeros(2, 1))))
+    evidence.finder.remove()
+
+    assert dataloader._SingleProcessDataLoaderIter.__init__ not in (before, waits)
+    patches[0].remove()
+    assert dataloader._SingleProcessDataLoaderIter.__init__ is before
