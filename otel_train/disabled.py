@@ -74,18 +74,6 @@ class DisabledSession:
     def reset_window(self) -> None:
         """Nothing."""
 
-    def add_route(self, route: object) -> None:
-        """Nothing is exported."""
-
-    def find_models(self, finder: object) -> None:
-        """None is watched."""
-
-    def estate(self) -> None:
-        """Nothing would be left behind."""
-
-    def let_go_in_fork(self) -> None:
-        """Nothing is held."""
-
     def close(self, state: str = "") -> None:
         """Nothing."""
 

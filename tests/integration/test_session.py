@@ -203,7 +203,7 @@ def test_a_name_can_be_used_again_for_the_next_fold(watch: Watch) -> None:
         train(model, batches)
         assert session.summary()["batches"] == {"train": 12 * (fold + 1)}
         del model, batches
-        watch.models.clear()  # the test's own hold on them
+        watch.models.clear()
         gc.collect()
     found = session.summary()
 
