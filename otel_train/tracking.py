@@ -66,6 +66,13 @@ def told_apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     return plain, given
 
 
+class _Gone:
+    """Stands for the trackers of a process that is gone."""
+
+    def _take(self, *_: object) -> None:
+        """Nothing."""
+
+
 class Tracking:
     """Makes rows of what is settled, on the pump's thread, and hands them to the trackers.
 
@@ -109,6 +116,10 @@ class Tracking:
                 blocks = {word.strip() for word in config.console_blocks.split(",")}
                 self._desks["console_blocks"] = Desk(BlocksOutlet(blocks))
             run.on_settled = self._take
+
+    def __reduce__(self) -> tuple[type[_Gone], tuple[()]]:
+        """What is left behind for after a crash has the account, and it leads here: nobody is logged to by then."""
+        return _Gone, ()
 
     def attach(self, given: Mapping[str, Any]) -> None:
         """Log to these runs, writers, or what these dicts say. Called by the training thread.

@@ -78,7 +78,7 @@ class RunAccount:
         self._leading: Thread | None = None
         self._threads_seen, self._closed_ns = 0, 0
         self.recent = RecentSteps()
-        self.on_settled: Callable[[Settled, np.ndarray, np.ndarray], object] = lambda *_: None
+        self.on_settled: Callable[[Settled, np.ndarray, np.ndarray], object] | None = None
         self._breathe = breathe
         self._phase = TRAIN
 
@@ -285,7 +285,8 @@ class RunAccount:
             self.teller.step(settled, kept, before, thread="" if thread is self._leading else thread.label)
         self._carry(thread, settled, closed=bool(len(rows)))
         if thread is self._leading:
-            self.on_settled(settled, rows, numbers)
+            if self.on_settled is not None:
+                self.on_settled(settled, rows, numbers)
             for over in self.evals.feed(steps, self.names):
                 self.teller.evaluation(over, self.step_number)
 

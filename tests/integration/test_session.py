@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import pickle
 import signal
 import socket
 import threading
@@ -619,6 +620,17 @@ def test_both_paths_tell_the_same(watch: Watch, monkeypatch: pytest.MonkeyPatch)
 
     assert exemplars
     assert exemplars <= spans
+
+
+def test_what_is_left_behind_can_be_written_whoever_listens(watch: Watch) -> None:
+    """A launcher that cannot read it exports nothing after a kill, and the session of the program is refused."""
+    model, batches = Net(), loader(4)
+    session = watch(model, {"train": batches}, tensorboard=False, console_blocks="throughput")
+    train(model, batches)
+
+    estate = pickle.loads(pickle.dumps(session.estate()))
+
+    assert estate.run.step_number == session.summary()["steps"]["train"] == 4
 
 
 # --- off ------------------------------------------------------------------------------------------
