@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -49,7 +50,9 @@ def test_renaming_the_ranks_renames_the_verdict(spent: list[list[float]], data: 
 
     assert (plain is None) == (renamed is None)
     if plain is not None and renamed is not None:
-        assert spent[order[renamed.rank]] == spent[plain.rank]
+        # Of two that are slow by as much, in stages of their own, either may be named.
+        same = spent[order[renamed.rank]] == spent[plain.rank]
+        assert same or renamed.excess_s == pytest.approx(plain.excess_s)
 
 
 @given(jobs, st.sampled_from([0.01, 0.5, 2.0, 100.0]))
