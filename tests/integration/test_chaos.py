@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import logging
 import os
-import signal
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import traceback
 import weakref
 from contextlib import contextmanager
 from pathlib import Path
@@ -256,10 +257,16 @@ def test_a_fork_in_mid_training_leaves_the_parents_figures_exact(watch: Watch, t
             train(model, batches)
             child = os.fork()
             if child == 0:
-                signal.alarm(20)
-                train(model, batches)
-                otel_train.log(loss=torch.tensor(1.0))
-                os._exit(0)
+                try:
+                    # The runner's own alarm would let this process go on as a second runner.
+                    faulthandler.dump_traceback_later(30, exit=True, file=sys.__stderr__)
+                    train(model, batches)
+                    otel_train.log(loss=torch.tensor(1.0))
+                    os._exit(0)
+                except BaseException:  # noqa: BLE001 - whatever it is, this process must not run the other tests
+                    traceback.print_exc(file=sys.__stderr__)
+                finally:
+                    os._exit(1)
             train(model, batches)
             _, status = os.waitpid(child, 0)
             session.close()
