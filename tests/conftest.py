@@ -12,9 +12,11 @@ from hypothesis import settings
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-# Started in the background by a shell that ignores Ctrl-C for us: the programs under test must not inherit that.
+# Started in the background, or under nohup, Ctrl-C or SIGHUP is ignored: the programs under test must not inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 
 # A busy machine makes a slow example, not a wrong one.
 settings.register_profile("house", deadline=None, print_blob=True)
