@@ -34,9 +34,12 @@ _REASONS: Final = (
         "code: 400",
         "answers 400: it may want TLS, https:// in place of http:// in OTEL_EXPORTER_OTLP_ENDPOINT",
     ),
-    (
-        "connection aborted",
-        "closes connections: it may want TLS, https:// in place of http:// in OTEL_EXPORTER_OTLP_ENDPOINT",
+    *(
+        (
+            word,
+            "closes connections: it may want TLS, https:// in place of http:// in OTEL_EXPORTER_OTLP_ENDPOINT",
+        )
+        for word in ("connection aborted", "connection broken", "connection reset")
     ),
     (
         "code: 404",
