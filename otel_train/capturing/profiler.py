@@ -7,6 +7,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
+from otel_train.record.replaced import replace
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
@@ -128,21 +130,15 @@ class TorchProfiler:
         """Notice, from now on, that the program starts a profiler of its own."""
         import torch.autograd.profiler as torch_profiler
 
-        owner: Any = torch_profiler.profile
-        prepare = getattr(owner, _PREPARE)
+        def noticing(prepare: Callable[..., None]) -> Callable[..., None]:
+            def noticed(theirs: Any) -> None:
+                if not (self._ours and threading.get_ident() == self._owner):
+                    self._make_room()
+                prepare(theirs)
 
-        def noticed(theirs: Any) -> None:
-            if not (self._ours and threading.get_ident() == self._owner):
-                self._make_room()
-            prepare(theirs)
+            return noticed
 
-        setattr(owner, _PREPARE, noticed)
-
-        def undo() -> None:
-            if getattr(owner, _PREPARE) is noticed:
-                setattr(owner, _PREPARE, prepare)
-
-        self._undo = undo
+        self._undo = replace(torch_profiler.profile, _PREPARE, noticing)
 
     def _stand_down(self) -> None:
         undo, self._undo = self._undo, None

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from otel_train.record.replaced import replace
 from otel_train.record.roots import FIRST_CALLS, SHORT_LOOK
 
 if TYPE_CHECKING:
@@ -45,10 +46,7 @@ class FoundModels:
         self._next_s = 0.0
         self._found: list[ModuleProbe] = []
         self._lock = threading.Lock()
-        self._optimizer: Any = torch.optim.Optimizer
-        self._original = self._optimizer.__init__
-        self._wrapper = self._told_of_optimizers()
-        self._optimizer.__init__ = self._wrapper
+        self._forget_optimizers = replace(torch.optim.Optimizer, "__init__", self._told_of_optimizers)
         if probes.models:  # given, so there is nothing to find
             self.remove()
             return
@@ -72,8 +70,7 @@ class FoundModels:
     def remove(self) -> None:
         """Find no more."""
         self._finder.remove()
-        if self._optimizer.__init__ is self._wrapper:
-            self._optimizer.__init__ = self._original
+        self._forget_optimizers()
 
     def _take(self, model: torch.nn.Module) -> None:
         with self._lock:  # two threads may begin at once
@@ -90,8 +87,8 @@ class FoundModels:
         self._found = [probe for probe in self._found if probe.model() is not None and probe not in inside]
         self._found += [made] if made else []
 
-    def _told_of_optimizers(self) -> Callable[..., None]:
-        original, finder = self._original, self._finder
+    def _told_of_optimizers(self, original: Callable[..., None]) -> Callable[..., None]:
+        finder = self._finder
 
         @functools.wraps(original)
         def told(optimizer: Any, *args: Any, **kwargs: Any) -> None:

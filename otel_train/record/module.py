@@ -14,6 +14,7 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from otel_train.codes import Flag, Op, SourceKind, code
+from otel_train.record.replaced import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -120,21 +121,16 @@ class ModulePatch:
             compiled(model, made)
 
     def _after(self, owner: Any, name: str, then: Callable[[Any, Any], object]) -> None:
-        original = getattr(owner, name)
+        def telling(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                then(args[0] if args else kwargs.get("model"), result)
+                return result
 
-        @functools.wraps(original)
-        def wrapper(*args: Any, **kwargs: Any) -> Any:
-            result = original(*args, **kwargs)
-            then(args[0] if args else kwargs.get("model"), result)
-            return result
+            return wrapper
 
-        setattr(owner, name, wrapper)
-
-        def undo() -> None:
-            if getattr(owner, name) is wrapper:
-                setattr(owner, name, original)
-
-        self._undo.append(undo)
+        self._undo.append(replace(owner, name, telling))
 
 
 def compiled_forms(model: torch.nn.Module) -> list[torch.nn.Module]:

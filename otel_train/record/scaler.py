@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from otel_train.codes import Op, SourceKind, code
+from otel_train.record.replaced import replace
 from otel_train.records import Outcomes
 
 if TYPE_CHECKING:
@@ -100,6 +101,9 @@ class ScaledUpdates:
 class ScalerPatch:
     """Sees ``GradScaler.step`` from outside: no update inside means that it was skipped.
 
+    Attributes:
+        remove: takes the patch out, unless somebody has put theirs over it.
+
     Args:
         recorder: takes the edges.
         updates: is told of every step that ended.
@@ -108,28 +112,23 @@ class ScalerPatch:
     def __init__(self, recorder: Recorder, updates: ScaledUpdates) -> None:
         import torch
 
-        self._class = torch.amp.GradScaler
-        self._original = self._class.step
-        original, edge, note = self._original, recorder.edge, updates.note
+        edge, note = recorder.edge, updates.note
         source = recorder.source(SourceKind.SCALER, "GradScaler")
         begin, end, fail = code(Op.BEGIN, source), code(Op.END, source), code(Op.FAIL, source)
 
-        def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-            edge(begin)
-            try:
-                result = original(self, optimizer, *args, **kwargs)
-            except BaseException:
-                edge(fail)
-                raise
-            edge(end)
-            if self.is_enabled():
-                note(self, optimizer)
-            return result
+        def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+            def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+                edge(begin)
+                try:
+                    result = original(self, optimizer, *args, **kwargs)
+                except BaseException:
+                    edge(fail)
+                    raise
+                edge(end)
+                if self.is_enabled():
+                    note(self, optimizer)
+                return result
 
-        self._wrapper = step
-        self._class.step = step
+            return step
 
-    def remove(self) -> None:
-        """Take the patch out, unless somebody has put theirs over it."""
-        if self._class.step is self._wrapper:
-            self._class.step = self._original
+        self.remove = replace(torch.amp.GradScaler, "step", timed)
