@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts import documents, traces
 from otel_train.artifacts.left import Left, left_by
+from otel_train.atomic import replace_json, replace_text
+from otel_train.capturing.record import RECORD_SUFFIX
 from otel_train.errors import RunDirectoryError
-from otel_train.export.atomic import replace_json, replace_text
-from otel_train.export.taken import RECORD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -207,7 +207,7 @@ def _captures(left: Left, written: Written) -> None:
     folder = written.folder / CAPTURES
     folder.mkdir(exist_ok=True)
     for path in left.captures:
-        beside = path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + RECORD)
+        beside = path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + RECORD_SUFFIX)
         for one in (path, beside):
             if one.is_file() and not one.is_symlink():
                 _copy(one, folder / one.name)

@@ -11,6 +11,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_train.atomic import replace_text
 from otel_train.capturing import asked
 from otel_train.capturing.plan import NEXT, Plan
 from otel_train.errors import ConfigError
@@ -216,6 +217,4 @@ def leave(folder: Path, request: dict[str, Any]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    partial = folder / f".{asked.REQUEST_FILE}.{os.getpid()}"
-    partial.write_text(json.dumps(request))
-    partial.replace(folder / asked.REQUEST_FILE)
+    replace_text(folder / asked.REQUEST_FILE, json.dumps(request))

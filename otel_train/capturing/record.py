@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+from otel_train.atomic import replace_text
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
@@ -29,9 +31,7 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
         OSError: it cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(json.dumps(record, indent=1) + "\n")
-    partial.replace(path)
+    replace_text(path, json.dumps(record, indent=1) + "\n")
 
 
 def read_record(path: Path) -> dict[str, Any]:

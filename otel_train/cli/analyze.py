@@ -14,10 +14,10 @@ from otel_train.analyze.operands import shapes
 from otel_train.analyze.ranks import waits
 from otel_train.analyze.scene import Scene
 from otel_train.analyze.summary import summarize
+from otel_train.atomic import dump_json
 from otel_train.capturing.record import note_analysis
 from otel_train.cli import captures
 from otel_train.cli.analysis_page import render
-from otel_train.export.atomic import dump_json
 from otel_train.export.typeset import Page
 
 if TYPE_CHECKING:

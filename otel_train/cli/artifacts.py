@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_train.artifacts.write import Written, write
+from otel_train.atomic import dump_json
 from otel_train.cli import ranks
 from otel_train.errors import RunDirectoryError
-from otel_train.export.atomic import dump_json
 from otel_train.export.rundir import find_run, rank_directories
 from otel_train.export.typeset import Page
 

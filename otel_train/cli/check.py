@@ -12,8 +12,8 @@ from otel_train.artifacts.check import Fault, check
 from otel_train.artifacts.check_run import check_run
 from otel_train.artifacts.left import left_by, read_document
 from otel_train.artifacts.write import MARK, SUMMARY
+from otel_train.atomic import dump_json, replace_text
 from otel_train.errors import OtelTrainError, RunDirectoryError
-from otel_train.export.atomic import dump_json, replace_text
 from otel_train.export.rundir import find_run, rank_directories
 from otel_train.export.typeset import Page
 

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.analyze.compare import Side, compare, is_slower, side_of_trace
 from otel_train.analyze.summary import summarize
+from otel_train.atomic import dump_json
 from otel_train.cli import captures, summary
 from otel_train.cli.run_side import side_of_run
 from otel_train.errors import RunDirectoryError
 from otel_train.export import typeset
-from otel_train.export.atomic import dump_json
 from otel_train.export.rundir import find_run, rank_directories
 from otel_train.export.typeset import INDENT, Page, count, duration, pad, percent, right
 

@@ -6,10 +6,10 @@ import argparse
 from pathlib import Path
 
 from otel_train.analyze.report import render
+from otel_train.atomic import dump_json, replace_text
 from otel_train.cli import ranks, summary
 from otel_train.cli.report_data import gather
 from otel_train.errors import RunDirectoryError
-from otel_train.export.atomic import dump_json, replace_text
 
 FILE_NAME = "report.html"
 EPILOG = """\

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from otel_train.analyze.flame import flame
 from otel_train.analyze.scene import Scene
 from otel_train.capturing.record import records_of
+from otel_train.capturing.taken import captures_of, together
 from otel_train.cli import captures, summary
 from otel_train.cli.run_side import METRICS, buckets_of
-from otel_train.export.taken import captures_of, together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -15,8 +15,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 
+from otel_train.atomic import dump_json, replace_json
 from otel_train.errors import ConfigError
-from otel_train.export.atomic import dump_json, replace_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

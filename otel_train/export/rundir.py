@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from otel_train.atomic import dump_json, replace_json, replace_text
 from otel_train.errors import RunDirectoryError
-from otel_train.export.atomic import dump_json, replace_json, replace_text
 from otel_train.export.jsonl import BoundedLines, read_jsonl
 from otel_train.export.otlp_json import metrics_line, spans_line
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from otel_train.capturing.record import RECORD_SUFFIX
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
 OF_A_RANK = re.compile(r"[-_.]?rank_?(\d+)")
-RECORD = ".record.json"
-"""Beside each trace lies what is known of it: who asked, which steps."""
-
 _TRACES = (".json", ".json.gz")
 
 
@@ -23,7 +22,7 @@ def captures_of(run: Path) -> list[Path]:
         path
         for folder in folders
         for path in folder.glob("*")
-        if path.name.endswith(_TRACES) and not path.name.endswith(RECORD)
+        if path.name.endswith(_TRACES) and not path.name.endswith(RECORD_SUFFIX)
     ]
     return sorted(found, key=lambda path: (path.lstat().st_mtime_ns, path.name))
 
