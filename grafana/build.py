@@ -6,14 +6,13 @@ python -m grafana.build --check    exit with 1 if what is written is stale
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
-from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
+from deploy.written import ROOT, write_or_check
 from grafana.dashboards.board import ANNOTATIONS, Board, make
 from grafana.dashboards.captures import CAPTURES
 from grafana.dashboards.distributed import DISTRIBUTED
@@ -22,7 +21,9 @@ from grafana.dashboards.overview import OVERVIEW
 from grafana.dashboards.pipeline import PIPELINE
 from grafana.dashboards.stages import STAGES
 
-ROOT: Final = Path(__file__).parents[1]
+if TYPE_CHECKING:
+    from pathlib import Path
+
 JSON: Final = ROOT / "grafana" / "json"
 PAGE: Final = ROOT / "docs" / "reference" / "dashboards.md"
 BOARDS: Final = (OVERVIEW, STAGES, DISTRIBUTED, HARDWARE, PIPELINE, CAPTURES)
@@ -73,25 +74,7 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
-def main() -> int:
-    """Write or check; exit code."""
-    parser = argparse.ArgumentParser(description="Write the Grafana dashboards and their reference page.")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if they are stale")
-    options = parser.parse_args()
-    stale = {
-        path: text
-        for path, text in written().items()
-        if not path.exists() or path.read_text(encoding="utf-8") != text
-    }
-    for path, text in stale.items():
-        if options.check:
-            print(f"{path.relative_to(ROOT)} is stale: run `make dashboards`", file=sys.stderr)
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            print(f"wrote {path.relative_to(ROOT)}")
-    return int(bool(stale) and options.check)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(
+        write_or_check(written(), what="the Grafana dashboards and their reference page", target="dashboards")
+    )

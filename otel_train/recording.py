@@ -9,7 +9,7 @@ from otel_train.clock import system_clock
 from otel_train.flight import FlightMemory
 from otel_train.guard import Guard
 from otel_train.record.cuda_driver import cuda_driver
-from otel_train.record.device_time import DeviceTimer
+from otel_train.record.device_time import time_devices
 from otel_train.record.discover import Probes
 from otel_train.record.hand import Hand, switch
 from otel_train.record.notes import Notes
@@ -69,8 +69,7 @@ class Recording:
             }
         )
         driver = cuda_driver(environ)
-        self.devices = DeviceTimer(self.recorder, driver, mode=config.cuda_timing, clock=system_clock)
-        self.recorder.edge = self.devices.edge  # before any probe takes it
+        self.devices = time_devices(self.recorder, driver, config.cuda_timing)
         self.transfers = TransferProbe(self.recorder, driver)
         self.scaled = ScaledUpdates(driver)
         self.notes = Notes(system_clock)
@@ -88,7 +87,6 @@ class Recording:
         switch.hand = self.hand
         self.watch_torch()
         with Guard("devices"):  # most programs have put their model on a device by now
-            self.devices.look()
             self.transfers.look()
 
     def watch_torch(self) -> None:

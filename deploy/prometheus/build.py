@@ -6,9 +6,7 @@ python -m deploy.prometheus.build --check    exit with 1 if what is written is s
 
 from __future__ import annotations
 
-import argparse
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import yaml
@@ -17,14 +15,15 @@ from deploy.prometheus.alerts_progress import PROGRESS
 from deploy.prometheus.alerts_telemetry import COLLECTOR, TELEMETRY
 from deploy.prometheus.alerts_training import CORRECTNESS, DATA, MEMORY, SPEED
 from deploy.prometheus.recording import CLASSIC, NATIVE, histogram_groups, plain_groups
+from deploy.written import ROOT, write_or_check
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from deploy.prometheus.alert import Alert, AlertGroup
     from deploy.prometheus.recording import Group
 
-ROOT: Final = Path(__file__).parents[2]
 RULES: Final = ROOT / "deploy" / "prometheus" / "rules"
 RUNBOOKS: Final = ROOT / "docs" / "runbooks"
 RUNBOOK_URL: Final = "https://github.com/otel-train/otel-train/blob/main/docs/runbooks"
@@ -164,25 +163,5 @@ def _reference() -> str:
     return "\n".join([*lines, ""])
 
 
-def main() -> int:
-    """Write or check; exit code."""
-    parser = argparse.ArgumentParser(description="Write the Prometheus rules and their reference page.")
-    parser.add_argument("--check", action="store_true", help="exit with 1 if they are stale")
-    options = parser.parse_args()
-    stale = {
-        path: text
-        for path, text in pages().items()
-        if not path.exists() or path.read_text(encoding="utf-8") != text
-    }
-    for path, text in stale.items():
-        if options.check:
-            print(f"{path.relative_to(ROOT)} is stale: run `make rules`", file=sys.stderr)
-        else:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            print(f"wrote {path.relative_to(ROOT)}")
-    return int(bool(stale) and options.check)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(pages(), what="the Prometheus rules and their reference page", target="rules"))

@@ -25,7 +25,6 @@ from otel_train.aggregate.threads import OpenStage, Thread
 from otel_train.aggregate.totals import Totals
 from otel_train.aggregate.transfers import Transfers
 from otel_train.catalog import RECOMPILE_EVENT, STEP_NUMBER
-from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -107,9 +106,7 @@ class RunAccount:
         edges = mine.pairing.feed(times, codes, self.names.columns.kinds, breathe=self._breathe)
         self._breathe()
         self.transfers.feed(edges)
-        kinds = edges.kinds
-        mine.computes |= bool(np.any((kinds >= SourceKind.FORWARD) & (kinds <= SourceKind.SCALER)))
-        mine.asks |= bool(np.any(kinds == SourceKind.DATA))
+        mine.learn(edges.kinds)
         mine.last_ns, mine.last_code = int(times[-1]), int(codes[-1])
         # A stall ends with the first edge, not with the last of its slice.
         self.stalls.progress(int(times[0]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+
 from otel_train.catalog import STAGES
 from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 
@@ -64,6 +66,13 @@ class Thread:
     open_step: list[Occurrences] = field(default_factory=list)
     """Stages of the step that is open, should it be worth a trace."""
     next_number: int = 0
+
+    def learn(self, kinds: np.ndarray) -> None:
+        """What it does, from the kinds of sources, int[n], in a slice of its edges."""
+        self.computes = self.computes or bool(
+            np.any((kinds >= SourceKind.FORWARD) & (kinds <= SourceKind.SCALER))
+        )
+        self.asks = self.asks or bool(np.any(kinds == SourceKind.DATA))
 
     @property
     def idle(self) -> bool:

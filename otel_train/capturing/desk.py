@@ -102,9 +102,8 @@ class Desk:
         unruled = bool(self._asked) and self._loop().rule is None
         return unruled or self._recorded is not None or (gate.phase is not Phase.IDLE and unnumbered)
 
-    def turn(self) -> None:
+    def turn(self, loop: Loop) -> None:
         """Do what is due: arm, number, write, tell."""
-        loop = self._loop()
         for plan in list(self._asked):
             if self.gate.phase is Phase.IDLE and self._recorded is None:
                 self._arm(plan, loop)

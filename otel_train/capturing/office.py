@@ -100,12 +100,12 @@ class Office:
         if self._signalled:
             self._signalled = False
             self._desk.ask(self._plan._replace(trigger="signal", reason="SIGUSR2"))
-        self._take_file()
+        self._take_file(loop)
         if self.schedule is not None:
             self.schedule.look(loop, lambda plan: self._desk.ask(plan, patient=True))
         if self.slow is not None:
             self.slow.look(loop.step, self.slow_steps(), lambda plan: self._desk.ask(plan, patient=False))
-        self._desk.turn()
+        self._desk.turn(loop)
 
     def ask(self, document: dict[str, Any]) -> str:
         """The program asks. "" if it will be, else why not.
@@ -135,15 +135,15 @@ class Office:
             wanted = asked.read(document, self._plan)
         except (ValueError, RecursionError, ConfigError) as error:
             return 400, {"error": str(error)[:500]}
-        return self._arm(wanted)
+        return self._arm(wanted, self._loop())
 
-    def _arm(self, wanted: asked.Asked) -> tuple[int, dict[str, Any]]:
+    def _arm(self, wanted: asked.Asked, loop: Loop) -> tuple[int, dict[str, Any]]:
         plan, rank = wanted.plan, self._who.rank
         others = [each for each in wanted.ranks or () if each != rank]
         if others and plan.at_step == NEXT:
-            if not self._loop().median_ns:
+            if not loop.median_ns:
                 return 409, {"error": TOO_EARLY}
-            plan = plan._replace(at_step=self._common_step(plan))
+            plan = plan._replace(at_step=_common_step(plan, loop))
         for other in others:
             problem = self._pass_on(other, plan)
             if problem:
@@ -166,11 +166,6 @@ class Office:
         # 200 all the same: Alertmanager repeats what is refused, and a capture too many helps nobody.
         return 200, {"armed": not refusal, "reason": refusal or name}
 
-    def _common_step(self, plan: Plan) -> int:
-        loop = self._loop()
-        ahead = int(MARGIN_S * 1e9 / loop.median_ns) if loop.median_ns else 0
-        return loop.step + plan.warmup + max(MARGIN_STEPS, ahead)
-
     def _pass_on(self, rank: int, plan: Plan) -> str:
         """Leave a request with another rank of this run; why that is not possible."""
         if self._who.folder is None:
@@ -185,7 +180,7 @@ class Office:
         leave(folder, request)
         return ""
 
-    def _take_file(self) -> None:
+    def _take_file(self, loop: Loop) -> None:
         if self._who.folder is None:
             return
         path = self._who.folder / asked.REQUEST_FILE
@@ -197,7 +192,7 @@ class Office:
         except (OSError, ValueError, RecursionError) as error:
             document = str(error)
         try:
-            refusal = str(self._arm(asked.read(document, self._plan))[1].get("error", ""))
+            refusal = str(self._arm(asked.read(document, self._plan), loop)[1].get("error", ""))
         except (ConfigError, OSError) as error:
             refusal = str(error)
         if refusal == TOO_EARLY:
@@ -209,6 +204,11 @@ class Office:
     def _on_signal(self, number: int, frame: object) -> None:
         del number, frame
         self._signalled = True
+
+
+def _common_step(plan: Plan, loop: Loop) -> int:
+    ahead = int(MARGIN_S * 1e9 / loop.median_ns) if loop.median_ns else 0
+    return loop.step + plan.warmup + max(MARGIN_STEPS, ahead)
 
 
 def leave(folder: Path, request: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from otel_train.atomic import dump_json
 from otel_train.capturing.record import note_analysis
 from otel_train.cli import captures
 from otel_train.cli.analysis_page import render
+from otel_train.cli.ranks import add_run_dir
 from otel_train.export.typeset import Page
 
 if TYPE_CHECKING:
@@ -61,12 +61,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--json", action="store_true", help="one JSON object per trace, a line each, for scripts"
     )
-    parser.add_argument(
-        "--run-dir",
-        default=os.environ.get("OTEL_TRAIN_RUN_DIR", "runs"),
-        metavar="D",
-        help="folder that holds the run directories (default: OTEL_TRAIN_RUN_DIR, else runs)",
-    )
+    add_run_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:

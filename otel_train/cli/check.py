@@ -13,6 +13,7 @@ from otel_train.artifacts.check_run import check_run
 from otel_train.artifacts.left import left_by, read_document
 from otel_train.artifacts.write import MARK, SUMMARY
 from otel_train.atomic import dump_json, replace_text
+from otel_train.cli.ranks import add_run_dir
 from otel_train.errors import OtelTrainError, RunDirectoryError
 from otel_train.export.rundir import find_run, rank_directories
 from otel_train.export.typeset import Page
@@ -49,12 +50,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument("--analysis", action="store_true", help="also say where the time went")
     parser.add_argument("--report", action="store_true", help=f"also write {REPORT} into DIR")
     parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
-    parser.add_argument(
-        "--run-dir",
-        default=os.environ.get("OTEL_TRAIN_RUN_DIR", "runs"),
-        metavar="D",
-        help="folder that holds the run directories (default: OTEL_TRAIN_RUN_DIR, else runs)",
-    )
+    add_run_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:

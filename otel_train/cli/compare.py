@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from otel_train.analyze.compare import Side, compare, is_slower, side_of_trace
 from otel_train.analyze.summary import summarize
 from otel_train.atomic import dump_json
 from otel_train.cli import captures, summary
+from otel_train.cli.ranks import add_run_dir
 from otel_train.cli.run_side import side_of_run
 from otel_train.errors import RunDirectoryError
 from otel_train.export import typeset
@@ -59,12 +59,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--rank", type=int, default=None, metavar="N", help="of runs: compare this rank (default: the first)"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object, for scripts")
-    parser.add_argument(
-        "--run-dir",
-        default=os.environ.get("OTEL_TRAIN_RUN_DIR", "runs"),
-        metavar="D",
-        help="folder that holds the run directories (default: OTEL_TRAIN_RUN_DIR, else runs)",
-    )
+    add_run_dir(parser)
 
 
 def run(args: argparse.Namespace) -> int:

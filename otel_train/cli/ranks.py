@@ -26,6 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json", action="store_true", help="one JSON object per rank, a line each, for scripts"
     )
+    add_run_dir(parser)
+
+
+def add_run_dir(parser: argparse.ArgumentParser) -> None:
+    """Where a command that is given the name of a run looks for it."""
     parser.add_argument(
         "--run-dir",
         default=os.environ.get("OTEL_TRAIN_RUN_DIR", "runs"),
