@@ -88,7 +88,7 @@ class Pumping:
             rank_folder=routes.rank_folder, ooms=recording.devices.ooms,
         )  # fmt: skip
         self.tracking = Tracking(
-            config, info, run=self.run, loaders=self._watch.facts, folder=routes.run_directory
+            config, info, run=self.run, loaders=self._watch.facts, folder=routes.run_directory, anchor=anchor
         )
 
     def _report(self, breath: Breath, key_prefix: str) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from otel_train.aggregate.loader_rows import LoaderFacts
     from otel_train.aggregate.run import RunAccount
     from otel_train.aggregate.steps import Settled
+    from otel_train.clock import Anchor
     from otel_train.config import Config
     from otel_train.export.trackers import Outlet
     from otel_train.runinfo import RunInfo
@@ -82,6 +83,7 @@ class Tracking:
         run: the account.
         loaders: the loaders known now.
         folder: the run directory, if there is one.
+        anchor: turns the run's clock into wall time.
 
     Raises:
         ConfigError: a tracker was asked for that is not installed.
@@ -95,6 +97,7 @@ class Tracking:
         run: RunAccount,
         loaders: Callable[[], Mapping[str, LoaderFacts]],
         folder: Path | None,
+        anchor: Anchor,
     ) -> None:
         self._config = config
         self._folder = folder / "tensorboard" if folder else None
@@ -107,7 +110,7 @@ class Tracking:
             check_installed(name, getattr(config, name))
         self._figures = FlatFigures(
             run.totals, loaders, every_steps=config.log_every_steps or EVERY_STEPS,
-            every_epochs=config.log_every_epochs,
+            every_epochs=config.log_every_epochs, unix=anchor.unix,
         )  # fmt: skip
         if self._first:
             for name in SWITCHED:
@@ -163,9 +166,10 @@ class Tracking:
 
     def _put(self, rows: list[FlatRow]) -> None:
         for desk in list(self._desks.values()) if rows else ():
-            if desk.outlet.wanted():
+            place = desk.outlet.place() if desk.outlet.wanted() else None
+            if place is not None:
                 for row in rows:
-                    desk.put(row)
+                    desk.put(row, place)
 
     def _open(self, name: str, given: Any) -> None:  # Any: a run, a writer, a dict
         wish = getattr(self._config, name)

@@ -24,12 +24,14 @@ class FlatRow(NamedTuple):
     """What a tracker logs at once.
 
     Attributes:
+        unix_ns: when the last of it happened.
         step: training steps that had been counted.
         epoch: the pass over the training data, from 1.
         of_epoch: a row about a whole epoch; else one about the steps since the last.
         values: figures by flat name.
     """
 
+    unix_ns: int
     step: int
     epoch: int
     of_epoch: bool
@@ -76,6 +78,7 @@ class FlatFigures:
         loaders: the loaders known now.
         every_steps: training steps between two rows; 0 for none.
         every_epochs: epochs between two rows; 0 for none.
+        unix: from the run's clock to Unix time, in nanoseconds.
     """
 
     def __init__(
@@ -85,15 +88,18 @@ class FlatFigures:
         *,
         every_steps: int,
         every_epochs: int,
+        unix: Callable[[int], int],
     ) -> None:
         self.epoch = 1
         self._names = totals.names
         self._every_steps = every_steps
         self._every_epochs = every_epochs
+        self._unix = unix
         self._stops: dict[int, int] = {}
         self._ended = 0
         self._trained: set[int] = set()
         self._step = self._logged = 0
+        self._stepped_ns = 0  # when that step ended
         self._waited_ns = 0  # for data, in the step that is still open
         safe = SafeNames()
         self._means = StageMeans(self._names, safe)
@@ -122,9 +128,9 @@ class FlatFigures:
             self._epochs.add(part)
             if mark is not None:
                 self._step = max(self._step, mark.step)
-                made += self._epoch_row() if mark.of_epoch else self._step_row()
+                made += self._epoch_row(mark.at_ns) if mark.of_epoch else self._step_row(mark.at_ns)
         if len(numbers):
-            self._step = int(numbers[-1]) + 1
+            self._step, self._stepped_ns = int(numbers[-1]) + 1, int(settled.steps.ended_ns[rows[-1]])
         return made
 
     def skip(self, settled: Settled, rows: np.ndarray, numbers: np.ndarray) -> None:
@@ -135,18 +141,21 @@ class FlatFigures:
 
     def finish(self) -> list[FlatRow]:
         """A row of the steps since the last one, if there were any."""
-        return self._step_row() if self._step > self._logged else []
+        return self._step_row(self._stepped_ns) if self._step > self._logged else []
 
-    def _step_row(self) -> list[FlatRow]:
+    def _step_row(self, at_ns: int) -> list[FlatRow]:
         self._logged = self._step
         values = {**self._means.take(), **self._operations.values()}
-        return [FlatRow(self._step, self.epoch, of_epoch=False, values=values)] if values else []
+        return [self._row(at_ns, self.epoch, values, of_epoch=False)] if values else []
 
-    def _epoch_row(self) -> list[FlatRow]:
+    def _epoch_row(self, at_ns: int) -> list[FlatRow]:
         values, epoch = self._epochs.take(), self.epoch
         self.epoch += 1
         due = self._every_epochs and epoch % self._every_epochs == 0
-        return [FlatRow(self._step, epoch, of_epoch=True, values=values)] if due and values else []
+        return [self._row(at_ns, epoch, values, of_epoch=True)] if due and values else []
+
+    def _row(self, at_ns: int, epoch: int, values: dict[str, float], *, of_epoch: bool) -> FlatRow:
+        return FlatRow(self._unix(at_ns), self._step, epoch, of_epoch=of_epoch, values=values)
 
     def _marks(self, settled: Settled, rows: np.ndarray, numbers: np.ndarray) -> list[_Mark]:
         """Where rows are due, in time."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,8 @@ import pytest
 import torch
 
 import otel_train
+from otel_train.aggregate.flat import FlatRow
+from otel_train.export.trackers.mlflow import MlflowOutlet
 from tests.support import wandb_file
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +28,8 @@ ENVIRON = {
     **os.environ, "PYTHONPATH": str(ROOT), "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true",
     "MLFLOW_ALLOW_FILE_STORE": "true", "PYTHONWARNINGS": "ignore",
 }  # fmt: skip
+Metrics = dict[str, list[tuple[int, float]]]
+"""(step, value) by key."""
 STEPS = "profile/train/dl_loader/time_forward_ms"
 TOTALS = "profiling/training_step_count"
 RATES = "samples_per_second"
@@ -32,8 +39,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 def run(tracker: str, folder: Path, how: str, **settings: Any) -> dict[str, Any]:
     """What the program says when it is over."""
-    if find_spec(tracker) is None:
-        pytest.skip(f"{tracker} is not installed: pip install 'otel-train[{tracker}]'")
+    package = tracker.partition("-")[0]
+    if find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: pip install 'otel-train[{package}]'")
     folder.mkdir(exist_ok=True)
     command = [sys.executable, str(PROGRAM), tracker, str(folder), how, json.dumps(settings)]
     done = subprocess.run(
@@ -80,13 +88,16 @@ def test_a_run_of_our_own_in_wandb_is_asked_for_and_leaves_the_programs_alone(tm
     assert [row["_step"] for row in rows] == list(range(len(rows)))
 
 
-def test_metrics_in_mlflow_go_to_the_run_of_the_training_thread(tmp_path: Path) -> None:
-    """The active run belongs to a thread: logging from ours would open a second run."""
-    bare = run("mlflow", tmp_path / "bare", "bare")
-    watched = run("mlflow", tmp_path / "watched", "watched")
+@pytest.mark.parametrize("store", ["file", "sqlite"])
+def test_metrics_in_mlflow_go_to_the_run_of_the_training_thread(tmp_path: Path, store: str) -> None:
+    """The active run belongs to a thread: logging from ours would open a second one. Its last rows come after its end."""
+    if store == "sqlite" and find_spec("sqlalchemy") is None:
+        pytest.skip("sqlalchemy is not installed: make frameworks")
+    bare = run(f"mlflow-{store}", tmp_path / "bare", "bare")
+    watched = run(f"mlflow-{store}", tmp_path / "watched", "watched")
 
     assert watched == bare
-    theirs, both = metrics(tmp_path / "bare"), metrics(tmp_path / "watched")
+    theirs, both = (READ[store](tmp_path / how) for how in ("bare", "watched"))
     assert list(theirs) == ["loss"]
     assert both["loss"] == theirs["loss"]
     assert [key for key in both if key != "loss" and not is_ours(key)] == []
@@ -95,15 +106,56 @@ def test_metrics_in_mlflow_go_to_the_run_of_the_training_thread(tmp_path: Path) 
     assert [step for step, _ in both[RATES]] == [20, 40, 60]
 
 
-def metrics(folder: Path) -> dict[str, list[tuple[int, float]]]:
+def in_files(folder: Path) -> Metrics:
     """(step, value) by key, of the one run in the file store below ``folder``."""
     (home,) = (path for path in folder.glob("mlruns/*/*/metrics") if path.is_dir())
-    found = {}
+    found: Metrics = {}
     for path in sorted(home.rglob("*")):
         if path.is_file():
             lines = (line.split() for line in path.read_text().splitlines())
             found[str(path.relative_to(home))] = [(int(step), float(value)) for _, value, step in lines]
     return found
+
+
+def in_sqlite(folder: Path) -> Metrics:
+    """The same, of the one run in the database in ``folder``."""
+    with contextlib.closing(sqlite3.connect(folder / "mlflow.db")) as database:
+        assert len(database.execute("select run_uuid from runs").fetchall()) == 1
+        rows = database.execute(
+            "select key, step, value from metrics order by key, step, timestamp"
+        ).fetchall()
+    found: Metrics = {}
+    for key, step, value in rows:
+        found.setdefault(key, []).append((step, value))
+    return found
+
+
+READ = {"file": in_files, "sqlite": in_sqlite}
+
+
+def test_a_row_of_a_run_of_mlflow_that_has_ended_is_still_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are written later than the steps they tell of; what was trained after the run is not put into it."""
+    mlflow: Any = pytest.importorskip("mlflow", reason="pip install 'otel-train[mlflow]'")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    before = mlflow.get_tracking_uri()
+    mlflow.set_tracking_uri(f"file://{tmp_path}/mlruns")
+    outlet = MlflowOutlet(threading.get_ident())
+    try:
+        assert outlet.place() is None
+        with mlflow.start_run():
+            during = time.time_ns()
+        row = FlatRow(during, 60, 3, of_epoch=False, values={"samples_per_second": 80.0})
+        late = FlatRow(time.time_ns() + 10**9, 70, 3, of_epoch=False, values={"samples_per_second": 90.0})
+        place = outlet.place()
+        assert place is not None
+        outlet.write(row, place)
+        outlet.write(late, place)
+    finally:
+        mlflow.set_tracking_uri(before)
+
+    assert in_files(tmp_path) == {"samples_per_second": [(60, 80.0)]}
 
 
 def test_event_files_lie_in_the_run_directory_beside_the_programs_own(tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ class Rows:
         )
         self.figures = FlatFigures(
             self.account.totals, lambda: {"code": LoaderFacts(workers=workers)},
-            every_steps=every_steps, every_epochs=every_epochs,
+            every_steps=every_steps, every_epochs=every_epochs, unix=ANCHOR.unix,
         )  # fmt: skip
         self.rows: list[FlatRow] = []
         self.account.on_settled = lambda *facts: self.rows.extend(self.figures.take(*facts))
@@ -249,7 +249,7 @@ def test_rows_do_not_depend_on_how_the_edges_were_sliced(cuts: list[int]) -> Non
         Rows(workers=0).play(tape, [c for c in cuts if c < len(tape.times)]),
     )
 
-    assert [row[:3] for row in sliced] == [row[:3] for row in whole]
+    assert [row[:4] for row in sliced] == [row[:4] for row in whole]
     for ours, theirs in zip(sliced, whole, strict=True):
         assert ours.values == pytest.approx(theirs.values)
 

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-ROW = FlatRow(100, 1, of_epoch=False, values={
+ROW = FlatRow(5 * 10**9, 100, 1, of_epoch=False, values={
     "profile/train/dl_code/time_data_ms": 5.0, "profiling/clip_avg_time": 0.0234,
     "profiling/clip_total_time": 2.34, "profiling/clip_count": 100,
 })  # fmt: skip
-EPOCH = FlatRow(100, 1, of_epoch=True, values={
+EPOCH = FlatRow(5 * 10**9, 100, 1, of_epoch=True, values={
     "samples_per_second": 80.0, "batches_per_second": 10.0, "batch_load_time_ms_avg": 2.0,
     "batch_load_time_ms_p95": 3.5, "memory_peak_mb": 300.0, "throughput_efficiency": 0.8,
 })  # fmt: skip
@@ -47,7 +47,10 @@ class FakeOutlet:
     def wanted(self) -> bool:
         return True
 
-    def write(self, row: FlatRow) -> None:
+    def place(self) -> str:
+        return "here"
+
+    def write(self, row: FlatRow, _: str) -> None:
         self._do(row)
         self.rows.append(row)
 
@@ -61,7 +64,7 @@ def test_rows_arrive_in_order_and_the_tracker_is_closed() -> None:
     desk = Desk(outlet)
 
     for step in range(5):
-        desk.put(ROW._replace(step=step))
+        desk.put(ROW._replace(step=step), "here")
     desk.end()
     desk.join(30)
 
@@ -78,7 +81,7 @@ def test_a_tracker_that_raises_is_off_after_three(caplog: pytest.LogCaptureFixtu
     desk = Desk(FakeOutlet(fail))
     with caplog.at_level(logging.WARNING, "otel_train"):
         for _ in range(10):
-            desk.put(ROW)
+            desk.put(ROW, "here")
         desk.end()
         desk.join(30)
 
@@ -96,10 +99,10 @@ def test_a_tracker_that_hangs_holds_up_nobody(caplog: pytest.LogCaptureFixture) 
 
     desk = Desk(FakeOutlet(hang), most=2)
     with caplog.at_level(logging.WARNING, "otel_train"):
-        desk.put(ROW)
+        desk.put(ROW, "here")
         assert began.wait(30)
         for _ in range(10):
-            desk.put(ROW)  # two find room
+            desk.put(ROW, "here")  # two find room
         desk.end()
         begun = time.monotonic()
         desk.join(0.05)
@@ -120,8 +123,8 @@ def test_wandb_rows_are_left_for_the_program_to_commit() -> None:
     )
     outlet = WandbOutlet(run)
 
-    outlet.write(ROW)
-    outlet.write(ROW)
+    outlet.write(ROW, outlet.place())
+    outlet.write(ROW, outlet.place())
 
     assert calls[:3] == [
         ("otel_train/step", {"hidden": True}),
@@ -136,7 +139,7 @@ def test_a_given_writer_gets_scalars() -> None:
     calls: list[tuple[str, float, int]] = []
     writer = SimpleNamespace(add_scalar=lambda *scalar: calls.append(scalar))
 
-    TensorBoardOutlet(None, writer).write(EPOCH)
+    TensorBoardOutlet(None, writer).write(EPOCH, writer)
 
     assert ("samples_per_second", 80.0, 100) in calls
     assert len(calls) == len(EPOCH.values)
@@ -146,8 +149,8 @@ def test_blocks_read_as_they_always_have(capsys: pytest.CaptureFixture[str]) -> 
     """Scripts read them."""
     outlet = BlocksOutlet({"profiling", "throughput"})
 
-    outlet.write(ROW)
-    outlet.write(EPOCH)
+    outlet.write(ROW, None)
+    outlet.write(EPOCH, None)
 
     assert capsys.readouterr().err == (
         "--- Profiling Metrics (Step 100) ---\n"
@@ -162,7 +165,7 @@ def test_blocks_read_as_they_always_have(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_only_the_blocks_asked_for_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """``console_blocks=["throughput"]``."""
-    BlocksOutlet({"throughput"}).write(ROW)
+    BlocksOutlet({"throughput"}).write(ROW, None)
 
     assert capsys.readouterr().err == ""
 
@@ -210,6 +213,5 @@ def test_a_tracker_that_is_not_installed_is_refused_with_a_remedy() -> None:
 
 def test_nothing_is_written_where_there_is_no_run_directory(tmp_path: Path) -> None:
     """A read-only file system is no fault of the tracker."""
-    TensorBoardOutlet(None, asked=True).write(ROW)
-
+    assert TensorBoardOutlet(None, asked=True).place() is None
     assert list(tmp_path.iterdir()) == []

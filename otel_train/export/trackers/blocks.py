@@ -29,7 +29,11 @@ class BlocksOutlet:
         """Whether there is anything to print on."""
         return sys.stderr is not None
 
-    def write(self, row: FlatRow) -> None:
+    def place(self) -> bool:
+        """There is one only."""
+        return True
+
+    def write(self, row: FlatRow, _: object) -> None:
         """Print the block of a row in one piece."""
         if row.of_epoch:
             lines = _throughput(row) if "throughput" in self._blocks else iter(())

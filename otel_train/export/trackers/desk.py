@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from otel_train.guard import Guard
 
@@ -35,12 +35,12 @@ class Desk:
         self.outlet = outlet
         self.guard = Guard(outlet.name)
         self.dropped = 0
-        self._rows: queue.Queue[FlatRow | None] = queue.Queue(most)
+        self._rows: queue.Queue[tuple[FlatRow, Any] | None] = queue.Queue(most)
         self._thread: threading.Thread | None = None
         self._over = False
 
-    def put(self, row: FlatRow) -> None:
-        """Hand over a row. Never waits: a row that finds no room is dropped, and counted."""
+    def put(self, row: FlatRow, place: Any) -> None:  # Any: what the tracker calls a place
+        """Hand over a row for ``place``. Never waits: a row that finds no room is dropped, and counted."""
         if self.guard.closed or self._over:
             return
         if self._thread is None:
@@ -49,7 +49,7 @@ class Desk:
             )
             self._thread.start()
         try:
-            self._rows.put_nowait(row)
+            self._rows.put_nowait((row, place))
         except queue.Full:
             self._drop(1)
 
@@ -78,10 +78,10 @@ class Desk:
 
     def _work(self) -> None:
         while True:
-            row = self._rows.get()
-            if row is None or self.guard.closed:
+            item = self._rows.get()
+            if item is None or self.guard.closed:
                 break
             with self.guard:
-                self.outlet.write(row)
+                self.outlet.write(*item)
         with self.guard:
             self.outlet.close()

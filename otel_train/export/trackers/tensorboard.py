@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import time
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ if TYPE_CHECKING:
 
     from otel_train.aggregate.flat import FlatRow
 
+NS_PER_S = 1e9
 _PROGRAMS = ("torch.utils.tensorboard", "tensorboardX", "tensorboard")
 """A program that has one of these writes event files itself."""
 
@@ -39,21 +39,25 @@ class TensorBoardOutlet:
         """Whether event files are to be written."""
         return self._given is not None or self._asked or any(name in sys.modules for name in _PROGRAMS)
 
-    def write(self, row: FlatRow) -> None:
+    def place(self) -> Any:
+        """A writer or a folder."""
+        return self._given if self._given is not None else self._folder
+
+    def write(self, row: FlatRow, place: Any) -> None:
         """Write one event, or one scalar after the other."""
         if self._given is not None:
             for key, value in row.values.items():
-                self._given.add_scalar(key, value, row.step)
-            return
-        if self._folder is None:
+                place.add_scalar(key, value, row.step)
             return
         if self._writer is None:
             files: Any = import_module("tensorboard.summary.writer.event_file_writer")
-            self._writer = files.EventFileWriter(str(self._folder))
+            self._writer = files.EventFileWriter(str(place))
         event: Any = import_module("tensorboard.compat.proto.event_pb2").Event
         summary: Any = import_module("tensorboard.compat.proto.summary_pb2").Summary
         values = [summary.Value(tag=key, simple_value=value) for key, value in row.values.items()]
-        self._writer.add_event(event(wall_time=time.time(), step=row.step, summary=summary(value=values)))
+        self._writer.add_event(
+            event(wall_time=row.unix_ns / NS_PER_S, step=row.step, summary=summary(value=values))
+        )
         self._writer.flush()  # somebody may be looking
 
     def close(self) -> None:

@@ -40,14 +40,18 @@ class WandbOutlet:
         """Whether there may be somebody to log to."""
         return self._given is not None or self._settings is not None or "wandb" in sys.modules
 
-    def write(self, row: FlatRow) -> None:
+    def place(self) -> Any:
+        """The run to log to: open now, or, of our own, opened with the first row."""
+        if self._settings is not None:
+            return "own"
+        return self._given or getattr(sys.modules.get("wandb"), "run", None)
+
+    def write(self, row: FlatRow, place: Any) -> None:
         """Log one row."""
         if self._settings is not None and self._own is None:
             # "create_new" leaves the run that the program may have, and wandb.log, alone.
             self._own = import_module("wandb").init(**{"reinit": "create_new", **self._settings})
-        run = self._own or self._given or getattr(sys.modules.get("wandb"), "run", None)
-        if run is None:
-            return
+        run = self._own or place
         self._define(run, row.values)
         values = {AXIS: row.step, "otel_train/epoch": row.epoch, **row.values}
         run.log(values, commit=self._own is not None)
