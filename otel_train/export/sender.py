@@ -103,6 +103,7 @@ class Sender:
         self._snapshot: Snapshot | None = None
         self._spans: deque[Span] = deque()
         self._in_flight: Payload | None = None
+        self._keeping = False
         self._deadline_s: float | None = None
         self._abandoned = False
         self._logs = CallerLogs()
@@ -148,7 +149,10 @@ class Sender:
         with self._changed:
             self._abandoned = self._thread.is_alive()
             rest = self._take_all() if self._abandoned else []
+            keeping = self._keeping
         self._transport.close()
+        if keeping:  # what has been refused is on its way to the keeper, which is closed after us
+            self._thread.join(_SPOOL_SHARE_S)
         for payload in rest:
             self._keep(payload, "shutdown")
 
@@ -163,8 +167,10 @@ class Sender:
                     if self._abandoned:
                         return
                     self._in_flight = None
+                    self._keeping = not accepted
                 if not accepted:
                     self._keep(payload, reason)
+                    self._keeping = False
 
     def _next(self) -> Payload | None:
         with self._changed:

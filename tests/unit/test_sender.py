@@ -32,6 +32,7 @@ class Collector:
         self.got: list[Payload] = []
         self.gate = threading.Event()
         self.entered = threading.Event()
+        self.closed = threading.Event()
         if not held:
             self.gate.set()
 
@@ -45,7 +46,7 @@ class Collector:
         return self.accepts
 
     def close(self) -> None:
-        pass
+        self.closed.set()
 
 
 class Kept:
@@ -67,6 +68,19 @@ class Time:
 
     def __call__(self) -> float:
         return self.now_s
+
+
+class SlowKept(Kept):
+    """A full disk's cousin: still writing when the time to close is up."""
+
+    def __init__(self, collector: Collector) -> None:
+        super().__init__()
+        self._collector = collector
+
+    def put(self, payload: Payload) -> bool:
+        self._collector.closed.wait(10)  # which is when close has given up waiting for us
+        time.sleep(0.05)
+        return super().put(payload)
 
 
 @pytest.fixture
@@ -191,6 +205,19 @@ def test_closing_on_a_hanging_collector_takes_no_longer_than_it_may(
     collector.gate.set()
     sender.put(snapshot(3), ())
     assert sender.drops["metrics", "shutdown"] == 3 * POINTS
+
+
+def test_closing_waits_for_what_is_just_being_kept() -> None:
+    """Else the process ends, or the spool is closed, under the last figures of a run."""
+    collector = Collector(accepts=False)
+    kept = SlowKept(collector)
+    sender = Sender(collector, kept, places=Places("here", "there"), timeout_s=10)
+
+    sender.put(snapshot(), ())
+    until(lambda: sender.failures == 1)
+    sender.close(0.5)
+
+    assert kept.payloads == [snapshot()]
 
 
 def test_people_are_told_once_when_the_collector_goes_and_once_when_it_is_back(
