@@ -44,6 +44,10 @@ class Op(IntEnum):
     """Not finished, but not running either; payload: its token."""
     MARK = 7
     """A step boundary set by hand; payload: the new step number plus one, or 0 to go on counting."""
+    EPOCH = 8
+    """An epoch begins, by hand; payload: its number."""
+    EPOCH_END = 9
+    """The epoch that was begun by hand is over; payload: 1 where an exception ended it, else 0."""
 
 
 class Ending(IntEnum):

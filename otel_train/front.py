@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, cast
+from operator import index
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
+from otel_train.errors import ConfigError
+from otel_train.record.epochs import Epoch, Epochs
 from otel_train.record.hand import Checkpoint, Stage, switch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     import torch
 
     from otel_train.config import Config
     from otel_train.session import Session
+
+T = TypeVar("T")
 
 _sessions: list[Session] = []
 
@@ -123,6 +128,40 @@ def step(*, start: int | None = None) -> None:
     """
     if switch.hand is not None:
         switch.hand.mark(start)
+
+
+@overload
+def epoch(of: int | None = None) -> Epoch: ...
+@overload
+def epoch(of: Iterable[T]) -> Epochs[T]: ...
+def epoch(of: Any = None) -> Epoch | Epochs[Any]:  # Any: see the overloads
+    """Mark epochs: as a with-block, around what a loop goes over, or by a call where each one begins.
+
+    Where epochs are marked they are counted by the marks and by nothing else; without marks an epoch is a pass of
+    the training loader. One ends when the next begins, at the end of its block, or at ``end()`` of what this
+    returns. What a block that raises has done is no epoch.
+
+    Args:
+        of: the number of the one that begins here, as it reads in every figure; None to go on counting, from 1; or
+            what the loop goes over, an epoch an item.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if of is None:
+        return Epoch()
+    if hasattr(of, "__iter__"):
+        return Epochs(of)
+    try:
+        number = index(of)
+    except TypeError:
+        number = -1
+    if number < 0:
+        raise ConfigError(
+            f"epoch({of!r}): expected a whole number from 0 on, or something to go over. "
+            "Leave it out to have epochs counted"
+        )
+    return Epoch(number)
 
 
 def watch(iterable: Any, *, name: str = "watched", phase: str = "") -> Any:  # Any: any iterable

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_train.aggregate.closing import Closing
+from otel_train.aggregate.epochs import epoch_marks
 from otel_train.aggregate.marks import Marks, marks
 from otel_train.aggregate.pairing import Edges, origin
 from otel_train.aggregate.passes import Passes
@@ -179,6 +180,7 @@ class ThreadAccount:
             len(updates),
             skipped(edges, found, last, self._updated_ns),
             None,
+            epoch_marks(edges, found, last),
         )
         if len(updates):
             self._updated_ns = int(edges.times[updates[-1]])

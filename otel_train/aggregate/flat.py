@@ -6,15 +6,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_train.aggregate.epochs import EpochTurns
 from otel_train.aggregate.flat_epochs import EpochWindow
 from otel_train.aggregate.flat_names import SafeNames
 from otel_train.aggregate.flat_windows import Operations, StageMeans
 from otel_train.aggregate.steps import TRAIN
-from otel_train.codes import Ending, SourceKind
+from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from otel_train.aggregate.epochs import Turn
     from otel_train.aggregate.loader_rows import LoaderFacts
     from otel_train.aggregate.steps import Settled
     from otel_train.aggregate.totals import Totals
@@ -26,7 +28,7 @@ class FlatRow(NamedTuple):
     Attributes:
         unix_ns: when the last of it happened.
         step: training steps that had been counted.
-        epoch: the pass over the training data, from 1.
+        epoch: the epoch, from 1 where the program gives it no other number.
         of_epoch: a row about a whole epoch; else one about the steps since the last.
         values: figures by flat name.
     """
@@ -65,9 +67,17 @@ class Slice(NamedTuple):
 
 
 class _Mark(NamedTuple):
+    """Where a row is due.
+
+    Attributes:
+        at_ns: when.
+        step: training steps up to there.
+        turn: of epochs, if it is about one; else so many steps are over.
+    """
+
     at_ns: int
-    of_epoch: bool
     step: int
+    turn: Turn | None = None
 
 
 class FlatFigures:
@@ -95,9 +105,7 @@ class FlatFigures:
         self._every_steps = every_steps
         self._every_epochs = every_epochs
         self._unix = unix
-        self._stops: dict[int, int] = {}
-        self._ended = 0
-        self._trained: set[int] = set()
+        self._turns = EpochTurns()
         self._step = self._logged = 0
         self._stepped_ns = 0  # when that step ended
         self._waited_ns = 0  # for data, in the step that is still open
@@ -128,31 +136,38 @@ class FlatFigures:
             self._epochs.add(part)
             if mark is not None:
                 self._step = max(self._step, mark.step)
-                made += self._epoch_row(mark.at_ns) if mark.of_epoch else self._step_row(mark.at_ns)
+                made += self._epoch_row(mark.turn, mark.at_ns) if mark.turn else self._step_row(mark.at_ns)
         if len(numbers):
             self._step, self._stepped_ns = int(numbers[-1]) + 1, int(settled.steps.ended_ns[rows[-1]])
         return made
 
     def skip(self, settled: Settled, rows: np.ndarray, numbers: np.ndarray) -> None:
         """Only keep count: nobody listens yet."""
-        self.epoch += sum(mark.of_epoch for mark in self._marks(settled, rows, numbers))
+        for mark in self._marks(settled, rows, numbers):
+            if mark.turn:
+                self.epoch = mark.turn.running
         if len(numbers):
             self._step = self._logged = int(numbers[-1]) + 1
 
     def finish(self) -> list[FlatRow]:
-        """A row of the steps since the last one, if there were any."""
-        return self._step_row(self._stepped_ns) if self._step > self._logged else []
+        """A row of the steps since the last one, if there were any, and one of the epoch that ends here.
+
+        That is one that was marked: a pass that was not finished is none.
+        """
+        last = self._step_row(self._stepped_ns) if self._step > self._logged else []
+        return [*last, *self._epoch_row(self._turns.close(), self._stepped_ns)]
 
     def _step_row(self, at_ns: int) -> list[FlatRow]:
         self._logged = self._step
         values = {**self._means.take(), **self._operations.values()}
         return [self._row(at_ns, self.epoch, values, of_epoch=False)] if values else []
 
-    def _epoch_row(self, at_ns: int) -> list[FlatRow]:
-        values, epoch = self._epochs.take(), self.epoch
-        self.epoch += 1
-        due = self._every_epochs and epoch % self._every_epochs == 0
-        return [self._row(at_ns, epoch, values, of_epoch=True)] if due and values else []
+    def _epoch_row(self, turn: Turn, at_ns: int) -> list[FlatRow]:
+        values, ended = self._epochs.take(), turn.ended
+        self.epoch = turn.running
+        if ended is None or not values or not self._every_epochs or ended % self._every_epochs:
+            return []
+        return [self._row(at_ns, ended, values, of_epoch=True)]
 
     def _row(self, at_ns: int, epoch: int, values: dict[str, float], *, of_epoch: bool) -> FlatRow:
         return FlatRow(self._unix(at_ns), self._step, epoch, of_epoch=of_epoch, values=values)
@@ -164,22 +179,13 @@ class FlatFigures:
             due = np.flatnonzero((numbers + 1) % self._every_steps == 0)
             ended = settled.steps.ended_ns[rows[due]]
             found = [
-                _Mark(at, of_epoch=False, step=step)
-                for at, step in zip(ended.tolist(), (numbers[due] + 1).tolist(), strict=True)
+                _Mark(at, step) for at, step in zip(ended.tolist(), (numbers[due] + 1).tolist(), strict=True)
             ]
-        batches = settled.batches
-        self._trained.update(np.unique(batches[batches[:, 1] == TRAIN, 0]).tolist())
-        for source, why, at in settled.endings[np.argsort(settled.endings[:, 2], kind="stable")].tolist():
-            if why == Ending.ERROR or source not in self._trained:
-                continue
-            self._stops[source] = self._stops.get(source, 0) + 1
-            # Of several training loaders, the one that has ended most often says which epoch it is.
-            if self._stops[source] == max(self._stops.values()) > self._ended:
-                before = np.flatnonzero(settled.steps.ended_ns[rows] <= at)
-                step = int(numbers[before[-1]]) + 1 if len(before) else self._step
-                found.append(_Mark(at, of_epoch=True, step=step))
-                self._ended = self._stops[source]
-        return sorted(found)
+        for turn in self._turns.take(settled):
+            before = np.flatnonzero(settled.steps.ended_ns[rows] <= turn.at_ns)
+            step = int(numbers[before[-1]]) + 1 if len(before) else self._step
+            found.append(_Mark(turn.at_ns, step, turn))
+        return sorted(found, key=lambda mark: mark.at_ns)  # a step ends before the epoch does
 
     def _parts(self, settled: Settled, cuts: list[int]) -> Iterator[Slice]:
         """What was settled, in one part more than there are cuts; what ends at a cut comes before it."""

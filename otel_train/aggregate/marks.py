@@ -18,6 +18,8 @@ from otel_train.aggregate.words import (
     KIND_STAGE,
     OP_BEGIN,
     OP_END,
+    OP_EPOCH,
+    OP_EPOCH_END,
     OP_FAIL,
     OP_MARK,
     OP_RESUME,
@@ -37,6 +39,7 @@ class Marks(NamedTuple):
     Attributes:
         ask: for a batch, or for the iterator that will give batches.
         starting: it is about an iterator, not about a batch.
+        epoch: an epoch is marked by hand.
         own: a stage by hand begins.
         barrier: what ends a burst of asks (``zip`` asks several loaders for one batch).
     """
@@ -53,6 +56,7 @@ class Marks(NamedTuple):
     forward: np.ndarray
     checkpoint: np.ndarray
     mark: np.ndarray
+    epoch: np.ndarray
     barrier: np.ndarray
     starting: np.ndarray
     own: np.ndarray
@@ -89,6 +93,7 @@ def marks(edges: Edges) -> Marks:
         forward=forward & counted & (begin | close),
         checkpoint=(kinds == KIND_CHECKPOINT) & counted,
         mark=(ops == OP_MARK) & (edges.payloads == 0) & (edges.sources >= 0),
+        epoch=(ops == OP_EPOCH) | (ops == OP_EPOCH_END),
         barrier=compute | stop | failed_ask,
         starting=starting,
         own=begin & (kinds == KIND_STAGE),

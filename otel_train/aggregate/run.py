@@ -12,6 +12,7 @@ from otel_train.aggregate.captures import Captures
 from otel_train.aggregate.checkpoints import Checkpoints
 from otel_train.aggregate.compiles import Compiles
 from otel_train.aggregate.device import DeviceAccount
+from otel_train.aggregate.epochs import EpochLog
 from otel_train.aggregate.eval_passes import EvalPasses
 from otel_train.aggregate.keep import Keeper, KeepRules
 from otel_train.aggregate.names import Names
@@ -66,6 +67,7 @@ class RunAccount:
         self.keeper = Keeper(rules, started_ns)
         self.checkpoints = Checkpoints()
         self.evals = EvalPasses()
+        self.epochs = EpochLog(self.totals)
         self._reclaimed = Reclaimed()
         self.stalls = Stalls(started_ns, stall_after_s, self._reclaimed)
         self.compiles = Compiles(self._reclaimed)
@@ -172,12 +174,6 @@ class RunAccount:
         """The thread that trains, once it is known."""
         return self._leading
 
-    def epoch(self, at_ns: int) -> int:
-        """Which pass over the training data ran at an instant, from 1."""
-        names = self.totals.names.loaders.names
-        trained = {names[loader] for loader, phase in self.totals.batches if phase == TRAIN}
-        return 1 + max((self.totals.loaders.stops_before(name, at_ns) for name in trained), default=0)
-
     @property
     def step_source(self) -> StepSource:
         """What the leading thread's steps are counted by."""
@@ -282,6 +278,7 @@ class RunAccount:
             self.teller.step(settled, kept, before, thread="" if thread is self._leading else thread.label)
         self._carry(thread, settled, closed=bool(len(rows)))
         if thread is self._leading:
+            self.epochs.add(settled.epochs)
             if self.on_settled is not None:
                 self.on_settled(settled, rows, numbers)
             for over in self.evals.feed(steps, self.names):

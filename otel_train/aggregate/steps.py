@@ -33,6 +33,15 @@ class StepSource(IntEnum):
     MANUAL = 4
 
 
+class EpochMark(IntEnum):
+    """What a mark says of an epoch."""
+
+    BEGUN = 0
+    ENDED = 1
+    BROKEN = 2
+    """An exception ended it."""
+
+
 class Activity(IntEnum):
     """Entries of the coarse ledger, in catalogue order."""
 
@@ -141,6 +150,7 @@ class Settled(NamedTuple):
         updates: optimizer updates made.
         skipped_updates: ``GradScaler.step`` calls in which no update was made.
         numbered: (row of the first step it holds for, number) set by hand, or None.
+        epochs: int64[n, 3]: epochs marked by hand: when, ``EpochMark``, number of one that begins.
     """
 
     steps: StepRows
@@ -153,6 +163,7 @@ class Settled(NamedTuple):
     updates: int
     skipped_updates: int
     numbered: tuple[int, int] | None
+    epochs: np.ndarray
 
 
 def columns_of(sources: Sequence[Source]) -> SourceColumns:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from otel_train.aggregate.steps import Occurrences
     from otel_train.codes import Source
 
+_LAST_OF_A_LOOP = (Op.STOP, Op.EPOCH_END)
+
 
 class OpenStage(NamedTuple):
     """A stage that has begun and not ended, as of the last look."""
@@ -77,7 +79,7 @@ class Thread:
     @property
     def idle(self) -> bool:
         """Its loops have ended: silence means nothing."""
-        return self.over or (self.last_code & OP_MASK == Op.STOP and not self.pairing.open)
+        return self.over or (self.last_code & OP_MASK in _LAST_OF_A_LOOP and not self.pairing.open)
 
     def standing(self, sources: Sequence[Source]) -> Standing:
         """Where it is; ``sources`` are all that are known."""

@@ -11,6 +11,8 @@ OP_FAIL = int(Op.FAIL)
 OP_STOP = int(Op.STOP)
 OP_SUSPEND = int(Op.SUSPEND)
 OP_MARK = int(Op.MARK)
+OP_EPOCH = int(Op.EPOCH)
+OP_EPOCH_END = int(Op.EPOCH_END)
 
 KIND_DATA = int(SourceKind.DATA)
 KIND_H2D = int(SourceKind.H2D)

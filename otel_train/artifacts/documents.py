@@ -143,8 +143,7 @@ def steps(left: Left) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         for row in range(max(0, len(timeline) - MOST_STEPS), len(timeline))
     ]
     per_epoch = []
-    last = int(timeline.epoch[-1])
-    for epoch in range(last + 1):
+    for place, epoch in enumerate(np.unique(timeline.epoch).tolist()):
         mine = timeline.epoch == epoch
         per_epoch.append(
             {
@@ -152,7 +151,7 @@ def steps(left: Left) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
                 "steps": int(np.count_nonzero(mine)),
                 "seconds": int(timeline.duration_ns[mine].sum()) / NS_PER_S,
                 "stages": _spent(names, timeline.selves_ns[mine][:, places].sum(axis=0).tolist()),
-                "whole": bool(epoch or timeline.whole),
+                "whole": place > 0 or timeline.whole,
             }
         )
     return per_step, per_epoch
@@ -172,10 +171,10 @@ def first_step(left: Left) -> int:
 
 
 def _first_epoch(left: Left) -> int:
-    """Number of the first epoch on file, from 1."""
+    """Number of the first epoch on file, from 1; 0 where they are marked, and have their numbers."""
     timeline = left.timeline
-    if timeline is None or timeline.whole:
-        return 1
+    if timeline is None or timeline.whole or timeline.marked:
+        return 0 if timeline is not None and timeline.marked else 1
     row = next((row for row in _list(left.summary, "loaders") if row.get("loader") == timeline.loader), {})
     endings = row.get("endings")
     ended = sum(int(number(count) or 0) for count in endings.values()) if isinstance(endings, dict) else 0

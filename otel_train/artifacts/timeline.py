@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_train.aggregate.steps import NO_PHASE, PHASES, columns_of
+from otel_train.aggregate.steps import NO_PHASE, PHASES, EpochMark, columns_of
 from otel_train.aggregate.story import Story, sources_of, story_of, trained
 from otel_train.aggregate.words import KIND_DATA, OP_STOP
 from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, SourceKind
@@ -50,7 +50,9 @@ class Timeline:
         started_ns: int64[step], as above.
         duration_ns: int64[step], time that belongs to the step.
         selves_ns: int64[step, stage], self time.
-        epoch: int64[step], passes over the training loader that had ended before the step did, as far as the file goes back.
+        marked: the program marks its epochs.
+        epoch: int64[step], number of its epoch where they are marked; else passes over the training loader that
+            had ended before the step did, as far as the file goes back.
         loader: the loader whose passes are the epochs; "" for none.
         passes: those of its passes that ended on file with a step in them.
     """
@@ -66,7 +68,10 @@ class Timeline:
             for name in ("started_ns", "ended_ns", "duration_ns", "loader")
         )
         self.selves_ns = self._selves(kept)
-        self.loader, self.epoch = self._epochs(loaders)
+        marks = np.concatenate([part.epochs for part in parts])
+        begun = marks[marks[:, 1] == EpochMark.BEGUN]
+        self.marked = len(begun) > 0
+        self.loader, self.epoch = ("", self._marked(begun)) if self.marked else self._passes(loaders)
         self.passes = int(self.epoch[-1]) if len(self.epoch) else 0
 
     def __len__(self) -> int:
@@ -155,7 +160,13 @@ class Timeline:
             found.append(table[:-1][mine])
         return np.concatenate(found)
 
-    def _epochs(self, loaders: Ints) -> tuple[str, Ints]:
+    def _marked(self, begun: Ints) -> Ints:
+        """A step that closes at a mark belongs to the epoch before it."""
+        numbers = np.concatenate((np.maximum(begun[:1, 2] - 1, 0), begun[:, 2]))
+        marked: Ints = numbers[np.searchsorted(begun[:, 0], self.ended_ns, side="left")]
+        return marked
+
+    def _passes(self, loaders: Ints) -> tuple[str, Ints]:
         if not len(loaders) or loaders.max() < 0:
             return "", np.zeros(len(loaders), dtype=np.int64)
         training = int(np.bincount(loaders[loaders >= 0]).argmax())

@@ -49,7 +49,7 @@ class Boundary:
         op, number = code & OP_MASK, code >> SOURCE_SHIFT & SOURCE_MASK
         kind = self._sources[number].kind
         if self._rule.work is SourceKind.MARK:
-            return kind is SourceKind.MARK
+            return op == Op.MARK
         if self._rule.asks:
             return self._at_ask(op, kind, code)
         return self._after_work(op, kind, number)

@@ -74,7 +74,7 @@ class Capturing:
         )  # fmt: skip
         self._desk = Desk(
             TorchProfiler, loop=self._loop, place=place, clock=system_clock,
-            story=Story(self._over, self._active, self._number, run.teller.unix, run.epoch),
+            story=Story(self._over, self._active, self._number, run.teller.unix, run.epochs.at),
             limits=Limits(config.capture_max_s, config.capture_cooldown_s),
         )  # fmt: skip
         gate = self._desk.gate
@@ -138,7 +138,7 @@ class Capturing:
         rule = None if work is None or leading is None else Rule(work, leading.asks)
         thread = Thread(ring.ident, sources, ring.ring.divert)
         return Loop(
-            rule, thread, run.step_number, run.keeper.median_ns, run.epoch(run.settled_ns), run.settled_ns
+            rule, thread, run.step_number, run.keeper.median_ns, run.epochs.at(run.settled_ns), run.settled_ns
         )
 
     def _over(self, capture: Capture) -> None:

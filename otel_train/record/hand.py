@@ -33,6 +33,9 @@ class Hand:
         self._tokens = itertools.count(1)
         mark = recorder.source(SourceKind.MARK, "step")
         self._mark = mark
+        self._epoch = recorder.source(SourceKind.MARK, "epoch")
+        self._epochs = 0
+        self._turn = 0
         checkpoint = recorder.source(SourceKind.CHECKPOINT, "checkpoint")
         self.checkpoint = _begin_end_fail(checkpoint)
 
@@ -46,6 +49,19 @@ class Hand:
     def mark(self, start: int | None = None) -> None:
         """A step ends here; the next one is number ``start`` if given."""
         self.edge(code(Op.MARK, self._mark, payload=0 if start is None else start + 1))
+
+    def begin_epoch(self, number: int | None) -> int:
+        """An epoch begins here; what to end it with."""
+        self._epochs = self._epochs + 1 if number is None else number
+        self.edge(code(Op.EPOCH, self._epoch, payload=self._epochs))
+        self._turn += 1
+        return self._turn
+
+    def end_epoch(self, turn: int, *, failed: bool) -> None:
+        """That epoch ends here, unless it is over."""
+        if turn == self._turn:
+            self._turn += 1
+            self.edge(code(Op.EPOCH_END, self._epoch, payload=int(failed)))
 
     def token(self) -> int:
         """A number for one occurrence that runs in pieces."""

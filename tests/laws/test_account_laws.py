@@ -69,12 +69,14 @@ ACTIONS = {
     "suspend": lambda t: t.piece("async", 4, Op.SUSPEND, 7),
     "resume": lambda t: t.piece("async", 4, Op.END, 7),
     "gap": lambda t: t.spend(13),
+    "epoch": lambda t: t.epoch(3),
+    "epoch over": lambda t: t.epoch_over(),
     "loader in loader": lambda t: (
         t.begin(SourceKind.DATA, "outer").spend(1).ask("inner").end(SourceKind.DATA, "outer")
     ),
 }
 actions = st.lists(st.sampled_from(sorted(ACTIONS)), max_size=40)
-TRAINING_ACTIONS = ("ask", "forward", "backward", "update", "update D", "gap")
+TRAINING_ACTIONS = ("ask", "forward", "backward", "update", "update D", "gap", "epoch")
 
 
 def program(names: Sequence[str]) -> Tape:
@@ -173,6 +175,7 @@ def test_the_account_does_not_depend_on_how_it_was_sliced(names: list[str], at: 
         assert sliced.self_ns(by) == whole.self_ns(by)
     assert sliced.batches() == whole.batches()
     assert (sliced.updates, sliced.skipped_updates) == (whole.updates, whole.skipped_updates)
+    assert sliced.epochs == whole.epochs
     assert_everything_is_accounted_for(sliced, tape, tape.now_ns)
 
 
@@ -202,7 +205,7 @@ def boundaries(tape: Tape) -> list[tuple[int, int]]:
 
     for instant, word in zip(tape.times, tape.codes, strict=True):
         op, source = word & 15, tape.sources[word >> 4 & 0xFFF]
-        if source.kind is SourceKind.DATA and op == Op.BEGIN and updated:
+        if updated and (op == Op.EPOCH or (source.kind is SourceKind.DATA and op == Op.BEGIN)):
             close(instant)
         elif source.kind is SourceKind.OPTIMIZER and op == Op.END:
             if updated and source.name in (updated[0], updated[-1]):
@@ -212,6 +215,16 @@ def boundaries(tape: Tape) -> list[tuple[int, int]]:
     if updated:
         close(last_update_ns)
     return steps
+
+
+@settings(deadline=None, max_examples=200)
+@given(actions, actions)
+def test_an_epoch_takes_no_time_from_anybody(before: list[str], after: list[str]) -> None:
+    """It says where one is, and is no stage."""
+    bare, marked = program([*before, *after]), program([*before, "epoch", *after])
+
+    assert settle(marked).self_ns("owner") == settle(bare).self_ns("owner")
+    assert settle(marked).count() == settle(bare).count()
 
 
 @settings(deadline=None, max_examples=100)

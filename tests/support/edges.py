@@ -125,6 +125,16 @@ class Tape:
         self.edge(Op.MARK, self.source(SourceKind.MARK, "step"), payload=start + 1)
         return self
 
+    def epoch(self, number: int) -> Tape:
+        """An epoch begins, by hand."""
+        self.edge(Op.EPOCH, self.source(SourceKind.MARK, "epoch"), payload=number)
+        return self
+
+    def epoch_over(self, *, broken: bool = False) -> Tape:
+        """It is over."""
+        self.edge(Op.EPOCH_END, self.source(SourceKind.MARK, "epoch"), payload=int(broken))
+        return self
+
     def piece(self, name: str, ns: int, op: Op, token: int) -> Tape:
         """One piece of a stage that is suspended."""
         source = self.source(SourceKind.STAGE, name)
@@ -168,6 +178,7 @@ class Book:
         self.settled = list(settled)
         self.updates = sum(part.updates for part in settled)
         self.skipped_updates = sum(part.skipped_updates for part in settled)
+        self.epochs = [tuple(mark) for part in settled for mark in part.epochs.tolist()]
         self.numbered = [part.numbered for part in settled if part.numbered is not None]
 
     def name(self, source: int) -> str:

@@ -24,7 +24,9 @@ TOKEN = "opens-every-door"
 FORWARD_FLAGS = 3  # gradients on, training
 
 
-def leave_run(runs: Path, epochs: Sequence[int], *, loader: str = "code", edges: int = 1 << 12) -> Path:
+def leave_run(
+    runs: Path, epochs: Sequence[int], *, loader: str = "code", edges: int = 1 << 12, marked_from: int = -1
+) -> Path:
     """The run directory of a process that was killed: ``run.json`` and a flight file.
 
     Args:
@@ -32,6 +34,7 @@ def leave_run(runs: Path, epochs: Sequence[int], *, loader: str = "code", edges:
         epochs: steps of each; after it the loader has come to its end.
         loader: its name.
         edges: that the ring holds.
+        marked_from: number of the first epoch, where the program marks them; -1 where it does not.
     """
     run = runs / "r1"
     folder = run / "rank0"
@@ -53,7 +56,10 @@ def leave_run(runs: Path, epochs: Sequence[int], *, loader: str = "code", edges:
         "backward": recorder.source(SourceKind.BACKWARD, "backward"),
         "optimizer": recorder.source(SourceKind.OPTIMIZER, "SGD"),
     }
-    for steps in epochs:
+    epoch = recorder.source(SourceKind.MARK, "epoch")
+    for number, steps in enumerate(epochs, marked_from):
+        if marked_from >= 0:
+            recorder.edge(code(Op.EPOCH, epoch, payload=number))
         for _ in range(steps):
             for name, source in sources.items():
                 recorder.edge(code(Op.BEGIN, source, FORWARD_FLAGS if name == "forward" else 0))

@@ -83,6 +83,17 @@ def test_steps_epochs_and_totals_are_those_of_the_flight_file(run: Path) -> None
     assert times["totals_from"] == "flight.bin"
 
 
+def test_epochs_that_the_program_marks_have_its_numbers(tmp_path: Path) -> None:
+    """Also where the file no longer holds the first ones."""
+    run = leave_run(tmp_path, (1000, 20, 5), edges=1 << 12, marked_from=4)
+
+    times = read(write(run, 0).folder, "stage_times.json")
+
+    assert [(row["epoch"], row["whole"]) for row in times["per_epoch"]] == [(4, False), (5, True), (6, True)]
+    assert [row["steps"] for row in times["per_epoch"]][1:] == [20, 5]
+    assert times["epochs_of"] == ""
+
+
 def test_a_run_that_ended_has_the_totals_of_its_summary(run: Path) -> None:
     """That counts from the start of the process, however long ago."""
     say_summary(run, steps={"train": 700})

@@ -237,6 +237,84 @@ def test_a_loader_that_runs_out_again_and_again_counts_epochs_by_the_fastest() -
     assert [row.epoch for row in rows] == [1, 2]
 
 
+def rounds(tape: Tape, count: int) -> Tape:
+    """Steps over two loaders that never end: 10 samples and 100 ms each."""
+    for _ in range(count):
+        tape.ask("a", 10 * MS, samples=4).ask("b", 10 * MS, samples=6)
+        tape.forward(30 * MS).backward(40 * MS).update(10 * MS)
+    return tape
+
+
+def marked() -> Tape:
+    """Two epochs by hand, of 5 and 3 steps, with work in between that belongs to none."""
+    tape = rounds(Tape().epoch(1), 5).epoch_over()
+    rounds(tape.spend(900 * MS), 2).validate()
+    return rounds(tape.epoch(2), 3).epoch_over().spend(MS)
+
+
+def test_epochs_that_are_marked_are_the_programs_own() -> None:
+    """A loop over several loaders that never end has no pass to count."""
+    rows = [row for row in Rows(every_steps=0).play(marked()) if row.of_epoch]
+
+    assert [(row.epoch, row.step) for row in rows] == [(1, 5), (2, 10)]
+    for row in rows:
+        assert row.values["samples_per_second"] == pytest.approx(100)
+        assert row.values["dl_b/samples_per_second"] == pytest.approx(60)
+
+
+def test_where_epochs_are_marked_the_ends_of_loaders_are_none() -> None:
+    """A short loader that begins again within the epoch would make two of it."""
+    tape = rounds(Tape().epoch(7), 2).stop("a", ns=0)
+    rounds(tape, 2).stop("a", ns=0).stop("b", ns=0)
+
+    rows = Rows(every_steps=0).play(rounds(tape.epoch(8), 1).epoch_over().spend(MS))
+
+    assert [row.epoch for row in rows if row.of_epoch] == [7, 8]
+
+
+def test_the_last_epoch_marked_ends_with_the_session() -> None:
+    """``epoch()`` at the top of the loop has nobody to say that the last one is over."""
+    figures = Rows(every_steps=0)
+    rows = figures.play(rounds(Tape().epoch(1), 4))
+
+    assert [(row.epoch, row.of_epoch) for row in figures.figures.finish()] == [(1, False), (1, True)]
+    assert rows == []
+
+
+def test_a_marked_epoch_that_an_exception_ends_is_none() -> None:
+    """Nor is what came before the first one: a warm-up, say."""
+    tape = rounds(Tape(), 2)
+    rounds(tape.epoch(1), 2).epoch_over(broken=True)
+    rows = Rows(every_steps=0).play(rounds(tape.epoch(2), 2).epoch_over().spend(MS))
+
+    assert [row.epoch for row in rows if row.of_epoch] == [2]
+    assert rows[-1].values["batches_per_second"] == pytest.approx(20)
+
+
+def test_nobody_listening_does_not_stop_epochs_from_being_counted() -> None:
+    """A run of W&B may open in the third epoch."""
+    rows = Rows(every_steps=0)
+    rows.account.on_settled = rows.figures.skip
+
+    rows.play(rounds(Tape().epoch(3), 2).epoch_over().spend(MS))
+
+    assert rows.figures.epoch == 4
+
+
+@given(cuts=st.lists(st.integers(1, 100), max_size=6, unique=True).map(sorted))
+@settings(max_examples=40, deadline=None)
+def test_rows_of_marked_epochs_do_not_depend_on_how_the_edges_were_sliced(cuts: list[int]) -> None:
+    """What lies before a mark is of the epoch before it, whenever the pump reads it."""
+    tape = marked()
+    assert len(tape.times) > 100
+
+    whole, sliced = Rows(every_steps=3).play(tape), Rows(every_steps=3).play(tape, cuts)
+
+    assert [row[:3] for row in sliced] == [row[:3] for row in whole]
+    for ours, theirs in zip(sliced, whole, strict=True):
+        assert ours.values == pytest.approx(theirs.values)
+
+
 @given(cuts=st.lists(st.integers(1, 87), max_size=6, unique=True).map(sorted))
 @settings(max_examples=40, deadline=None)
 def test_rows_do_not_depend_on_how_the_edges_were_sliced(cuts: list[int]) -> None:
