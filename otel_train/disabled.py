@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from otel_train.handle import Handle
 from otel_train.record.given import named_loaders
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from otel_train.config import Config
 
@@ -47,6 +48,11 @@ class DisabledSession:
 
     def event(self, name: str, attributes: Mapping[str, Any]) -> None:
         """Nothing."""
+
+    def cache(self, name: str, *, size: Callable[[], int]) -> Handle:
+        """Nobody asks for it."""
+        del name, size
+        return Handle()
 
     def capture(self, **_: Any) -> str:  # Any: see ``otel_train.capture``
         """None is made."""

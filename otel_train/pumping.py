@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.signals import Signals
 from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.cache_sizes import CacheSizes
 from otel_train.capturing.build import Capturing
 from otel_train.chores import before_reading, looking_after
 from otel_train.clock import system_clock
@@ -52,6 +53,7 @@ class Pumping:
         pump: the thread that reads.
         capturing: profiler captures.
         tracking: trackers of experiments.
+        caches: of the program's own.
 
     Raises:
         ConfigError: a setting of captures cannot be honoured.
@@ -75,6 +77,7 @@ class Pumping:
         self._profile = profile_of(config, info)
         self._resource: dict[str, Any] = {}
         self._printed_step = 0
+        self.caches = CacheSizes()
         breath = Breath(system_clock)
         self._tracer = Tracer(Ids(info.run_id, info.attempt, info.rank), anchor)
         self.run = RunAccount(
@@ -230,6 +233,7 @@ class Pumping:
             **faults,
             "ranks": faults.get("ranks", 0) + self._ranks.faults,
             **self.tracking.faults(),
+            "caches": self.caches.faults,
         }
 
     def _print_progress(self) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from otel_train.export.document import Window
     from otel_train.export.estate import Estate
     from otel_train.export.pump import Route
+    from otel_train.handle import Handle
     from otel_train.record.roots import RootFinder
 
 
@@ -143,6 +144,14 @@ class Session:
     def capture(self, **request: Any) -> str:
         """Capture the next steps with ``torch.profiler``; see ``otel_train.capture``."""
         return self._pumping.capturing.ask(request)
+
+    def cache(self, name: str, *, size: Callable[[], int]) -> Handle:
+        """Count a cache of the program's own as memory: ``size()`` gives its bytes, asked on a thread of ours.
+
+        Raises:
+            ConfigError: it cannot be called, or has no name.
+        """
+        return self._pumping.caches.add(name, size)
 
     def summary(self) -> dict[str, Any]:
         """The figures up to now, or since ``reset_window``: what ``summary.json`` holds. Empty in a fork."""
