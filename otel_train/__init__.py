@@ -15,9 +15,11 @@ if TYPE_CHECKING:
         TraceError,
     )
     from otel_train.front import (
+        begin,
         capture,
         checkpoint,
         current,
+        end,
         epoch,
         event,
         instrument,
@@ -43,9 +45,11 @@ __all__ = [
     "RunDirectoryError",
     "Session",
     "TraceError",
+    "begin",
     "capture",
     "checkpoint",
     "current",
+    "end",
     "epoch",
     "event",
     "instrument",

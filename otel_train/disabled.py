@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.handle import Handle
 from otel_train.record.given import named_loaders
+from otel_train.record.operations import Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -48,6 +49,13 @@ class DisabledSession:
 
     def event(self, name: str, attributes: Mapping[str, Any]) -> None:
         """Nothing."""
+
+    def begin(self, name: str) -> Token:
+        """Nothing is timed."""
+        return Token(name)
+
+    def end(self, token: Token) -> None:
+        """Nothing was."""
 
     def cache(self, name: str, *, size: Callable[[], int]) -> Handle:
         """Nobody asks for it."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 from otel_train.errors import ConfigError
 from otel_train.record.epochs import Epoch, Epochs
 from otel_train.record.hand import Checkpoint, Stage, switch
+from otel_train.record.operations import Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -114,6 +115,28 @@ def forget_in_fork() -> None:
 def stage(name: str) -> Stage:
     """A stage of your own, as a with-block or a decorator; see ``Stage``."""
     return Stage(name)
+
+
+def begin(name: str) -> Token:
+    """Begin to time an operation; ``end(token)`` ends it, in whatever order and thread.
+
+    Unlike a stage it belongs to no step and takes no time from one: it may overlap others, and stages.
+
+    Args:
+        name: as it reads in every figure. Few names: each is a series.
+
+    Returns:
+        The token of this one run of it.
+    """
+    timers = switch.timers
+    return Token(name) if timers is None else timers.begin(name)
+
+
+def end(token: Token) -> None:
+    """End what ``begin`` began. A token that has been ended, or is of another session, is said and left alone."""
+    timers = switch.timers
+    if timers is not None:
+        timers.end(token)
 
 
 def checkpoint() -> Checkpoint:

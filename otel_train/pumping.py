@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from otel_train.aggregate.operations import calls_of
 from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.signals import Signals
 from otel_train.aggregate.traces import Ids, Tracer
@@ -78,7 +79,7 @@ class Pumping:
         self._resource: dict[str, Any] = {}
         self._printed_step = 0
         self.caches = CacheSizes()
-        breath = Breath(system_clock)
+        breath = self._breath = Breath(system_clock)
         self._tracer = Tracer(Ids(info.run_id, info.attempt, info.rank), anchor)
         self.run = RunAccount(
             anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=keep_rules(config, self._profile),
@@ -134,7 +135,10 @@ class Pumping:
         """Begin to record, and start the thread."""
         notes_guard = Guard("logged values")
         # A step is judged when it is read: what was logged in it must be known by then.
-        self.pump.first.append(Chore(self._notes_reader.read, notes_guard, 0.0))
+        self.pump.first += [
+            Chore(self._notes_reader.read, notes_guard, 0.0),
+            Chore(self._read_operations, Guard("operations"), 0.0),
+        ]
         self.pump.chores += [
             *looking_after(self._recording, self._watch),
             Chore(self._notes_reader.tell, notes_guard, 0.0),
@@ -213,17 +217,24 @@ class Pumping:
             pump.positions(), pump.waiting, path,
         )  # fmt: skip
 
+    def _read_operations(self) -> None:
+        calls = calls_of(self._recording.timers.take(self._breath))
+        self.run.learn(self._recording.recorder.sources)
+        self.run.totals.add_occurrences(calls)
+        self.tracking.hold(calls)
+
     def _overhead_s(self) -> float:
         """On the training thread, as sampled there."""
         return self._recording.spent_ns / NS_PER_S
 
     def _drops(self) -> dict[tuple[str, str], int]:
+        notes, devices, timers = self._recording.notes, self._recording.devices, self._recording.timers
         return {
             **self._routes.drops(),
             ("spans", "sampled_out"): self.run.keeper.limited,
             ("records", "overrun"): self.pump.missed,
-            ("records", "queue_full"): self._recording.notes.dropped + self._recording.devices.dropped,
-            ("records", "serialization"): self._recording.notes.refused,
+            ("records", "queue_full"): notes.dropped + devices.dropped + timers.dropped,
+            ("records", "serialization"): notes.refused,
         }
 
     def _faults(self) -> dict[str, int]:
@@ -234,6 +245,7 @@ class Pumping:
             "ranks": faults.get("ranks", 0) + self._ranks.faults,
             **self.tracking.faults(),
             "caches": self.caches.faults,
+            "tokens": self._recording.timers.faults,
         }
 
     def _print_progress(self) -> None:

@@ -13,6 +13,7 @@ from otel_train.record.device_time import time_devices
 from otel_train.record.discover import Probes
 from otel_train.record.hand import Hand, switch
 from otel_train.record.notes import Notes
+from otel_train.record.operations import Timers
 from otel_train.record.recorder import Recorder
 from otel_train.record.scaler import ScaledUpdates
 from otel_train.record.torch_probes import TorchProbes, in_backward
@@ -45,6 +46,7 @@ class Recording:
         notes: what the user logs.
         probes: loaders and models.
         hand: stages by hand.
+        timers: operations timed by token.
     """
 
     def __init__(
@@ -75,6 +77,7 @@ class Recording:
         self.notes = Notes(system_clock)
         self.probes = Probes(self.recorder, compiled=self.follow_compiler)
         self.hand = Hand(self.recorder)
+        self.timers = Timers(self.recorder, system_clock)
         self._torch: TorchProbes | None = None
 
     @property
@@ -84,7 +87,7 @@ class Recording:
 
     def begin(self) -> None:
         """Listen to the functions at the top of the package, and to torch if it is there."""
-        switch.hand = self.hand
+        switch.hand, switch.timers = self.hand, self.timers
         self.watch_torch()
         with Guard("devices"):  # most programs have put their model on a device by now
             self.transfers.look()
@@ -110,7 +113,7 @@ class Recording:
     def end(self) -> None:
         """Take every hook and patch out; nothing is written from now on."""
         if switch.hand is self.hand:
-            switch.hand = None
+            switch.hand = switch.timers = None
         self.probes.remove()
         if self._torch is not None:
             self._torch.remove()

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from otel_train.export.estate import Estate
     from otel_train.export.pump import Route
     from otel_train.handle import Handle
+    from otel_train.record.operations import Token
     from otel_train.record.roots import RootFinder
 
 
@@ -144,6 +145,14 @@ class Session:
     def capture(self, **request: Any) -> str:
         """Capture the next steps with ``torch.profiler``; see ``otel_train.capture``."""
         return self._pumping.capturing.ask(request)
+
+    def begin(self, name: str) -> Token:
+        """Begin to time an operation; see ``otel_train.begin``."""
+        return self._recording.timers.begin(name)
+
+    def end(self, token: Token) -> None:
+        """End what ``begin`` began."""
+        self._recording.timers.end(token)
 
     def cache(self, name: str, *, size: Callable[[], int]) -> Handle:
         """Count a cache of the program's own as memory: ``size()`` gives its bytes, asked on a thread of ours.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.aggregate.flat import FlatFigures
+from otel_train.aggregate.operations import MOST_HELD, HeldOperations
 from otel_train.errors import ConfigError
 from otel_train.export.trackers.blocks import BlocksOutlet
 from otel_train.export.trackers.desk import Desk
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from otel_train.aggregate.flat import FlatRow
     from otel_train.aggregate.loader_rows import LoaderFacts
     from otel_train.aggregate.run import RunAccount
-    from otel_train.aggregate.steps import Settled
+    from otel_train.aggregate.steps import Occurrences, Settled
     from otel_train.clock import Anchor
     from otel_train.config import Config
     from otel_train.export.trackers import Outlet
@@ -103,6 +104,8 @@ class Tracking:
         self._folder = folder / "tensorboard" if folder else None
         self._first = info.rank == 0
         self._guard = Guard("flat figures")
+        self._run = run
+        self._held = HeldOperations()
         self._awake = False
         self._thread = threading.get_ident()
         self._desks: dict[str, Desk] = {}
@@ -137,6 +140,12 @@ class Tracking:
         """Let the totals of operations start from now."""
         self._figures.reset()
 
+    def hold(self, calls: Occurrences) -> None:
+        """Operations are over that are timed by token."""
+        if self._desks:
+            self._held.add(calls)
+            self._flush(least=MOST_HELD)
+
     def faults(self) -> dict[str, int]:
         """Faults of all trackers; rows that were dropped count as well."""
         desks = list(self._desks.values())
@@ -145,6 +154,7 @@ class Tracking:
     def close(self, timeout_s: float) -> None:
         """Hand over what is left, and wait for the trackers in at most ``timeout_s`` seconds in all."""
         deadline = time.monotonic() + timeout_s
+        self._flush()
         if self._awake:
             with self._guard:
                 self._put(self._figures.finish())
@@ -154,11 +164,18 @@ class Tracking:
         for desk in desks:
             desk.join(deadline - time.monotonic())
 
+    def _flush(self, *, least: int = 1) -> None:
+        rest = self._held.rest(least=least)
+        if rest is not None:
+            none = rest.failed_asks
+            self._take(rest, none, none)
+
     def _take(self, settled: Settled, rows: np.ndarray, numbers: np.ndarray) -> None:
         if self._guard.closed:
             return
         with self._guard:
             self._awake = self._awake or any(desk.outlet.wanted() for desk in list(self._desks.values()))
+            settled = self._held.among(settled, self._run.settled_ns)
             if self._awake:
                 self._put(self._figures.take(settled, rows, numbers))
             else:

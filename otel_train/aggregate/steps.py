@@ -166,6 +166,17 @@ class Settled(NamedTuple):
     epochs: np.ndarray
 
 
+def _empty(*shape: int) -> np.ndarray:
+    return np.zeros((0, *shape), dtype=np.int64)
+
+
+NOTHING = Settled(
+    StepRows(*[_empty()] * 8), Occurrences(*[_empty()] * 7), Tiles(*[_empty()] * 6), _empty(4), _empty(4),
+    _empty(3), _empty(), 0, 0, None, _empty(3),
+)  # fmt: skip
+"""A slice that settled nothing."""
+
+
 def columns_of(sources: Sequence[Source]) -> SourceColumns:
     """What ``sources`` say beforehand, as columns."""
     named = [_phase_of_name(s.name) if s.kind is SourceKind.DATA else -1 for s in sources]

@@ -104,7 +104,7 @@ class Totals:
             sums = np.bincount(tiles.activity, weights=tiles.self_ns, minlength=len(self.activity_ns))
             self.activity_ns += sums.astype(np.int64)
         self._breathe()
-        self._add_occurrences(settled.occurrences)
+        self.add_occurrences(settled.occurrences)
         self._add_steps(settled.steps)
         self.add_batches(settled.batches)
         self.loaders.add_starts(settled.starts, self.names)
@@ -121,7 +121,8 @@ class Totals:
         unknown = self.on_device.made and not self.on_device.known
         return None if unknown else self.skipped_updates + self.on_device.skipped
 
-    def _add_occurrences(self, ended: Occurrences) -> None:
+    def add_occurrences(self, ended: Occurrences) -> None:
+        """Count calls that ended."""
         if not len(ended.source):
             return
         series = self.names.series(ended.source, ended.loader, ended.phase)

@@ -1,4 +1,4 @@
-"""What a loop calls its loader: the variable, attribute or key that holds it."""
+"""What the program around a call says of it: where it is, and what it calls its loader."""
 
 from __future__ import annotations
 
@@ -50,6 +50,14 @@ def name_of(loader: Any) -> str:  # Any: somebody's loader
             held += _passing_on(frame, held)
         frame = frame.f_back
     return generic
+
+
+def calling() -> str:
+    """File and line of the program that called us."""
+    frame = inspect.currentframe()
+    while frame is not None and _is_ours(frame):
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
 
 def _is_ours(frame: FrameType) -> bool:

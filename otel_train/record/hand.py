@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Generator
     from typing import Literal
 
+    from otel_train.record.operations import Timers
     from otel_train.record.recorder import Recorder
 
     Function = TypeVar("Function", bound=Callable[..., Any])
@@ -75,10 +76,11 @@ def _begin_end_fail(source: int) -> tuple[int, int, int]:
 class Switch:
     """Which session the functions at the top of the package talk to, if any."""
 
-    __slots__ = ("hand",)
+    __slots__ = ("hand", "timers")
 
     def __init__(self) -> None:
         self.hand: Hand | None = None
+        self.timers: Timers | None = None
 
 
 switch = Switch()
