@@ -30,8 +30,9 @@ class Boundary:
     """Says of every edge, before it is written, whether a step ended just before it.
 
     The pump decides later, and finally, what a step was. Here, with nothing but the edges so far, a step
-    ends at the first ask after an update. Where no ask comes it ends after the update that was, one round
-    earlier, the last before the first optimizer came again: so that round passes unused.
+    ends at the first ask after an update; making a loader's iterator is one. Where no ask comes it ends after
+    the update that was, one round earlier, the last before the first optimizer came again: so that round
+    passes unused.
 
     Args:
         rule: see ``Rule``.
@@ -54,13 +55,22 @@ class Boundary:
             return self._at_ask(op, kind, code)
         return self._after_work(op, kind, number)
 
+    def inside(self, code: int) -> bool:
+        """Whether, just before this edge, a step was running beyond doubt.
+
+        Between the end of one and the work of the next lies what may be of neither: an evaluation, a checkpoint.
+        """
+        kind = self._sources[code >> SOURCE_SHIFT & SOURCE_MASK].kind
+        if self._rule.work is SourceKind.MARK:
+            return True  # marks lie side by side
+        return kind is self._rule.work and code & OP_MASK == Op.END and not code & _START
+
     def _at_ask(self, op: int, kind: SourceKind, code: int) -> bool:
-        if kind is self._rule.work and op == Op.END:
+        if self.inside(code):
             self._worked = True
-        if kind is not SourceKind.DATA or op != Op.BEGIN or code & _START:
+        if kind is not SourceKind.DATA or op != Op.BEGIN:
             return False
-        ended = self._worked or self._rule.work is SourceKind.DATA
-        self._worked = False
+        ended, self._worked = self._worked, False
         return ended
 
     def _after_work(self, op: int, kind: SourceKind, number: int) -> bool:

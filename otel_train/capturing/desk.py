@@ -15,7 +15,6 @@ from otel_train.capturing.gate import Gate, Phase
 from otel_train.capturing.plan import NEXT, Plan, Recorded
 from otel_train.capturing.record import RECORD_SUFFIX, write_record
 from otel_train.capturing.writer import Outcome, Place, Writing
-from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,7 +70,6 @@ class Desk:
         self._recorded: Recorded | None = None
         self._bytes_per_step = 0
         self._told_active = False
-        self._ahead = 0
 
     def ask(self, plan: Plan, *, patient: bool = True) -> str:
         """Want a capture. Any thread may ask.
@@ -98,7 +96,7 @@ class Desk:
     def in_a_hurry(self) -> bool:
         """Whether something waits for what only settling tells: what a step is, and its number."""
         gate = self.gate
-        unnumbered = gate.first_boundary_ns > 0 and gate.first_number == NEXT
+        unnumbered = gate.first_ns > 0 and gate.first_number == NEXT
         unruled = bool(self._asked) and self._loop().rule is None
         return unruled or self._recorded is not None or (gate.phase is not Phase.IDLE and unnumbered)
 
@@ -108,8 +106,8 @@ class Desk:
             if self.gate.phase is Phase.IDLE and self._recorded is None:
                 self._arm(plan, loop)
         gate = self.gate
-        if gate.first_number == NEXT and 0 < gate.first_boundary_ns < loop.settled_ns:
-            gate.first_number = self._story.number(gate.first_boundary_ns) + self._ahead
+        if gate.first_number == NEXT and 0 < gate.first_ns < loop.settled_ns:
+            gate.first_number = self._story.number(gate.first_ns)
         if gate.phase is Phase.ACTIVE and not self._told_active:
             self._told_active = True
             self._story.active(active=True)
@@ -141,8 +139,6 @@ class Desk:
         if loop.rule is None or (plan.at_step != NEXT and not loop.near(plan)):
             return
         self._asked.remove(plan)
-        # A step that ends at an ask, or at a mark, is not over yet when that edge comes.
-        self._ahead = int(loop.rule.asks or loop.rule.work is SourceKind.MARK)
         if self._bytes_per_step:  # the end of a recording costs training 15 ms for every MB that it holds
             most = max(1, self._place.max_bytes // self._bytes_per_step)
             if most < plan.steps:
@@ -156,9 +152,10 @@ class Desk:
         self._ended_ns = recorded.ended_ns
         self._told_active = False
         self._story.active(active=False)
-        first = self._story.number(recorded.begun_ns) + self._ahead if recorded.begun_ns else NEXT
+        within_ns = recorded.within_ns or recorded.begun_ns
+        first = self._story.number(within_ns) if within_ns else NEXT
         steps = (first, first + recorded.steps - 1) if recorded.steps else (NEXT, NEXT)
-        epoch = self._story.epoch(recorded.begun_ns or recorded.ended_ns)
+        epoch = self._story.epoch(within_ns or recorded.ended_ns)
         name = self._free_name(f"epoch_{epoch}-step_{max(first, 0)}")
         job = _Job(recorded._replace(trace=None), steps, epoch, name, None)
         if recorded.trace is None:

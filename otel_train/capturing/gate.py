@@ -66,11 +66,11 @@ class Gate:
     ) -> None:
         self.phase = Phase.IDLE
         self._result: Recorded | None = None
-        self.first_boundary_ns = 0
-        """When the first step ended after arming; 0 until then."""
+        self.first_ns = 0
+        """An instant in the first step that began after arming; 0 until there is one."""
         self.first_number = NEXT
-        """Number of the step that began there; told by the pump, which finds out later."""
-        self.begun_ns = self._ended_ns = 0
+        """Number of that step; told by the pump, which finds out later."""
+        self.begun_ns = self._ended_ns = self._within_ns = 0
         self._profiler = profiler(self._give_way)
         self._clock = clock
         self._max_ns = int(max_s * NS_PER_S)
@@ -86,7 +86,7 @@ class Gate:
         self._step: Range | None = None
         self._boundaries = self._left = self._steps = 0
         self._result = None
-        self.first_boundary_ns, self.first_number, self.begun_ns, self._ended_ns = 0, NEXT, 0, 0
+        self.first_ns, self.first_number, self.begun_ns, self._ended_ns, self._within_ns = 0, NEXT, 0, 0, 0
         self.phase = Phase.WAITING
         thread.divert(self._see)
 
@@ -131,6 +131,8 @@ class Gate:
             self._contain(self._open_range, code >> SOURCE_SHIFT & SOURCE_MASK)
 
     def _before(self, code: int) -> None:
+        if self._boundaries and self._boundary.inside(code):
+            self._note_instant()
         if self._boundary.before(code):
             self._at_boundary()
         elif self._over or (self.begun_ns and self._clock() - self.begun_ns > self._max_ns):
@@ -147,9 +149,13 @@ class Gate:
             if self.phase is not Phase.DONE:
                 self._finish()
 
+    def _note_instant(self) -> None:
+        """By an instant inside a step the pump, which finds out later, tells its number."""
+        if self.begun_ns:
+            self._within_ns = self._within_ns or self._clock()
+        self.first_ns = self.first_ns or self._clock()
+
     def _at_boundary(self) -> None:
-        if not self._boundaries:
-            self.first_boundary_ns = self._clock()
         self._boundaries += 1
         if self.phase is Phase.WAITING and self._is_time():
             self._warm_up()
@@ -234,6 +240,7 @@ class Gate:
             self._clock(),
             self._abort,
             tuple(self._notes),
+            self._within_ns,
         )
 
     def _stop(self, warming: int) -> None:

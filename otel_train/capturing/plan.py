@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from otel_train.values import LISTS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 ACTIVITIES = LISTS["capture_activities"]
 """What ``torch.profiler`` can look at, in our settings' words."""
@@ -69,6 +66,7 @@ class Recorded(NamedTuple):
         ended_ns: when it ended.
         problem: why it is not what was wanted; "" when it is.
         notes: what is missing in it.
+        within_ns: an instant in its first step; 0 if that had not come to its work.
     """
 
     plan: Plan
@@ -78,29 +76,4 @@ class Recorded(NamedTuple):
     ended_ns: int
     problem: str = ""
     notes: tuple[str, ...] = ()
-
-
-class Written(NamedTuple):
-    """A capture that is over.
-
-    Attributes:
-        recorded: what the training thread recorded; its trace is gone.
-        file: path of the trace; "" where there is none.
-        bytes: its size.
-        first_step: number of the first step in it; -1 if unknown.
-        last_step: number of the last.
-        epoch: pass over the training data it lies in, from 1.
-        problem: why it is not what was wanted; "" when it is.
-        seconds: from the first step to the written file.
-        finding: the leading finding of its analysis, as its fields; empty where there was none.
-    """
-
-    recorded: Recorded
-    file: str
-    bytes: int
-    first_step: int
-    last_step: int
-    epoch: int
-    problem: str
-    seconds: float
-    finding: Mapping[str, Any]
+    within_ns: int = 0

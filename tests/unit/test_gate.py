@@ -284,13 +284,13 @@ def test_a_step_ends_at_the_first_ask_after_an_update() -> None:
     assert ends(ASKS, *edges) == [10, 20]
 
 
-def test_making_an_iterator_is_no_ask() -> None:
-    """The end of an epoch does not end a step twice."""
+def test_making_an_iterator_is_an_ask_like_any_other() -> None:
+    """The step before an evaluation ends where that begins to fetch; the next ask does not end another one."""
     boundary = Boundary(ASKS, SOURCES)
     boundary.before(code(Op.END, FIRST))
 
-    assert not boundary.before(code(Op.BEGIN, DATA, Flag.START))
-    assert boundary.before(code(Op.BEGIN, DATA))
+    assert boundary.before(code(Op.BEGIN, VAL, Flag.START))
+    assert not boundary.before(code(Op.BEGIN, VAL))
 
 
 def test_without_a_loader_a_round_of_updates_is_a_step() -> None:
@@ -307,6 +307,25 @@ def test_marks_set_by_hand_end_steps_and_nothing_else_does() -> None:
     assert ends(Rule(SourceKind.MARK, asks=True), *edges) == [6, 9]
 
 
-def test_where_batches_are_the_steps_every_ask_ends_one() -> None:
-    """A loop without updates and backwards."""
-    assert ends(Rule(SourceKind.DATA, asks=True), *calls(DATA, FORWARD, DATA)) == [0, 4]
+def test_where_batches_are_the_steps_the_ask_after_each_ends_it() -> None:
+    """A loop without updates and backwards. The end of an epoch gives no batch, and the iterator is none."""
+    boundary = Boundary(Rule(SourceKind.DATA, asks=True), SOURCES)
+    edges = [
+        *[code(op, DATA) for op in (Op.BEGIN, Op.END, Op.BEGIN, Op.END, Op.BEGIN, Op.STOP)],
+        *[code(op, DATA, Flag.START) for op in (Op.BEGIN, Op.END)],
+        *[code(op, DATA) for op in (Op.BEGIN, Op.END, Op.BEGIN, Op.END)],
+    ]
+
+    assert [place for place, edge in enumerate(edges) if boundary.before(edge)] == [2, 4, 10]
+
+
+def test_a_number_is_told_by_an_instant_at_the_step_s_own_work() -> None:
+    """Between the end of one step and the work of the next there may be an evaluation, which is of neither."""
+    loop = Loop()
+    loop.arm(steps=1)
+    loop.step()
+    loop.step(VAL, FORWARD, VAL, FORWARD)
+    assert loop.gate.first_ns == 0
+    loop.step()
+
+    assert loop.gate.first_ns == loop.clock.now_ns

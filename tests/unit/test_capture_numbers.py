@@ -1,0 +1,173 @@
+"""Whatever the loop and whenever it is asked for, a capture's steps have the numbers that the loop counts."""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.steps import StepSource
+from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.capturing.around import Limits, Loop, Story
+from otel_train.capturing.boundary import Rule
+from otel_train.capturing.desk import Desk
+from otel_train.capturing.gate import Thread
+from otel_train.capturing.plan import NEXT, Plan
+from otel_train.capturing.writer import Place
+from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
+from otel_train.testing import FakeClock
+from tests.support.edges import Tape
+from tests.support.profiler import FakeProfiler
+from tests.unit.test_run_account import ANCHOR, KEEP_NONE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from otel_train.aggregate.captures import Capture
+
+STEPS = 24
+PERIOD = 3
+"""Steps after which something lies between two of them."""
+
+TURN_EVERY = 13
+"""Edges that the pump reads at once: no divisor of any loop below."""
+
+ASKED_EVERY = 5
+WORK = {StepSource.UPDATE: SourceKind.OPTIMIZER, StepSource.MANUAL: SourceKind.MARK}
+
+
+class Replay:
+    """Goes through a loop edge by edge, with a pump that reads every few of them."""
+
+    def __init__(self, tape: Tape, folder: Path) -> None:
+        self.tape = tape
+        self._times = [
+            2 * (at + number) for number, at in enumerate(tape.times)
+        ]  # no two the same, with room
+        self.clock = FakeClock(0)
+        self.profiler = FakeProfiler()
+        self.told: list[Capture] = []
+        self._see: Any = None
+        self._unread: list[int] = []
+        tracer = Tracer(Ids("run-1", 0, 0), ANCHOR)
+        self._run = RunAccount(0, anchor=ANCHOR, tracer=tracer, rules=KEEP_NONE, stall_after_s=1e6)
+        self._run.learn(tape.sources)
+        self.desk = Desk(
+            self.profiler, loop=self._loop, clock=self.clock, limits=Limits(60, 60),
+            story=Story(self.told.append, lambda **_: None, self._number, lambda ns: ns, self._run.epoch),
+            place=Place(folder, 0, max_bytes=1 << 20, kept=1 << 20, analyze=()),
+        )  # fmt: skip
+
+    def go(self, plan: Plan, *, at_edge: int) -> Capture:
+        """The whole loop; the capture is asked for when ``at_edge`` edges have been written."""
+        for at, word in enumerate(self.tape.codes):
+            if at == at_edge:
+                assert self.desk.ask(plan) == ""
+            self.clock.now_ns = self._times[at] - 1
+            (self._see or (lambda code, write: write(code)))(word, self._unread.append)
+            self.clock.now_ns += 1
+            self._note_update(word)
+            if at % TURN_EVERY == 0 or at == at_edge:
+                self._turn(at)
+        self._turn(len(self.tape.codes) - 1)
+        self.desk.end(20)
+        return self.told[0]
+
+    def _turn(self, at: int) -> None:
+        first = at + 1 - len(self._unread)
+        times = np.array(self._times[first : at + 1], dtype=np.int64)
+        self._run.feed(1, times, np.array(self._unread, dtype=np.int64), name="MainThread", main=True)
+        self._unread.clear()
+        self.desk.turn()
+
+    def _loop(self) -> Loop:
+        run, leading = self._run, self._run.leading
+        work = WORK.get(run.step_source)
+        rule = None if work is None or leading is None else Rule(work, leading.asks)
+        thread = Thread(get_ident(), self.tape.sources, self._divert)
+        return Loop(rule, thread, run.step_number, 0, 1, run.settled_ns)
+
+    def _divert(self, see: Any) -> None:
+        self._see = see
+
+    def _number(self, at_ns: int) -> int:
+        return self._run.recent.at(at_ns, self._run.step_number)
+
+    def _note_update(self, word: int) -> None:
+        """Note, between the words of the profiler, that a step of the loop has done its work."""
+        source = self.tape.sources[word >> SOURCE_SHIFT & SOURCE_MASK]
+        if source.name == "SGD" and word & OP_MASK == Op.END:
+            number = sum(each.startswith("mine#") for each in self.profiler.log)
+            self.profiler.log.append(f"mine#{number}")
+
+
+def loops() -> dict[str, Callable[[Tape, int], object]]:
+    """What one step of each is."""
+
+    def plain(tape: Tape, number: int) -> None:
+        tape.step()
+        if number % 8 == 7:
+            tape.stop().start()
+
+    def evaluates(tape: Tape, number: int) -> None:
+        plain(tape, number)
+        if number % PERIOD == PERIOD - 1:
+            tape.start("val").validate()
+
+    def saves(tape: Tape, number: int) -> None:
+        plain(tape, number)
+        if number % PERIOD == PERIOD - 1:
+            tape.spend(2).run(SourceKind.CHECKPOINT, "checkpoint", 9).spend(2)
+
+    def samples(tape: Tape, number: int) -> None:
+        tape.forward().backward().update()
+        if number % PERIOD == PERIOD - 1:
+            tape.forward(11, flags=0)
+
+    def new_iterator_each_step(tape: Tape, number: int) -> None:
+        del number
+        tape.start().step()
+
+    def two_in_turn(tape: Tape, number: int) -> None:
+        tape.micro().update(optimizer="Adam").forward().backward().update()
+        if number % PERIOD == PERIOD - 1:
+            tape.start("val").validate()
+
+    def by_hand(tape: Tape, number: int) -> None:
+        tape.forward().backward().update()
+        if number % PERIOD == PERIOD - 1:
+            tape.forward(11, flags=0)
+        tape.edge(Op.MARK, tape.source(SourceKind.MARK, "step"))
+
+    return {each.__name__: each for each in (
+        plain, evaluates, saves, samples, new_iterator_each_step, two_in_turn, by_hand,
+    )}  # fmt: skip
+
+
+@pytest.mark.parametrize("at_step", [NEXT, 20])
+@pytest.mark.parametrize("name", loops())
+def test_the_numbers_are_right_wherever_it_is_asked_for(name: str, at_step: int, tmp_path: Path) -> None:
+    """A trace whose step 40 is the run's step 39 sends everybody to the wrong place."""
+    tape = Tape()
+    for number in range(STEPS):
+        loops()[name](tape, number)
+    edges, captured = len(tape.codes), 0
+    for at_edge in range(edges // 2, edges // 2 + PERIOD * edges // STEPS, ASKED_EVERY):
+        replay = Replay(tape, tmp_path / str(at_edge))
+        capture = replay.go(Plan("on_demand", 2, warmup=0, at_step=at_step), at_edge=at_edge)
+        if "had passed" in capture.problem:
+            continue
+        log = [word for word in replay.profiler.log if "otel_train:" not in word]
+        begun = log.index("+ProfilerStep#0")
+        mine = int(log[begun + 1].removeprefix("mine#"))
+        assert log[begun + 1 : begun + 5] == [
+            f"mine#{mine}", "-ProfilerStep#0", "+ProfilerStep#1", f"mine#{mine + 1}",
+        ], f"asked for at edge {at_edge}"  # fmt: skip
+        assert capture.steps == (mine, mine + 1), f"asked for at edge {at_edge}"
+        assert at_step in (NEXT, mine)
+        captured += 1
+    assert captured
