@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.errors import ConfigError
-from otel_train.values import MIB, PREFIX, RESERVED, check, parsed, text_of, typed, unknown
+from otel_train.values import FILE_VARIABLE, MIB, PREFIX, RESERVED, check, parsed, text_of, typed, unknown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Config:
-    """How a run is observed. Keyword settings win over a Config, that over the environment.
+    """How a run is observed. Keyword settings win over a Config, that over the environment, that over files.
 
     Standard ``OTEL_*`` variables (endpoint, headers, protocol, service name) keep their meaning and are
     not repeated here.
@@ -234,56 +234,39 @@ class Config:
         Raises:
             ConfigError: a value does not fit, or a name with our prefix is not a setting.
         """
-        return cls(**_settings_in(environ))
+        return cls(**settings_in(environ))
 
     def to_env(self) -> dict[str, str]:
         """The settings that differ from their default, as environment variables.
 
         ``Config.from_env(config.to_env()) == config``.
         """
-        return {PREFIX + name.upper(): text_of(value) for name, value in _changed(self).items()}
-
-    @classmethod
-    def resolve(
-        cls,
-        config: Config | None = None,
-        settings: Mapping[str, Any] | None = None,
-        *,
-        environ: Mapping[str, str] = os.environ,
-    ) -> Config:
-        """What holds for a run: keyword settings over ``config`` over the environment over defaults.
-
-        A field of ``config`` that has its default value says nothing, so the environment may fill it.
-
-        Raises:
-            ConfigError: a value does not fit, or a keyword or variable is not a setting.
-        """
-        if config is not None and not isinstance(config, cls):
-            raise ConfigError(f"config={config!r}: expected an otel_train.Config. Pass Config(run_id=...)")
-        for name in settings or {}:
-            if name not in DEFAULTS:
-                raise ConfigError(unknown(name, DEFAULTS))
-        changed = _changed(config) if config is not None else {}
-        return cls(**{**_settings_in(environ), **changed, **(settings or {})})
+        return {PREFIX + name.upper(): text_of(value) for name, value in changed(self).items()}
 
 
 DEFAULTS: Final[dict[str, Any]] = {field.name: field.default for field in fields(Config)}
 """Every setting and the value it has when nobody says anything."""
 
 
-def _changed(config: Config) -> dict[str, Any]:
+def changed(config: Config) -> dict[str, Any]:
+    """The settings that differ from their default."""
     values = {name: getattr(config, name) for name in DEFAULTS}
     return {name: value for name, value in values.items() if value != DEFAULTS[name]}
 
 
-def _settings_in(environ: Mapping[str, str]) -> dict[str, Any]:
+def settings_in(environ: Mapping[str, str]) -> dict[str, Any]:
+    """The settings that an environment holds.
+
+    Raises:
+        ConfigError: a value does not parse, or a name with our prefix is not a setting.
+    """
     names = {PREFIX + name.upper(): name for name in DEFAULTS}
     values: dict[str, Any] = {}
     for variable, text in environ.items():
         if not variable.startswith(PREFIX) or variable in RESERVED:
             continue
         if variable not in names:
-            raise ConfigError(unknown(variable, names))
+            raise ConfigError(unknown(variable, (*names, FILE_VARIABLE)))
         if text:
             values[names[variable]] = parsed(variable, text, DEFAULTS[names[variable]])
     return values

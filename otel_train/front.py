@@ -32,6 +32,7 @@ def instrument(
     loaders: Any = None,  # Any: one iterable, a sequence of them, or a mapping name -> iterable
     *,
     config: Config | None = None,
+    config_file: str | os.PathLike[str] | None = None,
     **settings: Any,  # Any: the fields of Config
 ) -> Session:
     """Watch a training loop. The loop stays as it is.
@@ -43,8 +44,10 @@ def instrument(
             ``Loader(loader, name=..., phase=...)`` says more about one. DataLoaders that are not given are
             found when they are iterated.
         config: settings as an object.
-        **settings: settings by name; they win over ``config``, and that over ``OTEL_TRAIN_*`` variables. ``wandb``,
-            ``mlflow`` and ``tensorboard`` also take a run, a writer or a dict.
+        config_file: a YAML file with settings; else ``OTEL_TRAIN_CONFIG`` names one.
+        **settings: settings by name; they win over ``config``, that over ``OTEL_TRAIN_*`` variables, those over the
+            YAML file, and that over ``[tool.otel_train]`` in ``pyproject.toml``. ``wandb``, ``mlflow`` and
+            ``tensorboard`` also take a run, a writer or a dict.
 
     Returns:
         The session. A second call while one is open extends it, and never watches anything twice.
@@ -52,20 +55,21 @@ def instrument(
     Raises:
         ConfigError: a setting, a model or a loader is not what it should be; says value, rule and remedy.
     """
-    from otel_train.config import Config
     from otel_train.session import Session
+    from otel_train.sources import settle
     from otel_train.tracking import told_apart
 
     plain, trackers = told_apart(settings)
-    resolved = Config.resolve(config, plain, environ=os.environ)
-    if resolved.disabled:
-        return _disabled(resolved, loaders)
+    settled = settle(config, plain, config_file=config_file, environ=os.environ)
+    if settled.config.disabled:
+        return _disabled(settled.config, loaders)
     session = current()
     made = session is None
     if session is None:
         _check(model, loaders)
-        session = Session(resolved)
+        session = Session(settled.config, origins=settled.origins)
         _sessions[:] = [session]
+        trackers = {**settled.given, **trackers}
     try:
         session.add(model, loaders)
         session.track(trackers)

@@ -214,7 +214,7 @@ class Pumping:
         )  # fmt: skip
         return Estate(
             self._config, self._info, self._resource, self._anchor, self.run, self._signals, loaders, known,
-            pump.positions(), pump.waiting, path,
+            pump.positions(), pump.waiting, path, dict(self._routes.origins),
         )  # fmt: skip
 
     def _read_operations(self) -> None:

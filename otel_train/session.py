@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.ending import write_at_the_end
@@ -41,16 +42,23 @@ class Session:
     Args:
         config: how the run is observed.
         environ: the process environment.
+        origins: where settings come from; see ``otel_train.sources``.
     """
 
-    def __init__(self, config: Config, environ: Mapping[str, str] = os.environ) -> None:
+    def __init__(
+        self,
+        config: Config,
+        environ: Mapping[str, str] = os.environ,
+        *,
+        origins: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.config = config
         self.closed = False
         self._pid = os.getpid()
         self._window: Window | None = None
         anchor = Anchor.now()
         info = detect(config, environ)
-        self._routes = Routes.open(config, info, environ)
+        self._routes = Routes.open(config, info, environ, origins=origins)
         self.info = info.with_attempt(self._routes.attempt)
         self._recording = Recording(
             config, self.info, anchor=anchor, environ=environ, flight_path=self._routes.flight_path

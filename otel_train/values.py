@@ -17,8 +17,14 @@ if TYPE_CHECKING:
 PREFIX: Final = "OTEL_TRAIN_"
 """Every setting is also an environment variable: this prefix, then the field in capitals."""
 
-RESERVED: Final = frozenset({"OTEL_TRAIN_TEST_BIN", "OTEL_TRAIN_LAUNCH", "OTEL_TRAIN_LAUNCH_RUN"})
-"""Names with our prefix that are no settings: of the project's own tests, and of ``otel-train run``."""
+FILE_VARIABLE: Final = "OTEL_TRAIN_CONFIG"
+"""Names a YAML file with settings."""
+
+RESERVED: Final = frozenset(
+    {FILE_VARIABLE, "OTEL_TRAIN_TEST_BIN", "OTEL_TRAIN_LAUNCH", "OTEL_TRAIN_LAUNCH_RUN"}
+)
+"""Names with our prefix that are no settings: of a file with settings, of the project's own tests, and of
+``otel-train run``."""
 
 MIB: Final = 1 << 20
 

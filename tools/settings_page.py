@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import inspect
+import json
 import re
 import sys
 from itertools import pairwise
@@ -25,17 +26,76 @@ HEAD = """\
 
 # Settings
 
-Every setting is a keyword of `otel_train.instrument(...)`, a field of `otel_train.Config`, and an environment
-variable. A keyword wins over a `Config`, a `Config` over the environment, the environment over the default.
+Every setting can be said in four places, under the same name:
 
-A value that cannot be honoured raises `ConfigError` at once. So does a keyword or an `OTEL_TRAIN_*` variable that is
-not in this table. In the environment `true`, `1`, `yes`, `on` and `false`, `0`, `no`, `off` are switches, and an empty
-value counts as not set.
+| Place | How |
+| --- | --- |
+| code | a keyword of `otel_train.instrument(...)`, or a field of `otel_train.Config(...)` given as `config=` |
+| environment | a variable: `OTEL_TRAIN_` and the name in capitals. `otel-train run --set name=value` sets one |
+| YAML file | a key of the file that `config_file=` or the variable `OTEL_TRAIN_CONFIG` names |
+| `pyproject.toml` | a key of the table `[tool.otel_train]` |
+
+## Who wins
+
+keyword > `Config` > environment > YAML file > `pyproject.toml` > default. It is settled for each setting by itself. A
+field of a `Config` that has its default value says nothing. `config_file=` wins over `OTEL_TRAIN_CONFIG`: one YAML file
+is read, never two.
+
+`otel-train doctor` shows what holds in a folder and where each setting comes from. A run writes the same to
+`settings_from` in `run.json`, `summary.json` and the artifact `config.json`, and names files on its card.
+
+## The same in four spellings
+
+```python
+import otel_train
+
+otel_train.instrument(run_dir="/data/runs", log_every_steps=100, wandb={"project": "mine"})
+```
+
+```sh
+OTEL_TRAIN_RUN_DIR=/data/runs OTEL_TRAIN_LOG_EVERY_STEPS=100 OTEL_TRAIN_WANDB=on python train.py
+```
+
+```yaml
+# settings.yaml, with OTEL_TRAIN_CONFIG=settings.yaml or config_file="settings.yaml"
+run_dir: /data/runs
+log_every_steps: 100
+wandb: {project: mine}
+```
+
+```toml
+# pyproject.toml
+[tool.otel_train]
+run_dir = "/data/runs"
+log_every_steps = 100
+wandb = {project = "mine"}
+```
+
+## Which files are read
+
+- The nearest `pyproject.toml`: from the working directory up to the root of the repository (the folder with `.git`),
+  and nothing above it. Outside of a repository only the working directory itself. The nearest file decides, also if it
+  has no table of ours; one that does not speak of `otel_train` is not even parsed.
+- The YAML file by its path, from the working directory. It needs the extra: `pip install 'otel-train[yaml]'`.
+- Files are read once, in `instrument()`. Loader workers and the training loop read none. Where code or environment says
+  `disabled`, no file is read.
+- A path in a file means what it means in code: it begins at the working directory.
+
+## What is refused
+
+A value that cannot be honoured raises `ConfigError` at once, with the file, the key, the value, the rule and the remedy.
+So does a keyword, a key or an `OTEL_TRAIN_*` variable that is not in this table; the nearest name is suggested. A value
+is checked also where a nearer place overrides it.
+
+In the environment `true`, `1`, `yes`, `on` and `false`, `0`, `no`, `off` are switches, and an empty value counts as not
+set; so does `null` in YAML. A tracker may be a table in YAML and TOML, where code takes a dict.
 
 The standard `OTEL_*` variables keep their meaning; see [how to export by OTLP](../howto/export-otlp.md).
 
-| Setting | Environment | Default | Meaning |
-| --- | --- | --- | --- |
+## All settings, with their defaults
+
+| Code | Environment | YAML | `pyproject.toml` | Meaning |
+| --- | --- | --- | --- | --- |
 """
 UNREAD = " **Accepted, without effect in this version.**"
 
@@ -69,11 +129,22 @@ def page() -> str:
     """The page as it should read."""
     texts, idle = meanings(), unread()
     rows = [
-        f"| `{name}` | `{config.PREFIX}{name.upper()}` | `{default!r}` | "
+        f"| {' | '.join(f'`{spelling}`' for spelling in spellings(name, default))} | "
         f"{_markdown(texts[name])}{UNREAD if name in idle else ''} |"
         for name, default in config.DEFAULTS.items()
     ]
     return HEAD + "\n".join(rows) + "\n"
+
+
+def spellings(name: str, default: object) -> tuple[str, str, str, str]:
+    """A setting with its default in code, as a variable, in YAML, in TOML."""
+    written = json.dumps(default)  # what JSON holds, YAML and TOML read the same
+    return (
+        f"{name}={default!r}",
+        f"{config.PREFIX}{name.upper()}={config.text_of(default)}",
+        f"{name}: {written}",
+        f"{name} = {written}",
+    )
 
 
 def _markdown(text: str) -> str:

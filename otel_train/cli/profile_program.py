@@ -11,10 +11,10 @@ from otel_train.artifacts.write import OPS, write
 from otel_train.capturing.asked import activities
 from otel_train.cli import artifacts
 from otel_train.cli.run import launched
-from otel_train.config import Config
 from otel_train.errors import ConfigError, RunDirectoryError
 from otel_train.export.rundir import folder_name
 from otel_train.runinfo import detect
+from otel_train.sources import settle
 from otel_train.values import PREFIX
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     if args.run:
         raise ConfigError(f"{args.run}: give either a live RUN, or a program behind --")
     settings = _settings(args)
-    config = Config.from_env({**os.environ, **settings})
+    config = settle(environ={**os.environ, **settings}).config
     if config.disabled:
         raise ConfigError("OTEL_TRAIN_DISABLED=true: nothing can be profiled. Take it away")
     run_id = settings[f"{PREFIX}RUN_ID"] = detect(config, os.environ).run_id

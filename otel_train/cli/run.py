@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from otel_train.config import DEFAULTS
 from otel_train.errors import ConfigError, OtelTrainError
-from otel_train.values import PREFIX
+from otel_train.values import FILE_VARIABLE, PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -34,6 +34,7 @@ examples:
   otel-train run train.py --epochs 3
   otel-train run -m package.train --epochs 3
   otel-train run --run-name baseline --endpoint http://127.0.0.1:4318 train.py
+  otel-train run --config settings.yaml train.py
   otel-train run --set export_every_s=5 --set prometheus=false train.py
   otel-train run torchrun --nproc-per-node 2 train.py
   torchrun --nproc-per-node 2 -m otel_train run train.py
@@ -72,6 +73,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--endpoint", metavar="URL", help="send by OTLP to this collector, such as http://127.0.0.1:4318"
     )
+    parser.add_argument("--config", metavar="FILE", help="a YAML file with settings")
     parser.add_argument("--no-prometheus", action="store_true", help="do not serve /metrics")
     parser.add_argument("--no-card", action="store_true", help="do not print the card at the end")
     parser.add_argument(
@@ -176,6 +178,8 @@ def settings_of(args: argparse.Namespace) -> Mapping[str, str]:
     if args.no_card:
         given["console"] = "false"
     found = {PREFIX + name.upper(): value for name, value in given.items()}
+    if args.config:
+        found[FILE_VARIABLE] = args.config
     if args.endpoint:
         found["OTEL_EXPORTER_OTLP_ENDPOINT"] = args.endpoint
     return found

@@ -18,6 +18,7 @@ AREA = "installed"
 LEAST_PYTHON, LEAST_TORCH = (3, 10), (2, 4)
 EXTRAS = {
     "nvml": ("nvidia-ml-py", "utilisation, power and temperature of NVIDIA GPUs"),
+    "yaml": ("PyYAML", "settings in a YAML file"),
     "analyze": ("msgspec", "traces are read five times as fast"),
 }
 """Extra to its package, and what that is good for."""
@@ -26,6 +27,7 @@ DEVICE = Path("/dev/nvidiactl")
 """There is an NVIDIA driver where this is."""
 
 _REQUIREMENT = re.compile(r"^(?P<name>[A-Za-z0-9._-]+)(?P<rest>[^;]*)(?:;(?P<marker>.*))?$")
+_BELOW = re.compile(r"""python_version\s*<\s*["'](?P<number>[\d.]+)""")
 _BOUND = re.compile(r"(?P<sign>>=|<)(?P<number>\d[\w.]*)")
 
 
@@ -49,7 +51,7 @@ def look(
     ours = of("otel-train")
     yield Finding(area=AREA, state=OK, what=f"otel-train {ours or '(from its sources, not installed)'}")
     yield _torch(of("torch"))
-    yield from _requirements(of)
+    yield from _requirements(of, python)
     for extra, (package, good_for) in EXTRAS.items():
         found = of(package)
         if found:
@@ -96,7 +98,7 @@ def _torch(found: str | None) -> Finding:
     return Finding(area=AREA, state=OK, what=f"torch {found}")
 
 
-def _requirements(of: Callable[[str], str | None]) -> Iterator[Finding]:
+def _requirements(of: Callable[[str], str | None], python: tuple[int, ...]) -> Iterator[Finding]:
     """What we cannot do without, as our own package says."""
     try:
         wanted = requires("otel-train") or []
@@ -106,6 +108,9 @@ def _requirements(of: Callable[[str], str | None]) -> Iterator[Finding]:
     for requirement in wanted:
         parts = _REQUIREMENT.match(requirement)
         if parts is None or "extra" in (parts["marker"] or ""):
+            continue
+        below = _BELOW.search(parts["marker"] or "")
+        if below and python >= _numbers(below["number"]):
             continue
         name, found = parts["name"], of(parts["name"])
         if found is None or not _within(found, parts["rest"]):

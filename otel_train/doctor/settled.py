@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from otel_train.config import Config
 from otel_train.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
 from otel_train.errors import ConfigError
 from otel_train.export.settings import otlp_configured
+from otel_train.sources import ENVIRONMENT, settle
+from otel_train.values import PREFIX, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from otel_train.sources import Settled
 
 AREA = "settings"
 SECRET = ("HEADERS", "TOKEN", "PASSWORD", "KEY")
@@ -22,45 +28,62 @@ _LOGIN = re.compile(r"//[^/@\s]*@")
 
 
 def config_of(environ: Mapping[str, str]) -> Config:
-    """The settings of the environment; the defaults where they cannot be read, which ``look`` has told of."""
+    """The settings a program would get here; the defaults where they cannot be read, which ``look`` has told of."""
     try:
-        return Config.from_env(environ)
+        return settle(environ=environ).config
     except ConfigError:
         return Config()
 
 
-def look(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Say what the environment sets. What a program passes to ``instrument`` is not seen from here."""
+def look(environ: Mapping[str, str], *, folder: Path | None = None) -> Iterator[Finding]:
+    """Say what the environment and files set. What a program passes to ``instrument`` is not seen from here.
+
+    Args:
+        environ: the environment that a run would have.
+        folder: where it would start; the working directory when None.
+    """
     try:
-        config = Config.from_env(environ)
+        settled = settle(environ=environ, folder=folder)
     except ConfigError as error:
         yield Finding(
             area=AREA,
             state=PROBLEM,
             what=str(error),
-            remedy="correct or unset that variable (OTEL_TRAIN_ and the name in capitals)",
+            remedy="correct it, or take it away: a variable is OTEL_TRAIN_ and the name in capitals",
         )
         return
-    yield from _switched_off(config, environ)
-    changed = config.to_env()
-    for name, value in {**changed, **_standard(environ)}.items():
+    yield from _switched_off(settled, environ)
+    for name, (value, origin) in {**_ours(settled), **_standard(environ)}.items():
         shown = "(set, not shown)" if _secret(name) else _LOGIN.sub("//***@", value)
-        yield Finding(area=AREA, state=OK, what=f"{name}={shown} (environment)")
+        yield Finding(area=AREA, state=OK, what=f"{name}={shown} ({origin})")
+    counts = Counter(settled.origins.values())
+    told = [f"{number} from {'the ' * (place == ENVIRONMENT)}{place}" for place, number in counts.items()]
     yield Finding(
         area=AREA,
         state=NOTE,
-        what=f"{len(changed)} settings come from the environment, the rest are defaults unless the program sets them",
+        what=f"settings: {', '.join(told) or 'none from the environment or a file'}; "
+        "the rest are defaults unless the program sets them",
     )
 
 
-def _switched_off(config: Config, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _ours(settled: Settled) -> dict[str, tuple[str, str]]:
+    """Settings that somebody gives, under the name that they have where they come from."""
+    return {
+        PREFIX + name.upper() if origin == ENVIRONMENT else name: (
+            text_of(settled.given.get(name, getattr(settled.config, name))),
+            origin,
+        )
+        for name, origin in settled.origins.items()
+    }
+
+
+def _switched_off(settled: Settled, environ: Mapping[str, str]) -> Iterator[Finding]:
     """What keeps figures from being measured or sent."""
+    config = settled.config
     if config.disabled:
+        name, where = _said("disabled", settled)
         yield Finding(
-            area=AREA,
-            state=PROBLEM,
-            what="OTEL_TRAIN_DISABLED switches everything off",
-            remedy="unset OTEL_TRAIN_DISABLED",
+            area=AREA, state=PROBLEM, what=f"{name} switches everything off", remedy=f"unset {name}{where}"
         )
     if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
         yield Finding(
@@ -70,21 +93,28 @@ def _switched_off(config: Config, environ: Mapping[str, str]) -> Iterator[Findin
             remedy="unset OTEL_SDK_DISABLED",
         )
     if config.otlp == "off" and otlp_configured(environ):
+        name, where = _said("otlp", settled)
         yield Finding(
             area=AREA,
             state=WARNING,
-            what="an OTLP endpoint is set, and OTEL_TRAIN_OTLP=off keeps anything from being sent there",
-            remedy="unset OTEL_TRAIN_OTLP",
+            what=f"an OTLP endpoint is set, and {name}=off keeps anything from being sent there",
+            remedy=f"unset {name}{where}",
         )
 
 
-def _standard(environ: Mapping[str, str]) -> dict[str, str]:
+def _said(name: str, settled: Settled) -> tuple[str, str]:
+    """What a setting is called where it comes from, and where that is."""
+    origin = settled.origins[name]
+    return (PREFIX + name.upper(), "") if origin == ENVIRONMENT else (name, f" in {origin}")
+
+
+def _standard(environ: Mapping[str, str]) -> dict[str, tuple[str, str]]:
     return {
-        name: value
+        name: (value, ENVIRONMENT)
         for name, value in sorted(environ.items())
         if name.startswith("OTEL_") and not name.startswith("OTEL_TRAIN_") and value
     }
 
 
 def _secret(name: str) -> bool:
-    return any(word in name for word in SECRET)
+    return any(word in name.upper() for word in SECRET)

@@ -232,7 +232,16 @@ def _footer(page: Page, summary: Summary) -> list[str]:
     lines = _entry(page, "telemetry", cost, indent=INDENT)
     for name, key in (("metrics", "metrics_url"), ("files", "run_dir")):
         lines += _entry(page, name, [page.safe(known(summary.get(key)))], indent=INDENT)
-    return lines
+    return lines + _entry(page, "settings", _settings(page, summary), indent=INDENT)
+
+
+def _settings(page: Page, summary: Summary) -> list[str]:
+    """Those that a file has: whoever started the run may not know of it."""
+    files: dict[str, list[str]] = {}
+    for name, origin in (summary.get("settings_from") or {}).items():
+        if origin not in {"code", "environment"}:
+            files.setdefault(origin, []).append(name)
+    return [page.safe(f"{', '.join(names)} from {file}") for file, names in files.items()]
 
 
 def _cost(page: Page, summary: Summary) -> list[str]:

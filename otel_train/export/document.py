@@ -125,6 +125,7 @@ class Documents:
             "telemetry": self._telemetry(sum(edges["steps"].values()), window),
             "metrics_url": self._routes.metrics_url,
             "run_dir": str(self._routes.run_directory) if self._routes.run_directory else None,
+            "settings_from": dict(self._routes.origins),
         }
 
     def _cost(self) -> Cost:

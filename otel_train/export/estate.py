@@ -109,6 +109,7 @@ class Estate(NamedTuple):
         positions: up to where every ring is in the account.
         engine: times and codes that were read and wait for the edges of the main thread.
         path: the run directory.
+        origins: where settings come from.
     """
 
     config: Config
@@ -122,3 +123,4 @@ class Estate(NamedTuple):
     positions: tuple[Position, ...]
     engine: list[tuple[np.ndarray, np.ndarray]]
     path: Path
+    origins: Mapping[str, str]

@@ -46,12 +46,20 @@ class Routes:
         info: who we are.
         environ: the process environment.
         directory: the run directory.
+        origins: where settings come from.
     """
 
     def __init__(
-        self, config: Config, info: RunInfo, environ: Mapping[str, str], directory: RunDirectory
+        self,
+        config: Config,
+        info: RunInfo,
+        environ: Mapping[str, str],
+        directory: RunDirectory,
+        *,
+        origins: Mapping[str, str],
     ) -> None:
         self.attempt = directory.attempt
+        self.origins = origins
         self._config = config
         self._info = info
         self._environ = environ
@@ -61,14 +69,16 @@ class Routes:
         self._prometheus: PrometheusExporter | None = None
 
     @classmethod
-    def open(cls, config: Config, info: RunInfo, environ: Mapping[str, str]) -> Routes:
+    def open(
+        cls, config: Config, info: RunInfo, environ: Mapping[str, str], *, origins: Mapping[str, str]
+    ) -> Routes:
         """Open the run directory; nothing else yet."""
         directory = RunDirectory.open(
             Path(config.run_dir), info.run_id, rank=info.rank, attempt=config.attempt if config.attempt >= 0 else None,
             restarts=info.attempt,
-            run=_run_document(config, info), max_bytes=config.max_run_dir_bytes,
+            run=_run_document(config, info, origins), max_bytes=config.max_run_dir_bytes,
         )  # fmt: skip
-        return cls(config, info, environ, directory)
+        return cls(config, info, environ, directory, origins=origins)
 
     @property
     def flight_path(self) -> Path | None:
@@ -183,7 +193,8 @@ class Routes:
         return exporter
 
 
-def _run_document(config: Config, info: RunInfo) -> dict[str, object]:
+def _run_document(config: Config, info: RunInfo, origins: Mapping[str, str]) -> dict[str, object]:
     from dataclasses import asdict
 
-    return {**asdict(info), "settings": asdict(config), "version": VERSION}
+    settings = {"settings": asdict(config), "settings_from": dict(origins)}
+    return {**asdict(info), **settings, "version": VERSION}

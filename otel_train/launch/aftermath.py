@@ -121,7 +121,9 @@ class _Executor:
         self._directory = RunDirectory.again(
             estate.path, info.rank, attempt=info.attempt, max_bytes=estate.config.max_run_dir_bytes
         )
-        self._routes = Routes(replace(estate.config, prometheus=False), info, environ, self._directory)
+        self._routes = Routes(
+            replace(estate.config, prometheus=False), info, environ, self._directory, origins=estate.origins
+        )
         known = estate.known
         health = Health(
             lambda: known.drops, lambda: known.faults, lambda: known.overhead_s, lambda: known.unobserved

@@ -52,11 +52,11 @@ class Attachment:
 
     def _identity(self) -> dict[str, Any]:
         """Which run this is, where another process of this launch has taken the rank already."""
-        from otel_train.config import Config
         from otel_train.launch.claims import claim
         from otel_train.runinfo import detect
+        from otel_train.sources import settle
 
-        info = detect(Config.from_env())
+        info = detect(settle().config)
         number = claim(self._folder, info.rank)
         return {} if number == 1 else {"run_id": f"{info.run_id}-{number}"}
 

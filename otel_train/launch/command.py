@@ -9,10 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from otel_train.config import Config
 from otel_train.errors import ConfigError
 from otel_train.launch.names import FOLDER
 from otel_train.runinfo import LAUNCH_RUN, detect
+from otel_train.sources import settle
+from otel_train.values import FILE_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,9 +99,11 @@ def environment(environ: Mapping[str, str], settings: Mapping[str, str], folder:
         ConfigError: a setting, given here or in the environment, cannot be honoured.
     """
     result = {**environ, **settings}
-    config = Config.from_env(result)
+    config = settle(environ=result).config
     if config.disabled:
         return result
+    if result.get(FILE_VARIABLE):
+        result[FILE_VARIABLE] = str(Path(result[FILE_VARIABLE]).absolute())
     # A program that changes its folder still writes where its user looks.
     result["OTEL_TRAIN_RUN_DIR"] = str(Path(config.run_dir).absolute())
     result[FOLDER] = str(folder)

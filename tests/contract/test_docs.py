@@ -16,7 +16,8 @@ import pytest
 
 import otel_train
 from otel_train.cli import main as command_line
-from otel_train.config import DEFAULTS
+from otel_train.config import DEFAULTS, Config
+from otel_train.sources import settle
 from otel_train.values import PREFIX, RESERVED
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ MAKE = re.compile(r"(?:^|[\s(])make ([a-z][a-z-]*)")
 COMMAND = re.compile(r"otel-train ((?:[a-z]+)\b)?([^\n|#]*)")
 ELSEWHERE = ("http://", "https://")
 CALLS = {"instrument", "Config"}
-OTHER_KEYWORDS = {"model", "loaders", "config"}
+OTHER_KEYWORDS = {"model", "loaders", "config", "config_file"}
 
 
 def name_of(path: Path) -> str:
@@ -169,7 +170,15 @@ def test_every_setting_on_a_page_exists(page: Path) -> None:
     assert variables <= known
     assert keywords - {None} <= set(DEFAULTS) | OTHER_KEYWORDS
     # A keyword in backticks is a setting, or an argument of something else that is public.
-    assert inline <= set(DEFAULTS) | {"samples", "tokens", "start", "num_workers", "phase"}
+    assert inline <= set(DEFAULTS) | {
+        "config_file",
+        "samples",
+        "tokens",
+        "start",
+        "num_workers",
+        "phase",
+        "name",
+    }
 
 
 def test_the_settings_page_is_fresh() -> None:
@@ -249,3 +258,29 @@ def test_the_tutorial_counts_what_it_says(tmp_path: Path) -> None:
     assert figures["batches"] == {"train": 384, "val": 12}
     assert figures["steps"]["train"] == 384
     assert figures["steps"]["eval"] == 12
+
+
+def test_every_spelling_on_the_settings_page_is_read_as_the_default(tmp_path: Path) -> None:
+    """Each cell of the table is something to paste."""
+    page = (ROOT / "docs/reference/settings.md").read_text(encoding="utf-8")
+    rows = re.findall(
+        r"^\| `([a-z_]+=[^`]*)` \| `([A-Z_]+=[^`]*)` \| `([^`]*)` \| `([^`]*)` \|", page, re.MULTILINE
+    )
+    code, variables, yaml, toml = ("\n".join(column) for column in zip(*rows, strict=True))
+    (tmp_path / "settings.yaml").write_text(yaml, encoding="utf-8")
+    (tmp_path / "pyproject.toml").write_text(f"[tool.otel_train]\n{toml}", encoding="utf-8")
+    environ = dict(line.split("=", 1) for line in variables.splitlines())
+    keywords = {call.arg: ast.literal_eval(call.value) for call in _keywords(code)}
+
+    assert len(rows) == len(DEFAULTS)
+    assert keywords == DEFAULTS
+    assert Config.from_env(environ) == Config()
+    settled = settle(config_file=tmp_path / "settings.yaml", environ={}, folder=tmp_path)
+    assert settled.config == Config()
+    assert set(settled.origins) == set(DEFAULTS)
+
+
+def _keywords(code: str) -> list[ast.keyword]:
+    call = ast.parse(f"call({', '.join(code.splitlines())})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    return call.keywords

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from otel_train.config import DEFAULTS, Config
 from otel_train.errors import ConfigError
+from otel_train.sources import settle
 from otel_train.values import ABOVE, CHOICES, FILLED, LISTS, PREFIX, RANGES
 
 LIMITS = {name: (low, high) for name, low, high in RANGES} | {
@@ -56,7 +57,7 @@ def test_config_to_environment_to_config_is_the_identity(config: Config) -> None
 @given(CONFIGS, CONFIGS)
 def test_resolving_a_config_with_itself_in_the_environment_changes_nothing(one: Config, two: Config) -> None:
     """Precedence is settled field by field; what both leave alone stays at its default."""
-    resolved = Config.resolve(one, environ=two.to_env())
+    resolved = settle(one, environ=two.to_env()).config
 
     for name, default in DEFAULTS.items():
         first, second = getattr(one, name), getattr(two, name)

@@ -126,45 +126,6 @@ def test_other_variables_and_reserved_ones_are_left_alone() -> None:
     assert Config.from_env(environ) == Config()
 
 
-def test_an_unknown_keyword_is_refused_with_a_suggestion() -> None:
-    """``instrument(model, loaders, export_every=5)`` is a slip, not a wish."""
-    with pytest.raises(ConfigError, match=r"export_every: not a setting .*Did you mean export_every_s\?"):
-        Config.resolve(None, {"export_every": 5}, environ={})
-
-
-def test_keywords_win_over_the_config_over_the_environment_over_defaults() -> None:
-    """Whoever is closer to the run decides."""
-    environ = {
-        "OTEL_TRAIN_RUN_ID": "environment",
-        "OTEL_TRAIN_RUN_NAME": "environment",
-        "OTEL_TRAIN_RUN_DIR": "environment",
-    }
-
-    resolved = Config.resolve(
-        Config(run_id="config", run_name="config"), {"run_id": "keyword"}, environ=environ
-    )
-
-    assert (resolved.run_id, resolved.run_name, resolved.run_dir, resolved.otlp) == (
-        "keyword",
-        "config",
-        "environment",
-        "auto",
-    )
-
-
-def test_a_keyword_may_set_a_default_back() -> None:
-    """Said aloud, a default is a decision: it wins over the environment."""
-    assert Config.resolve(None, {"console": True}, environ={"OTEL_TRAIN_CONSOLE": "off"}).console is True
-
-
-def test_something_that_is_no_config_is_refused() -> None:
-    """A dict passed as ``config`` would fail much later, and far from here."""
-    wrong: Any = {"run_id": "x"}
-
-    with pytest.raises(ConfigError, match=r"expected an otel_train\.Config"):
-        Config.resolve(wrong, environ={})
-
-
 def test_a_config_cannot_be_changed() -> None:
     """What a run was started with is what its run directory says."""
     config: Any = Config()

@@ -80,7 +80,7 @@ def test_a_check_that_raises_is_a_finding() -> None:
 # --- installed ------------------------------------------------------------------------------------
 
 
-def installation(**changes: str | None) -> list[Finding]:
+def installation(python: tuple[int, ...] = (3, 12, 1), **changes: str | None) -> list[Finding]:
     packages: dict[str, str | None] = {
         **HEALTHY,
         **{name.replace("_", "-"): v for name, v in changes.items()},
@@ -89,7 +89,7 @@ def installation(**changes: str | None) -> list[Finding]:
     def version(package: str) -> str | None:
         return packages.get(package, "99" if package == "numpy" else installed._installed(package))
 
-    return list(installed.look(installed=version, python=(3, 12, 1), device=Path(os.devnull)))
+    return list(installed.look(installed=version, python=python, device=Path(os.devnull)))
 
 
 def test_a_healthy_installation_has_nothing_wrong() -> None:
@@ -117,6 +117,14 @@ def test_a_package_out_of_its_bounds_is_named_with_them() -> None:
 
     assert finding.what == "psutil 5.0: expected >=5.9"
     assert "pip install 'psutil>=5.9'" in finding.remedy
+
+
+def test_a_requirement_of_older_pythons_is_missed_there_alone() -> None:
+    """Python has read TOML by itself since 3.11; before, a package does."""
+    old = installation((3, 10, 1), tomli=None)
+
+    assert "tomli is missing" in only(old, PROBLEM).what
+    assert bad(installation(tomli=None)) == []
 
 
 def test_the_extra_for_a_device_that_is_there_is_missed() -> None:

@@ -64,13 +64,13 @@ def test_what_comes_after_the_program_is_the_programs_own(words: Sequence[str]) 
 
 def test_options_are_settings_and_any_setting_is_an_option() -> None:
     """Who cannot touch the code sets everything from outside."""
-    args = parsed("--run-name", "a b", "--no-card", "--no-prometheus", "--endpoint", "http://c:4318", "--set",
-                  "export_every_s=5", "--set", "run_dir=x=y", "train.py")  # fmt: skip
+    args = parsed("--run-name", "a b", "--no-card", "--no-prometheus", "--endpoint", "http://c:4318",
+                  "--config", "a.yaml", "--set", "export_every_s=5", "--set", "run_dir=x=y", "train.py")  # fmt: skip
 
     assert run_command.settings_of(args) == {
         "OTEL_TRAIN_RUN_NAME": "a b", "OTEL_TRAIN_CONSOLE": "false", "OTEL_TRAIN_PROMETHEUS": "false",
         "OTEL_TRAIN_EXPORT_EVERY_S": "5", "OTEL_TRAIN_RUN_DIR": "x=y",
-        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318",
+        "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRAIN_CONFIG": "a.yaml",
     }  # fmt: skip
 
 

@@ -1,0 +1,380 @@
+"""Settings from code, the environment, a YAML file and pyproject.toml: who wins, and what a mistake is told."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import otel_train
+from otel_train.cli.main import main
+from otel_train.config import Config
+from otel_train.doctor import settled as doctor
+from otel_train.errors import ConfigError
+from otel_train.export.console import render_card
+from otel_train.front import instrument
+from otel_train.launch import command
+from otel_train.sources import project_file, settle
+from otel_train.values import FILE_VARIABLE
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    """A repository with a package in it."""
+    (tmp_path / "repo" / ".git").mkdir(parents=True)
+    (tmp_path / "repo" / "package").mkdir()
+    return tmp_path / "repo"
+
+
+def table(folder: Path, text: str, name: str = "tool.otel_train") -> Path:
+    path = folder / "pyproject.toml"
+    path.write_text(f'[project]\nname = "x"\n\n[{name}]\n{text}\n', encoding="utf-8")
+    return path
+
+
+def yaml_file(folder: Path, text: str) -> Path:
+    path = folder / "settings.yaml"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def refused(**arguments: Any) -> str:
+    with pytest.raises(ConfigError) as caught:
+        settle(**{"environ": {}, **arguments})
+    return str(caught.value)
+
+
+# --- who wins -------------------------------------------------------------------------------------
+
+
+def test_code_wins_over_the_environment_over_yaml_over_pyproject_over_defaults(project: Path) -> None:
+    """One order, whatever is set where: the closer to the run, the stronger."""
+    places = ("keyword", "config", "environment", "yaml", "project")
+    names = ("run_id", "run_name", "prometheus_host", "dcgm_endpoint", "capture_token")
+    given = {place: dict.fromkeys(names[number:], place) for number, place in enumerate(places)}
+    toml = table(project, "\n".join(f'{name} = "project"' for name in names))
+    yaml = yaml_file(project, "\n".join(f"{name}: yaml" for name in names[:4]))
+    near: dict[str, Any] = dict.fromkeys(names[:2], "config")
+
+    settled = settle(
+        Config(**near),
+        {"run_id": "keyword"},
+        config_file=yaml,
+        environ={f"OTEL_TRAIN_{name.upper()}": "environment" for name in names[:3]},
+        folder=project,
+    )
+
+    assert [getattr(settled.config, name) for name in names] == [given[place][names[-1]] for place in places]
+    assert [settled.origins[name] for name in names] == ["code", "code", "environment", str(yaml), str(toml)]
+    assert settled.config.run_dir == "runs"
+    assert "run_dir" not in settled.origins
+
+
+def test_a_keyword_may_set_a_default_back() -> None:
+    """Said aloud, a default is a decision: it wins over the environment."""
+    settled = settle(None, {"console": True}, environ={"OTEL_TRAIN_CONSOLE": "off"})
+
+    assert settled.config.console is True
+    assert settled.origins == {"console": "code"}
+
+
+def test_a_file_given_in_code_is_read_in_place_of_the_one_in_the_environment(tmp_path: Path) -> None:
+    """One YAML file holds, never a mixture of two."""
+    one = yaml_file(tmp_path, "run_id: one")
+    environ = {FILE_VARIABLE: "/nowhere.yaml"}
+
+    assert settle(config_file=one, environ=environ).config.run_id == "one"
+    assert settle(environ={FILE_VARIABLE: str(one)}).config.run_id == "one"
+
+
+def test_whoever_switches_everything_off_is_not_asked_to_correct_a_file(project: Path) -> None:
+    """The way out must not depend on what is broken."""
+    table(project, "run_dri = 1")
+
+    settled = settle(environ={"OTEL_TRAIN_DISABLED": "true", FILE_VARIABLE: "/nowhere"}, folder=project)
+
+    assert settled.config == Config(disabled=True)
+
+
+def test_a_file_can_switch_everything_off(project: Path) -> None:
+    """A team that wants it off writes so once."""
+    table(project, "disabled = true")
+
+    assert settle(environ={}, folder=project).config.disabled is True
+
+
+def test_something_that_is_no_config_is_refused() -> None:
+    """A dict passed as ``config`` would fail much later, and far from here."""
+    assert "expected an otel_train.Config" in refused(config={"run_id": "x"})
+
+
+def test_an_unknown_keyword_is_refused_with_a_suggestion() -> None:
+    """``instrument(model, loaders, export_every=5)`` is a slip, not a wish."""
+    message = refused(settings={"export_every": 5})
+
+    assert message == "export_every: not a setting of otel_train. Did you mean export_every_s?"
+
+
+# --- which pyproject.toml -------------------------------------------------------------------------
+
+
+def test_the_nearest_project_file_up_to_the_root_of_the_repository_is_taken(project: Path) -> None:
+    """A script is started from anywhere in its repository."""
+    outer = table(project, 'run_name = "outer"')
+    package = project / "package"
+
+    assert project_file(package) == outer
+
+    inner = package / "pyproject.toml"
+    inner.write_text("", encoding="utf-8")
+
+    assert project_file(package) == inner
+    assert settle(environ={}, folder=package).config.run_name == ""
+
+
+def test_nothing_above_the_repository_is_looked_at(project: Path) -> None:
+    """A file in somebody's home must not change the runs of every project below it."""
+    table(project.parent, 'run_name = "home"')
+
+    assert project_file(project / "package") is None
+
+
+def test_outside_of_a_repository_only_the_folder_itself_is_looked_at(tmp_path: Path) -> None:
+    """There is no root to stop at, so nothing is guessed."""
+    below = tmp_path / "below"
+    below.mkdir()
+    here = table(tmp_path, 'run_name = "x"')
+
+    assert project_file(below) is None
+    assert project_file(tmp_path) == here
+
+
+def test_a_project_file_that_does_not_speak_of_us_is_not_parsed(project: Path) -> None:
+    """A slip elsewhere in it is not for us to complain of."""
+    (project / "pyproject.toml").write_text("[tool.other\nbroken", encoding="utf-8")
+
+    assert settle(environ={}, folder=project).config == Config()
+
+
+def test_a_project_file_that_cannot_be_read_is_said_and_passed_over(
+    project: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was found by luck: no run stops because of it."""
+    path = table(project, 'run_name = "x"')
+
+    def denied(self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", denied)  # root may read everything
+    with caplog.at_level(logging.WARNING, logger="otel_train"):
+        assert settle(environ={}, folder=project).config == Config()
+
+    assert f"{path} cannot be read (Permission denied)" in caplog.text
+
+
+# --- how values read ------------------------------------------------------------------------------
+
+
+def test_values_of_files_read_as_in_code_and_as_in_the_environment(tmp_path: Path) -> None:
+    """YAML takes a bare on for true, and 1e9 for a text; neither is its author's fault."""
+    path = yaml_file(
+        tmp_path,
+        "otlp: on\ncapture: off\nwandb: off\nprometheus: no\nexport_every_s: 5\nmax_run_dir_bytes: '1000000000'\n"
+        "stall_after_s: 1e3\nconsole_blocks: [profiling, throughput]\nrun_id:\n",
+    )
+
+    config = settle(config_file=path, environ={}).config
+
+    assert (config.otlp, config.capture, config.wandb, config.prometheus) == ("on", "off", "off", False)
+    assert (config.export_every_s, config.max_run_dir_bytes, config.stall_after_s) == (5.0, 10**9, 1000.0)
+    assert config.console_blocks == "profiling,throughput"
+    assert config.run_id == ""
+
+
+def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
+    """Everything in it is commented out today."""
+    assert settle(config_file=yaml_file(tmp_path, "# run_id: x\n"), environ={}).config == Config()
+
+
+def test_a_tracker_may_be_described_by_a_table(project: Path) -> None:
+    """What code says with a dict, a file says with a table."""
+    table(project, 'run_id = "x"\n[tool.otel_train.mlflow]\nexperiment_name = "mine"')
+
+    settled = settle(environ={}, folder=project)
+
+    assert settled.config.mlflow == "on"
+    assert settled.given == {"mlflow": {"experiment_name": "mine"}}
+    assert settle(None, {"mlflow": "off"}, environ={}, folder=project).given == {}
+
+
+# --- what a mistake is told -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("run_dri: x", "run_dri: not a setting of otel_train. Did you mean run_dir?"),
+        (
+            "prometheus_port: 70000",
+            "prometheus_port=70000: expected 0 to 65535. Leave it out for the default, 9464",
+        ),
+        ("flight: maybe", "flight='maybe': expected true or false"),
+        ("otlp: {a: 1}", "otlp={'a': 1}: expected one value, no table"),
+        ("- run_id", "list: expected names of settings with a value each"),
+        ("run_id: [", "no YAML: "),
+        ("run_id: !!python/object:os.system x", "no YAML: "),
+    ],
+)
+def test_a_mistake_in_a_yaml_file_is_told_with_the_file_and_the_key(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    """Whoever reads the message knows where to look, what is wrong, and what would be right."""
+    path = yaml_file(tmp_path, text)
+
+    assert refused(config_file=path).startswith(f"config_file={str(path)!r}: {said}")
+    assert refused(environ={FILE_VARIABLE: str(path)}).startswith(f"{FILE_VARIABLE}={str(path)!r}: {said}")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("run_dri = 1", ": [tool.otel_train]: run_dri: not a setting of otel_train. Did you mean run_dir?"),
+        ("keep_per_s = 0", ": [tool.otel_train]: keep_per_s=0.0: expected more than 0."),
+        ("x = [", ": no TOML: "),
+    ],
+)
+def test_a_mistake_in_pyproject_is_told_with_the_file_the_table_and_the_key(
+    project: Path, text: str, said: str
+) -> None:
+    """As above."""
+    path = table(project, text)
+
+    assert refused(folder=project).startswith(str(path) + said)
+
+
+def test_a_mistake_in_a_file_is_told_even_where_code_overrides_it(project: Path) -> None:
+    """It would come into force on the day when the keyword goes."""
+    table(project, "prometheus_port = -1")
+
+    assert "prometheus_port=-1" in refused(settings={"prometheus_port": 0}, folder=project)
+
+
+def test_a_table_with_a_dash_is_not_passed_over(project: Path) -> None:
+    """The package is called otel-train; whoever writes that must be told."""
+    table(project, "run_id = 'x'", name="tool.otel-train")
+
+    assert "Write [tool.otel_train]" in refused(folder=project)
+
+
+def test_a_yaml_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    """It was asked for by name."""
+    message = refused(config_file=tmp_path / "no.yaml")
+
+    assert message.endswith(
+        "no.yaml': cannot be read: No such file or directory. Give the path of a YAML file"
+    )
+
+
+def test_without_yaml_the_message_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """YAML is an extra; everything else works without it."""
+    monkeypatch.setitem(sys.modules, "yaml", None)
+
+    assert "Run: pip install 'otel-train[yaml]'" in refused(config_file=yaml_file(tmp_path, "run_id: x"))
+    assert settle(environ={}, folder=tmp_path).config == Config()
+
+
+def test_a_variable_close_to_that_of_the_file_is_told_its_name() -> None:
+    """``OTEL_TRAIN_CONFIG_FILE`` would be passed over in silence otherwise."""
+    message = refused(environ={"OTEL_TRAIN_CONFIG_FILE": "x.yaml"})
+
+    assert message.endswith("Did you mean OTEL_TRAIN_CONFIG?")
+
+
+# --- where it shows -------------------------------------------------------------------------------
+
+
+def test_a_run_says_where_each_of_its_settings_comes_from(
+    project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weeks later somebody asks why this run was different."""
+    toml = table(project, 'run_name = "from the project"\nconsole = false')
+    yaml = yaml_file(tmp_path, f"run_dir: {tmp_path}/runs\nprometheus: false\nartifacts: true")
+    monkeypatch.chdir(project / "package")
+
+    session = instrument(config_file=yaml, run_id="x")
+    session.close()
+
+    expected = {
+        "run_id": "code", "run_dir": str(yaml), "prometheus": str(yaml), "artifacts": str(yaml),
+        "run_name": str(toml), "console": str(toml),
+    }  # fmt: skip
+    run = tmp_path / "runs" / "x"
+    for name in ("run.json", "rank0/summary.json", "artifacts/config.json"):
+        assert json.loads((run / name).read_text(encoding="utf-8"))["settings_from"] == expected
+    assert otel_train.current() is None
+
+
+def test_the_card_names_files_that_settings_come_from() -> None:
+    """Whoever starts a run may not know of a file that somebody else wrote."""
+    summary = {
+        "settings_from": {
+            "run_dir": "/a/pyproject.toml",
+            "otlp": "environment",
+            "console": "code",
+            "wandb": "/b",
+        }
+    }
+
+    card = render_card(summary, width=80, color=False, unicode=True)
+
+    assert "settings   run_dir from /a/pyproject.toml\n" in card
+    assert "wandb from /b\n" in card
+    assert "otlp" not in card
+
+
+def test_the_doctor_names_the_file_of_a_setting_and_hides_secrets_in_it(project: Path) -> None:
+    """Its output lands in bug reports."""
+    path = table(project, 'run_name = "mine"\ncapture_token = "s3cret"\ndisabled = true')
+
+    found = list(doctor.look({"OTEL_TRAIN_OTLP": "off"}, folder=project))
+    text = "\n".join(f"{finding.what} | {finding.remedy}" for finding in found)
+
+    assert f"run_name=mine ({path})" in text
+    assert f"capture_token=(set, not shown) ({path})" in text
+    assert f"disabled switches everything off | unset disabled in {path}" in text
+    assert f"1 from the environment, 3 from {path}" in text
+    assert "s3cret" not in text
+
+
+def test_a_program_below_the_launcher_gets_the_same_file_wherever_it_goes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Frameworks change the working directory before they train."""
+    path = yaml_file(tmp_path, "run_dir: here")
+    monkeypatch.chdir(tmp_path)
+
+    environ = command.environment({FILE_VARIABLE: "settings.yaml"}, {}, tmp_path / "launch")
+
+    assert environ[FILE_VARIABLE] == str(path)
+    assert environ["OTEL_TRAIN_RUN_DIR"] == str(tmp_path / "here")
+
+
+def test_the_command_line_reports_a_mistake_in_a_file_as_its_own_line(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Exit code 2 and one line, before anything runs."""
+    path = table(project, "run_dri = 1")
+    monkeypatch.chdir(project)
+    (project / "train.py").write_text("print('ran')", encoding="utf-8")
+
+    assert main(["run", "train.py"]) == 2
+
+    out, err = capsys.readouterr()
+    assert str(path) in err
+    assert "ran" not in out
