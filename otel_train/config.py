@@ -215,6 +215,10 @@ class Config:
     itself has imported TensorBoard), ``on`` or ``off``. In code also True, False, a ``SummaryWriter``, or a dict with
     ``log_dir``."""
 
+    exporters: str = "auto"
+    """Exporters of other packages (entry points ``otel_train.exporters``): ``auto`` (every one that is installed),
+    ``off``, or some by name, divided by commas; in code also a list."""
+
     console_blocks: str = ""
     """What to print on standard error, on rank 0, some of ``profiling`` (operations, every ``log_every_steps``) and
     ``throughput`` (every ``log_every_epochs``), divided by commas; in code also a list. Empty: nothing."""

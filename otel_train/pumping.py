@@ -239,6 +239,8 @@ class Pumping:
 
     def _faults(self) -> dict[str, int]:
         hardware, faults = self._hardware.guard, self.pump.faults()
+        for part, batches in self._routes.lost().items():
+            faults[part] = faults.get(part, 0) + batches
         return {
             hardware.part: hardware.faults,
             **faults,

@@ -99,7 +99,11 @@ LISTS: Final[dict[str, tuple[str, ...]]] = {
 }
 """What may stand in texts that name several things, divided by commas; "" where there may be none."""
 
+NAMES: Final = ("exporters",)
+"""Texts that name things which other packages bring, divided by commas."""
+
 PLAIN: Final = (
+    *NAMES,
     "run_id",
     "run_name",
     "run_dir",
@@ -111,7 +115,7 @@ PLAIN: Final = (
 )
 """Texts without control characters."""
 
-FILLED: Final = ("run_dir", "prometheus_host", "dcgm_endpoint")
+FILLED: Final = (*NAMES, "run_dir", "prometheus_host", "dcgm_endpoint")
 """Texts that may not be empty."""
 
 
@@ -167,7 +171,7 @@ def typed(name: str, value: object, default: object) -> object:
     kind = type(default)
     if name in SWITCHED and str(value).lower() in _SWITCH:
         return "on" if _SWITCH[str(value).lower()] else "off"
-    if name in LISTS and isinstance(value, Sequence) and not isinstance(value, str):
+    if (name in LISTS or name in NAMES) and isinstance(value, Sequence) and not isinstance(value, str):
         value = ",".join(map(str, value))
     # bool is an int to Python, but attempt=True is a slip.
     if isinstance(value, bool):

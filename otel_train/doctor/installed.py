@@ -5,14 +5,16 @@ from __future__ import annotations
 import platform
 import re
 import sys
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, entry_points, requires, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_train.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
+from otel_train.export.brought import GROUP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
+    from importlib.metadata import EntryPoint
 
 AREA = "installed"
 LEAST_PYTHON, LEAST_TORCH = (3, 10), (2, 4)
@@ -36,15 +38,17 @@ def look(
     installed: Callable[[str], str | None] | None = None,
     python: tuple[int, ...] = sys.version_info[:3],
     device: Path = DEVICE,
+    exporters: Iterable[EntryPoint] | None = None,
 ) -> Iterator[Finding]:
     """Say what is installed.
 
-    Nothing is imported for it: a torch that cannot be imported is still found.
+    Only exporters of other packages are imported for it: a torch that cannot be imported is still found.
 
     Args:
         installed: version of a package, None when it is not there.
         python: version of the interpreter.
         device: file of the NVIDIA driver.
+        exporters: entry points of exporters; those of what is installed when None.
     """
     of = installed or _installed
     yield from _python(python)
@@ -64,6 +68,24 @@ def look(
                 what=f"extra {extra} is not installed ({good_for})",
                 remedy=f"pip install 'otel-train[{extra}]'",
             )
+    yield from _exporters(entry_points(group=GROUP) if exporters is None else exporters)
+
+
+def _exporters(points: Iterable[EntryPoint]) -> Iterator[Finding]:
+    """What other packages bring."""
+    for point in points:
+        what = f"exporter {point.name} ({point.value})"
+        try:
+            point.load()
+        except (ImportError, AttributeError) as error:
+            yield Finding(
+                area=AREA,
+                state=WARNING,
+                what=f"{what} cannot be had: {error}",
+                remedy="correct or uninstall its package, or set OTEL_TRAIN_EXPORTERS=off",
+            )
+        else:
+            yield Finding(area=AREA, state=OK, what=what)
 
 
 def _python(python: tuple[int, ...]) -> Iterator[Finding]:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_train.export.brought import Brought, brought
 from otel_train.export.console import render_card
 from otel_train.export.otlp import OtlpExporter
 from otel_train.export.profile import LEAN_INTERVALS, Part
@@ -67,6 +68,7 @@ class Routes:
         self._routes: list[Route] = []
         self._otlp: OtlpExporter | None = None
         self._prometheus: PrometheusExporter | None = None
+        self._brought: list[Brought] = []
 
     @classmethod
     def open(
@@ -113,6 +115,7 @@ class Routes:
         settings = None
         if self._wants_otlp() and (profile.metrics or profile.spans):  # refused before anything listens
             settings = OtlpSettings.read(self._environ, wanted=self._config.otlp == "on")
+        self._brought = brought(self._config.exporters, resource, timeout_s=self._config.exit_timeout_s)
         if self._config.prometheus and profile.metrics:
             self._prometheus = self._open_prometheus(resource)
             routes.append(Route(self._prometheus, Guard("/metrics"), min(every, PAGE_EVERY_S)))
@@ -126,6 +129,8 @@ class Routes:
             routes.append(Route(Part(self._otlp, profile), Guard("OTLP export"), every))
         recorder = RunDirectoryExporter(self._directory, resource, version=VERSION)
         routes.append(Route(Part(recorder, profile), Guard("run directory"), every))
+        # After ours, which close first: theirs close meanwhile, on threads of their own.
+        routes += [Route(Part(one, profile), one.line.guard, every) for one in self._brought]
 
     def on_post(self, path: str, take: Callable[[bytes, str], tuple[int, object]]) -> None:
         """Let ``take(body, token)`` answer what is posted to ``path``, where ``/metrics`` is served."""
@@ -149,6 +154,10 @@ class Routes:
                 for (s, why), number in self._otlp.drops.items()
             },
         }
+
+    def lost(self) -> Mapping[str, int]:
+        """Batches that exporters of other packages did not take, by part."""
+        return {one.line.guard.part: one.line.dropped for one in self._brought}
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Replace ``summary.json``."""

@@ -12,6 +12,7 @@ import threading
 import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -130,6 +131,22 @@ def test_a_requirement_of_older_pythons_is_missed_there_alone() -> None:
 def test_the_extra_for_a_device_that_is_there_is_missed() -> None:
     """Power and temperature are absent without a word otherwise."""
     assert "nvml" in only(installation(nvidia_ml_py=None), WARNING).what
+
+
+def test_exporters_of_other_packages_are_listed_and_broken_ones_found() -> None:
+    """They run in every training of this environment, and nobody sees them in a script."""
+    points = [
+        EntryPoint(name, value, "otel_train.exporters")
+        for name, value in (("good", "otel_train.testing:Kept"), ("bad", "otel_train.nowhere:X"))
+    ]
+
+    found = [finding for finding in installed.look(exporters=points) if finding.what.startswith("exporter ")]
+
+    assert [(finding.state, finding.what) for finding in found] == [
+        (OK, "exporter good (otel_train.testing:Kept)"),
+        (WARNING, "exporter bad (otel_train.nowhere:X) cannot be had: No module named 'otel_train.nowhere'"),
+    ]
+    assert "OTEL_TRAIN_EXPORTERS=off" in found[1].remedy
 
 
 # --- settings -------------------------------------------------------------------------------------

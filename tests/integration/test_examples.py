@@ -1,0 +1,126 @@
+"""The examples do what their pages say, as programs of their own."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
+TRAINING = """
+import torch
+import otel_train
+
+model, loss = torch.nn.Linear(4, 1), torch.nn.MSELoss()
+rows = torch.utils.data.TensorDataset(torch.randn(64, 4), torch.randn(64, 1))
+loader = torch.utils.data.DataLoader(rows, batch_size=8)
+optimizer = torch.optim.SGD(model.parameters())
+otel_train.instrument(model, {"train": loader}, run_id="x")
+for x, y in loader:
+    loss(model(x), y).backward()
+    optimizer.step()
+"""
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def run(folder: Path, *command: str, path: tuple[Path, ...] = (), **variables: str) -> str:
+    """What a program says on standard error; it must end well."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "OMP_"))}
+    environ = {
+        **clean, "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT))), "OMP_NUM_THREADS": "1",
+        "OTEL_TRAIN_PROMETHEUS_PORT": "0", **variables,
+    }  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=250,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stderr
+
+
+def installed(package: Path, folder: Path) -> Path:
+    """A package built by its own build system, and its wheel unpacked as an installer does."""
+    shutil.copytree(package, folder / "source")
+    build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
+    run(folder / "source", "-c", build, str(folder))
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as opened:
+        opened.extractall(folder / "site")
+    return folder / "site"
+
+
+def test_an_exporter_of_another_package_is_found_and_fed(tmp_path: Path) -> None:
+    """A team's own store gets what ours gets, with no line in the training script."""
+    site = installed(EXAMPLES / "exporter", tmp_path)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
+        server.bind(("127.0.0.1", 0))
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        server.settimeout(10)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+
+        run(tmp_path, "-c", TRAINING, path=(site,), STATSD_ADDRESS=address)
+        server.setblocking(False)
+        lines = _received(server)
+
+    assert lines["rank0.train.steps.train.train"] == "8|g"
+    assert lines["rank0.train.samples.train.train"] == "64|g"
+    assert lines["rank0.train.stage.duration.forward.train.train.count"] == "8|g"
+    assert float(lines["rank0.train.stage.duration.forward.train.train.mean"].removesuffix("|g")) > 0
+
+
+def _received(server: socket.socket) -> dict[str, str]:
+    lines: dict[str, str] = {}
+    while True:
+        try:
+            name, _, value = server.recv(1 << 12).decode().partition(":")
+        except BlockingIOError:
+            return lines
+        lines[name] = value
+
+
+@pytest.mark.slow
+def test_an_installed_exporter_that_hangs_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    """Two seconds are what a run may cost at its end, whoever is at fault."""
+    site = tmp_path / "site"
+    (site / "slow-1.dist-info").mkdir(parents=True)
+    (site / "slow-1.dist-info" / "METADATA").write_text("Name: slow\nVersion: 1\n", encoding="utf-8")
+    (site / "slow-1.dist-info" / "entry_points.txt").write_text(
+        "[otel_train.exporters]\nslow = slow:Slow\n", encoding="utf-8"
+    )
+    (site / "slow.py").write_text(
+        "import time\n"
+        "class Slow:\n"
+        "    def __init__(self, resource): pass\n"
+        "    def export(self, batch): time.sleep(3600)\n"
+        "    def close(self, timeout_s): pass\n",
+        encoding="utf-8",
+    )
+    timed = TRAINING + "import time\nbegun = time.monotonic()\notel_train.current().close()\n"
+    timed += "print('closed in', time.monotonic() - begun, file=__import__('sys').stderr)\n"
+
+    said = run(tmp_path, "-c", timed, path=(site,))
+
+    assert "exporter slow does not answer; what is for it is dropped, training goes on" in said
+    assert float(said.rpartition("closed in ")[2].split()[0]) < 60
+    assert _summary(tmp_path)["telemetry"]["faults"].keys() <= {"exporter slow"}
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    (path,) = folder.glob("runs/*/rank0/summary.json")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
