@@ -59,7 +59,7 @@ examples:
   otel-train doctor                      what is installed, what holds, whether figures arrive
   otel-train replay runs/20260131-x7     send what the collector has missed
 
-RUN is a run directory or the id of a run below runs/ (or OTEL_TRAIN_RUN_DIR); without it, the newest run.
+RUN is a run directory or the id of a run below runs/ (or where the setting run_dir says); without it, the newest run.
 'otel-train COMMAND --help' says more. Exit codes: 0 done, 1 in part, 2 not, 130 stopped by Ctrl-C.
 """
 FAILED, BROKEN_PIPE, INTERRUPTED = 2, 141, 130  # the last two: 128 and the signal's number, as in a shell

@@ -6,8 +6,9 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_train.errors import RunDirectoryError
+from otel_train.errors import ConfigError, RunDirectoryError
 from otel_train.export.rundir import find_run, rank_directories
+from otel_train.sources import settle
 
 if TYPE_CHECKING:
     import argparse
@@ -33,10 +34,20 @@ def add_run_dir(parser: argparse.ArgumentParser) -> None:
     """Where a command that is given the name of a run looks for it."""
     parser.add_argument(
         "--run-dir",
-        default=os.environ.get("OTEL_TRAIN_RUN_DIR", "runs"),
+        default=default_run_dir(),
         metavar="D",
-        help="folder that holds the run directories (default: OTEL_TRAIN_RUN_DIR, else runs)",
+        help="folder that holds the run directories (default: the setting run_dir, else runs)",
     )
+
+
+def default_run_dir() -> str:
+    """Where a program that is started here leaves its runs, unless it says so itself."""
+    try:
+        return settle().config.run_dir
+    except (
+        ConfigError
+    ):  # a reader of runs needs no other setting: otel-train doctor says what is wrong with them
+        return os.environ.get("OTEL_TRAIN_RUN_DIR") or "runs"
 
 
 def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]:

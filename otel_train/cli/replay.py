@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_train.cli.ranks import default_run_dir
 from otel_train.errors import ConfigError, OtelTrainError
 from otel_train.export.jsonl import parse_line, predecessor
 from otel_train.export.otlp_read import unreadable
@@ -85,8 +86,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--root",
         type=Path,
-        default=Path(os.environ.get("OTEL_TRAIN_RUN_DIR") or "runs"),
-        help="parent of all runs (default: $OTEL_TRAIN_RUN_DIR, else runs)",
+        default=Path(default_run_dir()),
+        help="parent of all runs (default: the setting run_dir, else runs)",
     )
     parser.add_argument(
         "--endpoint", default="", help="base address of the collector, such as http://127.0.0.1:4318"

@@ -378,3 +378,20 @@ def test_the_command_line_reports_a_mistake_in_a_file_as_its_own_line(
     out, err = capsys.readouterr()
     assert str(path) in err
     assert "ran" not in out
+
+
+def test_commands_look_for_runs_where_the_settings_of_the_folder_put_them(
+    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that its own tool does not find is lost to its user."""
+    table(project, 'run_dir = "elsewhere"\nprometheus = false\nconsole = false')
+    monkeypatch.chdir(project)
+    instrument(run_id="mine").close()
+
+    assert main(["summary"]) == 0
+    assert "run mine" in capsys.readouterr().out
+
+    table(project, "run_dri = 1")
+
+    assert main(["summary"]) == 2  # the default folder, which has no run
+    assert "No run below runs" in capsys.readouterr().err
