@@ -58,7 +58,7 @@ class Replay:
         self._run.learn(tape.sources)
         self.desk = Desk(
             self.profiler, loop=self._loop, clock=self.clock, limits=Limits(60, 60),
-            story=Story(self.told.append, lambda **_: None, self._number, lambda ns: ns, self._run.epoch),
+            story=Story(self.told.append, lambda **_: None, self._number, lambda ns: ns, self._run.epochs.at),
             place=Place(folder, 0, max_bytes=1 << 20, kept=1 << 20, analyze=()),
         )  # fmt: skip
 
@@ -82,7 +82,7 @@ class Replay:
         times = np.array(self._times[first : at + 1], dtype=np.int64)
         self._run.feed(1, times, np.array(self._unread, dtype=np.int64), name="MainThread", main=True)
         self._unread.clear()
-        self.desk.turn()
+        self.desk.turn(self._loop())
 
     def _loop(self) -> Loop:
         run, leading = self._run, self._run.leading
