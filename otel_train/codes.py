@@ -48,6 +48,8 @@ class Op(IntEnum):
     """An epoch begins, by hand; payload: its number."""
     EPOCH_END = 9
     """The epoch that was begun by hand is over; payload: 1 where an exception ended it, else 0."""
+    REPORT = 10
+    """What is logged every so often is to be logged now; payload: how many times that has been said."""
 
 
 class Ending(IntEnum):

@@ -57,6 +57,9 @@ class DisabledSession:
     def end(self, token: Token) -> None:
         """Nothing was."""
 
+    def report(self) -> None:
+        """Nothing is known."""
+
     def cache(self, name: str, *, size: Callable[[], int]) -> Handle:
         """Nobody asks for it."""
         del name, size

@@ -78,6 +78,7 @@ class Pumping:
         self._profile = profile_of(config, info)
         self._resource: dict[str, Any] = {}
         self._printed_step = 0
+        self._printed_reports = 0
         self.caches = CacheSizes()
         breath = self._breath = Breath(system_clock)
         self._tracer = Tracer(Ids(info.run_id, info.attempt, info.rank), anchor)
@@ -145,7 +146,7 @@ class Pumping:
             Chore(self._write_summary, Guard("summary"), self._config.summary_every_s),
             Chore(lambda: self.capturing.turn(self.pump.settle), Guard("captures"), 0.0),
             Chore(self._ranks.turn, Guard("ranks"), 0.0),
-            Chore(self._print_progress, Guard("console"), 0.0),
+            Chore(self._log_progress, Guard("console"), 0.0),
             Chore(self._missing.tell, Guard("unobserved"), 2.0),
         ]
         self.run.teller.span(self._tracer.run_start(self._anchor.clock_ns, system_clock()))
@@ -250,11 +251,16 @@ class Pumping:
             "tokens": self._recording.timers.faults,
         }
 
-    def _print_progress(self) -> None:
-        every = self._config.log_every_steps
-        if every and self._config.console and self.run.step_number // every > self._printed_step // every:
+    def _log_progress(self) -> None:
+        every, asked = self._config.log_every_steps, self._recording.hand.reports
+        due = every and self.run.step_number // every > self._printed_step // every
+        if asked > self._printed_reports:
+            self.pump.settle()
+        self.tracking.report(asked)
+        if self._config.console and (due or asked > self._printed_reports):
             self._printed_step = self.run.step_number
             self._routes.print_card(self.document("running"))
+        self._printed_reports = asked
 
     def _write_summary(self) -> None:
         self._routes.write_summary(self.document("running"))

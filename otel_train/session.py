@@ -162,6 +162,10 @@ class Session:
         """End what ``begin`` began."""
         self._recording.timers.end(token)
 
+    def report(self) -> None:
+        """Log now what is logged every ``log_every_steps``: rows of trackers, blocks, the card. Waits for nobody."""
+        self._recording.hand.report()
+
     def cache(self, name: str, *, size: Callable[[], int]) -> Handle:
         """Count a cache of the program's own as memory: ``size()`` gives its bytes, asked on a thread of ours.
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.aggregate.flat import FlatFigures
 from otel_train.aggregate.operations import MOST_HELD, HeldOperations
+from otel_train.aggregate.steps import StepSource
 from otel_train.errors import ConfigError
 from otel_train.export.trackers.blocks import BlocksOutlet
 from otel_train.export.trackers.desk import Desk
@@ -139,6 +140,15 @@ class Tracking:
     def reset(self) -> None:
         """Let the totals of operations start from now."""
         self._figures.reset()
+
+    def report(self, number: int) -> None:
+        """Log now what is known, unless the report with that number has been logged where it was asked for."""
+        if not self._awake or self._guard.closed or number <= self._figures.reported:
+            return
+        if self._run.leading is None or self._run.step_source is not StepSource.UNDECIDED:
+            self._flush()
+            with self._guard:
+                self._put(self._figures.report(number))
 
     def hold(self, calls: Occurrences) -> None:
         """Operations are over that are timed by token."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_train.aggregate.closing import Closing
-from otel_train.aggregate.epochs import epoch_marks
+from otel_train.aggregate.epochs import epoch_marks, report_marks
 from otel_train.aggregate.marks import Marks, marks
 from otel_train.aggregate.pairing import Edges, origin
 from otel_train.aggregate.passes import Passes
@@ -181,6 +181,7 @@ class ThreadAccount:
             skipped(edges, found, last, self._updated_ns),
             None,
             epoch_marks(edges, found, last),
+            report_marks(edges, found, last),
         )
         if len(updates):
             self._updated_ns = int(edges.times[updates[-1]])

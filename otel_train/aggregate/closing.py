@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from otel_train.aggregate.pairing import Edges
     from otel_train.aggregate.phases import Labels
 
-_ENDS_REGION = np.zeros(Cut.EPOCH + 1, dtype=bool)
-_ENDS_REGION[[Cut.ASK, Cut.CHECKPOINT, Cut.CHECKPOINT_END, Cut.SOLO, Cut.SOLO_END, Cut.EPOCH]] = True
+_ENDS_REGION = np.zeros(Cut.SAID + 1, dtype=bool)
+_ENDS_REGION[[Cut.ASK, Cut.CHECKPOINT, Cut.CHECKPOINT_END, Cut.SOLO, Cut.SOLO_END, Cut.SAID]] = True
 """What closes a step that has its update."""
 
 _BEFORE_BREATH = 256

@@ -34,6 +34,13 @@ def epoch_marks(edges: Edges, found: Marks, last: int) -> np.ndarray:
     )
 
 
+def report_marks(edges: Edges, found: Marks, last: int) -> np.ndarray:
+    """Reports asked for up to entry ``last``, as in ``Settled.reports``."""
+    at = np.flatnonzero(found.report[: last + 1])
+    at = at[at > 0]
+    return np.stack((edges.times[at], edges.payloads[at]), axis=1)
+
+
 class EpochLog:
     """Remembers which epoch ran when.
 

@@ -101,6 +101,7 @@ class FlatFigures:
         unix: Callable[[int], int],
     ) -> None:
         self.epoch = 1
+        self.reported = 0  # reports asked for, and made
         self._names = totals.names
         self._every_steps = every_steps
         self._every_epochs = every_epochs
@@ -149,6 +150,12 @@ class FlatFigures:
         if len(numbers):
             self._step = self._logged = int(numbers[-1]) + 1
 
+    def report(self, number: int) -> list[FlatRow]:
+        """A row of what is known now, unless the report with that number has been made."""
+        row = self._step_row() if number > self.reported else []
+        self.reported = number if row else self.reported
+        return row
+
     def finish(self) -> list[FlatRow]:
         """A row of the steps since the last one, if there were any, and one of the epoch that ends here.
 
@@ -181,10 +188,15 @@ class FlatFigures:
             found = [
                 _Mark(at, step) for at, step in zip(ended.tolist(), (numbers[due] + 1).tolist(), strict=True)
             ]
-        for turn in self._turns.take(settled):
-            before = np.flatnonzero(settled.steps.ended_ns[rows] <= turn.at_ns)
-            step = int(numbers[before[-1]]) + 1 if len(before) else self._step
-            found.append(_Mark(turn.at_ns, step, turn))
+        said: list[tuple[int, Turn | None]] = []
+        for at_ns, number in settled.reports.tolist():
+            if number > self.reported:
+                self.reported = number
+                said.append((at_ns, None))
+        said += [(turn.at_ns, turn) for turn in self._turns.take(settled)]
+        for at_ns, turn in said:
+            before = np.flatnonzero(settled.steps.ended_ns[rows] <= at_ns)
+            found.append(_Mark(at_ns, int(numbers[before[-1]]) + 1 if len(before) else self._step, turn))
         return sorted(found, key=lambda mark: mark.at_ns)  # a step ends before the epoch does
 
     def _parts(self, settled: Settled, cuts: list[int]) -> Iterator[Slice]:

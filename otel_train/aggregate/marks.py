@@ -22,6 +22,7 @@ from otel_train.aggregate.words import (
     OP_EPOCH_END,
     OP_FAIL,
     OP_MARK,
+    OP_REPORT,
     OP_RESUME,
     OP_STOP,
     OP_SUSPEND,
@@ -40,6 +41,7 @@ class Marks(NamedTuple):
         ask: for a batch, or for the iterator that will give batches.
         starting: it is about an iterator, not about a batch.
         epoch: an epoch is marked by hand.
+        report: a report is asked for.
         own: a stage by hand begins.
         barrier: what ends a burst of asks (``zip`` asks several loaders for one batch).
     """
@@ -57,6 +59,7 @@ class Marks(NamedTuple):
     checkpoint: np.ndarray
     mark: np.ndarray
     epoch: np.ndarray
+    report: np.ndarray
     barrier: np.ndarray
     starting: np.ndarray
     own: np.ndarray
@@ -94,6 +97,7 @@ def marks(edges: Edges) -> Marks:
         checkpoint=(kinds == KIND_CHECKPOINT) & counted,
         mark=(ops == OP_MARK) & (edges.payloads == 0) & (edges.sources >= 0),
         epoch=(ops == OP_EPOCH) | (ops == OP_EPOCH_END),
+        report=ops == OP_REPORT,
         barrier=compute | stop | failed_ask,
         starting=starting,
         own=begin & (kinds == KIND_STAGE),

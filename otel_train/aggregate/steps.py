@@ -151,6 +151,7 @@ class Settled(NamedTuple):
         skipped_updates: ``GradScaler.step`` calls in which no update was made.
         numbered: (row of the first step it holds for, number) set by hand, or None.
         epochs: int64[n, 3]: epochs marked by hand: when, ``EpochMark``, number of one that begins.
+        reports: int64[n, 2]: when one was asked for, and how many had been by then.
     """
 
     steps: StepRows
@@ -164,6 +165,7 @@ class Settled(NamedTuple):
     skipped_updates: int
     numbered: tuple[int, int] | None
     epochs: np.ndarray
+    reports: np.ndarray
 
 
 def _empty(*shape: int) -> np.ndarray:
@@ -172,7 +174,7 @@ def _empty(*shape: int) -> np.ndarray:
 
 NOTHING = Settled(
     StepRows(*[_empty()] * 8), Occurrences(*[_empty()] * 7), Tiles(*[_empty()] * 6), _empty(4), _empty(4),
-    _empty(3), _empty(), 0, 0, None, _empty(3),
+    _empty(3), _empty(), 0, 0, None, _empty(3), _empty(2),
 )  # fmt: skip
 """A slice that settled nothing."""
 

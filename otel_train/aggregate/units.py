@@ -42,7 +42,7 @@ class Cut:
     CHECKPOINT_END = 7
     SOLO = 8
     SOLO_END = 9
-    EPOCH = 10
+    SAID = 10
 
 
 class Bursts(NamedTuple):
@@ -150,7 +150,7 @@ def cut(edges: Edges, found: Marks, source: StepSource, context: Context, *, fin
 
 def _cuts(edges: Edges, found: Marks, source: StepSource, context: Context) -> np.ndarray:
     why = np.zeros(len(edges.times), dtype=np.int8)
-    why[found.epoch] = Cut.EPOCH
+    why[found.epoch | found.report] = Cut.SAID
     why[_closers(found, source)] = Cut.CLOSER
     why[found.stop] = Cut.STOP
     if not context.asked:

@@ -13,6 +13,7 @@ OP_SUSPEND = int(Op.SUSPEND)
 OP_MARK = int(Op.MARK)
 OP_EPOCH = int(Op.EPOCH)
 OP_EPOCH_END = int(Op.EPOCH_END)
+OP_REPORT = int(Op.REPORT)
 
 KIND_DATA = int(SourceKind.DATA)
 KIND_H2D = int(SourceKind.H2D)

@@ -37,6 +37,8 @@ class Hand:
         self._epoch = recorder.source(SourceKind.MARK, "epoch")
         self._epochs = 0
         self._turn = 0
+        self.reports = 0
+        self._report = recorder.source(SourceKind.MARK, "report")
         checkpoint = recorder.source(SourceKind.CHECKPOINT, "checkpoint")
         self.checkpoint = _begin_end_fail(checkpoint)
 
@@ -63,6 +65,12 @@ class Hand:
         if turn == self._turn:
             self._turn += 1
             self.edge(code(Op.EPOCH_END, self._epoch, payload=int(failed)))
+
+    def report(self) -> None:
+        """What is logged every so often is to be logged now."""
+        number = self.reports + 1
+        self.edge(code(Op.REPORT, self._report, payload=number))
+        self.reports = number
 
     def token(self) -> int:
         """A number for one occurrence that runs in pieces."""

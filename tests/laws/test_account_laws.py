@@ -71,12 +71,13 @@ ACTIONS = {
     "gap": lambda t: t.spend(13),
     "epoch": lambda t: t.epoch(3),
     "epoch over": lambda t: t.epoch_over(),
+    "report": lambda t: t.report(1),
     "loader in loader": lambda t: (
         t.begin(SourceKind.DATA, "outer").spend(1).ask("inner").end(SourceKind.DATA, "outer")
     ),
 }
 actions = st.lists(st.sampled_from(sorted(ACTIONS)), max_size=40)
-TRAINING_ACTIONS = ("ask", "forward", "backward", "update", "update D", "gap", "epoch")
+TRAINING_ACTIONS = ("ask", "forward", "backward", "update", "update D", "gap", "epoch", "report")
 
 
 def program(names: Sequence[str]) -> Tape:
@@ -205,7 +206,7 @@ def boundaries(tape: Tape) -> list[tuple[int, int]]:
 
     for instant, word in zip(tape.times, tape.codes, strict=True):
         op, source = word & 15, tape.sources[word >> 4 & 0xFFF]
-        if updated and (op == Op.EPOCH or (source.kind is SourceKind.DATA and op == Op.BEGIN)):
+        if updated and (op in (Op.EPOCH, Op.REPORT) or (source.kind is SourceKind.DATA and op == Op.BEGIN)):
             close(instant)
         elif source.kind is SourceKind.OPTIMIZER and op == Op.END:
             if updated and source.name in (updated[0], updated[-1]):
@@ -218,10 +219,12 @@ def boundaries(tape: Tape) -> list[tuple[int, int]]:
 
 
 @settings(deadline=None, max_examples=200)
-@given(actions, actions)
-def test_an_epoch_takes_no_time_from_anybody(before: list[str], after: list[str]) -> None:
+@given(actions, st.sampled_from(["epoch", "report"]), actions)
+def test_a_word_of_the_program_takes_no_time_from_anybody(
+    before: list[str], said: str, after: list[str]
+) -> None:
     """It says where one is, and is no stage."""
-    bare, marked = program([*before, *after]), program([*before, "epoch", *after])
+    bare, marked = program([*before, *after]), program([*before, said, *after])
 
     assert settle(marked).self_ns("owner") == settle(bare).self_ns("owner")
     assert settle(marked).count() == settle(bare).count()

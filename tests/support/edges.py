@@ -135,6 +135,11 @@ class Tape:
         self.edge(Op.EPOCH_END, self.source(SourceKind.MARK, "epoch"), payload=int(broken))
         return self
 
+    def report(self, number: int) -> Tape:
+        """A report is asked for."""
+        self.edge(Op.REPORT, self.source(SourceKind.MARK, "report"), payload=number)
+        return self
+
     def piece(self, name: str, ns: int, op: Op, token: int) -> Tape:
         """One piece of a stage that is suspended."""
         source = self.source(SourceKind.STAGE, name)

@@ -237,6 +237,19 @@ def test_a_loader_that_runs_out_again_and_again_counts_epochs_by_the_fastest() -
     assert [row.epoch for row in rows] == [1, 2]
 
 
+def test_a_report_is_a_row_of_what_was_up_to_there() -> None:
+    """The step that had its update is in it: the program said "now" between two steps."""
+    tape = rounds(Tape(), 3).report(1)
+    figures = Rows(every_steps=0)
+    rows = figures.play(rounds(tape, 2).spend(MS))
+
+    assert [(row.step, row.of_epoch) for row in rows] == [(3, False)]
+    assert rows[0].values["profiling/training_step_count"] == 3
+    assert figures.figures.report(1) == []
+    (late,) = figures.figures.report(2)
+    assert (late.step, late.values["profiling/training_step_count"]) == (5, 5)
+
+
 def rounds(tape: Tape, count: int) -> Tape:
     """Steps over two loaders that never end: 10 samples and 100 ms each."""
     for _ in range(count):
