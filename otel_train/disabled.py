@@ -25,6 +25,8 @@ class DisabledSession:
     closed = False
     run_directory = None
     metrics_url = None
+    last_loader_name = None
+    last_batch_fetch_ms = None
 
     def __init__(self, config: Config, loaders: Any) -> None:  # Any: the user's own
         self.config = config
@@ -59,6 +61,11 @@ class DisabledSession:
 
     def report(self) -> None:
         """Nothing is known."""
+
+    def on(self, stage: str, **_: Callable[[], object] | None) -> Handle:
+        """Nobody sees a stage."""
+        del stage
+        return Handle()
 
     def cache(self, name: str, *, size: Callable[[], int]) -> Handle:
         """Nobody asks for it."""

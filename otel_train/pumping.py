@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from otel_train.runinfo import RunInfo
 
 NS_PER_S = 10**9
+BY_HAND = "values by hand"
+"""The part that reads what the program says, and calls what it has us call."""
 
 
 class Pumping:
@@ -134,11 +136,11 @@ class Pumping:
 
     def start(self) -> None:
         """Begin to record, and start the thread."""
-        notes_guard = Guard("logged values")
+        notes_guard = Guard(BY_HAND)
         # A step is judged when it is read: what was logged in it must be known by then.
         self.pump.first += [
             Chore(self._notes_reader.read, notes_guard, 0.0),
-            Chore(self._read_operations, Guard("operations"), 0.0),
+            Chore(self._read_operations, notes_guard, 0.0),
         ]
         self.pump.chores += [
             *looking_after(self._recording, self._watch),
@@ -240,6 +242,7 @@ class Pumping:
 
     def _faults(self) -> dict[str, int]:
         hardware, faults = self._hardware.guard, self.pump.faults()
+        given = (self.caches, self._recording.timers, self._recording.hooks)
         for part, batches in self._routes.lost().items():
             faults[part] = faults.get(part, 0) + batches
         return {
@@ -247,8 +250,7 @@ class Pumping:
             **faults,
             "ranks": faults.get("ranks", 0) + self._ranks.faults,
             **self.tracking.faults(),
-            "caches": self.caches.faults,
-            "tokens": self._recording.timers.faults,
+            BY_HAND: faults.get(BY_HAND, 0) + sum(each.faults for each in given),
         }
 
     def _log_progress(self) -> None:

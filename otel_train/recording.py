@@ -12,6 +12,8 @@ from otel_train.record.cuda_driver import cuda_driver
 from otel_train.record.device_time import time_devices
 from otel_train.record.discover import Probes
 from otel_train.record.hand import Hand, switch
+from otel_train.record.hooks import Hooks
+from otel_train.record.last_batch import LastBatch
 from otel_train.record.notes import Notes
 from otel_train.record.operations import Timers
 from otel_train.record.recorder import Recorder
@@ -47,6 +49,8 @@ class Recording:
         probes: loaders and models.
         hand: stages by hand.
         timers: operations timed by token.
+        hooks: the program's own code around stages.
+        last_batch: which batch the calling thread fetched last.
     """
 
     def __init__(
@@ -78,6 +82,8 @@ class Recording:
         self.probes = Probes(self.recorder, compiled=self.follow_compiler)
         self.hand = Hand(self.recorder)
         self.timers = Timers(self.recorder, system_clock)
+        self.hooks = Hooks(self.recorder)
+        self.last_batch = LastBatch(self.recorder)
         self._torch: TorchProbes | None = None
 
     @property

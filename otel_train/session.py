@@ -166,6 +166,42 @@ class Session:
         """Log now what is logged every ``log_every_steps``: rows of trackers, blocks, the card. Waits for nobody."""
         self._recording.hand.report()
 
+    def on(
+        self,
+        stage: str,
+        *,
+        before: Callable[[], object] | None = None,
+        after: Callable[[], object] | None = None,
+    ) -> Handle:
+        """Run code of the program's own before and after every run of a stage, on the thread that calls this.
+
+        (From a thread that runs no stages: on the thread that started the session.) What it takes is not part of
+        the stage. One that fails is said once, counted, and off after three times.
+        A stage inside itself, or what backward calls again, is no run of its own. Without any this costs nothing.
+
+        Args:
+            stage: ``data``, ``h2d``, ``forward``, ``backward``, ``optimizer``, ``checkpoint``, or one of your own.
+            before: called without arguments.
+            after: called without arguments, also when the stage raised.
+
+        Returns:
+            What takes it back: ``remove()``.
+
+        Raises:
+            ConfigError: there is nothing to call.
+        """
+        return self._recording.hooks.add(stage, before, after)
+
+    @property
+    def last_loader_name(self) -> str | None:
+        """Loader of the batch that the calling thread fetched last; None if it has fetched none."""
+        return self._recording.last_batch.loader
+
+    @property
+    def last_batch_fetch_ms(self) -> float | None:
+        """Milliseconds that the calling thread waited for that batch, inside ``next()``; None if not known."""
+        return self._recording.last_batch.fetch_ms
+
     def cache(self, name: str, *, size: Callable[[], int]) -> Handle:
         """Count a cache of the program's own as memory: ``size()`` gives its bytes, asked on a thread of ours.
 

@@ -131,7 +131,7 @@ class Pump:
         """Faults of ours on this side, by part."""
         faults: dict[str, int] = {}
         driven: list[Route | Chore] = [*self.routes, *self.first, *self.chores]
-        for guard in (self.guard, *(each.guard for each in driven)):
+        for guard in dict.fromkeys((self.guard, *(each.guard for each in driven))):  # some share one
             faults[guard.part] = faults.get(guard.part, 0) + guard.faults
         return faults
 

@@ -113,6 +113,13 @@ class Recorder:
         """Whether the calling thread, which is not the one that made the recorder, has written before."""
         return hasattr(self._local, "edge")
 
+    def here(self) -> ThreadRing | None:
+        """What the calling thread writes to; None if it has written nothing."""
+        ident = get_ident()
+        if self.main.ident == ident and not self.main.ended:
+            return self.main
+        return next((t for t in reversed(list(self.threads)) if t.ident == ident and not t.ended), None)
+
     def identify(self, identity: dict[str, object]) -> None:
         """Store who this process is beside the sources, for readers of the flight file."""
         with self._lock:

@@ -39,8 +39,8 @@ class Slice(NamedTuple):
 class Ring:
     """Holds the last ``capacity`` edges of one thread.
 
-    ``divert(see)`` lets ``see(code, write)`` stand between the owner and its ring until ``divert(None)``;
-    while nobody does, that costs nothing.
+    ``divert(see)`` lets ``see(code, write)`` stand between the owner and its ring until ``divert(None)``, and
+    ``attend(see)`` another one before it; while nobody does, that costs nothing.
 
     The writer is a closure, ``edge(code)``: a clock read and two stores. It publishes its position after
     both stores, so a reader that looks at the position before and after copying knows exactly which edges
@@ -67,7 +67,7 @@ class Ring:
         self.capacity = size // EDGE_WORDS
         self.owner = owner
         self.taken = 0
-        self._see: Callable[[int, _Edge], None] | None = None
+        self._sees: list[_See | None] = [None, None]
         self._elsewhere = elsewhere
         self._size = size
         self._array = np.frombuffer(words, dtype=np.int64)
@@ -92,29 +92,45 @@ class Ring:
         """Edges written and not yet read."""
         return self.written - self.taken
 
-    def divert(self, see: Callable[[int, _Edge], None] | None) -> None:
+    def divert(self, see: _See | None) -> None:
         """Let ``see(code, write)`` stand between the owner and the ring; None: no longer. See the class.
 
         The first may be said by any thread, the second by the owner alone. While nobody stands there it
         costs nothing: the writer asks for its owner anyway.
         """
+        self._stand(1, see)
+
+    def attend(self, see: _See | None) -> None:
+        """The same for one more, who sees a code before whoever it is diverted to."""
+        self._stand(0, see)
+
+    def _stand(self, place: int, see: _See | None) -> None:
         edge, lend, owner, others = self.edge, self._lend, self.owner, self._elsewhere
-        self._see = see
-        if see is None:
+        sees = self._sees
+        sees[place] = see
+        if not any(sees):
             lend(owner, others)
             return
 
         def write(code: int) -> None:
             lend(owner, seen)
             edge(code)
-            if self._see is not None:
+            if any(sees):
                 lend(0, seen)
 
-        def seen(code: int) -> None:
-            if get_ident() == owner and self._see is not None:
-                self._see(code, write)
+        def pass_on(code: int) -> None:
+            if sees[1] is not None:
+                sees[1](code, write)
             else:
+                write(code)
+
+        def seen(code: int) -> None:
+            if get_ident() != owner:
                 others(code)
+            elif sees[0] is not None:
+                sees[0](code, pass_on)
+            else:
+                pass_on(code)
 
         lend(0, seen)
 
@@ -133,6 +149,13 @@ class Ring:
         self.taken = last
         return Slice(times=pairs[:, 1], codes=pairs[:, 0], missed=missed)
 
+    def look(self, since: int) -> Slice:
+        """Edges from number ``since`` on, as far as they are there, without taking them. For the owner alone."""
+        last = self.written
+        first = max(since, last - self.capacity)
+        pairs = self._copy(first * EDGE_WORDS, last * EDGE_WORDS).reshape(-1, EDGE_WORDS)
+        return Slice(times=pairs[:, 1], codes=pairs[:, 0], missed=first - since)
+
     def _copy(self, first_word: int, last_word: int) -> np.ndarray:
         start, stop = first_word & (self._size - 1), last_word & (self._size - 1)
         if first_word == last_word:
@@ -144,6 +167,7 @@ class Ring:
 
 
 _Edge: TypeAlias = "Callable[[int], None]"
+_See: TypeAlias = "Callable[[int, _Edge], None]"
 _Writer: TypeAlias = (
     "tuple[_Edge, Callable[[], tuple[int, int]], Callable[[], None], Callable[[int, _Edge], None]]"
 )

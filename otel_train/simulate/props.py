@@ -29,7 +29,7 @@ WORKERS = 4
 PREFETCH = 2
 PARTS = (
     "hardware", "pump", "/metrics", "OTLP export", "run directory", "device time", "gradient scaler", "compiler",
-    "build times", "logged values", "devices", "transfers", "compiled models", "loader workers", "flight file",
+    "build times", "values by hand", "devices", "transfers", "compiled models", "loader workers", "flight file",
     "summary", "captures", "ranks", "console", "unobserved",
     "trackers",
 )  # fmt: skip

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import copy
+import re
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 
 import otel_train
 from tests.integration.loops.truth import Net, Watch, loader, loss_of, sgd
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 
@@ -41,3 +47,105 @@ def test_epochs_over_two_loaders_that_begin_again_give_a_block_each(
     assert [line for line in said.splitlines() if line.startswith("[Throughput]")] == [
         "[Throughput] Epoch 1:", "[Throughput] Epoch 2:"
     ]  # fmt: skip
+
+
+def steps(model: Net, batches: Any, *, end: Callable[[], None] = lambda: None) -> None:
+    """Train on these, calling ``end`` after every step."""
+    optimizer = sgd(model)
+    for batch in batches:
+        loss_of(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        end()
+
+
+def test_operations_are_in_every_figure_and_in_no_steps_time(
+    watch: Watch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ten uploads of 5 ms in a thread of their own, and one that lasts over all steps."""
+    model, batches = Net(), loader(10)
+    session = watch(model, batches, console_blocks="profiling")
+
+    def upload() -> None:
+        for _ in range(10):
+            token = otel_train.begin("upload")
+            time.sleep(0.005)
+            otel_train.end(token)
+
+    thread = threading.Thread(target=upload)
+    thread.start()
+    whole = session.begin("whole")
+    steps(model, batches)
+    session.end(whole)
+    thread.join()
+    rows = {row["stage"]: row for row in otel_train.summary()["stages"] if row["stage"] != "other"}
+    session.close()
+
+    assert (rows["upload"]["count"], rows["whole"]["count"]) == (10, 1)
+    assert rows["upload"]["inclusive_seconds"] >= 0.05
+    assert rows["upload"]["self_seconds"] == rows["whole"]["self_seconds"] == 0
+    assert rows["forward"]["count"] == 10
+    said = capfd.readouterr().err
+    assert "upload: avg=0.00" in said
+    assert re.search(r"upload: .* count=10", said)
+    assert "threads" not in str(session.unobserved())
+
+
+def test_a_report_is_logged_while_the_program_goes_on(
+    watch: Watch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Between two rows of the schedule, or without any; the step that had its update is in it."""
+    model, batches = Net(), loader(30)
+    session = watch(model, batches, console_blocks="profiling", turn_every_s=0.05)
+    steps(model, batches)
+    session.report()
+    said, deadline = "", time.monotonic() + 60
+    while "(Step 30)" not in said and time.monotonic() < deadline:
+        said += capfd.readouterr().err
+        time.sleep(0.05)
+    session.report()
+
+    assert "--- Profiling Metrics (Step 30) ---" in said
+    assert "training_step: " in said
+
+
+def test_code_around_stages_runs_in_a_real_loop_and_the_weights_are_the_same(watch: Watch) -> None:
+    """As often as the stage is counted, and it can read where the batch came from."""
+    torch.manual_seed(0)
+    bare = Net()
+    watched = copy.deepcopy(bare)
+    steps(bare, loader(10))
+    called: list[tuple[str, str | None, bool]] = []
+    batches, here = loader(10), threading.current_thread()
+    session = watch(watched, {"code": batches})
+    for stage in ("data", "forward", "backward", "optimizer"):
+        session.on(
+            stage,
+            before=lambda s=stage: called.append(
+                (s, session.last_loader_name, threading.current_thread() is here)
+            ),
+        )
+    handle = session.on("forward", after=lambda: called.append(("after", None, True)))
+    steps(watched, batches)
+    handle.remove()
+
+    count = Counter(stage for stage, *_ in called)
+    assert count == {"data": 11, "forward": 10, "after": 10, "backward": 10, "optimizer": 10}
+    assert {name for stage, name, _ in called if stage == "backward"} == {"code"}
+    assert all(same for *_, same in called)
+    assert session.last_batch_fetch_ms > 0
+    figures = {row["stage"]: row["count"] for row in session.summary()["stages"] if row["phase"] == "train"}
+    assert (figures["forward"], figures["backward"]) == (10, 10)
+    assert torch.equal(
+        torch.cat([p.flatten() for p in bare.parameters()]),
+        torch.cat([p.flatten() for p in watched.parameters()]),
+    )
+
+
+def test_a_cache_that_fails_is_a_fault_that_the_summary_names(watch: Watch) -> None:
+    """Nothing of it reaches the loop."""
+    session = watch()
+    session.cache("images", size=lambda: 1 // 0)
+
+    assert session._pumping.caches.read() == {}
+    assert session.summary()["telemetry"]["faults"] == {"values by hand": 1}

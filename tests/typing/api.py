@@ -31,6 +31,17 @@ def a_script(model: torch.nn.Module, train: DataLoader[Any], val: DataLoader[Any
         pass
     with otel_train.checkpoint():
         pass
+    for number in otel_train.epoch(range(3)):
+        with otel_train.epoch(number) as epoch:
+            token = otel_train.begin("upload")
+            otel_train.end(token)
+            epoch.end()
+    with session.on("forward", before=lambda: None, after=session.report) as handle:
+        session.cache("images", size=lambda: 1 << 20).remove()
+        handle.remove()
+    name: str | None = session.last_loader_name
+    wait_ms: float | None = session.last_batch_fetch_ms
+    del name, wait_ms
     figures: dict[str, Any] = otel_train.summary()
     figures.clear()
     otel_train.reset_window()

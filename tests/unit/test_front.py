@@ -51,6 +51,11 @@ def test_a_disabled_session_hands_back_what_it_was_given() -> None:
     assert set(off.loaders) == {"train", "val"}
     assert off.watch(rows, name="x") is rows
     assert (off.summary(), off.unobserved()) == ({}, [])
+    assert (off.last_loader_name, off.last_batch_fetch_ms) == (None, None)
+    off.end(off.begin("work"))
+    off.report()
+    off.on("forward", before=off.close).remove()
+    off.cache("images", size=lambda: 1).remove()
     off.log({"loss": 1})
     off.event("x", {})
     off.reset_window()

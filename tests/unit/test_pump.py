@@ -168,6 +168,20 @@ def test_a_broken_chore_stops_no_other(rig: Rig) -> None:
     assert broken.faults == 3
 
 
+def test_a_fault_of_chores_that_share_a_guard_is_one_fault(rig: Rig) -> None:
+    """Two figures of one fault send somebody looking for the other."""
+
+    def fails() -> None:
+        raise OSError
+
+    shared = Guard("both")
+    rig.pump.first.append(Chore(fails, shared, 0.0))
+    rig.pump.chores.append(Chore(lambda: None, shared, 0.0))
+    rig.pump.turn()
+
+    assert rig.pump.faults()["both"] == 1
+
+
 def test_what_is_done_first_is_done_before_anything_is_read(rig: Rig) -> None:
     """A NaN that was logged in a step must be known when that step is judged."""
     rig.steps(20)
