@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.aggregate.flat import FlatFigures
 from otel_train.aggregate.operations import MOST_HELD, HeldOperations
 from otel_train.aggregate.steps import StepSource
+from otel_train.clock import system_clock
 from otel_train.errors import ConfigError
 from otel_train.export.trackers.blocks import BlocksOutlet
 from otel_train.export.trackers.desk import Desk
@@ -148,7 +149,7 @@ class Tracking:
         if self._run.leading is None or self._run.step_source is not StepSource.UNDECIDED:
             self._flush()
             with self._guard:
-                self._put(self._figures.report(number))
+                self._put(self._figures.report(number, system_clock()))
 
     def hold(self, calls: Occurrences) -> None:
         """Operations are over that are timed by token."""

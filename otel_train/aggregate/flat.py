@@ -14,7 +14,7 @@ from otel_train.aggregate.steps import TRAIN
 from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterator, Mapping
 
     from otel_train.aggregate.epochs import Turn
     from otel_train.aggregate.loader_rows import LoaderFacts
@@ -150,9 +150,9 @@ class FlatFigures:
         if len(numbers):
             self._step = self._logged = int(numbers[-1]) + 1
 
-    def report(self, number: int) -> list[FlatRow]:
+    def report(self, number: int, at_ns: int) -> list[FlatRow]:
         """A row of what is known now, unless the report with that number has been made."""
-        row = self._step_row() if number > self.reported else []
+        row = self._step_row(at_ns) if number > self.reported else []
         self.reported = number if row else self.reported
         return row
 
@@ -188,16 +188,22 @@ class FlatFigures:
             found = [
                 _Mark(at, step) for at, step in zip(ended.tolist(), (numbers[due] + 1).tolist(), strict=True)
             ]
-        said: list[tuple[int, Turn | None]] = []
-        for at_ns, number in settled.reports.tolist():
-            if number > self.reported:
-                self.reported = number
-                said.append((at_ns, None))
+        said: list[tuple[int, Turn | None]] = [
+            (at_ns, None) for at_ns in self._asked(settled, {mark.at_ns for mark in found})
+        ]
         said += [(turn.at_ns, turn) for turn in self._turns.take(settled)]
         for at_ns, turn in said:
             before = np.flatnonzero(settled.steps.ended_ns[rows] <= at_ns)
             found.append(_Mark(at_ns, int(numbers[before[-1]]) + 1 if len(before) else self._step, turn))
         return sorted(found, key=lambda mark: mark.at_ns)  # a step ends before the epoch does
+
+    def _asked(self, settled: Settled, due: Container[int]) -> Iterator[int]:
+        """When reports were asked for that have not been made, and are not due all the same."""
+        for at_ns, number in settled.reports.tolist():
+            if number > self.reported:
+                self.reported = number
+                if at_ns not in due:
+                    yield at_ns
 
     def _parts(self, settled: Settled, cuts: list[int]) -> Iterator[Slice]:
         """What was settled, in one part more than there are cuts; what ends at a cut comes before it."""

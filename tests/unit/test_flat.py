@@ -245,9 +245,16 @@ def test_a_report_is_a_row_of_what_was_up_to_there() -> None:
 
     assert [(row.step, row.of_epoch) for row in rows] == [(3, False)]
     assert rows[0].values["profiling/training_step_count"] == 3
-    assert figures.figures.report(1) == []
-    (late,) = figures.figures.report(2)
+    assert figures.figures.report(1, 0) == []
+    (late,) = figures.figures.report(2, 0)
     assert (late.step, late.values["profiling/training_step_count"]) == (5, 5)
+
+
+def test_a_report_where_a_row_is_due_is_that_row() -> None:
+    """Asked for after every 50th step, beside a schedule of 50: one line in the chart, not two."""
+    rows = Rows(every_steps=3).play(rounds(rounds(Tape(), 3).report(1), 1).spend(MS))
+
+    assert [row.step for row in rows] == [3]
 
 
 def rounds(tape: Tape, count: int) -> Tape:
