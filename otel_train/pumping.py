@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from otel_train.aggregate.flat_epochs import EpochWindow, no_memory
 from otel_train.aggregate.operations import calls_of
 from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.signals import Signals
@@ -24,7 +25,7 @@ from otel_train.guard import Guard
 from otel_train.runinfo import resource_attributes
 from otel_train.tracking import Tracking
 from otel_train.unobserved import Missing, unobserved
-from otel_train.wiring import job_of, readings_of
+from otel_train.wiring import job_of, memories_of, readings_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,9 +95,7 @@ class Pumping:
             config, info, run=self.run, recorder=recording.recorder,
             rank_folder=routes.rank_folder, ooms=recording.devices.ooms,
         )  # fmt: skip
-        self.tracking = Tracking(
-            config, info, run=self.run, loaders=self._watch.facts, folder=routes.run_directory, anchor=anchor
-        )
+        self._track(breath)
 
     def _report(self, breath: Breath, key_prefix: str) -> None:
         config, info, recording, run = self._config, self._info, self._recording, self.run
@@ -121,6 +120,25 @@ class Pumping:
             loaders=self._watch.facts,
         )  # fmt: skip
         self._missing = Missing(run, recording.probes)
+
+    def _track(self, breath: Breath) -> None:
+        config = self._config
+        self._memories = memories_of(self._recording, self.caches, breath)
+        looks = config.track_memory and config.log_every_epochs
+        epochs = EpochWindow(
+            self.run.totals, self._watch.facts, timing=config.track_timing,
+            memory=self._memories.values if looks else no_memory,
+        )  # fmt: skip
+        self.tracking = Tracking(
+            config,
+            self._info,
+            run=self.run,
+            epochs=epochs,
+            folder=self._routes.run_directory,
+            anchor=self._anchor,
+        )
+        if looks:
+            self.pump.between = lambda: self._memories.look() if self.tracking.listened() else None
 
     def connect(self, environ: Mapping[str, str]) -> None:
         """Open the ways out.
@@ -251,6 +269,7 @@ class Pumping:
             "ranks": faults.get("ranks", 0) + self._ranks.faults,
             **self.tracking.faults(),
             BY_HAND: faults.get(BY_HAND, 0) + sum(each.faults for each in given),
+            self._memories.guard.part: self._memories.guard.faults,
         }
 
     def _log_progress(self) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from otel_train.aggregate.flat import FlatRow
-    from otel_train.aggregate.loader_rows import LoaderFacts
+    from otel_train.aggregate.flat_epochs import EpochWindow
     from otel_train.aggregate.run import RunAccount
     from otel_train.aggregate.steps import Occurrences, Settled
     from otel_train.clock import Anchor
@@ -84,7 +84,7 @@ class Tracking:
         config: what is wanted.
         info: who we are; only rank 0 logs.
         run: the account.
-        loaders: the loaders known now.
+        epochs: sums up what happens, for a row about each epoch.
         folder: the run directory, if there is one.
         anchor: turns the run's clock into wall time.
 
@@ -98,7 +98,7 @@ class Tracking:
         info: RunInfo,
         *,
         run: RunAccount,
-        loaders: Callable[[], Mapping[str, LoaderFacts]],
+        epochs: EpochWindow,
         folder: Path | None,
         anchor: Anchor,
     ) -> None:
@@ -114,7 +114,7 @@ class Tracking:
         for name in SWITCHED:
             check_installed(name, getattr(config, name))
         self._figures = FlatFigures(
-            run.totals, loaders, every_steps=config.log_every_steps or EVERY_STEPS,
+            run.names, epochs, every_steps=config.log_every_steps or EVERY_STEPS,
             every_epochs=config.log_every_epochs, unix=anchor.unix,
         )  # fmt: skip
         if self._first:
@@ -162,6 +162,11 @@ class Tracking:
         desks = list(self._desks.values())
         return {"trackers": self._guard.faults + sum(desk.guard.faults + desk.dropped for desk in desks)}
 
+    def listened(self) -> bool:
+        """Whether there is, or has been, anybody to log to."""
+        self._awake = self._awake or any(desk.outlet.wanted() for desk in list(self._desks.values()))
+        return self._awake
+
     def close(self, timeout_s: float) -> None:
         """Hand over what is left, and wait for the trackers in at most ``timeout_s`` seconds in all."""
         deadline = time.monotonic() + timeout_s
@@ -185,9 +190,8 @@ class Tracking:
         if self._guard.closed:
             return
         with self._guard:
-            self._awake = self._awake or any(desk.outlet.wanted() for desk in list(self._desks.values()))
             settled = self._held.among(settled, self._run.settled_ns)
-            if self._awake:
+            if self.listened():
                 self._put(self._figures.take(settled, rows, numbers))
             else:
                 self._figures.skip(settled, rows, numbers)

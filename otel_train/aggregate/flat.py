@@ -7,19 +7,17 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_train.aggregate.epochs import EpochTurns
-from otel_train.aggregate.flat_epochs import EpochWindow
-from otel_train.aggregate.flat_names import SafeNames
 from otel_train.aggregate.flat_windows import Operations, StageMeans
 from otel_train.aggregate.steps import TRAIN
 from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterator, Mapping
+    from collections.abc import Callable, Container, Iterator
 
     from otel_train.aggregate.epochs import Turn
-    from otel_train.aggregate.loader_rows import LoaderFacts
+    from otel_train.aggregate.flat_epochs import EpochWindow
+    from otel_train.aggregate.names import Names
     from otel_train.aggregate.steps import Settled
-    from otel_train.aggregate.totals import Totals
 
 
 class FlatRow(NamedTuple):
@@ -84,8 +82,8 @@ class FlatFigures:
     """Cuts what is settled at the steps and epochs that are logged, and sums each part up.
 
     Args:
-        totals: where the workers' build times are.
-        loaders: the loaders known now.
+        names: what the sources are called.
+        epochs: sums up the epoch that is running.
         every_steps: training steps between two rows; 0 for none.
         every_epochs: epochs between two rows; 0 for none.
         unix: from the run's clock to Unix time, in nanoseconds.
@@ -93,8 +91,8 @@ class FlatFigures:
 
     def __init__(
         self,
-        totals: Totals,
-        loaders: Callable[[], Mapping[str, LoaderFacts]],
+        names: Names,
+        epochs: EpochWindow,
         *,
         every_steps: int,
         every_epochs: int,
@@ -102,7 +100,7 @@ class FlatFigures:
     ) -> None:
         self.epoch = 1
         self.reported = 0  # reports asked for, and made
-        self._names = totals.names
+        self._names = names
         self._every_steps = every_steps
         self._every_epochs = every_epochs
         self._unix = unix
@@ -110,10 +108,9 @@ class FlatFigures:
         self._step = self._logged = 0
         self._stepped_ns = 0  # when that step ended
         self._waited_ns = 0  # for data, in the step that is still open
-        safe = SafeNames()
-        self._means = StageMeans(self._names, safe)
-        self._operations = Operations(self._names, safe)
-        self._epochs = EpochWindow(totals, loaders, safe)
+        self._means = StageMeans(names, epochs.safe)
+        self._operations = Operations(names, epochs.safe)
+        self._epochs = epochs
 
     def reset(self) -> None:
         """Let the totals of operations start from now."""
@@ -170,7 +167,7 @@ class FlatFigures:
         return [self._row(at_ns, self.epoch, values, of_epoch=False)] if values else []
 
     def _epoch_row(self, turn: Turn, at_ns: int) -> list[FlatRow]:
-        values, ended = self._epochs.take(), turn.ended
+        values, ended = self._epochs.take(at_ns), turn.ended
         self.epoch = turn.running
         if ended is None or not values or not self._every_epochs or ended % self._every_epochs:
             return []

@@ -6,21 +6,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from otel_train.aggregate.flat_names import SafeNames
 from otel_train.aggregate.histogram import Histograms
 from otel_train.aggregate.loader_rows import LoaderFacts
 from otel_train.aggregate.steps import TRAIN
 from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from otel_train.aggregate.flat import Slice
-    from otel_train.aggregate.flat_names import SafeNames
     from otel_train.aggregate.totals import Totals
+
+    Memory = Callable[[Iterable[str], int], Mapping[str, float]]
 
 NS_PER_S = 10**9
 MS_PER_S = 1e3
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+def no_memory(_: Iterable[str], __: int) -> Mapping[str, float]:
+    """Nobody looks at memory."""
+    return {}
 
 
 class EpochWindow:
@@ -29,16 +36,28 @@ class EpochWindow:
     Args:
         totals: where the workers' build times are.
         loaders: the loaders known now.
+        memory: figures of memory, from the training loaders' names and when the epoch ended.
+        timing: tell times to load and to transform a batch.
+
+    Attributes:
         safe: makes names safe.
     """
 
     def __init__(
-        self, totals: Totals, loaders: Callable[[], Mapping[str, LoaderFacts]], safe: SafeNames
+        self,
+        totals: Totals,
+        loaders: Callable[[], Mapping[str, LoaderFacts]],
+        *,
+        memory: Memory = no_memory,
+        timing: bool = True,
     ) -> None:
+        self.safe = SafeNames()
         self._totals = totals
         self._facts = loaders
-        self._safe = safe
+        self._memory = memory
+        self._timing = timing
         self._built = totals.loaders.builds.copy()
+        self._exposed = totals.device.copy()
         self._begin()
 
     def _begin(self) -> None:
@@ -66,19 +85,24 @@ class EpochWindow:
             loads = self._loads.setdefault(self._name(source), Histograms(size=1))
             loads.add(np.zeros(len(lasted), dtype=np.int64), lasted)
 
-    def take(self) -> dict[str, float]:
-        """The figures of the epoch; the next one begins here. Empty when no training step was seen."""
-        builds = self._builds()
+    def take(self, at_ns: int) -> dict[str, float]:
+        """The figures of the epoch, which ended at ``at_ns``; the next one begins there.
+
+        Empty when no training step was seen.
+        """
+        builds, waits_ns = self._builds(), self._exposed_ns()
         names = list(self._batches)
+        memory = self._memory(names, at_ns)
         found: dict[str, float] = {}
         if names and self._step_ns:
             found = self._figures(names, builds)
-            efficiency = self._efficiency(builds)
+            efficiency = self._efficiency(builds, waits_ns)
             if efficiency is not None:
                 found["throughput_efficiency"] = efficiency
+            found.update(memory)
             if len(names) > 1:
                 for name in names:
-                    prefix = f"dl_{self._safe(name)}"
+                    prefix = f"dl_{self.safe(name)}"
                     figures = self._figures([name], builds)
                     found.update({f"{prefix}/{key}": value for key, value in figures.items()})
         self._begin()
@@ -109,15 +133,30 @@ class EpochWindow:
         if not self._blind.intersection(names):
             found["samples_per_second"] = sum(self._samples[name] for name in names) / seconds
         found["batches_per_second"] = sum(self._batches[name] for name in names) / seconds
+        if not self._timing:
+            return found
         found.update(_milliseconds("batch_load_time_ms", [self._loads[n] for n in names if n in self._loads]))
         if all(name in builds for name in names):
             found.update(_milliseconds("batch_transform_time_ms", [builds[name] for name in names]))
         return found
 
-    def _efficiency(self, builds: Mapping[str, Histograms]) -> float | None:
+    def _exposed_ns(self) -> float | None:
+        """How long devices stood idle for want of a batch since the last epoch; None where that is not measured."""
+        device, names = self._totals.device, self._totals.names
+        window, self._exposed = device.minus(self._exposed), device.copy()
+        found, measured = 0.0, set()
+        for number, key in enumerate(names.keys[: len(window)]):
+            if key.stage == "data" and key.phase == "train" and window.count(number):
+                mean_s = window.point(number).sum / window.count(number)
+                found += mean_s * self._batches.get(key.loader, 0) * NS_PER_S
+                measured.add(key.loader)
+        return found if self._batches and measured.issuperset(self._batches) else None
+
+    def _efficiency(self, builds: Mapping[str, Histograms], exposed_ns: float | None) -> float | None:
         """Time that the slower of loaders alone and computing alone would take, to the time it took."""
         facts = self._facts()
-        alone = [self._work_ns / NS_PER_S]
+        work_ns = self._work_ns if exposed_ns is None else max(0.0, self._step_ns - exposed_ns)
+        alone = [work_ns / NS_PER_S]
         for name, batches in self._batches.items():
             workers = facts.get(name, LoaderFacts()).workers
             if name not in builds or workers is None:

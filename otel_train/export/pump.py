@@ -111,6 +111,8 @@ class Pump:
         self.chores: list[Chore] = []
         self.first: list[Chore] = []
         """Done once it is known how far to read, before anything is read."""
+        self.between: Callable[[], float | None] = lambda: None
+        """Done in the pauses between turns; says in how many seconds again, None for not in this pause. Never raises."""
         self.edges = 0
         self.missed = 0
         self.cpu_s = 0.0
@@ -256,8 +258,19 @@ class Pump:
                 route.exporter.export(batch)
             self._breath()
 
+    def _rested(self) -> bool:
+        """Pause until the next turn is due. Whether it was the last pause."""
+        until_s = time.monotonic() + self._every_s
+        left_s: float = self._every_s
+        while left_s > 0:
+            again_s = self.between()
+            if self._stop.wait(left_s if again_s is None else min(left_s, again_s)):
+                return True
+            left_s = until_s - time.monotonic()
+        return self._stop.is_set()
+
     def _loop(self) -> None:
-        while not self._stop.wait(self._every_s) and not self.guard.closed:
+        while not self._rested() and not self.guard.closed:
             with self.lock, self.guard:
                 self.turn()
             self.cpu_s = time.thread_time()

@@ -164,6 +164,15 @@ class CudaDriver:
         torch = self._started()
         return [] if torch is None else [self._memory(torch, device) for device in self.devices()]
 
+    def taken(self) -> dict[str, int]:
+        """What ``nvidia-smi`` shows: contexts, libraries and other processes are in it."""
+        torch, found = self._started(), {}
+        for device in self.devices() if torch is not None else ():
+            with self.reading(device):
+                free, total = torch.cuda.mem_get_info(device)
+            found[f"cuda:{device}"] = total - free
+        return found
+
     def _memory(self, torch: Any, device: int) -> DeviceMemory:
         stats = torch.cuda.memory_stats_as_nested_dict(device)
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]

@@ -55,3 +55,6 @@ class DeviceDriver(Protocol):
 
     def memory(self) -> list[DeviceMemory]:
         """What the allocator of every device in use says."""
+
+    def taken(self) -> dict[str, int]:
+        """Bytes of every device in use that are taken, by whomever, as its driver says."""

@@ -125,6 +125,10 @@ class DeviceTimer:
         """What the allocator of every device in use says; nothing where there is none."""
         return [] if self._driver is None else self._driver.memory()
 
+    def taken(self) -> dict[str, int]:
+        """Bytes of every device in use that are taken, by whomever, as its driver says."""
+        return {} if self._driver is None else self._driver.taken()
+
     def hardware_ids(self) -> dict[str, str]:
         """Name and UUID of every device in use."""
         return {} if self._driver is None else self._driver.hardware_ids()

@@ -82,6 +82,9 @@ class HostDriver:
     def memory(self) -> list[DeviceMemory]:
         return []
 
+    def taken(self) -> dict[str, int]:
+        return {}
+
 
 class Watched:
     """What a session wires, with a driver of our own."""

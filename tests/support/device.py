@@ -39,6 +39,7 @@ class FakeDriver:
         self.stream = 0
         self.hung = False
         self.record_takes_ns = 0
+        self.taken_bytes = 0
         self.fault: Exception | None = None
         self.made: list[FakeEvent] = []
         self.records = 0
@@ -107,6 +108,11 @@ class FakeDriver:
         self.syncs.append(device)
         done_ns = max((at for (of, _), at in self._busy_until_ns.items() if of == device), default=0)
         self._clock.now_ns = max(self._clock.now_ns, done_ns)
+
+    def taken(self) -> dict[str, int]:
+        if self.fault is not None:
+            raise self.fault
+        return {f"cuda:{device}": self.taken_bytes for device in self.used}
 
     def hardware_ids(self) -> dict[str, str]:
         return {f"cuda:{device}": f"GPU-{device}" for device in self.used}

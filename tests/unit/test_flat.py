@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -13,17 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_train.aggregate.flat import FlatFigures, FlatRow
+from otel_train.aggregate.flat_epochs import EpochWindow
 from otel_train.aggregate.flat_names import SafeNames
 from otel_train.aggregate.keep import KeepRules
 from otel_train.aggregate.loader_rows import LoaderFacts
 from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.clock import Anchor
-from otel_train.codes import SourceKind
+from otel_train.codes import Op, SourceKind, code
+from otel_train.export.memories import MEMORY_KEYS
+from otel_train.records import DeviceTimes, Pace
 from tests.support.edges import Tape
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
 MS = 10**6
 ANCHOR = Anchor(clock_ns=0, unix_ns=0)
@@ -32,15 +35,17 @@ ANCHOR = Anchor(clock_ns=0, unix_ns=0)
 class Rows:
     """What a tape comes to in rows for trackers."""
 
-    def __init__(self, *, every_steps: int = 2, every_epochs: int = 1, workers: int | None = None) -> None:
+    def __init__(
+        self, *, every_steps: int = 2, every_epochs: int = 1, workers: int | None = None, **settings: Any
+    ) -> None:
         rules = KeepRules(warmup_steps=0, every_steps=0, slow_factor=2.0, per_s=1.0, burst=1)
         self.account = RunAccount(
             0, anchor=ANCHOR, tracer=Tracer(Ids("r", 0, 0), ANCHOR), rules=rules, stall_after_s=1e9
         )
+        epochs = EpochWindow(self.account.totals, lambda: {"code": LoaderFacts(workers=workers)}, **settings)
         self.figures = FlatFigures(
-            self.account.totals, lambda: {"code": LoaderFacts(workers=workers)},
-            every_steps=every_steps, every_epochs=every_epochs, unix=ANCHOR.unix,
-        )  # fmt: skip
+            self.account.names, epochs, every_steps=every_steps, every_epochs=every_epochs, unix=ANCHOR.unix
+        )
         self.rows: list[FlatRow] = []
         self.account.on_settled = lambda *facts: self.rows.extend(self.figures.take(*facts))
 
@@ -209,6 +214,44 @@ def test_efficiency_is_absent_until_build_times_are_known() -> None:
     assert not {key for key in row.values if key.startswith(("throughput_eff", "batch_transform"))}
 
 
+def test_memory_of_an_epoch_is_asked_for_at_its_end() -> None:
+    """Of the loaders it trained with; what is read later is the next one's."""
+    asked: list[tuple[list[str], int]] = []
+
+    def memory(loaders: Iterable[str], at_ns: int) -> dict[str, float]:
+        asked.append((list(loaders), at_ns))
+        return {"memory_peak_mb": 300.0 + len(asked)}
+
+    rows = Rows(every_steps=0, memory=memory).play(epochs())
+
+    assert [row.values["memory_peak_mb"] for row in rows] == [301, 302]
+    assert asked == [(["code"], row.unix_ns) for row in rows]
+
+
+def test_times_of_batches_may_be_left_out() -> None:
+    """``track_timing=False``: rates stay."""
+    row = Rows(every_steps=0, workers=0, timing=False).play(epochs())[0]
+
+    assert set(row.values) == {"samples_per_second", "batches_per_second", "throughput_efficiency"}
+
+
+def test_computing_alone_leaves_out_only_the_wait_that_the_device_felt() -> None:
+    """A device with work queued does not notice that the host waits: of 100 ms, 5 and not 20 were lost."""
+    rows = Rows(every_steps=0, workers=0)
+    tape = epochs(count=1)
+    rows.account.learn(tape.sources)
+    data = next(number for number, source in enumerate(tape.sources) if source.stage == "data")
+    begun = [at for at, word in zip(tape.times, tape.codes, strict=True) if word == code(Op.BEGIN, data)]
+    asks = np.array(begun[:5], dtype=np.int64)
+    rows.account.device.tell(
+        DeviceTimes(np.full(5, data), asks + 1, asks + 20 * MS - 1, np.full(5, 5 * MS), tape.now_ns, Pace())
+    )
+
+    (row,) = rows.play(tape)
+
+    assert row.values["throughput_efficiency"] == pytest.approx(0.95)
+
+
 def test_several_training_loaders_have_keys_of_their_own() -> None:
     """All together first, then one by one."""
     tape = Tape()
@@ -372,7 +415,7 @@ def test_every_key_is_on_the_reference_page() -> None:
         for _ in range(4):
             tape.ask("code", MS, samples=2).run(SourceKind.STAGE, "mine", 1).forward().backward().update()
         tape.stop().validate()
-    rows = Rows(workers=0).play(tape)
+    rows = Rows(workers=0, memory=lambda *_: dict.fromkeys(MEMORY_KEYS, 1.0)).play(tape)
     keys = {key for row in rows for key in row.values}
     on_page = {key.replace("dl_code", "dl_{loader}").replace("dl_val", "dl_{loader}") for key in keys}
 
@@ -384,3 +427,4 @@ def test_every_key_is_on_the_reference_page() -> None:
     assert missing == []
     assert {name for name in operations if f"`{name}`" not in page} == {"mine"}
     assert len(keys) > 20
+    assert set(MEMORY_KEYS) <= keys

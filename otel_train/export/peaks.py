@@ -1,0 +1,188 @@
+"""The most memory that was held between two instants, from readings taken now and then."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from contextlib import suppress
+from operator import attrgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_train.clock import Clock
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+MOST_READINGS = 4096
+"""Readings kept for one epoch: a quarter of an hour's worth. Of a longer one two become one, again and again."""
+
+_LIST_EVERY_NS = 10**9
+_REST = (
+    200  # times as long as a look at what is shared has cost the processor, until the next: half a percent
+)
+_PROC = Path("/proc/self")
+_KIB = 1024
+
+
+class Reading(NamedTuple):
+    """One look.
+
+    Attributes:
+        at_ns: when.
+        level: bytes held then.
+        most: the most that is known to have been held since the look before.
+    """
+
+    at_ns: int
+    level: int
+    most: int
+
+
+class Peak:
+    """The largest of the readings since the last time that somebody asked."""
+
+    def __init__(self) -> None:
+        self._readings: deque[Reading] = deque()
+        self._level: int | None = None  # before the first of them
+
+    def add(self, reading: Reading) -> None:
+        """Take one more, later than those before."""
+        self._readings.append(reading)
+        if len(self._readings) > MOST_READINGS:
+            pairs = zip(*[iter(self._readings)] * 2, strict=False)
+            halved = [b._replace(most=max(a.most, b.most)) for a, b in pairs]
+            last = [self._readings[-1]] if len(self._readings) % 2 else []
+            self._readings = deque([*halved, *last])
+
+    def take(self, until_ns: int) -> int | None:
+        """The most up to ``until_ns``; what comes later is for the next time. None when nothing was read."""
+        most = []
+        while self._readings and self._readings[0].at_ns <= until_ns:
+            reading = self._readings.popleft()
+            self._level = reading.level
+            most.append(reading.most)
+        if most:
+            return max(most)
+        return self._level if self._level is not None or not self._readings else self._readings[0].level
+
+
+class Child:
+    """A process below this one.
+
+    Args:
+        process: psutil's.
+
+    Attributes:
+        pid: its id.
+        looked_ns: when what it shares was last looked at.
+    """
+
+    def __init__(self, process: Any) -> None:
+        self.pid: int = process.pid
+        self.looked_ns = 0
+        self._process = process
+        self._shared = 0
+
+    def look(self, now_ns: int) -> None:
+        """See how much of it others have as well. The kernel goes through its pages: milliseconds per gigabyte."""
+        self.looked_ns = now_ns
+        known = self._process.memory_full_info()
+        self._shared = known.rss - known.uss
+
+    def held(self) -> int:
+        """Resident bytes that are its own."""
+        return max(0, int(self._process.memory_info().rss) - self._shared)
+
+
+class TreeReader:
+    """Memory of this process and of all that it has started: resident here, and resident there without what is shared.
+
+    Workers are forks of the program, so ``ps`` shows the program's own pages again in each of them.
+
+    Args:
+        clock: monotonic nanoseconds.
+        proc: where the kernel tells of this process; without it psutil is asked.
+    """
+
+    def __init__(self, clock: Clock, proc: Path = _PROC) -> None:
+        import psutil
+
+        self._psutil: Any = psutil
+        self._clock = clock
+        self._proc = proc
+        self._own: Any = psutil.Process()
+        self._children: dict[int, Child] = {}
+        self._look_ns = 0
+        self._listed_ns = -_LIST_EVERY_NS
+        self._highest: int | None = None
+
+    def read(self) -> Reading:
+        """One look. A peak of this process that no process has shown before is known to the byte."""
+        now_ns = self._clock()
+        if now_ns - self._listed_ns >= _LIST_EVERY_NS:
+            self._listed_ns = now_ns
+            self._children = self._list(now_ns)
+        if self._children and now_ns >= self._look_ns:
+            begun_ns = time.thread_time_ns()
+            # What was shared becomes a worker's own with every page that it writes to.
+            self._ask(
+                min(self._children.values(), key=attrgetter("looked_ns")), lambda child: child.look(now_ns)
+            )
+            self._look_ns = now_ns + _REST * (time.thread_time_ns() - begun_ns)
+        own, highest = self._status()
+        others = sum(self._ask(child, Child.held) or 0 for child in self._children.values())
+        risen = self._highest is not None and highest > self._highest
+        self._highest = max(highest, self._highest or 0)
+        return Reading(now_ns, own + others, (highest if risen else own) + others)
+
+    def _status(self) -> tuple[int, int]:
+        """Resident bytes of this process: now, and the most ever."""
+        try:
+            text = (self._proc / "status").read_bytes()
+        except OSError:
+            text = b""
+        own, highest = (_field(text, name) for name in (b"VmRSS:", b"VmHWM:"))
+        own = own if own is not None else int(self._own.memory_info().rss)
+        return own, highest if highest is not None else own
+
+    def _list(self, now_ns: int) -> dict[int, Child]:
+        try:
+            pids = _descendants(self._proc.resolve())
+        except OSError:
+            pids = [child.pid for child in self._own.children(recursive=True)]
+        found = {pid: child for pid, child in self._children.items() if pid in pids}
+        for pid in set(pids).difference(found):
+            child = self._ask(pid, lambda pid: Child(self._psutil.Process(pid)))
+            if child is not None:
+                self._ask(child, lambda child: child.look(now_ns))
+                found[pid] = child
+        return found
+
+    def _ask(self, of: T, ask: Callable[[T], R]) -> R | None:
+        """None when the process has ended, or is somebody else's."""
+        try:
+            return ask(of)
+        except self._psutil.Error:
+            return None
+
+
+def _descendants(proc: Path) -> list[int]:
+    """Ids of all processes below the one at ``proc``. Looks at no other: a node may have thousands."""
+    found: list[int] = []
+    for thread in os.listdir(proc / "task"):  # noqa: PTH208 - a Path for each costs more than the look
+        found += map(int, (proc / "task" / thread / "children").read_text().split())
+    for pid in list(found):
+        with suppress(OSError):  # it has ended
+            found += _descendants(proc.parent / str(pid))
+    return found
+
+
+def _field(text: bytes, name: bytes) -> int | None:
+    """Bytes under a name in ``/proc/self/status``."""
+    _, there, rest = text.partition(name)
+    return int(rest.split(None, 1)[0]) * _KIB if there else None

@@ -1,0 +1,173 @@
+"""How many bytes a dataset holds in memory, estimated."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import types
+from collections import deque
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+MOST_OBJECTS = 4096
+"""Objects looked at in all: some 5 ms. What lies deeper is left out."""
+
+SAMPLED = 64
+"""Items of a long container that are looked at; the others are taken to be as large as these."""
+
+_BREATHE_EVERY = 32
+_PLAIN = (bytes, bytearray, str, int, float, complex, bool)
+_FOREIGN = (
+    type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.FrameType,
+    types.GeneratorType, types.CoroutineType, type(None), type(...),
+)  # fmt: skip
+"""Not a part of the data, and a way out into the whole program."""
+
+
+class _Place(NamedTuple):
+    """An item of a container of which only some were looked at, and all that lies in it.
+
+    Attributes:
+        within: the place in which the container lies; None for the whole.
+        stands_for: how many such places there are.
+        depth: places around it.
+    """
+
+    within: _Place | None
+    stands_for: float
+    depth: int
+
+    def inside(self, share: float) -> _Place:
+        """The place of one item; ``share`` of them are looked at."""
+        return self if share == 1 else _Place(self, self.stands_for / share, self.depth + 1)
+
+    def common(self, other: _Place) -> _Place:
+        """The innermost place that holds both."""
+        one: _Place = self
+        while one is not other:
+            if one.within is not None and one.depth >= other.depth:
+                one = one.within
+            elif other.within is not None:
+                other = other.within
+        return one
+
+
+def dataset_bytes(datasets: Iterable[Any], breathe: Callable[[], None] = lambda: None) -> int:
+    """Bytes that these datasets hold in this process, what they share counted once.
+
+    Arrays, tensors, texts, containers and the attributes of objects are followed. Of long containers a sample is
+    looked at. What is mapped from a file, or lies on a device, is not counted. No code of the objects is run and
+    every look is one step of the interpreter, so they may change meanwhile: then the estimate is that of a moment
+    in between.
+
+    Args:
+        datasets: where to begin.
+        breathe: called now and then, to let other threads have the interpreter.
+    """
+    found: dict[int, tuple[int, _Place]] = {}
+    held: list[Any] = []  # an identity is one only as long as its object lives
+    whole = _Place(None, 1.0, 0)
+    todo = deque((each, whole) for each in datasets)
+    while todo and len(held) < MOST_OBJECTS:
+        item, place = todo.popleft()
+        key, size_bytes = _owned(item)
+        if key in found:  # what is met in two places is there once in what holds both
+            found[key] = (found[key][0], place.common(found[key][1]))
+        else:
+            found[key] = (size_bytes, place)
+            held.append(item)
+            # What waits shares the room that is left: everything is looked at a little, nothing left out.
+            room = MOST_OBJECTS - len(held) - len(todo)
+            if room > 0:
+                todo.extend(_inner(item, place, min(SAMPLED, max(1, room // (len(todo) + 1)))))
+        if len(held) % _BREATHE_EVERY == 0:
+            breathe()
+    return round(sum(size_bytes * place.stands_for for size_bytes, place in found.values()))
+
+
+def _owned(item: Any) -> tuple[int, int]:
+    """(identity of who has the memory, how much it is). Arrays and tensors are known by its address: they may share."""
+    kind = type(item)
+    if issubclass(kind, np.ndarray):
+        return _array(item)
+    torch = sys.modules.get("torch")
+    tensors = (getattr(torch, "Tensor", None), getattr(getattr(torch, "nn", None), "Parameter", None))
+    if kind in tensors:
+        return _tensor(item)
+    if kind in _PLAIN:
+        return id(item), sys.getsizeof(item)
+    for base in (list, tuple, dict, set, frozenset):
+        if issubclass(kind, base):
+            return id(item), base.__sizeof__(item)
+    return id(item), 0 if issubclass(kind, _FOREIGN) else object.__sizeof__(item)
+
+
+def _array(array: np.ndarray) -> tuple[int, int]:
+    while isinstance(array.base, np.ndarray):
+        array = array.base
+    if issubclass(type(array), np.memmap) or not array.nbytes:
+        return id(array), 0
+    return array.__array_interface__["data"][0], array.nbytes
+
+
+def _tensor(tensor: Any) -> tuple[int, int]:
+    if tensor.device.type != "cpu" or tensor.layout != sys.modules["torch"].strided:
+        return id(tensor), 0
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() or id(tensor), storage.nbytes()
+
+
+def _inner(item: Any, place: _Place, most: int) -> Iterator[tuple[Any, _Place]]:
+    """What lies in ``item``, each with its place. Of a container, ``most`` at most."""
+    kind = type(item)
+    if issubclass(kind, np.ndarray):
+        if np.ndarray.dtype.__get__(item).hasobject:
+            yield from _sampled(np.ndarray.ravel(item), item.size, place, most)
+    elif issubclass(kind, (list, tuple)):
+        row = list if issubclass(kind, list) else tuple
+        yield from _sampled(item, row.__len__(item), place, most, at=row.__getitem__)
+    elif issubclass(kind, dict):
+        for inner in (dict.keys(item), dict.values(item)):
+            yield from _first(inner, dict.__len__(item), place, most)
+    elif issubclass(kind, (set, frozenset)):
+        base = set if issubclass(kind, set) else frozenset
+        yield from _first(base.__iter__(item), base.__len__(item), place, most)
+    elif kind not in _PLAIN and not issubclass(kind, _FOREIGN) and not _is_model(kind):
+        for each in gc.get_referents(item):
+            if not issubclass(type(each), _FOREIGN):
+                yield each, place
+
+
+def _sampled(
+    items: Any,
+    length: int,
+    place: _Place,
+    most: int,
+    *,
+    at: Callable[[Any, int], Any] = lambda items, number: items[number],
+) -> Iterator[tuple[Any, _Place]]:
+    some = min(length, most)
+    with suppress(IndexError):  # it has become shorter
+        for number in range(some):
+            yield at(items, number * length // some), place.inside(some / length)
+
+
+def _first(items: Iterable[Any], length: int, place: _Place, most: int) -> Iterator[tuple[Any, _Place]]:
+    """The same of what has no order: its first ones."""
+    try:
+        some = list(islice(items, most))
+    except RuntimeError:  # it has just changed
+        return
+    for item in some:
+        yield item, place.inside(len(some) / max(length, len(some)))
+
+
+def _is_model(kind: type) -> bool:
+    """A network that a dataset uses is no data."""
+    return any(base.__module__ == "torch.nn.modules.module" for base in kind.__mro__)

@@ -1,0 +1,102 @@
+"""Memory of real epochs against what the system says: a buffer held for half a second, workers, caches, datasets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = r"""
+import json, sys, threading, time
+import numpy as np, psutil, torch
+import otel_train
+from torch.utils.data import DataLoader, TensorDataset
+
+class Writer:
+    def __init__(self):
+        self.rows = {}
+    def add_scalar(self, tag, value, step):
+        self.rows.setdefault(tag, []).append(value)
+
+workers, settings = int(sys.argv[1]), json.loads(sys.argv[2])
+model, writer = torch.nn.Linear(1024, 2), Writer()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+held = TensorDataset(torch.zeros(16384, 1024))  # 64 MiB
+loader = DataLoader(held, batch_size=4096, num_workers=workers, persistent_workers=bool(workers))
+session = otel_train.instrument(
+    model, loader, prometheus=False, console=False, tensorboard=writer, run_dir=sys.argv[3], **settings
+)
+session.cache("features", size=lambda: 7 * 2**20)
+
+def resident():
+    own = psutil.Process()
+    return own.memory_info().rss + sum(child.memory_full_info().uss for child in own.children(recursive=True))
+
+def train(hold=0.0):
+    most = 0
+    for (x,) in loader:
+        model(x).sum().backward()
+        optimizer.step()
+    if hold:
+        buffer = np.ones(300 * 10**6, dtype=np.uint8)
+        until = time.monotonic() + hold
+        while time.monotonic() < until:
+            most = max(most, resident())
+            time.sleep(0.05)
+        del buffer
+    time.sleep(0.5)
+    return most
+
+time.sleep(1)  # the first look at what is there
+peaks = []
+for epoch in range(3):
+    with otel_train.epoch():
+        peaks.append(train(hold=0.5 if epoch == 1 else 0.0))
+session.close()
+print(json.dumps({"rows": writer.rows, "system": peaks[1] / 2**20}))
+"""
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+
+def run(folder: Path, workers: int = 0, **settings: Any) -> dict[str, Any]:
+    """What the program says when it is over: the rows of its tracker, and the system's figure."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(workers), json.dumps(settings), str(folder)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False, timeout=240,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return said
+
+
+@pytest.mark.parametrize(("workers", "within"), [(0, 0.01), (2, 0.15)])
+def test_a_buffer_held_for_half_a_second_is_in_the_peak_of_its_epoch(
+    tmp_path: Path, workers: int, within: float
+) -> None:
+    """And in no other: the epoch that needs the memory is the one to look at.
+
+    What workers share with the program changes with every page they write to, and is looked at now and then.
+    """
+    said = run(tmp_path, workers)
+    peaks = said["rows"]["memory_peak_mb"]
+
+    assert peaks[1] == pytest.approx(said["system"], rel=within)
+    assert peaks[1] - peaks[0] > 250
+    assert peaks[2] < peaks[1] - 200
+    assert said["rows"]["memory_dataset_mb"] == pytest.approx([64] * 3, rel=0.01)
+    assert said["rows"]["memory_cache_mb"] == [7] * 3
+
+
+def test_who_does_not_want_memory_does_not_get_it(tmp_path: Path) -> None:
+    """``track_memory=False``: no key, no look."""
+    rows = run(tmp_path, track_memory=False)["rows"]
+
+    assert "samples_per_second" in rows
+    assert not [key for key in rows if key.startswith("memory")]

@@ -1,0 +1,201 @@
+"""Memory of an epoch: peaks between two instants, caches, devices, and what happens when a reading fails."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from otel_train.clock import system_clock
+from otel_train.export import peaks
+from otel_train.export.memories import Memories
+from otel_train.export.peaks import Peak, Reading, TreeReader
+from otel_train.testing import FakeClock
+from tests.support.device import FakeDriver
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
+
+MIB = 2**20
+
+
+def memories(
+    clock: FakeClock,
+    *,
+    datasets: Callable[[Iterable[str]], int | None] = lambda _: None,
+    caches: Callable[[], Mapping[str, int]] = dict,
+    devices: Callable[[], Mapping[str, int]] = dict,
+) -> Memories:
+    return Memories(datasets=datasets, caches=caches, devices=devices, clock=clock)
+
+
+@given(
+    levels=st.lists(st.integers(0, 1000), min_size=1, max_size=50),
+    cuts=st.lists(st.integers(0, 49), max_size=5, unique=True).map(sorted),
+)
+def test_every_reading_is_in_the_peak_of_the_epoch_it_was_taken_in(
+    levels: list[int], cuts: list[int]
+) -> None:
+    """Epochs are told seconds after they ended: what was held since then belongs to the next one."""
+    peak = Peak()
+    for at_ns, level in enumerate(levels):
+        peak.add(Reading(at_ns, level, level))
+
+    begin = 0
+    for cut in cuts:
+        mine = levels[begin : cut + 1]
+        if mine:
+            assert peak.take(cut) == max(mine)
+            begin = cut + 1
+
+
+def test_an_epoch_without_a_reading_has_the_level_that_was_there() -> None:
+    """Epochs of some milliseconds: between two looks memory stays what it was, as far as anybody knows."""
+    peak = Peak()
+    assert peak.take(10) is None
+    peak.add(Reading(20, 5, 9))
+    assert [peak.take(10), peak.take(20), peak.take(30)] == [5, 9, 5]
+
+
+def test_readings_of_a_long_epoch_take_no_more_room_and_lose_no_peak(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An epoch of a week is three million readings."""
+    monkeypatch.setattr(peaks, "MOST_READINGS", 8)
+    for highest in range(100):
+        peak = Peak()
+        for at_ns in range(100):
+            peak.add(Reading(at_ns, 1, 7 if at_ns == highest else 1))
+        assert len(peak._readings) <= 8
+        assert peak.take(99) == 7
+
+
+def test_a_peak_between_two_looks_is_known_where_the_kernel_keeps_the_highest(tmp_path: Path) -> None:
+    """A spike of a millisecond is what kills a process on a full node."""
+    clock = FakeClock()
+    status = tmp_path / "status"
+    reader = TreeReader(clock, tmp_path)
+    found = []
+    for rss, highest in ((100, 500), (100, 500), (100, 900), (100, 900)):
+        status.write_text(f"Name:\tpython\nVmHWM:\t  {highest} kB\nVmRSS:\t  {rss} kB\n", "utf-8")
+        found.append(reader.read())
+
+    assert [reading.level for reading in found] == [100 * 1024] * 4
+    assert [reading.most for reading in found] == [100 * 1024, 100 * 1024, 900 * 1024, 100 * 1024]
+
+
+def test_what_a_process_started_is_part_of_its_memory() -> None:
+    """Workers of a loader hold as much as the program, some of them more."""
+    reader = TreeReader(system_clock)
+    before = reader.read().level
+    code = "held = bytearray(b'x') * (100 << 20); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        held = psutil.Process(child.pid).memory_full_info().uss
+        after = TreeReader(system_clock).read().level
+        child.communicate(b"\n")
+
+    assert held > 100 * MIB
+    assert after - before == pytest.approx(held, rel=0.1)
+    assert reader.read().level < before + 50 * MIB
+
+
+def test_what_a_worker_shares_with_the_program_is_counted_once() -> None:
+    """Four forks of a program of 10 GB are not 50 GB."""
+    own = bytearray(100 * MIB)
+    reader = TreeReader(system_clock)
+    before = reader.read().level
+    quit_, told = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(told)
+        os.read(quit_, 1)
+        os._exit(0)
+    os.close(quit_)
+    try:
+        after = TreeReader(system_clock).read().level
+    finally:
+        os.close(told)
+        os.waitpid(pid, 0)
+
+    assert len(own) == 100 * MIB
+    assert psutil.Process().memory_info().rss > 100 * MIB
+    assert after - before < 50 * MIB
+
+
+def test_without_the_kernels_files_psutil_is_asked(tmp_path: Path) -> None:
+    """Not every system has /proc."""
+    level = TreeReader(system_clock, tmp_path / "none").read().level
+
+    assert level == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
+
+
+def test_figures_are_in_mib_under_their_flat_names() -> None:
+    """``*_mb`` is bytes by 2**20, whatever a disk maker says."""
+    clock, driver = FakeClock(), FakeDriver(FakeClock())
+    driver.used, driver.taken_bytes = [0, 1], 3 * MIB
+    found = memories(
+        clock, datasets=lambda names: 5 * MIB if list(names) == ["code"] else None,
+        caches=lambda: {"a": MIB, "b": 2 * MIB}, devices=driver.taken,
+    )  # fmt: skip
+    assert found.look() == pytest.approx(0.2)
+    driver.taken_bytes = MIB
+    clock.tick(s=1)
+    found.look()
+
+    values = found.values(["code"], clock())
+
+    assert values.pop("memory_peak_mb") == pytest.approx(psutil.Process().memory_info().rss / MIB, rel=0.5)
+    assert values == {"memory_dataset_mb": 5, "memory_cache_mb": 3, "memory_peak_device_mb": 6}
+    clock.tick(s=1)
+    assert found.values(["code"], clock())["memory_peak_device_mb"] == 2
+
+
+def test_what_is_not_there_has_no_figure() -> None:
+    """A program without a cache has no cache of zero."""
+    clock = FakeClock()
+    found = memories(clock)
+    found.look()
+
+    assert set(found.values(["code"], clock())) == {"memory_peak_mb"}
+
+
+def test_a_dataset_is_not_gone_through_for_every_short_epoch() -> None:
+    """Epochs of a second would spend a percent of their time on it."""
+    clock, asked = FakeClock(), []
+
+    def size(names: Iterable[str]) -> int:
+        asked.append(list(names))
+        return MIB
+
+    found = memories(clock, datasets=size)
+    for _ in range(20):
+        assert found.values(["a"], clock())["memory_dataset_mb"] == 1
+        clock.tick(s=1)
+
+    assert asked == [["a"], ["a"]]
+
+
+def test_a_reading_that_fails_is_off_after_three(caplog: pytest.LogCaptureFixture) -> None:
+    """A driver that is gone must not be asked five times a second for a week."""
+    driver = FakeDriver(FakeClock())
+    driver.fault = RuntimeError("the device is lost")
+    found = memories(FakeClock(), devices=driver.taken)
+
+    for _ in range(10):
+        again_s = found.look()
+
+    assert again_s is None
+    assert found.guard.faults == 3
+    assert found.values(["code"], 0) == {}
+    assert [record.levelname for record in caplog.records] == ["WARNING", "ERROR"]
