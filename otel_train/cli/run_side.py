@@ -10,12 +10,12 @@ from otel_train.analyze.compare import STEP, Side
 from otel_train.analyze.sample import Sample, of_values, together
 from otel_train.errors import RunDirectoryError
 from otel_train.export.jsonl import last_metrics
+from otel_train.export.series import buckets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from numpy.typing import NDArray
 
 METRICS = "metrics.otlp.jsonl"
 _TRAIN = "train"
@@ -83,21 +83,6 @@ def sample_of(point: Mapping[str, Any]) -> Sample:
     buckets = Sample(low[used], high[used], number[used], float(point["sum"]))
     zeros = int(point.get("zeroCount", 0))
     return together([of_values(np.zeros(zeros)), buckets]) if zeros else buckets
-
-
-def buckets_of(
-    point: Mapping[str, Any],
-) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-    """Both edges of every bucket, and what is in it, without gaps.
-
-    Source: "ExponentialHistogram" of the OpenTelemetry metrics data model: bucket i is (b^i, b^(i+1)].
-    """
-    positive = point.get("positive") or {"offset": 0, "bucketCounts": []}
-    number = np.array([int(count) for count in positive["bucketCounts"]], np.int64)
-    growth = 2.0 ** (2.0 ** -int(point["scale"]))
-    index = int(positive["offset"]) + np.arange(number.size)
-    least, most = float(point.get("min", 0.0)), float(point.get("max", np.inf))
-    return np.clip(growth**index, least, most), np.clip(growth ** (index + 1), least, most), number
 
 
 def _shares(summary: Mapping[str, Any]) -> dict[str, float]:

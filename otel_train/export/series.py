@@ -1,0 +1,166 @@
+"""Lines of exported metrics as figures over time."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from otel_train import catalog
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+_MEMORY = tuple(
+    metric.name
+    for metric in catalog.ALL
+    if metric.unit == "By" and ".memory." in metric.name and not metric.name.endswith(".limit")
+)
+"""What is in use: a limit would flatten every line below it."""
+
+_HISTOGRAMS = 8
+
+
+def _points(line: Mapping[str, Any], name: str) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """Points of a metric, each with its attributes."""
+    for group in line["resourceMetrics"]:
+        for metric in (metric for scope in group["scopeMetrics"] for metric in scope["metrics"]):
+            if metric["name"] == name:
+                body = next(
+                    metric[kind] for kind in ("sum", "gauge", "exponentialHistogram") if kind in metric
+                )
+                for point in body["dataPoints"]:
+                    yield (
+                        {item["key"]: next(iter(item["value"].values())) for item in point["attributes"]},
+                        point,
+                    )
+
+
+def series_of(read: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counters as what happened between two lines, gauges as they were.
+
+    Args:
+        read: the lines in order, each as ``moment_of`` reads it.
+
+    Returns:
+        ``times`` in seconds after the first line, and by name a value for each of them: ``activities`` as shares,
+        ``stages`` in seconds per training step, ``memory`` in bytes; ``steps_per_s`` has one value for each.
+    """
+    moments = _settled(read)
+    pairs = list(pairwise(moments))
+    activities = {name for moment in moments for name, value in moment["activities"].items() if value}
+    stages = {name for moment in moments for name in moment["stages"]}
+    memory = {name for moment in moments for name in moment["memory"]}
+    return {
+        "times": [other["at"] - moments[0]["at"] for _, other in pairs],
+        "activities": {
+            name: [_share_of(pair, name, activities) for pair in pairs] for name in sorted(activities)
+        },
+        "stages": {
+            name: [
+                _grown(pair, "stages", name) / max(1.0, pair[1]["steps"] - pair[0]["steps"]) for pair in pairs
+            ]
+            for name in sorted(stages)
+        },
+        "steps_per_s": [
+            _risen(one["steps"], other["steps"]) / (other["at"] - one["at"]) for one, other in pairs
+        ],
+        "memory": {name: [other["memory"].get(name) for _, other in pairs] for name in sorted(memory)},
+    }
+
+
+def _settled(moments: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Moments between which some time has been accounted for: it is settled late, and then all at once."""
+    kept: list[Mapping[str, Any]] = []
+    for moment in moments:
+        total = sum(moment["activities"].values())
+        if moment["at"] is None or (
+            kept and (moment["at"] <= kept[-1]["at"] or total == sum(kept[-1]["activities"].values()))
+        ):
+            continue
+        kept.append(moment)
+    return kept
+
+
+def _grown(pair: tuple[Mapping[str, Any], Mapping[str, Any]], key: str, name: str) -> float:
+    """By how much a counter rose; one that began anew with an attempt has risen from nothing."""
+    before, after = (moment[key].get(name, 0.0) for moment in pair)
+    return _risen(before, after)
+
+
+def _risen(before: float, after: float) -> float:
+    return float(after - before if after >= before else after)
+
+
+def _share_of(pair: tuple[Mapping[str, Any], Mapping[str, Any]], name: str, activities: set[str]) -> float:
+    """Of the time settled between two lines: activities are settled late, so it may be more than lies between them."""
+    whole = sum(_grown(pair, "activities", each) for each in activities)
+    return _grown(pair, "activities", name) / whole if whole else 0.0
+
+
+def moment_of(line: Mapping[str, Any]) -> dict[str, Any]:
+    """What one line says of the run so far; ``at`` is None where it does not say when."""
+    activities = {
+        told.get("train.run.activity"): (float(point["asDouble"]), int(point["timeUnixNano"]))
+        for told, point in _points(line, "train.run.time")
+    }
+    stages: dict[str, float] = {}
+    for told, point in _points(line, "train.stage.duration"):
+        if told.get("train.phase") == "train":
+            stages[told["train.stage"]] = stages.get(told["train.stage"], 0.0) + float(point["sum"])
+    steps = sum(
+        float(point["asDouble"])
+        for told, point in _points(line, "train.steps")
+        if told.get("train.phase") == "train"
+    )
+    memory = {
+        " ".join([name.removeprefix("train.").replace(".", " "), *told.values()]): float(point["asDouble"])
+        for name in _MEMORY
+        for told, point in _points(line, name)
+    }
+    instants = [at for _, at in activities.values()]
+    return {
+        "at": max(instants) / 1e9 if instants else None,
+        "activities": {name: value for name, (value, _) in activities.items()},
+        "stages": stages,
+        "steps": steps,
+        "memory": memory,
+    }
+
+
+def histograms_of(line: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The last histograms of steps and stages, the longest first."""
+    found = []
+    for metric, what in (("train.step.duration", "step"), ("train.stage.duration", "")):
+        for told, point in _points(line, metric):
+            low, high, number = buckets_of(point)
+            stage = what or told.get("train.stage", "")
+            parts = [told.get("train.phase"), told.get("train.loader"), stage]
+            found.append(
+                {
+                    "name": " · ".join(part for part in parts if part),
+                    "stage": stage,
+                    "seconds": float(point["sum"]),
+                    "edges": list(zip(low.tolist(), high.tolist(), strict=True)),
+                    "numbers": number.tolist(),
+                }
+            )
+    return sorted(found, key=lambda each: -each["seconds"])[:_HISTOGRAMS]
+
+
+def buckets_of(
+    point: Mapping[str, Any],
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """Both edges of every bucket, and what is in it, without gaps.
+
+    Source: "ExponentialHistogram" of the OpenTelemetry metrics data model: bucket i is (b^i, b^(i+1)].
+    """
+    positive = point.get("positive") or {"offset": 0, "bucketCounts": []}
+    number = np.array([int(count) for count in positive["bucketCounts"]], np.int64)
+    growth = 2.0 ** (2.0 ** -int(point["scale"]))
+    index = int(positive["offset"]) + np.arange(number.size)
+    least, most = float(point.get("min", 0.0)), float(point.get("max", np.inf))
+    return np.clip(growth**index, least, most), np.clip(growth ** (index + 1), least, most), number
