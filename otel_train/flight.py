@@ -2,7 +2,7 @@
 
 Layout (little-endian, offsets in bytes):
 
-    0        header     magic, then int64 fields (``_Header``)
+    0        header     magic, then int64 fields (``Header``)
     4096     directory  one 128-byte entry per ring (``_ENTRY``)
     8192     names      two halves of JSON; the header says which one is whole
     ...      rings      the training thread's first, then the small ones of other threads
@@ -34,7 +34,7 @@ PAGE = 4096
 SIDE_RINGS = 15
 """Threads beside the first that find room in the file; further ones get plain memory."""
 
-_HEADER = struct.Struct("<8s9q")
+HEADER = struct.Struct("<8s9q")
 _ENTRY = struct.Struct("<5q88s")
 _ENTRY_BYTES = 128
 _NAMES_OFFSET = 2 * PAGE
@@ -44,7 +44,9 @@ _SIDE_EDGES = 8192
 _WORD = 8
 
 
-class _Header(NamedTuple):
+class Header(NamedTuple):
+    """What a file begins with, as ``HEADER`` packs it."""
+
     magic: bytes
     pid: int
     anchor_unix_ns: int
@@ -99,7 +101,7 @@ class FlightMemory:
         self._bytes = _RINGS_OFFSET + (main_edges + SIDE_RINGS * _SIDE_EDGES) * EDGE_WORDS * _WORD
         self._map = self._allocate()
         self._view = memoryview(self._map)
-        self._header = _Header(
+        self._header = Header(
             MAGIC, os.getpid(), *anchor, main_edges, _SIDE_EDGES, SIDE_RINGS, 0, 0, anchor.unix_ns
         )
         self._write_header()
@@ -172,7 +174,7 @@ class FlightMemory:
         return memory
 
     def _write_header(self) -> None:
-        self._view[: _HEADER.size] = _HEADER.pack(*self._header)
+        self._view[: HEADER.size] = HEADER.pack(*self._header)
 
 
 def _ring_place(index: int, main_edges: int, side_edges: int) -> tuple[int, int]:
@@ -232,7 +234,7 @@ def read_flight(path: Path) -> Flight:
         raise RunDirectoryError(f"{path}: {error.strerror}. Was the run started with flight=True?") from error
     if len(data) < _RINGS_OFFSET or data[: len(MAGIC)] != MAGIC:
         raise RunDirectoryError(f"{path} is not a flight file of this version (expected {MAGIC.decode()}).")
-    header = _Header(*_HEADER.unpack_from(data))
+    header = Header(*HEADER.unpack_from(data))
     if not (header.names_half in (0, 1) and 0 < header.side_rings <= SIDE_RINGS and min(header[4:6]) > 0):
         raise RunDirectoryError(f"{path}: its header cannot be right: {header}.")
     start = _NAMES_OFFSET + header.names_half * _NAMES_HALF
@@ -246,7 +248,7 @@ def read_flight(path: Path) -> Flight:
     )  # fmt: skip
 
 
-def _threads(before: bytes, data: bytes, header: _Header) -> Iterable[ThreadEdges]:
+def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges]:
     """Edges of every ring that is whole in the file; what changed between the two readings is left out."""
     for index in range(header.side_rings + 1):
         used, ident, written, _, _, thread = _ENTRY.unpack_from(data, PAGE + index * _ENTRY_BYTES)

@@ -15,7 +15,7 @@ from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.flight import read_flight
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from otel_train.aggregate.pairing import Open
@@ -37,9 +37,21 @@ def read(rank_dir: Path) -> dict[str, Any]:
     Raises:
         RunDirectoryError: there is no flight file, or it cannot be read.
     """
-    flight = read_flight(rank_dir / FILE_NAME)
-    sources = sources_of(flight, rank_dir / FILE_NAME)
-    summary = _summary(rank_dir)
+    return told_by(read_flight(rank_dir / FILE_NAME), rank_dir / FILE_NAME, _summary(rank_dir))
+
+
+def told_by(flight: Flight, path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``read`` says, of a flight file that has been read.
+
+    Args:
+        flight: what is in the file.
+        path: where it lies, for messages.
+        summary: the last that the process wrote; empty if there is none.
+
+    Raises:
+        RunDirectoryError: its table of sources cannot be read.
+    """
+    sources = sources_of(flight, path)
     columns = columns_of(sources)
     stories = [story_of(thread, columns) for thread in flight.threads if len(thread.times)]
     main = max(stories, key=lambda story: (story.steps, len(story.thread.times)), default=None)
@@ -98,7 +110,7 @@ def _tell_steps(report: dict[str, Any], main: Story, teller: _Teller, first: int
         }  # fmt: skip
 
 
-def _closed_before(main: Story, summary: dict[str, Any], notes: list[str]) -> int:
+def _closed_before(main: Story, summary: Mapping[str, Any], notes: list[str]) -> int:
     """Number of the first step on file."""
     overwritten = main.thread.entry.written > len(main.thread.times) + 1
     if not overwritten:

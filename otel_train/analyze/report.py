@@ -25,7 +25,7 @@ def render(document: Document) -> str:
     Args:
         document: what is known of the run.
     """
-    parts = (_findings, _timeline, _stages, _histograms, _loaders, _memory, _ranks, _captures)
+    parts = (_findings, timeline, stage_table, histograms, _loaders, _memory, _ranks, _captures)
     bodies = {name: part(document) for name, part in zip(_SECTIONS, parts, strict=True)}
     shown = {name: body for name, body in bodies.items() if body}
     links = "".join(f'<a href="#{name.lower()}">{name}</a>' for name in shown)
@@ -55,7 +55,7 @@ def _facts(document: Document) -> str:
         f"{escape(str(summary.get('state')))} after {duration(wall_s)}",
         f"{figure(steps)} training steps",
         f"{figure(steps / wall_s)} steps/s" if steps and wall_s else "",
-        f"rank {summary.get('rank')} of {summary.get('world_size')}",
+        f"rank {escape(str(summary.get('rank')))} of {escape(str(summary.get('world_size')))}",
         escape(str(summary.get("host") or "")),
     ]
     return f'<p class="dim">{" · ".join(fact for fact in facts if fact)}</p>'
@@ -91,7 +91,8 @@ def finding(each: Mapping[str, Any], *, source: str = "") -> str:
     )
 
 
-def _timeline(document: Document) -> str:
+def timeline(document: Document) -> str:
+    """What the run was doing over time, from its ``series``."""
     series = document["series"]
     activities = area(series["times"], series["activities"], label="Share of time by activity", unit=percent)
     stages = area(
@@ -102,7 +103,8 @@ def _timeline(document: Document) -> str:
     )
 
 
-def _stages(document: Document) -> str:
+def stage_table(document: Document) -> str:
+    """A row per stage, from its ``summary``."""
     rows = document["summary"].get("stages") or ()
     whole: dict[str, float] = {}
     for row in rows:
@@ -111,14 +113,15 @@ def _stages(document: Document) -> str:
         [
             escape(" · ".join(part for part in (row["phase"], row["loader"], row["stage"]) if part)),
             figure(row["count"]), duration(row["avg"]), duration(row["p50"]), duration(row["p95"]), duration(row["p99"]),
-            duration(row["self_seconds"]), _bar((row["self_seconds"] or 0.0) / (whole[row["phase"]] or 1.0), row["stage"]),
+            duration(row["self_seconds"]), share_bar((row["self_seconds"] or 0.0) / (whole[row["phase"]] or 1.0), row["stage"]),
         ]
         for row in rows
     ]  # fmt: skip
     return table(("stage", "count", "avg", "p50", "p95", "p99", "self", "share of phase"), body)
 
 
-def _histograms(document: Document) -> str:
+def histograms(document: Document) -> str:
+    """A chart for each of its ``histograms``."""
     drawn = "".join(
         f"<div><h3>{escape(each['name'])}</h3>"
         + bars(
@@ -161,7 +164,7 @@ def _ranks(document: Document) -> str:
         return ""
     body = [
         [
-            str(row.get("rank")), escape(str(row.get("state"))), duration(row.get("wall_seconds")),
+            escape(str(row.get("rank"))), escape(str(row.get("state"))), duration(row.get("wall_seconds")),
             figure((row.get("steps") or {}).get("train")), duration((row.get("activities") or {}).get("data_wait")),
             escape(str(next((verdict["name"] for verdict in row.get("verdicts") or ()), ABSENT))),
         ]
@@ -231,7 +234,7 @@ def _hot(what: str, rows: Sequence[Mapping[str, Any]]) -> str:
             f"<code>{escape(row['name'])}</code>",
             figure(row["count"]),
             duration(row["seconds"]),
-            _bar(row["share"], ""),
+            share_bar(row["share"], ""),
         ]
         for row in rows
     ]
@@ -271,7 +274,8 @@ def _warm(name: str) -> str:
     )
 
 
-def _bar(share: float, name: str) -> str:
+def share_bar(share: float, name: str) -> str:
+    """A cell of a table: a share as a bar, in the colour of what is called ``name``."""
     color = f" b-{color_of(name, 0)}" if name else ""
     return f'{_BAR}{color}" style="width:{min(share, 1.0) * 50:.1f}%"></span> {percent(share)}'
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from otel_train.codes import Source
+    from otel_train.flight import Flight
 
     Ints = NDArray[np.int64]
 
@@ -187,7 +188,19 @@ def timeline_of(path: Path) -> Timeline | None:
     Raises:
         RunDirectoryError: the file cannot be read.
     """
-    flight = read_flight(path)
+    return timeline_in(read_flight(path), path)
+
+
+def timeline_in(flight: Flight, path: Path) -> Timeline | None:
+    """The timeline in a flight file that has been read; None if no thread has written anything.
+
+    Args:
+        flight: what is in the file.
+        path: where it lies, for messages.
+
+    Raises:
+        RunDirectoryError: its table of sources cannot be read.
+    """
     sources = sources_of(flight, path)
     columns = columns_of(sources)
     stories = [story_of(thread, columns) for thread in flight.threads if len(thread.times)]
