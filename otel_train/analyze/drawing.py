@@ -17,6 +17,10 @@ _FIXED = {
 }  # fmt: skip
 """A stage has the same colour wherever it appears."""
 _TICKS = 4
+_ROUND = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
+_SLACK = 1.0 + 1e-9
+"""A part that was round stays so, whatever rounding made of it."""
+
 _MINUTE_S = 60
 
 
@@ -26,7 +30,12 @@ def color_of(name: str, place: int) -> str:
 
 
 def area(
-    times: Sequence[float], series: Mapping[str, Sequence[float]], *, label: str, unit: Callable[[float], str]
+    times: Sequence[float],
+    series: Mapping[str, Sequence[float]],
+    *,
+    label: str,
+    unit: Callable[[float], str],
+    width: float = WIDTH,
 ) -> str:
     """Series on top of one another.
 
@@ -35,13 +44,14 @@ def area(
         series: values by name, the lowest first.
         label: what the chart shows, for those who cannot see it.
         unit: turns a value into text.
+        width: ``WIDTH``, or ``HALF_WIDTH`` for one of two side by side.
     """
     if len(times) <= 1:
         return ""
     tops = [0.0] * len(times)
     shapes = []
-    highest = max((sum(column) for column in zip(*series.values(), strict=True)), default=0.0) or 1.0
-    x, y = _across(times), _up(highest)
+    highest = _round(max((sum(column) for column in zip(*series.values(), strict=True)), default=0.0))
+    x, y = _across(times, width), _up(highest)
     for place, (name, values) in enumerate(series.items()):
         floor, tops = tops, [top + value for top, value in zip(tops, values, strict=True)]
         upper = [f"{x(at):.1f},{y(top):.1f}" for at, top in zip(times, tops, strict=True)]
@@ -50,7 +60,8 @@ def area(
         shapes.append(
             f'<polygon class="c-{color_of(name, place)}" points="{" ".join(upper + lower)}">{title}</polygon>'
         )
-    return _chart("".join(shapes), times, highest, label=label, unit=unit) + legend(list(series))
+    axes = _marks(times, x) + _grid(highest, unit, width)
+    return _svg(axes + "".join(shapes), label, width) + legend(list(series))
 
 
 def lines(
@@ -59,13 +70,14 @@ def lines(
     *,
     label: str,
     unit: Callable[[float], str],
+    width: float = WIDTH,
 ) -> str:
-    """Series as lines; None is a hole."""
+    """Series as lines; None is a hole. Arguments are those of ``area``."""
     known = [value for values in series.values() for value in values if value is not None]
     if len(times) <= 1 or not known:
         return ""
-    highest = max(known) or 1.0
-    x, y = _across(times), _up(highest)
+    highest = _round(max(known))
+    x, y = _across(times, width), _up(highest)
     shapes = []
     for place, (name, values) in enumerate(series.items()):
         points = " ".join(
@@ -75,7 +87,8 @@ def lines(
         )
         title = f"<title>{escape(name)}</title>"
         shapes.append(f'<polyline class="s-{color_of(name, place)}" points="{points}">{title}</polyline>')
-    return _chart("".join(shapes), times, highest, label=label, unit=unit) + legend(list(series))
+    axes = _marks(times, x) + _grid(highest, unit, width)
+    return _svg(axes + "".join(shapes), label, width) + legend(list(series))
 
 
 def bars(
@@ -119,19 +132,25 @@ def legend(names: Sequence[str]) -> str:
     return f'<ul class="legend">{items}</ul>'
 
 
-def _across(times: Sequence[float]) -> Callable[[float], float]:
+def _across(times: Sequence[float], width: float) -> Callable[[float], float]:
     first, length = times[0], (times[-1] - times[0]) or 1.0
-    return lambda at: LEFT + (at - first) / length * (WIDTH - LEFT)
+    return lambda at: LEFT + (at - first) / length * (width - LEFT)
 
 
 def _up(highest: float) -> Callable[[float], float]:
     return lambda value: HEIGHT - BOTTOM - value / highest * (HEIGHT - BOTTOM - TOP)
 
 
-def _chart(
-    shapes: str, times: Sequence[float], highest: float, *, label: str, unit: Callable[[float], str]
-) -> str:
-    x = _across(times)
+def _round(highest: float) -> float:
+    """The least top of an axis that its ticks divide into round parts."""
+    if highest <= 0 or not math.isfinite(highest):
+        return 1.0
+    part = highest / _TICKS
+    unit = 10.0 ** math.floor(math.log10(part))
+    return _TICKS * unit * next(round_part for round_part in _ROUND if part <= round_part * unit * _SLACK)
+
+
+def _marks(times: Sequence[float], x: Callable[[float], float]) -> str:
     marks = []
     for part in range(_TICKS + 1):
         at = times[0] + (times[-1] - times[0]) * part / _TICKS
@@ -139,10 +158,10 @@ def _chart(
         marks.append(
             f'<text x="{x(at):.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{escape(elapsed(at))}</text>'
         )
-    return _svg(_grid(highest, unit) + shapes + "".join(marks), label)
+    return "".join(marks)
 
 
-def _grid(highest: float, unit: Callable[[float], str], width: float = WIDTH) -> str:
+def _grid(highest: float, unit: Callable[[float], str], width: float) -> str:
     y = _up(highest)
     rows = []
     for part in range(_TICKS + 1):
@@ -154,7 +173,7 @@ def _grid(highest: float, unit: Callable[[float], str], width: float = WIDTH) ->
     return "".join(rows)
 
 
-def _svg(inside: str, label: str, width: float = WIDTH) -> str:
+def _svg(inside: str, label: str, width: float) -> str:
     return (
         f'<svg viewBox="0 0 {width:.0f} {HEIGHT:.0f}" role="img" aria-label="{escape(label)}">{inside}</svg>'
     )

@@ -33,13 +33,16 @@ def schema(name: str) -> str:
 
 def config(left: Left) -> dict[str, Any]:
     """Who, where, versions and settings; what opens doors is left out."""
-    about = {key: value for key, value in left.about.items() if key not in ("schema", "settings")}
-    settings = left.about.get("settings")
+    about = {key: value for key, value in without_secrets(left.about).items() if key != "schema"}
+    return {"schema": schema("config"), **identity(left), **about, "rank": left.rank}
+
+
+def without_secrets(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``run.json`` says; of a setting that opens doors only whether it is set. Settings are always an object."""
+    settings = about.get("settings")
     settings = dict(settings) if isinstance(settings, dict) else {}
-    for name in _SECRETS:
-        if settings.get(name):
-            settings[name] = "(set)"
-    return {"schema": schema("config"), **identity(left), **about, "rank": left.rank, "settings": settings}
+    hidden = {name: "(set)" for name in _SECRETS if settings.get(name)}
+    return {**about, "settings": {**settings, **hidden}}
 
 
 def identity(left: Left) -> dict[str, Any]:

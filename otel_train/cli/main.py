@@ -22,6 +22,7 @@ COMMANDS = {
     "replay": "send what a run could not send to its collector",
     "analyze": "say where the time of a profiler trace goes, and what to change",
     "compare": "say what changed between two traces or two runs",
+    "ui": "show runs in the browser, live",
     "report": "write a run as one page of HTML that needs nothing else",
     "artifacts": "write a run's config, metrics, stage times, operators and trace as files",
     "check": "say whether a run, or its artifacts, are complete and agree",
@@ -55,6 +56,7 @@ examples:
   otel-train postmortem 20260131-x7      last step and open stage after a crash
   otel-train analyze trace.json.gz       what a profiler trace says, and what to change
   otel-train compare runs/a runs/b       what became slower; --fail-if-slower 5% for CI
+  otel-train ui                          the runs in the browser, live
   otel-train report runs/20260131-x7     one page of HTML: timeline, histograms, captures
   otel-train doctor                      what is installed, what holds, whether figures arrive
   otel-train replay runs/20260131-x7     send what the collector has missed

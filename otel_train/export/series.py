@@ -10,7 +10,7 @@ import numpy as np
 from otel_train import catalog
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -21,6 +21,7 @@ _MEMORY = tuple(
 )
 """What is in use: a limit would flatten every line below it."""
 
+_ORDER = ("productive", "data_wait", *catalog.STAGES)
 _HISTOGRAMS = 8
 
 
@@ -57,13 +58,13 @@ def series_of(read: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "times": [other["at"] - moments[0]["at"] for _, other in pairs],
         "activities": {
-            name: [_share_of(pair, name, activities) for pair in pairs] for name in sorted(activities)
+            name: [_share_of(pair, name, activities) for pair in pairs] for name in in_order(activities)
         },
         "stages": {
             name: [
                 _grown(pair, "stages", name) / max(1.0, pair[1]["steps"] - pair[0]["steps"]) for pair in pairs
             ]
-            for name in sorted(stages)
+            for name in in_order(stages)
         },
         "steps_per_s": [
             _risen(one["steps"], other["steps"]) / (other["at"] - one["at"]) for one, other in pairs
@@ -83,6 +84,12 @@ def _settled(moments: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
             continue
         kept.append(moment)
     return kept
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Stages as a step meets them, and activities with training first; what nobody claimed comes last."""
+    places = {name: place for place, name in enumerate(_ORDER)}
+    return sorted(names, key=lambda name: (name == "other", places.get(name, len(places)), name))
 
 
 def _grown(pair: tuple[Mapping[str, Any], Mapping[str, Any]], key: str, name: str) -> float:

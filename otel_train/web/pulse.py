@@ -10,6 +10,7 @@ import numpy as np
 from otel_train.aggregate.postmortem import told_by
 from otel_train.artifacts.timeline import timeline_in
 from otel_train.errors import RunDirectoryError
+from otel_train.export.series import in_order
 from otel_train.flight import read_flight
 from otel_train.web.files import mark_of
 from otel_train.web.liveness import beat_of
@@ -132,9 +133,9 @@ def pulse_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> Pulse:
         open=told["open"],
         times_s=((ended - ended[0]) / _NS).tolist() if len(ended) else [],
         stages_s={
-            name: selves[:, place].tolist()
-            for place, name in enumerate(timeline.stages)
-            if selves[:, place].any()
+            name: selves[:, timeline.stages.index(name)].tolist()
+            for name in in_order(timeline.stages)
+            if selves[:, timeline.stages.index(name)].any()
         },
         step_s=(timeline.duration_ns[shown] / _NS).tolist(),
         last_edge_unix_s=told["last_edge_unix_s"],

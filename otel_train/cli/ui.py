@@ -1,0 +1,99 @@
+"""``otel-train ui``: the runs of a folder as a page in the browser, live."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from otel_train.errors import ConfigError, RunDirectoryError
+from otel_train.optional import require
+from otel_train.web import serve
+from otel_train.web.shelf import is_run
+
+HOST = "127.0.0.1"
+DESCRIPTION = """\
+A page in the browser that follows runs while they train: Overview, Timing, Memory and Artifacts of each rank, with alerts
+and verdicts. It is a process of its own that reads run directories and flight files: the training does not notice.
+"""
+EPILOG = """\
+RUNS is a folder of run directories, or one run directory. What is not there yet appears when it comes. Nothing is changed,
+nothing is fetched from a network, and only this machine can ask, unless --host says otherwise. Ctrl-C ends it.
+
+examples:
+  otel-train ui                                the runs below runs/, or OTEL_TRAIN_RUN_DIR
+  otel-train ui /scratch/me/runs --port 9000
+  otel-train ui runs/20260131-x7 --no-open     one run; prints the address
+  ssh -L 8420:127.0.0.1:8420 trainer           then here: http://127.0.0.1:8420/, while it runs there
+"""
+_LAST_PORT = 65535
+
+
+def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Tell argparse about this command."""
+    parser = subparsers.add_parser(
+        "ui",
+        help="show runs in the browser, live",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "runs",
+        nargs="?",
+        metavar="RUNS",
+        help="folder of run directories, or one (default: OTEL_TRAIN_RUN_DIR, else runs)",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=serve.PORT,
+        metavar="P",
+        help=f"port, or the next that is free (default: {serve.PORT})",
+    )
+    parser.add_argument(
+        "--host",
+        default=HOST,
+        metavar="H",
+        help=f"address to listen on (default: {HOST}: this machine alone can ask)",
+    )
+    parser.add_argument(
+        "--open",
+        action=argparse.BooleanOptionalAction,
+        help="open the browser (default: where there is a screen)",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve the page until Ctrl-C."""
+    if not 0 <= args.port <= _LAST_PORT:
+        raise ConfigError(
+            f"--port {args.port}: expected a number from 0 to {_LAST_PORT}; 0 takes any that is free"
+        )
+    for module in ("starlette", "uvicorn"):
+        require(module, extra=serve.EXTRA)
+    root, only = _chosen(args.runs)
+    sock = serve.listen(args.host, args.port)
+    address = serve.address_of(sock)
+    print(f"{only or root} at {address}", flush=True)
+    if args.port and sock.getsockname()[1] != args.port:
+        print(f"otel-train: port {args.port} is taken", file=sys.stderr)
+    if args.host not in (HOST, "localhost", "::1"):
+        print("otel-train: whoever can reach this address can read these runs", file=sys.stderr)
+    if serve.has_screen() if args.open is None else args.open:
+        serve.show(address)
+    serve.serve(root, sock, only=only, hosts=(args.host,))
+    return 0
+
+
+def _chosen(runs: str | None) -> tuple[Path, str | None]:
+    """The folder of runs, and the one run to show if a run was given."""
+    root = Path(runs or os.environ.get("OTEL_TRAIN_RUN_DIR") or "runs").resolve()
+    if is_run(root):
+        return root.parent, root.name
+    if runs is not None and not root.is_dir():
+        raise RunDirectoryError(
+            f"{runs}: is no folder. Give one that holds run directories, or a run directory"
+        )
+    return root, None

@@ -1,0 +1,194 @@
+"""The web application: which address shows what, and who may ask."""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import os
+import threading
+from importlib import resources
+from typing import TYPE_CHECKING, BinaryIO
+
+from starlette.applications import Starlette
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from otel_train.analyze.report_style import COLORS, SCRIPT, STYLE
+from otel_train.web.artifacts import Captures
+from otel_train.web.files import Documents, opened
+from otel_train.web.listing import files_of
+from otel_train.web.page import TABS, gone_page, run_page
+from otel_train.web.runs_page import runs_page
+from otel_train.web.shelf import Shelf
+from otel_train.web.view import Viewer
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+    from pathlib import Path
+
+    from starlette.requests import Request
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADERS = {
+    # Bars and flames are as wide as their share: that is a style of the element, and the only one allowed inline.
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self'; style-src-attr 'unsafe-inline'; script-src 'self'; connect-src 'self'; "
+        "img-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_CHUNK_BYTES = 1 << 18
+_LONGEST = 200
+
+
+def application(root: Path, *, only: str | None = None, hosts: Collection[str] = ()) -> ASGIApp:
+    """The page over a folder of runs. It reads, and changes nothing.
+
+    Args:
+        root: the folder.
+        only: the one run to show; None for all.
+        hosts: names under which it may be asked for, beside ``localhost`` and addresses that are numbers.
+    """
+    site = _Site(root, only)
+    routes = [
+        Route("/", site.runs),
+        Route("/run/{name}", site.run),
+        *(Route(path, site.asset) for path in site.assets),
+    ]
+    return _Doorkeeper(Starlette(routes=routes), hosts)
+
+
+class _Site:
+    """Answers requests, in threads: a lock keeps what has been read whole."""
+
+    def __init__(self, root: Path, only: str | None) -> None:
+        documents = Documents()
+        self._root, self._only = root, only
+        self._shelf = Shelf(root, only=only, documents=documents)
+        self._viewer = Viewer(documents=documents)
+        self._captures = Captures()
+        self._lock = threading.Lock()
+        own = resources.files("otel_train.web")
+        script = own.joinpath("page.js").read_text(encoding="utf-8")
+        self.assets = {
+            "/style.css": ("text/css", STYLE + COLORS + own.joinpath("page.css").read_text(encoding="utf-8")),
+            "/page.js": ("text/javascript", f"function flames() {{{SCRIPT}}}\n{script}"),
+            "/icon.svg": ("image/svg+xml", own.joinpath("icon.svg").read_text(encoding="utf-8")),
+        }
+
+    def asset(self, request: Request) -> Response:
+        """Style, script and icon."""
+        kind, body = self.assets[request.url.path]
+        return _answer(request, body, kind)
+
+    def runs(self, request: Request) -> Response:
+        """The list of runs."""
+        if self._only is not None:
+            return RedirectResponse(f"/run/{self._only}")
+        query = request.query_params
+        words, page = query.get("filter", "")[:_LONGEST], query.get("page", "")
+        with self._lock:
+            rows = self._shelf.rows()
+        number = int(page) if page.isascii() and page.isdecimal() and len(page) < 10 else 1  # noqa: PLR2004 - digits
+        return _answer(request, runs_page(rows, self._root, words=words, page=number))
+
+    def run(self, request: Request) -> Response:
+        """The page of a run, or one of its files."""
+        query = request.query_params
+        name, tab, rank = request.path_params["name"], query.get("tab", ""), query.get("rank", "")
+        number = int(rank) if rank.isascii() and rank.isdecimal() and len(rank) < 10 else None  # noqa: PLR2004 - digits
+        with self._lock:
+            run = self._shelf.find(name)
+            if run is None:
+                return _answer(request, gone_page(name), status=404)
+            if "file" in query:
+                return _download(run, number, query["file"])
+            view = self._viewer.view(run, number)
+            page = run_page(
+                view, tab if tab in TABS else TABS[0], captures=self._captures, capture=query.get("capture")
+            )
+        return _answer(request, page)
+
+
+def _answer(request: Request, body: str, kind: str = "text/html", *, status: int = 200) -> Response:
+    """A page; nothing but its mark where the reader has it already."""
+    data = body.encode("utf-8", "replace")
+    mark = f'"{hashlib.sha256(data).hexdigest()[:24]}"'
+    if request.headers.get("if-none-match") == mark:
+        return Response(status_code=304, headers={"ETag": mark})
+    return Response(data, status, headers={"ETag": mark, "Content-Type": f"{kind}; charset=utf-8"})
+
+
+def _download(run: Path, rank: int | None, name: str) -> Response:
+    """A file of the run: one that was listed, so that no path of a request reaches the disk."""
+    file = next((file for file in files_of(run, rank) if file.name == name), None)
+    try:
+        if file is None:
+            raise FileNotFoundError
+        descriptor = opened(file.path)
+    except OSError:
+        return PlainTextResponse("There is no such file.\n", 404)
+    size = os.fstat(descriptor).st_size
+    saved = "".join(
+        letter if (letter.isascii() and letter.isalnum()) or letter in "._-" else "_"
+        for letter in file.path.name
+    )
+    return StreamingResponse(
+        _bytes(os.fdopen(descriptor, "rb"), size),
+        media_type="application/octet-stream",
+        headers={"Content-Disposition": f'attachment; filename="{saved}"', "Content-Length": str(size)},
+    )
+
+
+def _bytes(file: BinaryIO, size: int) -> Iterator[bytes]:
+    """As many bytes as were promised; the file may grow while it is read."""
+    with file:
+        while size > 0 and (chunk := file.read(min(_CHUNK_BYTES, size))):
+            size -= len(chunk)
+            yield chunk
+
+
+class _Doorkeeper:
+    """Refuses what is asked for under another site's name, and says on every answer what a browser may do with it.
+
+    A hostile site can point its own name to this machine and have the reader's browser ask: the request then carries
+    that name in ``Host``. An address that is a number cannot be bent like that.
+    """
+
+    def __init__(self, inside: ASGIApp, hosts: Collection[str]) -> None:
+        self._inside = inside
+        self._hosts = {"localhost", *(host.lower() for host in hosts)}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._inside(scope, receive, send)
+            return
+        told = dict(scope["headers"])
+        answer: ASGIApp = self._inside
+        if not self._known(told.get(b"host", b"").decode("latin-1")):
+            answer = PlainTextResponse("This page answers to localhost and to addresses only.\n", 421)
+        elif scope["method"] not in ("GET", "HEAD"):
+            answer = PlainTextResponse("This page can only be read.\n", 405, headers={"Allow": "GET, HEAD"})
+
+        async def marked(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                own = [(key.lower().encode(), value.encode()) for key, value in HEADERS.items()]
+                message = {**message, "headers": [*message.get("headers", ()), *own]}
+            await send(message)
+
+        await answer(scope, receive, marked)
+
+    def _known(self, host: str) -> bool:
+        name = host.rsplit(":", 1)[0] if host.rpartition(":")[2].isdecimal() else host
+        if name.lower() in self._hosts:
+            return True
+        try:
+            ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            return False
+        return True
