@@ -285,8 +285,8 @@ def _in_order(pairs: np.ndarray, stable: np.ndarray, written: int) -> tuple[np.n
     """
     turn = -(written % len(pairs))
     pairs, stable = np.roll(pairs, turn, axis=0), np.roll(stable, turn)
-    last_known = pairs[-1, 1] if written else 0
-    older = pairs[:, 1] <= last_known
+    last_known = pairs[-1, 1] if written else 1
+    older = pairs[:, 1] < last_known  # not <=: the first newer edge may be of the same tick
     newer = int(np.argmax(older)) if older.any() else len(pairs)
     # The slot after the newest edge may be half written: what it held before is not to be trusted.
     pairs, stable = np.roll(pairs, -newer, axis=0)[1:], np.roll(stable, -newer)[1:]

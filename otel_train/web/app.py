@@ -43,7 +43,7 @@ HEADERS = {
     "X-Frame-Options": "DENY",
 }
 _CHUNK_BYTES = 1 << 18
-_LONGEST = 200
+_LONGEST, _DIGITS = 200, 9
 
 
 def application(root: Path, *, only: str | None = None, hosts: Collection[str] = ()) -> ASGIApp:
@@ -91,28 +91,30 @@ class _Site:
         if self._only is not None:
             return RedirectResponse(f"/run/{self._only}")
         query = request.query_params
-        words, page = query.get("filter", "")[:_LONGEST], query.get("page", "")
+        words, page = query.get("filter", "")[:_LONGEST], _number(query.get("page", "")) or 1
         with self._lock:
             rows = self._shelf.rows()
-        number = int(page) if page.isascii() and page.isdecimal() and len(page) < 10 else 1  # noqa: PLR2004 - digits
-        return _answer(request, runs_page(rows, self._root, words=words, page=number))
+        return _answer(request, runs_page(rows, self._root, words=words, page=page))
 
     def run(self, request: Request) -> Response:
         """The page of a run, or one of its files."""
         query = request.query_params
-        name, tab, rank = request.path_params["name"], query.get("tab", ""), query.get("rank", "")
-        number = int(rank) if rank.isascii() and rank.isdecimal() and len(rank) < 10 else None  # noqa: PLR2004 - digits
+        name, tab, rank = request.path_params["name"], query.get("tab", ""), _number(query.get("rank", ""))
         with self._lock:
             run = self._shelf.find(name)
             if run is None:
                 return _answer(request, gone_page(name), status=404)
             if "file" in query:
-                return _download(run, number, query["file"])
-            view = self._viewer.view(run, number)
+                return _download(run, rank, query["file"])
+            view = self._viewer.view(run, rank)
             page = run_page(
                 view, tab if tab in TABS else TABS[0], captures=self._captures, capture=query.get("capture")
             )
         return _answer(request, page)
+
+
+def _number(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= _DIGITS else None
 
 
 def _answer(request: Request, body: str, kind: str = "text/html", *, status: int = 200) -> Response:

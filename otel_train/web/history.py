@@ -84,7 +84,7 @@ class History:
                 continue
             last = value
         if len(self._moments) > 2 * MOST_MOMENTS:
-            self._moments = self._moments[::-2][::-1]
+            self._moments = [*self._moments[:-1:2], self._moments[-1]]
         if last:
             self._settle(last)
 

@@ -60,8 +60,10 @@ def _tiles(view: View) -> str:
     steps, written_steps = view.steps, (summary.get("steps") or {}).get("train")
     activities = summary.get("activities") or {}
     spent_s = sum(activities.values())
-    wait = activities.get("data_wait", 0.0) / spent_s if spent_s else None
-    productive = activities.get("productive", 0.0) / spent_s if spent_s else None
+    wait, productive = (
+        activities[name] / spent_s if spent_s and name in activities else None
+        for name in ("data_wait", "productive")
+    )
     now_s, whole_run = pulse.now_step_s, step_row(view)
     memory = [
         value for value in (view.series.get("memory") or {}).get(PROCESS_MEMORY, ()) if value is not None
@@ -181,7 +183,9 @@ def _rank(view: View, rank: int) -> list[str]:
         f"<strong>{link}</strong>" if rank == view.rank else link,
         figure((summary.get("steps") or {}).get("train")),
         duration(max(steps, key=lambda row: row["count"])["p50"] if steps else None),
-        share_bar(activities.get("data_wait", 0.0) / spent_s, "data") if spent_s else ABSENT,
+        share_bar(activities["data_wait"] / spent_s, "data")
+        if spent_s and "data_wait" in activities
+        else ABSENT,
         figure(whole((summary.get("telemetry") or {}).get("records_lost"))),
         escape(text(leading.get("name")).replace("_", " ") or ABSENT),
     ]

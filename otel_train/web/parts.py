@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timezone
 from html import escape
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 _LATEST_UNIX_S = 253402300799
 """The end of the year 9999, behind which there are no dates."""
 
+_CODE = re.compile(r"`([^`]+)`")
 _FEW = 4
 """So many tiles keep their size; more share the width among them."""
 
@@ -75,13 +77,18 @@ def _notice(each: Notice, *, unfold: bool) -> str:
     when = f" {moment(each.at_unix_s)}" if each.at_unix_s else ""
     head = (
         f'<span class="mark" aria-hidden="true">{MARKS[each.severity]}</span><span><span class="sr">{escape(each.severity)}: '
-        f"</span><strong>{escape(each.title)}</strong>{times}{when} {escape(each.claim)}</span>"
+        f"</span><strong>{escape(each.title)}</strong>{times}{when} {_prose(each.claim)}</span>"
     )
-    more = f"<p>{escape(each.advice)}</p>" if each.advice else ""
+    more = f"<p>{_prose(each.advice)}</p>" if each.advice else ""
     more += f'<p class="dim">{escape(" · ".join(each.facts))}</p>' if each.facts else ""
     if not more:
         return f'<div class="notice {each.severity}">{head}</div>'
     return f'<details class="notice {each.severity}"{" open" if unfold else ""}><summary>{head}</summary><div>{more}</div></details>'
+
+
+def _prose(sentence: str) -> str:
+    """A sentence as HTML; what is between backticks is set as code."""
+    return _CODE.sub(r"<code>\1</code>", escape(sentence))
 
 
 def texts(made: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 import threading
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 PORT = 8420
 _TRIED = 50
 _LAST = 65535
+_SIX = 6
 EXTRA = "web"
 
 
@@ -94,9 +96,10 @@ def served(
 def address_of(sock: socket.socket) -> str:
     """What to type into a browser."""
     host, port = sock.getsockname()[:2]
-    if host in ("0.0.0.0", "::"):  # noqa: S104 - compared with, not bound
-        host = "127.0.0.1"
-    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+    place = ipaddress.ip_address(host)
+    if place.is_unspecified:
+        place = ipaddress.ip_address("127.0.0.1")
+    return f"http://[{place}]:{port}/" if place.version == _SIX else f"http://{place}:{port}/"
 
 
 def has_screen(environ: Mapping[str, str] = os.environ) -> bool:

@@ -1,0 +1,456 @@
+"""The page that shows runs: complete, safe, and undisturbed by whatever lies in the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+from html.parser import HTMLParser
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import pytest
+
+from otel_train.web.app import application
+from tests.support.asking import Answer, ask
+from tests.support.left_run import TOKEN, leave_run, say_summary
+from tests.unit.test_report import EVIL, a_run
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+TABS = ("overview", "timing", "memory", "artifacts")
+CAPTURE = "captures/epoch_1-rank0.json.gz"
+VOID = {"meta", "link", "input", "rect", "line", "polygon", "polyline"}
+
+
+class Page(HTMLParser):
+    """Checks that what is opened is closed, and keeps what a reader and a browser would meet."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.seen: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.seen.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def of(self, tag: str) -> list[dict[str, str | None]]:
+        return [told for name, told in self.seen if name == tag]
+
+
+def page(root: Path, run: str = "20260131-x7", **query: str) -> Answer:
+    words = "&".join(f"{key}={quote(value, safe='')}" for key, value in query.items())
+    return ask(application(root), f"/run/{quote(run, safe='')}?{words}")
+
+
+@pytest.mark.parametrize("tab", TABS)
+def test_every_tab_has_the_verdicts(tmp_path: Path, tab: str) -> None:
+    """Whoever looks at memory must learn that the run waits for data, too."""
+    a_run(tmp_path)
+
+    answer = page(tmp_path, tab=tab)
+
+    assert answer.status == 200
+    seen = Page(answer.text)
+    assert [told["aria-selected"] for told in seen.of("a") if told.get("role") == "tab"] == [
+        str(tab == other).lower() for other in TABS
+    ]
+    assert "Training waits." in answer.text
+    assert "Read ahead." in answer.text
+
+
+@pytest.mark.parametrize(
+    ("tab", "sections"),
+    [
+        ("overview", ["At the end", "Where the time went", "Over time", "Ranks"]),
+        ("timing", ["Stages", "Stages over time", "Loaders", "Distributions"]),
+        ("memory", ["At the end", "On the host"]),
+        ("artifacts", ["Captures", "Artifacts", "Files", "Settings", "On the command line"]),
+    ],
+)
+def test_a_tab_has_its_sections_and_no_empty_ones(tmp_path: Path, tab: str, sections: list[str]) -> None:
+    """A heading above nothing says that something was measured."""
+    (a_run(tmp_path) / "run.json").write_text('{"run_id": "x"}')
+
+    found = re.findall(r"<h2>(.*?)(?: <span|</h2>)", page(tmp_path, tab=tab).text)
+
+    assert found == sections
+
+
+@pytest.mark.parametrize("query", [*({"tab": tab} for tab in TABS), {"tab": "artifacts", "capture": CAPTURE}])
+def test_names_cannot_become_code(tmp_path: Path, query: dict[str, str]) -> None:
+    """A loader, a host, an event or a kernel may be called anything, and files may say anything anywhere."""
+    run = a_run(tmp_path, name=EVIL)
+    event = {"time_unix_ns": 1, "name": EVIL, "rank": EVIL, "attributes": {EVIL: EVIL}}
+    alert = {"time_unix_ns": 1, "name": "train.oom", "attributes": {EVIL: EVIL, "train.loader": EVIL}}
+    (run / "rank0/events.jsonl").write_text(f"{json.dumps(event)}\n{json.dumps(alert)}\n")
+    (run / "run.json").write_text(
+        json.dumps({"run_name": EVIL, EVIL: EVIL, "settings": {EVIL: EVIL}, "host": EVIL})
+    )
+    (run / "artifacts").mkdir()
+    account = {"artifacts": {EVIL: {"absent": EVIL}}}
+    (run / "artifacts/profiler_summary.json").write_text(json.dumps(account))
+    (run / "captures/epoch_1-rank0.record.json").write_text(
+        json.dumps({"trigger": EVIL, "steps": [EVIL], "finding": {"claim": EVIL}})
+    )
+
+    text = page(tmp_path, **query).text
+
+    assert EVIL not in text
+    assert [told["src"] for told in Page(text).of("script")] == ["/page.js"]
+
+
+def test_names_in_the_list_cannot_become_code(tmp_path: Path) -> None:
+    """The name of a folder is as free as any other."""
+    shutil.copytree(a_run(tmp_path / "made", name=EVIL), tmp_path / "runs" / '"><img src=x onerror=alert(1)>')
+
+    answer = ask(application(tmp_path / "runs"), f"/?filter={quote(EVIL)}")
+
+    assert Page(answer.text).of("img") == []
+    answer = ask(application(tmp_path / "runs"), "/")
+    assert Page(answer.text).of("img") == []
+    assert EVIL not in answer.text
+    [link] = [told["href"] for told in Page(answer.text).of("a") if (told["href"] or "").startswith("/run/")]
+    assert ask(application(tmp_path / "runs"), str(link)).status == 200
+
+
+def test_what_opens_doors_is_not_shown(tmp_path: Path) -> None:
+    """The token arms captures: whoever may look at figures may not do that."""
+    run = leave_run(tmp_path, [5])
+    (run / "rank0/capture-token").write_text(TOKEN)
+
+    pages = [page(tmp_path, "r1", tab=tab) for tab in TABS]
+    files = [
+        page(tmp_path, "r1", file=name, rank="0")
+        for name in ("run.json", "rank0/capture-token", "rank0/attempt")
+    ]
+
+    assert all(TOKEN not in answer.text for answer in pages)
+    assert "(set)" in pages[-1].text
+    assert [answer.status for answer in files] == [404, 404, 404]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../secret.json",
+        "rank0/../../secret.json",
+        "/etc/passwd",
+        "rank0/link.json",
+        "captures/a.json",
+        "captures",
+        "",
+        "rank0/\0",
+    ],
+)
+def test_no_path_leads_out_of_the_run(tmp_path: Path, name: str) -> None:
+    """Dots, absolute paths and links: what is not in the list is not there."""
+    run = leave_run(tmp_path / "runs", [5])
+    (tmp_path / "secret.json").write_text('{"secret": 1}')
+    (run / "rank0/link.json").symlink_to(tmp_path / "secret.json")
+    (run / "captures").symlink_to(tmp_path)
+    (tmp_path / "a.json").write_text("{}")
+
+    assert page(tmp_path / "runs", "r1", file=name).status == 404
+
+
+@pytest.mark.parametrize("name", ["..", ".", "link", "secret.json", "nothing", "a/b", "r1/../r1", "", "\0"])
+def test_no_name_of_a_run_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
+    """As above, one storey higher."""
+    leave_run(tmp_path / "elsewhere", [5])
+    leave_run(tmp_path / "runs", [5])
+    (tmp_path / "runs/link").symlink_to(tmp_path / "elsewhere/r1")
+    (tmp_path / "runs/secret.json").write_text("{}")
+
+    answer = page(tmp_path / "runs", name)
+
+    assert answer.status == 404
+    assert names(ask(application(tmp_path / "runs"), "/")) == ["r1"]
+
+
+def test_links_inside_a_run_are_passed_over(tmp_path: Path) -> None:
+    """A hostile run directory may name any file of this machine."""
+    run = leave_run(tmp_path / "runs", [5])
+    say_summary(run, run_name="of somebody else")
+    (run / "rank0/summary.json").rename(tmp_path / "summary.json")
+    (run / "rank0/summary.json").symlink_to(tmp_path / "summary.json")
+    shutil.copytree(run / "rank0", tmp_path / "rank7")
+    (run / "rank7").symlink_to(tmp_path / "rank7")
+
+    for tab in TABS:
+        text = page(tmp_path / "runs", "r1", tab=tab).text
+        assert "of somebody else" not in text
+        assert "rank 7" not in text
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:8420", 200), ("127.0.0.1:8420", 200), ("[::1]:8420", 200), ("LOCALHOST", 200), ("trainer:8420", 200),
+        ("evil.example:8420", 421), ("127.0.0.1.evil.example", 421), ("localhost.evil.example:8420", 421), ("", 421),
+    ],
+)  # fmt: skip
+def test_a_hostile_site_cannot_borrow_the_readers_browser(tmp_path: Path, host: str, status: int) -> None:
+    """DNS rebinding: its own name points here, and the browser takes the answer for its own."""
+    assert ask(application(tmp_path, hosts=["trainer"]), "/", host=host).status == status
+
+
+def test_the_page_can_only_be_read(tmp_path: Path) -> None:
+    """Nothing that is sent here changes anything."""
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
+        assert ask(application(tmp_path), "/", method=method).status == 405
+    assert ask(application(tmp_path), "/", method="HEAD").status == 200
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["/", "/run/20260131-x7", "/run/none", "/style.css", "/page.js", "/icon.svg", "/no/such/address"],
+)
+def test_every_answer_says_what_a_browser_may_do_with_it(tmp_path: Path, target: str) -> None:
+    """Also errors: they echo names."""
+    a_run(tmp_path)
+
+    answer = ask(application(tmp_path), target)
+
+    policy = answer.headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src 'self'" in policy
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    assert answer.headers["x-frame-options"] == "DENY"
+    assert answer.headers["cache-control"] == "no-store"
+
+
+def test_the_page_needs_no_network(tmp_path: Path) -> None:
+    """It is used on nodes that have none."""
+    a_run(tmp_path)
+
+    for target in (
+        "/",
+        *(f"/run/20260131-x7?tab={tab}" for tab in TABS),
+        "/style.css",
+        "/page.js",
+        "/icon.svg",
+    ):
+        text = ask(application(tmp_path), target).text.replace("http://www.w3.org/2000/svg", "")
+        assert not re.search(r"https?://|src=\"//|url\(|@import", text)
+
+
+def test_a_file_of_the_run_can_be_taken_away(tmp_path: Path) -> None:
+    """As a file, whatever is in it: a browser must not show a report of somebody else's as a page of ours."""
+    run = a_run(tmp_path)
+    (run / "report.html").write_text(EVIL)
+
+    answer = page(tmp_path, file="report.html")
+
+    assert answer.text == EVIL
+    assert answer.headers["content-type"] == "application/octet-stream"
+    assert answer.headers["content-disposition"] == 'attachment; filename="report.html"'
+    assert page(tmp_path, file=CAPTURE).body == (run / CAPTURE).read_bytes()
+
+
+def test_what_has_not_changed_is_not_sent_again(tmp_path: Path) -> None:
+    """A page asks once a second."""
+    a_run(tmp_path)
+    site = application(tmp_path)
+
+    first = ask(site, "/run/20260131-x7")
+    again = ask(site, "/run/20260131-x7", if_none_match=first.headers["etag"])
+
+    assert (again.status, again.body) == (304, b"")
+
+
+def test_a_rank_can_be_chosen(tmp_path: Path) -> None:
+    """And one that is not there is none."""
+    run = a_run(tmp_path)
+    second = run / "rank1/summary.json"
+    second.write_text(second.read_text().replace('"train": 1000', '"train": 77'))
+
+    chosen = Page(page(tmp_path, rank="1").text)
+
+    assert [told["value"] for told in chosen.of("option") if "selected" in told] == ["1"]
+    assert "<dt>training steps</dt><dd>77</dd>" in page(tmp_path, rank="1").text
+    for rank in ("9", "-1", "1e9", "٣", "9" * 30, EVIL):
+        assert "<dd>1,000</dd>" in page(tmp_path, rank=rank).text
+
+
+def fifo(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+BREAKAGES: dict[str, Callable[[Path], object]] = {
+    "no summary": lambda run: (run / "rank0/summary.json").unlink(),
+    "an empty summary": lambda run: (run / "rank0/summary.json").write_text(""),
+    "half a summary": lambda run: (run / "rank0/summary.json").write_text('{"schema": "otel_train.su'),
+    "a summary of bytes": lambda run: (run / "rank0/summary.json").write_bytes(bytes(range(256))),
+    "a foreign summary": lambda run: (run / "rank0/summary.json").write_text('["not", "ours"]'),
+    "a summary of another version": lambda run: (run / "rank0/summary.json").write_text('{"schema": "otel_train.summary/9"}'),
+    "a summary without end": lambda run: fifo(run / "rank0/summary.json"),
+    "a summary that is a folder": lambda run: ((run / "rank0/summary.json").unlink(), (run / "rank0/summary.json").mkdir()),
+    "a deep summary": lambda run: (run / "rank0/summary.json").write_text("[" * 100_000),
+    "a large summary": lambda run: (run / "rank0/summary.json").write_text(" " * (5 << 20)),
+    "figures that are lists": lambda run: say_summary(run, stages=5, steps=[1], activities="x", verdicts={}, telemetry=[], ranks=3),
+    "figures that are words": lambda run: say_summary(
+        run, wall_seconds="long", started_unix_s="early", steps={"train": "many"}, stages=[{"stage": {}}], loaders=["x"],
+        verdicts=["x"], batches={"a": "b"}, step_durations=[None], activities={"data_wait": "x"}, world_size="two",
+    ),
+    "figures too large": lambda run: say_summary(
+        run, wall_seconds=1e999, started_unix_s=1e300, steps={"train": 10**400}, activities={"data_wait": float("nan")}, state=[],
+    ),
+    "surrogates": lambda run: say_summary(run, run_name="\ud800", host="\udfff"),
+    "a torn flight file": lambda run: (run / "rank0/flight.bin").write_bytes((run / "rank0/flight.bin").read_bytes()[:9000]),
+    "a foreign flight file": lambda run: (run / "rank0/flight.bin").write_bytes(os.urandom(1 << 20)),
+    "a flight file of lies": lambda run: (run / "rank0/flight.bin").write_bytes(b"OTELTRN1" + b"\x01" * (1 << 20)),
+    "foreign events": lambda run: (run / "rank0/events.jsonl").write_text('5\n{"name": 5}\n{"name": "train.oom", "attributes": 5, "attempt": {}}\n{'),
+    "foreign metrics": lambda run: (run / "rank0/metrics.otlp.jsonl").write_text('5\n{"resourceMetrics": 5}\n{"resourceMetrics": [{"scopeMetrics": [{"metrics": [{"name": "train.steps"}]}]}]}\n'),
+    "a foreign run.json": lambda run: (run / "run.json").write_text('{"settings": 5, "started_unix_ns": "x", "run_name": []}'),
+    "foreign captures": lambda run: (run / "captures").write_text("a file"),
+    "foreign artifacts": lambda run: ((run / "artifacts").mkdir(), (run / "artifacts/profiler_summary.json").write_text('{"artifacts": {"a": 5}}')),
+    "nothing in the rank": lambda run: (shutil.rmtree(run / "rank0"), (run / "rank0").mkdir()),
+    "no rank": lambda run: shutil.rmtree(run / "rank0"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BREAKAGES)
+def test_a_broken_run_is_shown_as_far_as_it_goes(tmp_path: Path, name: str) -> None:
+    """Runs die at any moment, and folders hold what people put there."""
+    run = leave_run(tmp_path, [5])
+    say_summary(run)
+    leave_run(tmp_path / "other", [3]).rename(tmp_path / "whole")
+    BREAKAGES[name](run)
+    site = application(tmp_path)
+
+    for tab in TABS:
+        answer = ask(site, f"/run/r1?tab={tab}")
+        assert answer.status == 200
+        Page(answer.text)
+    listed = ask(site, "/")
+    assert listed.status == 200
+    assert "/run/whole" in listed.text
+
+
+@pytest.mark.parametrize("capture", ["torn", "foreign", "none"])
+def test_a_capture_that_cannot_be_read_is_said(tmp_path: Path, capture: str) -> None:
+    """The rest of the page is shown all the same."""
+    run = a_run(tmp_path)
+    path = run / CAPTURE
+    if capture == "torn":
+        path.write_bytes(path.read_bytes()[:20])
+    elif capture == "foreign":
+        path.write_bytes(b"foreign")
+    name = "captures/none.json.gz" if capture == "none" else CAPTURE
+
+    answer = page(tmp_path, tab="artifacts", capture=name)
+
+    assert answer.status == 200
+    assert ("It cannot be looked into" in answer.text) == (capture != "none")
+
+
+def test_a_run_may_vanish_while_it_is_read(tmp_path: Path) -> None:
+    """Somebody tidies up: every answer is a page, and nothing is raised."""
+    kept = leave_run(tmp_path / "kept", [200])
+    say_summary(kept)
+    site = application(tmp_path / "runs")
+    over = threading.Event()
+
+    def come_and_go() -> None:
+        while not over.is_set():
+            shutil.copytree(kept, tmp_path / "runs/r1")
+            shutil.rmtree(tmp_path / "runs/r1")
+
+    busy = threading.Thread(target=come_and_go)
+    busy.start()
+    try:
+        answers = [
+            ask(site, target) for _ in range(15) for target in ("/", *(f"/run/r1?tab={tab}" for tab in TABS))
+        ]
+    finally:
+        over.set()
+        busy.join()
+    assert {answer.status for answer in answers} <= {200, 404}
+
+
+def many(root: Path, number: int) -> None:
+    for each in range(number):
+        run = root / f"run-{each:04}"
+        (run / "rank0").mkdir(parents=True)
+        told = {"run_name": f"sweep-{each % 10}", "started_unix_ns": (each + 1) * 10**9, "host": "gpu-17"}
+        (run / "run.json").write_text(json.dumps(told))
+
+
+def names(answer: Answer) -> list[str]:
+    links = [told["href"] or "" for told in Page(answer.text).of("a")]
+    return [link.removeprefix("/run/") for link in links if link.startswith("/run/")]
+
+
+def test_a_thousand_runs_are_a_page_of_fifty(tmp_path: Path) -> None:
+    """The newest first, the rest a click or a word away."""
+    many(tmp_path, 1000)
+    site = application(tmp_path)
+
+    assert names(ask(site, "/")) == [f"run-{each:04}" for each in range(999, 949, -1)]
+    assert names(ask(site, "/?page=20"))[-1] == "run-0000"
+    assert names(ask(site, "/?page=99999")) == names(ask(site, "/?page=20"))
+    assert "51 to 100 of 1,000" in ask(site, "/?page=2").text
+    assert names(ask(site, "/?filter=sweep-7+GPU-17+run-09"))[:2] == ["run-0997", "run-0987"]
+    assert "No run has all of these words" in ask(site, "/?filter=nowhere").text
+
+
+def test_folders_that_are_no_runs_are_not_listed(tmp_path: Path) -> None:
+    """Runs lie beside data and checkpoints."""
+    many(tmp_path, 1)
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "rank0").mkdir()
+    (tmp_path / "notes.txt").write_text("x")
+
+    assert names(ask(application(tmp_path), "/")) == ["run-0000"]
+
+
+def test_a_folder_without_runs_says_how_to_make_one(tmp_path: Path) -> None:
+    """Also one that is not there yet: the page may be opened first."""
+    for root in (tmp_path, tmp_path / "none"):
+        assert "otel-train run train.py" in ask(application(root), "/").text
+
+
+def test_one_run_is_shown_alone(tmp_path: Path) -> None:
+    """Who names one run does not show the others."""
+    many(tmp_path, 2)
+    site = application(tmp_path, only="run-0001")
+
+    assert ask(site, "/").headers["location"] == "/run/run-0001"
+    assert ask(site, "/run/run-0001").status == 200
+    assert ask(site, "/run/run-0000").status == 404
+
+
+def test_memory_is_what_the_files_say_of_it(tmp_path: Path) -> None:
+    """Keys come with the version that wrote them; what is not there is absent."""
+    run = leave_run(tmp_path, [5])
+    figures: dict[str, Any] = {
+        "memory_peak_bytes": 3e8,
+        "memory_dataset_mb": 2.0,
+        "memory": {"cache_bytes": 5e6, "unknown_bytes": None},
+    }
+    say_summary(run, **figures)
+
+    text = page(tmp_path, "r1", tab="memory").text
+
+    rows = re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td></tr>", text)
+    assert rows == [
+        ("memory peak bytes", "300 MB"),
+        ("memory dataset mb", "2.10 MB"),
+        ("memory · cache bytes", "5.00 MB"),
+    ]
+    say_summary(run)
+    assert "Written down" not in page(tmp_path, "r1", tab="memory").text

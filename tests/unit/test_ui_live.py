@@ -1,0 +1,354 @@
+"""Following runs while they are written: steps, life signs, metrics; and the command that serves the page."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_train.cli.main import main
+from otel_train.clock import Anchor
+from otel_train.codes import Op, SourceKind, code
+from otel_train.errors import ConfigError
+from otel_train.flight import FlightMemory
+from otel_train.record.recorder import Recorder
+from otel_train.testing import FakeClock
+from otel_train.web.files import Documents
+from otel_train.web.history import MOST_MOMENTS, History
+from otel_train.web.liveness import QUIET_S, Beat, beat_of, liveness
+from otel_train.web.serve import address_of, has_screen, listen
+from otel_train.web.view import Viewer
+from tests.support.left_run import MS, leave_run, say_summary
+from tests.unit.test_report import metrics_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from otel_train.web.view import View
+
+START_S = 10**9
+HERE = os.uname().nodename
+NOBODY = 2**22 + 1  # more than a pid can be on Linux
+
+
+class Training:
+    """A process that trains, as its flight file shows it: 10 ms steps, of which forward takes 4."""
+
+    def __init__(self, runs: Path, *, edges: int = 1 << 12) -> None:
+        self.run = runs / "r1"
+        (self.run / "rank0").mkdir(parents=True)
+        (self.run / "run.json").write_text(json.dumps({"run_id": "r1", "host": HERE}))
+        self.clock = FakeClock(1000)
+        self._memory = FlightMemory(
+            edges, Anchor(START_S * 10**9, self.clock()), path=self.run / "rank0/flight.bin"
+        )
+        self._recorder = Recorder(self._memory, clock=self.clock)
+        self._recorder.identify({"run_id": "r1", "rank": 0, "attempt": 0})
+        kinds = {"data": SourceKind.DATA, "forward": SourceKind.FORWARD, "optimizer": SourceKind.OPTIMIZER}
+        self.sources = {name: self._recorder.source(kind, name) for name, kind in kinds.items()}
+
+    @property
+    def now_s(self) -> float:
+        return START_S + (self.clock() - 1000) / 1e9
+
+    def begin(self, stage: str) -> None:
+        self._recorder.edge(code(Op.BEGIN, self.sources[stage], 3 if stage == "forward" else 0))
+
+    def train(self, steps: int) -> None:
+        for _ in range(steps):
+            for stage, ms in (("data", 1), ("forward", 4), ("optimizer", 5)):
+                self.begin(stage)
+                self.clock.tick(ms * MS)
+                self._recorder.edge(code(Op.END, self.sources[stage]))
+
+    def beat(self) -> None:
+        self._recorder.publish(int(self.now_s * 1e9))
+
+    def close(self) -> None:
+        self._recorder.let_go()
+        self._memory.close()
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[Training]:
+    made = Training(tmp_path)
+    yield made
+    made.close()
+
+
+def viewer(training: Training) -> Viewer:
+    return Viewer(documents=Documents(), now=lambda: training.now_s)
+
+
+def look(viewer: Viewer, training: Training) -> View:
+    return viewer.view(training.run, None)
+
+
+def test_steps_are_seen_as_soon_as_they_are_made(training: Training) -> None:
+    """The flight file is mapped: nothing has to be written, flushed or asked for. The step is 10 ms, 10 % of it data."""
+    seeing = viewer(training)
+    training.train(5)
+    training.beat()
+    assert look(seeing, training).steps == 5
+
+    training.train(3)
+    view = look(seeing, training)
+
+    assert (view.steps, view.pulse.exact) == (8, True)
+    assert view.pulse.now_step_s == pytest.approx(0.010)
+    assert view.pulse.now_share("data") == pytest.approx(0.1)
+    assert view.pulse.times_s[-1] == pytest.approx(0.07)
+    assert list(view.pulse.stages_s) == ["data", "forward", "optimizer"]
+
+
+def test_the_stage_that_is_open_is_told(training: Training) -> None:
+    """A run that hangs shows where."""
+    training.train(2)
+    training.begin("data")
+    training.clock.tick(300 * MS)
+    training.beat()
+
+    [inside] = look(viewer(training), training).pulse.open
+
+    assert (inside["stage"], inside["loader"], inside["for_seconds"]) == ("data", "data", pytest.approx(0.3))
+
+
+def test_steps_beyond_the_file_are_counted_from_the_summary(tmp_path: Path) -> None:
+    """The ring holds the last 500 or so: 2,000 steps were written down, and 7 have ended since."""
+    training = Training(tmp_path)
+    training.train(2000)
+    training.beat()
+    wall_s = training.now_s - START_S
+    say_summary(
+        training.run,
+        state="running",
+        started_unix_s=float(START_S),
+        wall_seconds=wall_s,
+        steps={"train": 2000},
+    )
+
+    training.train(7)
+    training.beat()
+    view = look(viewer(training), training)
+
+    training.close()
+    assert (view.steps, view.pulse.exact) == (2007, False)
+
+
+def test_what_was_written_at_the_end_holds(training: Training) -> None:
+    """A flight file may have lost steps; the summary of a run that ended has them all."""
+    training.train(5)
+    training.beat()
+    say_summary(training.run, steps={"train": 9000}, started_unix_s=float(START_S), wall_seconds=1.0)
+
+    assert look(viewer(training), training).steps == 9000
+
+
+def beat(quiet_s: float, pid: int = NOBODY) -> Beat:
+    return Beat(pid, START_S + 100 - quiet_s)
+
+
+@pytest.mark.parametrize(
+    ("summary", "last", "word"),
+    [
+        ({"state": "finished"}, beat(50), "finished"),
+        ({"state": "killed"}, None, "killed"),
+        ({"state": "running"}, beat(0.5), "running"),
+        ({}, beat(QUIET_S - 1), "running"),
+        ({"state": "running", "host": HERE}, beat(QUIET_S + 1), "gone"),
+        ({"state": "running", "host": HERE}, beat(QUIET_S + 1, os.getpid()), "silent"),
+        ({"state": "running", "host": "elsewhere"}, beat(QUIET_S + 1), "silent"),
+        ({"state": "finished", "started_unix_s": START_S + 1.0, "wall_seconds": 9.0}, beat(2), "running"),
+        ({"state": ["finished"]}, None, "unknown"),
+        ({}, None, "unknown"),
+    ],
+)  # fmt: skip
+def test_a_run_is_what_its_last_sign_says(summary: dict[str, Any], last: Beat | None, word: str) -> None:
+    """Gone is not the same as finished, nor silent as gone; a restart is a run that goes on."""
+    state = liveness(summary, {}, last, written_s=None, now_s=START_S + 100.0)
+
+    assert state.word == word
+
+
+def test_without_a_flight_file_the_age_of_the_summary_tells(tmp_path: Path) -> None:
+    """On network file systems there is none: a summary comes every 30 s."""
+    told = {"state": "running", "host": HERE, "pid": NOBODY}
+    for age_s, word in ((40.0, "running"), (100.0, "gone")):
+        assert liveness(told, {}, None, written_s=START_S - age_s, now_s=float(START_S)).word == word
+    slow = {"settings": {"summary_every_s": 60}}
+    assert liveness(told, slow, None, written_s=START_S - 100.0, now_s=float(START_S)).word == "running"
+
+
+def test_a_flight_file_that_nobody_writes_is_worked_out_once(tmp_path: Path) -> None:
+    """Pages of runs that ended stay open, and ask on."""
+    run = leave_run(tmp_path, [5])
+    say_summary(run)
+    seeing = Viewer(documents=Documents())
+
+    assert seeing.view(run, 0).pulse is seeing.view(run, 0).pulse
+
+
+def write_lines(folder: Path, seconds: range) -> None:
+    with (folder / "metrics.otlp.jsonl").open("a") as file:
+        for second in seconds:
+            file.write(json.dumps(metrics_line(second)) + "\n")
+
+
+def test_lines_of_metrics_are_followed(tmp_path: Path) -> None:
+    """100 steps in each second, as they come; half a line is no line yet."""
+    history = History(tmp_path)
+    assert history.turn() == ({}, [])
+    write_lines(tmp_path, range(1, 4))
+    assert history.turn()[0]["times"] == [1.0, 2.0]
+
+    torn = json.dumps(metrics_line(4)) + "\n"
+    with (tmp_path / "metrics.otlp.jsonl").open("a") as file:
+        file.write(torn[:100])
+    assert history.turn()[0]["times"] == [1.0, 2.0]
+    with (tmp_path / "metrics.otlp.jsonl").open("a") as file:
+        file.write(torn[100:])
+
+    series, [first, _] = history.turn()
+    assert series["times"] == [1.0, 2.0, 3.0]
+    assert series["steps_per_s"] == [100.0] * 3
+    assert first["name"] == "train · code · forward"
+
+
+def test_a_file_that_was_put_aside_keeps_its_place_in_the_course(tmp_path: Path) -> None:
+    """Bounded files rotate; a chart must not begin anew."""
+    write_lines(tmp_path, range(1, 4))
+    (tmp_path / "metrics.otlp.jsonl").rename(tmp_path / "metrics.otlp.jsonl.1")
+    write_lines(tmp_path, range(4, 6))
+    history = History(tmp_path)
+    assert history.turn()[0]["times"] == [1.0, 2.0, 3.0, 4.0]
+
+    (tmp_path / "metrics.otlp.jsonl").rename(tmp_path / "metrics.otlp.jsonl.1")
+    write_lines(tmp_path, range(6, 7))
+
+    assert history.turn()[0]["times"] == [1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+def test_a_long_course_is_thinned(tmp_path: Path) -> None:
+    """A week of lines every 15 s is 40,000: more than a screen can show, and the last must be among them."""
+    history = History(tmp_path)
+    for start in range(1, 3 * MOST_MOMENTS, 100):
+        write_lines(tmp_path, range(start, start + 100))
+        series, _ = history.turn()
+
+    assert MOST_MOMENTS // 2 < len(series["times"]) <= 2 * MOST_MOMENTS
+    assert series["times"][-1] == 3 * MOST_MOMENTS - 1
+    again, _ = History(tmp_path).turn()
+    assert len(again["times"]) <= 2 * MOST_MOMENTS
+    assert again["times"][-1] == pytest.approx(3 * MOST_MOMENTS - 1, abs=2)
+
+
+def test_a_port_that_is_taken_gives_way_to_the_next() -> None:
+    """Two people, one machine; the address that is printed holds."""
+    with listen("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        if port > 65000:
+            pytest.skip("the system gave a port at the very end")
+        with listen("127.0.0.1", port) as second:
+            assert second.getsockname()[1] > port
+            assert address_of(second) == f"http://127.0.0.1:{second.getsockname()[1]}/"
+
+
+def test_only_this_machine_can_ask_by_default() -> None:
+    """Run names, hosts and paths are nobody else's business."""
+    with listen("127.0.0.1", 0) as sock:
+        assert sock.getsockname()[0] == "127.0.0.1"
+    with pytest.raises(ConfigError, match="no-such-host"):
+        listen("no-such-host.invalid", 8420)
+
+
+def test_an_address_is_one_to_type() -> None:
+    """0.0.0.0 is none, and colons need brackets."""
+    with listen("0.0.0.0", 0) as sock:
+        assert address_of(sock).startswith("http://127.0.0.1:")
+    if socket.has_ipv6:
+        with listen("::1", 0) as sock:
+            assert address_of(sock).startswith("http://[::1]:")
+
+
+@pytest.mark.parametrize(
+    ("environ", "seen"),
+    [
+        ({}, False),
+        ({"DISPLAY": ":0"}, True),
+        ({"WAYLAND_DISPLAY": "w"}, True),
+        ({"DISPLAY": ":0", "SSH_CONNECTION": "x"}, False),
+    ],
+)
+def test_a_browser_is_opened_where_it_can_be_seen(environ: dict[str, str], seen: bool) -> None:
+    """Not on the other end of an SSH connection."""
+    assert has_screen(environ) is seen
+
+
+@pytest.mark.parametrize("module", ["starlette", "uvicorn"])
+def test_without_the_extra_the_command_says_how_to_get_it(
+    module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One line to paste, before anything listens."""
+    monkeypatch.setitem(sys.modules, module, None)
+
+    assert main(["ui", str(tmp_path), "--no-open"]) == 2
+
+    assert (
+        capsys.readouterr().err
+        == f"otel-train: {module} is not installed. Run: pip install 'otel-train[web]'\n"
+    )
+
+
+@pytest.mark.parametrize("case", ["none: is no folder", "--port=70000: expected a number from 0 to 65535"])
+def test_what_cannot_be_served_is_one_line(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A slip of the finger."""
+    monkeypatch.chdir(tmp_path)
+    word, said = case.split(": ")
+
+    assert main(["ui", word]) == 2
+
+    assert said in capsys.readouterr().err
+
+
+SERVE = "import sys; sys.modules['torch'] = None; from otel_train.cli.main import main; sys.exit(main(sys.argv[1:]))"
+
+
+def test_the_page_is_served_without_torch_until_ctrl_c(tmp_path: Path) -> None:
+    """It runs on laptops that have no torch, and a browser that holds a connection open does not hold up the end."""
+    say_summary(leave_run(tmp_path / "runs", [5]))
+    command = [sys.executable, "-c", SERVE, "ui", str(tmp_path / "runs"), "--no-open", "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as served:
+        try:
+            assert served.stdout is not None
+            address = served.stdout.readline().split()[-1]
+            connection = http.client.HTTPConnection(address.removeprefix("http://").rstrip("/"), timeout=60)
+            connection.request("GET", "/run/r1?tab=timing")
+            answer = connection.getresponse()
+            text = answer.read().decode()
+            served.send_signal(signal.SIGINT)
+            code = served.wait(60)
+            connection.close()
+        finally:
+            served.kill()
+
+    assert (answer.status, code) == (200, 130)
+    assert "backward" in text
+
+
+def test_the_beat_of_a_file_that_is_none_of_ours_is_none(tmp_path: Path) -> None:
+    """The list looks at the first bytes of whatever is called flight.bin."""
+    path = tmp_path / "flight.bin"
+    assert beat_of(path) is None
+    for data in (b"", b"OTELTRN1", b"x" * 200):
+        path.write_bytes(data)
+        assert beat_of(path) is None
