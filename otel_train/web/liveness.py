@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import psutil
+
 from otel_train.flight import HEADER, MAGIC, Header
 from otel_train.web.files import read_part
 
@@ -121,12 +123,10 @@ def _seconds(settings: Mapping[str, Any], name: str, default: float) -> float:
 
 
 def _exists(pid: int) -> bool:
-    if pid <= 0:
-        return False
+    """Whether a process is there; one that is dead and that its parent has not asked for is not."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, OverflowError, ValueError):
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.AccessDenied:
         return True
-    return True
+    except (psutil.Error, ValueError, OverflowError):
+        return False

@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,15 @@ _FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync", "--disable-background-networking",
     "--disable-component-update", "--hide-scrollbars", "--remote-debugging-pipe",
 )  # fmt: skip
+_AS_3_AND_4 = """
+import fcntl, os, sys
+read, write = (fcntl.fcntl(int(word), fcntl.F_DUPFD, 10) for word in sys.argv[1:3])
+os.dup2(read, 3)
+os.dup2(write, 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""The browser reads from one descriptor and writes to another, and these are their numbers."""
+
 _CODES = {"ArrowRight": 39, "ArrowLeft": 37, "Home": 36, "End": 35, "Tab": 9, "Enter": 13, "Escape": 27}
 
 
@@ -34,10 +44,9 @@ class Chromium:
         assert CHROMIUM is not None
         read, its_write = os.pipe()
         its_read, write = os.pipe()
-        shell = f'exec "$@" 3<&{its_read} 4>&{its_write}'
         flags = (*_FLAGS, f"--user-data-dir={profile}", f"--window-size={size[0]},{size[1]}", "about:blank")
         self._process = subprocess.Popen(
-            ["sh", "-c", shell, "sh", CHROMIUM, *flags],
+            [sys.executable, "-c", _AS_3_AND_4, str(its_read), str(its_write), CHROMIUM, *flags],
             pass_fds=(its_read, its_write), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         os.close(its_read)
@@ -74,10 +83,10 @@ class Chromium:
         assert "exceptionDetails" not in told, told
         return told["result"].get("value")
 
-    def open(self, address: str, until: str = "document.readyState === 'complete'") -> None:
-        """Go to an address, and wait."""
+    def open(self, address: str, until: str = "true") -> None:
+        """Go to an address, and wait for its scripts, and until something is true."""
         self.call("Page.navigate", url=address)
-        self.wait(until)
+        self.wait(f"document.readyState === 'complete' && ({until})")
 
     def wait(self, expression: str, limit_s: float = 60.0) -> Any:
         """The value of an expression as soon as it is true."""

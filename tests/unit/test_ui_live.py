@@ -178,6 +178,18 @@ def test_a_run_is_what_its_last_sign_says(summary: dict[str, Any], last: Beat | 
     assert state.word == word
 
 
+def test_a_process_that_nobody_buried_is_gone() -> None:
+    """A launcher that hangs itself leaves dead ranks that still have a number."""
+    with subprocess.Popen([sys.executable, "-c", ""], stdout=subprocess.PIPE) as dead:
+        assert dead.stdout is not None
+        dead.stdout.read()  # ends with the process, which is a zombie until it is waited for
+        os.waitid(os.P_PID, dead.pid, os.WEXITED | os.WNOWAIT)
+        told = {"state": "running", "host": HERE}
+        last = beat(QUIET_S + 1, dead.pid)
+
+        assert liveness(told, {}, last, written_s=None, now_s=START_S + 100.0).word == "gone"
+
+
 def test_without_a_flight_file_the_age_of_the_summary_tells(tmp_path: Path) -> None:
     """On network file systems there is none: a summary comes every 30 s."""
     told = {"state": "running", "host": HERE, "pid": NOBODY}
