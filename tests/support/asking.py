@@ -56,7 +56,10 @@ def ask(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(application(scope, receive, send))
+    async def answer() -> None:
+        await application(scope, receive, send)
+
+    asyncio.run(answer())
     start = sent[0]
     return Answer(
         start["status"],

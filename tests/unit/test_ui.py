@@ -290,6 +290,15 @@ def fifo(path: Path) -> None:
     os.mkfifo(path)
 
 
+def folder(path: Path) -> Path:
+    """An empty folder in place of whatever is there."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.mkdir()
+    return path
+
+
 BREAKAGES: dict[str, Callable[[Path], object]] = {
     "no summary": lambda run: (run / "rank0/summary.json").unlink(),
     "an empty summary": lambda run: (run / "rank0/summary.json").write_text(""),
@@ -298,7 +307,7 @@ BREAKAGES: dict[str, Callable[[Path], object]] = {
     "a foreign summary": lambda run: (run / "rank0/summary.json").write_text('["not", "ours"]'),
     "a summary of another version": lambda run: (run / "rank0/summary.json").write_text('{"schema": "otel_train.summary/9"}'),
     "a summary without end": lambda run: fifo(run / "rank0/summary.json"),
-    "a summary that is a folder": lambda run: ((run / "rank0/summary.json").unlink(), (run / "rank0/summary.json").mkdir()),
+    "a summary that is a folder": lambda run: folder(run / "rank0/summary.json"),
     "a deep summary": lambda run: (run / "rank0/summary.json").write_text("[" * 100_000),
     "a large summary": lambda run: (run / "rank0/summary.json").write_text(" " * (5 << 20)),
     "figures that are lists": lambda run: say_summary(run, stages=5, steps=[1], activities="x", verdicts={}, telemetry=[], ranks=3),
@@ -317,8 +326,8 @@ BREAKAGES: dict[str, Callable[[Path], object]] = {
     "foreign metrics": lambda run: (run / "rank0/metrics.otlp.jsonl").write_text('5\n{"resourceMetrics": 5}\n{"resourceMetrics": [{"scopeMetrics": [{"metrics": [{"name": "train.steps"}]}]}]}\n'),
     "a foreign run.json": lambda run: (run / "run.json").write_text('{"settings": 5, "started_unix_ns": "x", "run_name": []}'),
     "foreign captures": lambda run: (run / "captures").write_text("a file"),
-    "foreign artifacts": lambda run: ((run / "artifacts").mkdir(), (run / "artifacts/profiler_summary.json").write_text('{"artifacts": {"a": 5}}')),
-    "nothing in the rank": lambda run: (shutil.rmtree(run / "rank0"), (run / "rank0").mkdir()),
+    "foreign artifacts": lambda run: (folder(run / "artifacts") / "profiler_summary.json").write_text('{"artifacts": {"a": 5}}'),
+    "nothing in the rank": lambda run: folder(run / "rank0"),
     "no rank": lambda run: shutil.rmtree(run / "rank0"),
 }  # fmt: skip
 
