@@ -41,11 +41,12 @@ profile-check: setup  ## are those artifacts all there, do they agree, where did
 	$(VENV)/bin/otel-train check .profile/artifacts --analysis --report
 profile-train: setup .profile/.gitignore  ## train the demo for 3 epochs with the profiler on
 	$(VENV)/bin/otel-train demo --profiler on --epochs 3 --steps-per-epoch 100 --run-dir .profile/runs
-profile-dashboard: setup  ## the newest of those runs as one page
-	$(VENV)/bin/otel-train report --run-dir .profile/runs --output .profile/report.html
+profile-dashboard: setup  ## those runs in the browser, live; Ctrl-C ends it
+	@[ -d .profile/runs ] || { echo "no run there yet: make profile, or make profile-train"; exit 1; }
+	$(VENV)/bin/otel-train ui .profile/runs
 profile-clean:  ## remove what these targets wrote
 	rm -rf .profile/runs .profile/artifacts
-	rm -f .profile/report.html .profile/.gitignore
+	rm -f .profile/.gitignore
 	rmdir .profile 2>/dev/null || true
 .profile/.gitignore:
 	@mkdir -p .profile && echo '*' > $@

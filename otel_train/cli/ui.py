@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
+from otel_train.cli.ranks import default_run_dir
 from otel_train.errors import ConfigError, RunDirectoryError
 from otel_train.optional import require
 from otel_train.web import serve
@@ -22,7 +22,7 @@ RUNS is a folder of run directories, or one run directory. What is not there yet
 nothing is fetched from a network, and only this machine can ask, unless --host says otherwise. Ctrl-C ends it.
 
 examples:
-  otel-train ui                                the runs below runs/, or OTEL_TRAIN_RUN_DIR
+  otel-train ui                                the runs below runs/, or where run_dir says
   otel-train ui /scratch/me/runs --port 9000
   otel-train ui runs/20260131-x7 --no-open     one run; prints the address
   ssh -L 8420:127.0.0.1:8420 trainer           then here: http://127.0.0.1:8420/, while it runs there
@@ -43,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "runs",
         nargs="?",
         metavar="RUNS",
-        help="folder of run directories, or one (default: OTEL_TRAIN_RUN_DIR, else runs)",
+        help="folder of run directories, or one (default: the setting run_dir, else runs)",
     )
     parser.add_argument(
         "--port",
@@ -81,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"otel-train: port {args.port} is taken", file=sys.stderr)
     if args.host not in (HOST, "localhost", "::1"):
         print("otel-train: whoever can reach this address can read these runs", file=sys.stderr)
+    if not root.exists():
+        print(f"otel-train: {root} is not there yet; the page shows its runs when they come", file=sys.stderr)
     if serve.has_screen() if args.open is None else args.open:
         serve.show(address)
     serve.serve(root, sock, only=only, hosts=(args.host,))
@@ -89,10 +91,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _chosen(runs: str | None) -> tuple[Path, str | None]:
     """The folder of runs, and the one run to show if a run was given."""
-    root = Path(runs or os.environ.get("OTEL_TRAIN_RUN_DIR") or "runs").resolve()
+    root = Path(runs or default_run_dir()).resolve()
     if is_run(root):
         return root.parent, root.name
-    if runs is not None and not root.is_dir():
+    if root.exists() and not root.is_dir():
         raise RunDirectoryError(
             f"{runs}: is no folder. Give one that holds run directories, or a run directory"
         )

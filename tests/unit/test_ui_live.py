@@ -319,12 +319,13 @@ def test_without_the_extra_the_command_says_how_to_get_it(
     )
 
 
-@pytest.mark.parametrize("case", ["none: is no folder", "--port=70000: expected a number from 0 to 65535"])
+@pytest.mark.parametrize("case", ["a-file: is no folder", "--port=70000: expected a number from 0 to 65535"])
 def test_what_cannot_be_served_is_one_line(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A slip of the finger."""
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "a-file").write_text("")
     word, said = case.split(": ")
 
     assert main(["ui", word]) == 2
