@@ -245,6 +245,26 @@ PROFILER_TRIGGER: Final = Label(
     meaning="What armed the capture.",
     values=("schedule", "on_demand", "slow_step", "alert", "signal"),
 )
+CAPTURE_FILE: Final = Label(
+    "train.profiler.file", 1, "The newest trace of this process, within its run directory.", open=True
+)
+CAPTURE_FINDING: Final = Label(
+    name="train.profiler.finding.name",
+    bound=13,
+    meaning="The rule whose finding leads in that trace; absent where it was not analysed. One at a time.",
+    values=(
+        *(
+            "input_bound",
+            "launch_bound",
+            "host_bound",
+            "sync_bound",
+            "exposed_communication",
+            "pageable_copies",
+        ),
+        *("no_tensor_cores", "unfused_optimizer", "heavy_op", "memory_growth", "straggler", "no_finding"),
+        "nothing_recorded",
+    ),
+)
 SIGNAL: Final = Label(
     name="train.telemetry.signal",
     bound=3,
@@ -510,10 +530,7 @@ LOSS: Final = Metric(
     unit="{loss}",
     kind=Kind.GAUGE,
     meaning="Last loss that was logged; read later, never forcing a sync.",
-    labels=(
-        LOSS_NAME,
-        PHASE,
-    ),
+    labels=(LOSS_NAME, PHASE),
     emit=Emit.RANK0,
 )
 GRADIENT_NORM: Final = Metric(
@@ -551,11 +568,7 @@ METRIC_VALUE: Final = Metric(
     unit="{value}",
     kind=Kind.GAUGE,
     meaning="Metrics of your own, names from an allow-list.",
-    labels=(
-        METRIC_NAME,
-        PHASE,
-        LOADER,
-    ),
+    labels=(METRIC_NAME, PHASE, LOADER),
     emit=Emit.RANK0,
     priority="P2",
 )
@@ -582,20 +595,14 @@ LOADER_WORKER_COUNT: Final = Metric(
     unit="{worker}",
     kind=Kind.UPDOWN,
     meaning="Worker processes of a loader by state; any dead one stops or slows its loader.",
-    labels=(
-        LOADER,
-        WORKER_STATE,
-    ),
+    labels=(LOADER, WORKER_STATE),
 )
 LOADER_WORKER_EXITS: Final = Metric(
     name="train.loader.worker.exits",
     unit="{exit}",
     kind=Kind.COUNTER,
     meaning="Worker processes that ended, by signal or exception.",
-    labels=(
-        LOADER,
-        ERROR_TYPE,
-    ),
+    labels=(LOADER, ERROR_TYPE),
 )
 LOADER_QUEUE_SIZE: Final = Metric(
     name="train.loader.queue.size",
@@ -617,10 +624,7 @@ LOADER_EXHAUSTIONS: Final = Metric(
     unit="{exhaustion}",
     kind=Kind.COUNTER,
     meaning="Times a loader came to its end, by reason.",
-    labels=(
-        LOADER,
-        EXHAUSTION_REASON,
-    ),
+    labels=(LOADER, EXHAUSTION_REASON),
 )
 LOADER_ERRORS: Final = Metric(
     name="train.loader.errors",
@@ -858,10 +862,7 @@ RANK_WORK_TIME: Final = Metric(
     unit="s",
     kind=Kind.GAUGE,
     meaning="Mean time of a stage per training step, over the ranks.",
-    labels=(
-        STAGE,
-        STATISTIC,
-    ),
+    labels=(STAGE, STATISTIC),
     emit=Emit.RANK0,
 )
 RANKS_REPORTING: Final = Metric(
@@ -910,10 +911,7 @@ PROFILER_CAPTURES: Final = Metric(
     unit="{capture}",
     kind=Kind.COUNTER,
     meaning="Finished captures by trigger.",
-    labels=(
-        PROFILER_TRIGGER,
-        ERROR_TYPE,
-    ),
+    labels=(PROFILER_TRIGGER, ERROR_TYPE),
 )
 PROFILER_ACTIVE: Final = Metric(
     name="train.profiler.active",
@@ -937,15 +935,19 @@ PROFILER_CAPTURE_SIZE: Final = Metric(
     meaning="Bytes of the last capture file.",
     priority="P1",
 )
+PROFILER_CAPTURE_TIME: Final = Metric(
+    name="train.profiler.capture.time",
+    unit="s",
+    kind=Kind.GAUGE,
+    meaning="Unix time when the newest capture ended; its labels say where its trace lies, and what that shows first.",
+    labels=(CAPTURE_FILE, CAPTURE_FINDING, PROFILER_TRIGGER),
+)
 TELEMETRY_DROPS: Final = Metric(
     name="train.telemetry.drops",
     unit="{record}",
     kind=Kind.COUNTER,
     meaning="Records that were not exported, by signal and reason. Dashboards are incomplete while it grows.",
-    labels=(
-        SIGNAL,
-        DROP_REASON,
-    ),
+    labels=(SIGNAL, DROP_REASON),
 )
 TELEMETRY_OVERHEAD_TIME: Final = Metric(
     name="train.telemetry.overhead.time",
@@ -973,10 +975,7 @@ UNOBSERVED: Final = Metric(
     unit="{thing}",
     kind=Kind.UPDOWN,
     meaning="Stages, models and loops that could not be seen or told apart: their time is in other rows. Above zero, read `unobserved` in summary.json.",
-    labels=(
-        UNOBSERVED_WHAT,
-        UNOBSERVED_REASON,
-    ),
+    labels=(UNOBSERVED_WHAT, UNOBSERVED_REASON),
 )
 TELEMETRY_FAULTS: Final = Metric(
     name="train.telemetry.faults",
@@ -1067,6 +1066,7 @@ ALL: Final[tuple[Metric, ...]] = (
     PROFILER_ACTIVE,
     PROFILER_CAPTURE_DURATION,
     PROFILER_CAPTURE_SIZE,
+    PROFILER_CAPTURE_TIME,
     TELEMETRY_DROPS,
     TELEMETRY_OVERHEAD_TIME,
     TELEMETRY_ATTRIBUTE_OVERFLOWS,

@@ -20,21 +20,21 @@ CAPTURED: Final = Row(
             "Ranks on which the profiler runs. Alerts on speed keep quiet meanwhile.",
             "it does not go back to 0",
             [Query(f"sum({run('train_profiler_active')})")],
-            4, 6, first=BLUE, needs="captures",
+            4, 6, first=BLUE,
         ),
         Panel(
             "In the last day, by trigger", "bargauge", "short",
             "Finished captures, by what asked for them.",
             "slow steps trigger them all the time",
             [Query(f"sum by (train_profiler_trigger) (increase({run('train_profiler_captures_total')}[1d]))", "{{train_profiler_trigger}}")],
-            8, 6, first=BLUE, needs="captures",
+            8, 6, first=BLUE,
         ),
         Panel(
             "Failed in the last day", "stat", "short",
             "Captures that ended with an error.",
             "it is not 0",
             [Query(f"sum(increase({_FAILED}[1d])) or vector(0)")],
-            4, 6, ((1, RED),), needs="captures",
+            4, 6, ((1, RED),),
         ),
         Panel(
             "Ask for one", "text", "none",
@@ -44,6 +44,25 @@ CAPTURED: Final = Row(
             "a capture is missing: the panel of failures counts those that ended with an error",
             [],
             8, 6,
+        ),
+    ),
+)  # fmt: skip
+
+FOUND: Final = Row(
+    "What was found",
+    (
+        Panel(
+            "Traces", "table", "s",
+            "Captures of the time that is shown: file in the run directory, what leads in it, who asked, how long ago.",
+            "a finding other than no_finding keeps coming back",
+            [
+                Query(
+                    "sort(time() - max by (train_rank, train_profiler_file, train_profiler_finding_name, train_profiler_trigger)"
+                    f" (last_over_time({run('train_profiler_capture_time_seconds')}[$__range])))",
+                    "ago", instant=True,
+                )
+            ],
+            24, 7, empty="none was made",
         ),
     ),
 )  # fmt: skip
@@ -66,7 +85,7 @@ COST: Final = Row(
             "Finished captures.",
             "there are more than anyone reads",
             [Query(f"sum by (train_profiler_trigger) ({grown('train_profiler_captures_total')})", "{{train_profiler_trigger}}")],
-            12, needs="captures",
+            12,
         ),
         Panel(
             "Time to capture and write", "lines", "s",
@@ -79,14 +98,14 @@ COST: Final = Row(
                     "{{train_profiler_trigger}}",
                 )
             ],
-            12, needs="captures",
+            12,
         ),
         Panel(
             "Size of the last capture", "lines", "bytes",
             "Bytes of the last file on each rank.",
             "it is over a gigabyte: capture fewer steps",
             [Query(f"max by (train_rank) ({run('train_profiler_capture_size_bytes')})", "rank {{train_rank}}")],
-            12, needs="captures",
+            12,
         ),
     ),
 )  # fmt: skip
@@ -95,6 +114,6 @@ CAPTURES: Final = Board(
     "otel-train-captures",
     "Training: profiler captures",
     "What the profiler was asked to record, and what that cost.",
-    (CAPTURED, COST),
+    (CAPTURED, FOUND, COST),
     start="now-6h",
 )

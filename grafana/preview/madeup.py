@@ -43,6 +43,8 @@ _OPEN_VALUES: Final = {
     "train.sync.group": ("dp",),
     "train.telemetry.attribute": ("train.loader",),
     "train.telemetry.part": ("pump",),
+    "train.profiler.file": ("captures/epoch_1-step_200-rank0.json.gz",),
+    "train.profiler.finding.name": ("input_bound",),
 }
 _GAUGES: Final = {
     "train.accelerator.memory.limit": 80 * _GIB,

@@ -20,6 +20,7 @@ from otel_train.demo import train as demo
 VALIDATE_EVERY = 25
 CHECKPOINT_EVERY = 100
 STEPS_PLANNED = 4_000
+CAPTURE_EVERY_MIN = 0.4
 
 
 def main(seconds: float, directory: Path) -> None:
@@ -37,6 +38,9 @@ def main(seconds: float, directory: Path) -> None:
         checkpoint_every_s=60,
         export_every_s=5,
         prometheus_port=0,
+        capture_every_min=CAPTURE_EVERY_MIN,
+        capture_steps=2,
+        capture_activities="cpu",
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS_PLANNED)

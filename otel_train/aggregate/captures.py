@@ -12,6 +12,9 @@ if TYPE_CHECKING:
 
 TRIGGERS = ("schedule", "on_demand", "slow_step", "alert", "signal")
 NS_PER_S = 10**9
+CAPTURES_FOLDER = "captures"
+"""Of a run directory."""
+
 RECENT = 8
 """Captures that a summary names."""
 
@@ -43,6 +46,17 @@ class Capture(NamedTuple):
     finding: str
     record: Mapping[str, Any] = {}
 
+    @property
+    def rule(self) -> str:
+        """Name of the rule behind the finding; "" for none."""
+        finding = self.record.get("finding")
+        return str(finding.get("name", "")) if isinstance(finding, dict) else ""
+
+    @property
+    def ended_s(self) -> float:
+        """Unix time when it ended."""
+        return float(self.record.get("ended_unix_ns") or 0) / NS_PER_S
+
 
 class Captures:
     """What the metrics say of captures."""
@@ -53,13 +67,15 @@ class Captures:
         self.durations = Histograms(size=len(TRIGGERS))
         self.bytes = 0
         self.recent: deque[Capture] = deque(maxlen=RECENT)
+        self.newest: Capture | None = None
+        """The last one that has a file."""
 
     def add(self, capture: Capture) -> None:
         """One is over."""
         self.recent.append(capture)
         self.counts[capture.trigger, capture.error] += 1
         if capture.file:
-            self.bytes = capture.bytes
+            self.bytes, self.newest = capture.bytes, capture
             self.durations.add([TRIGGERS.index(capture.trigger)], [int(capture.seconds * NS_PER_S)])
 
     def documents(self) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_train import catalog as c
-from otel_train.aggregate.captures import TRIGGERS
+from otel_train.aggregate.captures import CAPTURES_FOLDER, TRIGGERS
 from otel_train.aggregate.names import CHECKPOINT
 from otel_train.aggregate.sheet import Bounded, Sheet
 from otel_train.aggregate.steps import PHASES, TRAIN, Activity
@@ -126,6 +126,9 @@ class Figures:
             sheet.histogram(c.PROFILER_CAPTURE_DURATION, captures.durations, series, trigger)
         if captures.bytes:
             sheet.put(c.PROFILER_CAPTURE_SIZE, captures.bytes)
+        if newest := captures.newest:
+            file = f"{CAPTURES_FOLDER}/{newest.record.get('file', '')}"
+            sheet.put(c.PROFILER_CAPTURE_TIME, newest.ended_s, file, newest.rule, newest.trigger)
         sheet.histogram(c.COMPILE_DURATION, run.compiles.durations, 0)
         if run.compiles.durations.count(0):
             sheet.put(c.COMPILE_RECOMPILES, run.compiles.again)

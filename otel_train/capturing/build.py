@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from otel_train.aggregate.captures import CAPTURES_FOLDER
 from otel_train.aggregate.steps import StepSource
 from otel_train.capturing.around import Limits, Loop, Story
 from otel_train.capturing.asked import options_of
@@ -69,7 +70,7 @@ class Capturing:
         if config.capture == "off" or rank_folder is None:
             return
         place = Place(
-            rank_folder.parent / "captures", info.rank, config.capture_max_bytes, config.capture_kept,
+            rank_folder.parent / CAPTURES_FOLDER, info.rank, config.capture_max_bytes, config.capture_kept,
             config.capture_tensorboard, config.capture_output_dir,
         )  # fmt: skip
         self._desk = Desk(

@@ -61,6 +61,16 @@ def told(span: dict[str, Any]) -> dict[str, Any]:
     return {each["key"]: next(iter(each["value"].values())) for each in span["attributes"]}
 
 
+def newest(folder: Path) -> dict[str, Any]:
+    """What the metric of the newest capture carries."""
+    last = (folder / "seen" / "rank0" / "metrics.otlp.jsonl").read_text().splitlines()[-1]
+    (scope,) = json.loads(last)["resourceMetrics"][0]["scopeMetrics"]
+    (metric,) = [each for each in scope["metrics"] if each["name"] == "train.profiler.capture.time"]
+    (point,) = metric["gauge"]["dataPoints"]
+    assert 0 < time.time() - point["asDouble"] < 600
+    return told(point)
+
+
 def test_a_capture_leaves_its_evidence_everywhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Whoever looks, wherever they look, finds the path and what it shows; three steps pass between two looks of ours."""
     train(tmp_path)
@@ -78,6 +88,11 @@ def test_a_capture_leaves_its_evidence_everywhere(tmp_path: Path, capsys: pytest
     assert told(capture)["train.profiler.finding"] == claim
     trace = told(capture)["train.profiler.file"]
 
+    assert newest(tmp_path) == {
+        "train.profiler.file": f"captures/{record['file']}",
+        "train.profiler.finding.name": record["finding"]["name"],
+        "train.profiler.trigger": "on_demand",
+    }
     events = (tmp_path / "seen" / "rank0" / "events.jsonl").read_text()
     assert json.dumps(claim)[1:-1] in events
     assert record["epoch"] == steps[0] // BATCHES + 1

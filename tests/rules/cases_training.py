@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.rules.promtool import Case, Durations, fires, quiet
+from tests.rules.promtool import Case, Durations, fires, quiet, with_capture
 
 R = 'train_run_id="r"'
 STAGE = "train_stage_duration_seconds"
@@ -17,6 +17,13 @@ def stage(name: str, rank: str, seconds: float, intervals: int, *, run: str = "r
 def step(rank: str, seconds: float, intervals: int, *, run: str = "r") -> Durations:
     labels = f'train_run_id="{run}",train_rank="{rank}",train_phase="train",train_loader="main"'
     return Durations(STEP, labels, [(seconds, 30, intervals)])
+
+
+def captured(file: str, finding: str, *, run: str = "r", rank: str = "0") -> str:
+    """The series of a capture."""
+    labels = f'train_run_id="{run}",train_rank="{rank}",train_profiler_file="{file}",train_profiler_trigger="alert"'
+    said = f',train_profiler_finding_name="{finding}"' if finding else ""
+    return f"train_profiler_capture_time_seconds{{{labels}{said}}}"
 
 
 def ranks(number: int, intervals: int) -> dict[str, str]:
@@ -42,6 +49,36 @@ CASES = (
             stage("data", "0", 0.1, 80, run="fed"),
             step("0", 1.0, 80, run="fed"),
         ),
+    ),
+    Case(
+        "a run that waits for data was captured twice, and its alert tells the newer one",
+        30,
+        {
+            captured("captures/epoch_1-step_90-rank0.json.gz", "heavy_op"): "120x39 _x41",
+            captured("captures/epoch_1-step_200-rank1.json.gz", "input_bound", rank="1"): "_x12 240x68",
+            captured("captures/epoch_1-step_300-rank0.json.gz", "no_finding", run="fed"): "900x80",
+        },
+        (
+            quiet("TrainInputBound", 10),
+            with_capture(
+                fires("TrainInputBound", 20, "30%", train_run_id="r", train_phase="train"),
+                "captures/epoch_1-step_200-rank1.json.gz: input_bound",
+            ),
+        ),
+        (stage("data", "0", 0.3, 80), step("0", 1.0, 80)),
+    ),
+    Case(
+        "a capture that was not analysed is told without a finding",
+        30,
+        {captured("captures/epoch_1-step_90-rank0.json.gz", ""): "120x80"},
+        (
+            quiet("TrainInputBound", 10),
+            with_capture(
+                fires("TrainInputBound", 20, "30%", train_run_id="r", train_phase="train"),
+                "captures/epoch_1-step_90-rank0.json.gz",
+            ),
+        ),
+        (stage("data", "0", 0.3, 80), step("0", 1.0, 80)),
     ),
     Case(
         "steps take longer than they did, and a capture mutes that",

@@ -92,16 +92,22 @@ class Durations(NamedTuple):
 
 
 class Expectation(NamedTuple):
-    """What an alert does at one moment; without instances it keeps quiet."""
+    """What an alert does at one moment; without instances it keeps quiet. ``capture`` is what it says of captures."""
 
     alert: str
     at_min: float
     instances: tuple[tuple[Mapping[str, str], str], ...] = ()
+    capture: str = "none in the last hour"
 
 
 def fires(alert: str, at_min: float, value: str = "", **labels: str) -> Expectation:
     """It fires then, once, with these labels. ``value`` is how the summary shows its value; ``a or b`` differs by variant."""
     return Expectation(alert, at_min, ((labels, value),))
+
+
+def with_capture(expectation: Expectation, capture: str) -> Expectation:
+    """The same, and the newest capture of the run is told with it."""
+    return expectation._replace(capture=capture)
 
 
 def quiet(alert: str, at_min: float) -> Expectation:
@@ -174,7 +180,7 @@ def _wanted(expectation: Expectation, variant: str) -> dict[str, Any]:
             {
                 "exp_labels": {**rule["labels"], **labels},
                 "exp_annotations": {
-                    name: _rendered(text, labels, _in_variant(value, variant))
+                    name: _rendered(text, labels, _in_variant(value, variant), expectation.capture)
                     for name, text in rule["annotations"].items()
                 },
             }
@@ -188,7 +194,9 @@ def _in_variant(value: str, variant: str) -> str:
     return dict(zip(VARIANTS, value.split(" or ") * 2, strict=False))[variant]
 
 
-def _rendered(text: str, labels: Mapping[str, str], value: str) -> str:
+def _rendered(text: str, labels: Mapping[str, str], value: str, capture: str) -> str:
+    if text == build.CAPTURE:
+        return capture
     text = re.sub(r"{{ \$labels\.(\w+) }}", lambda found: labels.get(found[1], ""), text)
     return re.sub(r"{{ \$value[^}]*}}", value, text)
 

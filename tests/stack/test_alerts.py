@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import socket
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.stack import ROOT, Alerts, stack, troubled, value, wait_for, webhook
+from tests.support.stack import ROOT, Alerts, ask, stack, troubled, value, wait_for, webhook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from otel_train.stack.local import LocalStack
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
@@ -23,23 +27,38 @@ RUNS = {
     "nan": ["--trouble=nan"],
     "healthy": [],
 }
+TOKEN = "of-the-captured-run"
+SCHEDULED_STEP = 150
+"""The run that is captured has a capture behind it when its alert comes: as with ``capture="auto"``."""
+
+CAPTURED = {
+    "CAPTURE_TOKEN": TOKEN, "CAPTURE_EVERY_STEPS": SCHEDULED_STEP, "CAPTURE_REPEAT": 1,
+    "CAPTURE_COOLDOWN_S": 1, "CAPTURE_ACTIVITIES": "cpu",
+}  # fmt: skip
 
 
 class Watched:
-    """A webhook, and the process ids of runs with one trouble each."""
+    """A webhook, Prometheus, the folder of runs with one trouble each, and their process ids."""
 
-    def __init__(self, alerts: Alerts, pids: dict[str, int]) -> None:
+    def __init__(self, alerts: Alerts, made: LocalStack, runs: Path, pids: dict[str, int]) -> None:
         self.alerts = alerts
+        self.made = made
+        self.runs = runs
         self.pids = pids
 
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("alerts")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    settings = {**CAPTURED, "PROMETHEUS_PORT": port}
+    captured = [f"--setting={name}={setting}" for name, setting in settings.items()]
+    runs = {**RUNS, "captured": [*RUNS["input-bound"], *captured]}
     with (
         webhook() as alerts,
-        stack(folder / "state", url=alerts.url) as made,
-        troubled(made, folder / "runs", RUNS, stall_after_s="4") as pids,
+        stack(folder / "state", url=alerts.url, also=(f"http://127.0.0.1:{port}/capture", TOKEN)) as made,
+        troubled(made, folder / "runs", runs, stall_after_s="4") as pids,
     ):
         # Killed first, so that every alert has its time while the others have theirs.
         wait_for(
@@ -48,7 +67,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
             what="a run to kill",
         )
         os.kill(pids["killed"], signal.SIGKILL)
-        yield Watched(alerts, pids)
+        yield Watched(alerts, made, folder / "runs", pids)
 
 
 def reached(watched: Watched, name: str, **labels: str) -> None:
@@ -83,6 +102,47 @@ def test_a_run_that_waits_for_data_is_reported(watched: Watched) -> None:
 def test_a_run_that_was_killed_pages(watched: Watched) -> None:
     """SIGKILL leaves it no last word, and a push has no target that is down."""
     reached(watched, "TrainRunVanished", train_run_id="killed", severity="critical")
+
+
+def test_an_alert_carries_the_newest_trace_of_its_run_and_what_that_shows(watched: Watched) -> None:
+    """Who is called at night wants to know where to look, and what will be found there."""
+    alert = wait_for(
+        lambda: watched.alerts.find("TrainInputBound", train_run_id="captured"),
+        timeout_s=240,
+        what="the alert",
+    )
+
+    said = alert["annotations"]["capture"]
+    assert said == f"captures/epoch_1-step_{SCHEDULED_STEP}-rank0.json.gz: input_bound"
+    assert (watched.runs / "captured" / said.partition(":")[0]).is_file()
+
+
+def test_an_alert_about_a_run_without_captures_says_that_there_is_none(watched: Watched) -> None:
+    """An empty line would read as a fault of the alert."""
+    alert = wait_for(
+        lambda: watched.alerts.find("TrainInputBound", train_run_id="input-bound"), timeout_s=240, what="it"
+    )
+
+    assert alert["annotations"]["capture"] == "none in the last hour"
+
+
+def test_an_alert_that_fires_has_its_run_captured(watched: Watched) -> None:
+    """By the time somebody has read the page the trace of the trouble is there, and the alert names that one."""
+    captures = watched.runs / "captured" / "captures"
+
+    def asked_by_alert() -> dict[str, Any] | None:
+        records = [json.loads(path.read_text()) for path in captures.glob("*.record.json")]
+        return next((one for one in records if one["trigger"] == "alert" and one["finding"]), None)
+
+    record = wait_for(asked_by_alert, timeout_s=240, what="a capture that the alert asked for")
+    assert record["reason"] == "TrainInputBound"
+    assert record["problem"] == ""
+
+    def told() -> bool:
+        alerts = ask(watched.made, "alerts")["alerts"]
+        return any(record["file"] in alert["annotations"].get("capture", "") for alert in alerts)
+
+    assert wait_for(told, timeout_s=60, what="the alert to name it")
 
 
 def test_a_healthy_run_is_left_alone(watched: Watched) -> None:

@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_train import catalog
 from otel_train.analyze.conclusions import findings, rank_finding
+from otel_train.analyze.rules import RULES
 from otel_train.analyze.summary import summarize
 from otel_train.analyze.trace import read
 from tests.support.made_trace import NCCL_STREAM, MadeTrace
@@ -169,6 +171,14 @@ def test_a_rule_accuses_the_guilty_and_spares_the_innocent(
     assert accused[name].claim.endswith(".")
     assert accused[name].advice
     assert accused[name].evidence
+
+
+def test_the_label_of_captures_knows_every_finding() -> None:
+    """A finding that is in no catalogue is one that nobody can write an alert or a dashboard for."""
+    without_a_rule = {"straggler", "no_finding", "nothing_recorded"}
+
+    assert {name for name, *_ in CASES} | without_a_rule == set(catalog.CAPTURE_FINDING.values)
+    assert len({name for name, *_ in CASES}) >= len(RULES)
 
 
 def test_a_healthy_loop_is_told_so(tmp_path: Path) -> None:

@@ -38,7 +38,11 @@ def train(words: list[str]) -> None:
     parser.add_argument("--work-ms", type=float, default=20.0, help="of a step, beside the model")
     parser.add_argument("--trouble", choices=["none", "stall", "nan"], default="none")
     parser.add_argument("--after-s", type=float, default=8.0, help="when the trouble begins")
+    parser.add_argument("--setting", action="append", default=[], help="NAME=VALUE, of this run alone")
     options = parser.parse_args(words)
+    for setting in options.setting:
+        name, _, text = setting.partition("=")
+        os.environ[f"OTEL_TRAIN_{name}"] = text
     torch.set_num_threads(1)
     model = torch.nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
