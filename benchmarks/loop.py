@@ -18,6 +18,8 @@ _PRODUCTS = 50
 """Matrix products timed at once, to know what one takes."""
 
 
+SMALL, LARGE, _DEVICE_SIDE = 64, 384, 2048
+"""Sides of a matrix whose product takes a processor some microseconds, or most of a millisecond, or a device as long."""
 _BATCH, _FEATURES, _CLASSES = 16, 32, 10
 
 
@@ -41,13 +43,17 @@ class SameBatch(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 class Busy(nn.Module):
-    """Keeps the thread, or the device, at work: ``repeats`` products of two square matrices."""
+    """Keeps the thread, or the device, at work: ``repeats`` products of two square matrices.
 
-    def __init__(self, device: str) -> None:
+    Args:
+        device: where.
+        side: of a matrix.
+    """
+
+    def __init__(self, device: str, side: int) -> None:
         super().__init__()
-        size = 64 if device == "cpu" else 2048
         self.repeats = 0
-        self._matrices = [torch.randn(size, size, device=device) for _ in range(3)]
+        self._matrices = [torch.randn(side, side, device=device) for _ in range(3)]
 
     def forward(self, samples: torch.Tensor) -> torch.Tensor:
         """``samples``, later."""
@@ -64,13 +70,14 @@ class Loop:
     Args:
         step_ms: how long a bare step takes, padded with real work; 0 for as short as it gets.
         device: where the model is.
+        side: of the matrices it is padded with: the larger, the fewer operations a step has.
     """
 
-    def __init__(self, *, step_ms: float = 0.0, device: str = "cpu") -> None:
+    def __init__(self, *, step_ms: float = 0.0, device: str = "cpu", side: int = SMALL) -> None:
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.device = device
-        self._busy = Busy(device)
+        self._busy = Busy(device, side if device == "cpu" else _DEVICE_SIDE)
         layers = nn.Linear(_FEATURES, 64), nn.ReLU(), nn.Linear(64, _CLASSES)
         self.model = nn.Sequential(self._busy, *layers).to(device)
         self.loader = DataLoader(SameBatch(device), batch_size=None)
@@ -109,6 +116,11 @@ class Loop:
     def steps_in(self, seconds: float) -> int:
         """How many bare steps fit into ``seconds``; at least one."""
         return max(1, int(seconds * 1e9 / self.bare_ns()))
+
+    @property
+    def products(self) -> int:
+        """Operations that a step is padded with."""
+        return self._busy.repeats
 
     def bare_ns(self) -> float:
         """Median duration of some bare steps, ns; on a device the mean, for there a step ends when it is queued."""
