@@ -152,6 +152,9 @@ class Config:
     capture_every_epochs: int = 0
     """Capture the first steps of every so many passes over the training data. 0: never."""
 
+    capture_epochs: str = ""
+    """Capture the first steps of these passes over the training data, counted from 1: ``1,3``. Empty: of none."""
+
     capture_every_min: float = 0.0
     """Capture every so many minutes. 0: never."""
 
@@ -198,7 +201,7 @@ class Config:
     """Folder that gets each trace as plain ``epoch_N.json`` as well; nothing is removed from it. Empty: none."""
 
     capture_top: int = 5
-    """Operators and kernels shown on the console after a capture, below what was found, 0 to 5. 0: nothing."""
+    """Operators and kernels shown on the console after a capture, below what was found, 0 to 10. 0: nothing."""
 
     artifacts: bool = False
     """Write the run's artifacts when it ends, into ``artifacts`` of the run directory; rank 0 does. After a crash,

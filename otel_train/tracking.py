@@ -14,13 +14,13 @@ from otel_train.aggregate.operations import MOST_HELD, HeldOperations
 from otel_train.aggregate.steps import StepSource
 from otel_train.clock import system_clock
 from otel_train.errors import ConfigError
-from otel_train.export.trackers.blocks import BlocksOutlet
+from otel_train.export.trackers.blocks import FLAT_BLOCKS, BlocksOutlet
 from otel_train.export.trackers.desk import Desk
 from otel_train.export.trackers.mlflow import MlflowOutlet
 from otel_train.export.trackers.tensorboard import TensorBoardOutlet
 from otel_train.export.trackers.wandb import WandbOutlet
 from otel_train.guard import Guard
-from otel_train.values import SWITCHED
+from otel_train.values import SWITCHED, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -120,8 +120,7 @@ class Tracking:
         if self._first:
             for name in SWITCHED:
                 self._open(name, None)
-            if config.console_blocks:
-                blocks = {word.strip() for word in config.console_blocks.split(",")}
+            if blocks := FLAT_BLOCKS.intersection(words_of(config.console_blocks)):
                 self._desks["console_blocks"] = Desk(BlocksOutlet(blocks))
             run.on_settled = self._take
 

@@ -65,7 +65,7 @@ RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("capture_cooldown_s", 0, 1e9),
     ("capture_max_bytes", 1, math.inf),
     ("capture_kept", 1, math.inf),
-    ("capture_top", 0, 5),
+    ("capture_top", 0, 10),
     ("max_run_dir_bytes", 16 * MIB, math.inf),
 )
 """Smallest and largest value allowed, both included."""
@@ -95,9 +95,12 @@ SWITCHED: Final = ("wandb", "mlflow", "tensorboard")
 
 LISTS: Final[dict[str, tuple[str, ...]]] = {
     "capture_activities": ("cpu", "cuda", "xpu", "mtia"),
-    "console_blocks": ("", "profiling", "throughput"),
+    "console_blocks": ("", "profiling", "throughput", "profiler"),
 }
 """What may stand in texts that name several things, divided by commas; "" where there may be none."""
+
+NUMBERS: Final = ("capture_epochs",)
+"""Texts that hold whole numbers from 1, divided by commas; "" for none."""
 
 NAMES: Final = ("exporters",)
 """Texts that name things which other packages bring, divided by commas."""
@@ -141,8 +144,15 @@ def _broken(values: Mapping[str, object]) -> Iterable[tuple[str, str]]:
     for name, choices in LISTS.items():
         if not {word.strip() for word in str(values[name]).split(",")} <= set(choices):
             yield name, "some of " + ",".join(filter(None, choices))
+    for name in NUMBERS:
+        if values[name] and not all(_from_one(word) for word in str(values[name]).split(",")):
+            yield name, "whole numbers from 1, such as 1,3"
     yield from ((name, "no control characters") for name in PLAIN if _UNPRINTABLE.search(str(values[name])))
     yield from ((name, "not empty") for name in FILLED if not values[name])
+
+
+def _from_one(word: str) -> bool:
+    return word.strip().isascii() and word.strip().isdigit() and int(word) > 0
 
 
 def _broken_numbers(values: Mapping[str, object]) -> Iterable[tuple[str, str]]:
@@ -162,6 +172,11 @@ def _number(value: object) -> float:
     return value if isinstance(value, (int, float)) else math.nan
 
 
+def words_of(text: str) -> list[str]:
+    """What a text names that names several things, divided by commas."""
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
 def typed(name: str, value: object, default: object) -> object:
     """``value`` in the type of its setting: numpy's numbers and a path are as good as Python's own.
 
@@ -171,7 +186,7 @@ def typed(name: str, value: object, default: object) -> object:
     kind = type(default)
     if name in SWITCHED and str(value).lower() in _SWITCH:
         return "on" if _SWITCH[str(value).lower()] else "off"
-    if (name in LISTS or name in NAMES) and isinstance(value, Sequence) and not isinstance(value, str):
+    if name in (*LISTS, *NAMES, *NUMBERS) and isinstance(value, Sequence) and not isinstance(value, str):
         value = ",".join(map(str, value))
     # bool is an int to Python, but attempt=True is a slip.
     if isinstance(value, bool):

@@ -15,11 +15,12 @@ from otel_train.capturing.memory_snapshot import OomSnapshots
 from otel_train.capturing.office import Identity, Office
 from otel_train.capturing.plan import Plan
 from otel_train.capturing.profiler import TorchProfiler
-from otel_train.capturing.told import tell
+from otel_train.capturing.told import BLOCK, Console
 from otel_train.capturing.triggers import Every, Schedule, SlowSteps
 from otel_train.capturing.writer import Place
 from otel_train.clock import system_clock
 from otel_train.codes import SourceKind
+from otel_train.values import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,7 +62,13 @@ class Capturing:
         rank_folder: Path | None, ooms: Callable[[], int],
     ) -> None:  # fmt: skip
         self._run = run
-        self._top = config.capture_top if config.console and info.rank == 0 else 0
+        self._console = (
+            Console(
+                lines=config.console, block=BLOCK in words_of(config.console_blocks), top=config.capture_top
+            )
+            if info.rank == 0
+            else None
+        )
         self._recorder = recorder
         plan = _plan_of(config)
         self.office: Office | None = None
@@ -83,11 +90,8 @@ class Capturing:
         who = Identity(info.run_id, info.rank, rank_folder)
         self.office = Office(self._desk, plan, who, loop=self._loop, token=config.capture_token)
         self._snapshots = OomSnapshots(ooms, place.folder, info.rank)
-        every = Every(
-            config.capture_every_steps, config.capture_every_epochs, config.capture_every_min,
-            config.capture_skip_first, config.capture_repeat,
-        )  # fmt: skip
-        if every.steps or every.epochs or every.minutes:
+        every = _every_of(config)
+        if every.ever:
             self.office.schedule = Schedule(every, plan._replace(trigger="schedule"), system_clock)
         if config.capture == "auto":
             self.office.slow = SlowSteps(plan._replace(trigger="slow_step"))
@@ -144,14 +148,22 @@ class Capturing:
 
     def _over(self, capture: Capture) -> None:
         self._run.captured(capture)
-        if self._top:
-            tell(capture, self._top)
+        if self._console is not None:
+            self._console.tell(capture)
 
     def _active(self, *, active: bool) -> None:
         self._run.captures.active = active
 
     def _number(self, at_ns: int) -> int:
         return self._run.recent.at(at_ns, self._run.step_number)
+
+
+def _every_of(config: Config) -> Every:
+    return Every(
+        config.capture_every_steps, config.capture_every_epochs, config.capture_every_min,
+        config.capture_skip_first, config.capture_repeat,
+        frozenset(int(epoch) for epoch in words_of(config.capture_epochs)),
+    )  # fmt: skip
 
 
 def _plan_of(config: Config) -> Plan:

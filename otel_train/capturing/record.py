@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 SUFFIX = ".json.gz"
 RECORD_SUFFIX = ".record.json"
-TOP = 5
-"""Operators and kernels that a record names."""
+TOP = 10
+"""Entries of each list in a record."""
 
-_TOP_KEYS = ("top_cpu_ops", "top_cuda_ops")
+_TOP_KEYS = ("top_cpu_ops", "top_cuda_ops", "memory_peaks", "findings")
 
 
 def record_of(path: Path) -> Path:
@@ -71,7 +71,8 @@ def note_analysis(trace: Path, document: Mapping[str, Any]) -> bool:
         return False
     leading: Mapping[str, Any] = next(iter(document["findings"]), {})
     try:
-        write_record(path, {**record, "finding": leading, **{key: document[key][:TOP] for key in _TOP_KEYS}})
+        tops = {key: document[key][:TOP] for key in _TOP_KEYS}
+        write_record(path, {**record, "finding": leading, "stages": document["breakdown"]["stages"], **tops})
     except OSError:
         return False  # somebody else's directory, read only: the finding is printed all the same
     return True

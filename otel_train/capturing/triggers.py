@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from otel_train.capturing.around import Loop
     from otel_train.capturing.plan import Plan
     from otel_train.clock import Clock
+
+_log = logging.getLogger("otel_train")
 
 NS_PER_S = 10**9
 
@@ -29,6 +32,7 @@ class Every(NamedTuple):
         minutes: every so many minutes.
         skip_first: no capture before this step.
         most: captures in all; 0 for any number.
+        chosen: in the first steps of these passes over the training data, counted from 1.
     """
 
     steps: int
@@ -36,6 +40,16 @@ class Every(NamedTuple):
     minutes: float
     skip_first: int
     most: int
+    chosen: frozenset[int] = frozenset()
+
+    @property
+    def ever(self) -> bool:
+        """Whether anything will be due."""
+        return bool(self.steps or self.epochs or self.minutes or self.chosen)
+
+    def of_epoch(self, epoch: int) -> bool:
+        """Whether a capture is due in this pass."""
+        return epoch in self.chosen or bool(self.epochs and (epoch - 1) % self.epochs == 0)
 
 
 class Schedule:
@@ -54,6 +68,7 @@ class Schedule:
         self._made = 0
         self._from_step = max(1, every.skip_first)
         self._epoch = 0
+        self._left = set(every.chosen)
         self._minutes_ns = clock()
 
     def look(self, loop: Loop, ask: Callable[[Plan], str]) -> None:
@@ -61,16 +76,27 @@ class Schedule:
         every = self._every
         if every.most and self._made >= every.most:
             return
+        self._give_up_on(sorted(epoch for epoch in self._left if epoch < loop.epoch))
         if every.steps:
             self._look_ahead(loop, ask)
         if loop.step < every.skip_first:
             return
-        if every.epochs and loop.epoch != self._epoch and (loop.epoch - 1) % every.epochs == 0:
+        if loop.epoch != self._epoch and every.of_epoch(loop.epoch):
             self._ask(ask, f"epoch {loop.epoch}")
             self._epoch = loop.epoch
+            self._left.discard(loop.epoch)
         elif every.minutes and self._clock() - self._minutes_ns >= every.minutes * 60 * NS_PER_S:
             self._ask(ask, f"every {every.minutes:g} minutes")
             self._minutes_ns = self._clock()
+
+    def _give_up_on(self, passed: Sequence[int]) -> None:
+        """Say that epochs were over before a capture could be asked for: silence would read as one that was lost."""
+        self._left.difference_update(passed)
+        for epoch in passed:
+            _log.warning(
+                "No capture of epoch %d: it was over before step %d (capture_skip_first) or before anybody looked"
+                " (turn_every_s)", epoch, self._every.skip_first,
+            )  # fmt: skip
 
     def _look_ahead(self, loop: Loop, ask: Callable[[Plan], str]) -> None:
         plan = self._plan._replace(at_step=self._next(loop.step), reason=f"every {self._every.steps} steps")

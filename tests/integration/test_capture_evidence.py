@@ -22,13 +22,13 @@ BATCHES = 8
 """Of an epoch."""
 
 
-def train(folder: Path) -> None:
+def train(folder: Path, **more: Any) -> None:
     """Train until what was found in the first capture has been told; the default pace of the pump."""
     model = torch.nn.Linear(8, 1)
     loader = DataLoader(TensorDataset(torch.randn(8 * BATCHES, 8)), batch_size=8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     settings: dict[str, Any] = {
-        **QUIET, "console": True, "capture_output_dir": str(folder / "plain"), "capture_memory": True
+        **QUIET, "console": True, "capture_output_dir": str(folder / "plain"), "capture_memory": True, **more
     }  # fmt: skip
     with otel_train.instrument(model, {"train": loader}, run_dir=str(folder), run_id="seen", **settings):
         otel_train.capture(steps=3)

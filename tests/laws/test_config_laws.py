@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from otel_train.config import DEFAULTS, Config
 from otel_train.errors import ConfigError
 from otel_train.sources import settle
-from otel_train.values import ABOVE, CHOICES, FILLED, LISTS, PREFIX, RANGES
+from otel_train.values import ABOVE, CHOICES, FILLED, LISTS, NUMBERS, PREFIX, RANGES
 
 LIMITS = {name: (low, high) for name, low, high in RANGES} | {
     name: (math.nextafter(low, math.inf), math.inf) for name, low in ABOVE
@@ -40,6 +40,8 @@ def texts_of(name: str) -> st.SearchStrategy[str]:
     """What an environment can hold, less what we refuse; surrogates stand for bytes that are not UTF-8."""
     if name in LISTS:
         return st.lists(st.sampled_from(LISTS[name]), min_size=1, unique=True).map(",".join)
+    if name in NUMBERS:
+        return st.lists(st.integers(1, 1 << 40)).map(lambda numbers: ",".join(map(str, numbers)))
     return st.text(st.characters(exclude_categories=["Cc"]), min_size=int(name in FILLED), max_size=20)
 
 

@@ -147,3 +147,11 @@ def test_every_setting_says_what_it_means() -> None:
     }
 
     assert documented == {field.name for field in fields(Config)}
+
+
+def test_chosen_epochs_are_given_as_a_list_or_as_text() -> None:
+    """From 1: whoever writes 0 counts otherwise than we do, and must not wait for a file that never comes."""
+    assert Config(capture_epochs=[1, 3]) == Config(capture_epochs="1,3")  # type: ignore[arg-type]  # what people write
+    for wrong in ([0], "1;3", "-1", "one", "1,,3"):
+        with pytest.raises(ConfigError, match=r"capture_epochs=.*whole numbers from 1, such as 1,3"):
+            Config(capture_epochs=wrong)  # type: ignore[arg-type]  # see above

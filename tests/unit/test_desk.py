@@ -36,7 +36,8 @@ FOUND = """
 import sys
 from pathlib import Path
 from otel_train.capturing.record import note_analysis
-document = {"findings": [{"claim": "All of it is waiting."}], "top_cpu_ops": [], "top_cuda_ops": []}
+lists = {"top_cpu_ops": [], "top_cuda_ops": [], "memory_peaks": [], "breakdown": {"stages": []}}
+document = {"findings": [{"claim": "All of it is waiting."}], **lists}
 note_analysis(Path(sys.argv[-1]), document)
 """
 """Instead of an analysis: what it found goes into the record of the trace named last."""
@@ -302,6 +303,39 @@ def test_a_schedule_by_epochs_takes_the_first_steps_of_each(run: Run) -> None:
     run.finish()
 
     assert [record["epoch"] for record in run.records()] == [1, 3]
+
+
+def chosen(*epochs: int, skip_first: int = 0) -> Every:
+    return Every(0, 0, 0, skip_first, 0, frozenset(epochs))
+
+
+def test_chosen_epochs_are_captured_once_each_and_no_others(run: Run) -> None:
+    """Whoever asks for epochs 1 and 3 gets those two, from 1 as a person counts."""
+    run.office.schedule = Schedule(chosen(1, 3), PLAN._replace(trigger="schedule"), run.clock)
+    run.finish()
+    for run.epoch in (2, 3, 4):
+        for _ in range(5):
+            run.office.turn()
+            run.steps(2)
+            time.sleep(0.02)
+    run.desk.end(20)
+
+    records = sorted(run.records(), key=lambda record: record["epoch"])
+    assert [(record["epoch"], record["reason"]) for record in records] == [(1, "epoch 1"), (3, "epoch 3")]
+
+
+def test_a_chosen_epoch_that_was_over_too_soon_is_said(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """Otherwise somebody looks for a file that was never to come."""
+    run.office.schedule = Schedule(chosen(1, skip_first=1000), PLAN._replace(trigger="schedule"), run.clock)
+    run.office.turn()
+    run.epoch = 2
+    run.office.turn()
+    run.office.turn()
+
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "No capture of epoch 1: it was over before step 1000 (capture_skip_first)"
+    )
 
 
 def test_a_schedule_by_minutes_and_its_end(run: Run) -> None:

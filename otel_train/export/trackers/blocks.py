@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
     from otel_train.aggregate.flat import FlatRow
 
+FLAT_BLOCKS = frozenset({"profiling", "throughput"})
+"""Those that are made of flat figures; the profiler's comes with its capture."""
+
 _PREFIX = "profiling/"
 
 
@@ -17,7 +20,7 @@ class BlocksOutlet:
     """Prints what was asked for.
 
     Args:
-        blocks: some of ``profiling`` and ``throughput``.
+        blocks: some of ``FLAT_BLOCKS``.
     """
 
     name = "console blocks"
