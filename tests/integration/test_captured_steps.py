@@ -205,6 +205,32 @@ def an_iterator_for_each_batch(run: Run) -> None:
 
 
 @program
+def another_thread_that_trains_as_well(run: Run) -> None:
+    """The capture is of the thread that began; the other one has steps of its own."""
+    other = torch.nn.Linear(8, 1)
+    second = torch.optim.SGD(other.parameters(), lr=0.01)
+    run.session.add({"first": run.model, "second": other})
+
+    def train() -> None:
+        while not run.over:
+            for (batch,) in run.loader():
+                other(batch).sum().backward()
+                second.step()
+                second.zero_grad()
+                time.sleep(0.0007)
+
+    helper = threading.Thread(target=train, daemon=True)
+    while not run.over:
+        for (batch,) in run.loader():
+            run.learn(batch)
+            run.update()
+            if run.step == 1:
+                helper.start()
+    helper.join(20)
+    assert not helper.is_alive()
+
+
+@program
 def a_checkpoint_every_few_steps(run: Run) -> None:
     """It closes a step before the next batch is asked for."""
     run.session.add(run.model)
