@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from otel_train import analyze as analyze
+    from otel_train import jax as jax
     from otel_train.config import Config
     from otel_train.errors import (
         ComparisonError,
@@ -73,8 +75,8 @@ _ROOMS = {
     "TraceError": "errors",
 }
 
-_PACKAGES = ("analyze",)
-"""Packages whose functions are called by their full name: ``otel_train.analyze.trace_summary(path)``."""
+_PACKAGES = ("analyze", "jax")
+"""Rooms whose functions are called by their full name: ``otel_train.analyze.trace_summary(path)``."""
 
 
 def __getattr__(name: str) -> object:

@@ -93,6 +93,8 @@ class SourceKind(IntEnum):
     """A stage named by the user."""
     CHECKPOINT = 8
     MARK = 9
+    WHOLE = 10
+    """A function that makes a whole update, forward, backward and optimizer in one: a stage of its own name."""
 
 
 STAGE_OF_KIND = {
@@ -106,7 +108,11 @@ STAGE_OF_KIND = {
     SourceKind.CHECKPOINT: "checkpoint",
     SourceKind.MARK: "other",
 }
-"""Stage a source of this kind belongs to; a ``STAGE`` source has its own name."""
+"""Stage a source of this kind belongs to; the others have a stage of their own name."""
+
+
+WAIT = "block_until_ready"
+"""Stage in which a call of JAX's waits for its result; the rest of the call is what the host takes to dispatch it."""
 
 
 class Source(NamedTuple):
@@ -125,7 +131,7 @@ class Source(NamedTuple):
     @property
     def stage(self) -> str:
         """Name of the stage this source's time belongs to."""
-        return self.name if self.kind is SourceKind.STAGE else STAGE_OF_KIND[self.kind]
+        return STAGE_OF_KIND.get(self.kind, self.name)
 
 
 def code(op: Op, source: int, flags: int = 0, payload: int = 0) -> int:

@@ -13,6 +13,7 @@ from otel_train.record.device_time import time_devices
 from otel_train.record.discover import Probes
 from otel_train.record.hand import Hand, switch
 from otel_train.record.hooks import Hooks
+from otel_train.record.jax_compiler import JaxCompilerProbe
 from otel_train.record.last_batch import LastBatch
 from otel_train.record.notes import Notes
 from otel_train.record.operations import Timers
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from otel_train.clock import Anchor
     from otel_train.config import Config
+    from otel_train.records import Compile
     from otel_train.runinfo import RunInfo
 
 
@@ -80,7 +82,8 @@ class Recording:
         self.scaled = ScaledUpdates(driver)
         self.notes = Notes(system_clock)
         self.probes = Probes(self.recorder, compiled=self.follow_compiler)
-        self.hand = Hand(self.recorder)
+        self._jax = JaxCompilerProbe(system_clock)
+        self.hand = Hand(self.recorder, self._jax.listen)
         self.timers = Timers(self.recorder, system_clock)
         self.hooks = Hooks(self.recorder)
         self.last_batch = LastBatch(self.recorder)
@@ -92,9 +95,10 @@ class Recording:
         return self.recorder.spent_ns + self.devices.spent_ns
 
     def begin(self) -> None:
-        """Listen to the functions at the top of the package, and to torch if it is there."""
+        """Listen to the functions at the top of the package, and to torch and JAX if they are there."""
         switch.hand, switch.timers = self.hand, self.timers
         self.watch_torch()
+        self._jax.listen()
         with Guard("devices"):  # most programs have put their model on a device by now
             self.transfers.look()
 
@@ -108,13 +112,14 @@ class Recording:
         """Keep up with models that compile themselves, and keep the compiler out of our wrappers."""
         if switch.hand is not self.hand:  # what has been given back stays so
             return
+        self._jax.listen()
         self.probes.attach_again()
         if self._torch is not None:
             self._torch.step_aside_for_compiler()
 
-    def compiles(self) -> list[tuple[int, int, bool]]:
-        """What the compiler has done since the last call: (begun, ended, whether again)."""
-        return self._torch.compiler.take() if self._torch is not None else []
+    def compiles(self) -> list[Compile]:
+        """What compilers have done since the last call."""
+        return [*(self._torch.compiler.take() if self._torch is not None else ()), *self._jax.take()]
 
     def end(self) -> None:
         """Take every hook and patch out; nothing is written from now on."""
@@ -123,6 +128,7 @@ class Recording:
         self.probes.remove()
         if self._torch is not None:
             self._torch.remove()
+        self._jax.remove()
         self.transfers.remove()
         self.recorder.silence()
 

@@ -197,6 +197,15 @@ class Batch:
     final: bool = False
 
 
+class Compile(NamedTuple):
+    """One outermost run of a compiler; ``again`` if it had compiled this code before, None if nobody can say."""
+
+    begun_ns: int
+    ended_ns: int
+    again: bool | None
+    compiler: str = "torch"
+
+
 class Pace(NamedTuple):
     """How far a device ran behind the host where training stages began, and what lay between steps.
 

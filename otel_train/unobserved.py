@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from otel_train.aggregate.steps import StepSource
-from otel_train.codes import SourceKind
+from otel_train.codes import WAIT, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,9 +29,12 @@ def unobserved(run: RunAccount, probes: Probes) -> list[dict[str, str]]:
         if n < len(totals.stages) and totals.stages.count(n)
     }
     stages = {stage for stage, _ in seen}
+    whole = any(
+        source.kind is SourceKind.WHOLE for source in totals.names.sources
+    )  # they are in it, as is said
     busy = totals.updates >= UPDATES_WITHOUT_FORWARD or "backward" in stages
     found: list[dict[str, str]] = []
-    if busy:
+    if busy and not whole:
         found += _models(probes, seen, stages)
     for thread in run.helpers:
         reason = "it reads a loader beside the training thread: how long training waits for it is in `other`"
@@ -39,12 +42,18 @@ def unobserved(run: RunAccount, probes: Probes) -> list[dict[str, str]]:
     if busy and not any(source.kind is SourceKind.DATA for source in totals.names.sources):
         reason = "no loader was seen: time to get batches is in `other`. otel_train.watch(iterable) shows it"
         found.append(_thing("stage", "data", reason, "unhooked"))
-    if totals.updates >= UPDATES_WITHOUT_FORWARD and "backward" not in stages:
+    if totals.updates >= UPDATES_WITHOUT_FORWARD and "backward" not in stages and not whole:
         reason = (
             "updates were seen and no backward: it runs inside a compiled function, or gradients are made "
             "without autograd. Its time is in the stage around it"
         )
         found.append(_thing("stage", "backward", reason, "never_seen"))
+    if WAIT in stages and run.step_source is StepSource.UNDECIDED:
+        reason = (
+            "no update was seen, so no step is counted: otel_train.jax.make_step around what updates the parameters "
+            "shows it; otel_train.step() marks steps"
+        )
+        found.append(_thing("stage", "optimizer", reason, "never_seen"))
     if run.step_source is StepSource.BACKWARD:
         reason = (
             "no update was seen: parameters are changed by hand, by an optimizer that is not torch.optim, or inside "

@@ -130,7 +130,7 @@ class Figures:
             file = f"{CAPTURES_FOLDER}/{newest.record.get('file', '')}"
             sheet.put(c.PROFILER_CAPTURE_TIME, newest.ended_s, file, newest.rule, newest.trigger)
         sheet.histogram(c.COMPILE_DURATION, run.compiles.durations, 0)
-        if run.compiles.durations.count(0):
+        if run.compiles.judged:
             sheet.put(c.COMPILE_RECOMPILES, run.compiles.again)
         sheet.histogram(c.CHECKPOINT_DURATION, run.checkpoints.durations, 0, "save")
         sheet.put(c.CHECKPOINT_FAILURES, run.checkpoints.failures, "save")

@@ -24,6 +24,8 @@ _LOGGED = {
 _FORWARD = (int(SourceKind.FORWARD),)
 _BACKWARD = (int(SourceKind.BACKWARD), int(SourceKind.GRAD))
 _OPTIMIZER = (int(SourceKind.OPTIMIZER), int(SourceKind.SCALER))
+_WHOLE = (int(SourceKind.WHOLE),)
+_LOSS = "loss"
 _PHASES = 8
 
 
@@ -101,7 +103,7 @@ class _BatchWait:
         worked[0] = max(worked[0], self._worked_ns)
         np.maximum.accumulate(worked, out=worked)
         since = np.concatenate(([self._since_ns], worked[:-1]))
-        forwards = np.flatnonzero(np.isin(kind, _FORWARD))
+        forwards = np.flatnonzero(np.isin(kind, (*_FORWARD, *_WHOLE)))
         batches, first = np.unique(batch[forwards], return_index=True)
         known = since[batches] >= 0
         waits: np.ndarray = (started_ns[forwards[first]] - since[batches])[known]
@@ -122,6 +124,7 @@ class Operations:
         self._names = names
         self._safe = safe
         self._sums: dict[str, Sum] = {}
+        self._by_torch = False
 
     def reset(self) -> None:
         """Start from now."""
@@ -135,15 +138,19 @@ class Operations:
         if not len(lost):
             lost = part.lasted_ns[train & np.isin(part.kind, _FORWARD)]
         loss_ns = _together(part, train, (*_FORWARD, *_BACKWARD))
-        step_ns = _together(part, train, (*_FORWARD, *_BACKWARD, *_OPTIMIZER))
+        step_ns = _together(part, train, (*_FORWARD, *_BACKWARD, *_OPTIMIZER, *_WHOLE))
         steps = len(part.step_ns)
         self._tell("loss_fn_computation", len(lost), loss_ns)
         self._tell("training_step", steps, step_ns)
         self._tell("make_step_total", steps, int(part.work_ns.sum()))
+        self._by_torch |= bool(loss_ns)
         own = part.kind == SourceKind.STAGE
         for source in np.unique(part.source[own]).tolist():
             mine = own & (part.source == source)
-            self._count(self._safe(self._names.sources[source].name), part.lasted_ns[mine])
+            name = self._names.sources[source].name
+            self._count(self._safe(name), part.lasted_ns[mine])
+            if name == _LOSS and not self._by_torch:  # JAX has no forward and backward that could be seen
+                self._count("loss_fn_computation", part.lasted_ns[mine & train])
 
     def values(self) -> dict[str, float]:
         """The figures now, in seconds."""

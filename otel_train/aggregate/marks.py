@@ -16,6 +16,7 @@ from otel_train.aggregate.words import (
     KIND_OPTIMIZER,
     KIND_SCALER,
     KIND_STAGE,
+    KIND_WHOLE,
     OP_BEGIN,
     OP_END,
     OP_EPOCH,
@@ -31,7 +32,7 @@ from otel_train.aggregate.words import (
 if TYPE_CHECKING:
     from otel_train.aggregate.nesting import Edges
 
-_OPTIMIZER_BIT = 1 << KIND_OPTIMIZER
+_UPDATE_BITS = 1 << KIND_OPTIMIZER | 1 << KIND_WHOLE
 
 
 class Marks(NamedTuple):
@@ -78,11 +79,11 @@ def marks(edges: Edges) -> Marks:
     forward = kinds == KIND_FORWARD
     backward = kinds == KIND_BACKWARD
     gradient = (backward | (kinds == KIND_GRAD)) & counted
-    optimizer = kinds == KIND_OPTIMIZER
-    compute = begin & (forward | backward | gradient | optimizer | (kinds == KIND_SCALER))
-    update = np.flatnonzero(close & ended & optimizer)
+    updating = (kinds == KIND_OPTIMIZER) | (kinds == KIND_WHOLE)
+    compute = begin & (forward | backward | gradient | updating | (kinds == KIND_SCALER))
+    update = np.flatnonzero(close & ended & updating)
     outermost = np.zeros(len(ops), dtype=bool)
-    outermost[update[(edges.ancestors[update] & _OPTIMIZER_BIT) == 0]] = True
+    outermost[update[(edges.ancestors[update] & _UPDATE_BITS) == 0]] = True
     return Marks(
         begin=begin,
         close=close,

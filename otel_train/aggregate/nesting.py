@@ -18,6 +18,7 @@ from otel_train.aggregate.words import (
     KIND_OPTIMIZER,
     KIND_SCALER,
     KIND_STAGE,
+    KIND_WHOLE,
     OP_BEGIN,
     OP_END,
     OP_RESUME,
@@ -273,4 +274,5 @@ def hides_of(kinds: np.ndarray, bits: np.ndarray, *, backward_seen: bool) -> np.
     table[KIND_GRAD] = -1 if backward_seen else backward
     table[KIND_OPTIMIZER] = table[KIND_SCALER] = _OPTIMIZER_BITS
     table[KIND_CHECKPOINT] = _BIT[KIND_CHECKPOINT]
+    table[KIND_WHOLE] = _BIT[KIND_WHOLE]
     return np.where(kinds == KIND_STAGE, bits, table[kinds])

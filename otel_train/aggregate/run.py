@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from otel_train.aggregate.traces import Tracer
     from otel_train.clock import Anchor
     from otel_train.codes import Source
+    from otel_train.records import Compile
 
 
 class RunAccount:
@@ -70,7 +71,7 @@ class RunAccount:
         self.epochs = EpochLog(self.totals)
         self._reclaimed = Reclaimed()
         self.stalls = Stalls(started_ns, stall_after_s, self._reclaimed)
-        self.compiles = Compiles(self._reclaimed)
+        self.compiles = Compiles(self._reclaimed, self.totals)
         self.captures = Captures()
         self.loader_errors: Counter[str] = Counter()
         self.closed = False
@@ -117,8 +118,8 @@ class RunAccount:
         if settled is not None:
             self._take(mine, settled)
 
-    def compiled(self, compiles: Iterable[tuple[int, int, bool]]) -> None:
-        """The compiler ran: (begun, ended, whether again) of each time."""
+    def compiled(self, compiles: Iterable[Compile]) -> None:
+        """A compiler ran."""
         for again in self.compiles.tell(compiles):
             self.teller.event(RECOMPILE_EVENT.name, again.ended_ns, {STEP_NUMBER.name: self.step_number})
 

@@ -7,15 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from otel_train.aggregate.compiled_steps import Compiled
 from otel_train.aggregate.loader_rows import loader_rows, supplies
 from otel_train.aggregate.names import CHECKPOINT
 from otel_train.aggregate.steps import PHASES, Activity, StepSource
 from otel_train.aggregate.verdict import findings
+from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from otel_train.aggregate.loader_rows import LoaderFacts
+    from otel_train.aggregate.supply import Supply
     from otel_train.aggregate.totals import StageTotals, Totals
     from otel_train.records import Finding
 
@@ -53,9 +56,7 @@ def figures(
     activities["other"] += max(0.0, wall_s - sum(activities.values()))
     steps = totals.steps_by_phase()
     known = supplies(totals, loaders, processors)
-    verdicts = findings(
-        rows, steps=steps.get("train", 0), activities=activities, supplies=known, pace=totals.pace
-    )
+    verdicts = _verdicts(totals, rows, activities, known)
     checkpoints = [row for row in rows if row.key.stage == CHECKPOINT]
     return {
         "wall_seconds": wall_s,
@@ -80,6 +81,16 @@ def figures(
         },
         "verdicts": [asdict(verdict) for verdict in verdicts],
     }
+
+
+def _verdicts(
+    totals: Totals, rows: list[StageTotals], activities: Mapping[str, float], known: Mapping[str, Supply]
+) -> list[Finding]:
+    calls = frozenset(source.stage for source in totals.names.sources if source.kind is SourceKind.WHOLE)
+    return findings(
+        rows, steps=totals.steps_by_phase().get("train", 0), activities=activities, supplies=known,
+        pace=totals.pace, compiled=Compiled(totals.recompiled, calls),
+    )  # fmt: skip
 
 
 def with_straggler(verdicts: list[dict[str, Any]], slow: Finding) -> list[dict[str, Any]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_train.aggregate.words import COMPUTING, KIND_DATA
 from otel_train.catalog import STAGES
 from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 
@@ -71,10 +72,8 @@ class Thread:
 
     def learn(self, kinds: np.ndarray) -> None:
         """What it does, from the kinds of sources, int[n], in a slice of its edges."""
-        self.computes = self.computes or bool(
-            np.any((kinds >= SourceKind.FORWARD) & (kinds <= SourceKind.SCALER))
-        )
-        self.asks = self.asks or bool(np.any(kinds == SourceKind.DATA))
+        self.computes = self.computes or bool(COMPUTING[kinds].any())
+        self.asks = self.asks or bool(np.any(kinds == KIND_DATA))
 
     @property
     def idle(self) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_train.aggregate.compiles import Recompiled
 from otel_train.aggregate.histogram import Histograms
 from otel_train.aggregate.loader_totals import LoaderTotals
 from otel_train.aggregate.steps import PHASES, Activity
@@ -84,6 +85,7 @@ class Totals:
         self.loaders = LoaderTotals()
         self.updates = 0
         self.skipped_updates = 0
+        self.recompiled = Recompiled()
         self.pace = Pace()
         """How far the device ran behind the host."""
         self.on_device = Outcomes()
@@ -198,6 +200,7 @@ class Totals:
         window.updates -= earlier.updates
         window.skipped_updates -= earlier.skipped_updates
         window.pace = self.pace.minus(earlier.pace)
+        window.recompiled = self.recompiled.minus(earlier.recompiled)
         window.on_device = Outcomes(*(a - b for a, b in zip(self.on_device, earlier.on_device, strict=True)))
         return window
 
@@ -211,7 +214,7 @@ class Totals:
         twin.batches, twin.samples = dict(self.batches), dict(self.samples)
         twin.loaders = self.loaders.copy()
         twin.updates, twin.skipped_updates = self.updates, self.skipped_updates
-        twin.on_device, twin.pace = self.on_device, self.pace
+        twin.on_device, twin.pace, twin.recompiled = self.on_device, self.pace, self.recompiled
         return twin
 
     def rows(self) -> list[StageTotals]:

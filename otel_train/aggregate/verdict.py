@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from otel_train.aggregate.compiled_steps import Compiled, busy_advice, dispatch_limits, recompiling
 from otel_train.aggregate.launches import host_limits
 from otel_train.aggregate.names import CHECKPOINT
 from otel_train.aggregate.supply import Supply, compared, loader_advice, milliseconds, start_advice
@@ -25,6 +26,9 @@ LARGE_SHARE = 0.30
 _COMPUTE = ("forward", "backward", "optimizer")
 _NOT_TAKEN = Pace()
 _UNKNOWN = Supply()
+_NOTHING_COMPILED = Compiled()
+_FIRST = ("input_bound", "recompiling", "compile_heavy")
+"""Whoever computes all the time is busy; unless it is one of these, which come before that."""
 
 SEVERAL_PASSES = 2
 """A pass that begins once is preparation."""
@@ -40,6 +44,7 @@ def findings(
     activities: Mapping[str, float],
     supplies: Mapping[str, Supply],
     pace: Pace = _NOT_TAKEN,
+    compiled: Compiled = _NOTHING_COMPILED,
 ) -> list[Finding]:
     """Findings about a run or a window of it.
 
@@ -49,6 +54,7 @@ def findings(
         activities: seconds by activity.
         supplies: how loaders get their batches, by name, as far as that is known.
         pace: how far the device ran behind the host.
+        compiled: what is known of compiled code.
 
     Returns:
         At least one; the first is the verdict. "No finding" is a finding, too.
@@ -58,19 +64,23 @@ def findings(
     if steps < ENOUGH_STEPS or not total_s:
         claim = f"Too early to say: {steps} training steps, a verdict needs {ENOUGH_STEPS}."
         return [_finding("too_early", claim, advice="Let it run.", evidence={"steps": steps})]
+    again = recompiling(compiled.recompiled, total_s)
+    outside = _outside(activities, training, total_s)
     found = [
         *_waits(training, total_s, supplies),
         *_slow_starts(total_s, supplies),
-        *_outside(activities, training, total_s),
+        *again,
+        *(finding for finding in outside if not (again and finding.name == "compile_heavy")),  # it says why
     ]
     found.sort(key=lambda finding: -finding.seconds)
-    waiting = [finding for finding in found if finding.name == "input_bound"]
-    rest = [finding for finding in found if finding.name != "input_bound"]
-    if waiting:
-        return [*waiting, *rest]
+    first = [finding for finding in found if finding.name in _FIRST]
+    rest = [finding for finding in found if finding.name not in _FIRST]
+    if first:
+        return [*first, *rest]
     compute_s = sum(row.self_s for row in training if row.key.stage in _COMPUTE)
     limit = host_limits(pace, step_s=total_s / steps, total_s=total_s, compute_share=compute_s / total_s)
-    return [limit or _busy(training, total_s, supplies), *rest]
+    limit = limit or dispatch_limits(training, compiled, total_s)
+    return [limit or _busy(training, total_s, supplies, compiled), *rest]
 
 
 def _waits(training: Sequence[StageTotals], total_s: float, supplies: Mapping[str, Supply]) -> list[Finding]:
@@ -174,6 +184,10 @@ def _outside(
             "eval",
             "Evaluate less often, on fewer batches, or with a larger batch size: no gradients are kept.",
         ),
+        (
+            "compile",
+            "In a longer run it weighs less. A cache on disk keeps it: jax_compilation_cache_dir, TORCHINDUCTOR_CACHE_DIR.",
+        ),
         (CHECKPOINT, "Save less often, or asynchronously (torch.distributed.checkpoint.async_save)."),
     ):
         spent = activities.get(activity, 0.0)
@@ -196,7 +210,9 @@ def _outside(
     return found
 
 
-def _busy(training: Sequence[StageTotals], total_s: float, supplies: Mapping[str, Supply]) -> Finding:
+def _busy(
+    training: Sequence[StageTotals], total_s: float, supplies: Mapping[str, Supply], compiled: Compiled
+) -> Finding:
     """Training waits for no loader: say what it does instead."""
     by_stage: dict[str, float] = {}
     for row in training:
@@ -205,7 +221,9 @@ def _busy(training: Sequence[StageTotals], total_s: float, supplies: Mapping[str
     steady_s = by_stage.get("data", 0.0) - sum(supply.start_s for supply in supplies.values())
     waiting = (sum(_on_device(training).values()) or max(0.0, steady_s)) / total_s
     claim = f"Training waits for no loader ({waiting:.1%} of training time); most goes to {stage}."
-    advice = "Nothing to do about the input. A profiler capture shows what the time in the model is spent on."
+    advice = busy_advice(stage, seconds / total_s, training, compiled) or (
+        "Nothing to do about the input. A profiler capture shows what the time in the model is spent on."
+    )
     evidence = {"data_wait_ratio": waiting, f"{stage}_ratio": seconds / total_s}
     return _finding("compute_bound", claim, advice=advice, evidence=evidence, severity="ok")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from otel_train.codes import Flag, Op, SourceKind
 
 OP_BEGIN = int(Op.BEGIN)
@@ -25,6 +27,11 @@ KIND_SCALER = int(SourceKind.SCALER)
 KIND_STAGE = int(SourceKind.STAGE)
 KIND_CHECKPOINT = int(SourceKind.CHECKPOINT)
 KIND_MARK = int(SourceKind.MARK)
+KIND_WHOLE = int(SourceKind.WHOLE)
+
+COMPUTING = np.zeros(16, dtype=bool)
+COMPUTING[[KIND_FORWARD, KIND_BACKWARD, KIND_GRAD, KIND_OPTIMIZER, KIND_SCALER, KIND_WHOLE]] = True
+"""By kind: what only a thread that runs models does."""
 
 FLAG_GRAD = int(Flag.GRAD)
 FLAG_TRAINING = int(Flag.TRAINING)

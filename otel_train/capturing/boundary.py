@@ -18,7 +18,7 @@ class Rule(NamedTuple):
     """What the pump has found out about the loop.
 
     Attributes:
-        work: what makes a step: an optimizer's update, a backward, a batch, or a mark set by hand.
+        work: what makes a step: an update, a backward, a batch, or a mark set by hand.
         asks: the loop asks a loader for batches, and a step ends at the ask.
     """
 
@@ -48,7 +48,7 @@ class Boundary:
     def before(self, code: int) -> bool:
         """Whether a step ended just before this edge."""
         op, number = code & OP_MASK, code >> SOURCE_SHIFT & SOURCE_MASK
-        kind = self._sources[number].kind
+        kind = self._kind(number)
         if self._rule.work is SourceKind.MARK:
             return op == Op.MARK
         if self._rule.asks:
@@ -60,10 +60,14 @@ class Boundary:
 
         Between the end of one and the work of the next lies what may be of neither: an evaluation, a checkpoint.
         """
-        kind = self._sources[code >> SOURCE_SHIFT & SOURCE_MASK].kind
+        kind = self._kind(code >> SOURCE_SHIFT & SOURCE_MASK)
         if self._rule.work is SourceKind.MARK:
             return True  # marks lie side by side
         return kind is self._rule.work and code & OP_MASK == Op.END and not code & _START
+
+    def _kind(self, number: int) -> SourceKind:
+        kind = self._sources[number].kind
+        return SourceKind.OPTIMIZER if kind is SourceKind.WHOLE else kind  # an update is an update
 
     def _at_ask(self, op: int, kind: SourceKind, code: int) -> bool:
         if self.inside(code):

@@ -81,6 +81,9 @@ class Desk:
         Returns:
             "" if it will be made; else why not.
         """
+        lacking = self._profiler.lacking()
+        if lacking and self._loop().rule is not None:  # it trains without what records it
+            return lacking
         if len(self._asked) == MOST_ASKED or (not patient and self.gate.phase is not Phase.IDLE):
             return "a capture is under way: one at a time"
         pause_ns = 0 if self._ended_ns is None else self._ended_ns + self._cooldown_ns - self._clock()
@@ -139,6 +142,10 @@ class Desk:
         if loop.rule is None or (plan.at_step != NEXT and not loop.near(plan)):
             return
         self._asked.remove(plan)
+        lacking = self._profiler.lacking()
+        if lacking:
+            _log.warning("Capture (%s): %s", plan.trigger, lacking)
+            return
         if self._bytes_per_step:  # the end of a recording costs training 15 ms for every MB that it holds
             most = max(1, self._place.max_bytes // self._bytes_per_step)
             if most < plan.steps:

@@ -39,6 +39,9 @@ class Range(Protocol):
 class Profiler(Protocol):
     """What records. All but ``save`` is called on the training thread."""
 
+    def lacking(self) -> str:
+        """Why nothing can be recorded in this program, for people; "" if it can."""
+
     def busy(self) -> bool:
         """Whether some profiler runs in this process, on any thread."""
 
@@ -74,6 +77,15 @@ class TorchProfiler:
         self._owner = 0
         self._ours = False
         self._undo: Callable[[], None] | None = None
+
+    def lacking(self) -> str:
+        """See ``Profiler``."""
+        if "torch" in sys.modules:
+            return ""
+        return (
+            "torch.profiler records captures, and this program has not imported torch. "
+            "jax.profiler.trace(folder) records a program of JAX"
+        )
 
     def busy(self) -> bool:
         """See ``Profiler``."""

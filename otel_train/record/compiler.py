@@ -6,6 +6,8 @@ import sys
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from otel_train.records import Compile
+
 if TYPE_CHECKING:
     from otel_train.clock import Clock
 
@@ -25,7 +27,7 @@ class CompilerProbe:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._begun_ns = 0
-        self._done: deque[tuple[int, int, bool]] = deque(maxlen=MOST_HELD)
+        self._done: deque[Compile] = deque(maxlen=MOST_HELD)
 
     def listen(self) -> None:
         """Register, once it is loaded; again, where ``torch._dynamo.reset()`` has forgotten us."""
@@ -34,8 +36,8 @@ class CompilerProbe:
             handler.register_start_callback(self._begin)
             handler.register_end_callback(self._end)
 
-    def take(self) -> list[tuple[int, int, bool]]:
-        """(begun, ended, whether this code had been compiled before) of each compile since the last call."""
+    def take(self) -> list[Compile]:
+        """What was compiled since the last call."""
         return [self._done.popleft() for _ in range(len(self._done))]
 
     def remove(self) -> None:
@@ -53,7 +55,7 @@ class CompilerProbe:
             # "frame/times compiled before". A backward that is compiled late carries its forward's.
             traced = getattr(compiled.callback_trigger, "name", "") == "DYNAMO"
             again = traced and str(compiled.compile_id).rpartition("/")[2] not in ("0", "None")
-            self._done.append((self._begun_ns, self._clock(), again))
+            self._done.append(Compile(self._begun_ns, self._clock(), again))
             self._begun_ns = 0
 
 

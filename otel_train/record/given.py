@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -97,15 +98,15 @@ def named_models(model: Any) -> dict[str, Any]:  # Any: one, a sequence, or a ma
         if not _is_module(one):
             raise ConfigError(
                 f"model {name!r} is a {type(one).__name__}: expected a torch.nn.Module, a sequence or a mapping "
-                "of them. For anything else mark its calls with otel_train.stage('forward')"
+                "of them. For anything else mark its calls with otel_train.stage('forward'); for JAX wrap the step "
+                "with otel_train.jax.make_step"
             )
     return named
 
 
 def _is_module(model: Any) -> bool:  # Any: the user's own
-    import torch  # the user has a model, so torch is there
-
-    return isinstance(model, torch.nn.Module)
+    torch: Any = sys.modules.get("torch")  # who has a Module has imported it
+    return torch is not None and isinstance(model, torch.nn.Module)
 
 
 def class_name(model: Any) -> str:  # Any: the user's own

@@ -25,11 +25,14 @@ class Hand:
 
     Args:
         recorder: takes the edges.
+        look: called before the first call of a function that is timed, which may be what loads a compiler.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, look: Callable[[], None] = lambda: None) -> None:
         self.edge = recorder.edge
         self.codes: dict[str, tuple[int, int, int]] = {}
+        self.functions: dict[tuple[SourceKind, str], tuple[int, int, int]] = {}
+        self._look = look
         self._recorder = recorder
         self._tokens = itertools.count(1)
         mark = recorder.source(SourceKind.MARK, "step")
@@ -47,6 +50,12 @@ class Hand:
         # A transfer by hand is the transfer: what is moved inside it is not counted again.
         kind = SourceKind.H2D if name == "h2d" else SourceKind.STAGE
         codes = self.codes[name] = _begin_end_fail(self._recorder.source(kind, name))
+        return codes
+
+    def join_function(self, kind: SourceKind, name: str) -> tuple[int, int, int]:
+        """First call of a function that is timed: (begin, end, fail)."""
+        self._look()
+        codes = self.functions[kind, name] = _begin_end_fail(self._recorder.source(kind, name))
         return codes
 
     def mark(self, start: int | None = None) -> None:

@@ -18,12 +18,14 @@ class FakeProfiler:
     Attributes:
         log: everything that was called, in order; ranges as ``+name`` and ``-name``.
         taken: somebody else's profiler runs.
+        without: why nothing can be recorded.
         broken: names of methods that raise.
     """
 
     def __init__(self) -> None:
         self.log: list[str] = []
         self.taken = False
+        self.without = ""
         self.broken: set[str] = set()
         self.missing: list[str] = []
         self.size = 0
@@ -32,6 +34,9 @@ class FakeProfiler:
     def __call__(self, give_way: Callable[[], None]) -> FakeProfiler:
         self.give_way = give_way
         return self
+
+    def lacking(self) -> str:
+        return self.without
 
     def busy(self) -> bool:
         return self.taken

@@ -579,3 +579,55 @@ def test_a_loader_that_is_new_is_for_what_its_first_used_batch_is_for(cuts: tupl
     assert len(book.durations()) == 3
     assert len(book.steps("eval")) == 3
     assert [phase for phase, _ in book.batches()["fresh"]] == ["eval"] * 3
+
+
+def test_a_function_that_makes_a_whole_update_is_a_step() -> None:
+    """JAX compiles forward, backward and update into one call: there is nothing else to count."""
+    tape = Tape()
+    for _ in range(3):
+        tape.ask().run(SourceKind.WHOLE, "make_step", 50)
+
+    book = settle(tape.stop())
+
+    assert book.durations() == [55] * 3
+    assert book.updates == 3
+    assert book.self_ns("owner") == {"code": 20, "make_step": 150}
+    assert book.self_ns("activity") == {"data_wait": 20, "productive": 150}
+    assert book.self_ns("phase") == {"train": 170}
+
+
+def test_an_update_inside_a_whole_update_is_none() -> None:
+    """A step that is not compiled as a whole may have its parts timed as well."""
+    tape = Tape()
+    for _ in range(2):
+        tape.ask().begin(SourceKind.WHOLE, "make_step").run(SourceKind.STAGE, "loss", 30).update().spend(3)
+        tape.end(SourceKind.WHOLE, "make_step")
+
+    book = settle(tape.stop())
+
+    assert book.durations() == [45] * 2
+    assert book.updates == 2
+    assert book.self_ns("owner") == {"code": 15, "loss": 60, "SGD": 14, "make_step": 6}
+
+
+def test_two_whole_updates_in_turn_are_one_step() -> None:
+    """A generator and a discriminator, one batch."""
+    tape = Tape()
+    for _ in range(2):
+        tape.ask().run(SourceKind.WHOLE, "generator", 20).run(SourceKind.WHOLE, "critic", 30)
+
+    book = settle(tape.stop())
+
+    assert book.durations() == [55] * 2
+    assert book.updates == 4
+
+
+def test_a_whole_update_that_fails_makes_no_step() -> None:
+    """Nothing was updated; the program goes on with the next batch."""
+    tape = Tape().ask().run(SourceKind.WHOLE, "make_step", 20, end=Op.FAIL)
+    tape.ask().run(SourceKind.WHOLE, "make_step", 20)
+
+    book = settle(tape.stop())
+
+    assert book.durations() == [50]
+    assert book.updates == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import sys
 import time
 from _thread import get_ident
@@ -430,6 +431,20 @@ def test_http_without_the_token_arms_nothing(run: Run, token: str) -> None:
     assert str(run.folder / "rank0" / KEY_FILE) in answer["error"]
     run.office.turn()
     run.steps(5)
+    assert not run.profiler.log
+
+
+def test_a_program_without_torch_is_not_captured(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """Importing torch in the middle of a JAX program's loop would cost seconds, or fail."""
+    assert run.desk.ask(PLAN) == ""  # before anybody knows
+    run.profiler.without = "no torch"
+    refused = run.desk.ask(PLAN)
+    with caplog.at_level(logging.WARNING):
+        run.office.turn()
+    run.steps(5)
+
+    assert refused == "no torch"
+    assert "Capture (on_demand): no torch" in caplog.text
     assert not run.profiler.log
 
 

@@ -428,3 +428,40 @@ def test_every_key_is_on_the_reference_page() -> None:
     assert {name for name in operations if f"`{name}`" not in page} == {"mine"}
     assert len(keys) > 20
     assert set(MEMORY_KEYS) <= keys
+
+
+def test_a_program_of_jax_has_the_old_operations() -> None:
+    """Their charts had these names: the loss where it is a call of its own, the step as it is."""
+    tape = Tape()
+    for _ in range(2):
+        tape.ask(ns=5 * MS).run(SourceKind.STAGE, "loss", 20 * MS).run(
+            SourceKind.OPTIMIZER, "optimizer", 4 * MS
+        )
+    values = Rows().play(tape.stop())[0].values
+    tape = Tape()
+    for _ in range(2):
+        tape.ask(ns=5 * MS).run(SourceKind.WHOLE, "make_step", 30 * MS)
+    whole = Rows().play(tape.stop())[0].values
+
+    assert values["profiling/loss_fn_computation_avg_time"] == pytest.approx(0.020)
+    assert values["profiling/loss_fn_computation_count"] == 2
+    assert values["profiling/loss_avg_time"] == pytest.approx(0.020)
+    assert values["profiling/make_step_total_avg_time"] == pytest.approx(0.024)
+    assert whole["profiling/training_step_avg_time"] == pytest.approx(0.030)
+    assert whole["profiling/data_batch_production_avg_time"] == pytest.approx(0.005)
+    assert whole["profile/train/dl_code/time_batch_wait_ms"] == pytest.approx(5)
+    assert "profiling/loss_fn_computation_avg_time" not in whole
+
+
+def test_a_stage_called_loss_beside_a_backward_is_only_a_stage() -> None:
+    """Of torch the forward and the backward are known: nothing is counted twice."""
+    tape = Tape()
+    for _ in range(2):
+        tape.ask(ns=5 * MS).forward(20 * MS).run(SourceKind.STAGE, "loss", 3 * MS).backward(30 * MS).update(
+            MS
+        )
+
+    values = Rows().play(tape.stop())[0].values
+
+    assert values["profiling/loss_fn_computation_avg_time"] == pytest.approx(0.050)
+    assert values["profiling/loss_avg_time"] == pytest.approx(0.003)

@@ -10,7 +10,7 @@ import pytest
 
 import otel_train
 from otel_train.aggregate.steps import StepSource
-from otel_train.codes import Source, SourceKind
+from otel_train.codes import WAIT, Source, SourceKind
 from otel_train.config import Config
 from otel_train.disabled import DisabledSession
 from otel_train.outcome import Outcome
@@ -218,3 +218,23 @@ def test_a_thing_is_logged_once() -> None:
     missing.tell(final=True)
 
     assert [line[1:3] for line in lines] == [("model", "Net"), ("model", "Teacher")]
+
+
+def test_what_a_whole_step_hides_is_not_missing() -> None:
+    """A compiled step has its forward and its backward inside, as its user knows."""
+    whole = [*DATA, Source(SourceKind.WHOLE, "make_step")]
+
+    assert things(models=[], sources=whole, helpers=[], stages=("make_step",)) == []
+
+
+def test_functions_of_jax_without_an_update_are_said() -> None:
+    """Nothing counts steps then: no rate, no verdict."""
+    seen = things(
+        models=[],
+        updates=0,
+        sources=DATA,
+        helpers=[],
+        stages=("loss", WAIT),
+        source=StepSource.UNDECIDED,
+    )
+    assert seen == [("stage", "optimizer")]

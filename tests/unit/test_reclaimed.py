@@ -6,10 +6,13 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.aggregate.compiles import Compiles
+from otel_train.aggregate.compiles import Compiles, Recompiled
+from otel_train.aggregate.names import Names
 from otel_train.aggregate.reclaimed import Reclaimed
 from otel_train.aggregate.stalls import Stalls
 from otel_train.aggregate.steps import Activity, Tiles
+from otel_train.aggregate.totals import Totals
+from otel_train.records import Compile
 
 NS_PER_S = 10**9
 
@@ -62,13 +65,36 @@ def test_tiles_of_a_later_slice_are_found_as_well() -> None:
 def test_compiling_inside_a_forward_is_no_productive_time() -> None:
     """The first step of a compiled model takes a minute: the run's ledger says what for."""
     reclaimed = Reclaimed()
-    compiles = Compiles(reclaimed)
+    compiles = Compiles(reclaimed, Totals(Names()))
 
-    again = compiles.tell([(100, 160, False), (165, 170, True)])
+    again = compiles.tell([Compile(100, 160, again=False), Compile(165, 170, again=True)])
 
     assert ledger(reclaimed, tiles(90, 90, 20)) == {Activity.COMPILE: 65, Activity.PRODUCTIVE: 135}
     assert compiles.durations.count(0) == 2
     assert [each.begun_ns for each in again] == [165]
+    assert compiles.again == 1
+
+
+def test_where_nobody_can_say_whether_it_was_compiled_before_nothing_is_said() -> None:
+    """JAX compiles a hundred small things before the first step: zero recompilations would be a guess."""
+    compiles = Compiles(Reclaimed(), Totals(Names()))
+    compiles.tell([Compile(0, 5, again=None, compiler="jax")])
+    unknown = compiles.judged
+    compiles.tell([Compile(5, 9, again=False, compiler="jax")])
+
+    assert (unknown, compiles.judged, compiles.durations.count(0)) == (False, True, 2)
+
+
+def test_a_window_counts_what_was_compiled_again_in_it() -> None:
+    """After ``reset_window()`` the compiles of warm-up are no reason to complain."""
+    totals = Totals(Names())
+    compiles = Compiles(Reclaimed(), totals)
+    compiles.tell([Compile(0, 5, again=True)])
+    before = totals.copy()
+    compiles.tell([Compile(10, 17, again=True, compiler="jax")])
+
+    assert totals.since(before).recompiled == Recompiled(1, 7, 1)
+    assert totals.recompiled == Recompiled(2, 12, 1)
 
 
 @given(

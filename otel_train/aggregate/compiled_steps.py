@@ -1,0 +1,134 @@
+"""What the figures say of code that a compiler makes: made again and again, too little in one call, what fills it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from otel_train.aggregate.compiles import Recompiled
+from otel_train.aggregate.supply import milliseconds
+from otel_train.codes import WAIT
+from otel_train.records import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from otel_train.aggregate.totals import StageTotals
+
+NS_PER_S = 10**9
+
+SEVERAL_TIMES = 3
+"""A short last batch and a batch of evaluation are compiled once each; that is no habit."""
+
+WORTH_A_WORD = 0.10
+"""Share of training time, as for waiting in ``verdict``."""
+
+SMALL_S = 2e-3
+"""Median of a call below which what it takes to dispatch may be more than what it computes. A processor may compute
+inside the dispatch: of longer calls the split says nothing there."""
+
+MOSTLY = 0.5
+"""Share of a call that the host takes to dispatch it, from which a larger batch is nearly free."""
+
+_LOSS = "loss"
+
+
+class Compiled(NamedTuple):
+    """What is known of compiled code.
+
+    Attributes:
+        recompiled: what was compiled again.
+        calls: stages of which each call is a whole update.
+    """
+
+    recompiled: Recompiled = Recompiled()
+    calls: frozenset[str] = frozenset()
+
+
+def recompiling(recompiled: Recompiled, total_s: float) -> list[Finding]:
+    """Whether a compiler runs again and again; ``total_s``: training time."""
+    seconds = recompiled.total_ns / NS_PER_S
+    share = min(1.0, seconds / total_s)
+    if recompiled.count < SEVERAL_TIMES or share < WORTH_A_WORD:
+        return []
+    claim = f"What was compiled is compiled again, {recompiled.count} times: {share:.0%} of training time."
+    if recompiled.by_jax:
+        advice = (
+            "Shapes, dtypes or static arguments change from call to call: drop or pad the short last batch, pad "
+            "sequences to a few lengths, pass numbers as arrays (jnp.asarray) and not as static arguments, and wrap "
+            'with jit once, outside the loop. jax.config.update("jax_explain_cache_misses", True) names what changed.'
+        )
+    else:
+        advice = (
+            "Shapes or Python values change from call to call: drop or pad the short last batch, "
+            "torch.compile(..., dynamic=True), torch._dynamo.mark_dynamic. TORCH_LOGS=recompiles names what changed."
+        )
+    evidence = {"recompiles": recompiled.count, "recompile_seconds": seconds, "recompile_ratio": share}
+    return [
+        Finding(
+            name="recompiling", claim=claim, evidence=evidence, share=share, seconds=seconds, advice=advice,
+            phase="train", severity="warning",
+        )
+    ]  # fmt: skip
+
+
+def dispatch_limits(training: Sequence[StageTotals], compiled: Compiled, total_s: float) -> Finding | None:
+    """Whether a call of the step is so small that dispatching it is most of it.
+
+    Args:
+        training: the stage table of phase train.
+        compiled: what is known of compiled code.
+        total_s: training time.
+    """
+    step = _longest(row for row in training if row.key.stage in compiled.calls)
+    wait = _longest(
+        row for row in training if row.key.stage == WAIT and step and row.key.loader == step.key.loader
+    )
+    if step is None or wait is None or step.quantiles is None or wait.quantiles is None:
+        return None
+    call_s, wait_s = step.quantiles[1], wait.quantiles[1]
+    if not 0 < call_s < SMALL_S or 1 - wait_s / call_s < MOSTLY:
+        return None
+    host_s = call_s - wait_s
+    share = min(1.0, host_s * step.count / total_s)
+    if share < WORTH_A_WORD:
+        return None
+    claim = (
+        f"A call of `{step.key.stage}` takes {milliseconds(call_s)}, of which {host_s / call_s:.0%} is what the host "
+        "takes to dispatch it: there is little to compute in one call."
+    )
+    advice = (
+        "Give each call more to do: a larger batch costs little more here, and jax.lax.scan makes several steps in "
+        "one call."
+    )
+    evidence = {"call_p50_seconds": call_s, "dispatch_p50_seconds": host_s, "dispatch_ratio": host_s / call_s}
+    return Finding(
+        name="dispatch_bound", claim=claim, evidence=evidence, share=share, seconds=share * total_s,
+        advice=advice, phase="train", severity="warning",
+    )  # fmt: skip
+
+
+def busy_advice(stage: str, share: float, training: Sequence[StageTotals], compiled: Compiled) -> str:
+    """What to do about a program of JAX that waits for no loader; "" for any other.
+
+    Args:
+        stage: the one that most of the time goes to.
+        share: of training time.
+        training: the stage table of phase train.
+        compiled: what is known of compiled code.
+    """
+    if not compiled.calls and not any(row.key.stage == WAIT for row in training):
+        return ""
+    further = "jax.profiler.trace shows what XLA spends it on; bfloat16, where the model bears it, halves much of it."
+    if stage == _LOSS:
+        return (
+            f"The loss and its gradients take {share:.0%}, as a call of their own: one jax.jit around loss, gradients and "
+            f"update, with donated buffers, lets XLA fuse them. {further}"
+        )
+    if stage in (*compiled.calls, WAIT):
+        return f"Nothing to do about the input: the step itself is the time. {further}"
+    where = "What is in no stage" if stage == "other" else f"`{stage}`"
+    return f"{where} runs outside the compiled step: move it into it, or compile it as well."
+
+
+def _longest(rows: Iterable[StageTotals]) -> StageTotals | None:
+    return max(rows, key=lambda row: row.inclusive_s, default=None)

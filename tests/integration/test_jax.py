@@ -1,0 +1,112 @@
+"""Programs of JAX, in processes of their own that have no torch: JAX does not bear the forks of other tests."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PROGRAMS = Path(__file__).parent / "jax_programs"
+
+pytestmark = [
+    pytest.mark.skipif(
+        find_spec("jax") is None, reason="JAX is not installed: pip install 'otel-train[jax]'"
+    ),
+    pytest.mark.timeout(300),
+]
+
+
+@cache
+def said_by(program: str, *arguments: str) -> dict[str, Any]:
+    """What a program prints. It runs once for all tests; warnings are errors there, too."""
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
+    command = [sys.executable, "-W", "error", str(PROGRAMS / program), *arguments]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=250)
+    assert done.returncode == 0, done.stderr
+    said: dict[str, Any] = json.loads(done.stdout)
+    return said
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where the programs' runs are."""
+    return str(tmp_path_factory.mktemp("runs"))
+
+
+@pytest.fixture(scope="module")
+def transparent(runs: str) -> dict[str, Any]:
+    """Many ways of calling a function."""
+    return said_by("transparent.py", runs)
+
+
+def test_results_are_the_functions_own_to_the_bit(transparent: dict[str, Any]) -> None:
+    """Compiled, traced, differentiated, vectorised, scanned, with donated buffers and static arguments."""
+    assert transparent["different"] == []
+    assert transparent["same outside"]
+    assert transparent["same inside"]
+
+
+def test_calls_that_compute_are_counted_and_calls_that_are_traced_are_not(
+    transparent: dict[str, Any],
+) -> None:
+    """Seven of the ways compute: the four with jit, grad, vmap or scan around the function trace it."""
+    assert transparent["calls"]["loss"] == 7
+    assert transparent["calls"]["make_step"] == 3
+    assert transparent["calls"]["block_until_ready"] == 9  # all but the one that raised
+    assert transparent["failed"] == 1
+
+
+def test_a_timed_call_returns_when_its_result_is_there(transparent: dict[str, Any]) -> None:
+    """Else the time of the step would be the next one's."""
+    assert transparent["ready"]
+
+
+def test_methods_docstrings_and_exceptions_are_the_programs(transparent: dict[str, Any]) -> None:
+    """And after close everything goes on as before."""
+    assert transparent["method"]
+    assert transparent["documented"] == "Scale it."
+    assert transparent["raised"] == "division by zero"
+    assert transparent["after close"]
+
+
+def test_a_session_needs_no_torch(transparent: dict[str, Any]) -> None:
+    """A program of JAX has none; and a model that is no Module is refused with what to do, not with an import."""
+    assert transparent["torch"] == []
+    assert transparent["faults"] == {}
+    assert "otel_train.jax.make_step" in transparent["refused"]
+
+
+def test_steps_are_counted_and_compiling_is_told_apart(runs: str) -> None:
+    """40 steps, none of them minutes long; nothing that a compiled step hides by design is called missing."""
+    steady = said_by("shapes.py", runs, "same")
+
+    assert steady["steps"] == {"train": 40, "eval": 3}
+    assert steady["updates"] == 40
+    assert steady["unobserved"] == []
+    assert steady["activities"]["compile"] > 0
+    assert sum(steady["activities"].values()) == pytest.approx(steady["wall_seconds"])
+    assert "recompiling" not in [finding["name"] for finding in steady["verdicts"]]
+
+
+def test_a_loop_of_changing_shapes_is_told_why_it_is_slow(runs: str) -> None:
+    """39 of 40 steps compile again."""
+    changing = said_by("shapes.py", runs, "changing")
+    first = changing["verdicts"][0]
+
+    assert first["name"] == "recompiling"
+    assert first["evidence"]["recompiles"] == 41  # 39 steps; 2 of the 3 batches of evaluation
+    assert first["share"] > 0.3
+    assert changing["activities"]["compile"] > changing["activities"]["productive"]
+
+
+def test_a_capture_is_refused_with_what_to_use_instead(runs: str) -> None:
+    """torch.profiler knows nothing of JAX."""
+    assert "jax.profiler" in said_by("shapes.py", runs, "changing")["capture refused"]

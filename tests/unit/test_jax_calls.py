@@ -1,0 +1,208 @@
+"""Functions of a JAX program, timed: what is written, with a JAX that does as it is told."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import types
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import otel_train
+from otel_train.codes import Op, SourceKind
+from otel_train.errors import ConfigError
+from otel_train.record.hand import Hand, switch
+from otel_train.record.jax_calls import Jax, TimedFunction, _trace_state, kind_of
+from otel_train.record.jax_compiler import running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class Writer:
+    """Stands for a recorder: keeps (op, kind, name) of every edge."""
+
+    def __init__(self) -> None:
+        self.sources: list[tuple[SourceKind, str]] = []
+        self.written: list[tuple[str, str]] = []
+
+    def source(self, kind: SourceKind, name: str, phase: str = "") -> int:
+        if (kind, name) not in self.sources:
+            self.sources.append((kind, name))
+        return self.sources.index((kind, name))
+
+    def edge(self, code: int) -> None:
+        self.written.append((Op(code & 0xF).name, self.sources[code >> 4 & 0xFFF][1]))
+
+
+class FakeJax:
+    """Computes, or traces; keeps what was waited for."""
+
+    def __init__(self) -> None:
+        self.tracing = False
+        self.waited: list[Any] = []
+
+    def computes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        return not self.tracing
+
+    def wait_for(self, result: Any) -> None:
+        self.waited.append(result)
+        if isinstance(result, Exception):
+            raise result
+
+    def timed(
+        self, function: Callable[..., Any], kind: SourceKind = SourceKind.WHOLE, *, wait: bool = True
+    ) -> TimedFunction:
+        return TimedFunction(function, kind, "make_step", jax=Jax(self.computes, self.wait_for), wait=wait)
+
+
+@pytest.fixture
+def jax() -> FakeJax:
+    """A JAX that computes."""
+    return FakeJax()
+
+
+@pytest.fixture
+def writer() -> Iterator[Writer]:
+    """What the functions of a test write."""
+    writes = Writer()
+    before, switch.hand = switch.hand, Hand(writes)  # type: ignore[arg-type]  # stands for a recorder
+    yield writes
+    switch.hand = before
+
+
+def add(a: int, b: int = 1) -> int:
+    """Add them."""
+    return a + b
+
+
+def test_a_call_is_a_stage_that_waits_for_its_result(jax: FakeJax, writer: Writer) -> None:
+    """JAX returns before it has computed: without waiting the time would show up in whatever comes next."""
+    result = jax.timed(add)(1, b=2)
+
+    assert result == 3
+    assert jax.waited == [3]
+    assert writer.written == [
+        ("BEGIN", "make_step"),
+        ("BEGIN", "block_until_ready"),
+        ("END", "block_until_ready"),
+        ("END", "make_step"),
+    ]
+
+
+def test_who_does_not_want_to_wait_does_not(jax: FakeJax, writer: Writer) -> None:
+    """A loop that dispatches several steps ahead is faster; then the stage is the dispatch."""
+    jax.timed(add, wait=False)(1)
+
+    assert jax.waited == []
+    assert writer.written == [("BEGIN", "make_step"), ("END", "make_step")]
+
+
+def test_a_call_that_is_traced_writes_nothing(jax: FakeJax, writer: Writer) -> None:
+    """It makes a program, once; waiting for a tracer would be an error of ours in the user's program."""
+    jax.tracing = True
+
+    assert jax.timed(add)(1) == 2
+    assert (writer.written, jax.waited) == ([], [])
+
+
+def test_without_a_session_nothing_is_asked(jax: FakeJax) -> None:
+    """The wrapper may stay in the code for good."""
+    assert switch.hand is None
+    assert jax.timed(add)(1) == 2
+    assert jax.waited == []
+
+
+def test_an_exception_is_the_programs_and_the_stage_is_marked(jax: FakeJax, writer: Writer) -> None:
+    """What fails is timed, too."""
+    timed = jax.timed(lambda: 1 / 0)
+
+    with pytest.raises(ZeroDivisionError):
+        timed()
+
+    assert writer.written == [("BEGIN", "make_step"), ("FAIL", "make_step")]
+    assert running.call is None
+
+
+def test_what_cannot_be_computed_raises_where_the_program_uses_it(jax: FakeJax, writer: Writer) -> None:
+    """As without us: a result that nobody looks at stops no program."""
+    broken = RuntimeError("out of memory")
+
+    assert jax.timed(lambda: broken)() is broken
+    assert writer.written[-1] == ("END", "make_step")
+
+
+def test_the_compiler_is_told_whose_call_it_is(jax: FakeJax, writer: Writer) -> None:
+    """Whether code is compiled again is a question about a function."""
+    calls: list[tuple[object, bool]] = []
+
+    def compiles() -> None:
+        call = running.call
+        assert call is not None
+        calls.append((call, call.compiled))
+        call.compiling = True
+
+    inner = jax.timed(compiles)
+    outer = jax.timed(lambda: (inner(), running.call)[1])
+
+    assert outer() is outer
+    assert outer() is outer
+    assert calls == [(inner, False), (inner, True)]
+    assert (outer.compiled, running.call) == (False, None)
+
+
+def test_everything_else_is_the_functions_own(jax: FakeJax, writer: Writer) -> None:
+    """Programs ask a compiled function to lower itself, and tools read names and signatures."""
+    timed = jax.timed(add)
+    add.lower = "lowered"  # type: ignore[attr-defined]  # as jit's functions have it
+
+    assert (timed.lower, timed.__name__, timed.__doc__) == ("lowered", "add", "Add them.")
+    assert inspect.signature(timed) == inspect.signature(add)
+    assert copy.copy(timed)(1) == 2
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = timed.nothing
+    with pytest.raises(AttributeError):
+        _ = TimedFunction.__new__(TimedFunction).lower  # half made, as while unpickling
+
+
+def test_a_method_keeps_its_object(jax: FakeJax, writer: Writer) -> None:
+    """Trainers have their step as a method."""
+
+    class Trainer:
+        rate = 3
+        step = jax.timed(lambda self, x: self.rate * x)
+
+    assert Trainer().step(2) == 6
+    assert isinstance(Trainer.step, TimedFunction)
+
+
+@pytest.mark.parametrize(("name", "kind"), [("loss", SourceKind.STAGE), ("optimizer", SourceKind.OPTIMIZER)])
+def test_what_updates_the_parameters_is_an_update(name: str, kind: SourceKind) -> None:
+    """A loop whose step is in two functions has steps as well."""
+    assert kind_of(name) is kind
+
+
+@pytest.mark.parametrize("place", ["_src", "public", "none"])
+@pytest.mark.parametrize("tracing", [False, True])
+def test_whether_it_traces_is_asked_as_this_jax_has_it(place: str, *, tracing: bool) -> None:
+    """The function has moved between versions; where there is none the arguments tell."""
+    tracer = type("Tracer", (), {})
+    core: dict[str, Any] = {"Tracer": tracer}
+    says = types.SimpleNamespace(trace_state_clean=lambda: not tracing)
+    tree_util = types.SimpleNamespace(tree_leaves=lambda tree: [*tree[0], *tree[1].values()])
+    if place == "public":
+        core["trace_state_clean"] = says.trace_state_clean
+    jax = types.SimpleNamespace(core=types.SimpleNamespace(**core), tree_util=tree_util)
+    if place == "_src":
+        jax._src = types.SimpleNamespace(core=says)
+
+    assert _trace_state(jax)((1, tracer() if tracing else 2), {}) is not tracing
+
+
+def test_what_cannot_be_called_is_refused_with_a_remedy() -> None:
+    """The result of a step in place of the step is an easy slip."""
+    with pytest.raises(ConfigError, match="expected a function"):
+        otel_train.jax.make_step(3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="expected a function"):
+        otel_train.jax.stage(None, "loss")  # type: ignore[arg-type]
