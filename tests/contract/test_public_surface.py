@@ -13,6 +13,7 @@ from pathlib import Path
 import otel_train
 from otel_train import testing
 
+JAX = (otel_train.jax.make_step, otel_train.jax.stage)
 GOLDEN = Path(__file__).parents[1] / "golden/public_surface.txt"
 ROOT = Path(__file__).parents[2]
 
@@ -73,6 +74,7 @@ def surface() -> str:
     lines += [
         line for name in testing.__all__ for line in described(f"testing.{name}", getattr(testing, name))
     ]
+    lines += [f"jax.{function.__name__}{signature(function)}" for function in JAX]
     return "\n".join(lines) + "\n"
 
 

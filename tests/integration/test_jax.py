@@ -110,3 +110,55 @@ def test_a_loop_of_changing_shapes_is_told_why_it_is_slow(runs: str) -> None:
 def test_a_capture_is_refused_with_what_to_use_instead(runs: str) -> None:
     """torch.profiler knows nothing of JAX."""
     assert "jax.profiler" in said_by("shapes.py", runs, "changing")["capture refused"]
+
+
+# --- the example: Equinox and optax -----------------------------------------------------------------
+
+BARE = """
+import types
+jax = types.SimpleNamespace(make_step=lambda function: function, stage=lambda function, name: function)
+instrument = lambda loaders: types.SimpleNamespace(loaders=loaders)
+log = lambda **values: None
+"""
+"""Goes where otel_train would be imported from: the example as it would be without us."""
+
+
+def example(folder: Path, *packages: Path, **environ: str) -> str:
+    """What the example prints."""
+    if find_spec("equinox") is None or find_spec("optax") is None:
+        pytest.skip("Equinox and optax are not installed: make frameworks")
+    folder.mkdir(exist_ok=True)
+    path = os.pathsep.join(map(str, packages))
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(ROOT / "examples/jax/train.py"), "--epochs", "2"],
+        env={**os.environ, "PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "OTEL_TRAIN_PROMETHEUS": "false", **environ},
+        cwd=folder, capture_output=True, text=True, check=False, timeout=250,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_an_equinox_loop_is_counted_and_its_weights_are_the_same_without_us(tmp_path: Path) -> None:
+    """Donated buffers, a filtered jit, two loaders: what the program prints is the same to the last bit."""
+    stand_in = tmp_path / "bare_package"
+    stand_in.mkdir()
+    (stand_in / "otel_train.py").write_text(BARE)
+    bare = example(tmp_path / "bare", stand_in)
+    watched = example(tmp_path / "watched", ROOT)
+    switched_off = example(tmp_path / "off", ROOT, OTEL_TRAIN_DISABLED="true")
+    (summary,) = (tmp_path / "watched").glob("runs/*/rank0/summary.json")
+    figures = json.loads(summary.read_text())
+    rows = {(row["stage"], row["loader"]): row["count"] for row in figures["stages"]}
+
+    assert "128 steps, weights " in bare  # its own counter
+    assert watched == bare
+    assert switched_off == bare
+    assert not list((tmp_path / "bare").iterdir())
+    assert figures["steps"] == {"train": 128, "eval": 16}
+    assert figures["updates"] == 128
+    assert (rows["make_step", "train"], rows["evaluate", "val"]) == (128, 16)
+    assert figures["samples"] == {"train": 8192, "val": 1024}
+    assert figures["activities"]["compile"] > 0
+    assert figures["unobserved"] == []
+    assert figures["telemetry"]["faults"] == {}
