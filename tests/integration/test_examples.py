@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import json
 import os
+import re
 import shutil
 import socket
+import sqlite3
 import subprocess
 import sys
 import zipfile
@@ -13,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support import wandb_file
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
@@ -30,7 +36,7 @@ for x, y in loader:
     optimizer.step()
 """
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(900)
 
 
 def run(folder: Path, *command: str, path: tuple[Path, ...] = (), **variables: str) -> str:
@@ -47,7 +53,7 @@ def run(folder: Path, *command: str, path: tuple[Path, ...] = (), **variables: s
         capture_output=True,
         text=True,
         check=False,
-        timeout=250,
+        timeout=800,
     )
     assert done.returncode == 0, done.stderr
     return done.stderr
@@ -81,6 +87,67 @@ def test_an_exporter_of_another_package_is_found_and_fed(tmp_path: Path) -> None
     assert lines["rank0.train.samples.train.train"] == "64|g"
     assert lines["rank0.train.stage.duration.forward.train.train.count"] == "8|g"
     assert float(lines["rank0.train.stage.duration.forward.train.train.mean"].removesuffix("|g")) > 0
+
+
+def test_loaders_drawn_by_weight_have_times_of_their_own(tmp_path: Path) -> None:
+    """One runs out before the other, an evaluation comes in between, and every batch is counted once."""
+    said = run(tmp_path, str(EXAMPLES / "several_loaders.py"))
+
+    figures = _summary(tmp_path)
+    assert figures["batches"] == {"code": 60, "prose": 20, "val": 20}
+    assert figures["steps"] == {"train": 80, "eval": 20}
+    assert {row["loader"]: row["endings"]["epoch_end"] for row in figures["loaders"]} == {
+        "code": 1, "prose": 1, "val": 2,
+    }  # fmt: skip
+    assert "--- Profiling Metrics (Step 50) ---" in said
+    assert figures["unobserved"] == []
+
+
+@pytest.mark.slow
+def test_a_run_leaves_artifacts_that_agree(tmp_path: Path) -> None:
+    """With a capture among them, so that none is absent."""
+    run(tmp_path, str(EXAMPLES / "run_artifacts.py"))
+
+    artifacts = tmp_path / "runs" / "example-artifacts" / "artifacts"
+    checked = run(tmp_path, "-m", "otel_train", "check", "--analysis", "--report", str(artifacts))
+    names = {path.name for path in artifacts.iterdir()}
+    assert checked == ""
+    assert names >= {
+        "config.json", "metrics.json", "profiler_summary.json", "stage_times.json", "op_stats.csv", "trace.json",
+        "profiler_context", "torch_profiler", "report.html",
+    }  # fmt: skip
+    totals = json.loads((artifacts / "profiler_context" / "stage_times.json").read_text(encoding="utf-8"))[
+        "stages"
+    ]
+    assert totals["reward"]["count"] == 300
+
+
+@pytest.mark.slow
+def test_operations_arrive_in_wandb_beside_the_rows_of_the_program(tmp_path: Path) -> None:
+    """Sixty rows of its own before, and sixty after."""
+    needs("wandb")
+    run(tmp_path, str(EXAMPLES / "operations.py"), WANDB_MODE="offline", WANDB_SILENT="true")
+
+    rows = wandb_file.history(tmp_path)
+    assert len([row for row in rows if "loss" in row]) == 60
+    assert {"profiling/augment_avg_time", "profiling/clip_count"} <= {key for row in rows for key in row}
+
+
+@pytest.mark.slow
+def test_throughput_of_every_epoch_is_printed_and_in_mlflow(tmp_path: Path) -> None:
+    """Three epochs are three blocks and three values of each metric."""
+    needs("mlflow")
+    said = run(tmp_path, str(EXAMPLES / "throughput.py"))
+
+    with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
+        steps = database.execute("SELECT step FROM metrics WHERE key = 'samples_per_second' ORDER BY step")
+        assert [step for (step,) in steps] == [20, 40, 60]
+    assert re.findall(r"\[Throughput\] Epoch (\d):", said) == ["1", "2", "3"]
+
+
+def needs(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: pip install 'otel-train[{package}]'")
 
 
 def _received(server: socket.socket) -> dict[str, str]:
