@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train import tracking
+from otel_train import front, tracking
 from otel_train.aggregate.flat import FlatRow
 from otel_train.config import Config
 from otel_train.errors import ConfigError
@@ -215,3 +215,28 @@ def test_nothing_is_written_where_there_is_no_run_directory(tmp_path: Path) -> N
     """A read-only file system is no fault of the tracker."""
     assert TensorBoardOutlet(None, asked=True).place() is None
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_only_rank_0_logs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], rank: int
+) -> None:
+    """Of a hundred ranks, one writes to the tracker and to the console."""
+    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    for name, value in places.items():
+        monkeypatch.setenv(name, str(value))
+    session = front.instrument(
+        run_dir=tmp_path,
+        run_id="x",
+        prometheus=False,
+        console=False,
+        flight=False,
+        console_blocks=["profiling"],
+    )
+    for _ in session.watch(range(3), name="train", phase="train"):
+        with front.stage("forward"):
+            pass
+        front.step()
+    session.close()
+
+    assert ("--- Profiling Metrics (Step 3) ---" in capsys.readouterr().err) is (rank == 0)
