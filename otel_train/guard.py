@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import logging
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import TracebackType
 
 log = logging.getLogger("otel_train")
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 
 class Guard:
@@ -67,19 +62,3 @@ class Guard:
         if self.faults == self.limit:
             log.error("%s failed %d times and is now off", self.part, self.faults)
         return True
-
-
-def guarded(guard: Guard) -> Callable[[Callable[P, R]], Callable[P, R | None]]:
-    """Run a function inside ``guard``; it gives None when it failed, and once the part is off."""
-
-    def wrap(function: Callable[P, R]) -> Callable[P, R | None]:
-        @functools.wraps(function)
-        def inside(*args: P.args, **kwargs: P.kwargs) -> R | None:
-            if not guard.closed:
-                with guard:
-                    return function(*args, **kwargs)
-            return None
-
-        return inside
-
-    return wrap

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import re
 import socket
 import sys
 import time
@@ -26,8 +25,6 @@ log = logging.getLogger("otel_train")
 INSTANCE_NAMESPACE: Final = "4d63009a-8d0f-11ee-aad7-4c796ed8e320"
 """Source: OpenTelemetry semantic conventions, ``service.instance.id``, namespace for UUID version 5."""
 
-MAX_NAME_CHARS: Final = 128
-UNSAFE: Final = re.compile(r"[^A-Za-z0-9._-]+")
 LAUNCH_RUN: Final = "OTEL_TRAIN_LAUNCH_RUN"
 """Where ``otel-train run`` says which run its processes belong to, if nobody knows better."""
 
@@ -205,18 +202,6 @@ def resource_environment(environ: Mapping[str, str]) -> dict[str, str]:
             return {}
         attributes[unquote(name.strip())] = unquote(value.strip())
     return attributes
-
-
-def safe_name(text: str) -> str:
-    """``text`` as the name of a folder: ASCII letters, digits, ``.``, ``_``, ``-``; at most 128.
-
-    A text that had to be changed gets a hash of itself at the end, so two texts keep two folders.
-    """
-    name = UNSAFE.sub("-", text).lstrip(".")
-    if name == text and 0 < len(name) <= MAX_NAME_CHARS:
-        return name
-    mark = _hash(text)
-    return f"{name[: MAX_NAME_CHARS - len(mark) - 1].strip('-.') or 'run'}-{mark}"
 
 
 def _made_run_id(environ: Mapping[str, str], place: Place, process: Process) -> str:

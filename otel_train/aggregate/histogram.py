@@ -131,18 +131,6 @@ class Histograms:
         np.maximum.at(self._max_ns, rows, values)
         breathe()
 
-    def add_seconds(
-        self, series: ArrayLike, value_s: ArrayLike, *, breathe: Callable[[], None] = _breathe_not
-    ) -> None:
-        """Count durations given as float64 seconds, rounded to the nanosecond.
-
-        NaN and infinity are not durations and are left out: not measured is not zero.
-        """
-        values = np.asarray(value_s, np.float64)
-        known = np.isfinite(values)
-        nanoseconds = np.rint(np.clip(values[known] * NS_PER_S, 0, _LONGEST_NS))
-        self.add(np.asarray(series)[known], nanoseconds.astype(np.int64), breathe=breathe)
-
     def count(self, series: int) -> int:
         """How many durations were counted into a series."""
         return int(self._slots[series].sum())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from otel_train.clock import Clock
 
 _PLAIN_EDGES = 4096
+_log = logging.getLogger("otel_train")
 
 
 @dataclass(slots=True)
@@ -73,7 +75,6 @@ class Recorder:
         self.threads: list[ThreadRing] = []
         self.sources: list[Source] = []
         self.identity: dict[str, object] = {}
-        self.dropped_sources = 0
         self.when_silenced: list[Callable[[], None]] = []
         """Called when this recorder falls silent, also in a forked child."""
         self._memory = memory
@@ -85,6 +86,7 @@ class Recorder:
         self._numbers: dict[Source, int] = {}
         self._pid = os.getpid()
         self._closed = False
+        self._full = False
         self.main = self._add_ring(threading.current_thread().name, slot=0)
         self.edge: Callable[[int], None] = self.main.ring.edge
         _recorders.add(self)
@@ -97,12 +99,21 @@ class Recorder:
             if number is not None:
                 return number
             if len(self.sources) == MAX_SOURCES:
-                self.dropped_sources += 1
+                self._say_full(source)
                 return MAX_SOURCES - 1
             self.sources.append(source)
             self._numbers[source] = len(self.sources) - 1
             self._write_names()
             return len(self.sources) - 1
+
+    def _say_full(self, source: Source) -> None:
+        if not self._full:
+            self._full = True
+            _log.warning(
+                "%r is the %dth name that is timed, and there is no room for more: it shares the figures of %r, and so "
+                "does every further one. Use fewer names",
+                source.name, MAX_SOURCES + 1, self.sources[-1].name,
+            )  # fmt: skip
 
     @property
     def spent_ns(self) -> int:

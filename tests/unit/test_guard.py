@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from otel_train.guard import Guard, guarded
+from otel_train.guard import Guard
 
 
 def fail_in(guard: Guard, fault: BaseException) -> None:
@@ -70,34 +70,6 @@ def test_a_strict_guard_raises_and_counts() -> None:
     with pytest.raises(OSError, match="disk full"):
         fail_in(guard, OSError("disk full"))
 
-    assert guard.faults == 1
-
-
-def test_a_guarded_function_gives_its_result_until_it_fails() -> None:
-    """The wall must not change what goes through it."""
-    guard = Guard("export", limit=2)
-
-    @guarded(guard)
-    def divided(*, by: int) -> int:
-        return 6 // by
-
-    assert [divided(by=3), divided(by=0), divided(by=2)] == [2, None, 3]
-
-
-def test_a_guarded_function_is_not_called_once_its_part_is_off() -> None:
-    """Off means off: no more cost, no more faults."""
-    guard = Guard("export", limit=1)
-    calls: list[int] = []
-
-    @guarded(guard)
-    def export() -> None:
-        calls.append(1)
-        raise OSError
-
-    export()
-    export()
-
-    assert calls == [1]
     assert guard.faults == 1
 
 

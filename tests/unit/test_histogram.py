@@ -104,8 +104,9 @@ def test_a_hundred_buckets_stay_and_one_more_halves_the_scale() -> None:
     """The largest size is allowed, not forbidden."""
     centres = 2.0 ** ((np.arange(101) + 0.5) / 16)
     histograms = Histograms(size=2)
-    histograms.add_seconds([0] * 100, centres[:100])
-    histograms.add_seconds([1] * 101, centres)
+    nanoseconds = np.rint(centres * SECOND).astype(np.int64)
+    histograms.add([0] * 100, nanoseconds[:100])
+    histograms.add([1] * 101, nanoseconds)
 
     assert len(histograms.point(0).exponential_counts) == 100
     assert histograms.point(0).scale == MAX_SCALE
@@ -181,14 +182,6 @@ def test_columns_of_different_length_are_refused() -> None:
     """Broadcasting would count one value many times."""
     with pytest.raises(ValueError, match="two columns"):
         Histograms(size=1).add([0, 0], [1])
-
-
-def test_seconds_that_are_not_finite_are_left_out() -> None:
-    """Not measured is not zero."""
-    histograms = Histograms(size=1)
-    histograms.add_seconds([0, 0, 0, 0], [0.5, math.nan, math.inf, -math.inf])
-
-    assert histograms.point(0)[:4] == (1, 0.5, 0.5, 0.5)
 
 
 def test_a_long_column_is_taken_in_slices_with_a_breath_between() -> None:

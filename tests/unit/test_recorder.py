@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import threading
 from typing import TYPE_CHECKING
 
@@ -46,14 +47,18 @@ def test_a_source_has_one_number(recorder: Recorder) -> None:
     assert recorder.source(SourceKind.DATA, "code", "eval") != first
 
 
-def test_sources_beyond_the_bound_are_counted_and_share_the_last(recorder: Recorder) -> None:
-    """A number must fit in its twelve bits; another one's would be a lie."""
-    for number in range(MAX_SOURCES + 10):
-        last = recorder.source(SourceKind.STAGE, f"stage {number}")
+def test_sources_beyond_the_bound_share_the_last_and_that_is_said_once(
+    recorder: Recorder, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A number must fit in its twelve bits, and figures of several names are those of none."""
+    with caplog.at_level(logging.WARNING, "otel_train"):
+        for number in range(MAX_SOURCES + 10):
+            last = recorder.source(SourceKind.STAGE, f"stage {number}")
 
     assert len(recorder.sources) == MAX_SOURCES
     assert last == MAX_SOURCES - 1
-    assert recorder.dropped_sources == 10
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "'stage 4096'" in caplog.text
 
 
 def test_an_edge_goes_to_the_ring_of_its_thread(recorder: Recorder, clock: FakeClock) -> None:

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from otel_train.errors import RunDirectoryError
@@ -24,6 +24,8 @@ from tests.support.figures import RESOURCE, snapshot, spans
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=300)
 
 
 def test_a_batch_leaves_events_metrics_and_spans(tmp_path: Path) -> None:
@@ -154,7 +156,12 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     assert not (directory.rank_path / "summary.json").exists()
 
 
-@given(first=st.text(), second=st.text())
+@given(first=ANY_TEXT, second=ANY_TEXT)
+@example("a/b", "a-b")
+@example("a/b", "a b")
+@example("", "run")
+@example("..", ".")
+@example("x" * 200, "x" * 201)
 def test_ids_become_folders_inside_the_root_and_never_the_same_one(first: str, second: str) -> None:
     """A run id comes from the environment: it must not climb out of the folder."""
     name = folder_name(first)
@@ -162,6 +169,9 @@ def test_ids_become_folders_inside_the_root_and_never_the_same_one(first: str, s
     assert "/" not in name
     assert name not in {".", ".."}
     assert len(name) < 128
+    assert name.isascii()
+    assert not name.startswith(".")
+    assert not set(name) & set("/\\\0 \n")
     if first != second:
         assert name != folder_name(second)
 

@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from otel_train.config import Config
 from otel_train.launchers import place_of, ray_environment
@@ -25,7 +23,6 @@ from otel_train.runinfo import (
     parent_mark,
     resource_attributes,
     resource_environment,
-    safe_name,
 )
 
 if TYPE_CHECKING:
@@ -393,30 +390,3 @@ def test_malformed_resource_attributes_are_ignored_as_a_whole_and_reported(
 
     assert "'oops' is not name=value" in caplog.text
     assert resource_environment({"OTEL_RESOURCE_ATTRIBUTES": "a=b=c, d=%2C ,"}) == {"a": "b=c", "d": ","}
-
-
-@given(st.text(st.characters(exclude_categories=[]), max_size=300))
-def test_any_run_id_makes_a_safe_folder_name(text: str) -> None:
-    """A run id comes from the environment: it must not lead out of the run folder."""
-    name = safe_name(text)
-
-    assert 0 < len(name) <= 128
-    assert name.isascii()
-    assert not set(name) & set("/\\\0 \n")
-    assert not name.startswith(".")
-    assert safe_name(name) == name
-
-
-@pytest.mark.parametrize(
-    ("one", "two"), [("a/b", "a-b"), ("a/b", "a b"), ("", "run"), ("..", "."), ("x" * 200, "x" * 201)]
-)
-def test_two_run_ids_never_share_a_folder(one: str, two: str) -> None:
-    """Two runs writing one directory spoil both."""
-    assert safe_name(one) != safe_name(two)
-
-
-def test_a_plain_run_id_is_its_own_folder_name() -> None:
-    """People type it."""
-    plain: list[Any] = ["20231114-221320-000102", "8_3", "v1.2"]
-
-    assert [safe_name(name) for name in plain] == plain
