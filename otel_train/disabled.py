@@ -79,6 +79,9 @@ class DisabledSession:
     def track(self, given: Mapping[str, Any]) -> None:
         """Nothing is logged."""
 
+    def provide(self, meters: object = None, tracers: object = None) -> None:
+        """Nothing is exported."""
+
     def find_models(self, finder: object) -> None:
         """None is watched."""
 

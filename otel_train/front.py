@@ -33,6 +33,8 @@ def instrument(
     *,
     config: Config | None = None,
     config_file: str | os.PathLike[str] | None = None,
+    meter_provider: Any = None,  # Any: of opentelemetry-sdk
+    tracer_provider: Any = None,
     **settings: Any,  # Any: the fields of Config
 ) -> Session:
     """Watch a training loop. The loop stays as it is.
@@ -45,6 +47,8 @@ def instrument(
             found when they are iterated.
         config: settings as an object.
         config_file: a YAML file with settings; else ``OTEL_TRAIN_CONFIG`` names one.
+        meter_provider: a ``MeterProvider`` of the SDK whose readers are to collect our metrics with the program's own.
+        tracer_provider: a ``TracerProvider`` of the SDK that is to process our spans as well.
         **settings: settings by name; they win over ``config``, that over ``OTEL_TRAIN_*`` variables, those over the
             YAML file, and that over ``[tool.otel_train]`` in ``pyproject.toml``. ``wandb``, ``mlflow`` and
             ``tensorboard`` also take a run, a writer or a dict.
@@ -73,6 +77,7 @@ def instrument(
     try:
         session.add(model, loaders)
         session.track(trackers)
+        session.provide(meter_provider, tracer_provider)
     except BaseException:
         if made:
             session.close("failed")

@@ -103,6 +103,15 @@ class Session:
         """
         self._pumping.tracking.attach(given)
 
+    def provide(self, meters: Any = None, tracers: Any = None) -> None:  # Any: providers of the SDK
+        """Export by way of OpenTelemetry providers of the program's own as well.
+
+        Raises:
+            ConfigError: one of them is none of the SDK's.
+        """
+        with self._pump.lock:
+            self._routes.through({"meters": meters, "tracers": tracers})
+
     def find_models(self, finder: RootFinder) -> None:
         """Watch every model that ``finder`` meets, until the session closes."""
         self._recording.probes.find_models(finder)

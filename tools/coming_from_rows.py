@@ -84,6 +84,13 @@ ROWS = (
         (f"{UNIT}flat.py::test_batch_wait_runs_from_the_last_stage_of_the_batch_before_to_the_forward",),
     ),
     Row(
+        "A", 5, "Code of your own before and after the forward, or any stage",
+        '`handle = session.on("forward", before=..., after=...)`; `session.last_loader_name` and '
+        "`session.last_batch_fetch_ms` say there where the batch came from",
+        (f"{INTEGRATION}by_hand.py::test_code_around_stages_runs_in_a_real_loop_and_the_weights_are_the_same",
+         f"{UNIT}hooks.py::test_one_that_fails_is_said_once_and_off_after_three"),
+    ),
+    Row(
         "A", 6, "Log every so many steps (`log_every_n_steps`)",
         "`log_every_steps=100` for trackers and the console. Histograms see every step, whatever is logged",
         (f"{UNIT}flat.py::test_stage_times_are_means_since_the_last_log",
@@ -337,12 +344,6 @@ ROWS = (
 )  # fmt: skip
 
 OPEN = (
-    Open(
-        "A",
-        5,
-        "Code of your own before and after a stage, such as the forward",
-        "the registration is being built",
-    ),
     Open("B", 1, "Profiling as an option of the training function, JAX", "`otel_train.jax` is being built"),
     Open("B", 7, "Wrap a JAX loss function, or a `make_step`", "`otel_train.jax` is being built"),
     Open("C", 1, "A Lightning callback, configured by Hydra's `_target_`", "the callback is being built"),

@@ -13,6 +13,7 @@ from otel_train.export.console import render_card
 from otel_train.export.otlp import OtlpExporter
 from otel_train.export.profile import LEAN_INTERVALS, Part
 from otel_train.export.prometheus import PrometheusExporter
+from otel_train.export.providers import ProviderExporter
 from otel_train.export.pump import Route
 from otel_train.export.restart import down_s
 from otel_train.export.rundir import RunDirectory, RunDirectoryExporter
@@ -22,7 +23,7 @@ from otel_train.export.typeset import Page
 from otel_train.guard import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from otel_train.config import Config
     from otel_train.export.profile import Profile
@@ -32,6 +33,9 @@ if TYPE_CHECKING:
 VERSION = "0.1.0"
 PAGE_EVERY_S = 5.0
 """``/metrics`` is never older than this, however seldom metrics are sent."""
+
+PROVIDED_EVERY_S = 5.0
+"""Readers of the program's own collect when they please, and get figures that are not older than this."""
 
 LOSSES = ("queue_full", "serialization", "shutdown", "export_failed")
 """Why a sender loses records; counted from 0, for a counter that is born at 1 raises no alert."""
@@ -111,7 +115,7 @@ class Routes:
             ConfigError: a setting cannot be honoured.
         """
         every = self._config.export_every_s * (LEAN_INTERVALS if profile.lean else 1)
-        self._routes = routes
+        self._routes, self._profile, self._resource = routes, profile, resource
         settings = None
         if self._wants_otlp() and (profile.metrics or profile.spans):  # refused before anything listens
             settings = OtlpSettings.read(self._environ, wanted=self._config.otlp == "on")
@@ -130,7 +134,23 @@ class Routes:
         recorder = RunDirectoryExporter(self._directory, resource, version=VERSION)
         routes.append(Route(Part(recorder, profile), Guard("run directory"), every))
         # After ours, which close first: theirs close meanwhile, on threads of their own.
-        routes += [Route(Part(one, profile), one.line.guard, every) for one in self._brought]
+        self._add(self._brought, every)
+
+    def through(self, providers: Mapping[str, Any]) -> None:  # Any: providers of the SDK
+        """Export by way of the program's own providers: ``meters``, ``tracers``, or both.
+
+        Raises:
+            ConfigError: one of them is none.
+        """
+        if all(provider is None for provider in providers.values()):
+            return
+        exporter = ProviderExporter(self._resource, version=VERSION, **providers)
+        one = Brought("your providers", exporter, self._config.exit_timeout_s)
+        self._brought.append(one)
+        self._add([one], min(self._config.export_every_s, PROVIDED_EVERY_S))
+
+    def _add(self, brought: Iterable[Brought], every_s: float) -> None:
+        self._routes += [Route(Part(one, self._profile), one.line.guard, every_s) for one in brought]
 
     def on_post(self, path: str, take: Callable[[bytes, str], tuple[int, object]]) -> None:
         """Let ``take(body, token)`` answer what is posted to ``path``, where ``/metrics`` is served."""
