@@ -232,7 +232,7 @@ def read_flight(path: Path) -> Flight:
         before, data = path.read_bytes(), path.read_bytes()
     except OSError as error:
         raise RunDirectoryError(f"{path}: {error.strerror}. Was the run started with flight=True?") from error
-    if len(data) < _RINGS_OFFSET or data[: len(MAGIC)] != MAGIC:
+    if min(len(before), len(data)) < _RINGS_OFFSET or data[: len(MAGIC)] != MAGIC:
         raise RunDirectoryError(f"{path} is not a flight file of this version (expected {MAGIC.decode()}).")
     header = Header(*HEADER.unpack_from(data))
     if not (header.names_half in (0, 1) and 0 < header.side_rings <= SIDE_RINGS and min(header[4:6]) > 0):
@@ -251,7 +251,8 @@ def read_flight(path: Path) -> Flight:
 def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges]:
     """Edges of every ring that is whole in the file; what changed between the two readings is left out."""
     for index in range(header.side_rings + 1):
-        used, ident, written, _, _, thread = _ENTRY.unpack_from(data, PAGE + index * _ENTRY_BYTES)
+        # How far the pump had come before the first reading: later edges are not stable, and are no gap either.
+        used, ident, written, _, _, thread = _ENTRY.unpack_from(before, PAGE + index * _ENTRY_BYTES)
         offset, edges = _ring_place(index, header.main_edges, header.side_edges)
         if offset + edges * EDGE_WORDS * _WORD > min(len(data), len(before)):
             continue

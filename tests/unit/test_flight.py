@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -78,6 +78,37 @@ def test_edges_that_the_pump_never_saw_are_found_by_their_times(tmp_path: Path) 
 
     assert read_flight(path).threads[0].codes.tolist() == list(range(9, 24))
     memory.close()
+
+
+class Moving:
+    """A file that is written while it is read: each reading finds the next of its contents."""
+
+    def __init__(self, *contents: bytes) -> None:
+        self._contents = list(contents)
+
+    def read_bytes(self) -> bytes:
+        return self._contents.pop(0)
+
+
+def test_what_was_written_while_the_file_was_read_is_no_gap(tmp_path: Path) -> None:
+    """Of 16 edges 6 came between the two readings, and the pump saw them: the 10 before are all there are, none is missing."""
+    path = tmp_path / "flight.bin"
+    clock = FakeClock(100)
+    memory = FlightMemory(64, ANCHOR, path=path)
+    recorder = Recorder(memory, clock=clock)
+    contents = []
+    for code in range(1, 17):
+        recorder.edge(code)
+        clock.tick(1)
+        if code in {10, 16}:
+            recorder.publish(7_000)
+            contents.append(path.read_bytes())
+    memory.close()
+
+    (thread,) = read_flight(cast("Path", Moving(*contents))).threads
+
+    assert thread.codes.tolist() == list(range(1, 11))
+    assert thread.entry.written == 10
 
 
 @pytest.mark.parametrize("edges", [0, 3, 16, 17, 40])
