@@ -169,7 +169,7 @@ def _there(row: Mapping[str, Any]) -> str:
         return f"✓ {bytes_of(size)}"
     files = row.get("files")
     if isinstance(files, list):
-        return f"✓ {len(files)} files"
+        return f"✓ {len(files)} file{'s' if len(files) != 1 else ''}"
     return f'<span class="dim">absent: {escape(text(row.get("absent")) or "nobody says why")}</span>'
 
 

@@ -110,7 +110,7 @@ def _verdicts(summary: Mapping[str, Any]) -> Iterator[Notice]:
         share, seconds = number(verdict.get("share")), number(verdict.get("seconds"))
         facts = (
             *([f"{share * 100:.0f} % of training time"] if share else []),
-            *([f"{seconds:,.1f} s so far"] if seconds else []),
+            *([f"{seconds:,.1f} s"] if seconds else []),
         )
         yield Notice(
             str(severity) if severity in SEVERITIES else "info",

@@ -74,14 +74,14 @@ def _tiles(view: View) -> str:
         (
             ("training steps", ("" if pulse.exact or not going else "≈ ") + figure(steps), _run_time(view)),
             (
-                "steps per second" if going else "steps per second, at the end",
+                "steps per second",
                 figure(1 / now_s if now_s else None),
                 f"whole run {figure(written_steps / wall_s)}" if written_steps and wall_s else "",
             ),
             ("step", duration(now_s), f"median {duration(whole_run.get('p50'))}, p99 {duration(whole_run.get('p99'))}" if whole_run else ""),
             ("waiting for data", percent(pulse.now_share("data")), f"whole run {percent(wait)}" if wait is not None else ""),
             ("productive", percent(productive), "of the wall time" if productive is not None else ""),
-            ("memory of the process", bytes_of(memory[-1]) if memory else "", f"most {bytes_of(max(memory))}" if memory else ""),
+            ("process memory", bytes_of(memory[-1]) if memory else "", f"most {bytes_of(max(memory))}" if memory else ""),
             ("ranks reporting", f"{figure(ranks['reporting'])} of {figure(ranks['world_size'])}" if ranks else "", ""),
             ("right now", _doing(view), _inside(view)),
         )
