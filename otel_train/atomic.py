@@ -13,6 +13,19 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+def make_ignored(folder: Path) -> None:
+    """Make a folder of ours that is missing, with its parents, and let git ignore it. One that is there stays as it is.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return
+    replace_text(folder / ".gitignore", "*\n")
+
+
 def replace_json(path: Path, value: object) -> None:
     """Replace a file with a JSON document as a whole.
 

@@ -53,10 +53,11 @@ class Open(NamedTuple):
     reason: str
 
 
-UNIT, INTEGRATION, EXAMPLES = (
+UNIT, INTEGRATION, EXAMPLES, MEASURED = (
     "tests/unit/test_",
     "tests/integration/test_",
     "tests/integration/test_examples.py::test_",
+    "tests/contract/test_measured.py::test_",
 )
 
 ROWS = (
@@ -65,7 +66,8 @@ ROWS = (
         "call `otel_train.instrument(...)`, or do not; `OTEL_TRAIN_DISABLED=true` switches it off where it is called. "
         "[What that costs](overhead.md)",
         (f"{INTEGRATION}integrity.py::test_switched_off_means_not_there",
-         f"{UNIT}hand.py::test_without_a_session_nothing_is_written_and_everything_works"),
+         f"{UNIT}hand.py::test_without_a_session_nothing_is_written_and_everything_works",
+         f"{MEASURED}switched_off_a_stage_costs_next_to_nothing"),
     ),
     Row(
         "A", 2, "Per loader, in training: time of data fetch, forward, backward, optimizer",
@@ -136,6 +138,13 @@ ROWS = (
          f"{INTEGRATION}integrity.py::test_trained_weights_are_the_same_bit_for_bit"),
     ),
     Row(
+        "B", 1, "The same, JAX",
+        "`instrument(loaders=...)` at its top, and `otel_train.jax.make_step` around the step; torch is not needed. "
+        "[JAX](../howto/jax.md)",
+        (f"{INTEGRATION}jax.py::test_a_session_needs_no_torch",
+         f"{INTEGRATION}jax.py::test_an_equinox_loop_is_counted_and_its_weights_are_the_same_without_us"),
+    ),
+    Row(
         "B", 2, "Average, total and count of every operation",
         "`profiling/{operation}_{avg_time,total_time,count}` in seconds; `otel_train.summary()`, the card, `summary.json`",
         (f"{UNIT}flat.py::test_operations_are_seconds_since_the_start",
@@ -175,6 +184,15 @@ ROWS = (
          f"{INTEGRATION}integrity.py::test_a_loader_stays_what_it_is"),
     ),
     Row(
+        "B", 7, "Wrap a JAX loss function, or a `make_step`",
+        '`otel_train.jax.stage(fn, "loss")`, `otel_train.jax.make_step(fn)`: waited for outside of traced code, compiling told '
+        "apart, results unchanged",
+        (f"{INTEGRATION}jax.py::test_results_are_the_functions_own_to_the_bit",
+         f"{INTEGRATION}jax.py::test_calls_that_compute_are_counted_and_calls_that_are_traced_are_not",
+         f"{INTEGRATION}jax.py::test_a_timed_call_returns_when_its_result_is_there",
+         f"{INTEGRATION}jax.py::test_steps_are_counted_and_compiling_is_told_apart"),
+    ),
+    Row(
         "B", 8, "Log to the console every so many steps",
         '`console_blocks=["profiling"]` prints `--- Profiling Metrics (Step 100) ---` as before',
         (f"{UNIT}trackers.py::test_blocks_read_as_they_always_have",),
@@ -189,7 +207,8 @@ ROWS = (
         "B", 9, "Guidance from the figures to the fix (workers, pinned memory, mixed precision)",
         "the verdict on the card, and findings of a capture; [from figure to fix](../howto/from-figure-to-fix.md)",
         (f"{UNIT}verdict.py::test_the_advice_fits_the_loader",
-         f"{UNIT}trace_findings.py::test_a_rule_accuses_the_guilty_and_spares_the_innocent"),
+         f"{UNIT}trace_findings.py::test_a_rule_accuses_the_guilty_and_spares_the_innocent",
+         f"{UNIT}compiled_steps.py::test_a_call_that_is_mostly_dispatch_wants_a_larger_batch"),
     ),
     Row(
         "C", 3, "Activities, shapes, stacks, memory; without CUDA the CPU is recorded, with a word",
@@ -234,6 +253,12 @@ ROWS = (
          f"{INTEGRATION}capture_evidence.py::test_two_captures_of_a_run_can_be_compared",
          f"{UNIT}desk.py::test_tensorboard_finds_a_copy",
          f"{UNIT}report.py::test_the_page_has_every_section"),
+    ),
+    Row(
+        "C", 10, "Off by default, and no cost when off",
+        "nothing is recorded until you, an alert or a schedule asks for it",
+        (f"{UNIT}gate.py::test_nothing_stands_in_the_way_before_and_after",
+         f"{INTEGRATION}capture.py::test_captures_can_be_off"),
     ),
     Row(
         "C", 11, "It never crashes training, and traces stay small",
@@ -286,6 +311,14 @@ ROWS = (
         (f"{INTEGRATION}artifacts_of_runs.py::test_profile_clean_takes_away_what_the_targets_wrote_and_nothing_else",),
     ),
     Row(
+        "D", 7, "A dashboard: overview, timing, memory, artifacts; live; alerts and warnings",
+        "`otel-train ui`, or Grafana: `otel-train stack up`, [dashboards](../howto/dashboards.md)",
+        ("tests/stack/test_ui_in_browser.py::test_a_run_is_followed_while_it_trains",
+         "tests/stack/test_ui_in_browser.py::test_tabs_work_by_keys_alone",
+         f"{UNIT}ui.py::test_every_tab_has_the_verdicts",
+         f"{UNIT}ui.py::test_a_tab_has_its_sections_and_no_empty_ones"),
+    ),
+    Row(
         "D", 8, "Training goes on when the profiler fails",
         "nothing: each part of ours has a guard, and is off after three faults",
         (f"{UNIT}guard.py::test_a_fault_of_ours_does_not_come_out",
@@ -336,6 +369,13 @@ ROWS = (
          f"{UNIT}sources.py::test_code_wins_over_the_environment_over_yaml_over_pyproject_over_defaults"),
     ),
     Row(
+        "E", 9, "Less than 1 %, and less than 1 ms per batch",
+        "nothing; steps of 50 ms are meant. [What watching costs](overhead.md) has every figure, and the tighter budgets that "
+        "are missed",
+        (f"{MEASURED}a_batch_costs_less_than_a_millisecond_and_a_step_of_50_ms_less_than_one_percent",
+         f"{MEASURED}the_page_shows_the_figures_that_were_measured"),
+    ),
+    Row(
         "E", 10, "A monitor that fails warns, and never crashes",
         "nothing",
         (f"{UNIT}trackers.py::test_a_tracker_that_raises_is_off_after_three",
@@ -344,30 +384,10 @@ ROWS = (
 )  # fmt: skip
 
 OPEN = (
-    Open("B", 1, "Profiling as an option of the training function, JAX", "`otel_train.jax` is being built"),
-    Open("B", 7, "Wrap a JAX loss function, or a `make_step`", "`otel_train.jax` is being built"),
     Open("C", 1, "A Lightning callback, configured by Hydra's `_target_`", "the callback is being built"),
-    Open(
-        "C", 2, "Chosen epochs, `profile_steps`, `warmup_steps`, wait and skip", "the callback is being built"
-    ),
-    Open(
-        "C",
-        10,
-        "Off by default; less than 5 % slower while it records",
-        "the benchmark of captures is being built",
-    ),
-    Open(
-        "D",
-        7,
-        "A dashboard: overview, timing, memory, artifacts",
-        "the local page is being built; Grafana is there",
-    ),
+    Open("C", 2, "Chosen epochs, `profile_steps`, `warmup_steps`, wait and skip", "the callback is being built"),
+    Open("C", 10, "Less than 5 % slower while it records",
+         "where it was measured it is more, in steps of many small operations: [captures](overhead.md#captures)"),
     Open("E", 4, "Memory of the dataset and of caches, peak in the epoch", "the figures are being built"),
     Open("E", 8, "Switches for memory and timing", "the callback is being built"),
-    Open(
-        "E",
-        9,
-        "Less than 1 %, and less than 1 ms per batch",
-        "the figures of the overhead page are to be measured again",
-    ),
-)
+)  # fmt: skip

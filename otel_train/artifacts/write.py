@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts import documents, traces
 from otel_train.artifacts.left import Left, left_by
-from otel_train.atomic import replace_json, replace_text
+from otel_train.atomic import make_ignored, replace_json, replace_text
 from otel_train.capturing.record import RECORD_SUFFIX
 from otel_train.errors import RunDirectoryError
 
@@ -244,8 +244,7 @@ def _claim(folder: Path, *, ours: bool) -> None:
                 "Give another folder with --output-dir"
             )
     else:
-        folder.mkdir(parents=True)
-        replace_text(folder / ".gitignore", "*\n")
+        make_ignored(folder)
     for name in (CAPTURES, BY_STAGE.partition("/")[0]):
         if (folder / name).is_symlink():
             raise RunDirectoryError(f"{folder / name}: is a link, so it is left alone")

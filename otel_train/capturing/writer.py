@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_train.atomic import make_ignored
 from otel_train.capturing.profiler import STEP_PREFIX
 from otel_train.capturing.record import RECORD_SUFFIX, SUFFIX, read_record, record_of, write_record
 
@@ -229,7 +230,7 @@ def _pack(raw: Path, packed: Path, *, first_step: int, plain: Path | None) -> bo
 
 def _plain_path(folder: Path, name: str, rank: int) -> Path:
     """``epoch_N.json``; a second one of that epoch, and other ranks', under a name that says so."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_ignored(folder)
     full = name.removesuffix(f"-rank{rank}")
     end = f"-rank{rank}.json" if rank else ".json"
     path = folder / (full.partition("-")[0] + end)
@@ -238,5 +239,5 @@ def _plain_path(folder: Path, name: str, rank: int) -> Path:
 
 def _show_in_tensorboard(path: Path, folder: Path, worker: str) -> None:
     """Under the name by which TensorBoard's profiler plugin finds traces."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_ignored(folder)
     shutil.copyfile(path, folder / f"{worker}.{path.stat().st_mtime_ns // 10**6}.pt.trace{SUFFIX}")

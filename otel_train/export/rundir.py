@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_train.atomic import dump_json, replace_json, replace_text
+from otel_train.atomic import dump_json, make_ignored, replace_json, replace_text
 from otel_train.errors import RunDirectoryError
 from otel_train.export.jsonl import BoundedLines, read_jsonl
 from otel_train.export.otlp_json import metrics_line, spans_line
@@ -95,7 +95,7 @@ class RunDirectory:
         """
         directory = cls(root / folder_name(run_id), rank, max_bytes)
         try:
-            _make_root(root)
+            make_ignored(root)
             directory.rank_path.mkdir(parents=True, exist_ok=True)
             previous = directory.previous_attempt = directory._previous_attempt()
             directory.attempt = max(previous + 1, restarts) if attempt is None else attempt
@@ -286,11 +286,3 @@ def _newest(root: Path) -> Path:
 
 def _last_change_ns(run: Path) -> int:
     return max(path.stat().st_mtime_ns for path in (run, *rank_directories(run)))
-
-
-def _make_root(root: Path) -> None:
-    try:
-        root.mkdir(parents=True)
-    except FileExistsError:
-        return
-    replace_text(root / ".gitignore", "*\n")

@@ -242,8 +242,8 @@ def test_chosen_epochs_give_their_files_and_no_others(tmp_path: Path) -> None:
                 optimizer.zero_grad()
                 time.sleep(0.005)
 
-    assert {path.name for path in plain.iterdir()} == {"epoch_1.json", "epoch_3.json"}
-    for path in plain.iterdir():
+    assert {path.name for path in plain.glob("*.json")} == {"epoch_1.json", "epoch_3.json"}
+    for path in plain.glob("*.json"):
         events = json.loads(path.read_text())["traceEvents"]
         steps = [
             int(event["name"].removeprefix("ProfilerStep#"))

@@ -226,7 +226,8 @@ def test_tensorboard_finds_a_copy(tmp_path: Path) -> None:
     run.desk.ask(PLAN)
     run.finish()
 
-    assert [path.name.endswith(".pt.trace.json.gz") for path in (tmp_path / "tb").iterdir()] == [True]
+    assert [path.name.endswith(".pt.trace.json.gz") for path in (tmp_path / "tb").glob("*.json*")] == [True]
+    assert (tmp_path / "tb" / ".gitignore").read_text() == "*\n"
 
 
 def test_plain_traces_go_where_the_user_wants_them(tmp_path: Path) -> None:
@@ -238,7 +239,8 @@ def test_plain_traces_go_where_the_user_wants_them(tmp_path: Path) -> None:
         run.desk.ask(PLAN)
         firsts.append(run.finish().steps[0])
 
-    names = sorted(path.name for path in (tmp_path / "out").iterdir())
+    names = sorted(path.name for path in (tmp_path / "out").glob("*.json"))
+    assert (tmp_path / "out" / ".gitignore").read_text() == "*\n"
     assert names == [f"epoch_1-step_{firsts[1]}.json", "epoch_1.json"]
     events = json.loads((tmp_path / "out" / "epoch_1.json").read_text())["traceEvents"]
     assert f"ProfilerStep#{firsts[0]}" in [event["name"] for event in events]
