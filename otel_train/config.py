@@ -232,6 +232,10 @@ class Config:
     """What to print on standard error, on rank 0, some of ``profiling`` (operations, every ``log_every_steps``) and
     ``throughput`` (every ``log_every_epochs``), divided by commas; in code also a list. Empty: nothing."""
 
+    throughput_parts: str = "timing,memory"
+    """What the throughput of an epoch has beside rates and efficiency: some of ``timing`` (times to load and to
+    transform a batch) and ``memory``, divided by commas; in code also a list. Empty: neither."""
+
     def __post_init__(self) -> None:
         """Refuse values we cannot honour, while the user is still looking."""
         values: dict[str, object] = {}

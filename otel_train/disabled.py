@@ -11,6 +11,7 @@ from otel_train.record.operations import Token
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from otel_train.capturing.epochs import NoEpochCaptures
     from otel_train.config import Config
 
 
@@ -82,8 +83,20 @@ class DisabledSession:
     def provide(self, meters: object = None, tracers: object = None) -> None:
         """Nothing is exported."""
 
-    def find_models(self, finder: object) -> None:
+    def find_models(self, finder: object = None) -> None:
         """None is watched."""
+
+    def name_loaders(self, name: object) -> None:
+        """None is watched."""
+
+    def show_blocks(self, blocks: object) -> None:
+        """Nothing is printed."""
+
+    def epoch_captures(self) -> NoEpochCaptures:
+        """None is made."""
+        from otel_train.capturing.epochs import NoEpochCaptures
+
+        return NoEpochCaptures()
 
     def add_route(self, route: object) -> None:
         """Nothing is exported."""

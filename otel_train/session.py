@@ -21,10 +21,11 @@ from otel_train.records import Batch
 from otel_train.runinfo import detect
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
     from types import TracebackType
 
+    from otel_train.capturing.epochs import EpochCaptures
     from otel_train.config import Config
     from otel_train.export.document import Window
     from otel_train.export.estate import Estate
@@ -112,9 +113,21 @@ class Session:
         with self._pump.lock:
             self._routes.through({"meters": meters, "tracers": tracers})
 
-    def find_models(self, finder: RootFinder) -> None:
-        """Watch every model that ``finder`` meets, until the session closes."""
+    def find_models(self, finder: RootFinder | None = None) -> None:
+        """Watch every model that ``finder`` meets, until the session closes; None: unless that is done already."""
         self._recording.probes.find_models(finder)
+
+    def name_loaders(self, name: Callable[[Any], str]) -> None:
+        """Call loaders that nobody gave by what ``name(loader)`` says; "" for what the program calls them."""
+        self._recording.probes.called = name
+
+    def show_blocks(self, blocks: Iterable[str]) -> None:
+        """Print these blocks on the console, beside those of ``console_blocks``."""
+        self._pumping.tracking.show(set(blocks))
+
+    def epoch_captures(self) -> EpochCaptures:
+        """Captures that begin and end with epochs, asked for by whoever owns the loop."""
+        return self._pumping.capturing.of_epochs(self._pump.settled)
 
     def add_route(self, route: Route) -> None:
         """Export to somebody else as well: an empty batch at once, while nothing moves."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.aggregate.flat import FlatFigures
+from otel_train.aggregate.flat_names import left_out, without
 from otel_train.aggregate.operations import MOST_HELD, HeldOperations
 from otel_train.aggregate.steps import StepSource
 from otel_train.clock import system_clock
@@ -108,9 +109,11 @@ class Tracking:
         self._guard = Guard("flat figures")
         self._run = run
         self._held = HeldOperations()
+        self._left_out = left_out(config.throughput_parts)
         self._awake = False
         self._thread = threading.get_ident()
         self._desks: dict[str, Desk] = {}
+        self._blocks: set[str] = set()
         for name in SWITCHED:
             check_installed(name, getattr(config, name))
         self._figures = FlatFigures(
@@ -120,8 +123,7 @@ class Tracking:
         if self._first:
             for name in SWITCHED:
                 self._open(name, None)
-            if blocks := FLAT_BLOCKS.intersection(words_of(config.console_blocks)):
-                self._desks["console_blocks"] = Desk(BlocksOutlet(blocks))
+            self.show(set(words_of(config.console_blocks)))
             run.on_settled = self._take
 
     def __reduce__(self) -> tuple[type[_Gone], tuple[()]]:
@@ -136,6 +138,12 @@ class Tracking:
         """
         for name, value in given.items() if self._first else ():
             self._open(name, value)
+
+    def show(self, blocks: set[str]) -> None:
+        """Print these blocks as well. Called by the training thread."""
+        self._blocks |= FLAT_BLOCKS.intersection(blocks)
+        if self._first and self._blocks and "console_blocks" not in self._desks:
+            self._desks["console_blocks"] = Desk(BlocksOutlet(self._blocks))
 
     def reset(self) -> None:
         """Let the totals of operations start from now."""
@@ -196,6 +204,10 @@ class Tracking:
                 self._figures.skip(settled, rows, numbers)
 
     def _put(self, rows: list[FlatRow]) -> None:
+        if self._left_out:
+            rows = [
+                row._replace(values=without(row.values, self._left_out)) if row.of_epoch else row for row in rows
+            ]
         for desk in list(self._desks.values()) if rows else ():
             place = desk.outlet.place() if desk.outlet.wanted() else None
             if place is not None:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.\-]")
 _log = logging.getLogger("otel_train")
@@ -37,3 +40,21 @@ class SafeNames:
                 name, plain, safe,
             )  # fmt: skip
         return safe
+
+
+_PARTS: Final = {
+    "timing": ("batch_load_time_ms", "batch_transform_time_ms"),
+    "memory": ("memory_dataset_mb", "memory_cache_mb", "memory_peak_mb"),
+}
+"""How the keys of the parts of an epoch's throughput begin, by what the setting calls them."""
+
+
+def left_out(parts: str) -> tuple[str, ...]:
+    """How the keys begin that ``throughput_parts`` does not name."""
+    wanted = {word.strip() for word in parts.split(",")}
+    return tuple(start for part, starts in _PARTS.items() if part not in wanted for start in starts)
+
+
+def without(values: Mapping[str, float], starts: tuple[str, ...]) -> dict[str, float]:
+    """``values`` less those whose keys begin like that; a loader's own have its name before."""
+    return {key: value for key, value in values.items() if not key.rpartition("/")[2].startswith(starts)}

@@ -55,6 +55,11 @@ class Boundary:
             return self._at_ask(op, kind, code)
         return self._after_work(op, kind, number)
 
+    @property
+    def ended(self) -> bool:
+        """Whether a step will have ended before the next edge that can end one."""
+        return self._worked
+
     def inside(self, code: int) -> bool:
         """Whether, just before this edge, a step was running beyond doubt.
 

@@ -10,6 +10,7 @@ from otel_train.capturing.around import Limits, Loop, Story
 from otel_train.capturing.asked import options_of
 from otel_train.capturing.boundary import Rule
 from otel_train.capturing.desk import Desk
+from otel_train.capturing.epochs import EpochCaptures
 from otel_train.capturing.gate import Thread
 from otel_train.capturing.memory_snapshot import OomSnapshots
 from otel_train.capturing.office import Identity, Office
@@ -24,6 +25,7 @@ from otel_train.values import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from otel_train.aggregate.captures import Capture
@@ -96,6 +98,10 @@ class Capturing:
         if config.capture == "auto":
             self.office.slow = SlowSteps(plan._replace(trigger="slow_step"))
             self.office.slow_steps = lambda: run.keeper.slow
+
+    def of_epochs(self, settled: Callable[[], AbstractContextManager[None]]) -> EpochCaptures:
+        """Captures that the training thread begins. ``settled()``: everything is settled, the pump does nothing."""
+        return EpochCaptures(self._desk, self.office, loop=self._loop, settled=settled)
 
     def open(self, on_post: Callable[[str, Callable[[bytes, str], tuple[int, object]]], None]) -> None:
         """Listen. ``on_post(path, take)`` makes HTTP listen."""

@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.aggregate.captures import Capture
 from otel_train.capturing.around import NS_PER_S
-from otel_train.capturing.boundary import Boundary
+from otel_train.capturing.boundary import Boundary, Rule
 from otel_train.capturing.gate import Gate, Phase
 from otel_train.capturing.plan import NEXT, Plan, Recorded
 from otel_train.capturing.record import RECORD_SUFFIX, write_record
 from otel_train.capturing.writer import Outcome, Place, Writing
+from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from otel_train.capturing.around import Limits, Loop, Story
     from otel_train.capturing.profiler import Profiler
     from otel_train.clock import Clock
+    from otel_train.codes import Source
 
 _log = logging.getLogger("otel_train")
 
@@ -103,10 +105,35 @@ class Desk:
         unruled = bool(self._asked) and self._loop().rule is None
         return unruled or self._recorded is not None or (gate.phase is not Phase.IDLE and unnumbered)
 
-    def turn(self, loop: Loop) -> None:
-        """Do what is due: arm, number, write, tell."""
+    @property
+    def busy(self) -> bool:
+        """Whether one is armed, runs, or waits to be written."""
+        return self.gate.phase is not Phase.IDLE or self._recorded is not None
+
+    @property
+    def running(self) -> bool:
+        """Whether one is armed or runs."""
+        return self.gate.phase not in (Phase.IDLE, Phase.DONE)
+
+    @property
+    def told(self) -> bool:
+        """Whether all that was recorded is written, looked into and told."""
+        return self.gate.phase is not Phase.DONE and self._recorded is None and self._job is None
+
+    def begin(self, plan: Plan, loop: Loop) -> None:
+        """Capture from here on: said by the training thread, between two steps, when nothing is busy."""
+        self._arm(plan, loop)
+
+    def turn(self, loop: Loop, *, last: bool = False) -> None:
+        """Do what is due: arm, number, write, tell.
+
+        Args:
+            loop: as it is now.
+            last: nothing more is settled for now: write what there is, with the numbers there are.
+        """
         for plan in list(self._asked):
-            if self.gate.phase is Phase.IDLE and self._recorded is None:
+            if not self.busy and loop.near(plan) and loop.rule is not None:
+                self._asked.remove(plan)
                 self._arm(plan, loop)
         gate = self.gate
         if gate.first_number == NEXT and 0 < gate.first_ns < loop.settled_ns:
@@ -117,7 +144,7 @@ class Desk:
         if self._recorded is None:
             self._recorded = gate.take()
         if self._recorded is not None and self._job is None:
-            self._write(self._recorded, loop)
+            self._write(self._recorded, loop, last=last)
         if self._job is not None and self._job.writing is not None and self._job.writing.over:
             self._tell(self._job, self._job.writing)
 
@@ -132,16 +159,15 @@ class Desk:
         left = self._recorded
         if left is not None and not left.begun_ns and left.plan.trigger == "schedule":
             self._recorded = None  # its next one, which this run does not get to
-        if self._recorded is not None and self._job is None:
-            self._write(self._recorded, self._loop(), last=True)
-        if self._job is not None and self._job.writing is not None:
-            self._job.writing.end(timeout_s)
-            self._tell(self._job, self._job.writing)
+        deadline_ns = self._clock() + int(timeout_s * NS_PER_S)
+        while self._recorded is not None or self._job is not None:
+            if self._recorded is not None and self._job is None:
+                self._write(self._recorded, self._loop(), last=True)
+            if self._job is not None and self._job.writing is not None:
+                self._job.writing.end(max(0, deadline_ns - self._clock()) / NS_PER_S)
+                self._tell(self._job, self._job.writing)
 
     def _arm(self, plan: Plan, loop: Loop) -> None:
-        if loop.rule is None or (plan.at_step != NEXT and not loop.near(plan)):
-            return
-        self._asked.remove(plan)
         lacking = self._profiler.lacking()
         if lacking:
             _log.warning("Capture (%s): %s", plan.trigger, lacking)
@@ -150,7 +176,8 @@ class Desk:
             most = max(1, self._place.max_bytes // self._bytes_per_step)
             if most < plan.steps:
                 plan = plan._replace(steps=most, reason=f"{plan.reason} ({most} of {plan.steps} steps fit)")
-        self.gate.arm(plan, Boundary(loop.rule, loop.thread.sources), loop.thread)
+        sources = loop.thread.sources
+        self.gate.arm(plan, Boundary(loop.rule or _presumed(sources), sources), loop.thread)
 
     def _write(self, recorded: Recorded, loop: Loop, *, last: bool = False) -> None:
         if recorded.begun_ns and loop.settled_ns <= recorded.ended_ns and not last:
@@ -162,7 +189,7 @@ class Desk:
         within_ns = recorded.within_ns or recorded.begun_ns
         first = self._story.number(within_ns) if within_ns else NEXT
         steps = (first, first + recorded.steps - 1) if recorded.steps else (NEXT, NEXT)
-        epoch = self._story.epoch(within_ns or recorded.ended_ns)
+        epoch = recorded.plan.epoch or self._story.epoch(within_ns or recorded.ended_ns)
         name = self._free_name(f"epoch_{epoch}-step_{max(first, 0)}")
         job = _Job(recorded._replace(trace=None), steps, epoch, name, None)
         if recorded.trace is None:
@@ -232,6 +259,11 @@ class _Job(NamedTuple):
     epoch: int
     name: str
     writing: Writing | None
+
+
+def _presumed(sources: Sequence[Source]) -> Rule:
+    """Where steps end before any has been seen."""
+    return Rule(SourceKind.OPTIMIZER, asks=any(source.kind is SourceKind.DATA for source in sources))
 
 
 def _problem(recorded: Recorded, writing: str) -> str:

@@ -89,6 +89,8 @@ class Gate:
         self.first_ns, self.first_number, self.begun_ns, self._ended_ns, self._within_ns = 0, NEXT, 0, 0, 0
         self.phase = Phase.WAITING
         thread.divert(self._see)
+        if plan.at_once and get_ident() == thread.ident:
+            self._contain(self._at_boundary)
 
     def take(self) -> Recorded | None:
         """What was recorded, once it is over; the gate is idle then. Called by the pump."""
@@ -111,6 +113,13 @@ class Gate:
         self._over = True
         if get_ident() == self._thread.ident:
             self._finish()
+
+    def over(self) -> None:
+        """No step comes that belongs to it: end it with what there is. Called by the training thread."""
+        if self._plan.at_once and self.phase not in (Phase.IDLE, Phase.DONE):
+            if self._boundary.ended and get_ident() == self._thread.ident:
+                self._contain(self._at_boundary)
+            self.abort("")
 
     def wait(self, timeout_s: float) -> None:
         """Let the training thread come to an edge, if it must end something there."""
@@ -141,9 +150,9 @@ class Gate:
         if code & OP_MASK >= Op.END and self._open:
             self._close_range(code >> SOURCE_SHIFT & SOURCE_MASK)
 
-    def _contain(self, do: Callable[[int], None], what: int) -> None:
+    def _contain(self, do: Callable[..., None], *what: int) -> None:
         try:
-            do(what)
+            do(*what)
         except Exception as error:  # noqa: BLE001  # the profiler's fault is the capture's, not training's
             self._abort = self._abort or f"{type(error).__name__}: {error}".splitlines()[0][:300]
             if self.phase is not Phase.DONE:

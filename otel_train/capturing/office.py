@@ -113,7 +113,15 @@ class Office:
         Raises:
             ConfigError: something in the request cannot be honoured.
         """
-        return self._desk.ask(asked.read(document, self._plan).plan)
+        return self._desk.ask(self.read(document))
+
+    def read(self, document: dict[str, Any]) -> Plan:
+        """What a request of the program wants.
+
+        Raises:
+            ConfigError: something in it cannot be honoured.
+        """
+        return asked.read(document, self._plan).plan
 
     def post(self, body: bytes, token: str) -> tuple[int, dict[str, Any]]:
         """``POST /capture``: a request, or a notification of Alertmanager.

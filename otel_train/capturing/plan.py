@@ -43,6 +43,9 @@ class Plan(NamedTuple):
         options: what to record of each operation.
         reason: why, for people.
         pinned: it is never removed to make room.
+        at_once: the training thread asks for it, between two steps: the next step is the first.
+        epoch: the epoch it is to show; 0 for whichever it turns out to lie in.
+        output_dir: folder that gets the trace as plain ``epoch_N.json`` as well; "" for the setting's.
     """
 
     trigger: str
@@ -53,6 +56,9 @@ class Plan(NamedTuple):
     options: Options = Options()
     reason: str = ""
     pinned: bool = False
+    at_once: bool = False
+    epoch: int = 0
+    output_dir: str = ""
 
 
 class Recorded(NamedTuple):

@@ -93,6 +93,7 @@ class Writing:
         self._trace: Any = recorded.trace
         self._wants_device = any(activity != "cpu" for activity in recorded.plan.options.activities)
         self._missing = bool(recorded.notes)
+        self._own_output = recorded.plan.output_dir
         self._name = name
         self._place = place
         self._profiler = profiler
@@ -139,8 +140,7 @@ class Writing:
         self._trace = None
         packed = partial.with_suffix(".gz")
         place = self._place
-        output = _plain_path(Path(place.output), self._name, place.rank) if place.output else None
-        kernels = _pack(partial, packed, first_step=self._first_step, plain=output)
+        kernels = _pack(partial, packed, first_step=self._first_step, plain=self._plain())
         size = packed.stat().st_size
         if size > self._place.max_bytes:
             self.outcome = Outcome(
@@ -157,6 +157,12 @@ class Writing:
         if self._place.tensorboard:
             _show_in_tensorboard(path, Path(self._place.tensorboard), f"{self._name}.rank{self._place.rank}")
         make_room(self._place, keep=path)
+
+    def _plain(self) -> Path | None:
+        """Where the trace goes unpacked as well."""
+        if self._own_output:
+            return _plain_path(Path(self._own_output), self._name, self._place.rank, anew=True)
+        return _plain_path(Path(self._place.output), self._name, self._place.rank) if self._place.output else None
 
     def _begin_analysis(self) -> subprocess.Popen[bytes] | None:
         """Another process looks into the file: this one has a model to train, and may end before that does."""
@@ -228,13 +234,13 @@ def _pack(raw: Path, packed: Path, *, first_step: int, plain: Path | None) -> bo
     return kernels
 
 
-def _plain_path(folder: Path, name: str, rank: int) -> Path:
-    """``epoch_N.json``; a second one of that epoch, and other ranks', under a name that says so."""
+def _plain_path(folder: Path, name: str, rank: int, *, anew: bool = False) -> Path:
+    """``epoch_N.json``; other ranks', and unless it is to be written anew a second one of that epoch, say so."""
     make_ignored(folder)
     full = name.removesuffix(f"-rank{rank}")
     end = f"-rank{rank}.json" if rank else ".json"
     path = folder / (full.partition("-")[0] + end)
-    return folder / (full + end) if path.exists() else path
+    return folder / (full + end) if path.exists() and not anew else path
 
 
 def _show_in_tensorboard(path: Path, folder: Path, worker: str) -> None:

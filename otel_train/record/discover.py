@@ -42,6 +42,7 @@ class Probes:
         self.loaders: dict[str, LoaderProbe] = {}
         self.models: list[ModuleProbe] = []
         self._iterables: dict[str, Callable[[], Any]] = {}
+        self.called: Callable[[Any], str] = lambda _: ""
         self.patch: DataLoaderPatch | None = None
         self._module_patch: ModulePatch | None = None
         self._recorder = recorder
@@ -127,11 +128,16 @@ class Probes:
                 self.models.append(ModuleProbe(compiled, probe.name, self._recorder))
                 return
 
-    def find_models(self, finder: RootFinder) -> None:
-        """Record every model that ``finder`` meets: for a while now, and whenever something new begins."""
-        from otel_train.record.found import FoundModels
+    def find_models(self, finder: RootFinder | None) -> None:
+        """Record every model that ``finder`` meets: for a while now, and whenever something new begins.
 
-        self._roots = FoundModels(finder, self)
+        None: one of our own, where none looks yet.
+        """
+        from otel_train.record.found import FoundModels
+        from otel_train.record.roots import RootFinder
+
+        if finder is not None or self._roots is None:
+            self._roots = FoundModels(finder or RootFinder(), self)
 
     def remove(self) -> None:
         """Undo everything."""
@@ -187,7 +193,7 @@ class Probes:
 
     def _name_for(self, loader: Any) -> str:  # Any: a DataLoader
         """A bounded name for a loader that nobody named: what the program calls it, else its dataset's class."""
-        called = name_of(loader) or type(getattr(loader, "dataset", loader)).__name__
+        called = self.called(loader) or name_of(loader) or type(getattr(loader, "dataset", loader)).__name__
         name = _NOT_IN_NAMES.sub("_", called)[:MOST_CHARS]
         living = {n: p for n, p in self.loaders.items() if p.loader() is not None}
         free = free_name(name, living)

@@ -41,7 +41,7 @@ class RootFinder:
         tell: as given; may be replaced.
     """
 
-    def __init__(self, tell: Callable[[torch.nn.Module], None]) -> None:
+    def __init__(self, tell: Callable[[torch.nn.Module], None] = lambda _: None) -> None:
         self.tell = tell
         self._guard = Guard("finding models")
         self._known: set[int] = set()

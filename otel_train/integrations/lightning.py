@@ -1,0 +1,365 @@
+"""Callbacks for Lightning's Trainer, of ``lightning`` and of ``pytorch_lightning``."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import sys
+import weakref
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from otel_train import front
+from otel_train.capturing.asked import activities as named_activities
+from otel_train.errors import ConfigError, MissingExtraError
+from otel_train.guard import Guard
+from otel_train.integrations.shared import checked, merged, plain, shared, whole
+from otel_train.optional import require
+from otel_train.values import LISTS, RANGES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from otel_train.record.epochs import Epoch
+
+_log = logging.getLogger("otel_train")
+
+SKIP_FIRST_STEPS, WAIT_STEPS = 10, 5
+"""Of an epoch that is profiled: ``skip_first`` and ``wait`` of ``torch.profiler.schedule`` in the earlier callback."""
+
+CAPTURE_MAX_S = 3600.0
+"""Longest recording that ``ProfilerCallback`` allows itself: it is told in steps, which may be slow."""
+
+_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
+_MOST_TOP = next(int(most) for name, _, most in RANGES if name == "capture_top")
+
+
+def _callback_class() -> type:
+    """What to be a kind of: the Callback of each of the two packages that the program has imported, or could."""
+    present = [name for name in _PACKAGES if name in sys.modules]
+    if not present:
+        present = [name for name in _PACKAGES if find_spec(name.partition(".")[0]) is not None][:1]
+    if not present:
+        raise MissingExtraError(
+            "neither lightning nor pytorch_lightning is installed. Run: pip install 'otel-train[lightning]'",
+            name="lightning",
+        )
+    return type("Callback", tuple(require(name, extra="lightning").Callback for name in present), {})
+
+
+_Callback: Any = _callback_class()
+
+
+class _Translation(_Callback):
+    """What the three have in common. Of several in one Trainer, the first speaks for all.
+
+    Args:
+        enabled: False for a callback that does nothing.
+        settings: of the session.
+        model: as for ``instrument``.
+        loaders: as for ``instrument``.
+    """
+
+    def __init__(
+        self, *, enabled: bool, settings: Mapping[str, Any], model: Any = None, loaders: Any = None
+    ) -> None:
+        super().__init__()
+        self.enabled = bool(enabled)
+        self.settings = checked(settings)
+        self._given = (model, loaders)
+        self._guard = Guard(f"{type(self).__name__}")
+        self._epoch: Epoch | None = None
+        self._number = 0
+        self._undo: Callable[[], None] = _nothing
+
+    # -- what the Trainer calls --------------------------------------------------------------------
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Open the session, or join it."""
+        del pl_module, stage
+        if not self.enabled:
+            return
+        ours = _enabled_in(trainer)
+        session = shared.join(self, merged([each.settings for each in ours]), *self._given)
+        if ours[0] is self:
+            with self._guard:
+                session.name_loaders(functools.partial(_name_of, weakref.ref(trainer), self._guard))
+                self._undo()
+                self._undo = _time_checkpoints(trainer)
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """A run that goes on in the middle of an epoch begins none: this does."""
+        self.on_train_epoch_start(trainer, pl_module)
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """Mark the epoch: the Trainer counts from 0, we from 1."""
+        number = trainer.current_epoch + 1
+        if self.enabled and number != self._number and not self._guard.closed:
+            self._number = number
+            with self._guard:
+                if _enabled_in(trainer)[0] is self:
+                    self._epoch = front.epoch(number)
+                self._epoch_begins(number, trainer, pl_module)
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """It is over, evaluation included."""
+        del trainer, pl_module
+        if self.enabled:
+            with self._guard:
+                self._epoch_ends()
+                if self._epoch is not None:
+                    self._epoch.end()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """Training has failed, or was interrupted: no teardown follows."""
+        del trainer, pl_module
+        if self._epoch is not None:
+            self._epoch.__exit__(type(exception), exception, None)
+        self._leave(exception)
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Close the session, if it is ours and nobody else's."""
+        del trainer, pl_module, stage
+        self._leave(None)
+
+    # -- what differs ------------------------------------------------------------------------------
+
+    def _epoch_begins(self, number: int, trainer: Any, pl_module: Any) -> None:
+        """Nothing more."""
+
+    def _epoch_ends(self) -> None:
+        """Nothing more."""
+
+    def _leave(self, error: BaseException | None) -> None:
+        self._undo()
+        self._undo, self._epoch, self._number = _nothing, None, 0
+        with self._guard:
+            shared.leave(self, error)
+
+
+class OtelTrainCallback(_Translation):
+    """Observes what a Trainer does: ``Trainer(callbacks=[OtelTrainCallback(run_name="baseline")])``.
+
+    Models are found as they are called, loaders are called ``train``, ``val``, ``test`` and ``predict``, or by the
+    keys of a dict; epochs count from 1. The session closes with ``fit``, ``validate``, ``test`` or ``predict``; one
+    that was open before stays open.
+
+    Args:
+        model: as for ``otel_train.instrument``; None to find them.
+        loaders: the same.
+        **settings: as for ``otel_train.instrument``.
+
+    Raises:
+        ConfigError: a setting cannot be honoured; says value, rule and remedy.
+    """
+
+    def __init__(self, model: Any = None, loaders: Any = None, **settings: Any) -> None:
+        super().__init__(enabled=True, settings=settings, model=model, loaders=plain(loaders))
+
+
+class ProfilerCallback(_Translation):
+    """Records steps of chosen epochs with ``torch.profiler``: skip 10, wait 5, warm up, record, once per epoch.
+
+    An epoch that is too short for that is recorded from earlier on. The training thread waits for nothing; at the
+    end of ``fit`` up to a minute for what is still being written.
+
+    Args:
+        enabled: False, the default, records nothing and opens no session.
+        profile_epochs: which, from 1; None for the first. Any sequence, or one number.
+        profile_steps: steps to record in each.
+        warmup_steps: steps before those, whose record is thrown away.
+        activities: of ``cpu``, ``cuda``, ``xpu`` and ``mtia``; None for cpu and cuda. What a machine lacks is left
+            out and said.
+        record_shapes: record the shapes of operations' inputs.
+        with_stack: record where operations were called; 20 to 30 % slower while it lasts.
+        output_dir: folder that gets each trace as ``epoch_N.json`` (other ranks' as ``epoch_N-rankR.json``), beside
+            the compressed one in the run directory.
+        export_chrome_trace: False leaves those out.
+        log_top_k_ops: operations named on the console after each; 0 for no block there.
+        profile_memory: record every allocation.
+
+    Raises:
+        ConfigError: an epoch, a number or an activity cannot be honoured; says value, rule and remedy.
+    """
+
+    def __init__(  # noqa: PLR0913 - the keywords of the callback that this replaces
+        self,
+        *,
+        enabled: bool = False,
+        profile_epochs: Any = None,
+        profile_steps: int = 100,
+        warmup_steps: int = 5,
+        activities: Any = None,
+        record_shapes: bool = True,
+        with_stack: bool = False,
+        output_dir: str | os.PathLike[str] | None = None,
+        export_chrome_trace: bool = True,
+        log_top_k_ops: int = 10,
+        profile_memory: bool = False,
+    ) -> None:
+        self.profile_epochs = _epochs(profile_epochs)
+        self.profile_steps = whole("profile_steps", profile_steps, least=1)
+        self.warmup_steps = whole("warmup_steps", warmup_steps, least=0)
+        self.output_dir = "" if output_dir is None or not export_chrome_trace else os.fspath(output_dir)
+        self._request = {
+            "record_shapes": bool(record_shapes),
+            "with_stack": bool(with_stack),
+            "profile_memory": bool(profile_memory),
+        }
+        if activities is not None:
+            self._request["activities"] = named_activities(_activity_words(activities))
+        super().__init__(enabled=enabled, settings=_console(whole("log_top_k_ops", log_top_k_ops, least=0)))
+
+    def _epoch_begins(self, number: int, trainer: Any, pl_module: Any) -> None:
+        session = front.current()
+        if number not in self.profile_epochs or session is None:
+            return
+        manual = not getattr(pl_module, "automatic_optimization", True)
+        steps = _steps_of_an_epoch(trainer.num_training_batches, 1 if manual else trainer.accumulate_grad_batches)
+        wait, warmup, active = fitted(steps, self.warmup_steps, self.profile_steps)
+        refusal = session.epoch_captures().begin(
+            number,
+            {**self._request, "wait": wait, "warmup": warmup, "steps": active},
+            output_dir=self.output_dir,
+        )
+        if refusal:
+            _log.warning("epoch %d is not profiled: %s", number, refusal)
+
+    def _epoch_ends(self) -> None:
+        session = front.current()
+        if self._number in self.profile_epochs and session is not None:
+            session.epoch_captures().end()
+
+
+class ThroughputMonitorCallback(_Translation):
+    """Prints samples/s, batch times, memory and efficiency of each epoch, and logs them to the tracker in use.
+
+    Args:
+        enabled: False for nothing.
+        log_interval: epochs between two blocks.
+        track_memory: with memory of dataset, caches and process.
+        track_timing: with times to load and to transform a batch.
+
+    Raises:
+        ConfigError: ``log_interval`` is no whole number from 1 on.
+    """
+
+    def __init__(
+        self,
+        *,
+        enabled: bool = True,
+        log_interval: int = 1,
+        track_memory: bool = True,
+        track_timing: bool = True,
+    ) -> None:
+        parts = ["timing"] * bool(track_timing) + ["memory"] * bool(track_memory)
+        super().__init__(
+            enabled=enabled,
+            settings={
+                "console_blocks": ["throughput"],
+                "log_every_epochs": whole("log_interval", log_interval, least=1),
+                "throughput_parts": ",".join(parts),
+            },
+        )
+
+
+def fitted(steps: int | None, warmup: int, active: int) -> tuple[int, int, int]:
+    """Steps to let pass, to warm up in, and to record, in an epoch of ``steps``; None where that is not known."""
+    wait = SKIP_FIRST_STEPS + WAIT_STEPS
+    if steps is None:
+        return wait, warmup, active
+    if steps <= wait + warmup:
+        warmup = min(warmup, steps // 2)
+        wait = max(0, min(wait, steps - warmup - active))
+    return wait, warmup, max(1, min(active, steps - wait - warmup))
+
+
+def _nothing() -> None:
+    """Undoes nothing."""
+
+
+def _enabled_in(trainer: Any) -> list[_Translation]:
+    return [each for each in trainer.callbacks if isinstance(each, _Translation) and each.enabled]
+
+
+def _epochs(given: Any) -> frozenset[int]:  # Any: the user's own
+    """Epochs from a number, or any sequence of them; the first where there are none."""
+    several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    if given is None or not several:
+        return frozenset({1})
+    for epoch in several:
+        if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or epoch.__index__() < 1:
+            raise ConfigError(
+                f"profile_epochs={plain(given)!r}: {epoch!r} is no epoch. They count from 1: for the first write [1]"
+            )
+    return frozenset(epoch.__index__() for epoch in several)
+
+
+def _activity_words(given: Any) -> list[str]:  # Any: text, or any sequence of texts or of torch's own
+    words = given.split(",") if isinstance(given, str) else given
+    several = list(words) if isinstance(words, (Sequence, set, frozenset)) else [words]
+    return [str(word).rpartition(".")[2] for word in several]
+
+
+def _console(top: int) -> dict[str, Any]:
+    settings: dict[str, Any] = {"capture_top": min(top, _MOST_TOP)}
+    if "OTEL_TRAIN_CAPTURE_MAX_S" not in os.environ:
+        settings["capture_max_s"] = CAPTURE_MAX_S
+    if top and "profiler" in LISTS["console_blocks"]:
+        settings["console_blocks"] = ["profiler"]
+    return settings
+
+
+def _steps_of_an_epoch(batches: float, accumulated: int) -> int | None:
+    return math.ceil(batches / max(accumulated, 1)) if math.isfinite(batches) else None
+
+
+def _name_of(trainer: weakref.ref[Any], guard: Guard, loader: Any) -> str:
+    """What a loader of this Trainer is for; "" for one that is not the Trainer's."""
+    owner = trainer()
+    with guard:
+        for purpose, attribute in (
+            ("train", "train_dataloader"),
+            ("val", "val_dataloaders"),
+            ("test", "test_dataloaders"),
+            ("predict", "predict_dataloaders"),
+        ):
+            for path, one in _leaves(getattr(owner, attribute, None)):
+                if one is loader:
+                    # The keys of several training loaders are names already.
+                    named = purpose == "train" and path and not path[0].isdigit()
+                    return "_".join(path if named else (purpose, *path))
+    return ""
+
+
+def _leaves(loaders: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every loader in what a Trainer was given, with the keys that lead to it."""
+    if isinstance(loaders, Mapping):
+        pairs = [(str(key), value) for key, value in loaders.items()]
+    elif isinstance(loaders, (list, tuple)):
+        pairs = [(str(number), value) for number, value in enumerate(loaders)]
+    else:
+        yield (), loaders
+        return
+    for key, value in pairs:
+        yield from (((key, *path), one) for path, one in _leaves(value))
+
+
+def _time_checkpoints(trainer: Any) -> Callable[[], None]:
+    """Time what the Trainer saves apart from the steps; what undoes that."""
+    save = trainer.save_checkpoint
+
+    @functools.wraps(save)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        with front.checkpoint():
+            return save(*args, **kwargs)
+
+    def undo() -> None:
+        if vars(trainer).get("save_checkpoint") is timed:
+            del trainer.save_checkpoint
+
+    trainer.save_checkpoint = timed
+    return undo

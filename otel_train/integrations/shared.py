@@ -1,0 +1,141 @@
+"""The one session that all callbacks in a process hold together."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from otel_train import front
+from otel_train.config import DEFAULTS, Config
+from otel_train.errors import ConfigError
+from otel_train.tracking import told_apart
+
+if TYPE_CHECKING:
+    from otel_train.session import Session
+
+_log = logging.getLogger("otel_train")
+
+FINISH_S = 60.0
+"""Longest wait, when training is over, for captures to be written and looked into: they were asked for."""
+
+
+class SharedSession:
+    """Opened by the first who joins, closed when the last leaves.
+
+    A session that was there before, of ``otel_train.instrument`` by hand, is joined and stays open; so does one
+    below ``otel-train run``, which lasts as long as the program.
+    """
+
+    def __init__(self) -> None:
+        self._holders: WeakSet[Any] = WeakSet()
+        self._own: Session | None = None
+
+    def join(self, holder: object, given: Mapping[str, Any], model: Any = None, loaders: Any = None) -> Session:
+        """Take part.
+
+        Args:
+            holder: who; may join again.
+            given: settings, as for ``instrument``; a session that is open keeps its own.
+            model: as for ``instrument``.
+            loaders: as for ``instrument``.
+
+        Raises:
+            ConfigError: a setting, a model or a loader is not what it should be.
+        """
+        before = front.current()
+        session = front.instrument(model, loaders, **given)
+        if before is None:
+            self._holders.clear()  # of a session that has been closed by somebody else
+            self._own = None if front.when_started else session
+            session.find_models()
+        elif holder not in self._holders:
+            session.show_blocks(filter(None, _words(given.get("console_blocks", ""))))
+            _say_what_is_too_late(session.config, given)
+        self._holders.add(holder)
+        return session
+
+    def leave(self, holder: object, error: BaseException | None = None) -> None:
+        """Take part no longer. A second call does nothing.
+
+        Args:
+            holder: who.
+            error: what ended training, if that is why.
+        """
+        if holder not in self._holders:
+            return
+        self._holders.discard(holder)
+        own = self._own
+        if self._holders or own is None:
+            return
+        self._own = None
+        if error is None:
+            own.epoch_captures().finish(FINISH_S)
+        own.__exit__(None if error is None else type(error), error, None)
+
+
+shared = SharedSession()
+"""Of this process."""
+
+
+def plain(value: Any) -> Any:  # Any: what a configuration library made
+    """``value`` with Python's own dicts and lists for those of Hydra, which are none."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes, list, tuple)):
+        return [plain(each) for each in value]
+    return value
+
+
+def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as keywords of ``instrument``, refused while whoever wrote them is still looking.
+
+    Raises:
+        ConfigError: one of them is not a setting, or cannot be honoured.
+    """
+    settings = {name: plain(value) for name, value in given.items()}
+    Config.resolve(settings.get("config"), _without_config(settings), environ=os.environ)
+    return settings
+
+
+def merged(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Settings of several callbacks for one session: a later one wins, and blocks of the console add up."""
+    together: dict[str, Any] = {}
+    for given in several:
+        together.update(given)
+    blocks = [block for given in several for block in _words(given.get("console_blocks", ""))]
+    if any(blocks):
+        together["console_blocks"] = list(dict.fromkeys(filter(None, blocks)))
+    return together
+
+
+def whole(name: str, value: Any, *, least: int) -> int:  # Any: the user's own
+    """``value`` as a whole number.
+
+    Raises:
+        ConfigError: it is none, or too small.
+    """
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
+        raise ConfigError(f"{name}={value!r}: expected a whole number from {least} on")
+    return int(value.__index__())
+
+
+def _words(blocks: Any) -> list[str]:  # Any: text or a list
+    return [word.strip() for word in (blocks.split(",") if isinstance(blocks, str) else blocks)]
+
+
+def _without_config(given: Mapping[str, Any]) -> dict[str, Any]:
+    return told_apart({name: value for name, value in given.items() if name != "config"})[0]
+
+
+def _say_what_is_too_late(config: Config, given: Mapping[str, Any]) -> None:
+    asked = Config.resolve(given.get("config"), _without_config(given), environ={})
+    late = [
+        f"{name}={getattr(asked, name)!r}"
+        for name in DEFAULTS
+        if getattr(asked, name) not in (DEFAULTS[name], getattr(config, name)) and name != "console_blocks"
+    ]
+    if late:
+        _log.warning("a session is open, and its own settings hold; not applied: %s", ", ".join(late))
