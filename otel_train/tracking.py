@@ -206,7 +206,8 @@ class Tracking:
     def _put(self, rows: list[FlatRow]) -> None:
         if self._left_out:
             rows = [
-                row._replace(values=without(row.values, self._left_out)) if row.of_epoch else row for row in rows
+                row._replace(values=without(row.values, self._left_out)) if row.of_epoch else row
+                for row in rows
             ]
         for desk in list(self._desks.values()) if rows else ():
             place = desk.outlet.place() if desk.outlet.wanted() else None

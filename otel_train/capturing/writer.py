@@ -139,7 +139,6 @@ class Writing:
         self._profiler.save(self._trace, partial)
         self._trace = None
         packed = partial.with_suffix(".gz")
-        place = self._place
         kernels = _pack(partial, packed, first_step=self._first_step, plain=self._plain())
         size = packed.stat().st_size
         if size > self._place.max_bytes:
@@ -162,7 +161,11 @@ class Writing:
         """Where the trace goes unpacked as well."""
         if self._own_output:
             return _plain_path(Path(self._own_output), self._name, self._place.rank, anew=True)
-        return _plain_path(Path(self._place.output), self._name, self._place.rank) if self._place.output else None
+        return (
+            _plain_path(Path(self._place.output), self._name, self._place.rank)
+            if self._place.output
+            else None
+        )
 
     def _begin_analysis(self) -> subprocess.Popen[bytes] | None:
         """Another process looks into the file: this one has a model to train, and may end before that does."""

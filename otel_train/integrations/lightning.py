@@ -16,6 +16,7 @@ from otel_train import front
 from otel_train.capturing.asked import activities as named_activities
 from otel_train.errors import ConfigError, MissingExtraError
 from otel_train.guard import Guard
+from otel_train.integrations.meeting import common_run_id
 from otel_train.integrations.shared import checked, merged, plain, shared, whole
 from otel_train.optional import require
 from otel_train.values import LISTS, RANGES
@@ -83,7 +84,12 @@ class _Translation(_Callback):
         if not self.enabled:
             return
         ours = _enabled_in(trainer)
-        session = shared.join(self, merged([each.settings for each in ours]), *self._given)
+        settings = merged([each.settings for each in ours])
+        alone = trainer.world_size == 1 or front.current() is not None or _started_by_launcher(trainer)
+        run_id = "" if alone or "run_id" in settings else common_run_id(shared.opened)
+        if run_id:
+            settings["run_id"] = run_id
+        session = shared.join(self, settings, *self._given)
         if ours[0] is self:
             with self._guard:
                 session.name_loaders(functools.partial(_name_of, weakref.ref(trainer), self._guard))
@@ -204,7 +210,7 @@ class ProfilerCallback(_Translation):
         self.profile_steps = whole("profile_steps", profile_steps, least=1)
         self.warmup_steps = whole("warmup_steps", warmup_steps, least=0)
         self.output_dir = "" if output_dir is None or not export_chrome_trace else os.fspath(output_dir)
-        self._request = {
+        self._request: dict[str, Any] = {
             "record_shapes": bool(record_shapes),
             "with_stack": bool(with_stack),
             "profile_memory": bool(profile_memory),
@@ -218,7 +224,9 @@ class ProfilerCallback(_Translation):
         if number not in self.profile_epochs or session is None:
             return
         manual = not getattr(pl_module, "automatic_optimization", True)
-        steps = _steps_of_an_epoch(trainer.num_training_batches, 1 if manual else trainer.accumulate_grad_batches)
+        steps = _steps_of_an_epoch(
+            trainer.num_training_batches, 1 if manual else trainer.accumulate_grad_batches
+        )
         wait, warmup, active = fitted(steps, self.warmup_steps, self.profile_steps)
         refusal = session.epoch_captures().begin(
             number,
@@ -283,6 +291,12 @@ def _nothing() -> None:
 
 def _enabled_in(trainer: Any) -> list[_Translation]:
     return [each for each in trainer.callbacks if isinstance(each, _Translation) and each.enabled]
+
+
+def _started_by_launcher(trainer: Any) -> bool:
+    """Whether somebody else than Lightning has started the ranks: they have a run id in common then."""
+    environment = getattr(trainer.strategy, "cluster_environment", None)
+    return bool(getattr(environment, "creates_processes_externally", True))
 
 
 def _epochs(given: Any) -> frozenset[int]:  # Any: the user's own

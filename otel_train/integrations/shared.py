@@ -27,13 +27,19 @@ class SharedSession:
 
     A session that was there before, of ``otel_train.instrument`` by hand, is joined and stays open; so does one
     below ``otel-train run``, which lasts as long as the program.
+
+    Attributes:
+        opened: sessions that were opened here.
     """
 
     def __init__(self) -> None:
         self._holders: WeakSet[Any] = WeakSet()
         self._own: Session | None = None
+        self.opened = 0
 
-    def join(self, holder: object, given: Mapping[str, Any], model: Any = None, loaders: Any = None) -> Session:
+    def join(
+        self, holder: object, given: Mapping[str, Any], model: Any = None, loaders: Any = None
+    ) -> Session:
         """Take part.
 
         Args:
@@ -48,6 +54,7 @@ class SharedSession:
         before = front.current()
         session = front.instrument(model, loaders, **given)
         if before is None:
+            self.opened += 1
             self._holders.clear()  # of a session that has been closed by somebody else
             self._own = None if front.when_started else session
             session.find_models()

@@ -1,0 +1,70 @@
+"""A tracker for accelerate's ``Accelerator``."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from otel_train import front
+from otel_train.guard import Guard
+from otel_train.integrations.shared import checked, shared
+from otel_train.optional import require
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from otel_train.session import Session
+
+_Tracker: Any = require("accelerate.tracking", extra="accelerate").GeneralTracker
+
+
+class OtelTrainTracker(_Tracker):
+    """Observes the loop of an Accelerator: ``Accelerator(log_with=OtelTrainTracker(run_name="baseline"))``.
+
+    From ``init_trackers`` to ``end_training``, on every rank. Loaders and models are found as they are used; what is
+    logged is handed over. A session that was open before is joined, and stays open.
+
+    Args:
+        **settings: as for ``otel_train.instrument``.
+
+    Raises:
+        ConfigError: a setting cannot be honoured; says value, rule and remedy.
+    """
+
+    name = "otel_train"
+    requires_logging_directory = False
+    main_process_only = False
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.settings = checked(settings)
+        self._guard = Guard("the accelerate tracker")
+
+    @property
+    def tracker(self) -> Session | None:
+        """The session."""
+        return front.current()
+
+    def start(self) -> None:
+        """Open the session, or join it."""
+        shared.join(self, self.settings)
+
+    def store_init_configuration(self, values: Mapping[str, Any]) -> None:
+        """The program's own settings are no figures: they go to whichever tracker keeps them."""
+
+    def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
+        """Hand over the numbers, and the tensors of one element, which are read later."""
+        del step  # we know which it is
+        with self._guard:
+            session = front.current()
+            if session is not None:
+                session.log({name: value for name, value in values.items() if _is_number(value)})
+
+    def finish(self) -> None:
+        """Close the session, if it is ours and nobody else's."""
+        with self._guard:
+            shared.leave(self)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) or getattr(value, "numel", lambda: 0)() == 1

@@ -1,0 +1,69 @@
+"""A callback for the Trainer of transformers."""
+
+from __future__ import annotations
+
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+from otel_train import front
+from otel_train.guard import Guard
+from otel_train.integrations.shared import checked, shared
+from otel_train.optional import require
+
+if TYPE_CHECKING:
+    from otel_train.record.epochs import Epoch
+
+_Callback: Any = require("transformers", extra="transformers").TrainerCallback
+
+_ROUNDING = 1e-6
+"""The Trainer's epoch is a sum of fractions."""
+
+
+class OtelTrainCallback(_Callback):
+    """Observes what a Trainer does: ``Trainer(..., callbacks=[OtelTrainCallback(run_name="baseline")])``.
+
+    Loaders and models are found as they are used; epochs are the Trainer's, counted from 1; loss, learning rate and
+    gradient norm are what it logs. The session closes when ``train`` is over; one that was open before stays open.
+
+    Args:
+        **settings: as for ``otel_train.instrument``.
+
+    Raises:
+        ConfigError: a setting cannot be honoured; says value, rule and remedy.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__()
+        self.settings = checked(settings)
+        self._guard = Guard("the transformers callback")
+        self._epoch: Epoch | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Open the session, or join it."""
+        del args, state, control
+        shared.join(self, self.settings)
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Mark the epoch."""
+        del args, control
+        with self._guard:
+            self._epoch = front.epoch(int((state.epoch or 0) + _ROUNDING) + 1)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """It is over; evaluation comes after it."""
+        del args, state, control
+        if self._epoch is not None:
+            self._epoch.end()
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        """Hand over what it logs of the step: not of a whole run or an evaluation."""
+        del args, state, control
+        with self._guard:
+            known = {"loss", "learning_rate", "grad_norm"}
+            front.log(**{k: v for k, v in (logs or {}).items() if k in known and isinstance(v, Real)})
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Close the session, if it is ours and nobody else's."""
+        del args, state, control
+        with self._guard:
+            shared.leave(self)
