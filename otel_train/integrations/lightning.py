@@ -17,7 +17,7 @@ from otel_train.capturing.asked import activities as named_activities
 from otel_train.errors import ConfigError, MissingExtraError
 from otel_train.guard import Guard
 from otel_train.integrations.meeting import common_run_id
-from otel_train.integrations.shared import checked, merged, plain, shared, whole
+from otel_train.integrations.shared import checked, merged, plain, settled, shared, whole
 from otel_train.optional import require
 from otel_train.values import LISTS, RANGES
 
@@ -86,7 +86,7 @@ class _Translation(_Callback):
         ours = _enabled_in(trainer)
         settings = merged([each.settings for each in ours])
         alone = trainer.world_size == 1 or front.current() is not None or _started_by_launcher(trainer)
-        run_id = "" if alone or "run_id" in settings else common_run_id(shared.opened)
+        run_id = "" if alone or settled(settings).config.run_id else common_run_id(shared.opened)
         if run_id:
             settings["run_id"] = run_id
         session = shared.join(self, settings, *self._given)
@@ -295,8 +295,9 @@ def _enabled_in(trainer: Any) -> list[_Translation]:
 
 def _started_by_launcher(trainer: Any) -> bool:
     """Whether somebody else than Lightning has started the ranks: they have a run id in common then."""
+    # That of processes started by Lightning; in all but the first of them it says that somebody else has.
     environment = getattr(trainer.strategy, "cluster_environment", None)
-    return bool(getattr(environment, "creates_processes_externally", True))
+    return type(environment).__name__ != "LightningEnvironment"
 
 
 def _epochs(given: Any) -> frozenset[int]:  # Any: the user's own

@@ -11,7 +11,6 @@ from otel_train.guard import Guard
 from otel_train.launchers import given_run_id
 from otel_train.record.job_store import JobStore, connect, find_job
 from otel_train.runinfo import LAUNCH_RUN
-from otel_train.values import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,7 +21,6 @@ PATIENCE_S = 30.0
 """Longest wait of a rank for rank 0, which may still be importing."""
 
 _POLL_S = 0.05
-_SETTING = PREFIX + "RUN_ID"
 
 
 def common_run_id(
@@ -45,7 +43,7 @@ def common_run_id(
         patience_s: longest wait for rank 0.
     """
     place = ranks()
-    if place is None or given_run_id(environ) or any(environ.get(name) for name in (LAUNCH_RUN, _SETTING)):
+    if place is None or given_run_id(environ) or environ.get(LAUNCH_RUN):
         return ""
     guard = Guard("the run id of all ranks")
     with guard:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from otel_train import front
-from otel_train.config import DEFAULTS, Config
 from otel_train.errors import ConfigError
+from otel_train.sources import CODE, Settled, settle
 from otel_train.tracking import told_apart
 
 if TYPE_CHECKING:
+    from otel_train.config import Config
     from otel_train.session import Session
 
 _log = logging.getLogger("otel_train")
@@ -103,8 +103,19 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
         ConfigError: one of them is not a setting, or cannot be honoured.
     """
     settings = {name: plain(value) for name, value in given.items()}
-    Config.resolve(settings.get("config"), _without_config(settings), environ=os.environ)
+    settled(settings)
     return settings
+
+
+def settled(given: Mapping[str, Any]) -> Settled:
+    """What holds for a session with these keywords.
+
+    Raises:
+        ConfigError: one of them is not a setting, or cannot be honoured.
+    """
+    sources = {name: given[name] for name in ("config", "config_file") if name in given}
+    rest = {name: value for name, value in given.items() if name not in sources}
+    return settle(sources.get("config"), told_apart(rest)[0], config_file=sources.get("config_file"))
 
 
 def merged(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -133,16 +144,14 @@ def _words(blocks: Any) -> list[str]:  # Any: text or a list
     return [word.strip() for word in (blocks.split(",") if isinstance(blocks, str) else blocks)]
 
 
-def _without_config(given: Mapping[str, Any]) -> dict[str, Any]:
-    return told_apart({name: value for name, value in given.items() if name != "config"})[0]
-
-
 def _say_what_is_too_late(config: Config, given: Mapping[str, Any]) -> None:
-    asked = Config.resolve(given.get("config"), _without_config(given), environ={})
+    asked = settled(given)
     late = [
-        f"{name}={getattr(asked, name)!r}"
-        for name in DEFAULTS
-        if getattr(asked, name) not in (DEFAULTS[name], getattr(config, name)) and name != "console_blocks"
+        f"{name}={getattr(asked.config, name)!r}"
+        for name, origin in asked.origins.items()
+        if origin == CODE
+        and getattr(asked.config, name) != getattr(config, name)
+        and name != "console_blocks"
     ]
     if late:
         _log.warning("a session is open, and its own settings hold; not applied: %s", ", ".join(late))

@@ -163,10 +163,10 @@ def test_the_older_package_is_served_as_well(tmp_path: Path) -> None:
 def test_two_processes_are_two_ranks_of_one_run(tmp_path: Path) -> None:
     """Lightning starts the second process itself, from the first: nobody has given them a run id in common."""
     done = run(tmp_path, "ddp")
-    [directory] = (tmp_path / "ddp" / "runs").iterdir()
+    [directory] = (tmp_path / "ddp" / "runs").glob("*/run.json")
     summaries = summaries_below(tmp_path / "ddp" / "runs")
 
-    assert directory.is_dir()
+    assert directory.is_file()
     assert [(s["rank"], s["world_size"]) for s in summaries] == [(0, 2), (1, 2)]
     assert [s["steps"] for s in summaries] == [{"train": 12, "eval": 6}] * 2
     assert [s["updates"] for s in summaries] == [12, 12]

@@ -115,7 +115,9 @@ def failing() -> Module:
 WAYS = {
     "plain": lambda name: fit(name, Module(), loader(10), loader(4)),
     "accumulated": lambda name: fit(name, Module(), loader(9), None, accumulate_grad_batches=2),
-    "several": lambda name: fit(name, Module(), {"code": loader(6), "prose": loader(6)}, [loader(2), loader(3)]),
+    "several": lambda name: fit(
+        name, Module(), {"code": loader(6), "prose": loader(6)}, [loader(2), loader(3)]
+    ),
     "manual": lambda name: fit(name, Manual(), loader(5), None),
     "limited": lambda name: fit(name, Module(), loader(10), loader(4), limit_train_batches=4, max_epochs=3),
     "saved": lambda name: fit(name, Module(), loader(4), None, enable_checkpointing=True),

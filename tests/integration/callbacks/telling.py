@@ -6,9 +6,10 @@ import hashlib
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 HOW, FOLDER = "TEST_OBSERVED_BY", "TEST_FOLDER"
 """Environment: ``callback`` or ``nothing``, and where to leave things."""
