@@ -4,32 +4,29 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 import os
 import sys
 import weakref
-from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from otel_train import front
-from otel_train.capturing.asked import activities as named_activities
-from otel_train.errors import ConfigError, MissingExtraError
+from otel_train.errors import MissingExtraError
 from otel_train.guard import Guard
+from otel_train.integrations.checkpoints import time_checkpoints
 from otel_train.integrations.meeting import common_run_id
+from otel_train.integrations.profiled import activities_of, chosen, fitted, steps_of_an_epoch
+from otel_train.integrations.purposes import name_of
 from otel_train.integrations.shared import checked, merged, plain, settled, shared, whole
 from otel_train.optional import require
 from otel_train.values import LISTS, RANGES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Mapping
 
     from otel_train.record.epochs import Epoch
 
 _log = logging.getLogger("otel_train")
-
-SKIP_FIRST_STEPS, WAIT_STEPS = 10, 5
-"""Of an epoch that is profiled: ``skip_first`` and ``wait`` of ``torch.profiler.schedule`` in the earlier callback."""
 
 CAPTURE_MAX_S = 3600.0
 """Longest recording that ``ProfilerCallback`` allows itself: it is told in steps, which may be slow."""
@@ -92,9 +89,9 @@ class _Translation(_Callback):
         session = shared.join(self, settings, *self._given)
         if ours[0] is self:
             with self._guard:
-                session.name_loaders(functools.partial(_name_of, weakref.ref(trainer), self._guard))
+                session.name_loaders(functools.partial(name_of, weakref.ref(trainer), self._guard))
                 self._undo()
-                self._undo = _time_checkpoints(trainer)
+                self._undo = time_checkpoints(trainer)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """A run that goes on in the middle of an epoch begins none: this does."""
@@ -206,7 +203,7 @@ class ProfilerCallback(_Translation):
         log_top_k_ops: int = 10,
         profile_memory: bool = False,
     ) -> None:
-        self.profile_epochs = _epochs(profile_epochs)
+        self.profile_epochs = chosen(profile_epochs)
         self.profile_steps = whole("profile_steps", profile_steps, least=1)
         self.warmup_steps = whole("warmup_steps", warmup_steps, least=0)
         self.output_dir = "" if output_dir is None or not export_chrome_trace else os.fspath(output_dir)
@@ -216,7 +213,7 @@ class ProfilerCallback(_Translation):
             "profile_memory": bool(profile_memory),
         }
         if activities is not None:
-            self._request["activities"] = named_activities(_activity_words(activities))
+            self._request["activities"] = activities_of(activities)
         super().__init__(enabled=enabled, settings=_console(whole("log_top_k_ops", log_top_k_ops, least=0)))
 
     def _epoch_begins(self, number: int, trainer: Any, pl_module: Any) -> None:
@@ -224,7 +221,7 @@ class ProfilerCallback(_Translation):
         if number not in self.profile_epochs or session is None:
             return
         manual = not getattr(pl_module, "automatic_optimization", True)
-        steps = _steps_of_an_epoch(
+        steps = steps_of_an_epoch(
             trainer.num_training_batches, 1 if manual else trainer.accumulate_grad_batches
         )
         wait, warmup, active = fitted(steps, self.warmup_steps, self.profile_steps)
@@ -274,17 +271,6 @@ class ThroughputMonitorCallback(_Translation):
         )
 
 
-def fitted(steps: int | None, warmup: int, active: int) -> tuple[int, int, int]:
-    """Steps to let pass, to warm up in, and to record, in an epoch of ``steps``; None where that is not known."""
-    wait = SKIP_FIRST_STEPS + WAIT_STEPS
-    if steps is None:
-        return wait, warmup, active
-    if steps <= wait + warmup:
-        warmup = min(warmup, steps // 2)
-        wait = max(0, min(wait, steps - warmup - active))
-    return wait, warmup, max(1, min(active, steps - wait - warmup))
-
-
 def _nothing() -> None:
     """Undoes nothing."""
 
@@ -300,25 +286,6 @@ def _started_by_launcher(trainer: Any) -> bool:
     return type(environment).__name__ != "LightningEnvironment"
 
 
-def _epochs(given: Any) -> frozenset[int]:  # Any: the user's own
-    """Epochs from a number, or any sequence of them; the first where there are none."""
-    several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
-    if given is None or not several:
-        return frozenset({1})
-    for epoch in several:
-        if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or epoch.__index__() < 1:
-            raise ConfigError(
-                f"profile_epochs={plain(given)!r}: {epoch!r} is no epoch. They count from 1: for the first write [1]"
-            )
-    return frozenset(epoch.__index__() for epoch in several)
-
-
-def _activity_words(given: Any) -> list[str]:  # Any: text, or any sequence of texts or of torch's own
-    words = given.split(",") if isinstance(given, str) else given
-    several = list(words) if isinstance(words, (Sequence, set, frozenset)) else [words]
-    return [str(word).rpartition(".")[2] for word in several]
-
-
 def _console(top: int) -> dict[str, Any]:
     settings: dict[str, Any] = {"capture_top": min(top, _MOST_TOP)}
     if "OTEL_TRAIN_CAPTURE_MAX_S" not in os.environ:
@@ -326,55 +293,3 @@ def _console(top: int) -> dict[str, Any]:
     if top and "profiler" in LISTS["console_blocks"]:
         settings["console_blocks"] = ["profiler"]
     return settings
-
-
-def _steps_of_an_epoch(batches: float, accumulated: int) -> int | None:
-    return math.ceil(batches / max(accumulated, 1)) if math.isfinite(batches) else None
-
-
-def _name_of(trainer: weakref.ref[Any], guard: Guard, loader: Any) -> str:
-    """What a loader of this Trainer is for; "" for one that is not the Trainer's."""
-    owner = trainer()
-    with guard:
-        for purpose, attribute in (
-            ("train", "train_dataloader"),
-            ("val", "val_dataloaders"),
-            ("test", "test_dataloaders"),
-            ("predict", "predict_dataloaders"),
-        ):
-            for path, one in _leaves(getattr(owner, attribute, None)):
-                if one is loader:
-                    # The keys of several training loaders are names already.
-                    named = purpose == "train" and path and not path[0].isdigit()
-                    return "_".join(path if named else (purpose, *path))
-    return ""
-
-
-def _leaves(loaders: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every loader in what a Trainer was given, with the keys that lead to it."""
-    if isinstance(loaders, Mapping):
-        pairs = [(str(key), value) for key, value in loaders.items()]
-    elif isinstance(loaders, (list, tuple)):
-        pairs = [(str(number), value) for number, value in enumerate(loaders)]
-    else:
-        yield (), loaders
-        return
-    for key, value in pairs:
-        yield from (((key, *path), one) for path, one in _leaves(value))
-
-
-def _time_checkpoints(trainer: Any) -> Callable[[], None]:
-    """Time what the Trainer saves apart from the steps; what undoes that."""
-    save = trainer.save_checkpoint
-
-    @functools.wraps(save)
-    def timed(*args: Any, **kwargs: Any) -> Any:
-        with front.checkpoint():
-            return save(*args, **kwargs)
-
-    def undo() -> None:
-        if vars(trainer).get("save_checkpoint") is timed:
-            del trainer.save_checkpoint
-
-    trainer.save_checkpoint = timed
-    return undo

@@ -8,6 +8,7 @@ import logging
 import sys
 import time
 from _thread import get_ident
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from otel_train.capturing.around import Limits, Loop, Story
 from otel_train.capturing.boundary import Rule
 from otel_train.capturing.desk import Desk
+from otel_train.capturing.epochs import EpochCaptures, NoEpochCaptures
 from otel_train.capturing.gate import Thread
 from otel_train.capturing.office import KEY_FILE, Identity, Office, leave
 from otel_train.capturing.plan import Plan
@@ -26,6 +28,7 @@ from otel_train.testing import FakeClock
 from tests.support.profiler import FakeProfiler
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from otel_train.aggregate.captures import Capture
@@ -542,3 +545,79 @@ def test_the_token_file_is_for_its_owner_alone(run: Run) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
     run.office.close()
     assert not path.exists()
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """As everything always is here."""
+    yield
+
+
+@pytest.fixture
+def epochs(run: Run) -> EpochCaptures:
+    return EpochCaptures(run.desk, run.office, loop=run.loop, settled=settled)
+
+
+def test_an_epoch_that_is_over_before_the_pump_looks_is_captured(
+    run: Run, epochs: EpochCaptures, tmp_path: Path
+) -> None:
+    """A small epoch lasts no longer than a turn of the pump."""
+    plain = tmp_path / "traces"
+    for number in (1, 2):
+        assert epochs.begin(number, {"steps": 2}, output_dir=str(plain)) == ""
+        run.steps(5)
+        epochs.end()
+    epochs.finish(20)
+
+    assert sorted(path.name for path in plain.iterdir()) == ["epoch_1.json", "epoch_2.json"]
+    assert [(r["epoch"], r["steps_recorded"], r["problem"]) for r in run.records()] == [
+        (1, 2, ""),
+        (2, 2, ""),
+    ]
+    assert [capture.trigger for capture in run.told] == ["schedule", "schedule"]
+
+
+def test_a_second_run_into_the_same_folder_writes_its_epochs_anew(
+    run: Run, epochs: EpochCaptures, tmp_path: Path
+) -> None:
+    """A program that reads ``epoch_1.json`` after training reads that of this training."""
+    old = tmp_path / "traces" / "epoch_1.json"
+    old.parent.mkdir()
+    old.write_text("yesterday")
+    epochs.begin(1, {"steps": 1}, output_dir=str(old.parent))
+    run.steps(3)
+    epochs.finish(20)
+
+    assert [path.name for path in old.parent.iterdir()] == ["epoch_1.json"]
+    assert old.read_text() != "yesterday"
+
+
+def test_of_two_who_want_the_same_epoch_the_second_is_refused_at_once(
+    run: Run, epochs: EpochCaptures
+) -> None:
+    """One profiler at a time; training does not wait for the first to be over."""
+    began_s = time.monotonic()
+    first, second = epochs.begin(1, {"steps": 50}), epochs.begin(1, {"steps": 50})
+
+    assert (first, second) == ("", "a capture is under way: one at a time")
+    assert time.monotonic() - began_s < 15
+
+
+def test_two_captures_that_wait_at_the_end_are_both_written(run: Run, epochs: EpochCaptures) -> None:
+    """The first may still be written when the session closes."""
+    for number in (1, 2):
+        epochs.begin(number, {"steps": 1})
+        run.steps(3)
+    run.desk.end(20)
+
+    assert [record["epoch"] for record in run.records()] == [1, 2]
+
+
+def test_where_nothing_can_be_captured_the_reason_is_said(run: Run) -> None:
+    """``capture="off"``, or a disk that takes nothing."""
+    none = EpochCaptures(None, None, loop=run.loop, settled=settled)
+    none.end()
+    none.finish(1)
+
+    assert none.begin(1, {}).startswith("captures are off")
+    assert NoEpochCaptures().begin(1, {}) == "otel_train is disabled"

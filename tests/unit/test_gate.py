@@ -329,3 +329,45 @@ def test_a_number_is_told_by_an_instant_at_the_step_s_own_work() -> None:
     loop.step()
 
     assert loop.gate.first_ns == loop.clock.now_ns
+
+
+def test_what_the_training_thread_asks_for_counts_from_the_step_that_comes_next() -> None:
+    """An epoch begins there: its first step is the first, also where it is the first of the run."""
+    loop = Loop()
+    loop.arm(steps=2, wait=1, warmup=1, at_once=True)
+    loop.steps(5)
+
+    assert marks(loop.profiler)[:3] == ["prepare", "start", "+ProfilerStep#0"]
+    assert loop.recorded().begun_ns == 17_000_001  # 8 edges a step, 1 ms each: at the first of the third step
+
+
+def test_at_the_end_of_an_epoch_its_last_step_is_whole() -> None:
+    """No ask follows it that would say so."""
+    loop = Loop()
+    loop.arm(steps=3, at_once=True)
+    loop.steps(3)
+    loop.gate.over()
+
+    recorded = loop.recorded()
+    assert (recorded.steps, recorded.problem, recorded.plan.steps) == (3, "", 3)
+
+
+def test_an_epoch_that_ends_early_ends_its_capture() -> None:
+    """The next epoch's steps are not this one's."""
+    loop = Loop()
+    loop.arm(steps=100, at_once=True)
+    loop.steps(4)
+    loop.gate.over()
+
+    assert loop.recorded().steps == 4
+    assert loop.gate.phase is Phase.IDLE
+
+
+def test_the_end_of_an_epoch_is_nothing_to_a_capture_that_somebody_else_asked_for() -> None:
+    """It was asked for by number of steps, wherever they lie."""
+    loop = Loop()
+    loop.arm(steps=4)
+    loop.steps(3)
+    loop.gate.over()
+
+    assert loop.gate.phase is Phase.ACTIVE

@@ -1,0 +1,39 @@
+"""Ignite's quick start: a trainer, and an evaluator that runs inside one of its handlers."""
+
+from __future__ import annotations
+
+import torch
+from ignite.engine import Engine, Events, create_supervised_evaluator, create_supervised_trainer
+from ignite.metrics import Accuracy
+from torch.utils.data import DataLoader, TensorDataset
+
+from tests.integration.callbacks.telling import by_callback, digest, settings, tell
+
+
+def digits(rows: int) -> TensorDataset:
+    return TensorDataset(torch.rand(rows, 8), torch.randint(0, 3, (rows,)))
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    train_loader, val_loader = DataLoader(digits(40), batch_size=4), DataLoader(digits(16), batch_size=8)
+    model = torch.nn.Sequential(torch.nn.Linear(8, 3))
+    trainer = create_supervised_trainer(
+        model, torch.optim.SGD(model.parameters(), lr=0.01), torch.nn.CrossEntropyLoss()
+    )
+    evaluator = create_supervised_evaluator(model, metrics={"accuracy": Accuracy()})
+
+    def validate(_: Engine) -> None:
+        evaluator.run(val_loader)
+
+    trainer.add_event_handler(Events.EPOCH_COMPLETED, validate)
+    if by_callback():
+        from otel_train.integrations.ignite import OtelTrainHandler
+
+        OtelTrainHandler(console_blocks=["throughput"], **settings("run")).attach(trainer)
+    trainer.run(train_loader, max_epochs=2)
+    tell({"steps": trainer.state.iteration, "evals": 4, "weights": digest(model)})
+
+
+if __name__ == "__main__":
+    main()

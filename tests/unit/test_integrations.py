@@ -1,0 +1,342 @@
+"""What callbacks of libraries share: one session, names of loaders, epochs to profile. No library is needed."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import otel_train
+from otel_train.aggregate.flat_names import left_out, without
+from otel_train.errors import ConfigError
+from otel_train.guard import Guard
+from otel_train.integrations.checkpoints import time_checkpoints
+from otel_train.integrations.meeting import common_run_id
+from otel_train.integrations.profiled import activities_of, chosen, fitted, steps_of_an_epoch
+from otel_train.integrations.purposes import name_of
+from otel_train.integrations.shared import SharedSession, checked, merged, plain, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+LIBRARIES = ("accelerate", "fastai", "ignite", "lightning", "pytorch_lightning", "transformers")
+
+
+class Holder:
+    """Stands for a callback."""
+
+
+@pytest.fixture
+def quiet(tmp_path: Path) -> Iterator[dict[str, Any]]:
+    """Settings of a session that leaves nothing behind."""
+    yield {"run_dir": str(tmp_path), "prometheus": False, "console": False, "otlp": "off", "flight": False}
+    session = otel_train.current()
+    if session is not None:
+        session.close()
+
+
+# -- one session -----------------------------------------------------------------------------------
+
+
+def test_the_last_who_leaves_closes_what_the_first_opened(quiet: dict[str, Any]) -> None:
+    """Two callbacks of one Trainer are one session: nothing is timed twice, nothing ends too early."""
+    shared, first, second = SharedSession(), Holder(), Holder()
+    session = shared.join(first, quiet)
+
+    assert shared.join(second, quiet) is session
+    shared.leave(first)
+    shared.leave(first)
+    assert not session.closed
+    shared.leave(second)
+    assert session.closed
+    assert session.summary()["state"] == "finished"
+
+
+def test_a_session_by_hand_is_joined_and_left_open(quiet: dict[str, Any]) -> None:
+    """Who opens it by hand has more to observe than one fit."""
+    shared, holder = SharedSession(), Holder()
+    session = otel_train.instrument(**quiet)
+
+    assert shared.join(holder, quiet) is session
+    shared.leave(holder)
+    assert not session.closed
+
+
+def test_a_run_that_failed_is_closed_as_failed(quiet: dict[str, Any]) -> None:
+    """The callback is told of the exception before anybody else."""
+    shared, holder = SharedSession(), Holder()
+    session = shared.join(holder, quiet)
+    shared.leave(holder, ArithmeticError("a loss that is none"))
+
+    assert session.closed
+    assert session.summary()["state"] == "failed"
+
+
+def test_a_callback_can_train_again(quiet: dict[str, Any]) -> None:
+    """A notebook fits twice: two runs."""
+    shared, holder = SharedSession(), Holder()
+    sessions = []
+    for _ in range(2):
+        sessions.append(shared.join(holder, quiet))
+        shared.leave(holder)
+
+    assert sessions[0] is not sessions[1]
+    assert all(session.closed for session in sessions)
+    assert shared.opened == 2
+
+
+def test_settings_that_come_too_late_are_said(
+    quiet: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A session that is open keeps its settings; who wrote others wants to know."""
+    otel_train.instrument(**quiet)
+    with caplog.at_level(logging.WARNING, "otel_train"):
+        SharedSession().join(Holder(), {**quiet, "log_every_epochs": 3, "console_blocks": ["throughput"]})
+
+    assert caplog.messages == [
+        "a session is open, and its own settings hold; not applied: log_every_epochs=3"
+    ]
+
+
+def test_disabled_is_disabled(quiet: dict[str, Any]) -> None:
+    """``OTEL_TRAIN_DISABLED=true`` holds for callbacks, too."""
+    shared, holder = SharedSession(), Holder()
+    session = shared.join(holder, {**quiet, "disabled": True})
+    session.name_loaders(str)
+    session.show_blocks(["throughput"])
+    shared.leave(holder)
+
+    assert otel_train.current() is None
+    assert session.epoch_captures().begin(1, {}) == "otel_train is disabled"
+
+
+def test_a_model_that_nobody_named_is_found(quiet: dict[str, Any]) -> None:
+    """A library calls parts of the model that it is given: what is called is what counts."""
+    shared, holder = SharedSession(), Holder()
+    session = shared.join(holder, quiet)
+    session.name_loaders(lambda _: "training rows")
+    net = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for rows in DataLoader(torch.ones(12, 4), batch_size=4):
+        net(rows).sum().backward()
+        optimizer.step()
+    shared.leave(holder)
+
+    summary = session.summary()
+    assert summary["steps"] == {"train": 3}
+    assert summary["batches"] == {"training_rows": 3}
+    assert [row["count"] for row in summary["stages"] if row["stage"] == "forward"] == [3]
+
+
+# -- settings --------------------------------------------------------------------------------------
+
+
+def test_settings_of_a_configuration_library_become_python_s_own() -> None:
+    """Hydra's lists and dicts are no list and no dict."""
+    given = {"wandb": {"project": "mine"}, "console_blocks": range(2), "run_name": "x"}
+
+    assert plain(given) == {"wandb": {"project": "mine"}, "console_blocks": [0, 1], "run_name": "x"}
+
+
+def test_a_wrong_setting_is_refused_where_the_callback_is_made() -> None:
+    """Not hours later, when training begins."""
+    with pytest.raises(ConfigError, match="Did you mean run_name"):
+        checked({"run_nam": "x"})
+
+
+def test_blocks_of_several_callbacks_add_up() -> None:
+    """Else the last callback's would be the only ones."""
+    together = merged(
+        [
+            {"console_blocks": ["throughput"], "run_name": "a"},
+            {"console_blocks": "profiling", "run_name": "b"},
+        ]
+    )
+
+    assert together == {"console_blocks": ["throughput", "profiling"], "run_name": "b"}
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, "2", None])
+def test_what_is_no_number_of_something_is_refused(value: Any) -> None:
+    """A message beats a fault in the middle of an epoch."""
+    with pytest.raises(ConfigError, match="expected a whole number from 1 on"):
+        whole("profile_steps", value, least=1)
+
+
+def test_parts_of_an_epoch_s_throughput_can_be_left_out() -> None:
+    """``track_memory=False``, ``track_timing=False``: also of each loader, and of nothing else."""
+    values = {
+        "samples_per_second": 1.0,
+        "memory_peak_mb": 2.0,
+        "batch_load_time_ms_avg": 3.0,
+        "dl_a/batch_transform_time_ms_p95": 4.0,
+    }
+
+    assert left_out("timing,memory") == ()
+    assert set(without(values, left_out("timing"))) == set(values) - {"memory_peak_mb"}
+    assert without(values, left_out("")) == {"samples_per_second": 1.0}
+
+
+# -- epochs ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "epochs"),
+    [(None, {1}), ([], {1}), (2, {2}), ([1, 3], {1, 3}), ((4,), {4}), (range(1, 3), {1, 2})],
+)
+def test_epochs_come_as_a_number_or_as_any_sequence(given: Any, epochs: set[int]) -> None:
+    """None of them: the first."""
+    assert chosen(given) == epochs
+
+
+@pytest.mark.parametrize("given", [0, [0], [1, -2], [True], ["1"], 1.5])
+def test_an_epoch_that_is_none_is_refused(given: Any) -> None:
+    """They count from 1, where the Trainer's count from 0: a slip that would profile nothing."""
+    with pytest.raises(ConfigError, match=r"is no epoch\. They count from 1: for the first write"):
+        chosen(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [("cpu", ("cpu",)), (["CPU", "cuda"], ("cpu", "cuda")), ({"ProfilerActivity.CPU"}, ("cpu",))],
+)
+def test_activities_come_as_words_or_as_torch_has_them(given: Any, names: Sequence[str]) -> None:
+    """The earlier callback took either."""
+    assert activities_of(given) == names
+
+
+@pytest.mark.parametrize("given", ["gpu", ["cpu", "disk"], [], 3])
+def test_an_unknown_activity_is_refused(given: Any) -> None:
+    """Else nothing would be recorded, and nobody would know why."""
+    with pytest.raises(ConfigError, match="expected some of cpu, cuda, xpu, mtia"):
+        activities_of(given)
+
+
+@pytest.mark.parametrize(
+    ("steps", "plan"),
+    [
+        (None, (15, 5, 100)),
+        (1000, (15, 5, 100)),
+        (50, (15, 5, 30)),
+        (21, (15, 5, 1)),
+        (20, (0, 5, 15)),
+        (8, (0, 4, 4)),
+        (1, (0, 0, 1)),
+    ],
+)
+def test_an_epoch_too_short_for_the_schedule_is_recorded_all_the_same(
+    steps: int | None, plan: tuple[int, int, int]
+) -> None:
+    """Skip 10, wait 5, warm up: a small epoch would have nothing left."""
+    assert fitted(steps, warmup=5, active=100) == plan
+
+
+def test_accumulated_batches_make_one_step() -> None:
+    """The last, smaller group is a step, too; a stream has no number of them."""
+    assert [steps_of_an_epoch(9, 2), steps_of_an_epoch(9, 1), steps_of_an_epoch(float("inf"), 2)] == [
+        5,
+        9,
+        None,
+    ]
+
+
+# -- loaders, checkpoints --------------------------------------------------------------------------
+
+
+def test_loaders_are_called_by_what_they_are_for() -> None:
+    """The variable that a library holds them in is called ``data_fetcher``."""
+    one, code, prose, val, test, other = (DataLoader([number]) for number in range(6))
+    trainer: Any = Holder()
+    trainer.train_dataloader = {"code": code, "more": [prose]}
+    trainer.val_dataloaders, trainer.test_dataloaders = [val, one], test
+    held, guard = weakref.ref(trainer), Guard("names", strict=True)
+
+    assert [name_of(held, guard, loader) for loader in (code, prose, val, one, test, other)] == [
+        "code", "more_0", "val_0", "val_1", "test", "",
+    ]  # fmt: skip
+    trainer.train_dataloader = one
+    assert name_of(held, guard, one) == "train"
+
+
+def test_a_trainer_saves_as_before_once_nobody_looks() -> None:
+    """What is put in front of its method is taken out again, unless somebody else has put another there."""
+
+    class Trainer:
+        def save_checkpoint(self, path: str) -> str:
+            return f"saved {path}"
+
+    trainer: Any = Trainer()
+    undo = time_checkpoints(trainer)
+    assert trainer.save_checkpoint("a") == "saved a"
+    undo()
+    assert vars(trainer) == {}
+    undo = time_checkpoints(trainer)
+    trainer.save_checkpoint = str
+    undo()
+    assert trainer.save_checkpoint is str
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+
+class Store:
+    """The job's store, as one dict."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+
+    def put(self, key: str, value: str) -> None:
+        self.kept[key] = value
+
+    def read(self, keys: Sequence[str]) -> dict[str, str]:
+        return {key: self.kept[key] for key in keys if key in self.kept}
+
+
+def meet(rank: int, store: Any, number: int = 0, environ: dict[str, str] | None = None) -> str:
+    return common_run_id(
+        number, environ=environ or {}, ranks=lambda: (rank, 2), store=lambda: store, patience_s=0.1
+    )
+
+
+def test_all_ranks_of_a_job_get_the_id_of_its_first() -> None:
+    """A process that starts the others gives them no id, and their parents differ."""
+    store = Store()
+    first = meet(0, store)
+
+    assert meet(1, store) == first != ""
+    assert meet(0, store, number=1) != first
+
+
+def test_who_cannot_meet_has_a_run_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    """A rank that never comes keeps nobody from training."""
+    assert meet(1, Store()) == ""
+    assert meet(1, None) == ""
+    assert "rank 0 named no run within 0.1 s" in caplog.text
+
+
+def test_an_id_that_ranks_have_in_common_already_is_theirs() -> None:
+    """A launcher, a scheduler or W&B has given it."""
+    assert meet(0, Store(), environ={"TORCHELASTIC_RUN_ID": "mine"}) == ""
+    assert meet(0, Store(), environ={"OTEL_TRAIN_LAUNCH_RUN": "mine"}) == ""
+    assert common_run_id(0, environ={}, ranks=lambda: None) == ""
+
+
+# -- imports ---------------------------------------------------------------------------------------
+
+
+def test_no_library_is_imported_but_by_its_own_module() -> None:
+    """``import otel_train`` costs milliseconds, with or without them installed."""
+    program = (
+        "import sys, otel_train, otel_train.front, otel_train.integrations.shared, otel_train.cli.main\n"
+        f"print([name for name in {LIBRARIES} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
