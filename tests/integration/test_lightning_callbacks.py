@@ -70,7 +70,6 @@ def test_nothing_is_counted_that_is_not_counted_without_a_callback(trained: Done
     [whole] = summaries_below(bare.folder / "runs")
     parts = [counted(trained.summary(way)) for way in WAYS]
 
-    # One way only: what follows a step that failed is a step of its own where the session ends with it.
     assert {name: sum(part[name] or 0 for part in parts) for name in parts[0]} == counted(whole)
 
 
