@@ -234,7 +234,7 @@ class Config:
 
     throughput_parts: str = "timing,memory"
     """What the throughput of an epoch has beside rates and efficiency: some of ``timing`` (times to load and to
-    transform a batch) and ``memory``, divided by commas; in code also a list. Empty: neither."""
+    transform a batch) and ``memory``, divided by commas, or ``none``; in code also a list."""
 
     def __post_init__(self) -> None:
         """Refuse values we cannot honour, while the user is still looking."""

@@ -96,7 +96,7 @@ SWITCHED: Final = ("wandb", "mlflow", "tensorboard")
 LISTS: Final[dict[str, tuple[str, ...]]] = {
     "capture_activities": ("cpu", "cuda", "xpu", "mtia"),
     "console_blocks": ("", "profiling", "throughput", "profiler"),
-    "throughput_parts": ("", "timing", "memory"),
+    "throughput_parts": ("timing", "memory", "none"),
 }
 """What may stand in texts that name several things, divided by commas; "" where there may be none."""
 

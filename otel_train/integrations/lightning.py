@@ -266,7 +266,7 @@ class ThroughputMonitorCallback(_Translation):
             settings={
                 "console_blocks": ["throughput"],
                 "log_every_epochs": whole("log_interval", log_interval, least=1),
-                "throughput_parts": ",".join(parts),
+                "throughput_parts": ",".join(parts or ["none"]),
             },
         )
 
