@@ -12,6 +12,7 @@ from otel_train.aggregate.signals import Signals
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.cache_sizes import CacheSizes
 from otel_train.capturing.build import Capturing
+from otel_train.capturing.told import BLOCK
 from otel_train.chores import before_reading, looking_after
 from otel_train.clock import system_clock
 from otel_train.export.document import Documents, Window
@@ -213,6 +214,12 @@ class Pumping:
             window: from where on figures count; None for the whole session.
         """
         return self._documents.write(state, window)
+
+    def show_blocks(self, blocks: frozenset[str]) -> None:
+        """Print these blocks as well."""
+        self.tracking.show(blocks)
+        if BLOCK in blocks:
+            self.capturing.show_block()
 
     def window(self) -> Window:
         """A window of figures that begins now."""

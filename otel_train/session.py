@@ -123,7 +123,7 @@ class Session:
 
     def show_blocks(self, blocks: Iterable[str]) -> None:
         """Print these blocks on the console, beside those of ``console_blocks``."""
-        self._pumping.tracking.show(set(blocks))
+        self._pumping.show_blocks(frozenset(blocks))
 
     def epoch_captures(self) -> EpochCaptures:
         """Captures that begin and end with epochs, asked for by whoever owns the loop."""

@@ -24,7 +24,7 @@ from otel_train.guard import Guard
 from otel_train.values import SWITCHED, words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     import numpy as np
 
@@ -123,7 +123,7 @@ class Tracking:
         if self._first:
             for name in SWITCHED:
                 self._open(name, None)
-            self.show(set(words_of(config.console_blocks)))
+            self.show(words_of(config.console_blocks))
             run.on_settled = self._take
 
     def __reduce__(self) -> tuple[type[_Gone], tuple[()]]:
@@ -139,7 +139,7 @@ class Tracking:
         for name, value in given.items() if self._first else ():
             self._open(name, value)
 
-    def show(self, blocks: set[str]) -> None:
+    def show(self, blocks: Iterable[str]) -> None:
         """Print these blocks as well. Called by the training thread."""
         self._blocks |= FLAT_BLOCKS.intersection(blocks)
         if self._first and self._blocks and "console_blocks" not in self._desks:

@@ -99,6 +99,11 @@ class Capturing:
             self.office.slow = SlowSteps(plan._replace(trigger="slow_step"))
             self.office.slow_steps = lambda: run.keeper.slow
 
+    def show_block(self) -> None:
+        """Show captures as the block of earlier systems."""
+        if self._console is not None:
+            self._console = self._console._replace(block=True)
+
     def of_epochs(self, settled: Callable[[], AbstractContextManager[None]]) -> EpochCaptures:
         """Captures that the training thread begins. ``settled()``: everything is settled, the pump does nothing."""
         return EpochCaptures(self._desk, self.office, loop=self._loop, settled=settled)

@@ -120,9 +120,9 @@ class Desk:
         """Whether all that was recorded is written, looked into and told."""
         return self.gate.phase is not Phase.DONE and self._recorded is None and self._job is None
 
-    def begin(self, plan: Plan, loop: Loop) -> None:
-        """Capture from here on: said by the training thread, between two steps, when nothing is busy."""
-        self._arm(plan, loop)
+    def begin(self, plan: Plan, loop: Loop) -> str:
+        """Capture from here on, said by the training thread, between two steps, when nothing is busy; else why not."""
+        return self._arm(plan, loop)
 
     def turn(self, loop: Loop, *, last: bool = False) -> None:
         """Do what is due: arm, number, write, tell.
@@ -134,7 +134,9 @@ class Desk:
         for plan in list(self._asked):
             if not self.busy and loop.near(plan) and loop.rule is not None:
                 self._asked.remove(plan)
-                self._arm(plan, loop)
+                lacking = self._arm(plan, loop)
+                if lacking:
+                    _log.warning("Capture (%s): %s", plan.trigger, lacking)
         gate = self.gate
         if gate.first_number == NEXT and 0 < gate.first_ns < loop.settled_ns:
             gate.first_number = self._story.number(gate.first_ns)
@@ -167,17 +169,18 @@ class Desk:
                 self._job.writing.end(max(0, deadline_ns - self._clock()) / NS_PER_S)
                 self._tell(self._job, self._job.writing)
 
-    def _arm(self, plan: Plan, loop: Loop) -> None:
+    def _arm(self, plan: Plan, loop: Loop) -> str:
+        """Arm the gate; what is lacking for it, "" if nothing is."""
         lacking = self._profiler.lacking()
         if lacking:
-            _log.warning("Capture (%s): %s", plan.trigger, lacking)
-            return
+            return lacking
         if self._bytes_per_step:  # the end of a recording costs training 15 ms for every MB that it holds
             most = max(1, self._place.max_bytes // self._bytes_per_step)
             if most < plan.steps:
                 plan = plan._replace(steps=most, reason=f"{plan.reason} ({most} of {plan.steps} steps fit)")
         sources = loop.thread.sources
         self.gate.arm(plan, Boundary(loop.rule or _presumed(sources), sources), loop.thread)
+        return ""
 
     def _write(self, recorded: Recorded, loop: Loop, *, last: bool = False) -> None:
         if recorded.begun_ns and loop.settled_ns <= recorded.ended_ns and not last:

@@ -64,8 +64,7 @@ class EpochCaptures:
             with self._settled():
                 self._desk.turn(self._loop(), last=True)
                 if not self._desk.busy:
-                    self._desk.begin(plan, self._loop())
-                    return ""
+                    return self._desk.begin(plan, self._loop())
                 if self._desk.running:
                     break
             if time.monotonic() > deadline_s:

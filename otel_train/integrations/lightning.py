@@ -19,7 +19,7 @@ from otel_train.integrations.profiled import activities_of, chosen, fitted, step
 from otel_train.integrations.purposes import name_of
 from otel_train.integrations.shared import checked, merged, plain, settled, shared, whole
 from otel_train.optional import require
-from otel_train.values import LISTS, RANGES
+from otel_train.values import RANGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -290,6 +290,6 @@ def _console(top: int) -> dict[str, Any]:
     settings: dict[str, Any] = {"capture_top": min(top, _MOST_TOP)}
     if "OTEL_TRAIN_CAPTURE_MAX_S" not in os.environ:
         settings["capture_max_s"] = CAPTURE_MAX_S
-    if top and "profiler" in LISTS["console_blocks"]:
+    if top:
         settings["console_blocks"] = ["profiler"]
     return settings
