@@ -211,6 +211,22 @@ ROWS = (
          f"{UNIT}compiled_steps.py::test_a_call_that_is_mostly_dispatch_wants_a_larger_batch"),
     ),
     Row(
+        "C", 1, "A Lightning callback, configured by Hydra's `_target_`",
+        "`_target_: otel_train.integrations.lightning.ProfilerCallback`, with the keywords you have; "
+        "`OtelTrainCallback` for everything else; [Lightning](../howto/lightning.md)",
+        (f"{INTEGRATION}lightning_callbacks.py::test_the_chosen_epochs_leave_a_trace_each",
+         f"{INTEGRATION}lightning_callbacks.py::test_a_way_of_use_is_counted_right",
+         f"{INTEGRATION}lightning_callbacks.py::test_two_processes_are_two_ranks_of_one_run"),
+    ),
+    Row(
+        "C", 2, "Chosen epochs, `profile_steps`, `warmup_steps`, wait and skip",
+        "the same keywords of `ProfilerCallback`: 10 steps are skipped, 5 waited for; without Lightning "
+        '`capture_epochs="1,5"`, `capture_steps=100`, `capture_warmup=5`',
+        (f"{INTEGRATION}lightning_callbacks.py::test_the_chosen_epochs_leave_a_trace_each",
+         f"{INTEGRATION}lightning_callbacks.py::test_captures_of_epochs_are_the_run_s_captures",
+         f"{UNIT}integrations.py::test_an_epoch_that_is_none_is_refused"),
+    ),
+    Row(
         "C", 3, "Activities, shapes, stacks, memory; without CUDA the CPU is recorded, with a word",
         '`capture_activities="cpu,cuda"`, `capture_shapes=True`, `capture_stacks=True`, `capture_memory=True`',
         (f"{INTEGRATION}capture_options.py::test_shapes_stacks_and_memory_are_recorded_and_a_device_that_is_not_there_is_said",),
@@ -363,6 +379,13 @@ ROWS = (
          f"{EXAMPLES}throughput_of_every_epoch_is_printed_and_in_mlflow"),
     ),
     Row(
+        "E", 8, "A Lightning callback with switches for memory and timing, and an interval in epochs",
+        "`_target_: otel_train.integrations.lightning.ThroughputMonitorCallback`, with the keywords you have; "
+        "elsewhere `throughput_parts`",
+        (f"{INTEGRATION}lightning_callbacks.py::test_every_epoch_of_the_trainer_prints_one_block",
+         f"{UNIT}integrations.py::test_parts_of_an_epoch_s_throughput_can_be_left_out"),
+    ),
+    Row(
         "E", 8, "On and off by configuration; an interval in epochs",
         "[settings](settings.md) in code, environment, YAML or `pyproject.toml`; `log_every_epochs`",
         (f"{UNIT}flat.py::test_every_other_epoch_is_every_other_epoch",
@@ -384,10 +407,7 @@ ROWS = (
 )  # fmt: skip
 
 OPEN = (
-    Open("C", 1, "A Lightning callback, configured by Hydra's `_target_`", "the callback is being built"),
-    Open("C", 2, "Chosen epochs, `profile_steps`, `warmup_steps`, wait and skip", "the callback is being built"),
     Open("C", 10, "Less than 5 % slower while it records",
          "where it was measured it is more, in steps of many small operations: [captures](overhead.md#captures)"),
     Open("E", 4, "Memory of the dataset and of caches, peak in the epoch", "the figures are being built"),
-    Open("E", 8, "Switches for memory and timing", "the callback is being built"),
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -15,7 +16,6 @@ from tests.support.zero_code import environment, launched, run_zero_code, summar
 if TYPE_CHECKING:
     import subprocess
 
-pytest.importorskip("lightning", reason="lightning is not installed: pip install 'otel-train[frameworks]'")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROGRAM = Path(__file__).parent / "callbacks" / "lightning_program.py"
@@ -44,6 +44,8 @@ class Done:
 
 def run(folder: Path, *ways: str, how: str = "callback", package: str = "lightning") -> Done:
     """The program in a process of its own."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"{package} is not installed: pip install 'otel-train[frameworks]'")
     folder.mkdir(exist_ok=True)
     environ = environment(TEST_OBSERVED_BY=how, TEST_FOLDER=str(folder), CUDA_VISIBLE_DEVICES="")
     done: subprocess.CompletedProcess[str]
@@ -152,7 +154,6 @@ def test_captures_of_epochs_are_the_run_s_captures(trained: Done) -> None:
 
 def test_the_older_package_is_served_as_well(tmp_path: Path) -> None:
     """``pytorch_lightning`` has a Callback class of its own, and a Trainer that asks for it."""
-    pytest.importorskip("pytorch_lightning")
     done = run(tmp_path, "plain", package="pytorch_lightning")
 
     assert done.summary("plain")["steps"] == {"train": 20, "eval": 10}
