@@ -271,12 +271,11 @@ class Pumping:
         for part, batches in self._routes.lost().items():
             faults[part] = faults.get(part, 0) + batches
         return {
-            hardware.part: hardware.faults,
+            hardware.part: hardware.faults + self._memories.guard.faults,
             **faults,
             "ranks": faults.get("ranks", 0) + self._ranks.faults,
             **self.tracking.faults(),
             BY_HAND: faults.get(BY_HAND, 0) + sum(each.faults for each in given),
-            self._memories.guard.part: self._memories.guard.faults,
         }
 
     def _log_progress(self) -> None:

@@ -31,7 +31,7 @@ PARTS = (
     "hardware", "pump", "/metrics", "OTLP export", "run directory", "device time", "gradient scaler", "compiler",
     "build times", "values by hand", "devices", "transfers", "compiled models", "loader workers", "flight file",
     "summary", "captures", "ranks", "console", "unobserved",
-    "trackers", "memory",
+    "trackers",
 )  # fmt: skip
 """Parts of a session that count their faults."""
 

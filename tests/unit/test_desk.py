@@ -569,7 +569,7 @@ def test_an_epoch_that_is_over_before_the_pump_looks_is_captured(
         epochs.end()
     epochs.finish(20)
 
-    assert sorted(path.name for path in plain.iterdir()) == ["epoch_1.json", "epoch_2.json"]
+    assert sorted(path.name for path in plain.glob("*.json")) == ["epoch_1.json", "epoch_2.json"]
     assert [(r["epoch"], r["steps_recorded"], r["problem"]) for r in run.records()] == [
         (1, 2, ""),
         (2, 2, ""),
