@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 def a_script(model: torch.nn.Module, train: DataLoader[Any], val: DataLoader[Any]) -> None:
     session: Session = otel_train.instrument(model, {"train": train, "val": val}, run_dir="runs", otlp="off")
     otel_train.instrument([model, model], [train, val], config=Config(console=False))
+    otel_train.instrument(model, meter_provider=None, tracer_provider=None)
     otel_train.instrument({"generator": model}, Loader(train, name="code", phase="train", tokens=len))
     for _ in session.loaders["train"]:
         otel_train.log(loss=torch.zeros(()), lr=0.1)
