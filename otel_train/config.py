@@ -64,12 +64,6 @@ class Config:
     log_every_epochs: int = 1
     """Epochs between two rows of throughput for trackers. 0: none."""
 
-    track_timing: bool = True
-    """Have the times to load and to transform a batch in them."""
-
-    track_memory: bool = True
-    """Have the memory of datasets, of caches, and the peak of the epoch in them; looked at five times a second."""
-
     console: bool = True
     """Print the card at the end, on rank 0."""
 

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from otel_train.aggregate.flat_epochs import EpochWindow, no_memory
+from otel_train.aggregate.flat_names import left_out
 from otel_train.aggregate.operations import calls_of
 from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.signals import Signals
@@ -125,11 +126,10 @@ class Pumping:
     def _track(self, breath: Breath) -> None:
         config = self._config
         self._memories = memories_of(self._recording, self.caches, breath)
-        looks = config.track_memory and config.log_every_epochs
+        looks = config.log_every_epochs and not left_out(config.throughput_parts, "memory")
         epochs = EpochWindow(
-            self.run.totals, self._watch.facts, timing=config.track_timing,
-            memory=self._memories.values if looks else no_memory,
-        )  # fmt: skip
+            self.run.totals, self._watch.facts, memory=self._memories.values if looks else no_memory
+        )
         self.tracking = Tracking(
             config,
             self._info,
@@ -138,6 +138,7 @@ class Pumping:
             folder=self._routes.run_directory,
             anchor=self._anchor,
         )
+        self.tracking.before_finish = self.hand_over
         if looks:
             self.pump.between = lambda: self._memories.look() if self.tracking.listened() else None
 
@@ -175,6 +176,11 @@ class Pumping:
         with Guard("captures"):
             self.capturing.open(self._routes.on_post)
         self.pump.start()
+
+    def hand_over(self) -> bool:
+        """Let the trackers have what happened up to now, in half the time that the end may take. Whether they have."""
+        patience_s = self._config.exit_timeout_s / 2
+        return self.pump.settle_within(patience_s) and self.tracking.hand_over(patience_s)
 
     def last_turn(self, state: str) -> None:
         """Settle everything, tell it, and write the summary. The thread has been stopped."""

@@ -114,6 +114,8 @@ class Tracking:
         self._thread = threading.get_ident()
         self._desks: dict[str, Desk] = {}
         self._blocks: set[str] = set()
+        self.before_finish: Callable[[], object] = lambda: None
+        """Called on a thread of the program's that is about to finish a run we log to."""
         for name in SWITCHED:
             check_installed(name, getattr(config, name))
         self._figures = FlatFigures(
@@ -171,8 +173,18 @@ class Tracking:
 
     def listened(self) -> bool:
         """Whether there is, or has been, anybody to log to."""
-        self._awake = self._awake or any(desk.outlet.wanted() for desk in list(self._desks.values()))
+        wanted = [desk.outlet.wanted() for desk in list(self._desks.values())]  # all: some look at their run
+        self._awake = self._awake or any(wanted)
         return self._awake
+
+    def hand_over(self, timeout_s: float) -> bool:
+        """Let the trackers write what has been settled, in at most ``timeout_s`` seconds. Whether they have."""
+        deadline = time.monotonic() + timeout_s
+        if self._awake:
+            self._flush()
+            with self._guard:
+                self._put(self._figures.so_far())
+        return all(desk.emptied(deadline - time.monotonic()) for desk in list(self._desks.values()))
 
     def close(self, timeout_s: float) -> None:
         """Hand over what is left, and wait for the trackers in at most ``timeout_s`` seconds in all."""
@@ -203,6 +215,9 @@ class Tracking:
             else:
                 self._figures.skip(settled, rows, numbers)
 
+    def _finishing(self) -> None:
+        self.before_finish()
+
     def _put(self, rows: list[FlatRow]) -> None:
         if self._left_out:
             rows = [
@@ -225,7 +240,7 @@ class Tracking:
         run = None if isinstance(given, dict) else given
         outlet: Outlet
         if name == "wandb":
-            outlet = WandbOutlet(run, settings)
+            outlet = WandbOutlet(run, settings, before_finish=self._finishing)
         elif name == "mlflow":
             outlet = MlflowOutlet(self._thread, run, settings)
         else:

@@ -361,6 +361,14 @@ ROWS = (
          f"{UNIT}flat.py::test_throughput_is_told_once_per_pass_of_the_training_loader"),
     ),
     Row(
+        "E", 4, "Memory of the dataset and of caches, peak in the epoch",
+        "`memory_dataset_mb` (an estimate), `memory_cache_mb` after `session.cache(name, size=...)`, `memory_peak_mb`, "
+        "`memory_peak_device_mb`",
+        (f"{INTEGRATION}memory_of_epochs.py::test_a_buffer_held_for_half_a_second_is_in_the_peak_of_its_epoch",
+         f"{UNIT}dataset_size.py::test_the_estimate_is_close_to_what_is_held",
+         f"{UNIT}memories.py::test_figures_are_in_mib_under_their_flat_names"),
+    ),
+    Row(
         "E", 5, "Efficiency: actual against theoretical throughput",
         "`throughput_efficiency`, 0 to 1, from the run's own records; absent until it is known",
         (f"{UNIT}flat.py::test_efficiency_compares_with_the_slower_of_loading_and_computing_alone",
@@ -409,5 +417,4 @@ ROWS = (
 OPEN = (
     Open("C", 10, "Less than 5 % slower while it records",
          "where it was measured it is more, in steps of many small operations: [captures](overhead.md#captures)"),
-    Open("E", 4, "Memory of the dataset and of caches, peak in the epoch", "the figures are being built"),
 )  # fmt: skip

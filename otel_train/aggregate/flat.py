@@ -153,13 +153,16 @@ class FlatFigures:
         self.reported = number if row else self.reported
         return row
 
+    def so_far(self) -> list[FlatRow]:
+        """A row of the steps since the last one, if there were any."""
+        return self._step_row(self._stepped_ns) if self._step > self._logged else []
+
     def finish(self) -> list[FlatRow]:
         """A row of the steps since the last one, if there were any, and one of the epoch that ends here.
 
         That is one that was marked: a pass that was not finished is none.
         """
-        last = self._step_row(self._stepped_ns) if self._step > self._logged else []
-        return [*last, *self._epoch_row(self._turns.close(), self._stepped_ns)]
+        return [*self.so_far(), *self._epoch_row(self._turns.close(), self._stepped_ns)]
 
     def _step_row(self, at_ns: int) -> list[FlatRow]:
         self._logged = self._step

@@ -37,7 +37,6 @@ class EpochWindow:
         totals: where the workers' build times are.
         loaders: the loaders known now.
         memory: figures of memory, from the training loaders' names and when the epoch ended.
-        timing: tell times to load and to transform a batch.
 
     Attributes:
         safe: makes names safe.
@@ -49,13 +48,11 @@ class EpochWindow:
         loaders: Callable[[], Mapping[str, LoaderFacts]],
         *,
         memory: Memory = no_memory,
-        timing: bool = True,
     ) -> None:
         self.safe = SafeNames()
         self._totals = totals
         self._facts = loaders
         self._memory = memory
-        self._timing = timing
         self._built = totals.loaders.builds.copy()
         self._exposed = totals.device.copy()
         self._begin()
@@ -133,8 +130,6 @@ class EpochWindow:
         if not self._blind.intersection(names):
             found["samples_per_second"] = sum(self._samples[name] for name in names) / seconds
         found["batches_per_second"] = sum(self._batches[name] for name in names) / seconds
-        if not self._timing:
-            return found
         found.update(_milliseconds("batch_load_time_ms", [self._loads[n] for n in names if n in self._loads]))
         if all(name in builds for name in names):
             found.update(_milliseconds("batch_transform_time_ms", [builds[name] for name in names]))

@@ -44,15 +44,15 @@ class SafeNames:
 
 _PARTS: Final = {
     "timing": ("batch_load_time_ms", "batch_transform_time_ms"),
-    "memory": ("memory_dataset_mb", "memory_cache_mb", "memory_peak_mb"),
+    "memory": ("memory_",),
 }
 """How the keys of the parts of an epoch's throughput begin, by what the setting calls them."""
 
 
-def left_out(parts: str) -> tuple[str, ...]:
-    """How the keys begin that ``throughput_parts`` does not name."""
+def left_out(parts: str, *of: str) -> tuple[str, ...]:
+    """How the keys begin that ``throughput_parts`` does not name: all, or those ``of`` some parts."""
     wanted = {word.strip() for word in parts.split(",")}
-    return tuple(start for part, starts in _PARTS.items() if part not in wanted for start in starts)
+    return tuple(start for part in of or _PARTS if part not in wanted for start in _PARTS[part])
 
 
 def without(values: Mapping[str, float], starts: tuple[str, ...]) -> dict[str, float]:

@@ -55,6 +55,14 @@ class Line(Generic[T]):
         except queue.Full:
             self._drop(1)
 
+    def emptied(self, timeout_s: float) -> bool:
+        """Wait until what was handed over is written, in at most ``timeout_s`` seconds. Whether it is."""
+        waiting = self._waiting
+        with waiting.all_tasks_done:
+            return waiting.all_tasks_done.wait_for(
+                lambda: self.guard.closed or not waiting.unfinished_tasks, max(0.0, timeout_s)
+            )
+
     def end(self) -> None:
         """Nothing comes any more."""
         if self._thread is None or self._over:
@@ -85,5 +93,6 @@ class Line(Generic[T]):
                 break
             with self.guard:
                 self._write(*item)
+            self._waiting.task_done()
         with self.guard:
             self._close()

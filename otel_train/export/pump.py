@@ -183,6 +183,18 @@ class Pump:
                     self.settle()
             yield
 
+    def settle_within(self, patience_s: float) -> bool:
+        """Settle what was recorded until now, unless the run is over or a turn takes longer. Whether it was done."""
+        if not self.lock.acquire(timeout=patience_s):
+            return False
+        try:
+            if not self._run.closed:
+                with self.guard:
+                    self.settle()
+            return not self._run.closed
+        finally:
+            self.lock.release()
+
     def settle(self) -> None:
         """Read every ring up to now and settle what can be settled."""
         now_ns = self._clock()

@@ -95,8 +95,8 @@ def test_a_buffer_held_for_half_a_second_is_in_the_peak_of_its_epoch(
 
 
 def test_who_does_not_want_memory_does_not_get_it(tmp_path: Path) -> None:
-    """``track_memory=False``: no key, no look."""
-    rows = run(tmp_path, track_memory=False)["rows"]
+    """``throughput_parts="timing"``: no key, no look."""
+    rows = run(tmp_path, throughput_parts="timing")["rows"]
 
     assert "samples_per_second" in rows
     assert not [key for key in rows if key.startswith("memory")]

@@ -228,13 +228,6 @@ def test_memory_of_an_epoch_is_asked_for_at_its_end() -> None:
     assert asked == [(["code"], row.unix_ns) for row in rows]
 
 
-def test_times_of_batches_may_be_left_out() -> None:
-    """``track_timing=False``: rates stay."""
-    row = Rows(every_steps=0, workers=0, timing=False).play(epochs())[0]
-
-    assert set(row.values) == {"samples_per_second", "batches_per_second", "throughput_efficiency"}
-
-
 def test_computing_alone_leaves_out_only_the_wait_that_the_device_felt() -> None:
     """A device with work queued does not notice that the host waits: of 100 ms, 5 and not 20 were lost."""
     rows = Rows(every_steps=0, workers=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -134,6 +135,25 @@ def test_wandb_rows_are_left_for_the_program_to_commit() -> None:
     assert calls[3:] == [({"otel_train/step": 100, "otel_train/epoch": 1, **ROW.values}, False)] * 2
 
 
+def test_wandb_is_asked_to_say_when_its_run_is_about_to_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row that comes after the end has no place; the program's own run is left with nothing of ours."""
+    hooks: list[Any] = []
+    told: list[str] = []
+    run = SimpleNamespace(log=print, define_metric=print, _teardown_hooks=hooks)
+    module = SimpleNamespace(
+        TeardownHook=lambda call, stage: (call, stage), TeardownStage=SimpleNamespace(EARLY=1)
+    )
+    monkeypatch.setitem(sys.modules, "wandb.sdk.wandb_run", module)
+    outlet = WandbOutlet(run, before_finish=lambda: told.append("finishing"))
+    assert outlet.wanted()
+    assert outlet.wanted()
+
+    ((call, stage),) = hooks
+    call()
+    outlet.close()
+    assert (told, stage, hooks) == (["finishing"], 1, [])
+
+
 def test_a_given_writer_gets_scalars() -> None:
     """A ``SummaryWriter`` of the program's own."""
     calls: list[tuple[str, float, int]] = []
@@ -195,6 +215,25 @@ def test_runs_and_dicts_are_told_apart_from_settings() -> None:
 
     assert plain == {"wandb": "on", "mlflow": "on", "attempt": 2, "tensorboard": False}
     assert given == {"wandb": run, "mlflow": {"run_name": "a"}}
+
+
+def test_what_is_handed_over_can_be_waited_for() -> None:
+    """Before a run of the program's ends; not for ever, and not for a tracker that is off."""
+    freed = threading.Event()
+    desk = Desk(FakeOutlet(lambda _: freed.wait(60)))
+    assert desk.emptied(0)
+    desk.put(ROW, "here")
+    assert not desk.emptied(0.01)
+    freed.set()
+    assert desk.emptied(30)
+
+    def fail(_: FlatRow) -> None:
+        raise ConnectionError("server lost")
+
+    off = Desk(FakeOutlet(fail))
+    for _ in range(9):
+        off.put(ROW, "here")
+    assert off.emptied(30)
 
 
 def test_what_cannot_be_logged_to_is_refused() -> None:

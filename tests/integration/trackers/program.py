@@ -92,8 +92,8 @@ def main(tracker: str, folder: Path, *, watched: bool, settings: dict[str, Any])
                 optimizer.zero_grad()
                 log(number, loss.item())
                 number += 1
-            if watched and not (tracker.startswith("mlflow") and epoch == 2):
-                otel_train.summary()  # settles, so that rows are due while the program's own run is open
+            if watched and epoch < 2:
+                otel_train.summary()  # settles: these rows are written by and by, the rest when the run is over
     weights = b"".join(parameter.detach().numpy().tobytes() for parameter in model.parameters())
     sys.stdout.write(json.dumps({"weights": hashlib.sha256(weights).hexdigest()}) + "\n")
 
