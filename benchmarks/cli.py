@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import captures, idle, imports, processes, pump_turn, step_cost, wait, wall_time
+from benchmarks import captures, idle, imports, processes, pump_turn, step_cost, trackers, wait, wall_time
 from benchmarks.machine import this_machine
 from benchmarks.plan import Bench, Plan, say
 from benchmarks.row import Row, failed
@@ -35,6 +35,7 @@ BENCHES = (
     Bench("exit", processes.EXIT, processes.run_exit),
     Bench("memory", processes.MEMORY, processes.run_memory),
     Bench("capture", captures.WHAT, captures.run),
+    Bench("trackers", trackers.WHAT, trackers.run),
     Bench("idle", idle.WHAT, idle.run),
 )
 ON_CUDA = ("step",)
@@ -104,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks",
-        description="What watching costs, against the bare loop in the same run. About six minutes; use a quiet machine.",
+        description="What watching costs, against the bare loop in the same run. About ten minutes; use a quiet machine.",
         epilog=f"what is measured:\n{what}\n\nAn exit status of 1 says that a budget is missed or was not measured.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
