@@ -145,6 +145,19 @@ def test_throughput_of_every_epoch_is_printed_and_in_mlflow(tmp_path: Path) -> N
     assert re.findall(r"\[Throughput\] Epoch (\d):", said) == ["1", "2", "3"]
 
 
+@pytest.mark.slow
+def test_lightning_with_hydra_leaves_traces_of_the_chosen_epochs(tmp_path: Path) -> None:
+    """Epochs 1 and 2 of 3 were asked for: two files, none for 3; and a block of throughput for each of the three."""
+    needs("lightning")
+    needs("hydra")
+    said = run(tmp_path, str(EXAMPLES / "lightning_hydra" / "train.py"))
+
+    traces = sorted(path.name for path in (tmp_path / "traces").glob("*.json"))
+    assert traces == ["epoch_1.json", "epoch_2.json"]
+    assert re.findall(r"\[Throughput\] Epoch (\d):", said) == ["1", "2", "3"]
+    assert _summary(tmp_path)["steps"] == {"train": 180}
+
+
 def needs(package: str) -> None:
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"{package} is not installed: pip install 'otel-train[{package}]'")
