@@ -25,7 +25,14 @@ def main():
     train = {"code": DataLoader(rows(960), batch_size=16), "prose": DataLoader(rows(320), batch_size=16)}
     val = DataLoader(rows(160), batch_size=16)
 
-    otel_train.instrument(model, {**train, "val": val}, console_blocks=["profiling"])
+    session = otel_train.instrument(model, {**train, "val": val}, console_blocks=["profiling"])
+    slow = []  # code of one's own before every forward
+
+    def note_slow_batches():
+        if (session.last_batch_fetch_ms or 0) > 50:
+            slow.append(session.last_loader_name)
+
+    session.on("forward", before=note_slow_batches)
 
     weights = {"code": 0.7, "prose": 0.3}
     live = {name: iter(loader) for name, loader in train.items()}
@@ -43,6 +50,7 @@ def main():
         steps += 1
         if steps % 40 == 0:
             evaluate(model, val)
+    print("batches that took more than 50 ms to come:", slow)
 
 
 def evaluate(model, loader):

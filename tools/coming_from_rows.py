@@ -366,6 +366,7 @@ ROWS = (
         "`memory_peak_device_mb`",
         (f"{INTEGRATION}memory_of_epochs.py::test_a_buffer_held_for_half_a_second_is_in_the_peak_of_its_epoch",
          f"{UNIT}dataset_size.py::test_the_estimate_is_close_to_what_is_held",
+         f"{UNIT}cache_sizes.py::test_caches_say_how_large_they_are",
          f"{UNIT}memories.py::test_figures_are_in_mib_under_their_flat_names"),
     ),
     Row(

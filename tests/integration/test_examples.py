@@ -142,6 +142,8 @@ def test_throughput_of_every_epoch_is_printed_and_in_mlflow(tmp_path: Path) -> N
     with contextlib.closing(sqlite3.connect(tmp_path / "mlflow.db")) as database:
         steps = database.execute("SELECT step FROM metrics WHERE key = 'samples_per_second' ORDER BY step")
         assert [step for (step,) in steps] == [20, 40, 60]
+        cached = database.execute("SELECT value FROM metrics WHERE key = 'memory_cache_mb'")
+        assert {value for (value,) in cached} == {320 * 32 * 4 / 2**20}
     assert re.findall(r"\[Throughput\] Epoch (\d):", said) == ["1", "2", "3"]
 
 

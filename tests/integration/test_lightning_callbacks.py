@@ -131,7 +131,7 @@ def test_every_epoch_of_the_trainer_prints_one_block(trained: Done, way: str, ep
 
 def test_the_chosen_epochs_leave_a_trace_each(trained: Done) -> None:
     """Epochs 1 and 2 of 3, by Hydra, into the folder and under the names that the earlier callback used."""
-    traces = sorted((trained.folder / "hydra" / "traces").iterdir())
+    traces = sorted((trained.folder / "hydra" / "traces").glob("*.json"))
 
     assert [trace.name for trace in traces] == ["epoch_1.json", "epoch_2.json"]
     for number, trace in enumerate(traces):
