@@ -12,7 +12,7 @@ from otel_train.aggregate.captures import Capture
 from otel_train.capturing.around import NS_PER_S
 from otel_train.capturing.boundary import Boundary, Rule
 from otel_train.capturing.gate import Gate, Phase
-from otel_train.capturing.plan import NEXT, Plan, Recorded
+from otel_train.capturing.plan import NEXT, Options, Plan, Recorded
 from otel_train.capturing.record import RECORD_SUFFIX, write_record
 from otel_train.capturing.writer import Outcome, Place, Writing
 from otel_train.codes import SourceKind
@@ -233,8 +233,10 @@ class Desk:
             _error(recorded, outcome.problem), record["problem"], record["seconds"],
             str(record["finding"].get("claim", "")), record,
         )  # fmt: skip
-        if capture.problem:
-            _log.warning("Capture (%s): %s", capture.trigger, capture.problem)
+        # What a machine lacks is no news where nobody asked for it by name.
+        by_name = recorded.plan.options.activities != Options().activities
+        for said in filter(None, (capture.problem, *outcome.notes, *(recorded.notes if by_name else ()))):
+            _log.warning("Capture (%s): %s", capture.trigger, said)
         self._story.over(capture)
 
     def _document(self, job: _Job, outcome: Outcome) -> dict[str, Any]:

@@ -254,6 +254,21 @@ def test_chosen_epochs_give_their_files_and_no_others(tmp_path: Path) -> None:
         assert any("Input Dims" in event.get("args", {}) for event in events)
 
 
+def test_what_a_machine_lacks_is_left_out_and_said(
+    session: Session, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A setting from the cluster must not cost the capture on a laptop."""
+    otel_train.capture(steps=1, activities=["mtia"])
+    train(lambda: bool(records(session)))
+    session.close()
+
+    (record,) = records(session)
+    assert record["problem"] == ""
+    assert record["notes"] == ["no mtia activity: this machine has none"]
+    assert any("aten::" in str(event.get("name")) for event in trace(session, record))
+    assert "Capture (on_demand): no mtia activity: this machine has none" in caplog.text
+
+
 def test_captures_can_be_off(tmp_path: Path) -> None:
     """Then nothing listens and nothing is written."""
     with otel_train.instrument(run_dir=str(tmp_path), capture="off", **FAST) as session:
