@@ -20,10 +20,12 @@ class Rule(NamedTuple):
     Attributes:
         work: what makes a step: an update, a backward, a batch, or a mark set by hand.
         asks: the loop asks a loader for batches, and a step ends at the ask.
+        aside: names of loaders that were never trained on: what begins with an ask of theirs is no step.
     """
 
     work: SourceKind
     asks: bool
+    aside: frozenset[str] = frozenset()
 
 
 class Boundary:
@@ -60,19 +62,32 @@ class Boundary:
         """Whether a step will have ended before the next edge that can end one."""
         return self._worked
 
+    def begins(self, code: int) -> bool:
+        """Whether the next step, if none is running, begins with this edge. An evaluation is not part of it."""
+        if not self._rule.asks or self._rule.work is SourceKind.MARK:
+            return True
+        number = code >> SOURCE_SHIFT & SOURCE_MASK
+        asked = self._kind(number) is SourceKind.DATA and code & OP_MASK == Op.BEGIN
+        return (asked and not self._is_aside(number)) or self.inside(code)
+
     def inside(self, code: int) -> bool:
         """Whether, just before this edge, a step was running beyond doubt.
 
         Between the end of one and the work of the next lies what may be of neither: an evaluation, a checkpoint.
         """
-        kind = self._kind(code >> SOURCE_SHIFT & SOURCE_MASK)
+        number = code >> SOURCE_SHIFT & SOURCE_MASK
         if self._rule.work is SourceKind.MARK:
             return True  # marks lie side by side
-        return kind is self._rule.work and code & OP_MASK == Op.END and not code & _START
+        worked = self._kind(number) is self._rule.work and code & OP_MASK == Op.END and not code & _START
+        return worked and not self._is_aside(number)
 
     def _kind(self, number: int) -> SourceKind:
         kind = self._sources[number].kind
         return SourceKind.OPTIMIZER if kind is SourceKind.WHOLE else kind  # an update is an update
+
+    def _is_aside(self, number: int) -> bool:
+        source = self._sources[number]
+        return source.kind is SourceKind.DATA and source.name in self._rule.aside
 
     def _at_ask(self, op: int, kind: SourceKind, code: int) -> bool:
         if self.inside(code):

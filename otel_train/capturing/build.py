@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from otel_train.aggregate.captures import CAPTURES_FOLDER
-from otel_train.aggregate.steps import StepSource
+from otel_train.aggregate.steps import TRAIN, StepSource
 from otel_train.capturing.around import Limits, Loop, Story
 from otel_train.capturing.asked import options_of
 from otel_train.capturing.boundary import Rule
@@ -150,11 +150,14 @@ class Capturing:
         leading = run.leading
         rings = {id(ring): ring for ring in self._recorder.threads}
         ring = rings.get(leading.key, self._recorder.main) if leading else self._recorder.main
-        work = _WORK.get(run.step_source)
-        rule = None if work is None or leading is None else Rule(work, leading.asks)
         thread = Thread(ring.ident, sources, ring.ring.divert)
         return Loop(
-            rule, thread, run.step_number, run.keeper.median_ns, run.epochs.at(run.settled_ns), run.settled_ns
+            rule_of(run),
+            thread,
+            run.step_number,
+            run.keeper.median_ns,
+            run.epochs.at(run.settled_ns),
+            run.settled_ns,
         )
 
     def _over(self, capture: Capture) -> None:
@@ -167,6 +170,16 @@ class Capturing:
 
     def _number(self, at_ns: int) -> int:
         return self._run.recent.at(at_ns, self._run.step_number)
+
+
+def rule_of(run: RunAccount) -> Rule | None:
+    """How steps can be told apart by edges alone; None while that is not known."""
+    work, leading = _WORK.get(run.step_source), run.leading
+    if work is None or leading is None:
+        return None
+    names = run.totals.names.loaders.names
+    trained = {names[loader] for loader, phase in run.totals.batches if phase == TRAIN}
+    return Rule(work, leading.asks, frozenset(names[loader] for loader, _ in run.totals.batches) - trained)
 
 
 def _every_of(config: Config) -> Every:

@@ -81,7 +81,7 @@ class Gate:
         """Want a capture. Called by the pump, when the gate is idle."""
         self._plan, self._boundary, self._thread = plan, boundary, thread
         self._abort, self._notes = "", list[str]()
-        self._over = False
+        self._over = self._between = False
         self._open: list[tuple[int, Range]] = []
         self._step: Range | None = None
         self._boundaries = self._left = self._steps = 0
@@ -90,7 +90,8 @@ class Gate:
         self.phase = Phase.WAITING
         thread.divert(self._see)
         if plan.at_once and get_ident() == thread.ident:
-            self._contain(self._at_boundary)
+            self._contain(self._end_of_step)
+            self._contain(self._begin_of_step)
 
     def take(self) -> Recorded | None:
         """What was recorded, once it is over; the gate is idle then. Called by the pump."""
@@ -118,7 +119,7 @@ class Gate:
         """No step comes that belongs to it: end it with what there is. Called by the training thread."""
         if self._plan.at_once and self.phase not in (Phase.IDLE, Phase.DONE):
             if self._boundary.ended and get_ident() == self._thread.ident:
-                self._contain(self._at_boundary)
+                self._contain(self._end_of_step)
             self.abort("")
 
     def wait(self, timeout_s: float) -> None:
@@ -143,10 +144,16 @@ class Gate:
         if self._boundaries and self._boundary.inside(code):
             self._note_instant()
         if self._boundary.before(code):
-            self._at_boundary()
-        elif self._over or (self.begun_ns and self._clock() - self.begun_ns > self._max_ns):
-            self._abort = self._abort or f"stopped after {self._max_ns / NS_PER_S:g} s"
-            self._finish()
+            self._end_of_step()
+        if self._over or (self.begun_ns and self._clock() - self.begun_ns > self._max_ns):
+            self._abort = self._abort or (
+                "" if self._over else f"stopped after {self._max_ns / NS_PER_S:g} s"
+            )
+            self._over = True
+            if self.phase is not Phase.DONE:
+                self._finish()
+        elif self._between and self._boundary.begins(code):
+            self._begin_of_step()
         if code & OP_MASK >= Op.END and self._open:
             self._close_range(code >> SOURCE_SHIFT & SOURCE_MASK)
 
@@ -164,27 +171,31 @@ class Gate:
             self._within_ns = self._within_ns or self._clock()
         self.first_ns = self.first_ns or self._clock()
 
-    def _at_boundary(self) -> None:
+    def _end_of_step(self) -> None:
         self._boundaries += 1
+        self._between = True
+        if self.phase is Phase.ACTIVE:
+            self._steps += 1
+            self._end_step()
+            if self._steps >= self._plan.steps:
+                self._finish()
+
+    def _begin_of_step(self) -> None:
+        self._between = False
         if self.phase is Phase.WAITING and self._is_time():
             self._warm_up()
         elif self.phase is Phase.WARMUP:
             self._left -= 1
-        elif self.phase is Phase.ACTIVE:
-            self._steps += 1
-            self._end_step()
         if self.phase is Phase.WARMUP and self._left <= 0:
             self._profiler.start()
             self.begun_ns = self._clock()
             self.phase = Phase.ACTIVE
         if self.phase is Phase.ACTIVE:
-            if self._over or self._steps >= self._plan.steps:
-                self._finish()
-            else:
-                self._begin_step()
+            # The run's own number may not be known yet: whoever writes the file puts it there.
+            self._step = self._profiler.range(f"{STEP_PREFIX}{self._steps}")
 
     def _is_time(self) -> bool:
-        """Whether to warm up at this boundary."""
+        """Whether to warm up for the step that begins now."""
         ahead = self._boundaries - 1
         if self._plan.at_step == NEXT:
             return ahead >= self._plan.wait
@@ -206,10 +217,6 @@ class Gate:
         self.phase = Phase.WARMUP
         self._left = self._plan.warmup
         self._notes = self._profiler.prepare(self._plan.options)
-
-    def _begin_step(self) -> None:
-        # The run's own number may not be known yet: whoever writes the file puts it there.
-        self._step = self._profiler.range(f"{STEP_PREFIX}{self._steps}")
 
     def _end_step(self) -> None:
         while self._open:

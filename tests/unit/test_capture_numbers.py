@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from otel_train.aggregate.run import RunAccount
-from otel_train.aggregate.steps import StepSource
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.capturing.around import Limits, Loop, Story
-from otel_train.capturing.boundary import Rule
+from otel_train.capturing.build import rule_of
 from otel_train.capturing.desk import Desk
 from otel_train.capturing.gate import Thread
 from otel_train.capturing.plan import NEXT, Plan
@@ -37,7 +36,6 @@ TURN_EVERY = 13
 """Edges that the pump reads at once: no divisor of any loop below."""
 
 ASKED_EVERY = 5
-WORK = {StepSource.UPDATE: SourceKind.OPTIMIZER, StepSource.MANUAL: SourceKind.MARK}
 
 
 class Replay:
@@ -85,11 +83,8 @@ class Replay:
         self.desk.turn(self._loop())
 
     def _loop(self) -> Loop:
-        run, leading = self._run, self._run.leading
-        work = WORK.get(run.step_source)
-        rule = None if work is None or leading is None else Rule(work, leading.asks)
         thread = Thread(get_ident(), self.tape.sources, self._divert)
-        return Loop(rule, thread, run.step_number, 0, 1, run.settled_ns)
+        return Loop(rule_of(self._run), thread, self._run.step_number, 0, 1, self._run.settled_ns)
 
     def _divert(self, see: Any) -> None:
         self._see = see
@@ -148,6 +143,17 @@ def loops() -> dict[str, Callable[[Tape, int], object]]:
     )}  # fmt: skip
 
 
+def within_steps(log: list[str]) -> set[str]:
+    """What was recorded from the begin of the profiler on, and inside of steps."""
+    found, step = set(), True
+    for word in log[log.index("start") :]:
+        if "ProfilerStep#" in word:
+            step = word.startswith("+")
+        elif step:
+            found.add(word)
+    return found
+
+
 @pytest.mark.parametrize("at_step", [NEXT, 20])
 @pytest.mark.parametrize("name", loops())
 def test_the_numbers_are_right_wherever_it_is_asked_for(name: str, at_step: int, tmp_path: Path) -> None:
@@ -161,6 +167,7 @@ def test_the_numbers_are_right_wherever_it_is_asked_for(name: str, at_step: int,
         capture = replay.go(Plan("on_demand", 2, warmup=0, at_step=at_step), at_edge=at_edge)
         if "had passed" in capture.problem:
             continue
+        assert "+otel_train:data:val" not in within_steps(replay.profiler.log)
         log = [word for word in replay.profiler.log if "otel_train:" not in word]
         begun = log.index("+ProfilerStep#0")
         mine = int(log[begun + 1].removeprefix("mine#"))

@@ -248,6 +248,46 @@ def test_the_program_s_own_profiler_goes_first() -> None:
     assert loop.recorded().problem == "the program started a profiler of its own"
 
 
+def test_a_session_that_another_thread_closes_is_no_capture_that_took_too_long() -> None:
+    """What there is, is what there is: the record says how many steps, and no more."""
+    loop = Loop()
+    loop.arm(steps=100)
+    loop.steps(3)
+    helper = threading.Thread(target=loop.gate.abort, args=("",))
+    helper.start()
+    helper.join()
+    loop.edge(Op.END, DATA)
+
+    assert loop.recorded().problem == ""
+
+
+def test_an_evaluation_between_two_steps_is_in_neither_and_not_what_begins_a_recording() -> None:
+    """A schedule often meets the step after an evaluation, and that would fill the trace."""
+    loop = Loop(ASKS._replace(aside=frozenset({"val"})))
+    loop.arm(steps=2)
+    for _ in range(3):
+        loop.step()
+        loop.step(VAL, FORWARD, VAL, FORWARD)
+    loop.step()
+
+    log = loop.profiler.log
+    assert log[: log.index("+otel_train:data:train")] == ["prepare", "start", "+ProfilerStep#0"]
+    between = log[log.index("-ProfilerStep#0") : log.index("+ProfilerStep#1")]
+    assert between.count("+otel_train:data:val") == 2
+    assert log.count("+otel_train:data:val") == 2
+
+
+def test_a_loader_that_was_only_evaluated_may_be_trained_on_later() -> None:
+    """Then a step begins where its work is seen: late, but not never."""
+    loop = Loop(ASKS._replace(aside=frozenset({"val"})))
+    loop.arm(steps=1)
+    loop.step()
+    loop.step(VAL, FORWARD, BACKWARD, FIRST)
+    loop.step(VAL)
+
+    assert marks(loop.profiler)[-2:] == ["-ProfilerStep#0", "stop"]
+
+
 def test_from_another_thread_it_ends_at_the_next_edge() -> None:
     """The profiler can only be stopped where it was started."""
     loop = Loop()
@@ -317,6 +357,15 @@ def test_where_batches_are_the_steps_the_ask_after_each_ends_it() -> None:
     ]
 
     assert [place for place, edge in enumerate(edges) if boundary.before(edge)] == [2, 4, 10]
+
+
+def test_batches_of_an_evaluation_are_no_steps_where_batches_are() -> None:
+    """Neither do they begin one."""
+    boundary = Boundary(Rule(SourceKind.DATA, asks=True, aside=frozenset({"val"})), SOURCES)
+    edges = [code(op, source) for op, source in calls(DATA, VAL, VAL, DATA, DATA)]
+
+    assert [place for place, edge in enumerate(edges) if boundary.before(edge)] == [2, 8]
+    assert [boundary.begins(edge) for edge in edges[2:7]] == [False, False, False, False, True]
 
 
 def test_a_number_is_told_by_an_instant_at_the_step_s_own_work() -> None:
