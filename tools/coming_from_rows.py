@@ -224,7 +224,9 @@ ROWS = (
         '`capture_epochs="1,5"`, `capture_steps=100`, `capture_warmup=5`',
         (f"{INTEGRATION}lightning_callbacks.py::test_the_chosen_epochs_leave_a_trace_each",
          f"{INTEGRATION}lightning_callbacks.py::test_captures_of_epochs_are_the_run_s_captures",
-         f"{UNIT}integrations.py::test_an_epoch_that_is_none_is_refused"),
+         f"{UNIT}integrations.py::test_an_epoch_that_is_none_is_refused",
+         f"{INTEGRATION}capture.py::test_chosen_epochs_give_their_files_and_no_others",
+         f"{UNIT}gate.py::test_warm_up_and_wait_are_steps_before_the_first"),
     ),
     Row(
         "C", 3, "Activities, shapes, stacks, memory; without CUDA the CPU is recorded, with a word",
@@ -240,8 +242,10 @@ ROWS = (
     ),
     Row(
         "C", 5, "The slowest CPU operations and CUDA kernels with time and share, on the console",
-        "printed after each capture (`capture_top`); `otel-train analyze TRACE` at any time",
+        'printed after each capture (`capture_top`), as `[Profiler] ...` with `console_blocks=["profiler"]`; '
+        "`otel-train analyze TRACE` at any time",
         (f"{UNIT}analyze_command.py::test_it_says_what_a_trace_says",
+         f"{UNIT}capture_told.py::test_the_profiler_block_reads_as_it_always_has",
          f"{INTEGRATION}real_traces.py::test_self_time_of_every_operator_is_that_of_the_profiler"),
     ),
     Row(
@@ -417,5 +421,6 @@ ROWS = (
 
 OPEN = (
     Open("C", 10, "Less than 5 % slower while it records",
-         "where it was measured it is more, in steps of many small operations: [captures](overhead.md#captures)"),
+         "steps of few, large operations are; thousands of small ones cost 38 %, of which all is torch.profiler's own: "
+         "[captures](overhead.md#captures)"),
 )  # fmt: skip

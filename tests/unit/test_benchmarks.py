@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.captures import LOADS, Cost, rows_of
 from benchmarks.machine import Machine
 from benchmarks.row import Row, Verdict, failed
 from benchmarks.spread import differences, fastest_mean, percent_more, slope, spread_of
@@ -223,3 +224,17 @@ def test_results_can_be_read_back_as_json() -> None:
 
     assert stored["spread"] == {"q1": 16.5, "median": 17.0, "q3": 17.5, "repeats": 3}
     assert (stored["verdict"], stored["excess"]) == ("missed", 2.0)
+
+
+def test_a_capture_is_measured_beside_the_profiler_alone() -> None:
+    """20 ms bare, 22 with torch's profiler, 23.1 with ours: 10 % are torch's and 5 % of that ours; 20 products share 2 ms."""
+    found = {
+        name: [Cost(wall=wall_ms * 1e6, cpu=cpu_ms * 1e6)]
+        for name, wall_ms, cpu_ms in (("alone", 20.0, 20.0), ("torch", 23.0, 22.0), ("ours", 24.0, 23.1))
+    }
+    rows = rows_of(LOADS[0], 20, found)
+
+    figures = {row.name.removeprefix("capture.active.large"): round(row.values[0], 6) for row in rows}
+    assert figures == {"": 20.0, ".cpu": 15.5, ".torch": 10.0, ".own": 5.0}
+    assert rows[0].verdict is Verdict.MISSED
+    assert rows[0].detail["torch_us_each"] == pytest.approx(100.0)
