@@ -35,7 +35,7 @@ MAKE = re.compile(r"(?:^|[\s(])make ([a-z][a-z-]*)")
 COMMAND = re.compile(r"otel-train ((?:[a-z]+)\b)?([^\n|#]*)")
 ELSEWHERE = ("http://", "https://")
 CALLS = {"instrument", "Config"}
-OTHER_KEYWORDS = {"model", "loaders", "config", "config_file"}
+OTHER_KEYWORDS = {"model", "loaders", "config", "config_file", "meter_provider", "tracer_provider"}
 
 
 def name_of(path: Path) -> str:
