@@ -46,15 +46,18 @@ _CHUNK_BYTES = 1 << 18
 _LONGEST, _DIGITS = 200, 9
 
 
-def application(root: Path, *, only: str | None = None, hosts: Collection[str] = ()) -> ASGIApp:
+def application(
+    root: Path, *, only: str | None = None, hosts: Collection[str] = (), captures: Captures | None = None
+) -> ASGIApp:
     """The page over a folder of runs. It reads, and changes nothing.
 
     Args:
         root: the folder.
         only: the one run to show; None for all.
         hosts: names under which it may be asked for, beside ``localhost`` and addresses that are numbers.
+        captures: who looks into captures; one of its own if None.
     """
-    site = _Site(root, only)
+    site = _Site(root, only, captures or Captures())
     routes = [
         Route("/", site.runs),
         Route("/run/{name}", site.run),
@@ -66,12 +69,12 @@ def application(root: Path, *, only: str | None = None, hosts: Collection[str] =
 class _Site:
     """Answers requests, in threads: a lock keeps what has been read whole."""
 
-    def __init__(self, root: Path, only: str | None) -> None:
+    def __init__(self, root: Path, only: str | None, captures: Captures) -> None:
         documents = Documents()
         self._root, self._only = root, only
         self._shelf = Shelf(root, only=only, documents=documents)
         self._viewer = Viewer(documents=documents)
-        self._captures = Captures()
+        self._captures = captures
         self._lock = threading.Lock()
         own = resources.files("otel_train.web")
         script = own.joinpath("page.js").read_text(encoding="utf-8")
@@ -107,10 +110,8 @@ class _Site:
             if "file" in query:
                 return _download(run, rank, query["file"])
             view = self._viewer.view(run, rank)
-            page = run_page(
-                view, tab if tab in TABS else TABS[0], captures=self._captures, capture=query.get("capture")
-            )
-        return _answer(request, page)
+        tab = tab if tab in TABS else TABS[0]
+        return _answer(request, run_page(view, tab, captures=self._captures, capture=query.get("capture")))
 
 
 def _number(text: str) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import threading
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -25,16 +26,17 @@ if TYPE_CHECKING:
 ACCOUNT = "artifacts/profiler_summary.json"
 RECORD = ".record.json"
 _TRACES = (".json", ".json.gz")
-_MOST_TRACE_BYTES = 64 << 20
+_MOST_TRACE_BYTES = 32 << 20
 """A larger trace is for a command: reading it takes seconds, and several times its size in memory."""
 
 _KEPT = 4
 
 
 class Captures:
-    """Analyses of captures, made when somebody asks for one."""
+    """Analyses of captures, made when somebody asks for one, one at a time: others look at other pages meanwhile."""
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._kept: dict[tuple[Path, Mark], dict[str, Any]] = {}
 
     def analysis(self, file: File) -> dict[str, Any]:
@@ -48,18 +50,23 @@ class Captures:
                 f"{bytes_of(file.mark.size_bytes)} are too many for a page: use otel-train analyze"
             )
         key = (file.path, file.mark)
-        if key not in self._kept:
-            from otel_train.analyze.flame import flame
-            from otel_train.analyze.scene import Scene
-            from otel_train.analyze.summary import summarize
-            from otel_train.analyze.trace import read
+        with self._lock:
+            if key not in self._kept:
+                found = _analysis(file.path)
+                while len(self._kept) >= _KEPT:
+                    self._kept.pop(next(iter(self._kept)))
+                self._kept[key] = found
+            return self._kept[key]
 
-            trace = read(file.path)
-            found = {"analysis": summarize(trace), "flame": flame(Scene(trace))}
-            while len(self._kept) >= _KEPT:
-                self._kept.pop(next(iter(self._kept)))
-            self._kept[key] = found
-        return self._kept[key]
+
+def _analysis(path: Path) -> dict[str, Any]:
+    from otel_train.analyze.flame import flame
+    from otel_train.analyze.scene import Scene
+    from otel_train.analyze.summary import summarize
+    from otel_train.analyze.trace import read
+
+    trace = read(path)
+    return {"analysis": summarize(trace), "flame": flame(Scene(trace))}
 
 
 def artifacts(view: View, captures: Captures, chosen: str | None) -> str:

@@ -61,7 +61,7 @@ function say(text) {
 
 async function load(address) {
   if (asked) asked.abort();
-  const mine = asked = new AbortController(), limit = setTimeout(() => mine.abort(), 15000);
+  const mine = asked = new AbortController(), limit = setTimeout(() => mine.abort(), 60000);
   clearTimeout(timer);
   try {
     const answer = await fetch(address, {cache: 'no-store', signal: mine.signal, headers: mark ? {'If-None-Match': mark} : {}});

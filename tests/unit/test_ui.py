@@ -14,6 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from otel_train.web.app import application
+from otel_train.web.artifacts import Captures
 from tests.support.asking import Answer, ask
 from tests.support.left_run import TOKEN, leave_run, say_summary
 from tests.unit.test_report import EVIL, a_run
@@ -21,6 +22,8 @@ from tests.unit.test_report import EVIL, a_run
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
+
+    from otel_train.web.listing import File
 
 TABS = ("overview", "timing", "memory", "artifacts")
 CAPTURE = "captures/epoch_1-rank0.json.gz"
@@ -365,6 +368,39 @@ def test_a_capture_that_cannot_be_read_is_said(tmp_path: Path, capture: str) -> 
 
     assert answer.status == 200
     assert ("It cannot be looked into" in answer.text) == (capture != "none")
+
+
+class Slow(Captures):
+    """Looks into captures for as long as it is let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun, self.over = threading.Event(), threading.Event()
+
+    def analysis(self, file: File) -> dict[str, Any]:
+        self.begun.set()
+        self.over.wait(60)
+        return super().analysis(file)
+
+
+def test_a_capture_that_takes_its_time_holds_up_nobody_else(tmp_path: Path) -> None:
+    """A large one takes seconds; runs that go on are followed meanwhile."""
+    a_run(tmp_path)
+    captures = Slow()
+    site = application(tmp_path, captures=captures)
+    answers: list[Answer] = []
+    target = f"/run/20260131-x7?tab=artifacts&capture={quote(CAPTURE, safe='')}"
+    patient = threading.Thread(target=lambda: answers.append(ask(site, target)))
+    patient.start()
+    assert captures.begun.wait(60)
+
+    meanwhile = ask(site, "/run/20260131-x7")
+    waited = not answers
+    captures.over.set()
+    patient.join()
+
+    assert (meanwhile.status, waited) == (200, True)
+    assert "aten::addmm" in answers[0].text
 
 
 def test_a_run_may_vanish_while_it_is_read(tmp_path: Path) -> None:
