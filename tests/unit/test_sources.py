@@ -395,3 +395,17 @@ def test_commands_look_for_runs_where_the_settings_of_the_folder_put_them(
 
     assert main(["summary"]) == 2  # the default folder, which has no run
     assert "No run below runs" in capsys.readouterr().err
+
+
+def test_files_are_read_where_a_session_starts_and_nowhere_else() -> None:
+    """Neither a loader worker nor a step may wait for a disk: what they run knows nothing of sources."""
+    package = Path(otel_train.__file__).parent
+    users = {
+        str(path.relative_to(package))
+        for path in package.rglob("*.py")
+        if "from otel_train.sources import" in path.read_text(encoding="utf-8")
+    }
+
+    assert {user for user in users if not user.startswith(("cli/", "doctor/"))} == {
+        "front.py", "integrations/shared.py", "launch/child.py", "launch/command.py",
+    }  # fmt: skip
