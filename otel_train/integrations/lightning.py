@@ -14,10 +14,11 @@ from otel_train import front
 from otel_train.errors import MissingExtraError
 from otel_train.guard import Guard
 from otel_train.integrations.checkpoints import time_checkpoints
+from otel_train.integrations.loggers import trackers_of
 from otel_train.integrations.meeting import common_run_id
 from otel_train.integrations.profiled import activities_of, chosen, fitted, steps_of_an_epoch
 from otel_train.integrations.purposes import name_of
-from otel_train.integrations.shared import checked, merged, plain, settled, shared, whole
+from otel_train.integrations.shared import checked, merged, settled, shared, whole
 from otel_train.optional import require
 from otel_train.values import RANGES
 
@@ -92,6 +93,7 @@ class _Translation(_Callback):
                 session.name_loaders(functools.partial(name_of, weakref.ref(trainer), self._guard))
                 self._undo()
                 self._undo = time_checkpoints(trainer)
+                session.track(trackers_of(trainer, session.config))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """A run that goes on in the middle of an epoch begins none: this does."""
@@ -160,7 +162,7 @@ class OtelTrainCallback(_Translation):
     """
 
     def __init__(self, model: Any = None, loaders: Any = None, **settings: Any) -> None:
-        super().__init__(enabled=True, settings=settings, model=model, loaders=plain(loaders))
+        super().__init__(enabled=True, settings=settings, model=model, loaders=loaders)
 
 
 class ProfilerCallback(_Translation):

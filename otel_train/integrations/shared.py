@@ -74,13 +74,14 @@ class SharedSession:
         if holder not in self._holders:
             return
         self._holders.discard(holder)
-        own = self._own
-        if self._holders or own is None:
+        session, own = front.current(), self._own
+        if self._holders:
             return
+        if error is None and session is not None:
+            session.epoch_captures().finish(FINISH_S)
         self._own = None
-        if error is None:
-            own.epoch_captures().finish(FINISH_S)
-        own.__exit__(None if error is None else type(error), error, None)
+        if own is not None:
+            own.__exit__(None if error is None else type(error), error, None)
 
 
 shared = SharedSession()

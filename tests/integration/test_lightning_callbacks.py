@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 PROGRAM = Path(__file__).parent / "callbacks" / "lightning_program.py"
-WAYS = ("plain", "accumulated", "several", "manual", "limited", "saved", "failing", "hydra")
+WAYS = ("plain", "accumulated", "several", "manual", "limited", "saved", "failing", "logged", "hydra")
 
 
 class Done:
@@ -150,6 +150,19 @@ def test_captures_of_epochs_are_the_run_s_captures(trained: Done) -> None:
 
     assert captures
     assert [(r["epoch"], r["steps"], r["problem"]) for r in records] == [(1, [17, 20], ""), (2, [47, 50], "")]
+
+
+def test_what_we_log_goes_where_the_trainer_logs(trained: Done) -> None:
+    """The run of its MLflow logger is active on no thread, and its TensorBoard folder is not ours."""
+    mlflow = pytest.importorskip("mlflow")
+    client = mlflow.MlflowClient(f"sqlite:///{trained.folder}/mlflow.db")
+    [run] = client.search_runs([client.get_experiment_by_name("mine").experiment_id])
+    written = client.get_metric_history(run.info.run_id, "samples_per_second")
+
+    assert [metric.step for metric in written] == [10, 20]
+    assert "profile/train/dl_train/time_forward_ms" in run.data.metrics
+    [events] = (trained.folder / "tensorboard").rglob("events.out.tfevents.*")
+    assert b"samples_per_second" in events.read_bytes()
 
 
 def test_the_older_package_is_served_as_well(tmp_path: Path) -> None:

@@ -95,15 +95,25 @@ def fit(name: str, module: Any, train: Any, val: Any, **options: Any) -> Any:
     said = io.StringIO()
     with redirect_stderr(said):
         trainer = L.Trainer(
-            accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+            accelerator="cpu", enable_progress_bar=False, enable_model_summary=False,
             callbacks=made(name) if by_callback() else None, default_root_dir=str(folder()),
-            **{"enable_checkpointing": False, "max_epochs": 2, **options},
+            **{"enable_checkpointing": False, "max_epochs": 2, "logger": False, **options},
         )  # fmt: skip
         try:
             trainer.fit(module, train, val)
         except ArithmeticError:
             said.write("failed\n")
     return {"printed": said.getvalue(), "steps": trainer.global_step, "weights": digest(module)}
+
+
+def loggers() -> list[Any]:
+    module = importlib.import_module(
+        f"{L.__name__}.loggers" if hasattr(L, "loggers") else f"{PACKAGE}.pytorch.loggers"
+    )
+    return [
+        module.MLFlowLogger("mine", tracking_uri=f"sqlite:///{folder()}/mlflow.db"),
+        module.TensorBoardLogger(folder() / "tensorboard"),
+    ]
 
 
 def failing() -> Module:
@@ -122,6 +132,7 @@ WAYS = {
     "limited": lambda name: fit(name, Module(), loader(10), loader(4), limit_train_batches=4, max_epochs=3),
     "saved": lambda name: fit(name, Module(), loader(4), None, enable_checkpointing=True),
     "failing": lambda name: fit(name, failing(), loader(10), None),
+    "logged": lambda name: fit(name, Module(), loader(10), None, logger=loggers()),
     "hydra": lambda name: fit(name, Module(), loader(30), loader(2), max_epochs=3),
     "ddp": lambda name: fit(name, Module(), loader(12), loader(4), strategy="ddp", devices=2),
 }
