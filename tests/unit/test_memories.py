@@ -81,6 +81,7 @@ def test_a_peak_between_two_looks_is_known_where_the_kernel_keeps_the_highest(tm
     """A spike of a millisecond is what kills a process on a full node."""
     clock = FakeClock()
     status = tmp_path / "status"
+    (tmp_path / "task").mkdir()  # no children: this process may have some of its own
     reader = TreeReader(clock, tmp_path)
     found = []
     for rss, highest in ((100, 500), (100, 500), (100, 900), (100, 900)):
