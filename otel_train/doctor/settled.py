@@ -61,7 +61,7 @@ def look(environ: Mapping[str, str], *, folder: Path | None = None) -> Iterator[
     yield Finding(
         area=AREA,
         state=NOTE,
-        what=f"settings: {', '.join(told) or 'none from the environment or a file'}; "
+        what=f"{', '.join(told) or 'none from the environment or a file'}; "
         "the rest are defaults unless the program sets them",
     )
 
