@@ -7,12 +7,15 @@ import io
 import sys
 from contextlib import redirect_stderr
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from tests.integration.callbacks.telling import by_callback, digest, folder, settings, tell
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 PACKAGE, CHOSEN = sys.argv[1], sys.argv[2].split(",")
 L: Any = importlib.import_module(PACKAGE)
@@ -116,13 +119,26 @@ def loggers() -> list[Any]:
     ]
 
 
+def logged(name: str) -> Any:
+    """Train, and read back what is in the run of the MLflow logger."""
+    ours = loggers()
+    said = fit(name, Module(), loader(10), None, logger=ours)
+    client, run_id = ours[0].experiment, ours[0].run_id
+    written = client.get_metric_history(run_id, "samples_per_second")
+    return {
+        **said,
+        "at": [metric.step for metric in written],
+        "keys": sorted(client.get_run(run_id).data.metrics),
+    }
+
+
 def failing() -> Module:
     module = Module()
     module.fails_at = 13
     return module
 
 
-WAYS = {
+WAYS: dict[str, Callable[[str], Any]] = {
     "plain": lambda name: fit(name, Module(), loader(10), loader(4)),
     "accumulated": lambda name: fit(name, Module(), loader(9), None, accumulate_grad_batches=2),
     "several": lambda name: fit(
@@ -132,7 +148,7 @@ WAYS = {
     "limited": lambda name: fit(name, Module(), loader(10), loader(4), limit_train_batches=4, max_epochs=3),
     "saved": lambda name: fit(name, Module(), loader(4), None, enable_checkpointing=True),
     "failing": lambda name: fit(name, failing(), loader(10), None),
-    "logged": lambda name: fit(name, Module(), loader(10), None, logger=loggers()),
+    "logged": logged,
     "hydra": lambda name: fit(name, Module(), loader(30), loader(2), max_epochs=3),
     "ddp": lambda name: fit(name, Module(), loader(12), loader(4), strategy="ddp", devices=2),
 }
