@@ -400,6 +400,18 @@ def test_names_are_made_safe_and_stay_apart(caplog: pytest.LogCaptureFixture) ->
     assert len(caplog.records) == 1
 
 
+def test_no_name_is_folded_however_many_there_are() -> None:
+    """A tracker's chart costs nothing: ``_OTHER`` is for OTLP and Prometheus, where a series does."""
+    tape = Tape()
+    for number in range(80):
+        tape.ask(f"loader{number}", MS).forward(MS).backward(MS).update(MS)
+
+    row = Rows(every_steps=80).play(tape.stop())[0]
+
+    loaders = {key.split("/")[2] for key in row.values if key.startswith("profile/")}
+    assert loaders == {f"dl_loader{number}" for number in range(80)}
+
+
 def test_every_key_is_on_the_reference_page() -> None:
     """A chart whose meaning nobody can look up is a guess."""
     page = (Path(__file__).parents[2] / "docs/reference/flat-names.md").read_text(encoding="utf-8")
