@@ -56,9 +56,11 @@ card: setup  ## run the demo and draw its card for the README
 	$(VENV)/bin/otel-train demo
 	$(PY) tools/card_svg.py
 
+TESTS := -n 2 --dist loadfile -m "not stack and not gpu and not slow"
+
 .PHONY: test
 test: setup  ## every test that needs nothing but this project; under five minutes
-	$(PY) -m pytest -q -n 2 --dist loadfile -m "not stack and not gpu and not slow"
+	$(PY) -m pytest -q $(TESTS)
 
 .PHONY: unit
 unit: setup  ## the quick tests only
@@ -135,8 +137,8 @@ bench-analyze: setup .hta/bin/python  ## what the analysis of a trace costs, and
 	$(PY) -m benchmarks.traces --hta .hta/bin/python
 
 .PHONY: coverage
-coverage: setup  ## the tests of `make test`, with the lines they miss
-	$(PY) -m pytest -q -m "not stack and not gpu" --cov --cov-report=term
+coverage: setup  ## the same tests, measured: what lines and branches they miss; fails below fail_under of pyproject.toml
+	$(PY) -m pytest -q $(TESTS) --cov --cov-report=term
 
 .PHONY: components
 components:  ## Collector, Prometheus, Alertmanager, Jaeger: built once into a cache folder, about 25 minutes
