@@ -324,6 +324,18 @@ def test_a_step_ends_at_the_first_ask_after_an_update() -> None:
     assert ends(ASKS, *edges) == [10, 20]
 
 
+@pytest.mark.parametrize(("asks", "at"), [(True, [4, 8]), (False, [8])])
+def test_a_function_that_makes_a_whole_update_ends_steps_as_an_optimizer_does(
+    *, asks: bool, at: list[int]
+) -> None:
+    """A program of JAX that loads with torch can be captured as well."""
+    sources = [SOURCES[DATA], Source(SourceKind.WHOLE, "make_step")]
+    boundary = Boundary(Rule(SourceKind.OPTIMIZER, asks=asks), sources)
+    edges = [code(op, source) for op, source in calls(0, 1) * 3]
+
+    assert [place for place, edge in enumerate(edges) if boundary.before(edge)] == at
+
+
 def test_making_an_iterator_is_an_ask_like_any_other() -> None:
     """The step before an evaluation ends where that begins to fetch; the next ask does not end another one."""
     boundary = Boundary(ASKS, SOURCES)
