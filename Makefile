@@ -56,11 +56,9 @@ card: setup  ## run the demo and draw its card for the README
 	$(VENV)/bin/otel-train demo
 	$(PY) tools/card_svg.py
 
-TESTS := -n 2 --dist loadfile -m "not stack and not gpu and not slow"
-
 .PHONY: test
-test: setup  ## every test that needs nothing but this project; under five minutes
-	$(PY) -m pytest -q $(TESTS)
+test: setup  ## every test that needs nothing but this project; about six minutes
+	$(PY) -m pytest -q -n 2 --dist loadfile -m "not stack and not gpu and not slow" $(if $(COVERAGE),--cov --cov-report=term)
 
 .PHONY: unit
 unit: setup  ## the quick tests only
@@ -138,7 +136,7 @@ bench-analyze: setup .hta/bin/python  ## what the analysis of a trace costs, and
 
 .PHONY: coverage
 coverage: setup  ## the same tests, measured: what lines and branches they miss; fails below fail_under of pyproject.toml
-	$(PY) -m pytest -q $(TESTS) --cov --cov-report=term
+	$(MAKE) test COVERAGE=1
 
 .PHONY: components
 components:  ## Collector, Prometheus, Alertmanager, Jaeger: built once into a cache folder, about 25 minutes
