@@ -224,7 +224,8 @@ def another_thread_that_trains_as_well(run: Run) -> None:
         for (batch,) in run.loader():
             run.learn(batch)
             run.update()
-            if run.step == 1:
+            if run.step == 12:  # enough for it to be known that this thread trains, and was first
+                run.session.summary()
                 helper.start()
     helper.join(20)
     assert not helper.is_alive()
