@@ -141,6 +141,7 @@ class FlatFigures:
 
     def skip(self, settled: Settled, rows: np.ndarray, numbers: np.ndarray) -> None:
         """Only keep count: nobody listens yet."""
+        self._epochs.skip()
         for mark in self._marks(settled, rows, numbers):
             if mark.turn:
                 self.epoch = mark.turn.running

@@ -53,12 +53,12 @@ class EpochWindow:
         self._totals = totals
         self._facts = loaders
         self._memory = memory
-        self._built = totals.loaders.builds.copy()
         self._exposed = totals.device.copy()
         self._begin()
 
     def _begin(self) -> None:
         self._loads: dict[str, Histograms] = {}
+        self._built: dict[str, Histograms] = {}
         self._batches: dict[str, int] = {}
         self._samples: dict[str, int] = {}
         self._blind: set[str] = set()
@@ -76,11 +76,16 @@ class EpochWindow:
             self._samples[name] = self._samples.get(name, 0) + int(samples[samples >= 0].sum())
             if (samples < 0).any():
                 self._blind.add(name)
+            self._claim(name)
         data = (part.kind == SourceKind.DATA) & (part.phase == TRAIN)
         for source in np.unique(part.source[data]).tolist():
             lasted = part.lasted_ns[data & (part.source == source)]
             loads = self._loads.setdefault(self._name(source), Histograms(size=1))
             loads.add(np.zeros(len(lasted), dtype=np.int64), lasted)
+
+    def skip(self) -> None:
+        """Nobody listened: what was built up to now is no epoch's."""
+        self._totals.loaders.claim_all()
 
     def take(self, at_ns: int) -> dict[str, float]:
         """The figures of the epoch, which ended at ``at_ns``; the next one begins there.
@@ -108,18 +113,19 @@ class EpochWindow:
     def _name(self, source: int) -> str:
         return self._totals.names.sources[source].name
 
+    def _claim(self, name: str) -> None:
+        """A batch has one build; workers are ahead, so builds are there before their batches."""
+        built = self._built.setdefault(name, Histograms(size=1))
+        builds_ns = self._totals.loaders.claim(name, self._batches[name] - built.count(0))
+        built.add(np.zeros(len(builds_ns), dtype=np.int64), builds_ns)
+
     def _builds(self) -> dict[str, Histograms]:
-        """Times to build a batch since the last epoch: a worker's, or without workers the wait itself."""
-        loaders = self._totals.loaders
-        window, self._built = loaders.builds.minus(self._built), loaders.builds.copy()
+        """Times to build the batches of the epoch: a worker's, or without workers the wait itself."""
         found = {}
         facts = self._facts()
         for name in self._batches:
-            number = loaders.known(name)
-            if number is not None and window.count(number):
-                into = np.full(len(window), -1, dtype=np.int64)
-                into[number] = 0
-                found[name] = window.folded(into, 1)
+            if self._built[name].count(0):
+                found[name] = self._built[name]
             elif facts.get(name, LoaderFacts()).workers == 0 and name in self._loads:
                 found[name] = self._loads[name]
         return found

@@ -25,6 +25,9 @@ NS_PER_S = 10**9
 REMEMBERED_STOPS = 256
 """Of those the time is known."""
 
+_UNCLAIMED = 8192
+"""Builds of a loader that wait for the epoch their batches belong to: as many as one slice of edges can claim."""
+
 
 class Start(NamedTuple):
     """What beginning its passes has cost a loader.
@@ -59,6 +62,7 @@ class LoaderTotals:
         """By loader and reason."""
         self.starts: dict[tuple[str, str], Start] = {}
         """By loader and phase."""
+        self._unclaimed: dict[str, deque[int]] = {}
         self._stops: deque[tuple[str, int]] = deque(maxlen=REMEMBERED_STOPS)
         self.names: list[str] = []
         self._numbers: dict[str, int] = {}
@@ -68,6 +72,16 @@ class LoaderTotals:
         number = self.number(loader)
         self.builds.add(np.full(len(build_ns), number), build_ns)
         self.lost[loader] = self.lost.get(loader, 0) + missed
+        self._unclaimed.setdefault(loader, deque(maxlen=_UNCLAIMED)).extend(build_ns.tolist())
+
+    def claim(self, loader: str, most: int) -> np.ndarray:
+        """The oldest builds that nobody has claimed: int64[n], n at most ``most``. Batches come in the same order."""
+        waiting = self._unclaimed.get(loader, deque[int]())
+        return np.array([waiting.popleft() for _ in range(min(most, len(waiting)))], dtype=np.int64)
+
+    def claim_all(self) -> None:
+        """What was built up to now is nobody's."""
+        self._unclaimed.clear()
 
     def add_starts(self, starts: np.ndarray, names: Names) -> None:
         """Count starts: int64[n, 4] as in ``PassEnds``."""

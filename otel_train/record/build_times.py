@@ -40,17 +40,17 @@ class BuildTimes:
         self._taken = np.zeros(rows.workers, dtype=np.int64)
 
     def read(self) -> Builds:
-        """Take everything that is there."""
+        """Take everything that is there, in the order in which batches are built: the workers take turns."""
         written = self._words[:, 0].copy()
         parts = [
             self._read(worker, int(written[worker]))
             for worker in np.flatnonzero(written > self._taken).tolist()
         ]
-        times = [part.build_ns for part in parts]
-        return Builds(
-            np.concatenate(times) if times else np.zeros(0, dtype=np.int64),
-            sum(part.missed for part in parts),
-        )
+        if not parts:
+            return Builds(np.zeros(0, dtype=np.int64), 0)
+        turns = np.concatenate([np.arange(len(part.build_ns)) for part in parts])
+        times = np.concatenate([part.build_ns for part in parts])
+        return Builds(times[np.argsort(turns, kind="stable")], sum(part.missed for part in parts))
 
     def _read(self, worker: int, written: int) -> Builds:
         taken = int(self._taken[worker])

@@ -214,6 +214,18 @@ def test_efficiency_is_absent_until_build_times_are_known() -> None:
     assert not {key for key in row.values if key.startswith(("throughput_eff", "batch_transform"))}
 
 
+def test_epochs_that_are_settled_at_once_each_have_the_builds_of_their_batches() -> None:
+    """Epochs of half a second end four to a look; what is built ahead belongs to nobody yet."""
+    rows = Rows(every_steps=0, workers=2)
+    built_ms = [10] * 5 + [30] * 5 + [90] * 3
+    rows.account.totals.loaders.add_builds("code", np.array(built_ms) * 1_000_000, 0)
+
+    told = [row.values["batch_transform_time_ms_avg"] for row in rows.play(epochs()) if row.of_epoch]
+
+    assert told == [pytest.approx(10), pytest.approx(30)]
+    assert rows.account.totals.loaders.claim("code", 9).tolist() == [90_000_000] * 3
+
+
 def test_memory_of_an_epoch_is_asked_for_at_its_end() -> None:
     """Of the loaders it trained with; what is read later is the next one's."""
     asked: list[tuple[list[str], int]] = []
