@@ -137,8 +137,10 @@ def test_what_a_worker_shares_with_the_program_is_counted_once() -> None:
 def test_without_the_kernels_files_psutil_is_asked(tmp_path: Path) -> None:
     """Not every system has /proc."""
     level = TreeReader(system_clock, tmp_path / "none").read().level
+    own = psutil.Process()
+    children = sum(child.memory_info().rss for child in own.children(recursive=True))  # of other tests
 
-    assert level == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
+    assert 0.8 * own.memory_info().rss <= level <= 1.2 * (own.memory_info().rss + children)
 
 
 def test_figures_are_in_mib_under_their_flat_names() -> None:
