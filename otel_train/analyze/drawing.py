@@ -102,7 +102,7 @@ def bars(
     """A histogram over buckets that grow by the same factor."""
     if not numbers:
         return ""
-    highest = max(numbers)
+    highest = _whole(max(numbers))
     step = (HALF_WIDTH - LEFT) / len(numbers)
     y = _up(highest)
     shapes = []
@@ -119,7 +119,7 @@ def bars(
         marks.append(
             f'<text x="{at:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{escape(unit(edges[place][0]))}</text>'
         )
-    grid = _grid(float(highest), lambda value: f"{value:,.0f}", HALF_WIDTH)
+    grid = _grid(highest, lambda value: f"{value:,.0f}", HALF_WIDTH)
     return _svg(grid + "".join(shapes) + "".join(marks), label, HALF_WIDTH)
 
 
@@ -148,6 +148,11 @@ def _round(highest: float) -> float:
     part = highest / _TICKS
     unit = 10.0 ** math.floor(math.log10(part))
     return _TICKS * unit * next(round_part for round_part in _ROUND if part <= round_part * unit * _SLACK)
+
+
+def _whole(most: int) -> float:
+    """The same for counts: half a step was never taken."""
+    return _round(most) if most >= 10 * _TICKS else float(_TICKS * max(1, math.ceil(most / _TICKS)))
 
 
 def _marks(times: Sequence[float], x: Callable[[float], float]) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.analyze.drawing import area, elapsed
+from otel_train.analyze.drawing import area, bars, elapsed
 from otel_train.analyze.flame import flame
 from otel_train.analyze.report import flame_graph, render
 from otel_train.analyze.scene import Scene
@@ -268,3 +268,13 @@ def test_a_report_of_almost_nothing_is_a_page() -> None:
     )
 
     assert page.startswith("<!doctype html>")
+
+
+@pytest.mark.parametrize("most", [1, 3, 9, 39, 41, 12_345])
+def test_an_axis_of_counts_is_marked_with_whole_numbers(most: int) -> None:
+    """A mark at 2.25, written as 2, is in the wrong place."""
+    page = bars([(1.0, 2.0), (2.0, 4.0)], [most, 0], name="step", label="steps", unit=str)
+    marks = [int(text.replace(",", "")) for text in re.findall(r'text-anchor="end">([\d,]+)</text>', page)]
+
+    assert marks == [marks[1] * part for part in range(5)]
+    assert marks[-1] >= most
