@@ -96,15 +96,18 @@ loops: frameworks  ## count every loop again, and write docs/reference/loops.md
 .PHONY: rules rules-check
 rules: setup  ## write Prometheus' rules and their reference page, and test them with promtool
 	$(PY) -m deploy.prometheus.build
+	$(PY) deploy/kubernetes/build.py --write
 	tools/get_components.sh prometheus
 	"$(OTEL_TRAIN_TEST_BIN)/promtool" check rules deploy/prometheus/rules/*.yml
 	$(PY) -m pytest -q tests/rules tests/contract/test_rules.py
 rules-check: setup  ## the written rules are fresh
 	$(PY) -m deploy.prometheus.build --check
+	$(PY) deploy/kubernetes/build.py --check
 
 .PHONY: dashboards dashboards-check dashboards-preview
 dashboards: setup  ## write Grafana's dashboards and their reference page
 	$(PY) -m grafana.build
+	$(PY) deploy/kubernetes/build.py --write
 dashboards-check: setup  ## the written dashboards are fresh
 	$(PY) -m grafana.build --check
 dashboards-preview: dashboards  ## draw docs/img/dashboard-*.svg from a real run in a real Prometheus; 16 minutes

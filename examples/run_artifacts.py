@@ -17,7 +17,7 @@ def main():
         torch.nn.Conv1d(4, 16, 3), torch.nn.ReLU(), torch.nn.Flatten(), torch.nn.Linear(224, 1)
     )
     optimizer = torch.optim.Adam(model.parameters())
-    loader = DataLoader(TensorDataset(torch.randn(1600, 4, 16), torch.randn(1600, 1)), batch_size=16)
+    loader = DataLoader(TensorDataset(torch.randn(16_000, 4, 16), torch.randn(16_000, 1)), batch_size=16)
 
     with otel_train.instrument(model, {"rollouts": loader}, run_id="example-artifacts", artifacts=True):
         otel_train.capture(steps=5)  # a profiler trace of the next five steps

@@ -119,7 +119,7 @@ def test_a_run_leaves_artifacts_that_agree(tmp_path: Path) -> None:
     totals = json.loads((artifacts / "profiler_context" / "stage_times.json").read_text(encoding="utf-8"))[
         "stages"
     ]
-    assert totals["reward"]["count"] == 300
+    assert totals["reward"]["count"] == 3000
 
 
 @pytest.mark.slow
