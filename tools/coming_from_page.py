@@ -9,7 +9,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tools.coming_from_rows import OPEN, ROWS, SYSTEMS, Row  # noqa: E402 - the checkout's own
+from tools.coming_from_rows import ROWS, SYSTEMS, Row  # noqa: E402 - the checkout's own
 
 PAGE = ROOT / "docs" / "reference" / "coming-from.md"
 HEAD = """\
@@ -24,14 +24,6 @@ Before anything else: `otel_train.instrument(model, loaders)` in the script, or 
 follows needs no more than that unless it says so. Keys of charts keep their names; [flat names](flat-names.md) has them
 all. There are programs to copy from in [examples](../../examples/README.md).
 """
-OPEN_HEAD = """
-## Not there yet
-
-Nothing proves these yet, so they are not promised.
-
-| Looked for | Why it is not there |
-| --- | --- |
-"""
 
 
 def page() -> str:
@@ -40,8 +32,6 @@ def page() -> str:
     for letter, name in SYSTEMS.items():
         text += f"\n## {name}\n\n| Looked for | Write now | Proved by |\n| --- | --- | --- |\n"
         text += "".join(map(_line, sorted((row for row in ROWS if row.system == letter), key=_place)))
-    if OPEN:
-        text += OPEN_HEAD + "".join(f"| {row.feature} | {row.reason} |\n" for row in OPEN)
     return text
 
 
