@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tools.coming_from_rows import ROWS, SYSTEMS, Row  # noqa: E402 - the checkout's own
+from tools.page import write_or_check  # noqa: E402 - as above
 
 PAGE = ROOT / "docs" / "reference" / "coming-from.md"
 HEAD = """\
@@ -48,20 +48,5 @@ def _link(test: str) -> str:
     return f"[{name.removeprefix('test_').replace('_', ' ')}](../../{path})"
 
 
-def main() -> int:
-    """Write the page, or say whether it is fresh."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    choice = parser.add_mutually_exclusive_group(required=True)
-    choice.add_argument("--write", action="store_true", help="write the page")
-    choice.add_argument("--check", action="store_true", help="exit with 1 when the page is stale")
-    if parser.parse_args().write:
-        PAGE.write_text(page(), encoding="utf-8")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page():
-        return 0
-    print(f"{PAGE.relative_to(ROOT)} is stale: python tools/coming_from_page.py --write", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, page(), says=__doc__))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import ast
 import inspect
 import json
@@ -16,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from otel_train import config  # noqa: E402 - the checkout's own, installed or not
+from tools.page import write_or_check  # noqa: E402 - as above
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -151,20 +151,5 @@ def _markdown(text: str) -> str:
     return " ".join(text.replace("``", "`").replace("|", r"\|").split())
 
 
-def main() -> int:
-    """Write the page, or say whether it is fresh."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    choice = parser.add_mutually_exclusive_group(required=True)
-    choice.add_argument("--write", action="store_true", help="write the page")
-    choice.add_argument("--check", action="store_true", help="exit with 1 when the page is stale")
-    if parser.parse_args().write:
-        PAGE.write_text(page(), encoding="utf-8")
-        return 0
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == page():
-        return 0
-    print(f"{PAGE.relative_to(ROOT)} is stale: python tools/settings_page.py --write", file=sys.stderr)
-    return 1
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(write_or_check(PAGE, page(), says=__doc__))
