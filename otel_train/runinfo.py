@@ -204,6 +204,11 @@ def resource_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return attributes
 
 
+def run_id_of_start(unix_ns: int, entropy: bytes) -> str:
+    """The id of a run that nobody has named: when it began, in UTC, and what tells it from others of that second."""
+    return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(unix_ns / 1e9))}-{entropy.hex()}"
+
+
 def _made_run_id(environ: Mapping[str, str], place: Place, process: Process) -> str:
     master, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if place.local_world_size < place.world_size and master not in LOOPBACK:
@@ -212,8 +217,7 @@ def _made_run_id(environ: Mapping[str, str], place: Place, process: Process) -> 
     if environ.get(LAUNCH_RUN):
         return environ[LAUNCH_RUN]
     if place.world_size == 1:
-        started = time.strftime("%Y%m%d-%H%M%S", time.gmtime(process.now_unix_ns / 1e9))
-        return f"{started}-{process.entropy(3).hex()}"
+        return run_id_of_start(process.now_unix_ns, process.entropy(3))
     return "run-" + _hash(f"{process.host}/{process.parent()}/{port}")
 
 

@@ -6,6 +6,8 @@ import logging
 import re
 from typing import TYPE_CHECKING, Final
 
+from otel_train.values import words_of
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -51,7 +53,7 @@ _PARTS: Final = {
 
 def left_out(parts: str, *of: str) -> tuple[str, ...]:
     """How the keys begin that ``throughput_parts`` does not name: all, or those ``of`` some parts."""
-    wanted = {word.strip() for word in parts.split(",")}
+    wanted = words_of(parts)
     return tuple(start for part in of or _PARTS if part not in wanted for start in _PARTS[part])
 
 

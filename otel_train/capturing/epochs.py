@@ -62,9 +62,10 @@ class EpochCaptures:
         deadline_s = time.monotonic() + ROOM_S
         while True:
             with self._settled():
-                self._desk.turn(self._loop(), last=True)
+                loop = self._loop()
+                self._desk.turn(loop, last=True)
                 if not self._desk.busy:
-                    return self._desk.begin(plan, self._loop())
+                    return self._desk.begin(plan, loop)
                 if self._desk.running:
                     break
             if time.monotonic() > deadline_s:

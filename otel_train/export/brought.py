@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.errors import ConfigError
 from otel_train.export.line import Line
 from otel_train.guard import Guard
+from otel_train.values import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -77,12 +78,8 @@ def brought(
             with Guard(f"exporter {name}", limit=1):
                 made[name] = _made(point, resource)
     else:
-        made = {name: _asked(name, known, resource) for name in dict.fromkeys(_names(wish))}
+        made = {name: _asked(name, known, resource) for name in dict.fromkeys(words_of(wish))}
     return [Brought(name, exporter, timeout_s) for name, exporter in made.items() if exporter is not None]
-
-
-def _names(wish: str) -> list[str]:
-    return [word.strip() for word in wish.split(",") if word.strip()]
 
 
 def _asked(

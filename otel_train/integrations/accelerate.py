@@ -6,8 +6,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from otel_train import front
-from otel_train.guard import Guard
-from otel_train.integrations.shared import checked, shared
+from otel_train.integrations.part import Part
 from otel_train.optional import require
 
 if TYPE_CHECKING:
@@ -37,8 +36,7 @@ class OtelTrainTracker(_Tracker):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
-        self.settings = checked(settings)
-        self._guard = Guard("the accelerate tracker")
+        self._part = Part("the accelerate tracker", settings)
 
     @property
     def tracker(self) -> Session | None:
@@ -47,7 +45,7 @@ class OtelTrainTracker(_Tracker):
 
     def start(self) -> None:
         """Open the session, or join it."""
-        shared.join(self, self.settings)
+        self._part.join()
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
         """The program's own settings are no figures: they go to whichever tracker keeps them."""
@@ -55,15 +53,14 @@ class OtelTrainTracker(_Tracker):
     def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
         """Hand over the numbers, and the tensors of one element, which are read later."""
         del step  # we know which it is
-        with self._guard:
+        with self._part.guard:
             session = front.current()
             if session is not None:
                 session.log({name: value for name, value in values.items() if _is_number(value)})
 
     def finish(self) -> None:
         """Close the session, if it is ours and nobody else's."""
-        with self._guard:
-            shared.leave(self)
+        self._part.leave()
 
 
 def _is_number(value: Any) -> bool:

@@ -6,13 +6,11 @@ import functools
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from otel_train import front
-from otel_train.guard import Guard
-from otel_train.integrations.shared import checked, shared
+from otel_train.integrations.part import Part
 from otel_train.optional import require
 
 if TYPE_CHECKING:
-    from otel_train.record.epochs import Epoch
+    from otel_train.guard import Guard
 
 _Callback: Any = require("fastai.callback.core", extra="fastai").Callback
 
@@ -33,31 +31,26 @@ class OtelTrainCallback(_Callback):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
-        self.settings = checked(settings)
-        self._guard = Guard("the fastai callback")
-        self._epoch: Epoch | None = None
+        self._part = Part("the fastai callback", settings)
 
     def before_fit(self) -> None:
         """Open the session, or join it."""
         self.run = not (hasattr(self.learn, "lr_finder") or hasattr(self, "gather_preds"))
         if self.run:
-            session = shared.join(self, self.settings)
-            session.name_loaders(functools.partial(_name_of, weakref.ref(self.learn), self._guard))
+            session = self._part.join()
+            session.name_loaders(functools.partial(_name_of, weakref.ref(self.learn), self._part.guard))
 
     def before_epoch(self) -> None:
         """Mark the epoch."""
-        with self._guard:
-            self._epoch = front.epoch(self.learn.epoch + 1)
+        self._part.begin_epoch(lambda: self.learn.epoch + 1)
 
     def after_epoch(self) -> None:
         """It is over, validation included."""
-        if self._epoch is not None:
-            self._epoch.end()
+        self._part.end_epoch()
 
     def after_fit(self) -> None:
         """Close the session, if it is ours and nobody else's."""
-        with self._guard:
-            shared.leave(self)
+        self._part.leave()
 
 
 def _name_of(learner: weakref.ref[Any], guard: Guard, loader: Any) -> str:

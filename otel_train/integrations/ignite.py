@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from otel_train import front
-from otel_train.guard import Guard
-from otel_train.integrations.shared import checked, shared
+from otel_train.integrations.part import Part
 from otel_train.optional import require
-
-if TYPE_CHECKING:
-    from otel_train.record.epochs import Epoch
 
 _Events: Any = require("ignite.engine", extra="ignite").Events
 
@@ -30,9 +25,7 @@ class OtelTrainHandler:
     """
 
     def __init__(self, **settings: Any) -> None:
-        self.settings = checked(settings)
-        self._guard = Guard("the ignite handler")
-        self._epoch: Epoch | None = None
+        self._part = Part("the ignite handler", settings)
 
     def attach(self, engine: Any) -> None:
         """Be told of every run of ``engine``: of the trainer, not of evaluators."""
@@ -43,18 +36,15 @@ class OtelTrainHandler:
 
     def _started(self, engine: Any) -> None:
         del engine
-        shared.join(self, self.settings)
+        self._part.join()
 
     def _epoch_started(self, engine: Any) -> None:
-        with self._guard:
-            self._epoch = front.epoch(engine.state.epoch)
+        self._part.begin_epoch(lambda: engine.state.epoch)
 
     def _epoch_completed(self, engine: Any) -> None:
         del engine
-        if self._epoch is not None:
-            self._epoch.end()
+        self._part.end_epoch()
 
     def _completed(self, engine: Any) -> None:
         del engine
-        with self._guard:
-            shared.leave(self)
+        self._part.leave()

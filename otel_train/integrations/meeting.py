@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from otel_train.guard import Guard
 from otel_train.launchers import given_run_id
 from otel_train.record.job_store import JobStore, connect, find_job
-from otel_train.runinfo import LAUNCH_RUN
+from otel_train.runinfo import LAUNCH_RUN, run_id_of_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,7 +54,7 @@ def common_run_id(
 
 def _met(store: JobStore, key: str, rank: int, patience_s: float) -> str:
     if rank == 0:
-        mine = f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(3).hex()}"
+        mine = run_id_of_start(time.time_ns(), os.urandom(3))
         store.put(key, mine)
         return mine
     deadline_s = time.monotonic() + patience_s

@@ -11,6 +11,7 @@ from otel_train import front
 from otel_train.errors import ConfigError
 from otel_train.sources import CODE, Settled, settle
 from otel_train.tracking import told_apart
+from otel_train.values import words_of
 
 if TYPE_CHECKING:
     from otel_train.config import Config
@@ -142,7 +143,7 @@ def whole(name: str, value: Any, *, least: int) -> int:  # Any: the user's own
 
 
 def _words(blocks: Any) -> list[str]:  # Any: text or a list
-    return [word.strip() for word in (blocks.split(",") if isinstance(blocks, str) else blocks)]
+    return words_of(blocks) if isinstance(blocks, str) else [word.strip() for word in blocks]
 
 
 def _say_what_is_too_late(config: Config, given: Mapping[str, Any]) -> None:

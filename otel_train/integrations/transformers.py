@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from numbers import Real
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from otel_train import front
-from otel_train.guard import Guard
-from otel_train.integrations.shared import checked, shared
+from otel_train.integrations.part import Part
 from otel_train.optional import require
-
-if TYPE_CHECKING:
-    from otel_train.record.epochs import Epoch
 
 _Callback: Any = require("transformers", extra="transformers").TrainerCallback
 
@@ -34,36 +30,31 @@ class OtelTrainCallback(_Callback):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
-        self.settings = checked(settings)
-        self._guard = Guard("the transformers callback")
-        self._epoch: Epoch | None = None
+        self._part = Part("the transformers callback", settings)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Open the session, or join it."""
         del args, state, control
-        shared.join(self, self.settings)
+        self._part.join()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Mark the epoch."""
         del args, control
-        with self._guard:
-            self._epoch = front.epoch(int((state.epoch or 0) + _ROUNDING) + 1)
+        self._part.begin_epoch(lambda: int((state.epoch or 0) + _ROUNDING) + 1)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """It is over; evaluation comes after it."""
         del args, state, control
-        if self._epoch is not None:
-            self._epoch.end()
+        self._part.end_epoch()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Hand over what it logs of the step: not of a whole run or an evaluation."""
         del args, state, control
-        with self._guard:
+        with self._part.guard:
             known = {"loss", "learning_rate", "grad_norm"}
             front.log(**{k: v for k, v in (logs or {}).items() if k in known and isinstance(v, Real)})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close the session, if it is ours and nobody else's."""
         del args, state, control
-        with self._guard:
-            shared.leave(self)
+        self._part.leave()

@@ -6,6 +6,7 @@ import json
 import os
 from typing import TYPE_CHECKING, Any
 
+from otel_train.artifacts.left import METRICS
 from otel_train.export.series import histograms_of, moment_of, series_of
 from otel_train.web.files import opened
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from io import BufferedReader
     from pathlib import Path
 
-METRICS = "metrics.otlp.jsonl"
 MOST_MOMENTS = 300
 """Points of a chart: more than that no screen can show."""
 

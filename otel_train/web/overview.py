@@ -48,9 +48,9 @@ def last_steps(view: View) -> str:
     return area(pulse.times_s, pulse.stages_s, label="Duration of the last steps by stage", unit=duration)
 
 
-def step_row(view: View) -> Mapping[str, Any]:
-    """Figures of all training steps; those of the loader with the most of them."""
-    rows = [row for row in view.summary.get("step_durations") or () if row["phase"] == "train"]
+def step_row(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Figures of all training steps of a rank; those of the loader with the most of them."""
+    rows = [row for row in summary.get("step_durations") or () if row["phase"] == "train"]
     return max(rows, key=lambda row: row["count"], default={})
 
 
@@ -64,7 +64,7 @@ def _tiles(view: View) -> str:
         activities[name] / spent_s if spent_s and name in activities else None
         for name in ("data_wait", "productive")
     )
-    now_s, whole_run = pulse.now_step_s, step_row(view)
+    now_s, whole_run = pulse.now_step_s, step_row(summary)
     memory = [
         value for value in (view.series.get("memory") or {}).get(PROCESS_MEMORY, ()) if value is not None
     ]
@@ -176,13 +176,12 @@ def _rank(view: View, rank: int) -> list[str]:
     summary = view.others.get(rank, {})
     activities = summary.get("activities") or {}
     spent_s = sum(activities.values())
-    steps = [row for row in summary.get("step_durations") or () if row["phase"] == "train"]
     leading: Mapping[str, Any] = next(iter(summary.get("verdicts") or ()), {})
     link = f'<a href="{address(view.run.name, rank=rank)}">rank {rank}</a>'
     return [
         f"<strong>{link}</strong>" if rank == view.rank else link,
         figure((summary.get("steps") or {}).get("train")),
-        duration(max(steps, key=lambda row: row["count"])["p50"] if steps else None),
+        duration(step_row(summary).get("p50")),
         share_bar(activities["data_wait"] / spent_s, "data")
         if spent_s and "data_wait" in activities
         else ABSENT,

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.aggregate.postmortem import told_by
+from otel_train.artifacts.left import FLIGHT
 from otel_train.artifacts.timeline import timeline_in
 from otel_train.errors import RunDirectoryError
 from otel_train.export.series import in_order
 from otel_train.flight import read_flight
 from otel_train.web.files import mark_of
 from otel_train.web.liveness import beat_of
-from otel_train.web.shelf import FLIGHT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,6 +7,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from otel_train.aggregate.summary import SCHEMA
+from otel_train.artifacts.left import FLIGHT, SUMMARY
 from otel_train.web.files import Documents, folders_in, is_folder, mark_of, rank_folders
 from otel_train.web.liveness import Liveness, beat_of, liveness
 
@@ -14,8 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-SUMMARY, ABOUT, FLIGHT = "summary.json", "run.json", "flight.bin"
-SCHEMA = "otel_train.summary/1"
+ABOUT = "run.json"
 _LONGEST = 200
 """Characters of a name that are shown: a file may hold megabytes."""
 

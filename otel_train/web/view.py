@@ -6,12 +6,13 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from otel_train.artifacts.left import FLIGHT, SUMMARY
 from otel_train.web.files import Documents, mark_of, rank_folders
 from otel_train.web.history import History
 from otel_train.web.liveness import Liveness, beat_of, liveness
 from otel_train.web.notices import Notice, events_of, notices
 from otel_train.web.pulse import Pulse, Pulses
-from otel_train.web.shelf import ABOUT, FLIGHT, SUMMARY, summary_of, whole
+from otel_train.web.shelf import ABOUT, summary_of, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
