@@ -53,7 +53,7 @@ class Rows(Dataset[torch.Tensor]):
 
 
 class Net(nn.Module):
-    """A layer whose forward and backward take as long as they are told."""
+    """A layer whose forward and backward take as long as they are told; without gradients it takes half as long."""
 
     def __init__(self, forward_ms: float, backward_ms: float, *, outputs: int = 1, on: str = "") -> None:
         super().__init__()
@@ -65,7 +65,10 @@ class Net(nn.Module):
             nn.init.constant_(parameter, 0.1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        clock.spend(self.forward_ms, f"{self.on}forward")
+        if torch.is_grad_enabled():
+            clock.spend(self.forward_ms, f"{self.on}forward")
+        else:
+            clock.spend(self.forward_ms / 2, f"{self.on}forward without gradients")
         y = self.layer(x)
         if y.requires_grad:
             y.register_hook(self._backward)

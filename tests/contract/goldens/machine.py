@@ -20,8 +20,11 @@ UNIX_NS = 1_800_000_000 * 10**9
 
 PROCESSORS = frozenset(range(4))
 
-LEFT_OUT = ("OTEL_", "RANK", "WORLD_SIZE", "LOCAL_", "TORCHELASTIC_", "SLURM_", "WANDB_", "MLFLOW_", "RAY_")
-"""Variables that begin like this would say something about the run."""
+LEFT_OUT = (
+    "OTEL_", "RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "NODE_", "MASTER_", "JOB_COMPLETION_", "KUBERNETES_", "TORCHELASTIC_",
+    "SLURM_", "MPI_", "MV2_", "OMPI_", "PMI_", "WANDB_", "MLFLOW_", "RAY_", "FORCE_COLOR",
+)  # fmt: skip
+"""Variables that begin like this would say something about the run, or how it is shown."""
 
 ENVIRONMENT = {
     "COLUMNS": "80",

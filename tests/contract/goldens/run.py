@@ -27,7 +27,7 @@ SETTINGS: dict[str, Any] = {
     "otlp": "off",
     "hardware": "off",
     "exporters": "off",
-    "turn_every_s": 10.0,  # real seconds, longer than a loop takes: what is read when is left to the loop and to close
+    "turn_every_s": 10.0,  # longer than any loop takes: nothing is read before the loop asks, or closes
     "flight_edges": 1 << 12,
 }
 
