@@ -31,6 +31,7 @@ class Op(IntEnum):
     """What happened. Ops below ``END`` open a stage, those from ``END`` to ``SUSPEND`` close one."""
 
     BEGIN = 1
+    """For the data stage the payload is the number of the iterator that is asked; 0 is unknown."""
     RESUME = 2
     """A stage that was suspended (across ``await`` or ``yield``) runs again; payload: its token."""
     END = 3
@@ -50,6 +51,8 @@ class Op(IntEnum):
     """The epoch that was begun by hand is over; payload: 1 where an exception ended it, else 0."""
     REPORT = 10
     """What is logged every so often is to be logged now; payload: how many times that has been said."""
+    PASS_END = 11
+    """An iterator of a loader is disposed of; payload: its number. A pass that was at its end has ended before."""
 
 
 class Ending(IntEnum):

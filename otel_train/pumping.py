@@ -254,7 +254,7 @@ class Pumping:
     def _read_operations(self) -> None:
         calls = calls_of(self._recording.timers.take(self._breath))
         self.run.learn(self._recording.recorder.sources)
-        self.run.totals.add_occurrences(calls)
+        self.run.totals.add_operations(calls)
         self.tracking.hold(calls)
 
     def _overhead_s(self) -> float:

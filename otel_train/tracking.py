@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_train.accounting.types import StepSource
 from otel_train.aggregate.flat import FlatFigures
 from otel_train.aggregate.flat_names import left_out, without
 from otel_train.aggregate.operations import MOST_HELD, HeldOperations
-from otel_train.aggregate.steps import StepSource
 from otel_train.clock import system_clock
 from otel_train.errors import ConfigError
 from otel_train.export.trackers.blocks import FLAT_BLOCKS, BlocksOutlet
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from otel_train.accounting.types import Occurrences, Settled
     from otel_train.aggregate.flat import FlatRow
     from otel_train.aggregate.flat_epochs import EpochWindow
     from otel_train.aggregate.run import RunAccount
-    from otel_train.aggregate.steps import Occurrences, Settled
     from otel_train.clock import Anchor
     from otel_train.config import Config
     from otel_train.export.trackers import Outlet

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from otel_train.aggregate.steps import StepSource
+from otel_train.accounting.types import StepSource
 from otel_train.codes import WAIT, SourceKind
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from otel_train.codes import SourceKind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from otel_train.aggregate.steps import Occurrences
+    from otel_train.accounting.types import Occurrences
 
 NS_PER_S = 10**9
 

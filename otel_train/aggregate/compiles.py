@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from otel_train.accounting.types import Activity
 from otel_train.aggregate.histogram import Histograms
-from otel_train.aggregate.steps import Activity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from otel_train.aggregate.steps import Occurrences
+    from otel_train.accounting.types import Occurrences
     from otel_train.aggregate.totals import Totals
     from otel_train.records import DeviceTimes
 

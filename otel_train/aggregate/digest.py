@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from otel_train.aggregate.steps import PHASES, TRAIN, Activity
-from otel_train.aggregate.threads import Standing
+from otel_train.accounting.types import PHASES, TRAIN, Activity
+from otel_train.aggregate.run import StepPosition
 from otel_train.catalog import RANK_EVENT, STAGES
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class Digest(NamedTuple):
 def digest_of(run: RunAccount, *, rank: int, host: str, barrier: str, events: Mapping[str, int]) -> Digest:
     """The record of this process, from its account. ``sequence`` is left at 0."""
     leading, totals = run.leading, run.totals
-    place = leading.standing(run.names.sources) if leading else Standing()
+    place = leading.position(run.names.sources) if leading else StepPosition()
     away_ns = totals.activity_ns[Activity.EVAL] + totals.activity_ns[Activity.CHECKPOINT]
     return Digest(
         rank=rank,

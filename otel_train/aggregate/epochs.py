@@ -7,38 +7,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_train.aggregate.steps import TRAIN, EpochMark
-from otel_train.aggregate.words import OP_EPOCH
+from otel_train.accounting.types import TRAIN, EpochMark
 from otel_train.codes import Ending
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from otel_train.aggregate.marks import Marks
-    from otel_train.aggregate.pairing import Edges
-    from otel_train.aggregate.steps import Settled
+    from otel_train.accounting.types import Settled
     from otel_train.aggregate.totals import Totals
 
 REMEMBERED = 256
 """Epochs of which the time is known."""
-
-
-def epoch_marks(edges: Edges, found: Marks, last: int) -> np.ndarray:
-    """Marks up to entry ``last``, as in ``Settled.epochs``. The first entry has been dealt with."""
-    at = np.flatnonzero(found.epoch[: last + 1])
-    at = at[at > 0]
-    payloads, begun = edges.payloads[at], edges.ops[at] == OP_EPOCH
-    ended = np.where(payloads > 0, int(EpochMark.BROKEN), int(EpochMark.ENDED))
-    return np.stack(
-        (edges.times[at], np.where(begun, int(EpochMark.BEGUN), ended), np.where(begun, payloads, -1)), axis=1
-    )
-
-
-def report_marks(edges: Edges, found: Marks, last: int) -> np.ndarray:
-    """Reports asked for up to entry ``last``, as in ``Settled.reports``."""
-    at = np.flatnonzero(found.report[: last + 1])
-    at = at[at > 0]
-    return np.stack((edges.times[at], edges.payloads[at]), axis=1)
 
 
 class EpochLog:

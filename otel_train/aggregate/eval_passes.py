@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_train.accounting.types import PHASES, TRAIN
 from otel_train.aggregate.histogram import Histograms
-from otel_train.aggregate.steps import PHASES, TRAIN
 
 if TYPE_CHECKING:
+    from otel_train.accounting.types import StepRows
     from otel_train.aggregate.names import Names
-    from otel_train.aggregate.steps import StepRows
 
 
 class Pass(NamedTuple):

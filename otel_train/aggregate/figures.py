@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_train import catalog as c
+from otel_train.accounting.types import PHASES, TRAIN, Activity
 from otel_train.aggregate.captures import CAPTURES_FOLDER, TRIGGERS
 from otel_train.aggregate.names import CHECKPOINT
 from otel_train.aggregate.sheet import Bounded, Sheet
-from otel_train.aggregate.steps import PHASES, TRAIN, Activity
 
 if TYPE_CHECKING:
     from otel_train.aggregate.run import RunAccount

@@ -6,18 +6,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_train.accounting.types import TRAIN
 from otel_train.aggregate.epochs import EpochTurns
 from otel_train.aggregate.flat_windows import Operations, StageMeans
-from otel_train.aggregate.steps import TRAIN
-from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
+    from otel_train.accounting.types import Settled
     from otel_train.aggregate.epochs import Turn
     from otel_train.aggregate.flat_epochs import EpochWindow
     from otel_train.aggregate.names import Names
-    from otel_train.aggregate.steps import Settled
 
 
 class FlatRow(NamedTuple):
@@ -107,7 +106,6 @@ class FlatFigures:
         self._turns = EpochTurns()
         self._step = self._logged = 0
         self._stepped_ns = 0  # when that step ended
-        self._waited_ns = 0  # for data, in the step that is still open
         self._means = StageMeans(names, epochs.safe)
         self._operations = Operations(names, epochs.safe)
         self._epochs = epochs
@@ -210,9 +208,9 @@ class FlatFigures:
         """What was settled, in one part more than there are cuts; what ends at a cut comes before it."""
         calls, steps, batches = settled.occurrences, settled.steps, settled.batches
         ended = np.maximum.accumulate(calls.started_ns + calls.inclusive_ns)
-        kind = self._names.columns.kinds[calls.source].astype(np.int64)
+        kind = self._names.kinds[calls.source].astype(np.int64)
         train = np.flatnonzero(steps.phase == TRAIN)
-        waited = self._waits(settled)[train]
+        waited = steps.wait_ns[train]
         counted = steps.counted[train] > 0
         edges = [
             np.concatenate(([0], np.searchsorted(times, cuts, side="right"), [len(times)]))
@@ -227,16 +225,3 @@ class FlatFigures:
                 calls.inclusive_ns[call], kind[call], batches[batch], lasted[counted[step]],
                 (lasted - waited[step])[counted[step]],
             )  # fmt: skip
-
-    def _waits(self, settled: Settled) -> np.ndarray:
-        """How long each step waited for data: int64[steps]."""
-        tiles, steps = settled.tiles, settled.steps
-        data = (tiles.owner >= 0) & (tiles.step >= 0) & (tiles.phase == TRAIN)
-        data[data] = self._names.columns.kinds[tiles.owner[data]] == SourceKind.DATA
-        sums = np.bincount(tiles.step[data], weights=tiles.self_ns[data], minlength=len(steps.phase) + 1)
-        waits: np.ndarray = sums.astype(np.int64)
-        train = np.flatnonzero(steps.phase == TRAIN)
-        first = int(train[0]) if len(train) else len(waits) - 1
-        waits[first] += self._waited_ns
-        self._waited_ns = int(waits[len(steps.phase)])
-        return waits

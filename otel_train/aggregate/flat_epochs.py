@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from otel_train.accounting.types import TRAIN
 from otel_train.aggregate.flat_names import SafeNames
 from otel_train.aggregate.histogram import Histograms
 from otel_train.aggregate.loader_rows import LoaderFacts
-from otel_train.aggregate.steps import TRAIN
 from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:

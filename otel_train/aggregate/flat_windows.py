@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_train.aggregate.steps import EVAL, TRAIN
+from otel_train.accounting.types import EVAL, TRAIN
 from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:

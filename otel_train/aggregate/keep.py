@@ -10,7 +10,7 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.aggregate.steps import StepRows
+    from otel_train.accounting.types import StepRows
 
 REMEMBERED_STEPS = 512
 """Durations the rolling median looks back on."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_train.accounting.types import PHASES
 from otel_train.aggregate.histogram import Histograms
-from otel_train.aggregate.steps import PHASES
 from otel_train.codes import Ending
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class LoaderTotals:
         self._unclaimed.clear()
 
     def add_starts(self, starts: np.ndarray, names: Names) -> None:
-        """Count starts: int64[n, 4] as in ``PassEnds``."""
+        """Count starts: int64[n, 4] as in ``Settled``."""
         for source, phase, making_ns, waiting_ns in starts.tolist():  # one per pass
             loader = names.sources[source].name
             key = (loader, PHASES[phase] if phase < len(PHASES) else "")
@@ -94,16 +94,19 @@ class LoaderTotals:
             )
             self.start_ups.add([self.number(loader)], [making_ns + waiting_ns])
 
-    def add_endings(self, endings: np.ndarray, names: Names) -> list[tuple[str, str]]:
-        """Count endings: int64[n, 3] as in ``PassEnds``; loader and reason of each."""
-        told = [(names.sources[source].name, _REASONS[Ending(why)]) for source, why, _ in endings.tolist()]
+    def add_endings(self, endings: np.ndarray, names: Names) -> list[tuple[str, str, int]]:
+        """Count endings: int64[n, 3] as in ``Settled``; loader and reason of each, and when it was."""
+        told = [
+            (names.sources[source].name, _REASONS[Ending(why)], at_ns)
+            for source, why, at_ns in endings.tolist()
+        ]
         self._stops += [
             (names.sources[source].name, at_ns)
             for source, why, at_ns in endings.tolist()
             if why != Ending.ERROR
         ]
-        for key in told:
-            self.endings[key] = self.endings.get(key, 0) + 1
+        for loader, reason, _ in told:
+            self.endings[loader, reason] = self.endings.get((loader, reason), 0) + 1
         return told
 
     def number(self, loader: str) -> int:

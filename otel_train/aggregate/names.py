@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_train.aggregate.steps import PHASES, SourceColumns, columns_of
+from otel_train.accounting.types import PHASES, SourceTable
 from otel_train.catalog import OTHER_VALUE, STAGES
 from otel_train.codes import Source, SourceKind
 
@@ -39,7 +39,8 @@ class Names:
         self.models = _Table([""], _MODELS)
         self.keys: list[Key] = []
         self.sources: list[Source] = []
-        self.columns = SourceColumns(*(np.zeros(0, dtype=np.int8) for _ in range(3)))
+        self.table = SourceTable()
+        self.kinds = np.zeros(0, dtype=np.int8)
         self._series = np.full(_STAGES * _LOADERS * _PHASES * _MODELS, -1, dtype=np.int32)
         # One entry per source, and a last one for -1: nobody, no loader, no model.
         self._stage_of = np.array([self.stages.number("other")])
@@ -52,10 +53,8 @@ class Names:
         if not new:
             return
         self.sources += new
-        more = columns_of(new)
-        self.columns = SourceColumns(
-            *(np.append(had, got) for had, got in zip(self.columns, more, strict=True))
-        )
+        self.table.extend(new)
+        self.kinds = np.array(self.table.kinds, dtype=np.int8)
         self._stage_of = _before_last(self._stage_of, [self.stages.number(s.stage) for s in new])
         self._loader_of = _before_last(
             self._loader_of, [self.loaders.number(s.name) if s.kind is SourceKind.DATA else 0 for s in new]

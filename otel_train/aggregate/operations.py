@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from otel_train.aggregate.steps import NO_PHASE, NOTHING, Occurrences, Settled
+from otel_train.accounting.types import NO_PHASE, NOTHING, Occurrences, Settled
 
 MOST_HELD = 100_000
 """Operations held back while the thread that trains writes nothing; 6 MB."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.aggregate.steps import TRAIN, columns_of
+from otel_train.accounting.types import SourceTable
 from otel_train.aggregate.story import Story, sources_of, story_of, trained
 from otel_train.catalog import STAGES
 from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from otel_train.aggregate.pairing import Open
-    from otel_train.aggregate.steps import Settled
+    from otel_train.accounting.nesting import OpenStage
+    from otel_train.accounting.types import Settled
     from otel_train.codes import Source
     from otel_train.flight import Flight
 
@@ -52,8 +52,8 @@ def told_by(flight: Flight, path: Path, summary: Mapping[str, Any]) -> dict[str,
         RunDirectoryError: its table of sources cannot be read.
     """
     sources = sources_of(flight, path)
-    columns = columns_of(sources)
-    stories = [story_of(thread, columns) for thread in flight.threads if len(thread.times)]
+    known = SourceTable().extend(sources)
+    stories = [story_of(thread, known) for thread in flight.threads if len(thread.times)]
     main = max(stories, key=lambda story: (story.steps, len(story.thread.times)), default=None)
     teller = _Teller(flight, sources)
     identity = flight.names.get("identity") or {}
@@ -164,7 +164,7 @@ class _Teller:
         """Built-in stage that ended last, "" if the last edge began one."""
         last = int(story.thread.codes[-1])
         stage = self._sources[(last >> SOURCE_SHIFT) & SOURCE_MASK].stage
-        return stage if stage in STAGES and last & OP_MASK >= Op.END else ""
+        return stage if stage in STAGES and Op.END <= last & OP_MASK <= Op.SUSPEND else ""
 
     def thread(self, story: Story) -> dict[str, Any]:
         """One line on a thread."""
@@ -177,21 +177,10 @@ class _Teller:
 
     def recent_steps(self, story: Story) -> list[dict[str, Any]]:
         """The last training steps that closed, each with the self time of its stages."""
-        rows: list[dict[str, Any]] = []
-        open_stages: dict[str, int] = {}
-        for part in story.settled:
-            by_row = self._stages_of_rows(part)
-            for name, ns in open_stages.items():
-                first = np.flatnonzero(part.steps.phase == TRAIN)[:1].tolist() or [len(part.steps.phase)]
-                target = by_row.setdefault(first[0], {})
-                target[name] = target.get(name, 0) + ns
-            open_stages = by_row.get(len(part.steps.phase), {})
-            rows += [
-                self._step(part, row, by_row.get(row, {}))
-                for row in np.flatnonzero(trained(part)).tolist()[-RECENT_STEPS:]
-            ]
-            rows = rows[-RECENT_STEPS:]
-        return rows
+        part = story.settled
+        rows = np.flatnonzero(trained(part)).tolist()[-RECENT_STEPS:]
+        by_row = self._stages_of_rows(part)
+        return [self._step(part, row, by_row.get(row, {})) for row in rows]
 
     def _step(self, part: Settled, row: int, stages: dict[str, int]) -> dict[str, Any]:
         return {
@@ -202,26 +191,21 @@ class _Teller:
         }
 
     def _stages_of_rows(self, part: Settled) -> dict[int, dict[str, int]]:
-        """Self nanoseconds by row and stage, of the rows that may be told."""
+        """Self nanoseconds by row and stage."""
         selves: dict[int, dict[str, int]] = {}
-        tiles = part.tiles
-        told = np.flatnonzero(tiles.step >= max(0, len(part.steps.phase) - 8 * RECENT_STEPS))
-        columns = (tiles.step[told].tolist(), tiles.owner[told].tolist(), tiles.self_ns[told].tolist())
-        for row, owner, ns in zip(*columns, strict=True):
+        for row, owner, ns in part.step_times.tolist():
             name = self._sources[owner].stage if owner >= 0 else "other"
             stages = selves.setdefault(row, {})
             stages[name] = stages.get(name, 0) + ns
         return selves
 
-    def _source_of(self, entry: Open) -> Source:
-        return self._sources[(entry.code >> SOURCE_SHIFT) & SOURCE_MASK]
+    def _source_of(self, entry: OpenStage) -> Source:
+        return self._sources[entry.source]
 
     def _loader(self, story: Story) -> str | None:
         """Loader of the batch that the thread was at work on."""
-        for part in reversed(story.settled):
-            if len(part.batches):
-                return self._sources[int(part.batches[-1, 0])].name
-        return None
+        batches = story.settled.batches
+        return self._sources[int(batches[-1, 0])].name if len(batches) else None
 
     def _last_sign_ns(self, story: Story) -> int:
         turn_ns = self._flight.turn_unix_ns - self._flight.anchor_unix_ns + self._flight.anchor_clock_ns

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 if TYPE_CHECKING:
-    from otel_train.aggregate.steps import Activity, Tiles
+    from collections.abc import Iterator
+
+    from otel_train.accounting.types import Activity
 
 
 class Reclaimed:
@@ -21,24 +21,21 @@ class Reclaimed:
 
     def add(self, activity: Activity, begun_ns: int, ended_ns: int) -> None:
         """From ``begun_ns`` to ``ended_ns`` it was ``activity``. Where two overlap the first one told wins."""
-        self._intervals.append((activity, begun_ns, ended_ns))
+        for _, begun, ended in sorted(self._intervals, key=lambda interval: interval[1]):
+            if begun < ended_ns and begun_ns < ended:
+                if begun_ns < begun:
+                    self._intervals.append((activity, begun_ns, begun))
+                begun_ns = ended
+        if begun_ns < ended_ns:
+            self._intervals.append((activity, begun_ns, ended_ns))
 
-    def move(self, tiles: Tiles, until_ns: int, activity_ns: np.ndarray) -> None:
-        """Move what of the intervals lies in ``tiles``.
-
-        Args:
-            tiles: without gap, in order, already counted in ``activity_ns``.
-            until_ns: when the last of them ended.
-            activity_ns: int64[activities], changed in place.
-        """
-        if not self._intervals or not len(tiles.self_ns):
-            return
-        left = tiles.self_ns.copy()
-        ends = until_ns - left.sum() + np.cumsum(left)
-        starts = ends - left
+    def within(self, begun_ns: int, ended_ns: int) -> Iterator[tuple[Activity, int]]:
+        """Activities that own a part of an interval, and nanoseconds of it."""
         for activity, begun, ended in self._intervals:
-            inside = np.minimum(np.maximum(np.minimum(ends, ended) - np.maximum(starts, begun), 0), left)
-            left -= inside
-            np.subtract.at(activity_ns, tiles.activity, inside)
-            activity_ns[activity] += int(inside.sum())
+            ns = min(ended, ended_ns) - max(begun, begun_ns)
+            if ns > 0:
+                yield activity, ns
+
+    def forget(self, until_ns: int) -> None:
+        """Everything up to ``until_ns`` has been settled."""
         self._intervals = [interval for interval in self._intervals if interval[2] > until_ns]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from typing import TYPE_CHECKING
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_train.aggregate.account import ThreadAccount
+from otel_train.accounting.account import ThreadAccount
+from otel_train.accounting.nesting import DATA
+from otel_train.accounting.types import TRAIN, Activity, Occurrences, Settled, StepSource
 from otel_train.aggregate.captures import Captures
 from otel_train.aggregate.checkpoints import Checkpoints
 from otel_train.aggregate.compiles import Compiles
@@ -16,16 +19,13 @@ from otel_train.aggregate.epochs import EpochLog
 from otel_train.aggregate.eval_passes import EvalPasses
 from otel_train.aggregate.keep import Keeper, KeepRules
 from otel_train.aggregate.names import Names
-from otel_train.aggregate.numbering import RecentSteps
-from otel_train.aggregate.pairing import Pairing
 from otel_train.aggregate.reclaimed import Reclaimed
 from otel_train.aggregate.stalls import Stalls
-from otel_train.aggregate.steps import TRAIN, Activity, Occurrences, Settled, StepSource
 from otel_train.aggregate.tell import MOST_CHILDREN, Teller
-from otel_train.aggregate.threads import OpenStage, Thread
 from otel_train.aggregate.totals import Totals
 from otel_train.aggregate.transfers import Transfers
-from otel_train.catalog import RECOMPILE_EVENT, STEP_NUMBER
+from otel_train.catalog import RECOMPILE_EVENT, STAGES, STEP_NUMBER
+from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -35,6 +35,117 @@ if TYPE_CHECKING:
     from otel_train.clock import Anchor
     from otel_train.codes import Source
     from otel_train.records import Compile
+
+
+_BETWEEN_BREATHS = 64
+"""Edges worked through before the training thread may have the interpreter: about 0.15 ms."""
+
+SLICE_EDGES = 8192
+"""Edges read at once."""
+
+_LAST_OF_A_LOOP = (Op.STOP, Op.EPOCH_END, Op.PASS_END)
+
+REMEMBERED_STEPS = 8192
+"""Steps of which it is known when they ran."""
+
+
+class OpenStage(NamedTuple):
+    """A stage that has begun and not ended, as of the last look."""
+
+    stage: str
+    source: str
+    begun_ns: int
+
+
+class StepPosition(NamedTuple):
+    """Where in its step a thread is, as of the last look.
+
+    Attributes:
+        stage: the innermost open one, or ``other``.
+        loader: the loader it waits for, or "".
+        after: built-in stage that ended last, or "".
+    """
+
+    stage: str = "other"
+    loader: str = ""
+    after: str = ""
+
+
+class RecentSteps:
+    """Ends and numbers of the steps that closed lately."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[int, int]] = deque(maxlen=REMEMBERED_STEPS)
+
+    def add(self, ends_ns: np.ndarray, numbers: np.ndarray) -> None:
+        """Steps that have closed, oldest first."""
+        self._steps.extend(zip(ends_ns.tolist(), numbers.tolist(), strict=True))
+
+    def at(self, at_ns: int, running: int) -> int:
+        """Number of the step that ran at ``at_ns``; ``running`` if that has not closed."""
+        found = running
+        for ended_ns, number in reversed(self._steps):
+            if ended_ns <= at_ns:
+                break
+            found = number
+        return found
+
+
+@dataclass(slots=True)
+class Thread:
+    """One thread that writes edges.
+
+    Attributes:
+        name: as it was when it first wrote.
+        main: it is the one that called ``instrument``.
+        account: what its edges mean.
+        label: tells its traces from those of the leading thread.
+        follows: the leading thread that was over when this one began: its time begins where that one's ended.
+        key: which thread.
+        over: it has ended.
+        last_ns: when its last edge was written.
+        last_code: that edge.
+        open_step: stages of the step that is open, should it be worth a trace.
+        next_number: of its next step.
+    """
+
+    name: str
+    main: bool
+    account: ThreadAccount
+    label: str = ""
+    follows: Thread | None = None
+    key: int = 0
+    over: bool = False
+    last_ns: int = 0
+    last_code: int = 0
+    open_step: list[Occurrences] = field(default_factory=list)
+    next_number: int = 0
+
+    @property
+    def idle(self) -> bool:
+        """Its loops have ended: silence means nothing."""
+        return self.over or (self.last_code & OP_MASK in _LAST_OF_A_LOOP and not self.account.open)
+
+    def number(self, by_hand: np.ndarray) -> np.ndarray:
+        """Numbers of steps that have closed: those set by hand, else one after another."""
+        numbers = np.empty(len(by_hand), dtype=np.int64)
+        for place, number in enumerate(by_hand.tolist()):
+            numbers[place] = number if number >= 0 else self.next_number
+            self.next_number = int(numbers[place]) + 1
+        if self.account.number >= 0:
+            self.next_number = self.account.number
+        return numbers
+
+    def position(self, sources: Sequence[Source]) -> StepPosition:
+        """Where it is; ``sources`` are all that are known."""
+        last = sources[(self.last_code >> SOURCE_SHIFT) & SOURCE_MASK].stage if sources else ""
+        op = self.last_code & OP_MASK
+        after = last if last in STAGES and Op.END <= op <= Op.SUSPEND else ""
+        if not self.account.open:
+            return StepPosition(after=after)
+        innermost = self.account.open[-1]
+        source = sources[innermost.source]
+        return StepPosition(source.stage, source.name if innermost.kind == DATA else "", after)
 
 
 class RunAccount:
@@ -106,17 +217,15 @@ class RunAccount:
         if mine is None:
             mine = self._threads[thread] = self._new_thread(name, main=main)
             mine.key = thread
-        edges = mine.pairing.feed(times, codes, self.names.columns.kinds, breathe=self._breathe)
-        self._breathe()
-        self.transfers.feed(edges)
-        mine.learn(edges.kinds)
-        mine.last_ns, mine.last_code = int(times[-1]), int(codes[-1])
         # A stall ends with the first edge, not with the last of its slice.
         self.stalls.progress(int(times[0]))
+        for first in range(0, len(times), _BETWEEN_BREATHS):
+            part = slice(first, first + _BETWEEN_BREATHS)
+            mine.account.feed(times[part].tolist(), codes[part].tolist())
+            self._breathe()
+        mine.last_ns, mine.last_code = int(times[-1]), int(codes[-1])
         self.stalls.progress(mine.last_ns)
-        settled = mine.account.feed(edges, self.names.columns)
-        if settled is not None:
-            self._take(mine, settled)
+        self._take(mine, mine.account.take())
 
     def compiled(self, compiles: Iterable[Compile]) -> None:
         """A compiler ran."""
@@ -132,16 +241,19 @@ class RunAccount:
         """A thread is over and has been read to its end."""
         mine = self._threads.pop(thread, None)
         if mine is not None:
-            self._take(mine, mine.account.close(mine.last_ns, self.names.columns))
+            self._take(mine, mine.account.close(mine.last_ns))
             mine.over = True
 
     def look(self, now_ns: int) -> None:
-        """Notice that nothing has happened for too long, while it still hangs."""
+        """Notice that nothing has happened for too long, while it still hangs; settle time that no batch claims."""
+        for each in list(self._threads.values()):
+            each.account.pass_time(now_ns)
+            self._take(each, each.account.take())
         thread = self._leading
         if thread is None or self.closed:
             return
         if self.stalls.look(now_ns, self.keeper.median_ns, over=thread.idle):
-            at = thread.standing(self.names.sources)
+            at = thread.position(self.names.sources)
             self.stalls.count(at.stage)
             self.teller.stall((thread.last_ns, now_ns), self.step_number, at.stage, at.loader)
 
@@ -153,11 +265,11 @@ class RunAccount:
                 "main", main=True
             )  # nothing was recorded: all of it was preparation
         for thread in list(self._threads.values()):
-            self._take(thread, thread.account.close(at_ns, self.names.columns))
+            self._take(thread, thread.account.close(at_ns))
         if self._leading is None:  # nothing was trained: all of it was preparation
             self.totals.activity_ns[Activity.INIT] = at_ns - self.started_ns
         elif self._leading.over:
-            self.totals.activity_ns[Activity.OTHER] += max(0, at_ns - self.settled_ns)
+            self.totals.activity_ns[Activity.OUTSIDE] += max(0, at_ns - self.settled_ns)
         self._closed_ns = at_ns
         for over in self.evals.close():
             self.teller.evaluation(over, self.step_number)
@@ -196,9 +308,8 @@ class RunAccount:
             return []
         sources = self.names.sources
         return [
-            OpenStage(sources[source].stage, sources[source].name, entry.begun_ns)
-            for entry in self._leading.pairing.open
-            for source in [(entry.code >> 4) & 0xFFF]
+            OpenStage(sources[stage.source].stage, sources[stage.source].name, stage.begun_ns)
+            for stage in self._leading.account.open
         ]
 
     def state(self) -> str:
@@ -216,60 +327,55 @@ class RunAccount:
     def _new_thread(self, name: str, *, main: bool) -> Thread:
         self._threads_seen += 1
         before = self._leading if self._leading and self._leading.over else None
-        account = ThreadAccount(self.settled_ns if before else self.started_ns, breathe=self._breathe)
-        return Thread(name, main, Pairing(), account, label=f"{name} {self._threads_seen}", follows=before)
+        since_ns = self.settled_ns if before else self.started_ns
+        account = ThreadAccount(since_ns, self.names.table, self._reclaimed.within)
+        return Thread(name, main, account, label=f"{name} {self._threads_seen}", follows=before)
 
     def _lead(self, thread: Thread) -> None:
         """The first thread that trains leads; when it is over the next one takes its time and numbers on."""
         before = self._leading
-        if before is None and (thread.computes or thread.main):
+        if before is None and (thread.account.computes or thread.main):
             self._leading = thread
         elif (
-            before is not None and not before.computes and thread.computes
+            before is not None and not before.account.computes and thread.account.computes
         ):  # that one only fetched for this one
             self.totals.activity_ns[:] = 0
             self._leading = thread
-        elif before is not None and thread.follows is before and thread.computes:
+        elif before is not None and thread.follows is before and thread.account.computes:
             thread.next_number += before.next_number
             thread.follows = None
             self._leading = thread
 
     def _is_helper(self, thread: Thread) -> bool:
-        somebody_trains = self._leading is not None or any(t.computes for t in self._threads.values())
-        return not thread.main and not thread.computes and somebody_trains
+        return not thread.main and not thread.account.computes
 
     def _take(self, thread: Thread, settled: Settled) -> None:
         self._lead(thread)
         if self._is_helper(thread):  # its wait is not the training thread's
-            self.totals.add_batches(settled.batches)
+            self.totals.add_beside(settled)
             self._take_endings(settled)
             return
+        self.transfers.add(settled.moved)
         leading = thread is self._leading
         self.totals.add(settled, ledger=leading)
         if leading:
-            self._reclaimed.move(settled.tiles, thread.account.settled_ns, self.totals.activity_ns)
+            self._reclaimed.forget(thread.account.settled_ns)
         if thread.main:
             self.device.settle(settled.occurrences, thread.account.settled_ns)
         self.loader_errors.update(self.names.sources[loader].name for loader in settled.failed_asks.tolist())
         self._take_steps(thread, settled)
-        for saved in self.checkpoints.take(settled.occurrences, self.names.columns.kinds):
+        for saved in self.checkpoints.take(settled.occurrences, self.names.kinds):
             self.teller.checkpoint(saved.within_ns, self.step_number, failed=saved.failed)
         self._take_endings(settled)
 
     def _take_endings(self, settled: Settled) -> None:
-        for loader, reason in self.totals.loaders.add_endings(settled.endings, self.names):
-            self.teller.exhausted(loader, reason, self.settled_ns, step=self.step_number)
+        for loader, reason, at_ns in self.totals.loaders.add_endings(settled.endings, self.names):
+            self.teller.exhausted(loader, reason, at_ns, step=self.recent.at(at_ns, self.step_number))
 
     def _take_steps(self, thread: Thread, settled: Settled) -> None:
         steps = settled.steps
         rows = np.flatnonzero((steps.phase == TRAIN) & (steps.counted > 0))
-        numbers = thread.next_number + np.arange(len(rows))
-        thread.next_number += len(rows)
-        if settled.numbered is not None:
-            row, number = settled.numbered
-            first = int(np.searchsorted(rows, row))
-            numbers[first:] = number + np.arange(max(0, len(rows) - first))
-            thread.next_number = number + max(0, len(rows) - first)
+        numbers = thread.number(steps.number[rows])
         if len(steps.phase) and thread is self._leading:
             self.recent.add(steps.ended_ns[rows], numbers)
             self._phase = int(steps.phase[-1])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from otel_train.aggregate.steps import Activity
+from otel_train.accounting.types import Activity
 
 if TYPE_CHECKING:
     from otel_train.aggregate.reclaimed import Reclaimed

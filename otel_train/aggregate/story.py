@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_train.aggregate.account import ThreadAccount
-from otel_train.aggregate.pairing import SLICE_EDGES, Open, Pairing
-from otel_train.aggregate.steps import TRAIN, Settled, SourceColumns
+from otel_train.accounting.account import ThreadAccount
+from otel_train.accounting.types import TRAIN, Settled, SourceTable
 from otel_train.codes import SOURCE_MASK, SOURCE_SHIFT, Source, SourceKind
 from otel_train.errors import RunDirectoryError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from otel_train.accounting.nesting import OpenStage
     from otel_train.flight import Flight, ThreadEdges
 
 
@@ -29,14 +29,14 @@ class Story(NamedTuple):
     """
 
     thread: ThreadEdges
-    open: list[Open]
-    settled: list[Settled]
+    open: list[OpenStage]
+    settled: Settled
     started_ns: int
 
     @property
     def steps(self) -> int:
         """Training steps that closed."""
-        return sum(int(np.count_nonzero(trained(part))) for part in self.settled)
+        return int(np.count_nonzero(trained(self.settled)))
 
 
 def sources_of(flight: Flight, path: Path) -> list[Source]:
@@ -55,24 +55,17 @@ def sources_of(flight: Flight, path: Path) -> list[Source]:
         raise RunDirectoryError(f"{path}: its table of sources cannot be read ({error}).") from error
 
 
-def story_of(thread: ThreadEdges, columns: SourceColumns) -> Story:
-    """Work out a thread's edges as the pump would have."""
+def story_of(thread: ThreadEdges, sources: SourceTable) -> Story:
+    """Work out a thread's edges, with the stages of every step."""
     numbers = (thread.codes >> SOURCE_SHIFT) & SOURCE_MASK
-    known = numbers < len(columns.kinds)
-    times, codes = thread.times[known], thread.codes[known]
-    pairing = Pairing()
-    account = ThreadAccount(int(thread.times[0]))
-    settled = []
-    for start in range(0, len(times), SLICE_EDGES):
-        part = slice(start, start + SLICE_EDGES)
-        found = account.feed(pairing.feed(times[part], codes[part], columns.kinds), columns)
-        if found is not None:
-            settled.append(found)
-    settled.append(account.close(int(thread.times[-1]), columns))
-    partial = settled[-1].steps
-    left = np.flatnonzero(partial.counted == 0)
-    started_ns = int(partial.started_ns[left[-1]]) if len(left) else -1
-    return Story(thread, list(pairing.open), settled, started_ns)
+    known = numbers < len(sources.kinds)
+    account = ThreadAccount(int(thread.times[0]), sources, by_step=True)
+    account.feed(thread.times[known].tolist(), thread.codes[known].tolist())
+    still_open = list(account.open)
+    settled = account.close(int(thread.times[-1]))
+    left = np.flatnonzero(settled.steps.counted == 0)
+    started_ns = int(settled.steps.started_ns[left[-1]]) if len(left) else -1
+    return Story(thread, still_open, settled, started_ns)
 
 
 def trained(part: Settled) -> np.ndarray:

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from otel_train.accounting.types import PHASES, Activity, StepSource
 from otel_train.aggregate.compiled_steps import Compiled
 from otel_train.aggregate.loader_rows import loader_rows, supplies
 from otel_train.aggregate.names import CHECKPOINT
-from otel_train.aggregate.steps import PHASES, Activity, StepSource
 from otel_train.aggregate.verdict import findings
 from otel_train.codes import SourceKind
 
@@ -112,7 +112,7 @@ def _stage(row: StageTotals) -> dict[str, Any]:
         "inclusive_seconds": row.inclusive_s if timed else None,
         "self_seconds": row.self_s,
         "min": least,
-        "avg": row.inclusive_s / row.count if row.count else None,
+        "avg": row.called_s / row.count if row.count else None,
         "p50": p50,
         "p95": p95,
         "p99": p99,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_train import catalog
-from otel_train.aggregate.steps import PHASES
+from otel_train.accounting.types import PHASES
 from otel_train.aggregate.traces import Child, StepFacts, Tracer
 from otel_train.codes import SourceKind
 from otel_train.records import Event, Exemplar, Span
@@ -16,11 +16,11 @@ from otel_train.records import Event, Exemplar, Span
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from otel_train.accounting.types import Occurrences, Settled
     from otel_train.aggregate.captures import Capture
     from otel_train.aggregate.eval_passes import Pass
     from otel_train.aggregate.keep import Kept
     from otel_train.aggregate.names import Names
-    from otel_train.aggregate.steps import Occurrences, Settled
     from otel_train.clock import Anchor
     from otel_train.records import AttributeValue
 

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_train.accounting.types import NO_PHASE, PHASES, Activity
 from otel_train.aggregate.compiles import Recompiled
 from otel_train.aggregate.histogram import Histograms
 from otel_train.aggregate.loader_totals import LoaderTotals
-from otel_train.aggregate.steps import PHASES, Activity
 from otel_train.records import Outcomes, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from otel_train.accounting.types import Occurrences, Settled, StageTimes, StepRows
     from otel_train.aggregate.names import Key, Names
-    from otel_train.aggregate.steps import Occurrences, Settled, StepRows
 
 _PHASES = len(PHASES) + 1
 NS_PER_S = 10**9
@@ -45,10 +45,12 @@ class StageTotals(NamedTuple):
         key: what the row is about.
         count: occurrences.
         failed: those that ended by an exception.
-        inclusive_s: their time, with what ran inside them.
+        inclusive_s: time in which the stage was open: that of the occurrences, of asks that gave no batch, of the
+            making of iterators, and of what had not ended.
         self_s: time in which this stage was the innermost.
         quantiles: minimum, median, 95th, 99th percentile, maximum.
         device: the same occurrences on the device's clock, as far as they were measured there.
+        called_s: time of the occurrences, with what ran inside them: what the histogram shows.
     """
 
     key: Key
@@ -58,6 +60,7 @@ class StageTotals(NamedTuple):
     self_s: float
     quantiles: tuple[float, float, float, float, float] | None
     device: DeviceTotals | None = None
+    called_s: float = 0.0
 
 
 class Totals:
@@ -76,6 +79,9 @@ class Totals:
         """Device time of the occurrences that have one, by the series of ``stages``."""
         self.activity_ns = np.zeros(len(Activity), dtype=np.int64)
         self.self_ns = np.zeros(0, dtype=np.int64)
+        self.inclusive_ns = np.zeros(0, dtype=np.int64)
+        self.loader_ns: dict[tuple[int, int], int] = {}
+        """Time of the batches that each loader took part in, by loader and phase."""
         self.failed = np.zeros(0, dtype=np.int64)
         self.step_pairs: list[tuple[int, int]] = []
         self.step_counts = np.zeros((0,), dtype=np.int64)
@@ -94,24 +100,34 @@ class Totals:
         self._breathe = breathe
 
     def add(self, settled: Settled, *, ledger: bool) -> None:
-        """Count what one slice settled. ``ledger``: the thread's time is the run's time."""
-        tiles = settled.tiles
-        series = self.names.series(tiles.owner, tiles.loader, tiles.phase)
-        self._breathe()
-        self._grow()
-        self.self_ns += np.bincount(series, weights=tiles.self_ns, minlength=len(self.self_ns)).astype(
-            np.int64
-        )
+        """Count what was settled. ``ledger``: the thread's time is the run's time."""
+        self._add_times(settled.times)
         if ledger:
-            sums = np.bincount(tiles.activity, weights=tiles.self_ns, minlength=len(self.activity_ns))
-            self.activity_ns += sums.astype(np.int64)
+            self.activity_ns += settled.activity_ns
         self._breathe()
         self.add_occurrences(settled.occurrences)
         self._add_steps(settled.steps)
         self.add_batches(settled.batches)
+        for source, phase, ns in settled.loader_ns.tolist():
+            pair = (int(self.names.loader(np.array([source]))[0]), phase)
+            self.loader_ns[pair] = self.loader_ns.get(pair, 0) + ns
         self.loaders.add_starts(settled.starts, self.names)
         self.updates += settled.updates
         self.skipped_updates += settled.skipped_updates
+
+    def add_beside(self, settled: Settled) -> None:
+        """Count what a thread did that only reads loaders: its waits are nobody's step, phase or activity."""
+        nowhere = np.full(len(settled.times.source), NO_PHASE, dtype=np.int64)
+        self._add_times(settled.times._replace(phase=nowhere))
+        calls = settled.occurrences
+        self.add_occurrences(calls._replace(phase=np.full(len(calls.source), NO_PHASE, dtype=np.int64)))
+        self.add_batches(settled.batches)
+
+    def _add_times(self, times: StageTimes) -> None:
+        series = self.names.series(times.source, times.loader, times.phase)
+        self._grow()
+        np.add.at(self.self_ns, series, times.self_ns)
+        np.add.at(self.inclusive_ns, series, times.inclusive_ns)
 
     def tell(self, outcomes: Outcomes) -> None:
         """Take in what devices have told of their updates."""
@@ -122,6 +138,13 @@ class Totals:
         """Updates that a scaler skipped; None while only a device knows."""
         unknown = self.on_device.made and not self.on_device.known
         return None if unknown else self.skipped_updates + self.on_device.skipped
+
+    def add_operations(self, ended: Occurrences) -> None:
+        """Count calls timed by token: they run beside everything else, in no stage's self time."""
+        self.add_occurrences(ended)
+        if len(ended.source):
+            series = self.names.series(ended.source, ended.loader, ended.phase)
+            np.add.at(self.inclusive_ns, series, ended.inclusive_ns)
 
     def add_occurrences(self, ended: Occurrences) -> None:
         """Count calls that ended."""
@@ -181,6 +204,7 @@ class Totals:
         if more > 0:
             self.stages.grow(len(self.names.keys))
             self.self_ns = np.append(self.self_ns, np.zeros(more, dtype=np.int64))
+            self.inclusive_ns = np.append(self.inclusive_ns, np.zeros(more, dtype=np.int64))
             self.failed = np.append(self.failed, np.zeros(more, dtype=np.int64))
 
     def since(self, earlier: Totals) -> Totals:
@@ -191,11 +215,13 @@ class Totals:
         window.device = self.device.minus(earlier.device)
         window.activity_ns = self.activity_ns - earlier.activity_ns
         window.self_ns[: len(earlier.self_ns)] -= earlier.self_ns
+        window.inclusive_ns[: len(earlier.inclusive_ns)] -= earlier.inclusive_ns
         window.failed[: len(earlier.failed)] -= earlier.failed
         window.step_counts[: len(earlier.step_counts)] -= earlier.step_counts
         window.partial_steps -= earlier.partial_steps
         window.batches = _less(self.batches, earlier.batches)
         window.samples = _less(self.samples, earlier.samples)
+        window.loader_ns = _less(self.loader_ns, earlier.loader_ns)
         window.loaders = self.loaders.since(earlier.loaders)
         window.updates -= earlier.updates
         window.skipped_updates -= earlier.skipped_updates
@@ -208,10 +234,11 @@ class Totals:
         """The same counts, independent from now on; the names are shared."""
         twin = Totals(self.names, breathe=self._breathe)
         twin.stages, twin.steps, twin.device = self.stages.copy(), self.steps.copy(), self.device.copy()
-        for name in ("activity_ns", "self_ns", "failed", "step_counts", "partial_steps"):
+        for name in ("activity_ns", "self_ns", "inclusive_ns", "failed", "step_counts", "partial_steps"):
             setattr(twin, name, getattr(self, name).copy())
         twin.step_pairs, twin._step_numbers = list(self.step_pairs), dict(self._step_numbers)
         twin.batches, twin.samples = dict(self.batches), dict(self.samples)
+        twin.loader_ns = dict(self.loader_ns)
         twin.loaders = self.loaders.copy()
         twin.updates, twin.skipped_updates = self.updates, self.skipped_updates
         twin.on_device, twin.pace, twin.recompiled = self.on_device, self.pace, self.recompiled
@@ -231,15 +258,16 @@ class Totals:
         self._breathe()
         count = self.stages.count(series)
         quantiles = tuple(self.stages.quantile(series, q) for q in (0, 0.5, 0.95, 0.99, 1)) if count else None
-        inclusive = self.stages.point(series).sum if count else 0.0
+        called = self.stages.point(series).sum if count else 0.0
         return StageTotals(
             key,
             count,
             int(self.failed[series]),
-            inclusive,
+            int(self.inclusive_ns[series]) / NS_PER_S,
             int(self.self_ns[series]) / NS_PER_S,
             quantiles,  # type: ignore[arg-type]  # five by construction
             self._device_row(series),
+            called,
         )
 
     def _device_row(self, series: int) -> DeviceTotals | None:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from otel_train.aggregate.words import KIND_H2D, OP_END
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from otel_train.aggregate.pairing import Edges
-    from otel_train.codes import Source
+    import numpy as np
 
-_H2D_BIT = 1 << KIND_H2D
+    from otel_train.codes import Source
 
 
 class Transfers:
@@ -23,15 +18,10 @@ class Transfers:
     def __init__(self) -> None:
         self._bytes: dict[int, int] = {}
 
-    def feed(self, edges: Edges) -> None:
-        """Take the next slice of a thread."""
-        ends = (edges.kinds == KIND_H2D) & (edges.ops == OP_END)
-        if not ends.any():
-            return
-        ends &= (edges.payloads > 0) & ((edges.ancestors & _H2D_BIT) == 0)
-        for source in np.unique(edges.sources[ends]).tolist():
-            moved = int((edges.payloads[ends & (edges.sources == source)] - 1).sum())
-            self._bytes[source] = self._bytes.get(source, 0) + moved
+    def add(self, moved: np.ndarray) -> None:
+        """Take in transfers: int64[n, 2], as in ``Settled``."""
+        for source, size in moved.tolist():
+            self._bytes[source] = self._bytes.get(source, 0) + size
 
     def to_devices(self, sources: Sequence[Source]) -> dict[str, int]:
         """Bytes by device, such as ``cuda:0``. What was pinned or moved by hand names no device."""

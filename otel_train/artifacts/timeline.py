@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_train.aggregate.steps import NO_PHASE, PHASES, EpochMark, columns_of
+from otel_train.accounting.types import NO_PHASE, PHASES, EpochMark, SourceTable
 from otel_train.aggregate.story import Story, sources_of, story_of, trained
-from otel_train.aggregate.words import KIND_DATA, OP_STOP
-from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, SourceKind
+from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.flight import read_flight
 
 if TYPE_CHECKING:
@@ -62,17 +61,16 @@ class Timeline:
         self._story, self._sources, self._offset_ns = story, sources, offset_ns
         self.whole = story.thread.entry.written <= len(story.thread.times) + 1
         self.stages = sorted({source.stage for source in sources if source.stage} | {OTHER})
-        parts = story.settled
-        kept = [trained(part) for part in parts]
-        self.started_ns, self.ended_ns, self.duration_ns, loaders = (
-            np.concatenate([getattr(part.steps, name)[mine] for part, mine in zip(parts, kept, strict=True)])
-            for name in ("started_ns", "ended_ns", "duration_ns", "loader")
-        )
-        self.selves_ns = self._selves(kept)
-        marks = np.concatenate([part.epochs for part in parts])
+        steps, mine = story.settled.steps, trained(story.settled)
+        self.started_ns, self.ended_ns = steps.started_ns[mine], steps.ended_ns[mine]
+        self.duration_ns = steps.duration_ns[mine]
+        self.selves_ns = self._selves(mine)
+        marks = story.settled.epochs
         begun = marks[marks[:, 1] == EpochMark.BEGUN]
         self.marked = len(begun) > 0
-        self.loader, self.epoch = ("", self._marked(begun)) if self.marked else self._passes(loaders)
+        self.loader, self.epoch = (
+            ("", self._marked(begun)) if self.marked else self._passes(steps.loader[mine])
+        )
         self.passes = int(self.epoch[-1]) if len(self.epoch) else 0
 
     def __len__(self) -> int:
@@ -85,24 +83,23 @@ class Timeline:
     def totals(self) -> list[dict[str, Any]]:
         """One row per phase, loader, model and stage, over everything on file."""
         rows: dict[tuple[str, str, str, str], dict[str, Any]] = {}
-        for part in self._story.settled:
-            tiles, calls = part.tiles, part.occurrences
-            for owner, loader, phase, ns in zip(
-                tiles.owner.tolist(),
-                tiles.loader.tolist(),
-                tiles.phase.tolist(),
-                tiles.self_ns.tolist(),
-                strict=True,
-            ):
-                self._row(rows, owner, loader, phase)["self_seconds"] += ns / NS_PER_S
-            for owner, loader, phase, ns, failed in zip(
-                calls.source.tolist(), calls.loader.tolist(), calls.phase.tolist(),
-                calls.inclusive_ns.tolist(), calls.failed.tolist(), strict=True,
-            ):  # fmt: skip
-                row = self._row(rows, owner, loader, phase)
-                row["count"] += 1
-                row["failed"] += failed
-                row["inclusive_seconds"] += ns / NS_PER_S
+        times, calls = self._story.settled.times, self._story.settled.occurrences
+        for source, loader, phase, self_ns, inclusive_ns in zip(
+            *(column.tolist() for column in times), strict=True
+        ):
+            row = self._row(rows, source, loader, phase)
+            row["self_seconds"] += self_ns / NS_PER_S
+            row["inclusive_seconds"] += inclusive_ns / NS_PER_S
+        for source, loader, phase, failed in zip(
+            calls.source.tolist(),
+            calls.loader.tolist(),
+            calls.phase.tolist(),
+            calls.failed.tolist(),
+            strict=True,
+        ):
+            row = self._row(rows, source, loader, phase)
+            row["count"] += 1
+            row["failed"] += failed
         for row in rows.values():
             if row["stage"] == OTHER:
                 row["count"] = row["inclusive_seconds"] = None
@@ -112,16 +109,13 @@ class Timeline:
 
     def calls(self, since_ns: int) -> list[Called]:
         """Calls that began at ``since_ns`` or later, in order."""
+        calls = self._story.settled.occurrences
         found = []
-        for part in self._story.settled:
-            calls = part.occurrences
-            for row in np.flatnonzero(calls.started_ns >= since_ns).tolist():
-                source = self._sources[int(calls.source[row])]
-                found.append(
-                    Called(
-                        source.stage, source.name, int(calls.started_ns[row]), int(calls.inclusive_ns[row])
-                    )
-                )
+        for row in np.flatnonzero(calls.started_ns >= since_ns).tolist():
+            source = self._sources[int(calls.source[row])]
+            found.append(
+                Called(source.stage, source.name, int(calls.started_ns[row]), int(calls.inclusive_ns[row]))
+            )
         return sorted(found, key=lambda call: (call.started_ns, -call.lasted_ns))
 
     def _row(
@@ -139,27 +133,14 @@ class Timeline:
             rows[key] = {**named, "count": 0, "failed": 0, "inclusive_seconds": 0.0, "self_seconds": 0.0}
         return rows[key]
 
-    def _selves(self, kept: Sequence[NDArray[np.bool_]]) -> Ints:
-        """A step whose slices lie in two parts has its first tiles in the row behind the last of the first part."""
+    def _selves(self, mine: NDArray[np.bool_]) -> Ints:
+        """Self time by step and stage."""
         column = {name: place for place, name in enumerate(self.stages)}
-        of_owner = np.array(
-            [*(column[s.stage or OTHER] for s in self._sources), column[OTHER]], dtype=np.intp
-        )
-        carried = np.zeros(len(self.stages), dtype=np.int64)
-        found = []
-        for part, mine in zip(self._story.settled, kept, strict=True):
-            table = np.zeros((len(mine) + 1, len(self.stages)), dtype=np.int64)
-            inside = part.tiles.step >= 0
-            np.add.at(
-                table,
-                (part.tiles.step[inside], of_owner[part.tiles.owner[inside]]),
-                part.tiles.self_ns[inside],
-            )
-            first = np.flatnonzero(mine)[:1]
-            table[first[0] if len(first) else len(mine)] += carried
-            carried = table[len(mine)].copy()
-            found.append(table[:-1][mine])
-        return np.concatenate(found)
+        table = np.zeros((len(mine), len(self.stages)), dtype=np.int64)
+        for row, owner, ns in self._story.settled.step_times.tolist():
+            stage = self._sources[owner].stage if owner >= 0 else OTHER
+            table[row, column[stage or OTHER]] += ns
+        return table[mine]
 
     def _marked(self, begun: Ints) -> Ints:
         """A step that closes at a mark belongs to the epoch before it."""
@@ -172,10 +153,9 @@ class Timeline:
             return "", np.zeros(len(loaders), dtype=np.int64)
         training = int(np.bincount(loaders[loaders >= 0]).argmax())
         thread = self._story.thread
-        kinds = np.array([source.kind for source in self._sources], dtype=np.int8)
         numbers = (thread.codes >> SOURCE_SHIFT) & SOURCE_MASK
-        mine = (numbers == training) & ((thread.codes & OP_MASK) == OP_STOP)
-        stops = thread.times[mine] if kinds[training] == KIND_DATA else thread.times[:0]
+        mine = (numbers == training) & ((thread.codes & OP_MASK) == int(Op.STOP))
+        stops = thread.times[mine] if self._sources[training].kind is SourceKind.DATA else thread.times[:0]
         passes = np.searchsorted(stops, self.ended_ns, side="left")
         # A loader that is asked again at its end says so again: a pass without a step is none.
         _, epoch = np.unique(passes, return_inverse=True)
@@ -202,8 +182,8 @@ def timeline_in(flight: Flight, path: Path) -> Timeline | None:
         RunDirectoryError: its table of sources cannot be read.
     """
     sources = sources_of(flight, path)
-    columns = columns_of(sources)
-    stories = [story_of(thread, columns) for thread in flight.threads if len(thread.times)]
+    known = SourceTable().extend(sources)
+    stories = [story_of(thread, known) for thread in flight.threads if len(thread.times)]
     main = max(stories, key=lambda story: (story.steps, len(story.thread.times)), default=None)
     if main is None:
         return None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from otel_train.accounting.types import TRAIN, StepSource
 from otel_train.aggregate.captures import CAPTURES_FOLDER
-from otel_train.aggregate.steps import TRAIN, StepSource
 from otel_train.capturing.around import Limits, Loop, Story
 from otel_train.capturing.asked import options_of
 from otel_train.capturing.boundary import Rule
@@ -179,7 +179,9 @@ def rule_of(run: RunAccount) -> Rule | None:
         return None
     names = run.totals.names.loaders.names
     trained = {names[loader] for loader, phase in run.totals.batches if phase == TRAIN}
-    return Rule(work, leading.asks, frozenset(names[loader] for loader, _ in run.totals.batches) - trained)
+    return Rule(
+        work, leading.account.asks, frozenset(names[loader] for loader, _ in run.totals.batches) - trained
+    )
 
 
 def _every_of(config: Config) -> Every:

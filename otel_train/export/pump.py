@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_train.aggregate.pairing import SLICE_EDGES
+from otel_train.aggregate.run import SLICE_EDGES
 from otel_train.export.estate import Position
 from otel_train.guard import Guard
 from otel_train.records import Batch

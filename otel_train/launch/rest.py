@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_train.aggregate.pairing import SLICE_EDGES
+from otel_train.aggregate.run import SLICE_EDGES
 from otel_train.codes import Source, SourceKind
 from otel_train.errors import RunDirectoryError
 from otel_train.export.estate import Position

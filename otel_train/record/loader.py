@@ -7,12 +7,14 @@ iterator's class becomes a cached subclass of its own class whose ``__next__`` i
 
 from __future__ import annotations
 
+import itertools
 import weakref
+from _thread import get_ident
 from collections import Counter
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
-from otel_train.codes import PAYLOAD_SHIFT, Ending, Flag, Op, SourceKind, code
+from otel_train.codes import FLAG_SHIFT, PAYLOAD_SHIFT, Ending, Flag, Op, SourceKind, code
 from otel_train.record.crew import CREW, INIT, Crew, WorkerInit
 from otel_train.record.replaced import replace
 from otel_train.record.samples import size_of_batches
@@ -25,12 +27,23 @@ if TYPE_CHECKING:
     from otel_train.record.samples import Size
 
 PROBE = "_otel_train_probe"
+ASK = "_otel_train_ask"
+"""The word that begins an ask of an iterator: it has the number of the pass."""
+_FRESH = "_otel_train_fresh"
+"""The iterator is being made: its first pass has a number already."""
+OWNER = "_otel_train_thread"
 OTHER = "_OTHER"
 
 _MAP_STYLE = 0
 _PASS = attrgetter("_num_yielded", "_dataset_kind")
 _STREAM = attrgetter("_IterableDataset_len_called", "_index_sampler", "_drop_last", "_num_workers")
 """What torch's iterators know of themselves."""
+
+
+_passes = itertools.count(1)
+"""Numbers of passes, over all loaders of the process."""
+
+START_BITS = int(Flag.START) << FLAG_SHIFT
 
 
 class LoaderProbe:
@@ -77,6 +90,7 @@ class LoaderProbe:
         self.edge = recorder.edge
         self.ask, self.got = code(Op.BEGIN, self.source), code(Op.END, self.source)
         self.stop, self.fail = code(Op.STOP, self.source), code(Op.FAIL, self.source)
+        self.gone = code(Op.PASS_END, self.source)
         self.start = code(Op.BEGIN, self.source, Flag.START)
         self.started = code(Op.END, self.source, Flag.START)
         self._read_size: Size = self._learn if samples is None else _safe(samples)
@@ -92,6 +106,14 @@ class LoaderProbe:
         self.sized = kind == 0 if kind is not None else hasattr(loader, "__len__")
         self.loader = _weak(loader)
         self.inner: Callable[[], Any] = lambda: None
+
+    def next_pass(self) -> int:
+        """The word that begins an ask of a new pass."""
+        return self.ask | next(_passes) << PAYLOAD_SHIFT
+
+    def pass_end(self, ask: int) -> int:
+        """The word that ends a pass whose iterator is disposed of. ``ask``: the word that began its asks."""
+        return self.gone | ask >> PAYLOAD_SHIFT << PAYLOAD_SHIFT
 
     def payload(self, batch: Any) -> int:
         """The word that ends the ask for ``batch``."""
@@ -194,6 +216,8 @@ class DataLoaderPatch:
             iterator.__dict__[CREW] = crew
             probe.crews.append(crew)
         iterator.__dict__[PROBE] = probe
+        iterator.__dict__.setdefault(ASK, probe.next_pass())
+        iterator.__dict__[OWNER] = get_ident()
         iterator.__class__ = self._timed(type(iterator))
         self._adopted.add(iterator)
 
@@ -201,8 +225,8 @@ class DataLoaderPatch:
         """Give every living iterator its own class back, then undo the wraps."""
         for iterator in list(self._adopted):
             iterator.__class__ = type(iterator).__mro__[1]
-            del iterator.__dict__[PROBE]
-            iterator.__dict__.pop(CREW, None)
+            for name in (PROBE, ASK, CREW, _FRESH, OWNER):
+                iterator.__dict__.pop(name, None)
         for undo in self._undo:
             undo()
 
@@ -227,7 +251,8 @@ class DataLoaderPatch:
             if probe is None:
                 original(iterator, loader, *args, **kwargs)
                 return
-            probe.edge(probe.start)
+            ask = iterator.__dict__[ASK] = iterator.__dict__[_FRESH] = probe.next_pass()
+            probe.edge(ask | START_BITS)
             try:
                 original(iterator, loader, *args, **kwargs)
             finally:
@@ -243,11 +268,12 @@ class DataLoaderPatch:
 
 def _timed_subclass(cls: Any) -> type:
     ask_inner, reset_inner = cls.__next__, cls._reset
+    dispose_inner = getattr(cls, "__del__", None)
 
     def __next__(self: Any) -> Any:  # noqa: N807  # as above
         probe = self.__dict__[PROBE]
         edge = probe.edge
-        edge(probe.ask)
+        edge(self.__dict__[ASK])
         try:
             batch = ask_inner(self)
         except StopIteration:
@@ -261,7 +287,8 @@ def _timed_subclass(cls: Any) -> type:
 
     def _reset(self: Any, *args: Any, **kwargs: Any) -> None:
         probe = self.__dict__[PROBE]
-        probe.edge(probe.start)
+        ask = self.__dict__[ASK] = self.__dict__.pop(_FRESH, None) or probe.next_pass()
+        probe.edge(ask | START_BITS)
         try:
             reset_inner(self, *args, **kwargs)
         finally:
@@ -270,10 +297,26 @@ def _timed_subclass(cls: Any) -> type:
             if crew is not None:  # a new iterator resets itself when its workers run
                 crew.complete()
 
-    names = {"__next__": __next__, "_reset": _reset, INIT: WorkerInit()}
+    def __del__(self: Any) -> None:  # noqa: N807  # as above
+        end_pass(self.__dict__)
+        if dispose_inner is not None:
+            dispose_inner(self)
+
+    names = {"__next__": __next__, "_reset": _reset, "__del__": __del__, INIT: WorkerInit()}
     timed = type(cls.__name__, (cls,), {**names, "__module__": cls.__module__, "__doc__": cls.__doc__})
     timed.__qualname__ = cls.__qualname__
     return timed
+
+
+def end_pass(attributes: dict[str, Any]) -> None:
+    """An iterator is disposed of: its pass ends in the thread that made it. ``attributes``: those of the iterator."""
+    probe, ask = attributes.get(PROBE), attributes.get(ASK)
+    if probe is None or ask is None or get_ident() != attributes.get(OWNER):
+        return
+    try:
+        probe.edge(probe.pass_end(ask))
+    except Exception:  # noqa: BLE001  # the interpreter may be ending, and nothing may be raised here
+        return
 
 
 def _given(iterator: Any) -> tuple[int, int | None]:  # Any: torch's iterator

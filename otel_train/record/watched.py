@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from _thread import get_ident
 from typing import TYPE_CHECKING, Any
+
+from otel_train.record.loader import ASK, OWNER, PROBE, START_BITS, end_pass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,19 +24,22 @@ class Watched:
     def __init__(self, iterable: Any, probe: LoaderProbe) -> None:
         self._iterable = iterable
         self._probe = probe
-        self._given = 0
+        self._given = self._ask = 0
 
     def __iter__(self) -> Iterator[Any]:
         probe = self._probe
-        probe.edge(probe.start)
+        ask = probe.next_pass()
+        probe.edge(ask | START_BITS)
         try:
-            return _WatchedIterator(iter(self._iterable), self._iterable, probe)
+            return _WatchedIterator(iter(self._iterable), self._iterable, probe, ask)
         finally:
             probe.edge(probe.started)
 
     def __next__(self) -> Any:
+        if not self._given:
+            self._ask = self._probe.next_pass()
         try:
-            batch = _ask(self._iterable, self._iterable, self._probe, self._given)
+            batch = _asked(self._iterable, self._iterable, self._probe, self._ask, given=self._given)
         except StopIteration:
             self._given = 0  # it may begin again
             raise
@@ -50,7 +56,9 @@ class Watched:
 
 
 class _WatchedIterator:
-    def __init__(self, iterator: Iterator[Any], iterable: Any, probe: LoaderProbe) -> None:
+    def __init__(self, iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int) -> None:
+        self._ask = ask
+        self._thread = get_ident()
         self._iterator = iterator
         self._iterable = iterable
         self._probe = probe
@@ -60,7 +68,7 @@ class _WatchedIterator:
         return self
 
     def __next__(self) -> Any:
-        batch = _ask(self._iterator, self._iterable, self._probe, self._given)
+        batch = _asked(self._iterator, self._iterable, self._probe, self._ask, given=self._given)
         self._given += 1
         return batch
 
@@ -69,10 +77,13 @@ class _WatchedIterator:
             raise AttributeError(name)
         return getattr(self._iterator, name)
 
+    def __del__(self) -> None:
+        end_pass({PROBE: self._probe, ASK: self._ask, OWNER: self._thread})
 
-def _ask(iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, given: int) -> Any:
+
+def _asked(iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int, *, given: int) -> Any:
     edge = probe.edge
-    edge(probe.ask)
+    edge(ask)
     try:
         batch = next(iterator)
     except StopIteration:

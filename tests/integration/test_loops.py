@@ -81,7 +81,8 @@ def expected(truth: Truth) -> dict[str, Any]:
     figures = {
         "steps": some(truth.steps),
         "batches": some(truth.batches),
-        "data": some(truth.batches - truth.elsewhere),
+        "data": some(truth.batches),
+        "data in no phase": truth.elsewhere.total(),
         "forward": some(forwards),
         "backward": some(truth.backwards),
         "optimizer": truth.optimizer,
@@ -121,6 +122,7 @@ def found(summary: dict[str, Any], truth: Truth) -> dict[str, Any]:
         "steps": some(summary["steps"] if truth.phases else {TRAIN: summary["steps"].get(TRAIN, 0)}),
         "batches": some(by_loader(summary["batches"], truth)),
         "data": some(by_loader(stage_counts(summary, "data", by="loader"), truth)),
+        "data in no phase": stage_counts(summary, "data")[""],
         "samples": some(by_loader(summary["samples"], truth)),
         "forward": some(forwards),
         "backward": some(stage_counts(summary, "backward")),

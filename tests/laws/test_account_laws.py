@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.aggregate.account import ThreadAccount
-from otel_train.aggregate.pairing import Pairing
-from otel_train.aggregate.steps import columns_of
+from otel_train.accounting.account import MOST_PASSES, ThreadAccount
+from otel_train.accounting.nesting import DEEPEST
+from otel_train.accounting.phases import LOOKS_AHEAD, MOST_ITEMS
+from otel_train.accounting.steps import MOST_HELD
+from otel_train.accounting.types import TRAIN, SourceTable
 from otel_train.codes import Op, Source, SourceKind, code
 from tests.support.edges import Book, Tape, settle
 
@@ -35,7 +36,7 @@ garbage = st.lists(
             st.sampled_from([*Op, Op.BEGIN, Op.BEGIN, Op.END, Op.END]),
             st.integers(0, len(SOURCES) - 1),
             st.integers(0, 3),
-            st.sampled_from([0, 0, 0, 1, 5]),
+            st.sampled_from([0, 0, 0, 1, 5, 6]),
         ),
     ),
     max_size=60,
@@ -72,6 +73,17 @@ ACTIONS = {
     "epoch": lambda t: t.epoch(3),
     "epoch over": lambda t: t.epoch_over(),
     "report": lambda t: t.report(1),
+    "new pass": lambda t: t.ask("code", iterator=7).ask("code", iterator=8),
+    "ask of a pass": lambda t: t.ask("code", iterator=7),
+    "stop of a pass": lambda t: t.stop("code", iterator=7),
+    "break": lambda t: t.ask("code", iterator=9).forward().dispose("code", 9),
+    "dispose": lambda t: t.dispose("code", 7),
+    "start": lambda t: t.start("val"),
+    "train ahead": lambda t: t.ask("code", iterator=7).ask("val", iterator=3).forward(11, flags=0),
+    "frozen": lambda t: t.forward(11, flags=1),
+    "grad": lambda t: t.run(SourceKind.GRAD, "grad", 4),
+    "whole": lambda t: t.run(SourceKind.WHOLE, "make_step", 9),
+    "mark": lambda t: t.mark(),
     "loader in loader": lambda t: (
         t.begin(SourceKind.DATA, "outer").spend(1).ask("inner").end(SourceKind.DATA, "outer")
     ),
@@ -106,16 +118,21 @@ def cuts_of(tape: Tape, fractions: Sequence[float]) -> list[int]:
 
 
 def assert_everything_is_accounted_for(book: Book, tape: Tape, ended_ns: int) -> None:
-    tiles = list(book.tiles())
-    assert all(tile.self_ns >= 0 for tile in tiles)
-    assert sum(tile.self_ns for tile in tiles) == ended_ns - tape.started_ns
-    of_step = book.step_self_ns()
+    rows = list(book.times())
+    wall_ns = ended_ns - tape.started_ns
+    assert all(0 <= row.self_ns <= row.inclusive_ns for row in rows if row.source >= 0)
+    assert sum(row.self_ns for row in rows) == wall_ns
+    assert sum(book.self_ns("activity").values()) == wall_ns
     steps = book.steps()
-    assert [of_step[row] for row in range(len(steps))] == [step.duration_ns for step in steps]
-    assert set(of_step) <= {-1, *range(len(steps))}
-    assert all(step.ended_ns - step.started_ns >= step.duration_ns for step in steps)
-    for part in book.settled:
-        assert (np.diff(part.steps.ended_ns[part.steps.counted > 0]) >= 0).all()
+    of_steps = sum(step.duration_ns for step in steps if step.phase == "train")
+    asks_for_nothing = sum(row.self_ns for row in rows if row.phase == TRAIN) - of_steps
+    waits = sum(r.self_ns for r in rows if r.phase == TRAIN and book.kind(r.source) is SourceKind.DATA)
+    assert 0 <= asks_for_nothing <= waits
+    assert waits == book.self_ns("activity").get("data_wait", 0)
+    assert all(step.ended_ns - step.started_ns >= step.duration_ns >= 0 for step in steps)
+    counted = [step.ended_ns for step in steps if step.counted and step.phase == "train"]
+    assert counted == sorted(counted)
+    assert all(call.step < len(steps) for call in book.calls())
 
 
 fractions = st.lists(st.floats(0, 1), max_size=6)
@@ -142,10 +159,8 @@ def test_what_ran_inside_is_part_of_what_ran_around_it(names: list[str]) -> None
 
     book = settle(tape)
 
-    inclusive: Counter[str] = Counter()
-    for call in book.calls():
-        assert call.inclusive_ns >= 0
-        inclusive[call.source] += call.inclusive_ns
+    assert all(call.inclusive_ns >= 0 for call in book.calls())
+    inclusive = book.inclusive_ns()
     selves = book.self_ns("owner")
     for name in ("model", "backward", "SGD", "SAM", "D", "mine", "scaler", "checkpoint"):
         assert inclusive[name] >= selves.get(name, 0)
@@ -183,39 +198,29 @@ def test_the_account_does_not_depend_on_how_it_was_sliced(names: list[str], at: 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(st.sampled_from(TRAINING_ACTIONS), max_size=40), fractions)
 def test_steps_close_where_the_design_says(names: list[str], at: list[float]) -> None:
-    """docs/reference/loop.md, told once more as a loop over what happened."""
+    """DESIGN's rule, told once more as a loop over what happened: how many steps, and when each began."""
     tape = program(names)
 
     book = settle(tape, cuts_of(tape, at))
 
-    assert [(s.started_ns, s.ended_ns) for s in book.steps() if s.counted] == boundaries(tape)
+    assert sum(step.counted for step in book.steps("train")) == closings(tape)
 
 
-def boundaries(tape: Tape) -> list[tuple[int, int]]:
-    """First and last instant of every counted step."""
-    steps: list[tuple[int, int]] = []
-    opened = tape.times[0]
+def closings(tape: Tape) -> int:
+    """Steps that close: at an ask or a word of the program after an update, or before an optimizer comes again."""
+    closed = 0
     updated: list[str] = []
-    last_update_ns = opened
-
-    def close(at_ns: int) -> None:
-        nonlocal opened
-        steps.append((opened, at_ns))
-        opened = at_ns
-        updated.clear()
-
-    for instant, word in zip(tape.times, tape.codes, strict=True):
+    for word in tape.codes:
         op, source = word & 15, tape.sources[word >> 4 & 0xFFF]
         if updated and (op in (Op.EPOCH, Op.REPORT) or (source.kind is SourceKind.DATA and op == Op.BEGIN)):
-            close(instant)
+            closed += 1
+            updated.clear()
         elif source.kind is SourceKind.OPTIMIZER and op == Op.END:
             if updated and source.name in (updated[0], updated[-1]):
-                close(last_update_ns)
+                closed += 1
+                updated.clear()
             updated.append(source.name)
-            last_update_ns = instant
-    if updated:
-        close(last_update_ns)
-    return steps
+    return closed + bool(updated)
 
 
 @settings(deadline=None, max_examples=200)
@@ -250,11 +255,10 @@ def test_a_stage_inside_itself_is_counted_once(names: list[str], at: list[float]
 def test_nothing_grows_with_the_run(pairs: list[tuple[int, int]], rounds: int) -> None:
     """A run of weeks has the memory of a run of minutes."""
     tape = raw(pairs * 40)
-    columns = columns_of(tape.sources)
-    pairing, account = Pairing(), ThreadAccount(tape.started_ns)
-    times, codes = np.array(tape.times, dtype=np.int64), np.array(tape.codes, dtype=np.int64)
+    account = ThreadAccount(tape.started_ns, SourceTable().extend(tape.sources))
     for turn in range(rounds):
-        account.feed(pairing.feed(times + turn * tape.now_ns, codes, columns.kinds), columns)
+        account.feed([at + turn * tape.now_ns for at in tape.times], tape.codes)
+        account.take()
 
-        assert len(pairing.open) <= 64
-        assert account.held <= len(times) + 16384 + 8192
+        assert len(account.open) <= DEEPEST
+        assert account.held <= MOST_HELD + MOST_ITEMS + len(tape.times) * (LOOKS_AHEAD + 1) + MOST_PASSES

@@ -6,15 +6,14 @@ from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
-from otel_train.aggregate.account import ThreadAccount
-from otel_train.aggregate.pairing import Pairing
-from otel_train.aggregate.steps import PHASES, Activity, Settled, columns_of
+from otel_train.accounting.account import ThreadAccount
+from otel_train.accounting.types import PHASES, Activity, Settled, SourceTable
 from otel_train.codes import Ending, Flag, Op, Source, SourceKind, code
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
+
+    import numpy as np
 
 TRAINING = Flag.GRAD | Flag.TRAINING
 
@@ -48,30 +47,37 @@ class Tape:
         return self
 
     def ask(
-        self, loader: str = "code", ns: int = 5, *, samples: int = -1, phase: str = "", op: Op = Op.END
-    ) -> Tape:
-        """One ask for a batch."""
+        self, loader: str = "code", ns: int = 5, *, samples: int = -1, phase: str = "", op: Op = Op.END,
+        iterator: int = 0,
+    ) -> Tape:  # fmt: skip
+        """One ask for a batch, of an iterator with a number."""
         source = self.source(SourceKind.DATA, loader, phase)
-        self.edge(Op.BEGIN, source)
+        self.edge(Op.BEGIN, source, payload=iterator)
         self.spend(ns)
         failed = Ending.ERROR if op is Op.FAIL else Ending.UNKNOWN
         self.edge(op, source, payload=samples + 1 if op is Op.END else failed)
         return self
 
     def stop(
-        self, loader: str = "code", ns: int = 5, *, phase: str = "", why: Ending = Ending.EPOCH_END
-    ) -> Tape:
+        self, loader: str = "code", ns: int = 5, *, phase: str = "", why: Ending = Ending.EPOCH_END,
+        iterator: int = 0,
+    ) -> Tape:  # fmt: skip
         """An ask that finds the loader at its end."""
         source = self.source(SourceKind.DATA, loader, phase)
-        self.edge(Op.BEGIN, source)
+        self.edge(Op.BEGIN, source, payload=iterator)
         self.spend(ns)
         self.edge(Op.STOP, source, payload=why)
         return self
 
-    def start(self, loader: str = "code", ns: int = 3) -> Tape:
+    def dispose(self, loader: str, iterator: int = 0) -> Tape:
+        """An iterator is gone."""
+        self.edge(Op.PASS_END, self.source(SourceKind.DATA, loader), payload=iterator)
+        return self
+
+    def start(self, loader: str = "code", ns: int = 3, *, iterator: int = 0) -> Tape:
         """The making of an iterator."""
         source = self.source(SourceKind.DATA, loader)
-        self.edge(Op.BEGIN, source, Flag.START)
+        self.edge(Op.BEGIN, source, Flag.START, iterator)
         self.spend(ns)
         self.edge(Op.END, source, Flag.START)
         return self
@@ -184,18 +190,22 @@ class Book:
         self.updates = sum(part.updates for part in settled)
         self.skipped_updates = sum(part.skipped_updates for part in settled)
         self.epochs = [tuple(mark) for part in settled for mark in part.epochs.tolist()]
-        self.numbered = [part.numbered for part in settled if part.numbered is not None]
+        self.numbers = [number for part in settled for number in part.steps.number.tolist()]
 
     def name(self, source: int) -> str:
         """Name of a source; "" for none."""
         return self._sources[source].name if source >= 0 else ""
+
+    def kind(self, source: int) -> SourceKind | None:
+        """Kind of a source; None for none."""
+        return self._sources[source].kind if source >= 0 else None
 
     def steps(self, phase: str = "") -> list[StepSeen]:
         """Closed steps, of one phase if given."""
         found = [
             StepSeen(PHASES[p], self.name(loader), duration, counted, failed, samples, started, ended)
             for part in self.settled
-            for p, loader, started, ended, duration, counted, failed, samples in _rows(part.steps)
+            for p, loader, started, ended, duration, counted, failed, samples, *_ in _rows(part.steps)
         ]
         return [step for step in found if phase in ("", step.phase)]
 
@@ -222,29 +232,30 @@ class Book:
 
     def self_ns(self, by: str) -> dict[str, int]:
         """Self time by ``owner``, ``loader``, ``phase`` or ``activity``."""
-        reads: dict[str, Callable[[Tile], str]] = {
-            "owner": lambda t: self.name(t.owner),
-            "loader": lambda t: self.name(t.loader),
-            "phase": lambda t: phase_name(t.phase),
-            "activity": lambda t: Activity(t.activity).name.lower(),
-        }
-        read = reads[by]
         total: Counter[str] = Counter()
-        for tile in self.tiles():
-            total[read(tile)] += tile.self_ns
+        if by == "activity":
+            for part in self.settled:
+                total.update({a.name.lower(): int(part.activity_ns[a]) for a in Activity})
+        for row in self.times() if by != "activity" else ():
+            names = {
+                "owner": self.name(row.source),
+                "loader": self.name(row.loader),
+                "phase": phase_name(row.phase),
+            }
+            total[names[by]] += row.self_ns
         return {name: ns for name, ns in total.items() if ns}
 
-    def tiles(self) -> Iterator[Tile]:
-        """Every tile, its step counted over the whole run."""
-        for part, of_run in zip(self.settled, self._numbering(), strict=True):
-            for owner, loader, phase, activity, ns, row in _rows(part.tiles):
-                yield Tile(owner, loader, phase, activity, ns, of_run(row))
+    def times(self) -> Iterator[TimeRow]:
+        """Rows of time by stage."""
+        for part in self.settled:
+            for row in _rows(part.times):
+                yield TimeRow(*row)
 
-    def step_self_ns(self) -> Counter[int]:
-        """Self time by step, over all slices."""
-        total: Counter[int] = Counter()
-        for tile in self.tiles():
-            total[tile.step] += tile.self_ns
+    def inclusive_ns(self) -> Counter[str]:
+        """Inclusive time by source."""
+        total: Counter[str] = Counter()
+        for row in self.times():
+            total[self.name(row.source)] += row.inclusive_ns
         return total
 
     def batches(self) -> dict[str, list[tuple[str, int]]]:
@@ -283,15 +294,14 @@ class _OfRun:
         return self._before + row if row < len(self._phases) else self.open_row
 
 
-class Tile(NamedTuple):
-    """Time of one owner."""
+class TimeRow(NamedTuple):
+    """Time of one source in one phase."""
 
-    owner: int
+    source: int
     loader: int
     phase: int
-    activity: int
     self_ns: int
-    step: int
+    inclusive_ns: int
 
 
 def phase_name(phase: int) -> str:
@@ -304,15 +314,12 @@ def _rows(columns: Sequence[np.ndarray]) -> Iterator[tuple[int, ...]]:
 
 
 def settle(tape: Tape, cuts: Sequence[int] = (), *, ended_ns: int | None = None) -> Book:
-    """Account for a tape, cut into slices."""
-    columns = columns_of(tape.sources)
-    pairing, account = Pairing(), ThreadAccount(tape.started_ns)
-    times, codes = np.array(tape.times, dtype=np.int64), np.array(tape.codes, dtype=np.int64)
+    """Account for a tape, looking at what is settled at every cut."""
+    account = ThreadAccount(tape.started_ns, SourceTable().extend(tape.sources))
     settled = []
-    bounds = [0, *cuts, len(times)]
+    bounds = [0, *cuts, len(tape.times)]
     for start, stop in pairwise(bounds):
-        part = account.feed(pairing.feed(times[start:stop], codes[start:stop], columns.kinds), columns)
-        if part is not None:
-            settled.append(part)
-    settled.append(account.close(tape.now_ns if ended_ns is None else ended_ns, columns))
+        account.feed(tape.times[start:stop], tape.codes[start:stop])
+        settled.append(account.take())
+    settled.append(account.close(tape.now_ns if ended_ns is None else ended_ns))
     return Book(tape.sources, settled)

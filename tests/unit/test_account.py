@@ -51,7 +51,7 @@ def test_accumulation_is_one_step_per_update_and_the_remainder_is_partial() -> N
     book = settle(tape)
 
     assert book.durations() == [MICRO * 2 + 7] * 2
-    assert book.partial() == [MICRO + 5]
+    assert book.partial() == [MICRO]
     assert book.self_ns("phase") == {"train": 2 * 117 + 60}
 
 
@@ -62,7 +62,7 @@ def test_a_remainder_goes_on_in_the_next_epoch() -> None:
 
     book = settle(tape)
 
-    assert book.durations() == [117, MICRO + 5 + MICRO + 7]
+    assert book.durations() == [117, MICRO + MICRO + 7]
 
 
 def test_zipped_loaders_fetch_one_batch_together() -> None:
@@ -91,7 +91,7 @@ def test_a_loader_that_looks_ahead_gives_one_step_per_update() -> None:
 
     book = settle(tape)
 
-    assert book.durations() == [5 + STEP, STEP, STEP, STEP]
+    assert book.durations() == [5 + STEP, STEP, STEP, STEP - 5]
     assert book.self_ns("phase") == {"train": 5 + 4 * STEP}
 
 
@@ -248,13 +248,14 @@ def test_a_checkpoint_before_an_update_suspends_the_step() -> None:
     assert [step.ended_ns - step.started_ns for step in book.steps("train")] == [STEP, STEP + 100]
 
 
-def test_the_end_of_a_loader_closes_the_step_and_opens_no_batch() -> None:
-    """It is an ask and nothing more."""
+def test_the_ask_that_finds_the_end_closes_the_step_and_is_of_none() -> None:
+    """It waits for data, and there is none."""
     tape = Tape().step().stop().step().stop()
 
     book = settle(tape)
 
-    assert book.durations() == [STEP, 5 + STEP]
+    assert book.durations() == [STEP, STEP]
+    assert book.self_ns("activity") == {"data_wait": 20, "productive": 2 * 57}
     assert book.count()["code"] == 2
     assert [source for part in book.settled for source, *_ in part.endings.tolist()] == [0, 0]
 
@@ -275,7 +276,7 @@ def test_a_failed_ask_is_no_batch() -> None:
 
     book = settle(tape)
 
-    assert book.durations() == [STEP, 5 + STEP]
+    assert book.durations() == [STEP, STEP]
     assert book.count()["code"] == 2
     assert sum(len(part.failed_asks) for part in book.settled) == 1
 
@@ -408,7 +409,7 @@ def test_a_number_set_by_hand_is_that_of_the_open_step() -> None:
     book = settle(tape)
 
     assert book.durations() == [STEP] * 2
-    assert book.numbered == [(0, 100)]
+    assert book.numbers == [100, -1]
 
 
 def test_a_forward_that_evaluates_a_trained_model_without_a_loader_is_an_eval_step() -> None:
@@ -437,14 +438,15 @@ def test_a_teacher_without_grad_in_a_loop_without_a_loader_is_no_eval_step() -> 
     assert book.durations("eval") == []
 
 
-def test_sampling_after_the_last_update_is_other() -> None:
-    """Work that no update follows is no step."""
-    tape = Tape().step().stop().forward(50, flags=0)
+def test_sampling_after_the_last_pass_is_evaluation() -> None:
+    """A forward without gradients that no update follows is no step."""
+    tape = Tape().step().stop().spend(3).forward(50, flags=0).spend(4)
 
     book = settle(tape)
 
     assert book.durations() == [STEP]
-    assert book.self_ns("activity")["other"] == 50
+    assert book.durations("eval") == [50]
+    assert book.self_ns("activity") == {"data_wait": 10, "productive": 57, "eval": 50, "outside": 7}
 
 
 def test_a_stage_around_the_whole_loop_leaves_the_steps_alone() -> None:
@@ -535,7 +537,7 @@ def test_training_in_two_phases_of_one_loader_is_told_apart_by_what_is_done() ->
 
     book = settle(tape)
 
-    assert book.durations() == [STEP, 5 + STEP]
+    assert book.durations() == [STEP, STEP]
     assert book.durations("eval") == [16, 16]
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from otel_train import catalog as c
+from otel_train.accounting.types import TRAIN, Occurrences
 from otel_train.aggregate.device import MOST_HELD, DeviceAccount
 from otel_train.aggregate.figures import Figures
 from otel_train.aggregate.keep import KeepRules
 from otel_train.aggregate.names import Key, Names
 from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.sheet import Sheet
-from otel_train.aggregate.steps import TRAIN, Occurrences
 from otel_train.aggregate.totals import DeviceTotals, StageTotals, Totals
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.aggregate.verdict import findings

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from otel_train.accounting.types import EVAL, PHASES, TEST, TRAIN, StepRows
 from otel_train.aggregate.eval_passes import EvalPasses, Pass
 from otel_train.aggregate.names import Names
-from otel_train.aggregate.steps import EVAL, PHASES, TEST, TRAIN, StepRows
 from otel_train.codes import Source, SourceKind
 
 LOADERS = ("train", "val", "test")
@@ -27,7 +27,8 @@ def rows(kinds: list[tuple[int, int]], *, started_ns: int = 0) -> StepRows:
     starts = started_ns + 10 * np.arange(number)
     phase, loader = (np.array([kind[i] for kind in kinds], dtype=np.int64) for i in (0, 1))
     ones = np.ones(number, dtype=np.int64)
-    return StepRows(phase, loader, starts, starts + 10, 10 * ones, ones, 0 * ones, 4 * ones)
+    columns = [phase, loader, starts, starts + 10, 10 * ones, ones, 0 * ones, 4 * ones]
+    return StepRows._make([*columns, *[0 * ones] * 4, -ones])
 
 
 T, V, E = (TRAIN, 0), (EVAL, 1), (TEST, 2)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import otel_train
-from otel_train.aggregate.steps import StepSource
+from otel_train.accounting.types import StepSource
 from otel_train.codes import WAIT, Source, SourceKind
 from otel_train.config import Config
 from otel_train.disabled import DisabledSession

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from otel_train.accounting.types import StepRows
 from otel_train.aggregate.keep import ENOUGH_STEPS, REMEMBERED_STEPS, Keeper, KeepRules
-from otel_train.aggregate.steps import StepRows
 
 NS_PER_MS = 10**6
 NS_PER_S = 10**9
@@ -24,7 +24,8 @@ def steps(durations_ns: list[int], *, started_ns: int = 0, failed: tuple[int, ..
     nothing = np.zeros(len(durations), dtype=np.int64)
     broken = nothing.copy()
     broken[list(failed)] = 1
-    return StepRows(nothing, nothing - 1, ends - durations, ends, durations, nothing + 1, broken, nothing)
+    columns = [nothing, nothing - 1, ends - durations, ends, durations, nothing + 1, broken]
+    return StepRows._make([*columns, *[nothing] * 5, nothing - 1])
 
 
 class Loop:

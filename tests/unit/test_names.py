@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from otel_train.accounting.types import EVAL, NO_PHASE, TRAIN
 from otel_train.aggregate.names import Key, Names
-from otel_train.aggregate.steps import EVAL, NO_PHASE, TRAIN
 from otel_train.catalog import OTHER_VALUE
 from otel_train.codes import Source, SourceKind
 
@@ -76,10 +76,10 @@ def test_phases_are_read_from_the_user_and_from_the_name() -> None:
         Source(SourceKind.DATA, "a", "test"),
         Source(SourceKind.DATA, "Validation"),
         Source(SourceKind.FORWARD, "val_model"),
-    ).columns
+    ).table
 
-    assert columns.declared.tolist() == [2, -1, -1]
-    assert columns.named.tolist() == [-1, EVAL, -1]
+    assert columns.declared == [2, -1, -1]
+    assert columns.named == [-1, EVAL, -1]
 
 
 @given(st.lists(st.sampled_from(range(MOST)), min_size=1, max_size=3 * MOST, unique=False))

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import otel_train
+from otel_train.accounting.types import NOTHING
 from otel_train.aggregate.operations import HeldOperations, calls_of
-from otel_train.aggregate.steps import NOTHING
 from otel_train.clock import Anchor
 from otel_train.flight import FlightMemory
 from otel_train.record.operations import MOST_WAITING, Timers, Token
@@ -23,7 +23,7 @@ from otel_train.testing import FakeClock
 if TYPE_CHECKING:
     import pytest
 
-    from otel_train.aggregate.steps import Occurrences
+    from otel_train.accounting.types import Occurrences
 
 
 class Bench:

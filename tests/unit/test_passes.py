@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.aggregate.steps import PHASES
+from otel_train.accounting.types import PHASES
 from otel_train.codes import Ending, Op, SourceKind
 from tests.support.edges import Book, Tape, settle
 

@@ -6,12 +6,14 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from otel_train.accounting.steps import Item, StepBook
+from otel_train.accounting.types import Activity, SourceTable
 from otel_train.aggregate.compiles import Compiles, Recompiled
 from otel_train.aggregate.names import Names
 from otel_train.aggregate.reclaimed import Reclaimed
 from otel_train.aggregate.stalls import Stalls
-from otel_train.aggregate.steps import Activity, Tiles
 from otel_train.aggregate.totals import Totals
+from otel_train.codes import Source, SourceKind
 from otel_train.records import Compile
 
 NS_PER_S = 10**9
@@ -21,21 +23,17 @@ def seconds(number: float) -> int:
     return int(number * NS_PER_S)
 
 
-def tiles(*lasted_ns: int) -> Tiles:
-    """Productive time, one tile after the other."""
-    durations = np.array(lasted_ns, dtype=np.int64)
-    nothing = np.zeros(len(durations), dtype=np.int64)
-    return Tiles(nothing, nothing, nothing, nothing + Activity.PRODUCTIVE, durations, nothing)
-
-
-def ledger(reclaimed: Reclaimed, *slices: Tiles) -> dict[Activity, int]:
-    """What a run's ledger says after these slices, which follow each other from 0."""
-    activity_ns = np.zeros(len(Activity), dtype=np.int64)
-    until_ns = 0
-    for each in slices:
-        activity_ns[Activity.PRODUCTIVE] += each.self_ns.sum()
-        until_ns += int(each.self_ns.sum())
-        reclaimed.move(each, until_ns, activity_ns)
+def ledger(reclaimed: Reclaimed, *lasted_ns: int) -> dict[Activity, int]:
+    """What a run's ledger says of productive time in pieces that follow each other from 0."""
+    sources = SourceTable().extend([Source(SourceKind.STAGE, "work")])
+    book = StepBook(sources, reclaimed.within, by_step=False)
+    begun_ns = 0
+    for ns in lasted_ns:
+        book.train([Item((0,), begun_ns, ns)], -1, ())
+        begun_ns += ns
+        reclaimed.forget(begun_ns)
+    activity_ns = book.take()["activity_ns"]
+    assert isinstance(activity_ns, np.ndarray)
     return {activity: int(activity_ns[activity]) for activity in Activity if activity_ns[activity]}
 
 
@@ -47,17 +45,17 @@ def test_the_time_of_a_stall_goes_to_its_own_activity() -> None:
     stalls.look(seconds(400), 0, over=False)
     stalls.progress(seconds(510))
 
-    found = ledger(reclaimed, tiles(seconds(10), seconds(500), seconds(5)))
+    found = ledger(reclaimed, seconds(10), seconds(500), seconds(5))
 
     assert found == {Activity.PRODUCTIVE: seconds(315), Activity.STALLED: seconds(200)}
 
 
-def test_tiles_of_a_later_slice_are_found_as_well() -> None:
+def test_time_that_is_settled_later_is_found_as_well() -> None:
     """The hanging stage ends long after the stall was told."""
     reclaimed = Reclaimed()
     reclaimed.add(Activity.STALLED, 310, 510)
 
-    found = ledger(reclaimed, tiles(10), tiles(400), tiles(100, 5))
+    found = ledger(reclaimed, 10, 400, 100, 5)
 
     assert found == {Activity.PRODUCTIVE: 315, Activity.STALLED: 200}
 
@@ -69,7 +67,7 @@ def test_compiling_inside_a_forward_is_no_productive_time() -> None:
 
     again = compiles.tell([Compile(100, 160, again=False), Compile(165, 170, again=True)])
 
-    assert ledger(reclaimed, tiles(90, 90, 20)) == {Activity.COMPILE: 65, Activity.PRODUCTIVE: 135}
+    assert ledger(reclaimed, 90, 90, 20) == {Activity.COMPILE: 65, Activity.PRODUCTIVE: 135}
     assert compiles.durations.count(0) == 2
     assert [each.begun_ns for each in again] == [165]
     assert compiles.again == 1
@@ -98,35 +96,18 @@ def test_a_window_counts_what_was_compiled_again_in_it() -> None:
 
 
 @given(
-    lasted=st.lists(st.lists(st.integers(0, 50), max_size=6), max_size=6),
+    lasted=st.lists(st.integers(0, 50), max_size=20),
     intervals=st.lists(st.tuples(st.sampled_from(Activity), st.integers(0, 300), st.integers(0, 100))),
 )
 def test_the_ledger_adds_up_whatever_is_taken_out(
-    lasted: list[list[int]], intervals: list[tuple[Activity, int, int]]
+    lasted: list[int], intervals: list[tuple[Activity, int, int]]
 ) -> None:
     """The activities of a run add up to its wall time, and none of them ever shrinks."""
     reclaimed = Reclaimed()
     for activity, begun, length in intervals:
         reclaimed.add(activity, begun, begun + length)
 
-    found = ledger(reclaimed, *(tiles(*each) for each in lasted))
+    found = ledger(reclaimed, *lasted)
 
-    assert sum(found.values()) == sum(map(sum, lasted))
+    assert sum(found.values()) == sum(lasted)
     assert all(spent > 0 for spent in found.values())
-
-
-@given(
-    lasted=st.lists(st.integers(0, 50), max_size=20),
-    cut=st.integers(0, 20),
-    intervals=st.lists(st.tuples(st.sampled_from(Activity), st.integers(0, 300), st.integers(0, 100))),
-)
-def test_where_the_pump_cuts_makes_no_difference(
-    lasted: list[int], cut: int, intervals: list[tuple[Activity, int, int]]
-) -> None:
-    """The same run gives the same ledger, however it was sliced."""
-    whole, sliced = Reclaimed(), Reclaimed()
-    for activity, begun, length in intervals:
-        whole.add(activity, begun, begun + length)
-        sliced.add(activity, begun, begun + length)
-
-    assert ledger(whole, tiles(*lasted)) == ledger(sliced, tiles(*lasted[:cut]), tiles(*lasted[cut:]))

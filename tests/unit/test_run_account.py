@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from otel_train import catalog as c
+from otel_train.accounting.types import StepSource
 from otel_train.aggregate.figures import Figures
 from otel_train.aggregate.keep import KeepRules
 from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.sheet import Sheet
-from otel_train.aggregate.steps import StepSource
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.clock import Anchor
 from otel_train.codes import Op, SourceKind
@@ -344,7 +344,9 @@ def test_a_thread_that_only_loads_is_a_helper() -> None:
     run.close(max(training.now_ns, loading.now_ns))
 
     assert run.account.totals.by_loader(run.account.totals.batches) == {"code": 12}
-    assert all(row.key.stage != "data" for row in run.account.totals.rows())
+    [waits] = [row for row in run.account.totals.rows() if row.key.stage == "data"]
+    assert (waits.key.loader, waits.key.phase, waits.count) == ("code", "", 12)
+    assert run.account.totals.activity_ns[c.ACTIVITIES.index("data_wait")] == 0
 
 
 def test_without_any_edge_the_whole_time_was_preparation() -> None:

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import numpy as np
 import pytest
 
-from otel_train.aggregate.account import ThreadAccount
+from otel_train.accounting.account import ThreadAccount
+from otel_train.accounting.types import Activity
 from otel_train.aggregate.names import Key, Names
-from otel_train.aggregate.pairing import Pairing
-from otel_train.aggregate.steps import Activity
 from otel_train.aggregate.totals import StageTotals, Totals
 from otel_train.codes import Op, SourceKind
 from tests.support.edges import Tape
-
-if TYPE_CHECKING:
-    from otel_train.aggregate.steps import Settled
 
 
 class Counted:
@@ -25,28 +18,21 @@ class Counted:
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
         self.totals = Totals(Names())
-        self._pairing, self._account, self._read = Pairing(), ThreadAccount(0), 0
+        self._account, self._read = ThreadAccount(0, self.totals.names.table), 0
 
     def read(self) -> Totals:
         """Count what has been written since the last call."""
-        names = self.totals.names
-        names.learn(self.tape.sources)
-        times = np.array(self.tape.times[self._read :], dtype=np.int64)
-        codes = np.array(self.tape.codes[self._read :], dtype=np.int64)
+        self.totals.names.learn(self.tape.sources)
+        self._account.feed(self.tape.times[self._read :], self.tape.codes[self._read :])
         self._read = len(self.tape.times)
-        edges = self._pairing.feed(times, codes, names.columns.kinds)
-        self._take(self._account.feed(edges, names.columns))
+        self.totals.add(self._account.take(), ledger=True)
         return self.totals
 
     def close(self) -> Totals:
         """Count all of it."""
         self.read()
-        self._take(self._account.close(self.tape.now_ns, self.totals.names.columns))
+        self.totals.add(self._account.close(self.tape.now_ns), ledger=True)
         return self.totals
-
-    def _take(self, settled: Settled | None) -> None:
-        if settled is not None:
-            self.totals.add(settled, ledger=True)
 
 
 def row(totals: Totals, stage: str, loader: str = "code", phase: str = "train") -> StageTotals:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
-from otel_train.aggregate.pairing import Pairing
-from otel_train.aggregate.steps import columns_of
 from otel_train.aggregate.transfers import Transfers
 from otel_train.codes import Op, SourceKind
 from tests.support.edges import Tape, settle
@@ -22,10 +19,8 @@ def move(tape: Tape, ns: int, moved: int = 100, name: str = DEVICE) -> Tape:
 
 def bytes_of(tape: Tape) -> dict[str, int]:
     transfers = Transfers()
-    edges = Pairing().feed(
-        np.array(tape.times), np.array(tape.codes), columns_of(tape.sources).kinds, breathe=lambda: None
-    )
-    transfers.feed(edges)
+    for part in settle(tape).settled:
+        transfers.add(part.moved)
     return transfers.to_devices(tape.sources)
 
 

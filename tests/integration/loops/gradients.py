@@ -220,8 +220,8 @@ def rollouts_without_gradients(watch: Watch) -> Truth:
 
 @loop
 def sampling_after_the_last_update(watch: Watch) -> Truth:
-    """Text is made from the trained model at the end: no update follows, so it is no step."""
-    model, train, truth = Net(), loader(5), Truth(phases=False)
+    """Text is made from the trained model at the end: no update follows, so it is evaluation."""
+    model, train, truth = Net(), loader(5), Truth()
     optimizer = sgd(model)
     watch(model, {"train": train})
     for batch in train:
@@ -230,6 +230,7 @@ def sampling_after_the_last_update(watch: Watch) -> Truth:
         truth.step()
     with torch.no_grad():
         for _ in range(3):
-            truth.forward()
+            truth.forward("eval")
+            truth.step("eval")
             model(torch.randn(1, 4))
     return truth

@@ -37,7 +37,7 @@ class Truth:
     Attributes:
         steps: by phase.
         batches: by loader.
-        elsewhere: batches among them that another thread asked for: nothing the training thread waited in.
+        elsewhere: batches among them that another thread asked for: their waits are in no phase.
         samples: by loader; None: this program does not say.
         forwards: by model and phase.
         backwards: by phase.

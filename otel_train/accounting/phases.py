@@ -1,0 +1,594 @@
+"""Batches and their boundaries, and what each batch is for, told from evidence.
+
+Time waits in the open batch until the next boundary: an ask that begins a batch, the end of a pass, a checkpoint, a mark
+by hand, the close; and, where no ask comes, an update by the optimizer that updated first or last in the open step. What
+is up to the last backward or update before a boundary is training. What comes after it is judged by its forwards, and
+a batch whose forwards say nothing yet waits until a later one does. docs/explanation/how-time-is-accounted.md has the rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, Final
+
+from otel_train.accounting.nesting import FORWARD
+from otel_train.accounting.steps import (
+    FORWARD_FROZEN,
+    FORWARD_GRAD,
+    FORWARD_NO_GRAD,
+    NOT_SHOWN,
+    TRAINED,
+    UPDATE,
+    Item,
+    StepBook,
+    StepSourceDecision,
+)
+from otel_train.accounting.types import EVAL, TRAIN, Activity, SourceTable, StepSource
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+LOOKS_AHEAD: Final = 8
+"""Batches that a loop may fetch before the first is used. A loader that shows nothing for longer is settled by its name."""
+
+MOST_ITEMS: Final = 32768
+"""Items that wait at most; beyond that what waits is settled as it looks now, so that memory stays bounded."""
+
+_FORWARDS = (FORWARD_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD)
+
+
+class Boundary(IntEnum):
+    """What ends a batch, or a step inside it."""
+
+    ASK = 0
+    PASS_END = 1
+    CHECKPOINT = 2
+    SAID = 3
+    """An epoch or a report, by hand."""
+    MARK = 4
+    """A step, by hand."""
+    CLOSE = 5
+
+
+@dataclass(slots=True, eq=False)
+class Pass:
+    """One pass over a loader: an iterator.
+
+    Attributes:
+        source: the loader.
+        phase: what its batches have shown; -1 for nothing yet.
+        batches: asks so far.
+        ahead: batches that the loop fetched before it used the first; -1 once it has drawn several in a row again.
+        mates: loaders that are asked together with it, as by ``zip``.
+        ended: it has no further batch, or its iterator is gone.
+        making: time in which its iterator was made.
+        making_ns: how long that took; -1 once its first batch is there.
+    """
+
+    source: int
+    phase: int = -1
+    batches: int = 0
+    ahead: int = 0
+    mates: set[int] = field(default_factory=set)
+    ended: bool = False
+    making: list[Item] = field(default_factory=list)
+    making_ns: int = -1
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Time since a boundary, of one batch.
+
+    Attributes:
+        passes: those that were asked for it; none where no ask came.
+        loader: the one fetched last, else the first asked; -1 for none.
+        items: its time.
+        shows: a stage that computes has run in it.
+        fetched: it has a batch that a loader gave.
+        joins: it may be one with the batch before it: two loaders were asked in a row for the first time.
+        left_over: it was fetched before the end of its pass and is used after it.
+    """
+
+    passes: list[Pass] = field(default_factory=list)
+    loader: int = -1
+    items: list[Item] = field(default_factory=list)
+    shows: bool = False
+    fetched: bool = False
+    joins: bool = False
+    left_over: bool = False
+
+    @property
+    def loaders(self) -> list[int]:
+        """Every loader that was asked for it."""
+        return [each.source for each in self.passes] or ([self.loader] if self.loader >= 0 else [])
+
+
+class BatchPhases:
+    """Judges batches at boundaries, and books their time.
+
+    Args:
+        sources: what is known of every source.
+        book: takes what is settled.
+        decision: what steps are counted by.
+
+    Attributes:
+        batch: the open one; None in time that no batch claims.
+        waiting: batches before it that have not shown what they are for.
+        left_over: a pass that has ended with a batch fetched and not used.
+    """
+
+    def __init__(self, sources: SourceTable, book: StepBook, decision: StepSourceDecision) -> None:
+        self.batch: Batch | None = None
+        self.waiting: list[Batch] = []
+        self.left_over: Pass | None = None
+        self._sources = sources
+        self._book = book
+        self._decision = decision
+        self._phases: dict[int, int] = {}
+        self._trained = False
+        self._updated: tuple[int, int] | None = None
+        self._asked = False
+        self._stopped: tuple[int, int] | None = None
+
+    # -- what opens a batch ------------------------------------------------------------------------
+
+    def ask(self, asked: Pass) -> None:
+        """A loader is asked for a batch."""
+        self._join_or_part(asked)
+        batch = self.batch
+        if batch is not None and batch.passes and not batch.shows:
+            if asked not in batch.passes and self._together(batch, asked):
+                batch.passes.append(asked)
+                self._begin_pass(asked, batch)
+                return
+            if asked not in batch.passes and not asked.batches and all(p.batches <= 1 for p in batch.passes):
+                self.waiting.append(batch)
+                self._open([asked], joins=True)
+                return
+            if asked in batch.passes:
+                asked.ahead = asked.ahead + 1 if asked.batches == asked.ahead + 1 else -MOST_ITEMS
+        self.boundary(Boundary.ASK, asked)
+        self._open([asked])
+        self._asked = True
+
+    def compute(self) -> None:
+        """A stage that only training and evaluation have begins."""
+        if self.batch is None:
+            over = self.left_over
+            self.batch = Batch(loader=-1 if over is None else over.source, left_over=over is not None)
+        self.batch.shows = True
+
+    def fetched(self, source: int) -> None:
+        """A loader gave a batch."""
+        if self.batch is not None:
+            self.batch.loader, self.batch.fetched = source, True
+
+    def _open(self, passes: list[Pass], *, joins: bool = False) -> None:
+        self.left_over = None
+        self.batch = Batch(passes, passes[0].source, joins=joins)
+        for each in passes:
+            self._begin_pass(each, self.batch)
+
+    @staticmethod
+    def _begin_pass(asked: Pass, batch: Batch) -> None:
+        asked.batches += 1
+        asked.ended = False
+        batch.items += asked.making  # the making of an iterator is a wait for its first batch
+        asked.making = []
+
+    @staticmethod
+    def _together(batch: Batch, asked: Pass) -> bool:
+        return asked.source in batch.passes[0].mates
+
+    def _join_or_part(self, asked: Pass | None) -> None:
+        """Decide whether loaders that were asked in a row for the first time are asked together.
+
+        They are if the first of them is asked next; if another one is, it goes on alone. ``asked`` None: nothing
+        more is asked, and they were together.
+        """
+        batch = self.batch
+        if batch is None or not batch.joins:
+            return
+        row = [batch]
+        while row[0].joins and self.waiting:
+            row.insert(0, self.waiting.pop())
+        if (
+            asked is not None
+            and batch.passes[0] is not asked
+            and not batch.shows
+            and asked not in row[0].passes
+        ):
+            self.waiting += row[:-1]  # the row grows: a third loader
+            return
+        together = asked is None or asked in row[0].passes or asked not in batch.passes
+        if not together:
+            batch.joins = False
+            self.waiting += row[:-1]
+            return
+        for part in row[1:]:
+            row[0].passes += part.passes
+        row[0].items = [item for part in row for item in part.items]
+        row[0].loader, row[0].shows = batch.loader, batch.shows
+        row[0].fetched = any(part.fetched for part in row)
+        for each in row[0].passes:
+            each.mates = {other.source for other in row[0].passes}
+        self.batch = row[0]
+
+    # -- what ends a batch -------------------------------------------------------------------------
+
+    def stop(self, stopped: Pass) -> None:
+        """A loader that was asked has no further batch, or failed."""
+        stopped.ended = True
+        batch = self.batch
+        if batch is None or stopped not in batch.passes:
+            return
+        if batch.fetched and not batch.shows:  # as ``zip`` at its end; or it is begun anew at once
+            self._stopped = (stopped.source, len(batch.items))
+            return
+        self._end_of_pass(batch, stopped)
+
+    def after_stop(self, source: int) -> None:
+        """What comes first after an end inside a row of asks; ``source``: the loader that is asked, or -1.
+
+        Where the loader that had ended is asked anew, the batch goes on. Else it is over: what was fetched for it
+        was for nothing.
+        """
+        if self._stopped is None:
+            return
+        (stopped, at), self._stopped = self._stopped, None
+        batch = self.batch
+        if batch is None or stopped == source:
+            return
+        rest, batch.items = batch.items[at:], batch.items[:at]
+        self._end_of_pass(batch, batch.passes[-1])
+        self._book.apart(rest, Activity.OUTSIDE)
+
+    def dispose(self, gone: Pass) -> None:
+        """The iterator of a pass is gone."""
+        gone.ended = True
+        batch = self.batch
+        if batch is None or gone not in batch.passes:
+            return
+        if batch.fetched and not batch.shows and len(batch.passes) == 1 and not batch.joins:
+            self.left_over = gone  # as after next(iter(loader)): it may be used yet
+            self.waiting.append(batch)
+            self.batch = None
+            return
+        self.boundary(Boundary.PASS_END, gone)
+        self.batch = None
+
+    def _end_of_pass(self, batch: Batch, ended: Pass) -> None:
+        self._settle_waiting(ended_too=False)
+        phase = self.phase_of(ended)
+        self._book.wait(batch.items, phase, batch.loader)
+        self.left_over = ended if ended.ahead > 0 else None
+        self.batch = None
+
+    def boundary(self, why: Boundary, asked: Pass | None = None) -> None:
+        """Judge the open batch up to here. ``asked``: the pass that is asked next, or that ends."""
+        if why is not Boundary.ASK:
+            self._join_or_part(None)
+        batch = self.batch
+        if batch is None:
+            self._settle_waiting(ended_too=True)
+            self._close_step_if_over(why)
+            return
+        items = _backwards_decide(batch.items, certain=self._certain)
+        batch.items = []
+        declared = self._sources.declared[batch.loader] if batch.loader >= 0 and batch.passes else -1
+        if declared > TRAIN:
+            self._show(batch, declared)
+            self._settle_waiting(ended_too=True)
+            self._book.evaluate(items, declared, batch.loader, batch.loaders, step=batch.fetched)
+            return
+        last = _last_shown(items, self._ends_head(batch))
+        head, tail = items[: last + 1], items[last + 1 :]
+        if head:
+            self._train_waiting()
+            self._train_head(head, batch)
+        forwards = [n for n, item in enumerate(tail) if item.shows in _FORWARDS]
+        if forwards:
+            self._judge_tail(batch, tail, forwards, (why, asked), trained=last >= 0)
+        elif last >= 0 or (self._updated and not batch.passes):
+            self._book_rest(batch, tail, why, asked)
+        else:
+            self._judge_nothing(batch, tail, why)
+        self._close_step_if_over(why)
+        self._settle_waiting(ended_too=last < 0 and why is not Boundary.PASS_END)
+        if why is not Boundary.ASK:  # the batch goes on, if its pass does
+            batch.fetched = False
+
+    def update(self, source: int) -> None:
+        """An outermost update has ended, and is not in the open batch yet."""
+        counted = self._decision.source in (StepSource.UPDATE, StepSource.UNDECIDED)
+        if counted:
+            self.closer(source)
+
+    def closer(self, source: int) -> None:
+        """What steps are counted by has happened: where no ask comes, it may belong to the next step."""
+        if self._updated and source in self._updated and self.batch is not None:
+            items = _backwards_decide(self.batch.items, certain=self._certain)
+            last = _last_shown(items, self._closes)
+            self.batch.items = items[last + 1 :]
+            self._train_waiting()
+            self._train_head(items[: last + 1], self.batch)
+            self._close_step()
+            self._asked = False
+        self._updated = (source, source) if self._updated is None else (self._updated[0], source)
+
+    def close(self) -> None:
+        """Nothing more comes. What is left of a step is partial."""
+        self.boundary(Boundary.CLOSE)
+        if self.waiting:
+            several = len(self.waiting) > 1
+            for batch in self.waiting:
+                forward = any(item.shows in _FORWARDS for item in batch.items)
+                self._settle(batch, self._eval_phase(batch) if forward and several and self._trained else -1)
+            self.waiting = []
+        if self._book.open.duration_ns:
+            self._book.close_step(counted=False)
+
+    # -- judging -----------------------------------------------------------------------------------
+
+    @property
+    def _certain(self) -> bool:
+        """A forward with gradients in training mode is training, whatever comes."""
+        return self._decision.source in (StepSource.BATCH, StepSource.MANUAL)
+
+    def _ends_head(self, batch: Batch) -> tuple[int, ...]:
+        named_apart = batch.passes and self._sources.named[batch.loader] > TRAIN
+        return (TRAINED, UPDATE, FORWARD_GRAD) if self._certain and not named_apart else (TRAINED, UPDATE)
+
+    @property
+    def _closes(self) -> tuple[int, ...]:
+        return (TRAINED,) if self._decision.source is StepSource.BACKWARD else (UPDATE,)
+
+    def phase_of(self, asked: Pass) -> int:
+        """What batches of a pass are for that show nothing: what the pass, else its loader, was used for; else its name."""
+        source = asked.source
+        known = (
+            self._sources.declared[source],
+            asked.phase,
+            self._phases.get(source, -1),
+            self._sources.named[source],
+        )
+        return next((phase for phase in known if phase >= 0), TRAIN)
+
+    def _eval_phase(self, batch: Batch) -> int:
+        """Which phase outside training: what the loader's name says, else evaluation."""
+        if batch.loader < 0:
+            return EVAL
+        declared, named = self._sources.declared[batch.loader], self._sources.named[batch.loader]
+        return declared if declared >= 0 else named if named > TRAIN else EVAL
+
+    def _show(self, batch: Batch, phase: int) -> None:
+        for each in batch.passes:
+            each.phase = phase
+            self._phases[each.source] = phase
+
+    def _train_head(self, head: list[Item], batch: Batch) -> None:
+        """Up to the last backward or update all is training.
+
+        But where no ask came in this step, forwards without gradients of a model that then trains in it, before its first
+        forward with them, are evaluation.
+        """
+        self._trained = True
+        if not self._asked:
+            head = self._without_evaluation(head)
+        self._show(batch, TRAIN)
+        self._book.train(head, batch.loader, batch.loaders)
+
+    def _without_evaluation(self, head: list[Item]) -> list[Item]:
+        trains = {item.source for item in head if item.shows in (FORWARD_GRAD, FORWARD_FROZEN)}
+        first = next((n for n, i in enumerate(head) if i.shows in (FORWARD_GRAD, TRAINED, UPDATE)), len(head))
+        lead = [n for n in range(first) if head[n].shows == FORWARD_NO_GRAD and head[n].source in trains]
+        if not lead:
+            return head
+        begin, end = lead[0], self._end_of_last_forward(head[:first])
+        before, after = head[:begin], head[end:]
+        self._evaluate_forwards(head[begin:end])
+        if any(item.shows for item in before):
+            return before + after
+        self._book.apart(before, Activity.OUTSIDE)  # the loop's own code between an update and an evaluation
+        return after
+
+    def _end_of_last_forward(self, items: Sequence[Item]) -> int:
+        """Place after the end of the last forward; the end of all if it has not ended."""
+        kinds = self._sources.kinds
+        ends = [n + 1 for n, i in enumerate(items) if i.call is not None and kinds[i.call[0]] == FORWARD]
+        begins = [n for n, i in enumerate(items) if i.shows in _FORWARDS]
+        return ends[-1] if ends and begins and ends[-1] > begins[-1] else len(items)
+
+    def _judge_tail(
+        self,
+        batch: Batch,
+        tail: list[Item],
+        forwards: list[int],
+        at: tuple[Boundary, Pass | None],
+        *,
+        trained: bool,
+    ) -> None:
+        """Forwards that no backward followed before the boundary."""
+        ahead = next((n for n in forwards if tail[n].shows == FORWARD_GRAD), len(tail))
+        before, behind = tail[:ahead], tail[ahead:]
+        used = batch.passes and not trained
+        if forwards[0] == ahead:
+            before, behind = [], tail
+        elif used:
+            phase = self._eval_phase(batch)
+            declared = self._sources.declared[batch.loader]
+            if declared == TRAIN:
+                self._train_head(before, batch)
+            else:
+                self._show(batch, phase)
+                self._book.evaluate(before, phase, batch.loader, batch.loaders, step=batch.fetched)
+        elif batch.left_over:
+            phase = self._eval_phase(batch)
+            self._book.evaluate(before, phase, batch.loader, batch.loaders, step=False)
+        else:
+            self._evaluate_without_loader(batch, before, of_step=bool(behind) or self._is_of_step(batch, *at))
+        if behind:
+            self._wait_for_backward(batch, behind, own=not before)
+
+    def _evaluate_without_loader(self, batch: Batch, items: list[Item], *, of_step: bool) -> None:
+        """From the first forward to the end of the last. What is around it is the open step's, or nobody's.
+
+        ``of_step``: what comes after it is.
+        """
+        begin = next(n for n, item in enumerate(items) if item.shows in _FORWARDS)
+        end = self._end_of_last_forward(items)
+        self._evaluate_forwards(items[begin:end])
+        in_step = self._book.open.trained and self._updated is None
+        for part, mine in ((items[:begin], in_step), (items[end:], in_step or of_step)):
+            if mine:
+                self._book.train(part, batch.loader, batch.loaders)
+            else:
+                self._book.apart(part, Activity.OUTSIDE)
+
+    def _evaluate_forwards(self, items: list[Item]) -> None:
+        """Every forward without a loader is a step of its own, up to the next."""
+        begins = [n for n, item in enumerate(items) if item.shows in _FORWARDS]
+        for begin, end in zip(begins, [*begins[1:], len(items)], strict=True):
+            self._book.evaluate(items[begin:end], EVAL, -1, (), step=True)
+
+    def _wait_for_backward(self, batch: Batch, items: list[Item], *, own: bool) -> None:
+        """Forwards with gradients in training mode: their backward may come after the boundary.
+
+        ``own``: they are all that the batch has shown; else it was evaluated, and they use a batch fetched before it.
+        """
+        if own:
+            part = Batch(batch.passes, batch.loader, items, shows=True, fetched=batch.fetched)
+        else:
+            part = Batch([], self._book.train_loader, items, shows=True)
+        self.waiting.append(part)
+
+    def _book_rest(self, batch: Batch, tail: list[Item], why: Boundary, asked: Pass | None) -> None:
+        """Time after the last backward or update before a boundary, in which no model ran."""
+        if self._is_of_step(batch, why, asked):
+            self._book.train(tail, batch.loader, batch.loaders)
+        else:
+            self._book.apart(tail, Activity.OUTSIDE)
+
+    def _is_of_step(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
+        """The loop's own code after an update is the step's if it goes on with the pass, or with another that trains."""
+        if self._updated is None and not (why is Boundary.CLOSE and not batch.passes):
+            return True
+        if why is Boundary.MARK:
+            return True
+        if why is Boundary.SAID:
+            return any(not each.ended for each in batch.passes)
+        if why is not Boundary.ASK or asked is None:
+            return False
+        return asked in batch.passes or (asked.batches > 0 and asked.phase == TRAIN)
+
+    def _judge_nothing(self, batch: Batch, tail: list[Item], why: Boundary) -> None:
+        """A batch in which no model ran."""
+        if not batch.passes:
+            self._book_idle(tail, batch, why)
+            return
+        known = next((each.phase for each in batch.passes if each.phase >= 0), -1)
+        if known >= 0 or why is Boundary.MARK or self._decision.source is StepSource.MANUAL:
+            known = self.phase_of(batch.passes[0]) if known < 0 else known
+        rest = Batch(batch.passes, batch.loader, tail, fetched=batch.fetched)
+        if known >= 0:
+            self._settle(rest, known)
+        elif tail or batch.fetched:
+            self.waiting.append(rest)
+
+    def _book_idle(self, tail: list[Item], batch: Batch, why: Boundary) -> None:
+        """No loader, no model: in a loop counted by hand it is the step's, else it goes with the open step."""
+        step = self._book.open
+        if self._decision.source is StepSource.MANUAL or step.trained or step.fetched:
+            of_step = why is not Boundary.CLOSE or step.trained or step.fetched
+        else:
+            of_step = False
+        if of_step:
+            self._book.train(tail, batch.loader, batch.loaders)
+        else:
+            self._book.apart(tail, Activity.OUTSIDE)
+
+    # -- what waits --------------------------------------------------------------------------------
+
+    def _train_waiting(self) -> None:
+        """A backward or an update has come: all before it is training."""
+        waiting, self.waiting = self.waiting, []
+        for batch in waiting:
+            self._settle(batch, TRAIN)
+
+    def _settle_waiting(self, *, ended_too: bool) -> None:
+        """Settle what can be settled by now.
+
+        Args:
+            ended_too: batches of passes that have ended as well, although a backward may come yet.
+        """
+        kept: list[Batch] = []
+        size = sum(len(batch.items) for batch in self.waiting)
+        room = len(self.waiting) - LOOKS_AHEAD
+        for place, batch in enumerate(self.waiting):
+            forward = any(item.shows in _FORWARDS for item in batch.items)
+            shown = next((each.phase for each in batch.passes if each.phase >= 0), -1)
+            ended = ended_too and all(each.ended for each in batch.passes) and not self._is_left_over(batch)
+            if batch.joins or (place + 1 < len(self.waiting) and self.waiting[place + 1].joins):
+                kept.append(batch)
+            elif size > MOST_ITEMS or (ended and forward and self._trained):
+                self._settle(batch, self._eval_phase(batch) if forward and self._trained else -1)
+            elif not forward and (shown >= 0 or ended or place < room):
+                self._settle(batch, shown)
+            elif ended and self._decision.decided and not self._trained:
+                self._settle(batch, -1)
+            else:
+                kept.append(batch)
+        self.waiting = kept
+
+    def _is_left_over(self, batch: Batch) -> bool:
+        return self.left_over is not None and self.left_over in batch.passes
+
+    def _settle(self, batch: Batch, phase: int) -> None:
+        """Book a batch under a phase; -1: by what is known of its loader."""
+        if phase < 0:
+            phase = self.phase_of(batch.passes[0]) if batch.passes else TRAIN
+        declared = self._sources.declared[batch.loader] if batch.loader >= 0 and batch.passes else -1
+        phase = declared if declared >= 0 else phase
+        if phase == TRAIN:
+            self._trained = self._trained or any(item.shows in _FORWARDS for item in batch.items)
+            self._book.train(batch.items, batch.loader, batch.loaders)
+        else:
+            self._book.evaluate(batch.items, phase, batch.loader, batch.loaders, step=batch.fetched)
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def _close_step_if_over(self, why: Boundary) -> None:
+        source = self._decision.source
+        if source is StepSource.MANUAL:
+            if why is Boundary.MARK:
+                self._close_step()
+        elif source is StepSource.BATCH:
+            step = self._book.open
+            if step.fetched and (why is Boundary.ASK or why is Boundary.CLOSE):
+                self._close_step()
+        elif self._updated is not None:
+            self._close_step()
+
+    def _close_step(self) -> None:
+        self._book.close_step()
+        self._updated, self._asked = None, False
+
+
+def _backwards_decide(items: list[Item], *, certain: bool) -> list[Item]:
+    """In evaluation mode with gradients, what comes next decides: a backward makes it training."""
+    following = NOT_SHOWN
+    for item in reversed(items):
+        if item.shows == FORWARD_FROZEN:
+            item.shows = FORWARD_GRAD if following == TRAINED and not certain else FORWARD_NO_GRAD
+        if item.shows:
+            following = item.shows
+    return items
+
+
+def _last_shown(items: Sequence[Item], what: tuple[int, ...]) -> int:
+    """Place of the last item that shows one of these; -1 for none."""
+    last = len(items) - 1
+    while last >= 0 and items[last].shows not in what:
+        last -= 1
+    return last

@@ -1,0 +1,423 @@
+"""Where time is booked once it is known what it was for: rows, the open step, and what steps are counted by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from otel_train.accounting.nesting import (
+    BACKWARD,
+    BEGIN,
+    DATA,
+    END,
+    FORWARD,
+    GRAD,
+    OPTIMIZER,
+    SCALER,
+    STOP,
+    UPDATES,
+    WHOLE,
+    Event,
+)
+from otel_train.accounting.types import (
+    NO_PHASE,
+    TRAIN,
+    Activity,
+    Occurrences,
+    SourceTable,
+    StageTimes,
+    StepRows,
+    StepSource,
+    columns,
+    table,
+)
+from otel_train.codes import Flag, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    Reclaims = Callable[[int, int], Iterable[tuple[Activity, int]]]
+
+COMPUTES: Final = 1 << FORWARD | 1 << BACKWARD | 1 << GRAD | 1 << OPTIMIZER | 1 << SCALER | 1 << WHOLE
+"""Kinds that only a thread that runs models has."""
+
+NOT_SHOWN, FORWARD_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, TRAINED, UPDATE = range(6)
+"""What an item shows: nothing; that a forward begins, with gradients in training mode, with gradients in evaluation
+mode, without gradients; that gradients were made; that an optimizer has updated."""
+
+BACKWARDS_WITHOUT_UPDATE: Final = 64
+"""After so many, the run is taken to have no optimizer that can be seen."""
+
+UPDATES_TO_BE_SURE: Final = 8
+SURE_AFTER_NS: Final = 5 * 10**9
+"""Updates, or time since the first sign, after which the loop is taken to be what it looks like. (The end of an inner
+loader is a pass without an update, and the first mark by hand comes after the first update.)"""
+
+MOST_HELD: Final = 16384
+"""Events held back at most while it is not known what steps are counted by."""
+
+
+@dataclass(slots=True)
+class Item:
+    """Time of one owner, and what happened at its end.
+
+    Attributes:
+        stack: calls that count and were open, outermost first.
+        begun_ns: when the time began.
+        ns: how long it is.
+        shows: evidence of what the batch is for.
+        source: whose evidence.
+        call: of a call that ended here: source, begin, nanoseconds, 1 if it failed.
+        batch: of a batch fetched here: source, samples (-1 unknown), nanoseconds to make the iterator and to wait for
+            this batch where it is the first of its pass, else -1 and -1.
+    """
+
+    stack: tuple[int, ...]
+    begun_ns: int
+    ns: int
+    shows: int = NOT_SHOWN
+    source: int = -1
+    call: tuple[int, int, int, int] | None = None
+    batch: tuple[int, int, int, int] | None = None
+
+
+@dataclass(slots=True)
+class Step:
+    """Sums of a step that has not closed."""
+
+    serial: int
+    phase: int = TRAIN
+    loader: int = -1
+    started_ns: int = -1
+    ended_ns: int = 0
+    duration_ns: int = 0
+    failed: int = 0
+    samples: int = 0
+    wait_ns: int = 0
+    loss_ns: int = 0
+    losses: int = 0
+    training_ns: int = 0
+    number: int = -1
+    fetched: bool = False
+    trained: bool = False
+    times: dict[int, int] = field(default_factory=dict)
+    loss_window_ns: int = -1
+    """Time since the forward that began the loss that is being computed; -1 for none."""
+
+    def row(self, counted: int) -> tuple[int, ...]:
+        """As a row of ``StepRows``."""
+        return (
+            self.phase, self.loader, self.started_ns, self.ended_ns, self.duration_ns, counted, self.failed,
+            self.samples, self.wait_ns, self.loss_ns, self.losses, self.training_ns, self.number,
+        )  # fmt: skip
+
+
+class _Owner(NamedTuple):
+    """What a stack of open calls comes to."""
+
+    source: int
+    waits: bool
+    computes: bool
+    counted: tuple[int, ...]
+
+
+class StepBook:
+    """Books items under phase, loader, stage and step.
+
+    Args:
+        sources: what is known of every source.
+        reclaimed: activities that own a part of an interval, whatever stage was open (compiling, a stall): pairs of
+            activity and nanoseconds.
+        by_step: keep the stages of every step.
+
+    Attributes:
+        open: the training step that has not closed.
+        backward_seen: a backward has run, so ``autograd.grad`` is none.
+        train_loader: loader of the last training batch; -1 for none.
+    """
+
+    def __init__(self, sources: SourceTable, reclaimed: Reclaims, *, by_step: bool) -> None:
+        self._by_step = by_step
+        self.open = Step(0)
+        self.backward_seen = False
+        self.train_loader = -1
+        self._serial = 0
+        self._sources = sources
+        self._reclaimed = reclaimed
+        self._owners: dict[tuple[int, ...], _Owner] = {}
+        self._owners_with_backward = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self._steps: list[tuple[int, tuple[int, ...]]] = []
+        self._step_times: list[tuple[int, dict[int, int]]] = []
+        self._calls: list[tuple[int, ...]] = []
+        self._times: dict[tuple[int, int, int], list[int]] = {}
+        self._activity_ns = [0] * len(Activity)
+        self._loader_ns: dict[tuple[int, int], int] = {}
+        self._batches: list[tuple[int, int, int, int]] = []
+        self._starts: list[tuple[int, int, int, int]] = []
+
+    def train(self, items: Sequence[Item], loader: int, loaders: Iterable[int]) -> None:
+        """Book training time, which belongs to the open step."""
+        if loader >= 0:
+            self.train_loader = loader
+        computing = False
+        step = self.open
+        for item in items:
+            owner = self._owner(item.stack)
+            computing = computing or owner.computes or FORWARD_GRAD <= item.shows <= FORWARD_NO_GRAD
+            if computing and not owner.waits:
+                step.training_ns += item.ns
+            self._loss(step, item, owner)
+        self._book(items, TRAIN, self.train_loader, step)
+        self._of_loaders(items, TRAIN, loaders or (self.train_loader,))
+
+    def evaluate(
+        self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int], *, step: bool
+    ) -> None:
+        """Book time outside training. ``step``: it is a step of its own."""
+        own = self._next_step(phase, loader) if step else None
+        self._book(items, phase, loader, own)
+        self._of_loaders(items, phase, loaders)
+        if own is not None:
+            self._end_step(own, 1)
+
+    def wait(self, items: Sequence[Item], phase: int, loader: int) -> None:
+        """Book asks that gave no batch: of no step."""
+        self._book(items, phase, loader, None)
+
+    def apart(self, items: Iterable[Item], activity: Activity) -> None:
+        """Book time in no batch: before the first, outside, in checkpoints."""
+        self._book(items, NO_PHASE, -1, None, activity=activity)
+
+    def close_step(self, *, counted: bool = True) -> None:
+        """The open training step ends with what has been booked."""
+        step = self.open
+        if step.started_ns < 0:  # marks by hand with nothing between
+            step.started_ns = step.ended_ns
+        self._end_step(step, int(counted))
+        before = step.ended_ns
+        self.open = self._next_step(TRAIN, -1)
+        self.open.ended_ns = before
+
+    def take(self) -> dict[str, object]:
+        """Everything booked since the last call, as fields of ``Settled``."""
+        self._steps.sort(key=lambda row: row[1][3])
+        row_of = {serial: row for row, (serial, _) in enumerate(self._steps)}
+        row_of[self.open.serial] = len(self._steps)
+        calls = sorted(
+            ((*call[:6], row_of.get(call[6], -1)) for call in self._calls), key=lambda call: call[3] + call[4]
+        )
+        times = [(*key, *ns) for key, ns in self._times.items()]
+        found: dict[str, object] = {
+            "steps": StepRows(*columns([row for _, row in self._steps], 13)),
+            "occurrences": Occurrences(*columns(calls, 7)),
+            "times": StageTimes(*columns(times, 5)),
+            "activity_ns": np.array(self._activity_ns, dtype=np.int64),
+            "loader_ns": table([(*key, ns) for key, ns in self._loader_ns.items()], 3),
+            "batches": table(sorted(self._batches, key=lambda batch: batch[3]), 4),
+            "starts": table(self._starts, 4),
+            "step_times": table(
+                [(row_of[serial], *time) for serial, times in self._step_times for time in times.items()], 3
+            ),
+        }
+        self._clear()
+        return found
+
+    def _end_step(self, step: Step, counted: int) -> None:
+        self._steps.append((step.serial, step.row(counted)))
+        if self._by_step:
+            self._step_times.append((step.serial, step.times))
+
+    def _next_step(self, phase: int, loader: int) -> Step:
+        self._serial += 1
+        return Step(self._serial, phase, loader)
+
+    def _owner(self, stack: tuple[int, ...]) -> _Owner:
+        if self._owners_with_backward != self.backward_seen or len(self._owners) > 4096:  # noqa: PLR2004 - bounds memory
+            self._owners, self._owners_with_backward = {}, self.backward_seen
+        found = self._owners.get(stack)
+        if found is None:
+            kinds = self._sources.kinds
+            counted = tuple(s for s in stack if kinds[s] != GRAD) if self.backward_seen else stack
+            last = counted[-1] if counted else -1
+            computes = any(COMPUTES >> kinds[s] & 1 or self._sources.losses[s] for s in counted)
+            found = _Owner(last, last >= 0 and kinds[last] == DATA, computes, counted)
+            self._owners[stack] = found
+        return found
+
+    def _book(
+        self,
+        items: Iterable[Item],
+        phase: int,
+        loader: int,
+        step: Step | None,
+        *,
+        activity: Activity | None = None,
+    ) -> None:
+        times = self._times
+        for item in items:
+            owner = self._owner(item.stack)
+            if item.ns:
+                times.setdefault((owner.source, loader, phase), [0, 0])[0] += item.ns
+                for source in owner.counted:
+                    times.setdefault((source, loader, phase), [0, 0])[1] += item.ns
+                self._activity(item, owner, phase, activity)
+            if step is not None:
+                self._add_to_step(step, item, owner)
+            if item.call is not None:
+                self._call(item.call, loader, phase, step)
+            if item.batch is not None:
+                self._batch(item, phase)
+        if step is not None and loader >= 0:
+            step.loader = loader
+
+    def _activity(self, item: Item, owner: _Owner, phase: int, activity: Activity | None) -> None:
+        if activity is None:
+            if phase != TRAIN:
+                activity = Activity.EVAL
+            else:
+                activity = Activity.DATA_WAIT if owner.waits else Activity.PRODUCTIVE
+        left = item.ns
+        for reclaimed, ns in self._reclaimed(item.begun_ns, item.begun_ns + item.ns):
+            self._activity_ns[reclaimed] += ns
+            left -= ns
+        self._activity_ns[activity] += left
+
+    def _of_loaders(self, items: Iterable[Item], phase: int, loaders: Iterable[int]) -> None:
+        ns = sum(item.ns for item in items)
+        for loader in loaders:
+            if loader >= 0:
+                self._loader_ns[loader, phase] = self._loader_ns.get((loader, phase), 0) + ns
+
+    @staticmethod
+    def _add_to_step(step: Step, item: Item, owner: _Owner) -> None:
+        if step.started_ns < 0 or item.begun_ns < step.started_ns:
+            step.started_ns = item.begun_ns
+        step.ended_ns = max(step.ended_ns, item.begun_ns + item.ns)
+        step.duration_ns += item.ns
+        if owner.waits:
+            step.wait_ns += item.ns
+        step.times[owner.source] = step.times.get(owner.source, 0) + item.ns
+        if item.call is not None:
+            step.failed += item.call[3]
+        if item.batch is not None:
+            step.fetched = True
+            step.samples += max(0, item.batch[1])
+        step.trained = step.trained or item.shows >= TRAINED
+
+    def _call(self, call: tuple[int, int, int, int], loader: int, phase: int, step: Step | None) -> None:
+        source, begun_ns, ns, failed = call
+        kind = self._sources.kinds[source]
+        if kind == GRAD and self.backward_seen:
+            return
+        of = source if kind == DATA else loader
+        serial = -1 if step is None else step.serial
+        self._calls.append((source, of, phase, begun_ns, ns, failed, serial))
+
+    def _batch(self, item: Item, phase: int) -> None:
+        assert item.batch is not None
+        source, samples, making_ns, waiting_ns = item.batch
+        self._batches.append((source, phase, samples, item.begun_ns + item.ns))
+        if waiting_ns >= 0:
+            self._starts.append((source, phase, making_ns, waiting_ns))
+
+    def _loss(self, step: Step, item: Item, owner: _Owner) -> None:
+        """See ``StepRows.loss_ns``."""
+        if step.loss_window_ns >= 0 and not owner.waits:
+            step.loss_window_ns += item.ns
+        if FORWARD_GRAD <= item.shows <= FORWARD_NO_GRAD:
+            step.loss_window_ns = max(0, step.loss_window_ns)
+        elif item.shows == TRAINED:
+            step.loss_ns += max(0, step.loss_window_ns)
+            step.losses += 1
+            step.loss_window_ns = -1
+        elif item.shows == UPDATE:
+            step.loss_window_ns = -1
+        elif item.call is not None and not self.backward_seen and self._sources.losses[item.call[0]]:
+            step.loss_ns += item.call[2]
+            step.losses += 1
+
+
+class StepSourceDecision:
+    """Finds what steps are counted by: marks by hand, else updates, else backwards, else batches.
+
+    It needs to see more than the first update, because the first mark by hand comes after it: events are held back
+    until ``decided``.
+    """
+
+    def __init__(self) -> None:
+        self.source = StepSource.UNDECIDED
+        self.decided = False
+        self._first_ns: dict[StepSource, int] = {}
+        self._counts = dict.fromkeys(StepSource, 0)
+        self._events = 0
+        self._began_ns = -1
+        self._pass_over = False
+
+    def see(self, event: Event) -> None:
+        """Take in the next event."""
+        if self.source is StepSource.MANUAL:
+            return
+        sign = self._sign(event)
+        if sign is StepSource.MANUAL:
+            self.source, self.decided = StepSource.MANUAL, True
+            return
+        if sign is not StepSource.UNDECIDED:
+            self._counts[sign] += 1
+            self._first_ns.setdefault(sign, event.ns)
+        if event.kind == DATA and event.op in (STOP, int(Op.PASS_END)):
+            self._pass_over = True
+        if self._began_ns < 0 and event.op == BEGIN:
+            self._began_ns = event.ns
+        self._events += 1
+        if self.source is not StepSource.UPDATE:
+            self._weigh(event.ns)
+
+    def give_up_waiting(self) -> None:
+        """Nothing more comes: decide by what there is."""
+        self._pass_over = True
+        self._weigh(None)
+        self.decided = True
+
+    def _sign(self, event: Event) -> StepSource:
+        if event.op == int(Op.MARK):
+            return StepSource.UNDECIDED if event.payload else StepSource.MANUAL
+        if event.op == END and event.outermost and UPDATES >> event.kind & 1:
+            return StepSource.UPDATE
+        if event.op != BEGIN or not event.counts:
+            return StepSource.UNDECIDED
+        if event.kind in (BACKWARD, GRAD):
+            return StepSource.BACKWARD
+        both = Flag.GRAD | Flag.TRAINING
+        trains = event.kind == FORWARD and event.flags & both == both
+        return StepSource.BATCH if trains else StepSource.UNDECIDED
+
+    def _weigh(self, now_ns: int | None) -> None:
+        if self.source is StepSource.MANUAL:
+            return
+        full = self._events >= MOST_HELD
+        for source, enough, needs_pass in (
+            (StepSource.UPDATE, UPDATES_TO_BE_SURE, False),
+            (StepSource.BACKWARD, BACKWARDS_WITHOUT_UPDATE, True),
+            (StepSource.BATCH, MOST_HELD, True),
+        ):
+            count = self._counts[source]
+            if not count:
+                continue
+            if needs_pass and count < enough and not self._pass_over and not full:
+                return
+            later = (
+                self.decided and source is StepSource.UPDATE
+            )  # an update that comes late overrules the rest
+            sure = count >= enough or full or later or now_ns is None
+            if not sure and now_ns is not None:
+                sure = now_ns - self._first_ns[source] >= SURE_AFTER_NS
+            if sure:
+                self.source, self.decided = source, True
+            return
+        if full or (now_ns is not None and 0 <= self._began_ns <= now_ns - SURE_AFTER_NS):
+            self.decided = True

@@ -1,0 +1,225 @@
+"""Words and facts of the accounting: phases, activities, and what leaves it as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from otel_train.codes import SourceKind
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from otel_train.codes import Source
+
+PHASES = ("train", "eval", "test", "predict")
+TRAIN, EVAL, TEST, PREDICT = range(4)
+NO_PHASE = 4
+"""Time in no batch: before the first, outside, in checkpoints."""
+
+PREFIXES = (("val", EVAL), ("eval", EVAL), ("dev", EVAL), ("test", TEST), ("predict", PREDICT))
+"""Loader names that say what their batches are for; ``valid`` begins with ``val``."""
+
+
+class StepSource(IntEnum):
+    """What a thread's training steps are counted by."""
+
+    UNDECIDED = 0
+    UPDATE = 1
+    BACKWARD = 2
+    BATCH = 3
+    MANUAL = 4
+
+
+class EpochMark(IntEnum):
+    """What a mark says of an epoch."""
+
+    BEGUN = 0
+    ENDED = 1
+    BROKEN = 2
+    """An exception ended it."""
+
+
+class Activity(IntEnum):
+    """What the time of a run goes to, in catalogue order. The activities add up to the wall time."""
+
+    INIT = 0
+    COMPILE = 1
+    PRODUCTIVE = 2
+    DATA_WAIT = 3
+    EVAL = 4
+    CHECKPOINT = 5
+    RESTART = 6
+    STALLED = 7
+    OTHER = 8
+    """Not accounted for yet."""
+    OUTSIDE = 9
+    """What no open batch claims: saving, logging, sleeping between passes and after the last."""
+
+
+@dataclass(slots=True)
+class SourceTable:
+    """What is known of every source beforehand, by its number. It grows while it is in use.
+
+    Attributes:
+        kinds: ``SourceKind``.
+        declared: phase that the program declared; -1 for none.
+        named: phase that the loader's name says; -1 for none.
+        losses: whether it is a stage by hand named ``loss``.
+    """
+
+    kinds: list[int] = field(default_factory=list)
+    declared: list[int] = field(default_factory=list)
+    named: list[int] = field(default_factory=list)
+    losses: list[bool] = field(default_factory=list)
+
+    def extend(self, sources: Iterable[Source]) -> SourceTable:
+        """Take in further sources."""
+        for source in sources:
+            data = source.kind is SourceKind.DATA
+            self.kinds.append(int(source.kind))
+            self.declared.append(PHASES.index(source.phase) if source.phase in PHASES else -1)
+            self.named.append(phase_of_name(source.name) if data else -1)
+            self.losses.append(source.kind is SourceKind.STAGE and source.name == "loss")
+        return self
+
+
+def phase_of_name(name: str) -> int:
+    """Phase that the name of a loader says; -1 for none."""
+    return next((phase for prefix, phase in PREFIXES if name.lower().startswith(prefix)), -1)
+
+
+class StepRows(NamedTuple):
+    """Steps that have closed, in the order of their ends. All columns are int64[steps].
+
+    Attributes:
+        phase: index into ``PHASES``.
+        loader: source of the loader fetched last; -1 for none.
+        started_ns: first instant.
+        ended_ns: last instant.
+        duration_ns: time that belongs to the step; less than its span when it was suspended.
+        counted: 1, or 0 for a partial step.
+        failed: occurrences in it that ended by an exception.
+        samples: samples in its batches, where known.
+        wait_ns: its time in stage ``data``.
+        loss_ns: from a first forward through the loss function to the end of its backward, all of them, less
+            waits for data; where there is no backward, the stages by hand named ``loss``.
+        losses: how many those were.
+        training_ns: from the first forward (or loss) of each batch to the last update or backward of that batch,
+            less waits for data.
+        number: step number set by hand; -1 for the next one.
+    """
+
+    phase: np.ndarray
+    loader: np.ndarray
+    started_ns: np.ndarray
+    ended_ns: np.ndarray
+    duration_ns: np.ndarray
+    counted: np.ndarray
+    failed: np.ndarray
+    samples: np.ndarray
+    wait_ns: np.ndarray
+    loss_ns: np.ndarray
+    losses: np.ndarray
+    training_ns: np.ndarray
+    number: np.ndarray
+
+
+class Occurrences(NamedTuple):
+    """Calls that have ended, in the order of their ends. All columns are int64[occurrences].
+
+    Attributes:
+        source: who was called.
+        loader: loader of the batch it worked on; -1 for none.
+        phase: index into ``PHASES``, or ``NO_PHASE``.
+        started_ns: when it began.
+        inclusive_ns: how long it ran, with what ran inside it.
+        failed: 1 if it ended by an exception.
+        step: row of its step in ``StepRows``; the number of rows for the step still open; -1 for no step.
+    """
+
+    source: np.ndarray
+    loader: np.ndarray
+    phase: np.ndarray
+    started_ns: np.ndarray
+    inclusive_ns: np.ndarray
+    failed: np.ndarray
+    step: np.ndarray
+
+
+class StageTimes(NamedTuple):
+    """Time by stage and batch, each combination once. All columns are int64[rows].
+
+    Attributes:
+        source: whose time; -1 for time that no stage claimed.
+        loader: loader of the batch; -1 for none.
+        phase: index into ``PHASES``, or ``NO_PHASE``.
+        self_ns: time in which it was the innermost stage; over all rows without gap or overlap.
+        inclusive_ns: time in which it was open.
+    """
+
+    source: np.ndarray
+    loader: np.ndarray
+    phase: np.ndarray
+    self_ns: np.ndarray
+    inclusive_ns: np.ndarray
+
+
+class Settled(NamedTuple):
+    """What was settled for good about one thread since the last look.
+
+    Attributes:
+        steps: closed steps.
+        occurrences: ended calls.
+        times: time by stage.
+        activity_ns: int64[activities].
+        loader_ns: int64[n, 3]: loader source, phase, nanoseconds of the batches it took part in.
+        batches: int64[n, 4]: loader source, phase, samples (-1 unknown) of every batch fetched, and when.
+        starts: int64[n, 4]: passes that gave their first batch: loader source, phase, nanoseconds to make the
+            iterator, nanoseconds to wait for that batch.
+        endings: int64[n, 3]: passes that ended: loader source, ``Ending``, when.
+        failed_asks: int64[n], loader source of every ask that raised.
+        updates: optimizer updates made.
+        skipped_updates: ``GradScaler.step`` calls in which no update was made.
+        epochs: int64[n, 3]: epochs marked by hand: when, ``EpochMark``, number of one that begins.
+        reports: int64[n, 2]: when one was asked for, and how many had been by then.
+        moved: int64[n, 2]: source of transfers, bytes moved, also where their time belongs to another stage.
+        step_times: int64[n, 3]: row of a step, source (-1 for no stage), self nanoseconds; only where asked for.
+    """
+
+    steps: StepRows
+    occurrences: Occurrences
+    times: StageTimes
+    activity_ns: np.ndarray
+    loader_ns: np.ndarray
+    batches: np.ndarray
+    starts: np.ndarray
+    endings: np.ndarray
+    failed_asks: np.ndarray
+    updates: int
+    skipped_updates: int
+    epochs: np.ndarray
+    reports: np.ndarray
+    moved: np.ndarray
+    step_times: np.ndarray
+
+
+def table(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
+    """Rows of ``width`` integers as int64[rows, width]."""
+    return np.array(rows, dtype=np.int64).reshape(-1, width)
+
+
+def columns(rows: Sequence[Sequence[int]], width: int) -> list[np.ndarray]:
+    """Columns of rows of ``width`` integers."""
+    return list(np.ascontiguousarray(table(rows, width).T))
+
+
+NOTHING = Settled(
+    StepRows(*columns((), 13)), Occurrences(*columns((), 7)), StageTimes(*columns((), 5)),
+    np.zeros(len(Activity), dtype=np.int64), table((), 3), table((), 4), table((), 4), table((), 3),
+    np.zeros(0, dtype=np.int64), 0, 0, table((), 3), table((), 2), table((), 2), table((), 3),
+)  # fmt: skip
+"""Nothing was settled."""
