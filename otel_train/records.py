@@ -158,7 +158,7 @@ class Finding:
     """A claim about where training time goes, with its evidence. The leading one is the verdict.
 
     Attributes:
-        name: one of the closed set in ``aggregate/verdict.py`` and ``launches.py``, such as ``input_bound``.
+        name: one of the closed set in ``bottleneck/rules.py``, such as ``input_bound``.
         claim: one sentence a person can act on.
         evidence: figures behind the claim, by name; seconds, ratios, counts.
         share: ratio of the run's training time that would be won back, 0 to 1.

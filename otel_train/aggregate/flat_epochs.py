@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from otel_train.accounting.types import TRAIN
 from otel_train.aggregate.flat_names import SafeNames
 from otel_train.aggregate.histogram import Histograms
-from otel_train.aggregate.loader_rows import LoaderFacts
 from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
@@ -30,6 +29,14 @@ def no_memory(_: Iterable[str], __: int) -> Mapping[str, float]:
     return {}
 
 
+class HasWorkers(Protocol):
+    """What an epoch must know of a loader."""
+
+    @property
+    def workers(self) -> int | None:
+        """Its ``num_workers``; None where it has no such setting."""
+
+
 class EpochWindow:
     """What an epoch comes to: rates, times to load and to transform a batch, efficiency.
 
@@ -45,7 +52,7 @@ class EpochWindow:
     def __init__(
         self,
         totals: Totals,
-        loaders: Callable[[], Mapping[str, LoaderFacts]],
+        loaders: Callable[[], Mapping[str, HasWorkers]],
         *,
         memory: Memory = no_memory,
     ) -> None:
@@ -122,13 +129,16 @@ class EpochWindow:
     def _builds(self) -> dict[str, Histograms]:
         """Times to build the batches of the epoch: a worker's, or without workers the wait itself."""
         found = {}
-        facts = self._facts()
+        workers = self._workers()
         for name in self._batches:
             if self._built[name].count(0):
                 found[name] = self._built[name]
-            elif facts.get(name, LoaderFacts()).workers == 0 and name in self._loads:
+            elif workers.get(name) == 0 and name in self._loads:
                 found[name] = self._loads[name]
         return found
+
+    def _workers(self) -> dict[str, int | None]:
+        return {name: facts.workers for name, facts in self._facts().items()}
 
     def _figures(self, names: list[str], builds: Mapping[str, Histograms]) -> dict[str, float]:
         seconds = self._step_ns / NS_PER_S
@@ -155,11 +165,11 @@ class EpochWindow:
 
     def _efficiency(self, builds: Mapping[str, Histograms], exposed_ns: float | None) -> float | None:
         """Time that the slower of loaders alone and computing alone would take, to the time it took."""
-        facts = self._facts()
+        known = self._workers()
         work_ns = self._work_ns if exposed_ns is None else max(0.0, self._step_ns - exposed_ns)
         alone = [work_ns / NS_PER_S]
         for name, batches in self._batches.items():
-            workers = facts.get(name, LoaderFacts()).workers
+            workers = known.get(name)
             if name not in builds or workers is None:
                 return None
             mean_s = builds[name].point(0).sum / builds[name].count(0)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 HOURS_PER_DAY = 24
 
 DATA_SHARE = 0.10
-"""As ``aggregate.verdict.WARNING_SHARE``: the same wait must not be called two things."""
+"""As ``bottleneck.rules.WARNING_SHARE``: the same wait must not be called two things."""
 HOST_SHARE, SYNC_SHARE, EXPOSED_SHARE, COPY_SHARE = 0.15, 0.05, 0.10, 0.05
 """Shares of the steps from which idle time, a wait or a copy is worth a word. Chosen so that a healthy step, which
 always begins and ends with some idle time, is not blamed."""

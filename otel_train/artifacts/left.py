@@ -8,11 +8,11 @@ import stat
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from otel_train.aggregate.summary import SCHEMA as SUMMARY_SCHEMA
 from otel_train.artifacts.timeline import Timeline, timeline_of
 from otel_train.capturing.taken import OF_A_RANK, captures_of
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.export.jsonl import last_metrics
+from otel_train.export.summary import SCHEMA as SUMMARY_SCHEMA
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.aggregate.summary import SCHEMA, figures, with_straggler
 from otel_train.clock import system_clock
+from otel_train.export.summary import SCHEMA, figures, with_straggler
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.aggregate.loader_rows import LoaderFacts
     from otel_train.aggregate.run import RunAccount
     from otel_train.aggregate.totals import Totals
+    from otel_train.bottleneck.dataloader import LoaderFacts
     from otel_train.export.live import Health
     from otel_train.export.pump import Pump
     from otel_train.export.ranks import Ranks

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_train import catalog as c
-from otel_train.aggregate.loader_rows import LoaderFacts
 from otel_train.aggregate.sheet import Bounded
+from otel_train.bottleneck.dataloader import LoaderFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -17,7 +17,7 @@ from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.sheet import Sheet
 from otel_train.aggregate.totals import DeviceTotals, StageTotals, Totals
 from otel_train.aggregate.traces import Ids, Tracer
-from otel_train.aggregate.verdict import findings
+from otel_train.bottleneck.rules import findings
 from otel_train.clock import Anchor
 from otel_train.codes import Source, SourceKind
 from otel_train.export.accelerator import AcceleratorReader

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_train.aggregate.launches import ENOUGH, host_limits
 from otel_train.aggregate.names import Names
 from otel_train.aggregate.totals import Totals
+from otel_train.bottleneck.device import ENOUGH, host_limits
 from otel_train.clock import Anchor
 from otel_train.codes import Flag, Op, SourceKind, code
 from otel_train.flight import FlightMemory

@@ -14,13 +14,13 @@ import pytest
 from otel_train import catalog as c
 from otel_train.aggregate.figures import Figures
 from otel_train.aggregate.keep import KeepRules
-from otel_train.aggregate.loader_rows import LoaderFacts
 from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.sheet import Sheet
-from otel_train.aggregate.summary import SCHEMA, figures
 from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.clock import Anchor
 from otel_train.codes import Op, SourceKind
+from otel_train.export.summary import SCHEMA, figures
 from tests.support.edges import Tape
 
 RULES = KeepRules(0, 1 << 40, 2.0, 1.0, 1)

@@ -16,9 +16,9 @@ from otel_train.aggregate.flat import FlatFigures, FlatRow
 from otel_train.aggregate.flat_epochs import EpochWindow
 from otel_train.aggregate.flat_names import SafeNames
 from otel_train.aggregate.keep import KeepRules
-from otel_train.aggregate.loader_rows import LoaderFacts
 from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.clock import Anchor
 from otel_train.codes import Op, SourceKind, code
 from otel_train.export.memories import MEMORY_KEYS

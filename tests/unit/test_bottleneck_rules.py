@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.aggregate.names import Key
-from otel_train.aggregate.supply import Supply
 from otel_train.aggregate.totals import StageTotals
-from otel_train.aggregate.verdict import CRITICAL_SHARE, ENOUGH_STEPS, LARGE_SHARE, WARNING_SHARE, findings
+from otel_train.bottleneck.dataloader import LoaderThroughput
+from otel_train.bottleneck.rules import CRITICAL_SHARE, ENOUGH_STEPS, LARGE_SHARE, WARNING_SHARE, findings
 
 if TYPE_CHECKING:
     from otel_train.records import Finding
@@ -30,7 +30,7 @@ def verdict(*rows: StageTotals, steps: int = 100, workers: dict[str, int] | None
         rows,
         steps=steps,
         activities={"productive": 1.0},
-        supplies={name: Supply(number) for name, number in (workers or {}).items()},
+        supplies={name: LoaderThroughput(number) for name, number in (workers or {}).items()},
     )
 
 

@@ -1,9 +1,19 @@
-"""Whether a loader's workers can build batches as fast as the loop would ask for them."""
+"""DataLoader throughput: what is known of each loader, the workers it needs, and what to change about it."""
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from otel_train.aggregate.loader_totals import Start
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from otel_train.aggregate.histogram import Histograms
+    from otel_train.aggregate.totals import Totals
 
 ROOM = 0.9
 """Share of their time that workers may be busy. Without room every batch that takes longer is waited for."""
@@ -12,9 +22,32 @@ UNEVEN = 3.0
 """99th percentile of the build time over its mean from which batches are called uneven."""
 
 MS_PER_S = 1e3
+_QUANTILES = {"min": 0.0, "p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
 
-class Supply(NamedTuple):
+class LoaderFacts(NamedTuple):
+    """What no edge tells of a loader; since the start of the session.
+
+    Attributes:
+        workers: its ``num_workers``; None where it has no such setting.
+        prefetch_factor: batches that each worker reads ahead; None where it has none.
+        persistent: its workers live on from pass to pass; None where it has no such setting.
+        tokens: tokens counted.
+        batch_bytes: of the batches that were weighed: ``sampled``, ``min``, ``avg``, ``max``; None for none.
+        errors: exceptions that left it, by class.
+        worker_exits: workers that died, by cause.
+    """
+
+    workers: int | None = None
+    prefetch_factor: int | None = None
+    persistent: bool | None = None
+    tokens: int = 0
+    batch_bytes: Mapping[str, float] | None = None
+    errors: Mapping[str, int] = {}
+    worker_exits: Mapping[str, int] = {}
+
+
+class LoaderThroughput(NamedTuple):
     """How a loader gets its batches. Seconds; None where it is not known.
 
     Attributes:
@@ -47,6 +80,88 @@ class Supply(NamedTuple):
         return self.making_s + self.first_s
 
 
+def loader_rows(totals: Totals, facts: Mapping[str, LoaderFacts]) -> list[dict[str, Any]]:
+    """One row per loader, in the order in which they were met."""
+    waits = _waits(totals)
+    return [_row(name, known, totals, waits.get(name)) for name, known in facts.items()]
+
+
+def throughputs(
+    totals: Totals, facts: Mapping[str, LoaderFacts], processors: int | None
+) -> dict[str, LoaderThroughput]:
+    """How each loader gets its batches. ``processors``: those that this process may use."""
+    found = {}
+    for name, known in facts.items():
+        build = _distribution(totals.loaders.builds, totals.loaders.known(name)) or {}
+        start = totals.loaders.starts.get((name, "train"), Start())
+        found[name] = LoaderThroughput(
+            known.workers,
+            build.get("avg"),
+            build.get("p50"),
+            build.get("p99"),
+            known.prefetch_factor,
+            known.persistent,
+            start.passes,
+            start.making_s,
+            start.waiting_s,
+            processors,
+        )
+    return found
+
+
+def _row(name: str, known: LoaderFacts, totals: Totals, wait: dict[str, Any] | None) -> dict[str, Any]:
+    loaders = totals.loaders
+    build = _distribution(loaders.builds, loaders.known(name))
+    place = "worker" if build else None
+    if known.workers == 0 and wait:  # there the wait is the building
+        build, place = wait, "training_thread"
+    starts = [start for (loader, _), start in loaders.starts.items() if loader == name]
+    first = _distribution(loaders.start_ups, loaders.known(name))
+    return {
+        "loader": name,
+        "workers": known.workers,
+        "prefetch_factor": known.prefetch_factor,
+        "persistent_workers": known.persistent,
+        "build": build and {"measured_in": place, "lost": loaders.lost.get(name, 0), **build},
+        "wait": wait,
+        "start": first
+        and {
+            "making_seconds": sum(start.making_s for start in starts),
+            "first_batch_seconds": sum(start.waiting_s for start in starts),
+            **first,
+        },
+        "batch_bytes": dict(known.batch_bytes) if known.batch_bytes else None,
+        "endings": {
+            reason: number
+            for (loader, reason), number in loaders.endings.items()
+            if loader == name and number
+        },
+        "errors": dict(known.errors),
+        "worker_exits": dict(known.worker_exits),
+    }
+
+
+def _waits(totals: Totals) -> dict[str, dict[str, Any] | None]:
+    """What the loop waited for every loader, per batch, in all phases."""
+    numbers: dict[str, int] = {}
+    into = np.full(len(totals.stages), -1, dtype=np.int64)
+    for series, key in enumerate(totals.names.keys[: len(into)]):
+        if key.stage == "data":
+            into[series] = numbers.setdefault(key.loader, len(numbers))
+    folded = totals.stages.folded(into, len(numbers))
+    return {name: _distribution(folded, number) for name, number in numbers.items()}
+
+
+def _distribution(histograms: Histograms, series: int | None) -> dict[str, Any] | None:
+    count = histograms.count(series) if series is not None and series < len(histograms) else 0
+    if series is None or not count:
+        return None
+    total_s = histograms.point(series).sum
+    found: dict[str, Any] = {"count": count, "total_seconds": total_s, "avg": total_s / count}
+    found.update({name: histograms.quantile(series, q) for name, q in _QUANTILES.items()})
+    return found
+
+
 def needed(build_s: float, ask_s: float) -> int:
     """Workers that keep up: each takes ``build_s`` for a batch, the loop asks every ``ask_s``."""
     return max(1, math.ceil(build_s / ask_s / ROOM))
@@ -57,7 +172,7 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * MS_PER_S:.3g} ms"
 
 
-def compared(supply: Supply, ask_s: float) -> str:
+def compared(supply: LoaderThroughput, ask_s: float) -> str:
     """What the workers take against what the loop asks for, as a sentence; "" where it is not known."""
     if not supply.workers or supply.build_s is None or ask_s <= 0:
         return ""
@@ -67,7 +182,7 @@ def compared(supply: Supply, ask_s: float) -> str:
     return f" {who} {each} per batch{every}; the loop asks every {milliseconds(ask_s)}."
 
 
-def loader_advice(name: str, supply: Supply, *, wait_s: float, ask_s: float) -> str:
+def loader_advice(name: str, supply: LoaderThroughput, *, wait_s: float, ask_s: float) -> str:
     """What to change about a loader that training waits for.
 
     Args:
@@ -91,7 +206,7 @@ def loader_advice(name: str, supply: Supply, *, wait_s: float, ask_s: float) -> 
     return _for_enough(name, supply)
 
 
-def _for_none(name: str, supply: Supply, *, wait_s: float, ask_s: float) -> str:
+def _for_none(name: str, supply: LoaderThroughput, *, wait_s: float, ask_s: float) -> str:
     number = needed(wait_s, ask_s) if ask_s > 0 and wait_s > 0 else 4
     limit = supply.processors
     more = f" It would take {number} workers to keep up." if limit and number > limit else ""
@@ -102,7 +217,7 @@ def _for_none(name: str, supply: Supply, *, wait_s: float, ask_s: float) -> str:
     )
 
 
-def _for_too_few(name: str, supply: Supply, enough: int) -> str:
+def _for_too_few(name: str, supply: LoaderThroughput, enough: int) -> str:
     limit = supply.processors
     if limit and enough > limit:
         return (
@@ -113,7 +228,7 @@ def _for_too_few(name: str, supply: Supply, enough: int) -> str:
     return f"`{name}` keeps up with num_workers={enough} (it has {supply.workers})."
 
 
-def _for_enough(name: str, supply: Supply) -> str:
+def _for_enough(name: str, supply: LoaderThroughput) -> str:
     assert supply.build_s is not None
     assert supply.workers is not None
     uneven = supply.build_p99_s is not None and supply.build_p99_s > UNEVEN * supply.build_s
@@ -134,7 +249,7 @@ def _for_enough(name: str, supply: Supply) -> str:
     )
 
 
-def start_advice(name: str, supply: Supply) -> str:
+def start_advice(name: str, supply: LoaderThroughput) -> str:
     """What to change about a loader whose passes are slow to begin."""
     if supply.workers and not supply.persistent:
         return f"DataLoader(..., persistent_workers=True) for `{name}`: its workers then start once, not every pass."

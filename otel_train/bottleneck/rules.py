@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from otel_train.aggregate.compiled_steps import Compiled, busy_advice, dispatch_limits, recompiling
-from otel_train.aggregate.launches import host_limits
 from otel_train.aggregate.names import CHECKPOINT
-from otel_train.aggregate.supply import Supply, compared, loader_advice, milliseconds, start_advice
+from otel_train.bottleneck.dataloader import (
+    LoaderThroughput,
+    compared,
+    loader_advice,
+    milliseconds,
+    start_advice,
+)
+from otel_train.bottleneck.device import Compiled, busy_advice, dispatch_limits, host_limits, recompiling
 from otel_train.records import Finding, Pace
 
 if TYPE_CHECKING:
@@ -25,7 +30,7 @@ LARGE_SHARE = 0.30
 
 _COMPUTE = ("forward", "backward", "optimizer")
 _NOT_TAKEN = Pace()
-_UNKNOWN = Supply()
+_UNKNOWN = LoaderThroughput()
 _NOTHING_COMPILED = Compiled()
 _FIRST = ("input_bound", "recompiling", "compile_heavy")
 """Whoever computes all the time is busy; unless it is one of these, which come before that."""
@@ -42,7 +47,7 @@ def findings(
     *,
     steps: int,
     activities: Mapping[str, float],
-    supplies: Mapping[str, Supply],
+    supplies: Mapping[str, LoaderThroughput],
     pace: Pace = _NOT_TAKEN,
     compiled: Compiled = _NOTHING_COMPILED,
 ) -> list[Finding]:
@@ -83,7 +88,9 @@ def findings(
     return [limit or _busy(training, total_s, supplies, compiled), *rest]
 
 
-def _waits(training: Sequence[StageTotals], total_s: float, supplies: Mapping[str, Supply]) -> list[Finding]:
+def _waits(
+    training: Sequence[StageTotals], total_s: float, supplies: Mapping[str, LoaderThroughput]
+) -> list[Finding]:
     """One finding per loader that training waits for in mid-pass. What beginning a pass costs is another matter."""
     found = []
     exposed = _on_device(training)
@@ -117,14 +124,14 @@ def _waits(training: Sequence[StageTotals], total_s: float, supplies: Mapping[st
     return found
 
 
-def _build_evidence(supply: Supply, ask_s: float) -> dict[str, float]:
+def _build_evidence(supply: LoaderThroughput, ask_s: float) -> dict[str, float]:
     if supply.build_p50_s is None or supply.build_p99_s is None:
         return {}
     found = {"build_p50_seconds": supply.build_p50_s, "build_p99_seconds": supply.build_p99_s}
     return {**found, "ask_interval_seconds": ask_s} if ask_s else found
 
 
-def _slow_starts(total_s: float, supplies: Mapping[str, Supply]) -> list[Finding]:
+def _slow_starts(total_s: float, supplies: Mapping[str, LoaderThroughput]) -> list[Finding]:
     """Loaders whose passes take long to begin, again and again."""
     found = []
     for name, supply in supplies.items():
@@ -211,7 +218,10 @@ def _outside(
 
 
 def _busy(
-    training: Sequence[StageTotals], total_s: float, supplies: Mapping[str, Supply], compiled: Compiled
+    training: Sequence[StageTotals],
+    total_s: float,
+    supplies: Mapping[str, LoaderThroughput],
+    compiled: Compiled,
 ) -> Finding:
     """Training waits for no loader: say what it does instead."""
     by_stage: dict[str, float] = {}

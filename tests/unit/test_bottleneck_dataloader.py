@@ -1,25 +1,103 @@
-"""Whether workers keep up, and what to change when they do not."""
+"""What is known of each loader, whether its workers keep up, and what to change when they do not."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from otel_train.aggregate.names import Key
-from otel_train.aggregate.supply import Supply, needed
 from otel_train.aggregate.totals import StageTotals
-from otel_train.aggregate.verdict import findings
+from otel_train.bottleneck.dataloader import LoaderFacts, LoaderThroughput, loader_rows, needed, throughputs
+from otel_train.bottleneck.rules import findings
+from otel_train.codes import Ending
+from tests.support.edges import Tape
+from tests.unit.test_run_account import Run
 
 if TYPE_CHECKING:
     from otel_train.records import Finding
 
+MS = 10**6
 BATCHES = 100
-FOUR = Supply(4, 0.040, 0.040, 0.045, 2, persistent=True, processors=16)
+FOUR = LoaderThroughput(4, 0.040, 0.040, 0.045, 2, persistent=True, processors=16)
+FACTS = {"code": LoaderFacts(2, 2, persistent=False), "val": LoaderFacts(0), "never": LoaderFacts()}
+
+
+def run() -> Run:
+    """Two passes of ``code``, 3 + 50 each to begin, and one of ``val``."""
+    tape = Tape()
+    for _ in range(2):
+        tape.start(ns=3 * MS).ask(ns=50 * MS).forward().backward().update()
+        for _ in range(9):
+            tape.ask(ns=5 * MS).forward().backward().update()
+        tape.stop(why=Ending.SHORT)
+    tape.start("val").validate(3)
+    seen = Run().feed(tape).close(tape.now_ns)
+    seen.account.totals.loaders.add_builds("code", np.array([40, 40, 80, 40]) * MS, 2)
+    return seen
+
+
+def row(name: str, facts: dict[str, LoaderFacts] = FACTS) -> dict[str, Any]:
+    (found,) = (row for row in loader_rows(run().account.totals, facts) if row["loader"] == name)
+    return found
+
+
+def test_builds_starts_waits_and_endings_stand_together() -> None:
+    """The wait alone does not say whose fault it is."""
+    code = row("code")
+
+    assert (code["build"]["measured_in"], code["build"]["count"], code["build"]["lost"]) == ("worker", 4, 2)
+    assert code["build"]["p50"] == pytest.approx(0.040, rel=0.05)
+    assert code["build"]["max"] == 0.080
+    assert (code["wait"]["count"], code["wait"]["total_seconds"]) == (20, pytest.approx(0.19))
+    assert (code["start"]["count"], code["start"]["avg"]) == (2, pytest.approx(0.053))
+    assert code["start"]["making_seconds"] == pytest.approx(0.006)
+    assert code["start"]["first_batch_seconds"] == pytest.approx(0.1)
+    assert code["endings"] == {"short": 2}
+
+
+def test_without_workers_the_build_is_the_wait_and_says_so() -> None:
+    """One figure under two names must not pass for two measurements."""
+    val = row("val")
+
+    assert val["build"]["measured_in"] == "training_thread"
+    assert val["build"]["count"] == val["wait"]["count"] == 3
+
+
+def test_a_loader_never_read_has_no_figures() -> None:
+    """Not measured is not zero."""
+    never = row("never")
+
+    assert (never["build"], never["wait"], never["start"], never["batch_bytes"]) == (None,) * 4
+    assert (never["endings"], never["errors"], never["worker_exits"]) == ({}, {}, {})
+
+
+def test_a_window_counts_from_its_beginning() -> None:
+    """``reset_window`` before the second epoch."""
+    account = run().account
+    earlier = account.totals.copy()
+    account.totals.loaders.add_builds("code", np.array([70 * MS]), 0)
+    account.totals.loaders.endings["code", "epoch_end"] = 1
+    (code, *_) = loader_rows(account.totals.since(earlier), FACTS)
+
+    assert (code["build"]["count"], code["build"]["lost"]) == (1, 0)
+    assert code["endings"] == {"epoch_end": 1}
+    assert code["start"] is None
+
+
+def test_the_verdict_gets_what_it_needs() -> None:
+    """Of training: what validation costs to begin is no reason to call training slow."""
+    found = throughputs(run().account.totals, FACTS, 8)
+
+    assert found["code"].build_s == pytest.approx(0.050)
+    assert (found["code"].workers, found["code"].passes, found["code"].processors) == (2, 2, 8)
+    assert found["code"].start_s == pytest.approx(0.106)
+    assert (found["val"].passes, found["val"].build_s) == (0, None)
 
 
 def judged(
-    supply: Supply, *, wait_s: float = 0.5, ask_s: float = 0.008, steps: int = BATCHES
+    supply: LoaderThroughput, *, wait_s: float = 0.5, ask_s: float = 0.008, steps: int = BATCHES
 ) -> list[Finding]:
     """A training in which the loop would ask every ``ask_s`` and waits ``wait_s`` in all."""
     rows = [
@@ -76,10 +154,10 @@ def test_workers_that_keep_up_evenly_are_not_the_cause() -> None:
 
 def test_a_loader_without_workers_is_told_how_many() -> None:
     """There the wait is the building."""
-    first = judged(Supply(0, processors=8), wait_s=2.4)[0]  # 24 ms against 8 ms
+    first = judged(LoaderThroughput(0, processors=8), wait_s=2.4)[0]  # 24 ms against 8 ms
 
     assert "num_workers=4" in first.advice
-    few = judged(Supply(0, processors=2), wait_s=2.4)[0]
+    few = judged(LoaderThroughput(0, processors=2), wait_s=2.4)[0]
     assert "num_workers=2" in few.advice
     assert "4 workers" in few.advice
 
@@ -99,9 +177,9 @@ def test_what_beginning_a_pass_costs_does_not_make_training_input_bound() -> Non
 
 @pytest.mark.parametrize(
     ("supply", "advice"),
-    [(FOUR, "first batch of `code` is built while"), (Supply(0), "once, when its dataset is made")],
+    [(FOUR, "first batch of `code` is built while"), (LoaderThroughput(0), "once, when its dataset is made")],
 )
-def test_a_slow_start_of_another_kind_gets_another_advice(supply: Supply, advice: str) -> None:
+def test_a_slow_start_of_another_kind_gets_another_advice(supply: LoaderThroughput, advice: str) -> None:
     """Workers that persist cannot persist more."""
     found = judged(supply._replace(passes=3, first_s=0.4))
 

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.accounting.types import PHASES, Activity, StepSource
-from otel_train.aggregate.compiled_steps import Compiled
-from otel_train.aggregate.loader_rows import loader_rows, supplies
 from otel_train.aggregate.names import CHECKPOINT
-from otel_train.aggregate.verdict import findings
+from otel_train.bottleneck.dataloader import loader_rows, throughputs
+from otel_train.bottleneck.device import Compiled
+from otel_train.bottleneck.rules import findings
 from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_train.aggregate.loader_rows import LoaderFacts
-    from otel_train.aggregate.supply import Supply
     from otel_train.aggregate.totals import StageTotals, Totals
+    from otel_train.bottleneck.dataloader import LoaderFacts, LoaderThroughput
     from otel_train.records import Finding
 
 SCHEMA = "otel_train.summary/1"
@@ -55,7 +54,7 @@ def figures(
     activities = {a.name.lower(): float(totals.activity_ns[a]) / NS_PER_S for a in Activity}
     activities["other"] += max(0.0, wall_s - sum(activities.values()))
     steps = totals.steps_by_phase()
-    known = supplies(totals, loaders, processors)
+    known = throughputs(totals, loaders, processors)
     verdicts = _verdicts(totals, rows, activities, known)
     checkpoints = [row for row in rows if row.key.stage == CHECKPOINT]
     return {
@@ -84,7 +83,10 @@ def figures(
 
 
 def _verdicts(
-    totals: Totals, rows: list[StageTotals], activities: Mapping[str, float], known: Mapping[str, Supply]
+    totals: Totals,
+    rows: list[StageTotals],
+    activities: Mapping[str, float],
+    known: Mapping[str, LoaderThroughput],
 ) -> list[Finding]:
     calls = frozenset(source.stage for source in totals.names.sources if source.kind is SourceKind.WHOLE)
     return findings(

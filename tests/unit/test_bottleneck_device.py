@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_train.aggregate.compiled_steps import Compiled, dispatch_limits, recompiling
 from otel_train.aggregate.compiles import Recompiled
 from otel_train.aggregate.names import Key
 from otel_train.aggregate.totals import StageTotals
-from otel_train.aggregate.verdict import findings
+from otel_train.bottleneck.device import Compiled, dispatch_limits, recompiling
+from otel_train.bottleneck.rules import findings
 from otel_train.codes import WAIT
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""Where training time is lost: findings of a run from its figures, with evidence and advice."""
