@@ -21,7 +21,7 @@ SEVERAL_TIMES = 3
 """A short last batch and a batch of evaluation are compiled once each; that is no habit."""
 
 WORTH_A_WORD = 0.10
-"""Share of training time, as for waiting in ``verdict``."""
+"""Share of training time, as for waiting in ``rules``."""
 
 SMALL_S = 2e-3
 """Median of a call below which what it takes to dispatch may be more than what it computes. A processor may compute
@@ -57,12 +57,12 @@ class Compiled(NamedTuple):
     calls: frozenset[str] = frozenset()
 
 
-def recompiling(recompiled: Recompiled, total_s: float) -> list[Finding]:
+def recompiling(recompiled: Recompiled, total_s: float) -> Finding | None:
     """Whether a compiler runs again and again; ``total_s``: training time."""
     seconds = recompiled.total_ns / NS_PER_S
     share = min(1.0, seconds / total_s)
     if recompiled.count < SEVERAL_TIMES or share < WORTH_A_WORD:
-        return []
+        return None
     claim = f"What was compiled is compiled again, {recompiled.count} times: {share:.0%} of training time."
     if recompiled.by_jax:
         advice = (
@@ -76,12 +76,10 @@ def recompiling(recompiled: Recompiled, total_s: float) -> list[Finding]:
             "torch.compile(..., dynamic=True), torch._dynamo.mark_dynamic. TORCH_LOGS=recompiles names what changed."
         )
     evidence = {"recompiles": recompiled.count, "recompile_seconds": seconds, "recompile_ratio": share}
-    return [
-        Finding(
-            name="recompiling", claim=claim, evidence=evidence, share=share, seconds=seconds, advice=advice,
-            phase="train", severity="warning",
-        )
-    ]  # fmt: skip
+    return Finding(
+        name="recompiling", claim=claim, evidence=evidence, share=share, seconds=seconds, advice=advice,
+        phase="train", severity="warning",
+    )  # fmt: skip
 
 
 def dispatch_limits(training: Sequence[StageTotals], compiled: Compiled, total_s: float) -> Finding | None:

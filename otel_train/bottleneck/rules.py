@@ -1,10 +1,12 @@
-"""What the figures of a run mean: findings, the weightiest first."""
+"""Findings of a run: one function per rule, thresholds and evidence beside it, the weightiest first."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.aggregate.names import CHECKPOINT
+from otel_train.analyze.report_text import duration
 from otel_train.bottleneck.dataloader import (
     LoaderThroughput,
     compared,
@@ -12,167 +14,145 @@ from otel_train.bottleneck.dataloader import (
     milliseconds,
     start_advice,
 )
-from otel_train.bottleneck.device import Compiled, busy_advice, dispatch_limits, host_limits, recompiling
+from otel_train.bottleneck.device import (
+    KEEPS_UP,
+    WORTH_A_WORD,
+    Compiled,
+    busy_advice,
+    dispatch_limits,
+    host_limits,
+    recompiling,
+)
+from otel_train.codes import WAIT
 from otel_train.records import Finding, Pace
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from otel_train.aggregate.names import Key
     from otel_train.aggregate.totals import StageTotals
 
 WARNING_SHARE, CRITICAL_SHARE = 0.10, 0.20
-"""Share of training time spent waiting for data from which it is worth a word, and worth an alarm.
+"""Share of training time spent waiting for data from which a warning is given, and from which it is critical.
 Source: the thresholds that TraceML uses for the same question."""
 
 LARGE_SHARE = 0.30
-"""Share of the run from which evaluation or unclaimed time is worth a word."""
+"""Share of the run from which evaluation, checkpoints or compiling is reported; of training time for `other`."""
 
-_COMPUTE = ("forward", "backward", "optimizer")
-_NOT_TAKEN = Pace()
-_UNKNOWN = LoaderThroughput()
-_NOTHING_COMPILED = Compiled()
-_FIRST = ("input_bound", "recompiling", "compile_heavy")
-"""Whoever computes all the time is busy; unless it is one of these, which come before that."""
-
-SEVERAL_PASSES = 2
-"""A pass that begins once is preparation."""
+MODEL_SHARE = 0.50
+"""Share of training time that the stages of the model must exceed to be called the limit."""
 
 ENOUGH_STEPS = 10
-"""Steps below which figures say more about warm-up than about the run."""
+"""Steps below which the figures of a short run show its warm-up."""
+
+FEW_STEPS, LONG_S = 3, 300.0
+"""Steps, and seconds of training, that are enough where steps are long."""
+
+SEVERAL_PASSES = 2
+"""Passes from which their beginning is a habit; one is preparation."""
+
+NAMED_SHARE, MOST_NAMED = 0.01, 5
+"""Share of training time from which a loader is named beside the weightiest, and the most that are named."""
+
+_MODEL_STAGES = ("forward", "backward", "optimizer")
+_UNKNOWN = LoaderThroughput()
+_NOT_TAKEN = Pace()
+_NOTHING_COMPILED = Compiled()
 
 
-def findings(
-    stages: Sequence[StageTotals],
-    *,
-    steps: int,
-    activities: Mapping[str, float],
-    supplies: Mapping[str, LoaderThroughput],
-    pace: Pace = _NOT_TAKEN,
-    compiled: Compiled = _NOTHING_COMPILED,
-) -> list[Finding]:
-    """Findings about a run or a window of it.
+class RunFigures(NamedTuple):
+    """The figures that rules may use. All of them are in ``summary.json``, or follow from its keys.
 
-    Args:
-        stages: the stage table.
+    Attributes:
+        rows: the stage table.
+        training: its rows of phase train; they sum to the training time.
         steps: training steps counted.
-        activities: seconds by activity.
-        supplies: how loaders get their batches, by name, as far as that is known.
+        activities: seconds by activity; they sum to the wall time.
+        loaders: how loaders get their batches, by name.
         pace: how far the device ran behind the host.
         compiled: what is known of compiled code.
-
-    Returns:
-        At least one; the first is the verdict. "No finding" is a finding, too.
+        unobserved: what could not be seen: ``what``, ``name``, ``reason``.
     """
-    training = [row for row in stages if row.key.phase == "train"]
-    total_s = sum(row.self_s for row in training)
-    if steps < ENOUGH_STEPS or not total_s:
-        claim = f"Too early to say: {steps} training steps, a verdict needs {ENOUGH_STEPS}."
-        return [_finding("too_early", claim, advice="Let it run.", evidence={"steps": steps})]
-    again = recompiling(compiled.recompiled, total_s)
-    outside = _outside(activities, training, total_s)
-    found = [
-        *_waits(training, total_s, supplies),
-        *_slow_starts(total_s, supplies),
-        *again,
-        *(finding for finding in outside if not (again and finding.name == "compile_heavy")),  # it says why
-    ]
-    found.sort(key=lambda finding: -finding.seconds)
-    first = [finding for finding in found if finding.name in _FIRST]
-    rest = [finding for finding in found if finding.name not in _FIRST]
-    if first:
-        return [*first, *rest]
-    compute_s = sum(row.self_s for row in training if row.key.stage in _COMPUTE)
-    limit = host_limits(pace, step_s=total_s / steps, total_s=total_s, compute_share=compute_s / total_s)
-    limit = limit or dispatch_limits(training, compiled, total_s)
-    return [limit or _busy(training, total_s, supplies, compiled), *rest]
 
+    rows: Sequence[StageTotals]
+    training: Sequence[StageTotals]
+    steps: int
+    activities: Mapping[str, float]
+    loaders: Mapping[str, LoaderThroughput]
+    pace: Pace
+    compiled: Compiled
+    unobserved: Sequence[Mapping[str, str]]
 
-def _waits(
-    training: Sequence[StageTotals], total_s: float, supplies: Mapping[str, LoaderThroughput]
-) -> list[Finding]:
-    """One finding per loader that training waits for in mid-pass. What beginning a pass costs is another matter."""
-    found = []
-    exposed = _on_device(training)
-    who = "The device" if exposed else "Training"
-    rest_s = sum(row.self_s for row in training if row.key.stage != "data")
-    for row in training:
-        name, supply = row.key.loader, supplies.get(row.key.loader, _UNKNOWN)
-        wait_s = max(
-            0.0, exposed[row.key] - supply.first_s if row.key in exposed else row.self_s - supply.start_s
-        )
-        share, batches = wait_s / total_s, row.count - supply.passes
-        if row.key.stage != "data" or share < WARNING_SHARE:
-            continue
-        each_s, ask_s = (wait_s / batches, rest_s / row.count) if batches > 0 else (0.0, 0.0)
-        each = f", {milliseconds(each_s)} per batch" if each_s else ""
-        evidence = {"data_wait_ratio": share, "data_wait_seconds": wait_s, "batches": row.count}
-        if exposed:
-            evidence["host_wait_seconds"] = row.self_s
-        found.append(
-            _finding(
-                "input_bound",
-                f"{who} waits for loader `{name}`: {share:.0%} of training time{each}.{compared(supply, ask_s)}",
-                advice=loader_advice(name, supply, wait_s=each_s, ask_s=ask_s),
-                evidence={**evidence, **_build_evidence(supply, ask_s)},
-                share=share,
-                seconds=wait_s,
-                loader=name,
-                severity="critical" if share >= CRITICAL_SHARE else "warning",
-            )
-        )
-    return found
+    @property
+    def total_s(self) -> float:
+        """Training time: self time of all stages of phase train."""
+        return sum(row.self_s for row in self.training)
 
+    @property
+    def wall_s(self) -> float:
+        """Wall time of the run."""
+        return sum(self.activities.values())
 
-def _build_evidence(supply: LoaderThroughput, ask_s: float) -> dict[str, float]:
-    if supply.build_p50_s is None or supply.build_p99_s is None:
-        return {}
-    found = {"build_p50_seconds": supply.build_p50_s, "build_p99_seconds": supply.build_p99_s}
-    return {**found, "ask_interval_seconds": ask_s} if ask_s else found
+    @property
+    def waits(self) -> list[StageTotals]:
+        """Rows in which training waits for a loader. A data stage without a loader is no such row."""
+        return [row for row in self.training if row.key.stage == "data" and row.key.loader]
 
+    @property
+    def is_jax(self) -> bool:
+        """Whether whole updates of JAX are timed, or its waits."""
+        return bool(self.compiled.calls) or any(row.key.stage == WAIT for row in self.training)
 
-def _slow_starts(total_s: float, supplies: Mapping[str, LoaderThroughput]) -> list[Finding]:
-    """Loaders whose passes take long to begin, again and again."""
-    found = []
-    for name, supply in supplies.items():
-        share = min(1.0, supply.start_s / total_s)
-        if supply.passes < SEVERAL_PASSES or share < WARNING_SHARE:
-            continue
-        each_s = supply.start_s / supply.passes
-        claim = (
-            f"Beginning a pass over loader `{name}` takes {milliseconds(each_s)}, {supply.passes} times: "
-            f"{share:.0%} of training time."
-        )
-        evidence = {
-            "start_ratio": share,
-            "making_seconds": supply.making_s,
-            "first_batch_seconds": supply.first_s,
-            "passes": supply.passes,
+    def by_stage(self) -> dict[str, float]:
+        """Self time by stage."""
+        found: dict[str, float] = {}
+        for row in self.training:
+            found[row.key.stage] = found.get(row.key.stage, 0.0) + row.self_s
+        return found
+
+    def model_stages(self) -> dict[str, float]:
+        """Self time by stage of the model: forward, backward, optimizer, a whole update, the loss of JAX and its wait."""
+        names = {*_MODEL_STAGES, *self.compiled.calls, WAIT, *(("loss",) if self.is_jax else ())}
+        return {stage: seconds for stage, seconds in self.by_stage().items() if stage in names}
+
+    def steady_waits(self) -> dict[str, float]:
+        """Seconds that training waits for each loader in mid-pass, the most first; on the device's clock if known."""
+        exposed = exposed_waits(self.training)
+        found: dict[str, float] = {}
+        for row in self.waits:
+            known = self.loaders.get(row.key.loader, _UNKNOWN)
+            spent = exposed[row.key] - known.first_s if row.key in exposed else row.self_s - known.start_s
+            found[row.key.loader] = found.get(row.key.loader, 0.0) + max(0.0, spent)
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def wait_evidence(self) -> dict[str, float]:
+        """Numbers about waiting for loaders; none where there is no loader."""
+        if not self.waits:
+            return {}
+        host_s = sum(row.self_s for row in self.waits)
+        found = {
+            "data_wait_seconds": host_s,
+            "data_wait_ratio": host_s / self.total_s,
+            "steady_wait_ratio": min(1.0, sum(self.steady_waits().values()) / self.total_s),
         }
-        found.append(
-            _finding(
-                "slow_start",
-                claim,
-                advice=start_advice(name, supply),
-                evidence=evidence,
-                share=share,
-                seconds=supply.start_s,
-                loader=name,
-                severity="warning",
-            )
-        )
-    return found
+        starts_s = sum(self.loaders.get(row.key.loader, _UNKNOWN).start_s for row in self.waits)
+        exposed = exposed_waits(self.training)
+        if starts_s:
+            found["pass_start_seconds"] = starts_s
+        if exposed:
+            found["device_wait_seconds"] = sum(exposed.values())
+        return found
 
 
-def _on_device(training: Sequence[StageTotals]) -> dict[Key, float]:
-    """Seconds that the device stood idle for each loader, if that is known for all of them.
+def exposed_waits(training: Sequence[StageTotals]) -> dict[Key, float]:
+    """Seconds that the device was idle for each loader, if that is known for all of them.
 
     A wait that the device does not notice costs nothing. One clock per window: with one loader not measured,
-    or less than half of its batches, none is judged by the device.
+    all are judged by host time.
     """
     found: dict[Key, float] = {}
     for row in training:
-        if row.key.stage != "data" or not row.count:
+        if row.key.stage != "data" or not row.key.loader or not row.count:
             continue
         if row.device is None or row.device.measured * 2 < row.count:
             return {}
@@ -180,66 +160,484 @@ def _on_device(training: Sequence[StageTotals]) -> dict[Key, float]:
     return found
 
 
-def _outside(
-    activities: Mapping[str, float], training: Sequence[StageTotals], total_s: float
+class Rule(NamedTuple):
+    """One rule, as the page of findings shows it.
+
+    Attributes:
+        name: of its finding.
+        when: what must hold.
+        evidence: names of its numbers.
+        fix: the usual remedy.
+        find: gives the finding, or None where the rule does not hold.
+    """
+
+    name: str
+    when: str
+    evidence: tuple[str, ...]
+    fix: str
+    find: Callable[[RunFigures], Finding | None]
+
+
+def findings(  # noqa: PLR0913 - all but one by keyword
+    stages: Sequence[StageTotals],
+    *,
+    steps: int,
+    activities: Mapping[str, float],
+    loaders: Mapping[str, LoaderThroughput],
+    pace: Pace = _NOT_TAKEN,
+    compiled: Compiled = _NOTHING_COMPILED,
+    unobserved: Sequence[Mapping[str, str]] = (),
 ) -> list[Finding]:
-    """Findings about time that is not training itself."""
-    wall_s = sum(activities.values())
-    found = []
-    for activity, advice in (
-        (
-            "eval",
-            "Evaluate less often, on fewer batches, or with a larger batch size: no gradients are kept.",
-        ),
-        (
-            "compile",
-            "In a longer run it weighs less. A cache on disk keeps it: jax_compilation_cache_dir, TORCHINDUCTOR_CACHE_DIR.",
-        ),
-        (CHECKPOINT, "Save less often, or asynchronously (torch.distributed.checkpoint.async_save)."),
-    ):
-        spent = activities.get(activity, 0.0)
-        if wall_s and spent / wall_s >= LARGE_SHARE:
-            claim = f"{spent / wall_s:.0%} of the run is {activity}."
-            found.append(
-                _finding(f"{activity}_heavy", claim, advice=advice, share=spent / wall_s, seconds=spent)
-            )
-    other_s = sum(row.self_s for row in training if row.key.stage == "other")
-    if other_s / total_s >= LARGE_SHARE:
-        found.append(
-            _finding(
-                "unattributed",
-                f"{other_s / total_s:.0%} of training time is in no stage: code of the loop itself.",
-                advice='Wrap suspects in `with otel_train.stage("name"):`; logging and .item() are common.',
-                share=other_s / total_s,
-                seconds=other_s,
-            )
+    """Findings about a run or a window of it.
+
+    Args:
+        stages: the stage table.
+        steps: training steps counted.
+        activities: seconds by activity.
+        loaders: how loaders get their batches, by name, as far as that is known.
+        pace: how far the device ran behind the host.
+        compiled: what is known of compiled code.
+        unobserved: what could not be seen.
+
+    Returns:
+        At least one; the first is the verdict.
+    """
+    training = [row for row in stages if row.key.phase == "train"]
+    run = RunFigures(stages, training, steps, activities, loaders, pace, compiled, unobserved)
+    early = _too_early(run)
+    if early is not None:
+        long = run.wall_s - activities.get("init", 0.0) >= LONG_S
+        return [early, *(_found(run, RUN_RULES) if long else ())]
+    leading = _found(run, LEADING_RULES)
+    beside = _found(run, SIDE_RULES)
+    if not leading:
+        leading = [_limit(run, beside)]
+    named = {finding.name for finding in leading}
+    if "recompiling" in named:  # it says why
+        leading = [finding for finding in leading if finding.name != "compile_heavy"]
+    return [*leading, *(finding for finding in beside if finding.name not in named)]
+
+
+def _found(run: RunFigures, rules: Sequence[Rule]) -> list[Finding]:
+    found = [finding for rule in rules if (finding := rule.find(run)) is not None]
+    return sorted(found, key=lambda finding: -finding.seconds)
+
+
+def _limit(run: RunFigures, beside: Sequence[Finding]) -> Finding:
+    """The verdict on a run that no leading rule applies to: what limits its steps."""
+    for rule in LIMIT_RULES:
+        found = rule.find(run)
+        if found is not None:
+            return found
+    unexplained = _unattributed(run)
+    starts = [finding for finding in beside if finding.name == "slow_start"]
+    return max(unexplained, *starts, key=lambda finding: finding.seconds) if starts else unexplained
+
+
+def _too_early(run: RunFigures) -> Finding | None:
+    total_s, steps = run.total_s, run.steps
+    if total_s and (steps >= ENOUGH_STEPS or (steps >= FEW_STEPS and total_s >= LONG_S)):
+        return None
+    evidence = {"steps": float(steps), "training_seconds": total_s}
+    batches_s = run.wall_s - run.activities.get("init", 0.0)
+    if not steps and batches_s >= LONG_S:
+        run = run._replace(training=run.rows)  # a loader of an evaluation is a loader
+        claim = (
+            f"No training step is counted in the {duration(batches_s)} since the first batch.{_not_seen(run)}"
         )
+        return _finding("unattributed", claim, advice=" ".join(_remedies(run)), evidence=evidence)
+    claim = (
+        f"Too early to say: {steps} training steps in {duration(total_s)}; a verdict needs {ENOUGH_STEPS}, "
+        f"or {FEW_STEPS} in {duration(LONG_S)} of training."
+    )
+    return _finding("too_early", claim, advice="Let it run.", evidence=evidence)
+
+
+def _input_bound(run: RunFigures) -> Finding | None:
+    """Training waits for its loaders in mid-pass. What it costs to begin a pass is another finding."""
+    waits = run.steady_waits()
+    wait_s, total_s = sum(waits.values()), run.total_s
+    share = min(1.0, wait_s / total_s)
+    if share < WARNING_SHARE:
+        return None
+    name = next(iter(waits))
+    known, batches = run.loaders.get(name, _UNKNOWN), sum(r.count for r in run.waits if r.key.loader == name)
+    rest_s = sum(row.self_s for row in run.training if row.key.stage != "data")
+    steady = batches - known.passes
+    each_s, ask_s = (waits[name] / steady, rest_s / batches) if steady > 0 else (0.0, 0.0)
+    each = f"{milliseconds(each_s)} per batch" if each_s else ""
+    named = {loader: s for loader, s in waits.items() if s / total_s >= NAMED_SHARE or loader == name}
+    named = dict(list(named.items())[:MOST_NAMED])
+    who = "The device" if exposed_waits(run.training) else "Training"
+    if len(named) == 1:
+        claim = f"{who} waits for loader `{name}`: {share:.0%} of training time{each and ', ' + each}."
+    else:
+        listed = ", ".join(f"`{loader}` {seconds / total_s:.0%}" for loader, seconds in named.items())
+        claim = f"{who} waits for loaders: {share:.0%} of training time ({listed}).{each and f' `{name}`: {each}.'}"
+    shares = (
+        {f"{loader}.wait_seconds": seconds for loader, seconds in named.items()} if len(named) > 1 else {}
+    )
+    return _finding(
+        "input_bound",
+        claim + compared(known, ask_s),
+        advice=loader_advice(name, known, wait_s=each_s, ask_s=ask_s),
+        evidence={
+            **run.wait_evidence(), **shares, "training_seconds": total_s, "batches": batches,
+            **_build_evidence(known, ask_s),
+        },
+        share=share,
+        seconds=min(wait_s, total_s),
+        loader=name,
+        severity="critical" if share >= CRITICAL_SHARE else "warning",
+    )  # fmt: skip
+
+
+def _build_evidence(known: LoaderThroughput, ask_s: float) -> dict[str, float]:
+    if known.build_p50_s is None or known.build_p99_s is None:
+        return {}
+    found = {"build_p50_seconds": known.build_p50_s, "build_p99_seconds": known.build_p99_s}
+    return {**found, "ask_interval_seconds": ask_s} if ask_s else found
+
+
+def _slow_start(run: RunFigures) -> Finding | None:
+    """Passes over loaders take long to begin, again and again."""
+    read = {row.key.loader for row in run.waits}
+    again = {
+        name: known
+        for name, known in run.loaders.items()
+        if name in read and known.passes >= SEVERAL_PASSES and known.start_s
+    }
+    start_s = sum(known.start_s for known in again.values())
+    share = min(1.0, start_s / run.total_s)
+    if share < WARNING_SHARE:
+        return None
+    name = max(again, key=lambda loader: again[loader].start_s)
+    known = again[name]
+    rest = sorted((loader for loader in again if loader != name), key=lambda one: -again[one].start_s)
+    more = f" `{name}` costs most, then {', '.join(f'`{one}`' for one in rest[:MOST_NAMED])}." if rest else ""
+    claim = (
+        f"Beginning a pass over loader `{name}` takes {milliseconds(known.start_s / known.passes)}, {known.passes} "
+        f"times: {'with the other loaders ' if rest else ''}{share:.0%} of training time.{more}"
+    )
+    evidence = {
+        "pass_start_seconds": start_s,
+        "pass_start_ratio": share,
+        "training_seconds": run.total_s,
+        "making_seconds": known.making_s,
+        "first_batch_seconds": known.first_s,
+        "passes": known.passes,
+    }
+    return _finding(
+        "slow_start",
+        claim,
+        advice=start_advice(name, known),
+        evidence=evidence,
+        share=share,
+        seconds=start_s,
+        loader=name,
+        severity="warning",
+    )
+
+
+def _idle_between_passes(run: RunFigures) -> Finding | None:
+    found = _heavy(
+        run,
+        "outside",
+        "outside every batch: between passes or after the loop, where nothing trains",
+        "Usual causes: saving, logging, evaluation of a model that is not watched, loaders or workers that are made "
+        'anew each epoch. Wrap suspects in `with otel_train.stage("name"):`, and saving in '
+        "`with otel_train.checkpoint():`, to see which it is.",
+        least=WARNING_SHARE,
+    )
+    return replace(found, name="idle_between_passes", severity="warning") if found else None
+
+
+def _compile_heavy(run: RunFigures) -> Finding | None:
+    advice = "In a longer run it weighs less. A cache on disk keeps it: jax_compilation_cache_dir, TORCHINDUCTOR_CACHE_DIR."
+    return _heavy(run, "compile", "compiling", advice)
+
+
+def _eval_heavy(run: RunFigures) -> Finding | None:
+    advice = "Evaluate less often, on fewer batches, or with a larger batch size: no gradients are kept."
+    found = _heavy(run, "eval", "evaluation", advice)
+    return replace(found, phase="eval") if found else None
+
+
+def _checkpoint_heavy(run: RunFigures) -> Finding | None:
+    advice = "Save less often, or asynchronously (torch.distributed.checkpoint.async_save)."
+    return _heavy(run, CHECKPOINT, "writing checkpoints", advice)
+
+
+def _heavy(
+    run: RunFigures, activity: str, what: str, advice: str, *, least: float = LARGE_SHARE
+) -> Finding | None:
+    """A finding about one activity that is at least ``least`` of the wall time."""
+    spent_s, wall_s = run.activities.get(activity, 0.0), run.wall_s
+    if not wall_s or spent_s / wall_s < least:
+        return None
+    share = spent_s / wall_s
+    return _finding(
+        f"{activity}_heavy",
+        f"{share:.0%} of the run ({duration(spent_s)} of {duration(wall_s)}) is {what}.",
+        advice=advice,
+        evidence={f"{activity}_seconds": spent_s, f"{activity}_ratio": share, "wall_seconds": wall_s},
+        share=share,
+        seconds=spent_s,
+        phase="",
+    )
+
+
+def _recompiling(run: RunFigures) -> Finding | None:
+    return recompiling(run.compiled.recompiled, run.total_s)
+
+
+def _host_limit(run: RunFigures, name: str) -> Finding | None:
+    by_stage, total_s = run.by_stage(), run.total_s
+    compute_s = sum(by_stage.get(stage, 0.0) for stage in _MODEL_STAGES)
+    step_s = total_s / run.steps
+    found = host_limits(run.pace, step_s=step_s, total_s=total_s, compute_share=compute_s / total_s)
+    return found if found is not None and found.name == name else None
+
+
+def _launch_bound(run: RunFigures) -> Finding | None:
+    return _host_limit(run, "launch_bound")
+
+
+def _sync_bound(run: RunFigures) -> Finding | None:
+    return _host_limit(run, "sync_bound")
+
+
+def _dispatch_bound(run: RunFigures) -> Finding | None:
+    return dispatch_limits(run.training, run.compiled, run.total_s)
+
+
+def _compute_bound(run: RunFigures) -> Finding | None:
+    """Training waits for no loader, and the model explains most of its time."""
+    total_s, model = run.total_s, run.model_stages()
+    share = sum(model.values()) / total_s
+    if share <= MODEL_SHARE:
+        return None
+    stage, seconds = max(model.items(), key=lambda item: item[1])
+    waits = run.wait_evidence()
+    said = f"the model takes {share:.0%}{'' if waits else ' of training time'}; most goes to {stage}."
+    claim = (
+        f"Training waits for no loader ({waits['steady_wait_ratio']:.1%} of training time); {said}"
+        if waits
+        else f"{said[0].upper()}{said[1:]} No loader is seen."
+    )
+    advice = busy_advice(stage, seconds / total_s, run.training, run.compiled) or (
+        "Nothing to do about the input. A profiler capture shows what the time in the model is spent on."
+        if waits
+        else "A profiler capture shows what the time in the model is spent on."
+    )
+    evidence = {**_model_evidence(run), f"{stage}_ratio": seconds / total_s, **waits}
+    return _finding("compute_bound", claim, advice=advice, evidence=evidence, severity="ok")
+
+
+def _much_unattributed(run: RunFigures) -> Finding | None:
+    return _unattributed(run) if _nowhere_s(run) / run.total_s >= LARGE_SHARE else None
+
+
+def _unattributed(run: RunFigures) -> Finding:
+    """Time of training that neither the model nor a loader explains."""
+    total_s, nowhere_s = run.total_s, _nowhere_s(run)
+    named = run.by_stage().keys() - run.model_stages().keys() - {"data", "other"}
+    stage = max(named, key=lambda one: run.by_stage()[one], default="other")
+    stage = stage if run.by_stage().get(stage, 0.0) > nowhere_s else "other"
+    evidence = {**_model_evidence(run), "other_seconds": run.by_stage().get("other", 0.0)}
+    evidence["other_ratio"] = evidence["other_seconds"] / total_s
+    if stage == "other":
+        most = f"{nowhere_s / total_s:.0%} of training time is in no stage and no loader"
+    else:
+        evidence[f"{stage}_ratio"] = run.by_stage()[stage] / total_s
+        most = f"{evidence[f'{stage}_ratio']:.0%} of training time is in stage `{stage}`"
+    unnamed_s = nowhere_s - evidence["other_seconds"]
+    if unnamed_s:
+        evidence["data_without_loader_seconds"] = unnamed_s
+    return _finding(
+        "unattributed",
+        f"{most}; the model takes {evidence['model_ratio']:.0%}.{_not_seen(run)}",
+        advice=" ".join(_remedies(run, stage)),
+        evidence={**evidence, **run.wait_evidence()},
+        share=nowhere_s / total_s,
+        seconds=nowhere_s,
+    )
+
+
+def _nowhere_s(run: RunFigures) -> float:
+    """Seconds of training in no stage, or in a data stage of which the loader is not known."""
+    return sum(
+        row.self_s
+        for row in run.training
+        if row.key.stage == "other" or (row.key.stage == "data" and not row.key.loader)
+    )
+
+
+def _model_evidence(run: RunFigures) -> dict[str, float]:
+    model_s = sum(run.model_stages().values())
+    return {
+        "training_seconds": run.total_s,
+        "model_seconds": model_s,
+        "model_ratio": model_s / run.total_s,
+    }
+
+
+def _missing(run: RunFigures) -> dict[str, str]:
+    """What to watch, by what is missing."""
+    found = {}
+    if not run.waits:
+        found["a loader"] = (
+            "Give the loaders to instrument(model, loaders), or wrap what the loop iterates in otel_train.watch(...)."
+        )
+    if not run.is_jax and "forward" not in run.by_stage():
+        found["a forward of the model"] = "Give instrument() the model object that the loop calls."
+    for thing in run.unobserved:
+        label = f"{thing['what']} `{thing['name']}`"
+        if (thing["what"], thing["name"]) not in (("stage", "data"), ("stage", "forward")):
+            found[label] = f"{label}: {thing['reason']}."
     return found
 
 
-def _busy(
-    training: Sequence[StageTotals],
-    total_s: float,
-    supplies: Mapping[str, LoaderThroughput],
-    compiled: Compiled,
-) -> Finding:
-    """Training waits for no loader: say what it does instead."""
-    by_stage: dict[str, float] = {}
-    for row in training:
-        by_stage[row.key.stage] = by_stage.get(row.key.stage, 0.0) + row.self_s
-    stage, seconds = max(by_stage.items(), key=lambda item: item[1])
-    steady_s = by_stage.get("data", 0.0) - sum(supply.start_s for supply in supplies.values())
-    waiting = (sum(_on_device(training).values()) or max(0.0, steady_s)) / total_s
-    claim = f"Training waits for no loader ({waiting:.1%} of training time); most goes to {stage}."
-    advice = busy_advice(stage, seconds / total_s, training, compiled) or (
-        "Nothing to do about the input. A profiler capture shows what the time in the model is spent on."
-    )
-    evidence = {"data_wait_ratio": waiting, f"{stage}_ratio": seconds / total_s}
-    return _finding("compute_bound", claim, advice=advice, evidence=evidence, severity="ok")
+def _not_seen(run: RunFigures) -> str:
+    missing = list(_missing(run))[:MOST_NAMED]
+    return f" Not seen: {', '.join(missing)}." if missing else ""
+
+
+def _remedies(run: RunFigures, stage: str = "other") -> list[str]:
+    """What to do about unexplained time, what is missing first."""
+    found = list(_missing(run).values())[:MOST_NAMED]
+    share = run.by_stage().get(stage, 0.0) / (run.total_s or 1.0)
+    of_jax = busy_advice(stage, share, run.training, run.compiled)
+    if of_jax:
+        return [*found, of_jax]
+    if stage == "h2d":
+        return [
+            *found,
+            "DataLoader(pin_memory=True) and tensor.to(device, non_blocking=True) make copies shorter.",
+        ]
+    if stage != "other":
+        return [
+            *found,
+            f"Look inside `{stage}`: stages within it, or a profiler capture, show what takes the time.",
+        ]
+    return [*found, 'Wrap suspects in `with otel_train.stage("name"):`; logging and .item() are common.']
 
 
 def _finding(name: str, claim: str, **facts: Any) -> Finding:  # Any: the other fields of Finding
     """A finding about training, with what is usual for the fields that are not given."""
-    share = facts.get("share", 0.0)
-    usual: dict[str, Any] = {"evidence": {"share": share}, "share": share, "seconds": 0.0, "phase": "train"}
+    usual: dict[str, Any] = {"share": 0.0, "seconds": 0.0, "phase": "train"}
     return Finding(name=name, claim=claim, **{**usual, **facts})
+
+
+_WAIT_EVIDENCE = (
+    "data_wait_seconds", "data_wait_ratio", "steady_wait_ratio", "pass_start_seconds", "device_wait_seconds",
+)  # fmt: skip
+_MODEL_EVIDENCE = ("training_seconds", "model_seconds", "model_ratio")
+
+LEADING_RULES = (
+    Rule(
+        "input_bound",
+        f"training waits for its loaders, together, for {WARNING_SHARE:.0%} of training time or more (critical from "
+        f"{CRITICAL_SHARE:.0%}); the beginning of passes is not counted",
+        (*_WAIT_EVIDENCE, "`<loader>`.wait_seconds", "training_seconds", "batches", "build_p50_seconds",
+         "build_p99_seconds", "ask_interval_seconds"),
+        "more workers, as many as the advice says; a cheaper batch. [The loader's page](is-my-loader-the-bottleneck.md)",
+        _input_bound,
+    ),
+    Rule(
+        "idle_between_passes",
+        f"`outside` is {WARNING_SHARE:.0%} of the run or more",
+        ("outside_seconds", "outside_ratio", "wall_seconds"),
+        "find what runs there: `otel_train.stage(...)` or `checkpoint()` around saving, logging, making loaders",
+        _idle_between_passes,
+    ),
+    Rule(
+        "recompiling",
+        f"code is compiled again, three times or more, for {WORTH_A_WORD:.0%} of training time or more",
+        ("recompiles", "recompile_seconds", "recompile_ratio"),
+        "fixed shapes; [its runbook](../runbooks/TrainRecompileStorm.md)",
+        _recompiling,
+    ),
+    Rule(
+        "compile_heavy",
+        f"`compile` is {LARGE_SHARE:.0%} of the run or more, and `recompiling` does not hold",
+        ("compile_seconds", "compile_ratio", "wall_seconds"),
+        "a longer run; a cache of compiled code on disk",
+        _compile_heavy,
+    ),
+)  # fmt: skip
+"""Rules whose findings are the verdict where they hold, the weightiest first."""
+
+LIMIT_RULES = (
+    Rule(
+        "launch_bound",
+        f"the device lags at most {KEEPS_UP:.0%} of a step wherever forward, backward or the optimizer begins",
+        ("forward_lag_seconds", "backward_lag_seconds", "update_lag_seconds", "beginnings",
+         "device_between_steps_ratio"),
+        "`torch.compile`, a fused optimizer, a larger batch",
+        _launch_bound,
+    ),
+    Rule(
+        "sync_bound",
+        "the device has a quarter of a step queued at the update, and nothing when the next forward begins",
+        ("as `launch_bound`",),
+        "no `.item()`, `.cpu()`, `print(tensor)` in the step; [clocks](clocks-and-cuda-sync.md)",
+        _sync_bound,
+    ),
+    Rule(
+        "dispatch_bound",
+        "a call of a JAX step takes less than 2 ms, and half of that or more is dispatch",
+        ("call_p50_seconds", "dispatch_p50_seconds", "dispatch_ratio"),
+        "a larger batch; several steps in one call",
+        _dispatch_bound,
+    ),
+    Rule(
+        "compute_bound",
+        f"the stages of the model (forward, backward, optimizer, a whole update, the loss of JAX and its wait) take more "
+        f"than {MODEL_SHARE:.0%} of training time",
+        (*_MODEL_EVIDENCE, "`<stage>`_ratio", *_WAIT_EVIDENCE),
+        "a capture: mixed precision, tensor cores, operators. [Read a capture](read-a-capture.md)",
+        _compute_bound,
+    ),
+)  # fmt: skip
+"""Rules about what limits a step, in order: the first that holds is the verdict where no rule above holds."""
+
+RUN_RULES = (
+    LEADING_RULES[1],
+    Rule(
+        "eval_heavy",
+        f"`eval` is {LARGE_SHARE:.0%} of the run or more",
+        ("eval_seconds", "eval_ratio", "wall_seconds"),
+        "less often; larger batches without gradients",
+        _eval_heavy,
+    ),
+    Rule(
+        "checkpoint_heavy",
+        f"`checkpoint` is {LARGE_SHARE:.0%} of the run or more",
+        ("checkpoint_seconds", "checkpoint_ratio", "wall_seconds"),
+        "less often; saving beside the training",
+        _checkpoint_heavy,
+    ),
+)
+"""Rules about activities of the run; they need no training step."""
+
+SIDE_RULES = (
+    Rule(
+        "slow_start",
+        f"the beginning of passes takes {WARNING_SHARE:.0%} of training time or more, over {SEVERAL_PASSES} passes or more",
+        ("pass_start_seconds", "pass_start_ratio", "training_seconds", "making_seconds", "first_batch_seconds", "passes"),
+        "`DataLoader(persistent_workers=True)`",
+        _slow_start,
+    ),
+    *RUN_RULES[1:],
+    Rule(
+        "unattributed",
+        f"no rule above gives the verdict; or {LARGE_SHARE:.0%} of training time or more is in no stage, or in a data "
+        "stage without a loader",
+        (*_MODEL_EVIDENCE, "other_seconds", "other_ratio", "`<stage>`_ratio", "data_without_loader_seconds",
+         *_WAIT_EVIDENCE),
+        'watch what the claim names; `with otel_train.stage("name"):` around suspects',
+        _much_unattributed,
+    ),
+)  # fmt: skip
+"""Rules whose findings stand beside the verdict."""

@@ -94,17 +94,18 @@ class Documents:
         totals = run.totals if window is None else run.totals.since(window.totals)
         since_ns = run.started_ns if window is None else window.begun_ns
         until_ns = run.settled_ns if run.closed else system_clock()
+        things = self._health.unobserved()
         edges = figures(
             totals,
             wall_s=(until_ns - since_ns) / NS_PER_S,
             source=run.step_source,
             loaders=loaders,
             processors=_processors(),
+            unobserved=things,
         )
         slow = self._ranks.finding(totals.phase_s("train"))
         if slow is not None:
             edges["verdicts"] = with_straggler(edges["verdicts"], slow)
-        things = self._health.unobserved()
         return {
             "schema": SCHEMA,
             "run_id": info.run_id,

@@ -15,7 +15,7 @@ from otel_train.bottleneck.rules import findings
 from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from otel_train.aggregate.totals import StageTotals, Totals
     from otel_train.bottleneck.dataloader import LoaderFacts, LoaderThroughput
@@ -40,6 +40,7 @@ def figures(
     source: StepSource,
     loaders: Mapping[str, LoaderFacts],
     processors: int | None = None,
+    unobserved: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
     """The part of a summary that comes from edges.
 
@@ -49,13 +50,14 @@ def figures(
         source: what steps are counted by.
         loaders: loaders known; one never read shows with 0 batches.
         processors: those that this process may use.
+        unobserved: what could not be seen.
     """
     rows = totals.rows()
     activities = {a.name.lower(): float(totals.activity_ns[a]) / NS_PER_S for a in Activity}
     activities["other"] += max(0.0, wall_s - sum(activities.values()))
     steps = totals.steps_by_phase()
     known = throughputs(totals, loaders, processors)
-    verdicts = _verdicts(totals, rows, activities, known)
+    verdicts = _verdicts(totals, rows, activities, known, unobserved=unobserved)
     checkpoints = [row for row in rows if row.key.stage == CHECKPOINT]
     return {
         "wall_seconds": wall_s,
@@ -87,11 +89,13 @@ def _verdicts(
     rows: list[StageTotals],
     activities: Mapping[str, float],
     known: Mapping[str, LoaderThroughput],
+    *,
+    unobserved: Sequence[Mapping[str, str]],
 ) -> list[Finding]:
     calls = frozenset(source.stage for source in totals.names.sources if source.kind is SourceKind.WHOLE)
     return findings(
-        rows, steps=totals.steps_by_phase().get("train", 0), activities=activities, supplies=known,
-        pace=totals.pace, compiled=Compiled(totals.recompiled, calls),
+        rows, steps=totals.steps_by_phase().get("train", 0), activities=activities, loaders=known,
+        pace=totals.pace, compiled=Compiled(totals.recompiled, calls), unobserved=unobserved,
     )  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def judged(
         StageTotals(Key("data", "code", "train", ""), BATCHES, 0, wait_s, wait_s, None),
         StageTotals(Key("forward", "code", "train", "m"), BATCHES, 0, ask_s * BATCHES, ask_s * BATCHES, None),
     ]
-    return findings(rows, steps=steps, activities={"productive": 1.0}, supplies={"code": supply})
+    return findings(rows, steps=steps, activities={"productive": 1.0}, loaders={"code": supply})
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,9 @@ def test_what_beginning_a_pass_costs_does_not_make_training_input_bound() -> Non
     assert "160 ms, 3 times" in second.claim
     assert "persistent_workers=True" in second.advice
     assert second.seconds == pytest.approx(0.48)
-    assert first.evidence["data_wait_ratio"] == pytest.approx(0.02 / 1.3)
+    assert first.evidence["data_wait_ratio"] == pytest.approx(0.5 / 1.3)
+    assert first.evidence["steady_wait_ratio"] == pytest.approx(0.02 / 1.3)
+    assert "(1.5% of training time)" in first.claim
 
 
 @pytest.mark.parametrize(

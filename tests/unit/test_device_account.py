@@ -257,7 +257,7 @@ def row(name: str, host_s: float, device: DeviceTotals | None = None, loader: st
 
 
 def verdict(*rows: StageTotals) -> tuple[str, float]:
-    first = findings(rows, steps=100, activities={"productive": 1.0}, supplies={})[0]
+    first = findings(rows, steps=100, activities={"productive": 1.0}, loaders={})[0]
     return first.name, round(first.share, 6)
 
 
@@ -282,7 +282,7 @@ def test_two_loaders_are_judged_by_one_clock() -> None:
     exposed = DeviceTotals(100, 1.2, 0.012, 0.012)
     measured, unmeasured = row("data", 4.0, exposed), row("data", 2.0, loader="prose")
 
-    assert verdict(measured, unmeasured, row("forward", 4.0)) == ("input_bound", 0.4)
+    assert verdict(measured, unmeasured, row("forward", 4.0)) == ("input_bound", 0.6)
 
 
 def memory_of(driver: FakeDriver) -> dict[str, float]:
