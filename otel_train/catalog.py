@@ -37,7 +37,7 @@ STAGES: Final = ("data", "h2d", "forward", "backward", "optimizer", "other")
 PHASES: Final = ("train", "eval", "test", "predict")
 ACTIVITIES: Final = (
     *("init", "compile", "productive", "data_wait", "eval"),
-    *("checkpoint", "restart", "stalled", "other"),
+    *("checkpoint", "restart", "stalled", "other", "outside"),
 )
 RUN_STATES: Final = (
     *("initializing", "training", "evaluating", "checkpointing"),
@@ -133,7 +133,7 @@ PHASE: Final = Label(
 )
 ACTIVITY: Final = Label(
     name="train.run.activity",
-    bound=9,
+    bound=10,
     meaning="What the run was doing, from afar.",
     values=ACTIVITIES,
 )

@@ -196,7 +196,8 @@ TIME: Final = Row(
     (
         Panel(
             "Time by activity", "area", "percentunit",
-            "What the run was doing, from afar. The activities add up to the whole.",
+            "What the run was doing, from afar. `outside` is time in no batch: saving, logging, sleeping between passes. "
+            "The activities add up to the whole.",
             "`productive` is below 90 %",
             [Query(run("run_activity:train_run_time:ratio5m"), "{{train_run_activity}}")],
             24, runbook="TrainGoodputBurnSlow", top=1,

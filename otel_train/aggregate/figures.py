@@ -108,8 +108,9 @@ class Figures:
     def _rest(self, sheet: Sheet) -> None:
         run = self._run
         seconds = run.totals.activity_ns / NS_PER_S
-        for activity in Activity:
-            sheet.put(c.RUN_TIME, float(seconds[activity]), activity.name.lower())
+        spent = {activity.name.lower(): float(seconds[activity]) for activity in Activity}
+        for activity in c.ACTIVITIES:
+            sheet.put(c.RUN_TIME, spent.get(activity, 0.0), activity)
         sheet.put(c.RUN_TIME, run.down_s or 0.0, "restart")
         state = run.state()
         for value in c.RUN_STATES:

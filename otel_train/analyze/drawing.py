@@ -13,7 +13,7 @@ WIDTH, HALF_WIDTH, HEIGHT, LEFT, BOTTOM, TOP = 860.0, 430.0, 220.0, 64.0, 24.0, 
 COLORS = ("blue", "teal", "violet", "amber", "pink", "green", "brown", "gray")
 _FIXED = {
     "data": "amber", "data_wait": "amber", "forward": "blue", "backward": "teal", "optimizer": "violet", "other": "gray",
-    "productive": "blue", "eval": "green", "init": "brown", "checkpoint": "pink",
+    "productive": "blue", "eval": "green", "init": "brown", "checkpoint": "pink", "outside": "violet",
 }  # fmt: skip
 """A stage has the same colour wherever it appears."""
 _TICKS = 4

@@ -30,6 +30,7 @@ _ACTIVITIES = {
     "restart": ("↻", "red"),
     "stalled": ("■", "red"),
     "other": ("░", "dim"),
+    "outside": ("□", "yellow"),
 }
 _STATES = {
     "running": "cyan",
@@ -174,7 +175,8 @@ def _verdict(page: Page, finding: Row, *, leading: bool) -> list[str]:
     ]
     share, seconds = finding.get("share"), finding.get("seconds")
     if share or seconds:
-        cost = f"{duration(seconds)}, {percent(share)} of the training time"
+        of = "the training time" if finding.get("phase") == "train" else "the run"
+        cost = f"{duration(seconds)}, {percent(share)} of {of}"
         lines += _entry(page, "costs", [page.paint(cost, "bold")], indent=indent)
     evidence = (
         f"{page.safe(name)} {_evidence(name, value)}"
@@ -220,10 +222,12 @@ def _unobserved(page: Page, summary: Summary) -> list[str]:
     unobserved = summary.get("unobserved") or ()
     for row in unobserved[:_MOST_UNOBSERVED]:
         what, name = page.safe(row.get("what") or typeset.ABSENT), page.safe(row.get("name") or "")
-        text = f"not seen: {what} {name}".rstrip() + f": {row.get('reason') or typeset.ABSENT}"
+        text = f"incomplete, not seen: {what} {name}".rstrip() + f": {row.get('reason') or typeset.ABSENT}"
         lines += [INDENT + page.paint(line, "yellow") for line in page.prose(text, indent=len(INDENT))]
     if len(unobserved) > _MOST_UNOBSERVED:
-        lines.append(INDENT + f"not seen: {len(unobserved) - _MOST_UNOBSERVED} more, in summary.json")
+        lines.append(
+            INDENT + f"incomplete, not seen: {len(unobserved) - _MOST_UNOBSERVED} more, in summary.json"
+        )
     return lines
 
 

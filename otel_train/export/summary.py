@@ -12,6 +12,7 @@ from otel_train.aggregate.names import CHECKPOINT
 from otel_train.bottleneck.dataloader import loader_rows, throughputs
 from otel_train.bottleneck.device import Compiled
 from otel_train.bottleneck.rules import findings
+from otel_train.catalog import ACTIVITIES
 from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
@@ -53,7 +54,8 @@ def figures(
         unobserved: what could not be seen.
     """
     rows = totals.rows()
-    activities = {a.name.lower(): float(totals.activity_ns[a]) / NS_PER_S for a in Activity}
+    activities = dict.fromkeys(ACTIVITIES, 0.0)
+    activities.update({a.name.lower(): float(totals.activity_ns[a]) / NS_PER_S for a in Activity})
     activities["other"] += max(0.0, wall_s - sum(activities.values()))
     steps = totals.steps_by_phase()
     known = throughputs(totals, loaders, processors)

@@ -37,7 +37,7 @@ _STYLES = {
 # One character for one character, so that columns stay where they are.
 _ASCII = str.maketrans(
     {
-        **dict(zip("█▓▒░▚◆╌↻■", "#+=.%o-^!", strict=True)),
+        **dict(zip("█▓▒░▚◆╌↻■□", "#+=.%o-^!_", strict=True)),
         **dict(zip("▉▊▋▌▍▎▏", "###:::.", strict=True)),
         **dict(zip("━─–—µ·…×±≤≥→“”‘’", "=---u|~x~<>>\"\"''", strict=True)),  # noqa: RUF001 - these very characters
         **dict(zip("✓•▲✖●", "+*!X*", strict=True)),

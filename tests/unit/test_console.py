@@ -368,6 +368,25 @@ def test_a_verdict_says_claim_cost_evidence_and_advice(severity: str) -> None:
     assert places == sorted(places)
 
 
+@pytest.mark.parametrize(
+    ("phase", "of"), [("train", "the training time"), ("", "the run"), ("eval", "the run")]
+)
+def test_a_share_says_of_what_it_is_a_share(phase: str, of: str) -> None:
+    """Half of the run in evaluation is not half of the training time."""
+    text = render_card(full(verdicts=[finding(phase=phase)]), width=120, color=False, unicode=True)
+
+    assert f"21.7 s, 39.0 % of {of}\n" in text
+
+
+def test_time_outside_every_batch_has_a_place_on_the_strip() -> None:
+    """Saving and sleeping between epochs must not look like a stage of training."""
+    activities = {"productive": 50.0, "outside": 50.0}
+    for unicode, glyph in ((True, "□"), (False, "_")):
+        text = render_card(full(activities=activities), width=80, color=False, unicode=unicode)
+
+        assert f"{glyph} outside" in text
+
+
 def test_an_address_is_never_cut() -> None:
     """It is there to be pasted."""
     url = "http://127.0.0.1:9464/" + "m" * 200

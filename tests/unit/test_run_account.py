@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from otel_train import catalog as c
-from otel_train.accounting.types import StepSource
+from otel_train.accounting.types import Activity, StepSource
 from otel_train.aggregate.figures import Figures
 from otel_train.aggregate.keep import KeepRules
 from otel_train.aggregate.run import RunAccount
@@ -165,7 +165,7 @@ def test_threads_that_train_one_after_the_other_are_one_run() -> None:
         assert run.account.step_number == 12 * (fold + 1)
     run.close(now_ns + 500)
 
-    ledger = dict(zip(c.ACTIVITIES, run.account.totals.activity_ns.tolist(), strict=True))
+    ledger = {a.name.lower(): int(run.account.totals.activity_ns[a]) for a in Activity}
     assert sum(ledger.values()) == run.account.settled_ns == now_ns + 500
     assert ledger["productive"] >= 3 * 12 * 57
     assert sorted(numbers(run)) == list(range(36))
@@ -304,7 +304,7 @@ def test_only_the_time_of_the_hang_is_stalled() -> None:
     steps(tape, 100).stop()
     run.feed(tape).close(tape.now_ns)
 
-    stalled_ns = run.account.totals.activity_ns[c.ACTIVITIES.index("stalled")]
+    stalled_ns = run.account.totals.activity_ns[Activity.STALLED]
     assert stalled_ns <= 2 * NS_PER_S
     assert stalled_ns >= NS_PER_S
     assert run.account.totals.activity_ns.sum() == tape.now_ns
