@@ -161,7 +161,7 @@ class Finding:
         name: one of the closed set in ``bottleneck/rules.py``, such as ``input_bound``.
         claim: one sentence a person can act on.
         evidence: figures behind the claim, by name; seconds, ratios, counts.
-        share: ratio of the run's training time that would be won back, 0 to 1.
+        share: ratio of the time that would be won back, 0 to 1: of the training time in phase ``train``, else of the run.
         seconds: the same in seconds of the window looked at.
         advice: what to change, naming the API to use.
         loader: the loader it is about, or "".

@@ -17,6 +17,20 @@ if TYPE_CHECKING:
 UPDATES_WITHOUT_FORWARD = 10
 """Updates after which a model that was given and never seen is worth a word."""
 
+_READS_BESIDE = (
+    "it reads a loader beside the training thread: how long training waits for it is in `other`. "
+    "otel_train.watch(...) around what the loop itself iterates shows it"
+)
+_NO_LOADER = (
+    "no loader was seen: time to get batches is in `other`. Give it to instrument(model, loaders), or wrap what "
+    "the loop iterates in otel_train.watch(...)"
+)
+_NO_BACKWARD = (
+    "updates were seen and no backward: it runs inside a compiled function, or gradients are made without autograd. "
+    "Its time is in the stage around it; where that can be divided, "
+    '`with otel_train.stage("backward")` shows it'
+)
+
 _log = logging.getLogger("otel_train")
 
 
@@ -37,17 +51,11 @@ def unobserved(run: RunAccount, probes: Probes) -> list[dict[str, str]]:
     if busy and not whole:
         found += _models(probes, seen, stages)
     for thread in run.helpers:
-        reason = "it reads a loader beside the training thread: how long training waits for it is in `other`"
-        found.append(_thing("loop", thread, reason, "ambiguous"))
+        found.append(_thing("loop", thread, _READS_BESIDE, "ambiguous"))
     if busy and not any(source.kind is SourceKind.DATA for source in totals.names.sources):
-        reason = "no loader was seen: time to get batches is in `other`. otel_train.watch(iterable) shows it"
-        found.append(_thing("stage", "data", reason, "unhooked"))
+        found.append(_thing("stage", "data", _NO_LOADER, "unhooked"))
     if totals.updates >= UPDATES_WITHOUT_FORWARD and "backward" not in stages and not whole:
-        reason = (
-            "updates were seen and no backward: it runs inside a compiled function, or gradients are made "
-            "without autograd. Its time is in the stage around it"
-        )
-        found.append(_thing("stage", "backward", reason, "never_seen"))
+        found.append(_thing("stage", "backward", _NO_BACKWARD, "never_seen"))
     if WAIT in stages and run.step_source is StepSource.UNDECIDED:
         reason = (
             "no update was seen, so no step is counted: otel_train.jax.make_step around what updates the parameters "
@@ -100,7 +108,7 @@ def _models(probes: Probes, seen: set[tuple[str, str]], stages: set[str]) -> lis
     names = dict.fromkeys(probe.name for probe in probes.models)  # a model and its compiled form share one
     found = [_thing("model", name, reason, "never_seen") for name in names if ("forward", name) not in seen]
     if not names and "forward" not in stages:
-        reason = "no model was given to instrument(): its time is in `other`"
+        reason = "no model was given to instrument(): its time is in `other`. Give it the model that the loop calls"
         found.append(_thing("stage", "forward", reason, "unhooked"))
     return found
 

@@ -189,9 +189,9 @@ ROWS = (
     Row(
         "B", 9, "Guidance from the figures to the fix (workers, pinned memory, mixed precision)",
         "the verdict on the card, and findings of a capture; [from figure to fix](../howto/from-figure-to-fix.md)",
-        (f"{UNIT}verdict.py::test_the_advice_fits_the_loader",
+        (f"{UNIT}bottleneck_rules.py::test_the_advice_fits_the_loader",
          f"{UNIT}trace_findings.py::test_a_rule_accuses_the_guilty_and_spares_the_innocent",
-         f"{UNIT}compiled_steps.py::test_a_call_that_is_mostly_dispatch_wants_a_larger_batch"),
+         f"{UNIT}bottleneck_device.py::test_a_call_that_is_mostly_dispatch_wants_a_larger_batch"),
     ),
     Row(
         "C", 1, "A Lightning callback, configured by Hydra's `_target_`",

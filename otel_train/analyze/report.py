@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.analyze.drawing import area, bars, color_of, lines
 from otel_train.analyze.report_style import COLORS, SCRIPT, STYLE
-from otel_train.analyze.report_text import ABSENT, bytes_of, duration, figure, percent
+from otel_train.analyze.report_text import ABSENT, bytes_of, data_wait_s, duration, figure, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -165,7 +165,7 @@ def _ranks(document: Document) -> str:
     body = [
         [
             escape(str(row.get("rank"))), escape(str(row.get("state"))), duration(row.get("wall_seconds")),
-            figure((row.get("steps") or {}).get("train")), duration((row.get("activities") or {}).get("data_wait")),
+            figure((row.get("steps") or {}).get("train")), duration(data_wait_s(row)),
             escape(str(next((verdict["name"] for verdict in row.get("verdicts") or ()), ABSENT))),
         ]
         for row in document["ranks"]

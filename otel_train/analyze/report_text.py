@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 ABSENT = "\N{EN DASH}"
 """Stands for what is not known. Never zero."""
@@ -40,6 +44,12 @@ def bytes_of(size: float) -> str:
         if abs(size) >= bytes_:
             return f"{_three(size / bytes_)} {unit}"
     return f"{size:.0f} B"
+
+
+def data_wait_s(summary: Mapping[str, Any]) -> float | None:
+    """Seconds that training waited for its loaders; None where the summary knows of no loader."""
+    waited: float | None = (summary.get("activities") or {}).get("data_wait")
+    return waited if waited or summary.get("batches") else None
 
 
 def _three(value: float) -> str:

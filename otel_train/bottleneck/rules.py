@@ -539,7 +539,7 @@ LEADING_RULES = (
         "input_bound",
         f"training waits for its loaders, together, for {WARNING_SHARE:.0%} of training time or more (critical from "
         f"{CRITICAL_SHARE:.0%}); the beginning of passes is not counted",
-        (*_WAIT_EVIDENCE, "`<loader>`.wait_seconds", "training_seconds", "batches", "build_p50_seconds",
+        (*_WAIT_EVIDENCE, "<loader>.wait_seconds", "training_seconds", "batches", "build_p50_seconds",
          "build_p99_seconds", "ask_interval_seconds"),
         "more workers, as many as the advice says; a cheaper batch. [The loader's page](is-my-loader-the-bottleneck.md)",
         _input_bound,
@@ -595,7 +595,7 @@ LIMIT_RULES = (
         "compute_bound",
         f"the stages of the model (forward, backward, optimizer, a whole update, the loss of JAX and its wait) take more "
         f"than {MODEL_SHARE:.0%} of training time",
-        (*_MODEL_EVIDENCE, "`<stage>`_ratio", *_WAIT_EVIDENCE),
+        (*_MODEL_EVIDENCE, "<stage>_ratio", *_WAIT_EVIDENCE),
         "a capture: mixed precision, tensor cores, operators. [Read a capture](read-a-capture.md)",
         _compute_bound,
     ),
@@ -634,7 +634,7 @@ SIDE_RULES = (
         "unattributed",
         f"no rule above gives the verdict; or {LARGE_SHARE:.0%} of training time or more is in no stage, or in a data "
         "stage without a loader",
-        (*_MODEL_EVIDENCE, "other_seconds", "other_ratio", "`<stage>`_ratio", "data_without_loader_seconds",
+        (*_MODEL_EVIDENCE, "other_seconds", "other_ratio", "<stage>_ratio", "data_without_loader_seconds",
          *_WAIT_EVIDENCE),
         'watch what the claim names; `with otel_train.stage("name"):` around suspects',
         _much_unattributed,

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_train.analyze.report_text import data_wait_s
 from otel_train.capturing.record import claim_of, read_record, record_of
 from otel_train.cli import ranks
 from otel_train.errors import RunDirectoryError
@@ -105,7 +106,7 @@ def rank_table(page: Page, summaries: list[Mapping[str, Any]]) -> str:
 
 def _row(page: Page, summary: Mapping[str, Any]) -> str:
     wall_s, steps = summary.get("wall_seconds"), (summary.get("steps") or {}).get("train")
-    wait_s = (summary.get("activities") or {}).get("data_wait")
+    wait_s = data_wait_s(summary)
     verdict: Mapping[str, Any] = next(iter(summary.get("verdicts") or ()), {})
     about = f" ({verdict['loader']})" if verdict.get("loader") else ""
     figures = (

@@ -108,8 +108,9 @@ def _verdicts(summary: Mapping[str, Any]) -> Iterator[Notice]:
     for verdict in _rows(summary.get("verdicts")):
         severity = verdict.get("severity")
         share, seconds = number(verdict.get("share")), number(verdict.get("seconds"))
+        of = "training time" if verdict.get("phase") == "train" else "the run"
         facts = (
-            *([f"{share * 100:.0f} % of training time"] if share else []),
+            *([f"{share * 100:.0f} % of {of}"] if share else []),
             *([f"{seconds:,.1f} s"] if seconds else []),
         )
         yield Notice(

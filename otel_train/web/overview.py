@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from otel_train.analyze.drawing import HALF_WIDTH, area, color_of, lines
 from otel_train.analyze.report import share_bar, table
-from otel_train.analyze.report_text import ABSENT, bytes_of, duration, figure, percent
+from otel_train.analyze.report_text import ABSENT, bytes_of, data_wait_s, duration, figure, percent
 from otel_train.web.notices import facts_of
 from otel_train.web.parts import address, moment, section, share_strip, texts, tiles
 from otel_train.web.shelf import number, text, whole
@@ -61,8 +61,8 @@ def _tiles(view: View) -> str:
     activities = summary.get("activities") or {}
     spent_s = sum(activities.values())
     wait, productive = (
-        activities[name] / spent_s if spent_s and name in activities else None
-        for name in ("data_wait", "productive")
+        value / spent_s if spent_s and value is not None else None
+        for value in (data_wait_s(summary), activities.get("productive"))
     )
     now_s, whole_run = pulse.now_step_s, step_row(summary)
     memory = [
@@ -175,16 +175,14 @@ def _ranks(view: View) -> str:
 def _rank(view: View, rank: int) -> list[str]:
     summary = view.others.get(rank, {})
     activities = summary.get("activities") or {}
-    spent_s = sum(activities.values())
+    spent_s, wait_s = sum(activities.values()), data_wait_s(summary)
     leading: Mapping[str, Any] = next(iter(summary.get("verdicts") or ()), {})
     link = f'<a href="{address(view.run.name, rank=rank)}">rank {rank}</a>'
     return [
         f"<strong>{link}</strong>" if rank == view.rank else link,
         figure((summary.get("steps") or {}).get("train")),
         duration(step_row(summary).get("p50")),
-        share_bar(activities["data_wait"] / spent_s, "data")
-        if spent_s and "data_wait" in activities
-        else ABSENT,
+        ABSENT if not spent_s or wait_s is None else share_bar(wait_s / spent_s, "data"),
         figure(whole((summary.get("telemetry") or {}).get("records_lost"))),
         escape(text(leading.get("name")).replace("_", " ") or ABSENT),
     ]

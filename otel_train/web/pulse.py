@@ -72,9 +72,9 @@ class Pulse:
         return sum(last) / len(last) if last else None
 
     def now_share(self, stage: str) -> float | None:
-        """A stage's share of the last steps."""
+        """A stage's share of the last steps; None where no step has that stage."""
         last, whole_s = self.stages_s.get(stage, [])[-_NOW_STEPS:], sum(self.step_s[-_NOW_STEPS:])
-        return sum(last) / whole_s if whole_s else None
+        return sum(last) / whole_s if whole_s and last else None
 
 
 class Pulses:

@@ -181,11 +181,11 @@ def test_every_setting_on_a_page_exists(page: Path) -> None:
     }
 
 
-def test_the_settings_page_is_fresh() -> None:
-    """It is generated from `Config`; a stale one promises what is no longer there."""
-    script = ROOT / "tools" / "settings_page.py"
+@pytest.mark.parametrize("script", ["settings_page.py", "findings_page.py"])
+def test_a_generated_page_is_fresh(script: str) -> None:
+    """It is generated from the code; a stale one promises what is no longer there."""
     done = subprocess.run(
-        [sys.executable, str(script), "--check"], capture_output=True, text=True, check=False
+        [sys.executable, str(ROOT / "tools" / script), "--check"], capture_output=True, text=True, check=False
     )
 
     assert done.returncode == 0, done.stderr

@@ -171,6 +171,18 @@ def test_a_summary_of_several_ranks_begins_with_a_row_for_each(
     assert any("rank 0 of" in line for line in lines)
 
 
+def test_a_rank_without_a_loader_waits_for_none(run_of_two: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """0.0 % would be a measurement; there is nothing to wait for."""
+    assert main(["summary", str(run_of_two)]) == 0
+    without = capsys.readouterr().out.splitlines()[2]
+    path = run_of_two / "rank0" / "summary.json"
+    path.write_text(json.dumps(rank_summary(0, batches={"code": 50})))
+    assert main(["summary", str(run_of_two)]) == 0
+
+    assert "0.0 %" not in without
+    assert "0.0 %" in capsys.readouterr().out.splitlines()[2]
+
+
 @pytest.mark.parametrize("words", [["r1", "--rank", "1"], ["r1/rank1"]])
 def test_one_rank_can_be_asked_for(
     run_of_two: Path, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -1,0 +1,44 @@
+"""Writes the table of findings in docs/howto/from-figure-to-fix.md from the rules that give them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from otel_train.bottleneck.rules import LEADING_RULES, LIMIT_RULES, SIDE_RULES, Rule  # noqa: E402 - the checkout's own
+from tools.page import write_or_check  # noqa: E402 - as above
+
+PAGE = ROOT / "docs" / "howto" / "from-figure-to-fix.md"
+BEGIN = "<!-- Generated from otel_train/bottleneck/rules.py by `python tools/findings_page.py --write`. -->"
+END = "<!-- End of the generated table. -->"
+
+
+def table() -> str:
+    """The rules as Markdown: which rule holds when, the numbers beside it, what to do."""
+    groups = (
+        ("The verdict, the weightiest first", LEADING_RULES),
+        ("The verdict where none of those holds, the first that applies", LIMIT_RULES),
+        ("Beside the verdict, the weightiest first", SIDE_RULES),
+    )
+    rows = ["| Finding | Said when | Evidence | Usual fix |", "| --- | --- | --- | --- |"]
+    for heading, rules in groups:
+        rows += [f"| **{heading}** | | | |", *map(_row, rules)]
+    return "\n".join(rows)
+
+
+def _row(rule: Rule) -> str:
+    evidence = ", ".join(name if "`" in name else f"`{name}`" for name in rule.evidence)
+    return f"| `{rule.name}` | {rule.when} | {evidence} | {rule.fix} |"
+
+
+def page() -> str:
+    """The page with a fresh table."""
+    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN, 1)
+    return f"{before}{BEGIN}\n\n{table()}\n\n{END}{rest.split(END, 1)[1]}"
+
+
+if __name__ == "__main__":
+    sys.exit(write_or_check(PAGE, page(), says=__doc__))
