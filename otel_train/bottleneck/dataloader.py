@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.aggregate.loader_totals import Start
+from otel_train.analyze.report_text import duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -168,8 +169,8 @@ def needed(build_s: float, ask_s: float) -> int:
 
 
 def milliseconds(seconds: float) -> str:
-    """For a sentence."""
-    return f"{seconds * MS_PER_S:.3g} ms"
+    """A short time for a sentence; a second or more with the unit that suits it."""
+    return f"{seconds * MS_PER_S:.3g} ms" if seconds < 1 else duration(seconds)
 
 
 def compared(supply: LoaderThroughput, ask_s: float) -> str:

@@ -131,7 +131,8 @@ def farewell(summary: Mapping[str, Any], environ: Mapping[str, str], *, artifact
         if artifacts:
             lines.append(f"Artifacts         {Path(str(run_dir)) / 'artifacts'}")
         lines.append(f"The card again    otel-train summary {shlex.quote(str(run_dir))}")
-    lines.append("Follow the advice otel-train demo --workers 4")
+    if next((row["name"] for row in summary.get("verdicts") or ()), "") == "input_bound":
+        lines.append("Follow the advice otel-train demo --workers 4")
     endpoint = next((environ[name] for name in ENDPOINTS if environ.get(name)), None)
     lines.append(
         f"Exported to       {endpoint}"

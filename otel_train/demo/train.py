@@ -30,13 +30,13 @@ CONTEXT = 96
 BATCH = 16
 VALIDATE_EVERY = 100
 SHORTEST_FILE = 4096  # bytes
-LATE_SECONDS = 0.03  # per file: a network disk on a bad day
+LATE_STEPS = 3  # a batch from the late disk takes as long as so many steps, however fast the machine is
 
 
 class Transformer(nn.Module):
     """Predicts the next character from up to CONTEXT characters before it."""
 
-    def __init__(self, width: int = 96, heads: int = 4, layers: int = 2) -> None:
+    def __init__(self, width: int = 48, heads: int = 4, layers: int = 1) -> None:
         super().__init__()
         self.characters = nn.Embedding(CHARACTERS, width)
         self.positions = nn.Embedding(CONTEXT, width)
@@ -72,15 +72,21 @@ class Block(nn.Module):
 class Files(Dataset[Tensor]):
     """A random window from each file, read from disk when it is asked for."""
 
-    def __init__(self, paths: Sequence[Path], late_from: float, late_until: float) -> None:
-        self.paths, self.late_from, self.late_until = paths, late_from, late_until
+    def __init__(self, paths: Sequence[Path], late_s: float) -> None:
+        self.paths, self.late_s = paths, late_s
+        self.late_from = self.late_until = 0.0
+
+    def begin(self, seconds: float) -> None:
+        """Training begins, and takes so long: the disk is late in the middle half of it."""
+        start = time.monotonic()
+        self.late_from, self.late_until = start + seconds / 4, start + seconds * 3 / 4
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def __getitem__(self, index: int) -> Tensor:
         if self.late_from < time.monotonic() < self.late_until:
-            time.sleep(LATE_SECONDS)
+            time.sleep(self.late_s)
         text = encode(self.paths[index].read_text(errors="replace"))
         start = int(torch.randint(len(text) - CONTEXT, ()))
         return text[start : start + CONTEXT + 1]
@@ -104,8 +110,8 @@ def encode(text: str) -> Tensor:
     return torch.frombuffer(bytearray(text, "ascii", "replace"), dtype=torch.uint8).long()
 
 
-def make_loaders(seconds: float, workers: int) -> dict[str, DataLoader[Tensor]]:
-    """Two sources to learn from and one to be tested on, of text neither of them has."""
+def make_loaders(seconds: float, workers: int, late_s: float = 0.03) -> dict[str, DataLoader[Tensor]]:
+    """Two sources to learn from and one to be tested on, of text neither of them has; ``late_s``: per file."""
     library = Path(sysconfig.get_path("stdlib"))
     paths = [path for path in sorted(library.glob("*.py")) if path.stat().st_size > SHORTEST_FILE]
     kept_back, paths = paths[::10], [path for index, path in enumerate(paths) if index % 10]
@@ -113,8 +119,8 @@ def make_loaders(seconds: float, workers: int) -> dict[str, DataLoader[Tensor]]:
     cut = len(prose) * 9 // 10
     unseen = prose[cut:] + "".join(path.read_text(errors="replace") for path in kept_back)
 
-    start = time.monotonic()
-    code = Files(paths, start + seconds / 4, start + seconds * 3 / 4)
+    code = Files(paths, late_s)
+    code.begin(seconds)
     return {
         "code": DataLoader(code, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0),
         "prose": DataLoader(Windows(prose[:cut]), BATCH, shuffle=True),
@@ -134,6 +140,19 @@ def loss_of(model: nn.Module, batch: Tensor, device: str) -> Tensor:
     return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
 
+def step_seconds(model: nn.Module, device: str, tries: int = 5) -> float:
+    """How long the model takes for a step on this machine. It learns nothing from it."""
+    batch = torch.zeros(BATCH, CONTEXT + 1, dtype=torch.long)
+    took = []
+    for _ in range(tries):
+        start = time.monotonic()
+        for _ in range(2):  # sources
+            loss_of(model, batch, device).backward()
+        model.zero_grad()
+        took.append(time.monotonic() - start)
+    return sorted(took)[tries // 2]
+
+
 @torch.no_grad()
 def validate(model: nn.Module, loader: DataLoader[Tensor], device: str) -> float:
     """The loss on text the model has not learned from."""
@@ -148,6 +167,9 @@ def train(model: nn.Module, loaders: dict[str, DataLoader[Tensor]], options: arg
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     sources = [forever(loaders["code"]), forever(loaders["prose"])]
     start, seconds = time.monotonic(), options.minutes * 60
+    files = loaders["code"].dataset
+    assert isinstance(files, Files)
+    files.begin(seconds)
     planned = options.epochs * options.steps_per_epoch
     validate_every = options.steps_per_epoch if planned else VALIDATE_EVERY
     unit = "steps" if planned else "s"
@@ -192,9 +214,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
 
     torch.manual_seed(options.seed)
-    torch.set_num_threads(min(2, torch.get_num_threads()))  # the model is too small for more
+    torch.set_num_threads(
+        1
+    )  # the model is too small for more, and threads that wait for each other take turns
     model = Transformer().to(options.device)
-    loaders = make_loaders(options.minutes * 60, options.workers)
+    late_s = LATE_STEPS * step_seconds(model, options.device) / BATCH
+    loaders = make_loaders(options.minutes * 60, options.workers, late_s)
     otel_train.instrument(model, loaders)
     try:
         train(model, loaders, options)

@@ -188,6 +188,13 @@ def test_a_slow_start_of_another_kind_gets_another_advice(supply: LoaderThroughp
     assert advice in found[-1].advice
 
 
+def test_a_pass_that_takes_seconds_to_begin_says_seconds() -> None:
+    """``1.92e+03 ms`` is no figure for a person."""
+    found = judged(FOUR._replace(persistent=False, passes=2, first_s=3.84), wait_s=4.0)
+
+    assert "takes 1.92 s, 2 times" in found[0].claim
+
+
 def test_one_slow_start_is_preparation() -> None:
     """Every run has one."""
     found = judged(FOUR._replace(passes=1, first_s=0.5))

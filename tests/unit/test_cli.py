@@ -335,6 +335,14 @@ def test_the_demo_says_what_to_try_next() -> None:
     assert "set OTEL_EXPORTER_OTLP_ENDPOINT" not in sending
 
 
+@pytest.mark.parametrize(("verdict", "told"), [("input_bound", True), ("compute_bound", False)])
+def test_the_demo_advises_workers_only_where_the_loader_is_the_limit(verdict: str, told: bool) -> None:
+    """Nothing to do, says the card; the next line must not say to do it."""
+    said = demo.farewell({"verdicts": [{"name": verdict}]}, {})
+
+    assert ("--workers 4" in said) is told
+
+
 @pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "soon"])
 def test_the_demo_refuses_a_time_that_is_none(minutes: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A loop that never ends, or never begins, is no demonstration."""
