@@ -134,7 +134,7 @@ PHASE: Final = Label(
 ACTIVITY: Final = Label(
     name="train.run.activity",
     bound=10,
-    meaning="What the run was doing, from afar.",
+    meaning="What the run was doing, from afar; `outside` is in no batch: between passes, or after the loop.",
     values=ACTIVITIES,
 )
 RUN_STATE: Final = Label(

@@ -489,7 +489,8 @@ def _missing(run: RunFigures) -> dict[str, str]:
         found["a loader"] = (
             "Give the loaders to instrument(model, loaders), or wrap what the loop iterates in otel_train.watch(...)."
         )
-    if not run.is_jax and "forward" not in run.by_stage():
+    named = any(thing["what"] == "model" for thing in run.unobserved)
+    if not named and not run.is_jax and "forward" not in run.by_stage():
         found["a forward of the model"] = "Give instrument() the model object that the loop calls."
     for thing in run.unobserved:
         label = f"{thing['what']} `{thing['name']}`"

@@ -137,6 +137,18 @@ def test_unexplained_time_says_what_is_not_seen_and_what_to_do() -> None:
     assert first.evidence["other_ratio"] == pytest.approx(0.8)
 
 
+def test_a_model_that_is_not_seen_is_named_once() -> None:
+    """The one that was given and never called is the one to look at."""
+    thing = {"what": "model", "name": "GPT", "reason": "its forward was never observed"}
+    [first] = findings(
+        [stage("data", 1.0), stage("other", 99.0, "")],
+        steps=100, activities={"productive": 100.0}, loaders={}, unobserved=[thing],
+    )  # fmt: skip
+
+    assert first.claim.endswith("Not seen: model `GPT`.")
+    assert first.advice.startswith("model `GPT`: its forward was never observed. ")
+
+
 def test_a_stage_of_the_users_own_that_takes_most_of_the_time_is_named() -> None:
     """It is attributed, to something that is neither the model nor a loader."""
     first = verdict(stage("data", 1.0), stage("forward", 19.0), stage("augment", 80.0))[0]
