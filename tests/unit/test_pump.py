@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.aggregate.keep import KeepRules
-from otel_train.aggregate.run import SLICE_EDGES
-from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.run import SLICE_EDGES, RunAccount
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.clock import Anchor
 from otel_train.codes import Flag, Op, SourceKind, code
