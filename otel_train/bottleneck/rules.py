@@ -55,6 +55,8 @@ NAMED_SHARE, MOST_NAMED = 0.01, 5
 """Share of training time from which a loader is named beside the weightiest, and the most that are named."""
 
 _MODEL_STAGES = ("forward", "backward", "optimizer")
+_STEP_STAGES = ("optimizer", "make_step")
+"""Stages that count steps. Where one is not seen, and no step is counted, none will be."""
 _UNKNOWN = LoaderThroughput()
 _NOT_TAKEN = Pace()
 _NOTHING_COMPILED = Compiled()
@@ -206,7 +208,7 @@ def findings(  # noqa: PLR0913 - all but one by keyword
     run = RunFigures(stages, training, steps, activities, loaders, pace, compiled, unobserved)
     early = _too_early(run)
     if early is not None:
-        long = run.wall_s - activities.get("init", 0.0) >= LONG_S
+        long = _since_first_batch_s(run) >= LONG_S
         return [early, *(_found(run, RUN_RULES) if long else ())]
     leading = _found(run, LEADING_RULES)
     beside = _found(run, SIDE_RULES)
@@ -239,18 +241,35 @@ def _too_early(run: RunFigures) -> Finding | None:
     if total_s and (steps >= ENOUGH_STEPS or (steps >= FEW_STEPS and total_s >= LONG_S)):
         return None
     evidence = {"steps": float(steps), "training_seconds": total_s}
-    batches_s = run.wall_s - run.activities.get("init", 0.0)
-    if not steps and batches_s >= LONG_S:
-        run = run._replace(training=run.rows)  # a loader of an evaluation is a loader
-        claim = (
-            f"No training step is counted in the {duration(batches_s)} since the first batch.{_not_seen(run)}"
-        )
-        return _finding("unattributed", claim, advice=" ".join(_remedies(run)), evidence=evidence)
+    if not steps and (_since_first_batch_s(run) >= LONG_S or _stepless(run)):
+        return _incomplete(run, evidence)
     claim = (
         f"Too early to say: {steps} training steps in {duration(total_s)}; a verdict needs {ENOUGH_STEPS}, "
         f"or {FEW_STEPS} in {duration(LONG_S)} of training."
     )
     return _finding("too_early", claim, advice="Let it run.", evidence=evidence)
+
+
+def _since_first_batch_s(run: RunFigures) -> float:
+    return run.wall_s - run.activities.get("init", 0.0)
+
+
+def _stepless(run: RunFigures) -> bool:
+    """Whether it is known why no step is counted: more time does not change that."""
+    return any(thing["what"] == "stage" and thing["name"] in _STEP_STAGES for thing in run.unobserved)
+
+
+def _incomplete(run: RunFigures, evidence: Mapping[str, float]) -> Finding:
+    """No step is counted, and waiting longer does not help."""
+    run = run._replace(training=run.rows)  # a loader of an evaluation is a loader
+    lasted_s = _since_first_batch_s(run)
+    when = f" in the {duration(lasted_s)} since the first batch" if lasted_s else ""
+    claim = f"INCOMPLETE: no training step is counted{when}.{_not_seen(run)}"
+    advice = (
+        " ".join(_missing(run).values())
+        or "otel_train.step() at the end of each step of the loop marks steps."
+    )
+    return _finding("incomplete", claim, advice=advice, evidence=evidence, severity="warning")
 
 
 def _input_bound(run: RunFigures) -> Finding | None:

@@ -216,11 +216,25 @@ def test_a_program_without_a_step_is_told_what_to_watch() -> None:
     first, second = findings(rows, steps=0, activities=activities, loaders={})
     [soon] = findings(rows, steps=0, activities={"init": 1000.0, "eval": 7.0}, loaders={})
 
-    assert first.name == "unattributed"
-    assert "No training step is counted in the 11.7 min since the first batch." in first.claim
+    assert (first.name, first.severity) == ("incomplete", "warning")
+    assert "INCOMPLETE: no training step is counted in the 11.7 min since the first batch." in first.claim
     assert "loader" not in first.claim
+    assert "otel_train.step()" in first.advice
     assert second.name == "eval_heavy"
     assert soon.name == "too_early"
+
+
+@pytest.mark.parametrize("name", ["optimizer", "make_step"])
+def test_a_step_that_is_known_not_to_be_seen_is_not_waited_for(name: str) -> None:
+    """More time changes nothing; a line must be added."""
+    thing = {"what": "stage", "name": name, "reason": "otel_train.jax.make_step around the update shows it"}
+    rows = [stage("data", 1.0), stage("block_until_ready", 1.0)]
+    activities = {"init": 1.0, "productive": 2.0}
+    [first] = findings(rows, steps=0, activities=activities, loaders={}, unobserved=[thing])
+
+    assert first.name == "incomplete"
+    assert f"Not seen: stage `{name}`." in first.claim
+    assert "otel_train.jax.make_step" in first.advice
 
 
 @pytest.mark.parametrize(("outside_s", "found"), [(9.0, False), (11.0, True)])
