@@ -12,10 +12,14 @@ import torch
 
 from otel_train.unobserved import UPDATES_WITHOUT_FORWARD
 from tests.integration.loops import (  # noqa: F401 - each enters its programs in the table
+    ahead,
     by_hand,
     compiled,
+    environments,
     epochs,
+    evaluating,
     faults,
+    gaps,
     gradients,
     homemade,
     kinds,
@@ -26,6 +30,7 @@ from tests.integration.loops import (  # noqa: F401 - each enters its programs i
     updates,
 )
 from tests.integration.loops.truth import EAGER, LOOPS, TRAIN, Truth, Watch, learn, loader, sgd
+from tests.support.laws_of_summaries import laws_of
 from tests.support.loop_table import counted, settle, shape_of
 
 if TYPE_CHECKING:
@@ -98,6 +103,8 @@ def expected(truth: Truth) -> dict[str, Any]:
         figures["source"] = truth.source
     if truth.partial is not None:
         figures["partial"] = some({TRAIN: truth.partial})
+    if truth.names is not None:
+        figures["names"] = truth.names
     return {name: figure for name, figure in figures.items() if name not in hidden(truth)}
 
 
@@ -134,6 +141,7 @@ def found(summary: dict[str, Any], truth: Truth) -> dict[str, Any]:
         "checkpoints": summary["checkpoints"]["count"],
         "source": summary["step_source"],
         "partial": some(summary["partial_steps"]),
+        "names": len(some(summary["batches"])),
     }
     return {name: figures[name] for name in expected(truth)}
 
@@ -166,6 +174,7 @@ def test_a_loop_is_counted_as_it_counts_itself(name: str, tmp_path: Path) -> Non
     assert summary["telemetry"]["records_lost"] == 0
     assert summary["telemetry"]["records"] > 0 or not truth.batches
     assert summary["telemetry"]["faults"] == {}
+    assert laws_of(summary, threads=truth.threads) == []
     assert_times_add_up(summary, truth)
     assert_absent_and_said(summary, truth)
     settle("loops", name, row(truth, summary, LOOPS[name]))

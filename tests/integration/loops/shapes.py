@@ -280,7 +280,7 @@ def look_ahead_between_forward_and_backward(watch: Watch) -> Truth:
 
 @loop
 def look_ahead_in_another_thread(watch: Watch) -> Truth:
-    """A thread fetches into a queue: its asks end no step of the thread that trains, and are no stage of it."""
+    """A thread fetches into a queue: its asks end no step of the thread that trains; its waits are its own."""
     model, train, truth = Net(), loader(6), Truth(threads=2)
     optimizer = sgd(model)
     watch(model, {"train": train})
@@ -298,6 +298,5 @@ def look_ahead_in_another_thread(watch: Watch) -> Truth:
         learn(truth, model, optimizer, batch)
         truth.step()
     thread.join()
-    truth.elsewhere = truth.batches
     truth.partial = None
     return truth

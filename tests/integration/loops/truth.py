@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
+import time
+from collections import Counter, defaultdict
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import otel_train
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
 QUIET: dict[str, Any] = {"prometheus": False, "console": False, "otlp": "off", "flight_edges": 1 << 14}
@@ -30,9 +32,28 @@ TRAIN = "train"
 EVAL = "eval"
 
 
+class Claim(NamedTuple):
+    """What a program says that a stretch of its time was for.
+
+    Attributes:
+        activity: of the run; "" for the time of a thread that does not train.
+        stage: where the time lies inside a batch; "" for time in no batch.
+        loader: that the batch is of; "" where the program does not say.
+    """
+
+    activity: str
+    stage: str = ""
+    loader: str = ""
+
+    @property
+    def phase(self) -> str:
+        """Phase of the row that holds this time."""
+        return EVAL if self.activity == EVAL else TRAIN
+
+
 @dataclass
 class Truth:
-    """Counts of one program, none of which comes from a hook.
+    """Counts and times of one program, none of which comes from a hook.
 
     Attributes:
         steps: by phase.
@@ -53,11 +74,15 @@ class Truth:
         phases: whether the program says in which phase every forward ran.
         unseen: stages that cannot be seen in this shape: absent, and said to be unobserved.
         repeatable: two runs of the program end with the same weights.
+        names: how many loaders the summary may name; None: this program does not say.
+        sleeps: whether the stated sleeps are slept; else the program only counts.
+        seconds: time that the program measured around its sleeps, by what the time was for.
+        rated: loaders whose every batch was timed, and the phase of those batches.
+        place: phase and loader of the batch that the program works on.
     """
 
     steps: Counter[str] = field(default_factory=Counter)
     batches: Counter[str] = field(default_factory=Counter)
-    elsewhere: Counter[str] = field(default_factory=Counter)
     samples: Counter[str] | None = field(default_factory=Counter)
     forwards: Counter[tuple[str, str]] = field(default_factory=Counter)
     backwards: Counter[str] = field(default_factory=Counter)
@@ -73,6 +98,36 @@ class Truth:
     phases: bool = True
     unseen: tuple[str, ...] = ()
     repeatable: bool = True
+    names: int | None = None
+    sleeps: bool = False
+    seconds: defaultdict[Claim, float] = field(default_factory=lambda: defaultdict(float))
+    rated: Mapping[str, str] = field(default_factory=dict)
+    place: tuple[str, str] = (TRAIN, "")
+
+    @contextmanager
+    def spent(self, activity: str, stage: str = "", loader: str = "") -> Iterator[None]:
+        """Measure a block and claim its time. Blocks must not overlap."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[Claim(activity, stage, loader)] += time.perf_counter() - began
+
+    def sleep(self, seconds: float, activity: str, stage: str = "", loader: str = "") -> None:
+        """Sleep, and claim the time that it took; on a busy machine that is more than was asked for."""
+        if self.sleeps:
+            with self.spent(activity, stage, loader):
+                time.sleep(seconds)
+
+    def at(self, phase: str, loader: str = "") -> None:
+        """Say what the next batch is for, and whose it is."""
+        self.place = phase, loader
+
+    def work(self, seconds: float, stage: str = "other", loader: str | None = None) -> None:
+        """Sleep in a stage of the present batch."""
+        phase, present = self.place
+        training = "data_wait" if stage == "data" else "productive"
+        self.sleep(seconds, training if phase == TRAIN else phase, stage, present if loader is None else loader)
 
     def batch(self, loader: str, size: int | None = 4) -> None:
         """A loader gave a batch; ``size`` None: of how many samples nobody can say."""
@@ -140,6 +195,31 @@ def loader(batches: int, size: int = 4, **options: Any) -> DataLoader[Any]:
     return DataLoader(dataset(batches, size), batch_size=size, **options)
 
 
+class Slow(Net):
+    """Its forward takes a stated time."""
+
+    def __init__(self, truth: Truth, seconds: float = 0.01) -> None:
+        super().__init__()
+        self.truth = truth
+        self.takes_s = seconds
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.truth.work(self.takes_s, "forward")
+        return super().forward(x)
+
+
+def slow_loader(
+    truth: Truth, name: str, batches: int, seconds: float = 0.01, *, size: int = 4, **options: Any
+) -> DataLoader[Any]:
+    """A loader that makes the training thread wait a stated time for every batch."""
+
+    def collate(rows: list[Any]) -> Any:
+        truth.work(seconds, "data", name)
+        return default_collate(rows)
+
+    return loader(batches, size, collate_fn=collate, **options)
+
+
 def loss_of(model: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> torch.Tensor:
     """The loss of one forward on a batch of features and classes."""
     x, y = batch
@@ -157,26 +237,60 @@ def learn(truth: Truth, model: nn.Module, optimizer: torch.optim.Optimizer, batc
     truth.update()
 
 
+def train_on(truth: Truth, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Any], name: str = "train") -> None:
+    """A pass of ordinary steps."""
+    truth.at(TRAIN, name)
+    for batch in batches:
+        truth.batch(name, len(batch[0]))
+        learn(truth, model, optimizer, batch)
+        truth.step()
+
+
+def evaluate_on(truth: Truth, model: nn.Module, batches: Iterable[Any], name: str = "val") -> None:
+    """A pass without gradients."""
+    truth.at(EVAL, name)
+    with torch.no_grad():
+        for batch in batches:
+            truth.batch(name, len(batch[0]))
+            truth.forward(EVAL)
+            loss_of(model, batch)
+            truth.step(EVAL)
+
+
 class Watch:
     """Starts sessions for a program, and keeps them to be closed.
 
     Args:
         folder: parent of the run directories.
+        sleeps: whether programs sleep where they say so.
         settings: over those that keep a test quiet.
+
+    Attributes:
+        opening: instants before and after the first session was opened.
+        closing: instants before and after the sessions were closed.
     """
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, *, sleeps: bool = False, **settings: Any) -> None:
         self.sessions: list[Any] = []
         self.models: list[nn.Module] = []
+        self.opening = self.closing = (0.0, 0.0)
+        self._sleeps = sleeps
         self._settings = {**QUIET, "run_dir": str(folder), **settings}
 
     def __call__(self, model: Any = None, loaders: Any = None, **settings: Any) -> Any:
         """``otel_train.instrument`` with the settings of the test; the session."""
         self.models += model.values() if isinstance(model, dict) else [model] if model is not None else []
+        began = time.perf_counter()
         session = otel_train.instrument(model, loaders, **{**self._settings, **settings})
+        if not self.sessions:
+            self.opening = began, time.perf_counter()
         if session not in self.sessions:
             self.sessions.append(session)
         return session
+
+    def truth(self, **says: Any) -> Truth:
+        """The truth of a program that can be timed."""
+        return Truth(sleeps=self._sleeps, **says)
 
     def weights(self) -> str:
         """What the models that were given have learnt, to the last bit."""
@@ -192,8 +306,10 @@ class Watch:
 
     def close(self) -> None:
         """Close what the program left open."""
+        began = time.perf_counter()
         for session in self.sessions:
             session.close()
+        self.closing = began, time.perf_counter()
 
 
 class Nobody:
@@ -206,6 +322,10 @@ class Nobody:
         self.loaders = dict(loaders or {})
         return self
 
+    def truth(self, **says: Any) -> Truth:
+        """The truth of a program that only counts."""
+        return Truth(**says)
+
 
 LOOPS: dict[str, Callable[[Watch], Truth]] = {}
 """Every program, by name."""
@@ -216,3 +336,13 @@ def loop(program: Callable[[Watch], Truth]) -> Callable[[Watch], Truth]:
     assert program.__name__ not in LOOPS
     LOOPS[program.__name__] = program
     return program
+
+
+TIMED: list[str] = []
+"""Programs that say how long they take, by name."""
+
+
+def timed(program: Callable[[Watch], Truth]) -> Callable[[Watch], Truth]:
+    """Enter a program in the table that is also run with its sleeps, and compared with their lengths."""
+    TIMED.append(program.__name__)
+    return loop(program)

@@ -1,0 +1,199 @@
+"""Loops that fetch before they use: a batch belongs where it is used, and waiting where it is waited."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import default_collate
+
+import otel_train
+from tests.integration.loops.truth import (
+    EVAL,
+    TRAIN,
+    Slow,
+    Truth,
+    Watch,
+    evaluate_on,
+    learn,
+    loader,
+    loss_of,
+    sgd,
+    slow_loader,
+    timed,
+    train_on,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+class OneAhead:
+    """Asks for a batch before it gives away the one before, to know which is the last: as accelerate does."""
+
+    def __init__(self, batches: Iterable[Any]) -> None:
+        self.batches = batches
+        self.at_end = False
+
+    def __iter__(self) -> Iterator[Any]:
+        self.at_end = False
+        ahead = iter(self.batches)
+        present = next(ahead, None)
+        while present is not None:
+            following = next(ahead, None)
+            self.at_end = following is None
+            yield present
+            present = following
+
+
+@timed
+def one_batch_ahead_in_both_phases(watch: Watch) -> Truth:
+    """Training and evaluation look one batch ahead: the last batch of either is used after its pass has ended."""
+    truth = watch.truth()
+    model, train, val = Slow(truth), slow_loader(truth, "train", 5), slow_loader(truth, "val", 3, 0.02)
+    optimizer = sgd(model)
+    watch(model, {"train": train, "val": val})
+    for _ in range(2):
+        model.train()
+        train_on(truth, model, optimizer, OneAhead(train))
+        model.eval()
+        evaluate_on(truth, model, OneAhead(val))
+    return truth
+
+
+@timed
+def accumulation_that_ends_with_the_loader(watch: Watch) -> Truth:
+    """accelerate: the last group of an epoch is smaller, because the loader says one batch ahead that it ends."""
+    truth = watch.truth()
+    model, train, val = Slow(truth), slow_loader(truth, "train", 5), slow_loader(truth, "val", 3, 0.02)
+    optimizer = sgd(model)
+    watch(model, {"train": train, "val": val})
+    ahead = OneAhead(train)
+    for _ in range(2):
+        model.train()
+        truth.at(TRAIN, "train")
+        for i, batch in enumerate(ahead):
+            truth.batch("train")
+            truth.forward()
+            loss = loss_of(model, batch)
+            truth.backward()
+            loss.backward()
+            if i % 2 == 1 or ahead.at_end:
+                optimizer.step()
+                optimizer.zero_grad()
+                truth.update()
+                truth.step()
+        model.eval()
+        evaluate_on(truth, model, val)
+    return truth
+
+
+@timed
+def a_batch_in_hand_while_estimating(watch: Watch) -> Truth:
+    """llama2.c: the next training batch is fetched during the step; the loss is estimated with it in hand."""
+    truth = watch.truth(partial=None)
+    model, train = Slow(truth), slow_loader(truth, "train", 12)
+    some_of_train, val = slow_loader(truth, "some_of_train", 2, 0.02), slow_loader(truth, "val", 2, 0.02)
+    optimizer = sgd(model)
+    watch(model, {"train": train, "some_of_train": some_of_train, "val": val})
+    truth.at(TRAIN, "train")
+    batches = iter(train)
+    batch = next(batches)
+    truth.batch("train")
+    for iteration in range(8):
+        if iteration % 4 == 0:
+            model.eval()
+            evaluate_on(truth, model, some_of_train, "some_of_train")
+            evaluate_on(truth, model, val)
+            model.train()
+            truth.at(TRAIN, "train")
+        truth.forward()
+        loss = loss_of(model, batch)
+        batch = next(batches)
+        truth.batch("train")
+        truth.backward()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@timed
+def the_next_batch_is_fetched_after_the_update(watch: Watch) -> Truth:
+    """A prefetcher: the batch in hand is trained on, then the next one is fetched, to the end."""
+    truth = watch.truth(rated={})
+    model, train = Slow(truth), slow_loader(truth, "train", 5)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for _ in range(2):
+        truth.at(TRAIN, "train")
+        batches = iter(train)
+        batch = next(batches, None)
+        while batch is not None:
+            truth.batch("train")
+            learn(truth, model, optimizer, batch)
+            truth.step()
+            batch = next(batches, None)
+        truth.sleep(0.08, "outside")
+    return truth
+
+
+@timed
+def a_slow_loader_behind_a_queue(watch: Watch) -> Truth:
+    """A thread iterates the loader: its waits are that thread's; the loop waits for the queue, which is watched."""
+    truth = watch.truth(threads=2, partial=None)
+    model = Slow(truth, 0.005)
+    optimizer = sgd(model)
+    ready: queue.Queue[Any] = queue.Queue(maxsize=2)
+
+    def collate(rows: list[Any]) -> Any:
+        truth.sleep(0.03, "", "data", "train")
+        return default_collate(rows)
+
+    def fetch() -> None:
+        for batch in train:
+            ready.put(batch)
+        ready.put(None)
+
+    def get() -> Any:
+        with truth.spent("data_wait", "data", "queue"):
+            return ready.get()
+
+    train = loader(8, collate_fn=collate)
+    watch(model, {"train": train})
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    truth.at(TRAIN, "queue")
+    for batch in otel_train.watch(iter(get, None), name="queue"):
+        truth.batch("train")
+        truth.batch("queue")
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    thread.join()
+    return truth
+
+
+@timed
+def an_evaluation_that_fetches_ahead_by_hand(watch: Watch) -> Truth:
+    """Loaders whose names say nothing: the first ask of each pass shows nothing until its batch is used."""
+    truth = watch.truth()
+    model, left, right = Slow(truth), slow_loader(truth, "left", 4), slow_loader(truth, "right", 3, 0.02)
+    optimizer = sgd(model)
+    watch(model, {"left": left, "right": right})
+    for _ in range(2):
+        train_on(truth, model, optimizer, left, "left")
+        truth.at(EVAL, "right")
+        with torch.no_grad():
+            batches = iter(right)
+            ahead = next(batches, None)
+            while ahead is not None:
+                batch, ahead = ahead, next(batches, None)
+                truth.batch("right")
+                truth.forward(EVAL)
+                loss_of(model, batch)
+                truth.step(EVAL)
+    return truth

@@ -1,0 +1,223 @@
+"""Loops without a loader: an environment is asked, or rows are sampled by index."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
+
+from tests.integration.loops.truth import (
+    EVAL,
+    TRAIN,
+    Net,
+    Slow,
+    Truth,
+    Watch,
+    loop,
+    sgd,
+    timed,
+)
+
+
+class Replay:
+    """Transitions that are sampled by index."""
+
+    def __init__(self, size: int = 64) -> None:
+        self.states = torch.randn(size, 4)
+        self.next_states = torch.randn(size, 4)
+        self.rewards = torch.randn(size, 1)
+
+    def sample(self, number: int = 8) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        where = torch.randint(len(self.states), (number,))
+        return self.states[where], self.next_states[where], self.rewards[where]
+
+
+def follow(target: nn.Module, model: nn.Module) -> None:
+    """Move the target network a little towards the model."""
+    for slow, fast in zip(target.parameters(), model.parameters(), strict=True):
+        slow.data.lerp_(fast.data, 0.05)
+
+
+def descend(truth: Truth, optimizer: torch.optim.Optimizer, loss: torch.Tensor) -> None:
+    """One backward and one update."""
+    optimizer.zero_grad()
+    truth.backward()
+    loss.backward()
+    optimizer.step()
+    truth.update()
+
+
+@loop
+def soft_actor_critic(watch: Watch) -> Truth:
+    """Critic, actor and temperature update once each per environment step: that is one step, not two or three."""
+    truth = Truth(phases=False, partial=None)
+    actor, critic, target = Net(4, 2), Net(6, 1), Net(6, 1)
+    target.load_state_dict(critic.state_dict())
+    temperature = torch.zeros(1, requires_grad=True)
+    optimizers = [sgd(critic), sgd(actor), torch.optim.SGD([temperature], lr=0.01)]
+    watch({"actor": actor, "critic": critic, "target": target})
+    replay = Replay()
+    for _ in range(10):
+        with torch.no_grad():
+            truth.forward(model="actor")
+            actor(torch.randn(1, 4))
+        states, following, rewards = replay.sample()
+        with torch.no_grad():
+            truth.forward(model="actor")
+            truth.forward(model="target")
+            wanted = rewards + 0.9 * target(torch.cat([following, actor(following)], 1))
+        truth.forward(model="critic")
+        value = critic(torch.cat([states, torch.randn(8, 2)], 1))
+        descend(truth, optimizers[0], (value - wanted).square().mean())
+        truth.forward(model="actor")
+        truth.forward(model="critic")
+        action = actor(states)
+        descend(truth, optimizers[1], -critic(torch.cat([states, action], 1)).mean())
+        descend(truth, optimizers[2], (temperature * action.detach().mean()).sum())
+        follow(target, critic)
+        truth.step()
+    return truth
+
+
+@loop
+def twin_critics_with_a_delayed_actor(watch: Watch) -> Truth:
+    """TD3: two critics update in every environment step, the actor in every second one, and in the same step."""
+    truth = Truth(phases=False, partial=None)
+    actor, target_actor = Net(4, 2), Net(4, 2)
+    critics, targets = [Net(6, 1), Net(6, 1)], [Net(6, 1), Net(6, 1)]
+    optimizers = [sgd(critic) for critic in critics]
+    actor_optimizer = sgd(actor)
+    watch({"actor": actor, "target_actor": target_actor, "left": critics[0], "right": critics[1]})
+    replay = Replay()
+    for i in range(8):
+        states, following, rewards = replay.sample()
+        with torch.no_grad():
+            truth.forward(model="target_actor")
+            after = torch.cat([following, target_actor(following)], 1)
+            wanted = rewards + 0.9 * torch.minimum(*(target.forward(after) for target in targets))
+        for name, critic, optimizer in zip(("left", "right"), critics, optimizers, strict=True):
+            truth.forward(model=name)
+            value = critic(torch.cat([states, torch.randn(8, 2)], 1))
+            descend(truth, optimizer, (value - wanted).square().mean())
+        if i % 2 == 1:
+            truth.forward(model="actor")
+            truth.forward(model="left")
+            descend(truth, actor_optimizer, -critics[0](torch.cat([states, actor(states)], 1)).mean())
+            follow(target_actor, actor)
+        truth.step()
+    return truth
+
+
+@loop
+def deep_q_learning(watch: Watch) -> Truth:
+    """Four environment steps act, then one update learns with a target network: one step per update."""
+    truth = Truth(phases=False, partial=None)
+    model, target = Net(4, 2), Net(4, 2)
+    optimizer = sgd(model)
+    watch({"model": model, "target": target})
+    replay = Replay()
+    for i in range(24):
+        with torch.no_grad():
+            truth.forward()
+            model(torch.randn(1, 4))
+        if i % 4 == 3:
+            states, following, rewards = replay.sample()
+            with torch.no_grad():
+                truth.forward(model="target")
+                wanted = rewards + 0.9 * target(following).max(1, keepdim=True).values
+            truth.forward()
+            descend(truth, optimizer, (model(states)[:, :1] - wanted).square().mean())
+            truth.step()
+            if i % 8 == 7:
+                target.load_state_dict(model.state_dict())
+    return truth
+
+
+@timed
+def policy_optimization_over_rollouts(watch: Watch) -> Truth:
+    """PPO: the policy acts without gradients, then learns from the rollout in several epochs of minibatches.
+
+    It acts once more after the last answer of the environment, to know what the state is worth.
+    """
+    truth = watch.truth()
+    policy = Slow(truth)
+    optimizer = sgd(policy)
+    watch(policy)
+    for _ in range(3):
+        truth.at(EVAL)
+        with torch.no_grad():
+            for last in (*itertools.repeat(False, 4), True):
+                truth.forward(EVAL)
+                policy(torch.randn(1, 4))
+                truth.step(EVAL)
+                if not last:
+                    truth.work(0.015)  # the environment
+        truth.at(TRAIN)
+        rollout = torch.randn(8, 4)
+        for _ in range(2):
+            for rows in rollout.split(4):
+                truth.forward()
+                descend(truth, optimizer, policy(rows).square().mean())
+                truth.step()
+    return truth
+
+
+@timed
+def learning_while_the_environment_is_slow(watch: Watch) -> Truth:
+    """The agent acts with gradients on, and learns from the episode: the environment's time is the step's."""
+    truth = watch.truth()
+    policy = Slow(truth)
+    optimizer = sgd(policy)
+    watch(policy)
+    truth.at(TRAIN)
+    for _ in range(4):
+        chances = []
+        for _ in range(3):
+            truth.forward()
+            chances.append(torch.log_softmax(policy(torch.randn(1, 4)), 1)[0, 0])
+            truth.work(0.02)
+        descend(truth, optimizer, -torch.stack(chances).mean())
+        truth.step()
+    return truth
+
+
+@timed
+def rows_sampled_by_index(watch: Watch) -> Truth:
+    """Minibatches are cut out of a tensor: there is nothing to wait for that could be seen."""
+    truth = watch.truth()
+    model = Slow(truth)
+    optimizer = sgd(model)
+    watch(model)
+    rows = torch.randn(32, 4)
+    truth.sleep(0.1, "init")
+    truth.at(TRAIN)
+    for _ in range(8):
+        batch = rows[torch.randint(len(rows), (4,))]
+        truth.forward()
+        out = model(batch)
+        truth.work(0.02)
+        descend(truth, optimizer, F.cross_entropy(out, torch.zeros(4, dtype=torch.long)))
+        truth.step()
+    return truth
+
+
+@loop
+def an_adversary_with_two_critic_updates(watch: Watch) -> Truth:
+    """Without a loader, the critic updates twice, the generator once: the critic twice in a row closes a step."""
+    truth = Truth(partial=None)
+    generator, critic = Net(4, 4), Net(4, 1)
+    generator_optimizer, critic_optimizer = sgd(generator), sgd(critic)
+    watch({"G": generator, "D": critic})
+    for _ in range(5):
+        for _ in range(2):
+            truth.forward(model="G")
+            truth.forward(model="D")
+            fake = generator(torch.randn(4, 4)).detach()
+            descend(truth, critic_optimizer, critic(fake).mean())
+            truth.step()
+        truth.forward(model="G")
+        truth.forward(model="D")
+        descend(truth, generator_optimizer, -critic(generator(torch.randn(4, 4))).mean())
+    return truth

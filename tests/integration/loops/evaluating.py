@@ -1,0 +1,533 @@
+"""Evaluation in every manner, each time told from training by what runs and not by what it is called."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
+
+from tests.integration.loops.truth import (
+    EVAL,
+    TRAIN,
+    Net,
+    Slow,
+    Truth,
+    Watch,
+    evaluate_on,
+    learn,
+    loader,
+    loop,
+    loss_of,
+    sgd,
+    slow_loader,
+    timed,
+    train_on,
+)
+
+
+def glance(truth: Truth, model: nn.Module, rows: torch.Tensor, forwards: int) -> None:
+    """Evaluate on rows in memory, without a loader: every forward is a step of evaluation."""
+    before = truth.place
+    truth.at(EVAL)
+    with torch.no_grad():
+        for _ in range(forwards):
+            truth.forward(EVAL)
+            model(rows)
+            truth.step(EVAL)
+    truth.at(*before)
+
+
+@timed
+def evaluation_left_in_training_mode(watch: Watch) -> Truth:
+    """Gradients are off and the mode is training; no name says anything."""
+    truth = watch.truth(rated={"left": TRAIN, "right": EVAL})
+    model, left, right = Slow(truth), slow_loader(truth, "left", 4), slow_loader(truth, "right", 3, 0.02)
+    optimizer = sgd(model)
+    watch(model, {"left": left, "right": right})
+    for _ in range(2):
+        train_on(truth, model, optimizer, left, "left")
+        evaluate_on(truth, model, right, "right")
+    return truth
+
+
+@timed
+def evaluation_with_gradients_in_eval_mode(watch: Watch) -> Truth:
+    """Gradients are on, the mode is evaluation, and no backward ever comes."""
+    truth = watch.truth(rated={"left": TRAIN, "right": EVAL})
+    model, left, right = Slow(truth), slow_loader(truth, "left", 4), slow_loader(truth, "right", 3, 0.02)
+    optimizer = sgd(model)
+    watch(model, {"left": left, "right": right})
+    for _ in range(2):
+        model.train()
+        train_on(truth, model, optimizer, left, "left")
+        model.eval()
+        truth.at(EVAL, "right")
+        for batch in right:
+            truth.batch("right")
+            truth.forward(EVAL)
+            loss_of(model, batch)
+            truth.step(EVAL)
+    return truth
+
+
+@timed
+def evaluation_with_gradients_and_no_loader(watch: Watch) -> Truth:
+    """After the epoch some rows in memory are evaluated with gradients on; no ask tells it from training."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth, 0.02), slow_loader(truth, "train", 4)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    rows = torch.randn(4, 4)
+    for _ in range(2):
+        model.train()
+        train_on(truth, model, optimizer, train)
+        model.eval()
+        truth.at(EVAL)
+        for _ in range(3):
+            truth.forward(EVAL)
+            model(rows)
+            truth.step(EVAL)
+    return truth
+
+
+@timed
+def evaluation_of_gradients_of_the_input(watch: Watch) -> Truth:
+    """Saliency: ``autograd.grad`` to the input, in eval mode, in a run that has a backward elsewhere."""
+    truth = watch.truth(rated={"train": TRAIN, "images": EVAL})
+    model, train = Slow(truth), slow_loader(truth, "train", 4)
+    images = slow_loader(truth, "images", 3, 0.02)
+    optimizer = sgd(model)
+    watch(model, {"train": train, "images": images})
+    for _ in range(2):
+        model.train()
+        train_on(truth, model, optimizer, train)
+        model.eval()
+        truth.at(EVAL, "images")
+        for x, y in images:
+            truth.batch("images")
+            x.requires_grad_()
+            truth.forward(EVAL)
+            torch.autograd.grad(loss_of(model, (x, y)), x)
+            truth.step(EVAL)
+    return truth
+
+
+class Encoding(nn.Module):
+    """An encoder and a head, used together in training and apart elsewhere."""
+
+    def __init__(self, truth: Truth) -> None:
+        super().__init__()
+        self.encoder = Slow(truth)
+        self.head = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(x))
+
+
+@timed
+def a_part_of_the_model_evaluated(watch: Watch) -> Truth:
+    """Nearest neighbours: the whole model trains, its encoder alone is evaluated."""
+    truth = watch.truth(rated={"train": TRAIN, "gallery": EVAL})
+    model, train = Encoding(truth), slow_loader(truth, "train", 4)
+    gallery = slow_loader(truth, "gallery", 3, 0.02)
+    optimizer = sgd(model)
+    watch(model, {"train": train, "gallery": gallery})
+    for _ in range(2):
+        model.train()
+        train_on(truth, model, optimizer, train)
+        model.eval()
+        evaluate_on(truth, model.encoder, gallery, "gallery")
+    return truth
+
+
+@timed
+def parts_of_the_model_trained(watch: Watch) -> Truth:
+    """The loop calls encoder and head itself: two forwards per step, whatever contains them."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Encoding(truth), slow_loader(truth, "train", 5)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    truth.at(TRAIN, "train")
+    for x, y in train:
+        truth.batch("train")
+        optimizer.zero_grad()
+        truth.forward()
+        hidden = model.encoder(x)
+        truth.forward()
+        loss = F.cross_entropy(model.head(hidden), y)
+        truth.backward()
+        loss.backward()
+        optimizer.step()
+        truth.update()
+        truth.step()
+    return truth
+
+
+class Wrapping(nn.Module):
+    """Holds a model as DDP does."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.module(x)
+
+
+@timed
+def the_model_inside_its_wrapper_evaluated(watch: Watch) -> Truth:
+    """The wrapper trains; the model inside it, unwrapped, is evaluated."""
+    truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
+    model, train, val = (
+        Wrapping(Slow(truth)), slow_loader(truth, "train", 4), slow_loader(truth, "val", 3, 0.02)
+    )  # fmt: skip
+    optimizer = sgd(model)
+    watch(model, {"train": train, "val": val})
+    for _ in range(2):
+        model.train()
+        train_on(truth, model, optimizer, train)
+        model.module.eval()
+        evaluate_on(truth, model.module, val)
+    return truth
+
+
+@timed
+def estimates_without_a_loader(watch: Watch) -> Truth:
+    """nanoGPT: batches are cut out of an array, and the loss is estimated at iteration 0 and every few after."""
+    truth = watch.truth()
+    model = Slow(truth)
+    optimizer = sgd(model)
+    watch(model)
+    rows = torch.randn(64, 4)
+
+    def get_batch() -> tuple[torch.Tensor, torch.Tensor]:
+        where = torch.randint(len(rows), (4,))
+        return rows[where], where % 2
+
+    truth.at(TRAIN)
+    x, y = get_batch()
+    for iteration in range(9):
+        if iteration % 4 == 0:
+            model.eval()
+            glance(truth, model, get_batch()[0], 4)
+            model.train()
+        truth.forward()
+        loss = F.cross_entropy(model(x), y)
+        x, y = get_batch()
+        truth.work(0.02)
+        truth.backward()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@timed
+def estimates_before_accumulated_steps(watch: Watch) -> Truth:
+    """The same with two micro-batches per update, and the loss estimated in training mode."""
+    truth = watch.truth()
+    model = Slow(truth)
+    optimizer = sgd(model)
+    watch(model)
+    rows = torch.randn(64, 4)
+    truth.at(TRAIN)
+    for iteration in range(7):
+        if iteration % 3 == 0:
+            glance(truth, model, rows[:4], 5)
+        for micro in range(2):
+            truth.forward()
+            loss = model(rows[micro * 4 : micro * 4 + 4]).square().mean() / 2
+            truth.backward()
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@timed
+def sampling_after_an_update(watch: Watch) -> Truth:
+    """Every few steps text is generated, without gradients, in training mode, between update and ask."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth, 0.015), slow_loader(truth, "train", 8)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    truth.at(TRAIN, "train")
+    for i, batch in enumerate(train):
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        truth.step()
+        if i in {2, 5}:
+            glance(truth, model, torch.randn(1, 4), 4)
+    return truth
+
+
+@timed
+def training_accuracy_on_the_training_loader(watch: Watch) -> Truth:
+    """The loader of training is evaluated after every epoch: one loader, two phases."""
+    truth = watch.truth(rated={})
+    model, train = Slow(truth), slow_loader(truth, "train", 4)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for _ in range(2):
+        model.train()
+        train_on(truth, model, optimizer, train)
+        truth.sleep(0.08, "outside")
+        model.eval()
+        evaluate_on(truth, model, train, "train")
+    return truth
+
+
+@timed
+def validation_between_slow_steps(watch: Watch) -> Truth:
+    """A second loader is evaluated inside the first one's pass, after updates: no step contains it."""
+    truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
+    model, train, val = Slow(truth), slow_loader(truth, "train", 8), slow_loader(truth, "val", 3, 0.02)
+    optimizer = sgd(model)
+    watch(model, {"train": train, "val": val})
+    truth.at(TRAIN, "train")
+    for i, batch in enumerate(train):
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        truth.step()
+        if i in {3, 5}:
+            model.eval()
+            evaluate_on(truth, model, val)
+            model.train()
+            truth.at(TRAIN, "train")
+    return truth
+
+
+@timed
+def validation_that_suspends_a_slow_step(watch: Watch) -> Truth:
+    """A second loader is evaluated before the update of a group: the step goes on after it, and is no longer."""
+    truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
+    model, train, val = Slow(truth), slow_loader(truth, "train", 8), slow_loader(truth, "val", 3, 0.02)
+    optimizer = sgd(model)
+    watch(model, {"train": train, "val": val})
+    truth.at(TRAIN, "train")
+    for i, batch in enumerate(train):
+        truth.batch("train")
+        truth.forward()
+        loss = loss_of(model, batch)
+        truth.backward()
+        loss.backward()
+        if i % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+            truth.update()
+            truth.step()
+        if i in {1, 5}:
+            model.eval()
+            evaluate_on(truth, model, val)
+            model.train()
+            truth.at(TRAIN, "train")
+    return truth
+
+
+@timed
+def a_probe_in_mid_group(watch: Watch) -> Truth:
+    """In a group of accumulated batches some rows in memory are evaluated, after a backward."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth, 0.015), slow_loader(truth, "train", 8)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    truth.at(TRAIN, "train")
+    for i, batch in enumerate(train):
+        truth.batch("train")
+        truth.forward()
+        loss = loss_of(model, batch)
+        truth.backward()
+        loss.backward()
+        if i % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+            truth.update()
+            truth.step()
+        if i in {1, 5}:
+            glance(truth, model, torch.randn(4, 4), 3)
+    return truth
+
+
+@timed
+def hard_examples_are_chosen_first(watch: Watch) -> Truth:
+    """A forward without gradients picks the rows that are trained on: both forwards are training."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth, 0.02), slow_loader(truth, "train", 6)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    truth.at(TRAIN, "train")
+    for x, y in train:
+        truth.batch("train")
+        with torch.no_grad():
+            truth.forward()
+            hard = F.cross_entropy(model(x), y, reduction="none").topk(2).indices
+        learn(truth, model, optimizer, (x[hard], y[hard]))
+        truth.step()
+    return truth
+
+
+@timed
+def a_teacher_that_is_slow(watch: Watch) -> Truth:
+    """Distillation in time: the teacher's forward, without gradients, is training like the student's."""
+    truth = watch.truth(rated={"train": TRAIN})
+    student, teacher, train = Slow(truth, 0.01), Slow(truth, 0.03), slow_loader(truth, "train", 6)
+    optimizer = sgd(student)
+    watch({"student": student, "teacher": teacher}, {"train": train})
+    teacher.eval()
+    truth.at(TRAIN, "train")
+    for x, _ in train:
+        truth.batch("train")
+        with torch.no_grad():
+            truth.forward(model="teacher")
+            wanted = teacher(x)
+        truth.forward(model="student")
+        loss = (student(x) - wanted).square().mean()
+        optimizer.zero_grad()
+        truth.backward()
+        loss.backward()
+        optimizer.step()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@timed
+def a_moving_average_teaches_and_is_evaluated(watch: Watch) -> Truth:
+    """Self-distillation: the average of the weights teaches in every step, and is what is evaluated afterwards."""
+    truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
+    student, train, val = Slow(truth), slow_loader(truth, "train", 4), slow_loader(truth, "val", 3, 0.02)
+    teacher = Slow(truth)
+    teacher.load_state_dict(student.state_dict())
+    optimizer = sgd(student)
+    watch({"student": student, "teacher": teacher}, {"train": train, "val": val})
+    for _ in range(2):
+        truth.at(TRAIN, "train")
+        for x, _ in train:
+            truth.batch("train")
+            truth.forward(model="student")
+            out = student(x)
+            with torch.no_grad():
+                truth.forward(model="teacher")
+                wanted = teacher(x)
+            optimizer.zero_grad()
+            truth.backward()
+            (out - wanted).square().mean().backward()
+            optimizer.step()
+            truth.update()
+            for slow, fast in zip(teacher.parameters(), student.parameters(), strict=True):
+                slow.data.lerp_(fast.data, 0.1)
+            truth.step()
+        truth.at(EVAL, "val")
+        with torch.no_grad():
+            for x, _ in val:
+                truth.batch("val")
+                truth.forward(EVAL, model="teacher")
+                teacher(x)
+                truth.step(EVAL)
+    return truth
+
+
+@timed
+def two_views_of_a_batch_and_a_probe(watch: Watch) -> Truth:
+    """Contrastive learning: two forwards and one backward per step; a classifier on top is evaluated by epoch."""
+    truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
+    model, train, val = Slow(truth), slow_loader(truth, "train", 4), slow_loader(truth, "val", 2, 0.02)
+    optimizer = sgd(model)
+    watch(model, {"train": train, "val": val})
+    for _ in range(2):
+        truth.at(TRAIN, "train")
+        for x, _ in train:
+            truth.batch("train")
+            truth.forward()
+            truth.forward()
+            loss = (model(x) - model(x + 0.1)).square().mean()
+            optimizer.zero_grad()
+            truth.backward()
+            loss.backward()
+            optimizer.step()
+            truth.update()
+            truth.step()
+        evaluate_on(truth, model, val)
+    return truth
+
+
+@timed
+def zipped_loaders_that_later_run_alone(watch: Watch) -> Truth:
+    """First both give a batch per step; then one trains alone, and the other is evaluated alone."""
+    truth = watch.truth(rated={})
+    model, code, prose = Slow(truth), slow_loader(truth, "code", 3), slow_loader(truth, "prose", 3)
+    optimizer = sgd(model)
+    watch(model, {"code": code, "prose": prose})
+    truth.at(TRAIN, "code")
+    for first, second in zip(code, prose, strict=False):
+        truth.batch("code")
+        truth.batch("prose")
+        optimizer.zero_grad()
+        truth.forward()
+        truth.forward()
+        loss = loss_of(model, first) + loss_of(model, second)
+        truth.backward()
+        loss.backward()
+        optimizer.step()
+        truth.update()
+        truth.step()
+    truth.sleep(0.08, "outside")
+    train_on(truth, model, optimizer, prose, "prose")
+    truth.sleep(0.08, "outside")
+    evaluate_on(truth, model, code, "code")
+    return truth
+
+
+@timed
+def alternating_loaders_after_a_zip(watch: Watch) -> Truth:
+    """Loaders that were asked together are asked in turn: each ask is a batch of its own."""
+    truth = watch.truth()
+    model, code, prose = Slow(truth), slow_loader(truth, "code", 4), slow_loader(truth, "prose", 4)
+    optimizer = sgd(model)
+    watch(model, {"code": code, "prose": prose})
+    truth.at(TRAIN, "code")
+    for first, second in itertools.islice(zip(code, prose, strict=False), 2):
+        truth.batch("code")
+        truth.batch("prose")
+        optimizer.zero_grad()
+        truth.forward()
+        truth.forward()
+        loss = loss_of(model, first) + loss_of(model, second)
+        truth.backward()
+        loss.backward()
+        optimizer.step()
+        truth.update()
+        truth.step()
+    live = {"code": iter(code), "prose": iter(prose)}
+    for _ in range(3):
+        for name, batches in live.items():
+            truth.at(TRAIN, name)
+            batch = next(batches)
+            truth.batch(name)
+            learn(truth, model, optimizer, batch)
+            truth.step()
+    return truth
+
+
+@loop
+def evaluation_of_a_copy_that_was_given(watch: Watch) -> Truth:
+    """The averaged model is given too, and evaluated by rows in memory after every epoch."""
+    model, train, truth = Net(), loader(5), Truth()
+    average = copy.deepcopy(model)
+    optimizer = sgd(model)
+    watch({"model": model, "average": average}, {"train": train})
+    for _ in range(2):
+        train_on(truth, model, optimizer, train)
+        with torch.no_grad():
+            for _ in range(3):
+                truth.forward(EVAL, model="average")
+                average(torch.randn(4, 4))
+                truth.step(EVAL)
+    return truth

@@ -1,0 +1,365 @@
+"""Loops that do something else between their batches: save, log, sleep."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+
+import otel_train
+from tests.integration.loops.truth import (
+    EVAL,
+    TRAIN,
+    Slow,
+    Truth,
+    Watch,
+    evaluate_on,
+    learn,
+    loader,
+    loss_of,
+    sgd,
+    slow_loader,
+    timed,
+    train_on,
+)
+
+SAVING_S = 0.12
+"""Long enough to be told from what a busy machine adds to a step."""
+
+
+@timed
+def saving_between_epochs(watch: Watch) -> Truth:
+    """The loop saves after every epoch, without saying so: that time is of no step and of no phase."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth), slow_loader(truth, "train", 5)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for _ in range(2):
+        train_on(truth, model, optimizer, train)
+        truth.sleep(SAVING_S, "outside")
+    return truth
+
+
+@timed
+def setting_up_before_the_loop(watch: Watch) -> Truth:
+    """Time before the first batch is initialisation."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth), slow_loader(truth, "train", 5)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    truth.sleep(SAVING_S, "init")
+    train_on(truth, model, optimizer, train)
+    return truth
+
+
+@timed
+def exporting_after_the_loop(watch: Watch) -> Truth:
+    """The program goes on after its last epoch, with the session open."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth), slow_loader(truth, "train", 5)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    train_on(truth, model, optimizer, train)
+    truth.sleep(2 * SAVING_S, "outside")
+    return truth
+
+
+@timed
+def saving_after_a_break(watch: Watch) -> Truth:
+    """A pass that is broken off is over when its iterator is disposed of, not when the next one begins."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth), slow_loader(truth, "train", 8)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for _ in range(2):
+        truth.at(TRAIN, "train")
+        for i, batch in enumerate(train):
+            truth.batch("train")
+            learn(truth, model, optimizer, batch)
+            truth.step()
+            if i == 3:
+                break
+        truth.sleep(SAVING_S, "outside")
+    return truth
+
+
+@timed
+def saving_after_an_islice(watch: Watch) -> Truth:
+    """``islice`` stops without asking for the end: the pass is over all the same."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth), slow_loader(truth, "train", 8)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for _ in range(2):
+        train_on(truth, model, optimizer, itertools.islice(train, 4))
+        truth.sleep(SAVING_S, "outside")
+    return truth
+
+
+@timed
+def waiting_after_an_exception(watch: Watch) -> Truth:
+    """A step fails in the middle of a pass; the program catches it outside, waits, and begins a new pass."""
+    truth = watch.truth()
+    model, train = Slow(truth), slow_loader(truth, "train", 6)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+
+    def one_pass(*, last: int) -> None:
+        truth.at(TRAIN, "train")
+        for i, batch in enumerate(train):
+            truth.batch("train")
+            learn(truth, model, optimizer, batch)
+            truth.step()
+            if i == last:
+                raise RuntimeError("the link is down")
+
+    for last in (2, 3):
+        try:
+            one_pass(last=last)
+        except RuntimeError:
+            pass
+        truth.sleep(SAVING_S, "outside")
+    train_on(truth, model, optimizer, train)
+    return truth
+
+
+@timed
+def waiting_between_training_and_evaluation(watch: Watch) -> Truth:
+    """Neither phase is charged for what lies between them."""
+    truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
+    model, train, val = Slow(truth), slow_loader(truth, "train", 4), slow_loader(truth, "val", 3)
+    optimizer = sgd(model)
+    watch(model, {"train": train, "val": val})
+    for _ in range(2):
+        model.train()
+        train_on(truth, model, optimizer, train)
+        truth.sleep(SAVING_S, "outside")
+        model.eval()
+        evaluate_on(truth, model, val)
+        truth.sleep(SAVING_S, "outside")
+    return truth
+
+
+@timed
+def evaluation_that_does_more_than_forwards(watch: Watch) -> Truth:
+    """In a batch of evaluation all time is evaluation, before its forward and after; after the pass none is."""
+    truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
+    model, train, val = Slow(truth), slow_loader(truth, "train", 4), slow_loader(truth, "val", 3)
+    optimizer = sgd(model)
+    watch(model, {"train": train, "val": val})
+    for _ in range(2):
+        model.train()
+        train_on(truth, model, optimizer, train)
+        model.eval()
+        truth.at(EVAL, "val")
+        with torch.no_grad():
+            for batch in val:
+                truth.batch("val")
+                truth.work(0.02)
+                truth.forward(EVAL)
+                loss_of(model, batch)
+                truth.work(0.02)
+                truth.step(EVAL)
+        truth.sleep(SAVING_S, "outside")
+    return truth
+
+
+@timed
+def evaluation_without_a_loader_between_epochs(watch: Watch) -> Truth:
+    """It lasts from its first forward to the end of its last; what lies before and after is of no phase."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth), slow_loader(truth, "train", 4)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    rows = torch.randn(4, 4)
+    for _ in range(2):
+        model.train()
+        train_on(truth, model, optimizer, train)
+        truth.sleep(SAVING_S, "outside")
+        model.eval()
+        truth.at(EVAL)
+        with torch.no_grad():
+            for last in (False, False, True):
+                truth.forward(EVAL)
+                model(rows)
+                truth.step(EVAL)
+                if not last:
+                    truth.work(0.04)
+        truth.sleep(SAVING_S, "outside")
+    return truth
+
+
+@timed
+def logging_after_the_update(watch: Watch) -> Truth:
+    """What the loop does between its update and its next ask is part of the step."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth), slow_loader(truth, "train", 8)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    truth.at(TRAIN, "train")
+    for i, batch in enumerate(train):
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        truth.step()
+        if i % 3 == 1:
+            truth.work(0.05)
+    return truth
+
+
+@timed
+def augmenting_before_the_forward(watch: Watch) -> Truth:
+    """What the loop does between its ask and its forward is part of the step, as is a stage of its own there."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth), slow_loader(truth, "train", 6)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    truth.at(TRAIN, "train")
+    for batch in train:
+        truth.batch("train")
+        truth.work(0.02)
+        truth.stages["augment"] += 1
+        with otel_train.stage("augment"):
+            truth.work(0.02, "augment")
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    return truth
+
+
+@timed
+def checkpoints_that_take_their_time(watch: Watch) -> Truth:
+    """A checkpoint is an activity of its own, between epochs and inside one; what surrounds it is not."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth), slow_loader(truth, "train", 4)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for _ in range(2):
+        truth.at(TRAIN, "train")
+        for i, batch in enumerate(train):
+            truth.batch("train")
+            learn(truth, model, optimizer, batch)
+            truth.step()
+            if i == 1:
+                truth.checkpoints += 1
+                with otel_train.checkpoint():
+                    truth.sleep(0.06, "checkpoint")
+        truth.sleep(0.06, "outside")
+        truth.checkpoints += 1
+        with otel_train.checkpoint():
+            truth.sleep(0.06, "checkpoint")
+        truth.sleep(0.06, "outside")
+    return truth
+
+
+@timed
+def a_loader_that_yields_nothing(watch: Watch) -> Truth:
+    """Its pass is over at once, and the time after it is of no phase."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train, empty = Slow(truth), slow_loader(truth, "train", 4), loader(0)
+    optimizer = sgd(model)
+    watch(model, {"empty": empty, "train": train})
+    train_on(truth, model, optimizer, empty, "empty")
+    truth.sleep(SAVING_S, "outside")
+    train_on(truth, model, optimizer, train)
+    train_on(truth, model, optimizer, empty, "empty")
+    truth.sleep(SAVING_S, "outside")
+    return truth
+
+
+@timed
+def a_remainder_and_then_a_pause(watch: Watch) -> Truth:
+    """The last batches of an epoch come to no update; the pause after the epoch is not theirs."""
+    truth = watch.truth(partial=None, rated={"train": TRAIN})
+    model, train = Slow(truth), slow_loader(truth, "train", 5)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    for _ in range(2):
+        optimizer.zero_grad()
+        truth.at(TRAIN, "train")
+        for i, batch in enumerate(train):
+            truth.batch("train")
+            truth.forward()
+            loss = loss_of(model, batch)
+            truth.backward()
+            loss.backward()
+            if i % 2 == 1:
+                optimizer.step()
+                optimizer.zero_grad()
+                truth.update()
+                truth.step()
+        truth.sleep(SAVING_S, "outside")
+    return truth
+
+
+@timed
+def stopping_early_in_mid_epoch(watch: Watch) -> Truth:
+    """Validation inside the epoch says that it is enough: both passes end, and the best weights are restored."""
+    truth = watch.truth(rated={"val": EVAL})
+    model, train, val = Slow(truth), slow_loader(truth, "train", 9), slow_loader(truth, "val", 2)
+    optimizer = sgd(model)
+    watch(model, {"train": train, "val": val})
+    truth.at(TRAIN, "train")
+    for i, batch in enumerate(train):
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        truth.step()
+        if i % 3 == 2:
+            model.eval()
+            evaluate_on(truth, model, val)
+            model.train()
+            truth.at(TRAIN, "train")
+        if i == 5:
+            break
+    truth.sleep(2 * SAVING_S, "outside")
+    return truth
+
+
+@timed
+def the_same_loader_asked_by_next(watch: Watch) -> Truth:
+    """An endless loop makes a new iterator when the old one has run out; the data are waited for, nothing else."""
+    truth = watch.truth()
+    model, train = Slow(truth), slow_loader(truth, "train", 3)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    truth.at(TRAIN, "train")
+    batches = iter(train)
+    for _ in range(8):
+        batch = next(batches, None)
+        if batch is None:
+            batches = iter(train)
+            batch = next(batches)
+        truth.batch("train")
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    return truth
+
+
+@timed
+def a_curriculum_of_loaders(watch: Watch) -> Truth:
+    """Every epoch has a loader of its own, with larger batches: one place in the program, one name."""
+    truth = watch.truth(names=1)
+    model = Slow(truth)
+    optimizer = sgd(model)
+    watch(model)
+    for size in (2, 4, 8):
+        stage = slow_loader(truth, "?", 3, size=size)
+        train_on(truth, model, optimizer, stage, "?")
+        truth.sleep(SAVING_S, "outside")
+    return truth
+
+
+@timed
+def folds_with_loaders_nobody_named(watch: Watch) -> Truth:
+    """Cross-validation makes two loaders per fold: two places in the program, two names."""
+    truth = watch.truth(names=2)
+    model = Slow(truth)
+    optimizer = sgd(model)
+    watch(model)
+    for _ in range(3):
+        fold_train = slow_loader(truth, "?", 3)
+        fold_val = slow_loader(truth, "?", 2)
+        model.train()
+        train_on(truth, model, optimizer, fold_train, "?")
+        model.eval()
+        evaluate_on(truth, model, fold_val, "?")
+        truth.sleep(0.08, "outside")
+    return truth

@@ -1,0 +1,142 @@
+"""Times of a summary against what a program measured around its own sleeps."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from tests.integration.loops.truth import Claim, Truth, Watch
+
+WITHIN = 0.15
+"""Share by which a time may miss the truth."""
+
+SLACK_S = 0.005
+"""What a time may miss the truth by, however small the truth is."""
+
+NOBODYS = ("other", "compile", "stalled", "restart")
+"""Activities that no program here has."""
+
+ACTIVITIES = ("init", "outside", "eval", "checkpoint", "data_wait", "productive")
+
+
+def times_of(summary: dict[str, Any], truth: Truth, watch: Watch) -> list[str]:
+    """Which times of ``summary`` are not what the program measured; empty when all are.
+
+    A program claims the time of its sleeps and no other. So a figure is at least what was claimed for it,
+    and at most that and all time that nothing was claimed for: the loop's own work and, on a busy machine, the
+    time in which it did not run.
+    """
+    return [wrong for check in CHECKS for wrong in check(summary, _Times(truth, watch))]
+
+
+class _Times:
+    """What a program claimed, added up."""
+
+    def __init__(self, truth: Truth, watch: Watch) -> None:
+        self.truth = truth
+        self.wall_s = watch.closing[0] - watch.opening[1]
+        self.opening_s = watch.opening[1] - watch.opening[0]
+        self.closing_s = watch.closing[1] - watch.closing[0]
+        self.unclaimed_s = max(0.0, self.wall_s - self.of(lambda claim: claim.activity != ""))
+
+    def of(self, which: Callable[[Claim], bool]) -> float:
+        """Seconds of the claims for which ``which`` is true."""
+        return sum(seconds for claim, seconds in self.truth.seconds.items() if which(claim))
+
+    def differ(self, what: str, figure: float | None, truth_s: float, *, more_s: float = 0.0) -> Iterator[str]:
+        """What is wrong with ``figure``; ``more_s``: what else it may contain."""
+        least = truth_s * (1 - WITHIN) - SLACK_S
+        most = truth_s * (1 + WITHIN) + SLACK_S + self.unclaimed_s + more_s
+        if figure is None and truth_s > SLACK_S:
+            yield f"{what} is not known; it lasts {truth_s:.3f} s"
+        elif figure is not None and not least <= figure <= most:
+            yield f"{what} is {figure:.3f} s, not {truth_s:.3f} s (at most {most:.3f} s)"
+
+
+def _wall(summary: dict[str, Any], times: _Times) -> Iterator[str]:
+    wall_s = summary["wall_seconds"]
+    if not times.wall_s - SLACK_S <= wall_s <= times.wall_s + times.opening_s + times.closing_s + SLACK_S:
+        yield f"the run lasts {wall_s:.3f} s, not {times.wall_s:.3f} s"
+
+
+def _activities(summary: dict[str, Any], times: _Times) -> Iterator[str]:
+    for activity in ACTIVITIES:
+        claimed_s = times.of(lambda claim, activity=activity: claim.activity == activity)  # type: ignore[misc]
+        more_s = times.opening_s if activity == "init" else 0.0
+        figure = summary["activities"].get(activity)
+        yield from times.differ(f"activity {activity}", figure, claimed_s, more_s=more_s)
+    nobodys_s = sum(summary["activities"].get(activity, 0.0) for activity in NOBODYS)
+    yield from times.differ("other activities", nobodys_s, 0.0, more_s=times.closing_s)
+
+
+def _rows(summary: dict[str, Any], times: _Times) -> Iterator[str]:
+    found: dict[tuple[str, str, str, str], float] = defaultdict(float)
+    for row in summary["stages"]:
+        for loader in {row["loader"], ""}:
+            for column in ("self_seconds", "inclusive_seconds"):
+                found[row["phase"], loader, row["stage"], column] += row[column] or 0.0
+    keys = {(claim.phase, _named(claim, times), claim.stage) for claim in times.truth.seconds if claim.stage}
+    for phase, loader, stage in sorted(keys):
+        truth_s = times.of(
+            lambda c, key=(phase, loader, stage): (
+                (c.phase, c.stage) == key[::2] and key[1] in {"", _named(c, times)}
+            )  # type: ignore[misc]
+        )
+        columns = ("self_seconds",) if stage == "other" else ("self_seconds", "inclusive_seconds")
+        for column in columns:
+            what = f"{column} of {phase} {loader or 'all loaders'} {stage}"
+            yield from times.differ(what, found[phase, loader, stage, column], truth_s)
+
+
+def _waits(summary: dict[str, Any], times: _Times) -> Iterator[str]:
+    for loader in {claim.loader for claim in times.truth.seconds if claim.stage == "data"} - {"", "?"}:
+        truth_s = times.of(lambda c, loader=loader: (c.stage, c.loader) == ("data", loader))  # type: ignore[misc]
+        waits = [row["wait"] for row in summary["loaders"] if row["loader"] == loader]
+        wait_s = waits[0]["total_seconds"] if waits and waits[0] else None
+        yield from times.differ(f"wait for loader {loader}", wait_s, truth_s)
+
+
+def _steps(summary: dict[str, Any], times: _Times) -> Iterator[str]:
+    if times.truth.partial != 0 or times.truth.threads > 1:
+        return  # what is left unfinished is in no step
+    claimed_s = times.of(lambda claim: claim.activity in {"data_wait", "productive"})
+    steps_s = sum(row["total_seconds"] for row in summary["step_durations"] if row["phase"] == "train")
+    yield from times.differ("sum of all training steps", steps_s, claimed_s)
+
+
+def _rates(summary: dict[str, Any], times: _Times) -> Iterator[str]:
+    truth = times.truth
+    for loader, phase in truth.rated.items():
+        truth_s = times.of(lambda c, key=(phase, loader): (c.phase, c.loader) == key)  # type: ignore[misc]
+        rows = [row for row in summary["rates"] if (row["phase"], row["loader"]) == (phase, loader)]
+        if len(rows) != 1:
+            yield f"{len(rows)} rates of {phase} {loader}"
+            continue
+        [row] = rows
+        yield from times.differ(f"time of the batches of {phase} {loader}", row["seconds"], truth_s)
+        samples = truth.samples[loader] if truth.samples is not None else None
+        for rate, count in (("batches_per_second", truth.batches[loader]), ("samples_per_second", samples)):
+            if count is not None and abs((row[rate] or 0.0) * (row["seconds"] or 0.0) - count) > 0.01 * count:
+                yield f"{rate} of {phase} {loader} is {row[rate]} over {row['seconds']} s, not of {count}"
+
+
+def _throughput(summary: dict[str, Any], times: _Times) -> Iterator[str]:
+    throughput = summary["throughput"]
+    for wrong in _wall({"wall_seconds": throughput["wall_seconds"]}, times):
+        yield f"throughput: {wrong}"
+    steps = throughput["steps_per_second"] * throughput["wall_seconds"]
+    if abs(steps - times.truth.steps["train"]) > 0.01 * max(1, times.truth.steps["train"]):
+        yield f"throughput is of {steps} steps, not {times.truth.steps['train']}"
+
+
+def _named(claim: Claim, times: _Times) -> str:
+    """The loader of a claim; "" where the program did not name it."""
+    return claim.loader if claim.loader != "?" else ""
+
+
+CHECKS: list[Callable[[dict[str, Any], _Times], Iterable[str]]] = [
+    _wall, _activities, _rows, _waits, _steps, _rates, _throughput,
+]  # fmt: skip
