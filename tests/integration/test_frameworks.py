@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.support.laws_of_summaries import laws_of
 from tests.support.loop_table import counted, settle
 from tests.support.zero_code import environment, launched, run_zero_code, summaries_below
 
@@ -109,6 +110,7 @@ def test_a_library_is_counted_as_a_profiler_counts_it(name: str, tmp_path: Path)
     assert not any(seen[figure] for figure in example.unseen)
     for one, text in ((watched, printed_watched), (found, printed_found)):
         assert one["summary"]["telemetry"]["faults"] == {}
+        assert laws_of(one["summary"]) == []
         assert one["weights"] == profiled["weights"]
         assert TIMES.sub("", text) == TIMES.sub("", printed)
     without = counted(found["summary"])

@@ -9,14 +9,13 @@ import torch
 
 from tests.integration import test_loops  # noqa: F401 - it enters the programs in the table
 from tests.integration.loops import by_hand, compiled
-from tests.integration.loops.truth import EAGER, LOOPS, QUIET, Nobody
+from tests.integration.loops.truth import EAGER, LOOPS, QUIET, Nobody, Truth
+from tests.support.laws_of_summaries import laws_of
 from tests.support.loop_table import counted, rows, settle
 from tests.support.zero_code import zero_code
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from otel_train.session import Session
 
 NAMES_US = {
     "nothing_at_all",
@@ -49,23 +48,24 @@ DIFFERS: dict[str, str] = {
 """Where the figures are not those of in-code, and why."""
 
 
-def found(name: str, folder: Path) -> tuple[Session, dict[str, Any]]:
-    """Run a program that names nobody; the session that found it."""
+def found(name: str, folder: Path) -> tuple[Truth, dict[str, Any]]:
+    """Run a program that names nobody; what it counted, and the summary of the session that found it."""
     torch.manual_seed(0)
     with zero_code(folder, **QUIET, **EAGER) as sessions:
-        LOOPS[name](Nobody())  # type: ignore[arg-type]  # called like one
+        truth = LOOPS[name](Nobody())  # type: ignore[arg-type]  # called like one
     [session] = sessions
-    return session, session.summary()
+    return truth, session.summary()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_loop_is_counted_the_same_without_a_line_of_ours(name: str, tmp_path: Path) -> None:
     """Who cannot touch the code must not get other figures."""
-    _, summary = found(name, tmp_path)
+    truth, summary = found(name, tmp_path)
     seen = counted(summary)
 
     assert summary["telemetry"]["faults"] == {}
+    assert laws_of(summary, threads=truth.threads) == []
     settle("loops", name, {"zero_code": seen, "why": DIFFERS.get(name, "")})
     assert (seen == rows()["loops"][name]["in_code"]) == (name not in DIFFERS)
 

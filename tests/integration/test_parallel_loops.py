@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.laws_of_summaries import laws_of
 from tests.support.loop_table import counted, rows, settle
 from tests.support.zero_code import environment, launched, quiet_settings, run_zero_code, summaries_below
 
@@ -91,6 +92,7 @@ def test_a_rank_is_counted_as_it_counts_itself(name: str, ranks: list[dict[str, 
         assert row.pop("same_weights")
         assert row.pop("faults") == {}
         assert row.pop("unobserved") == []
+        assert row.pop("laws") == []
         settle("processes", name, row)
 
 
@@ -121,6 +123,7 @@ def test_a_rank_is_counted_the_same_without_a_line_of_ours(name: str, tmp_path: 
         assert summary["telemetry"]["faults"] == {}
         assert said[name] == rows()["processes"][name]["program"]
         assert counted(summary) == rows()["processes"][name]["in_code"]
+        assert laws_of(summary) == []
         settle("processes", name, {"zero_code": counted(summary), "why": ""})
 
 

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 TRAIN = "train"
+EVALUATING = ("eval", "test", "predict")
 ROUNDED_S = 1e-6
 """What may be lost between two ways to add up the same nanoseconds."""
 
@@ -17,6 +18,9 @@ NEAR = 0.001
 
 STEPS_NEAR = 0.005
 """Share of the training time by which its steps may miss it."""
+
+SLACK_S = 0.001
+"""What figures may differ by, however small they are."""
 
 
 def laws_of(summary: dict[str, Any], *, threads: int = 1) -> list[str]:
@@ -41,24 +45,15 @@ def laws_of(summary: dict[str, Any], *, threads: int = 1) -> list[str]:
     return [broken for law in laws for broken in law(summary)]
 
 
-def near(one: float, other: float, *, share: float = NEAR, slack: float = 0.001) -> bool:
+def near(one: float, other: float, *, share: float = NEAR, slack: float = SLACK_S) -> bool:
     """Whether two figures are the same within a share of the larger, or within ``slack``."""
     return abs(one - other) <= max(slack, share * max(abs(one), abs(other)))
 
 
-def self_seconds(
-    summary: dict[str, Any], *, stage: str | None = None, outside: bool = False, phase: str = TRAIN
-) -> float:
-    """Self time of the rows of a phase, or with ``outside`` of all the others."""
-    return float(
-        sum(
-            row["self_seconds"] or 0.0
-            for row in summary["stages"]
-            if (row["phase"] != phase if outside else row["phase"] == phase)
-            and (stage is None or row["stage"] == stage)
-            and row["stage"] != "checkpoint"
-        )
-    )
+def self_seconds(summary: dict[str, Any], *phases: str, stage: str = "") -> float:
+    """Self time of the rows of these phases; of one stage when one is given."""
+    rows = [row for row in summary["stages"] if row["phase"] in phases and row["stage"] != "checkpoint"]
+    return float(sum(row["self_seconds"] or 0.0 for row in rows if stage in {"", row["stage"]}))
 
 
 def _activities_tile_the_run(summary: dict[str, Any]) -> Iterator[str]:
@@ -74,10 +69,11 @@ def _rows_are_activities(summary: dict[str, Any]) -> Iterator[str]:
     activities = summary["activities"]
     if activities.get("compile") or activities.get("stalled"):
         return  # taken out of the activity in which they happened
+    waited_s = self_seconds(summary, TRAIN, stage="data")
     pairs = {
-        "data_wait": self_seconds(summary, stage="data"),
-        "productive": self_seconds(summary) - self_seconds(summary, stage="data"),
-        "eval": self_seconds(summary, outside=True),
+        "data_wait": waited_s,
+        "productive": self_seconds(summary, TRAIN) - waited_s,
+        "eval": self_seconds(summary, *EVALUATING),
     }
     for activity, rows in pairs.items():
         if not near(activities[activity], rows):
@@ -114,12 +110,12 @@ def _steps_are_counted_once(summary: dict[str, Any]) -> Iterator[str]:
 def _steps_tile_training(summary: dict[str, Any]) -> Iterator[str]:
     """Training time is in steps, but for the asks that find the end of a loader and what is left at the close."""
     steps_s = sum(row["total_seconds"] or 0.0 for row in summary["step_durations"] if row["phase"] == TRAIN)
-    train_s = self_seconds(summary)
+    train_s = self_seconds(summary, TRAIN)
     if steps_s > train_s + ROUNDED_S:
         yield f"training steps last {steps_s} s, all of training {train_s} s"
-    ends = any(row["workers"] for row in summary["loaders"])  # workers are waited for at the end of a pass
-    whole = summary["step_source"] == "update" and not summary["partial_steps"] and not ends
-    if whole and not near(steps_s, train_s, share=STEPS_NEAR, slack=0.003):
+    whole = summary["step_source"] == "update" and not summary["partial_steps"]
+    ends_s = self_seconds(summary, TRAIN, stage="data")  # at most: how long the last asks took is in no figure
+    if whole and train_s - steps_s > STEPS_NEAR * train_s + ends_s + SLACK_S:
         yield f"no step is partial, but training steps last {steps_s} s and all of training {train_s} s"
 
 
@@ -154,7 +150,7 @@ def _rates_follow_from_counts(summary: dict[str, Any]) -> Iterator[str]:
             for s in summary["stages"]
             if (s["phase"], s["loader"]) == (row["phase"], row["loader"])
         )
-        if seconds is not None and seconds > own * (1 + NEAR) + 0.001:
+        if seconds is not None and seconds > own * (1 + NEAR) + SLACK_S:
             yield f"{name}: the rate is over {seconds} s, all of its rows are {own} s"
         if len(phases[row["loader"]]) > 1:
             continue  # counts of a loader are of all phases
@@ -184,7 +180,7 @@ def _verdicts_have_their_figures(summary: dict[str, Any]) -> Iterator[str]:
         name, share, seconds = verdict["name"], verdict["share"], verdict["seconds"]
         if share is not None and not 0.0 <= share <= 1.0 + 1e-9:
             yield f"verdict {name}: share {share} is not between 0 and 1"
-        if seconds is not None and seconds > summary["wall_seconds"] * (1 + NEAR) + 0.001:
+        if seconds is not None and seconds > summary["wall_seconds"] * (1 + NEAR) + SLACK_S:
             yield f"verdict {name}: {seconds} s in a run of {summary['wall_seconds']} s"
         if verdict["loader"] and verdict["loader"] not in loaders:
             yield f"verdict {name}: no figure is of loader {verdict['loader']}"

@@ -78,11 +78,12 @@ def _rows(summary: dict[str, Any], times: _Times) -> Iterator[str]:
         for loader in {row["loader"], ""}:
             for column in ("self_seconds", "inclusive_seconds"):
                 found[row["phase"], loader, row["stage"], column] += row[column] or 0.0
-    keys = {(claim.phase, _named(claim, times), claim.stage) for claim in times.truth.seconds if claim.stage}
+    keys = {(claim.phase, _named(claim), claim.stage) for claim in times.truth.seconds if claim.stage}
+    keys = {key for key in keys if not key[1] or (key[0], "", key[2]) not in keys}
     for phase, loader, stage in sorted(keys):
         truth_s = times.of(
             lambda c, key=(phase, loader, stage): (
-                (c.phase, c.stage) == key[::2] and key[1] in {"", _named(c, times)}
+                (c.phase, c.stage) == key[::2] and key[1] in {"", _named(c)}
             )  # type: ignore[misc]
         )
         columns = ("self_seconds",) if stage == "other" else ("self_seconds", "inclusive_seconds")
@@ -132,7 +133,7 @@ def _throughput(summary: dict[str, Any], times: _Times) -> Iterator[str]:
         yield f"throughput is of {steps} steps, not {times.truth.steps['train']}"
 
 
-def _named(claim: Claim, times: _Times) -> str:
+def _named(claim: Claim) -> str:
     """The loader of a claim; "" where the program did not name it."""
     return claim.loader if claim.loader != "?" else ""
 

@@ -51,7 +51,7 @@ class OneAhead:
 @timed
 def one_batch_ahead_in_both_phases(watch: Watch) -> Truth:
     """Training and evaluation look one batch ahead: the last batch of either is used after its pass has ended."""
-    truth = watch.truth()
+    truth = watch.truth(owners=False)
     model, train, val = Slow(truth), slow_loader(truth, "train", 5), slow_loader(truth, "val", 3, 0.02)
     optimizer = sgd(model)
     watch(model, {"train": train, "val": val})
@@ -66,7 +66,7 @@ def one_batch_ahead_in_both_phases(watch: Watch) -> Truth:
 @timed
 def accumulation_that_ends_with_the_loader(watch: Watch) -> Truth:
     """accelerate: the last group of an epoch is smaller, because the loader says one batch ahead that it ends."""
-    truth = watch.truth()
+    truth = watch.truth(owners=False)
     model, train, val = Slow(truth), slow_loader(truth, "train", 5), slow_loader(truth, "val", 3, 0.02)
     optimizer = sgd(model)
     watch(model, {"train": train, "val": val})
@@ -125,7 +125,7 @@ def a_batch_in_hand_while_estimating(watch: Watch) -> Truth:
 @timed
 def the_next_batch_is_fetched_after_the_update(watch: Watch) -> Truth:
     """A prefetcher: the batch in hand is trained on, then the next one is fetched, to the end."""
-    truth = watch.truth(rated={})
+    truth = watch.truth()
     model, train = Slow(truth), slow_loader(truth, "train", 5)
     optimizer = sgd(model)
     watch(model, {"train": train})
@@ -180,7 +180,7 @@ def a_slow_loader_behind_a_queue(watch: Watch) -> Truth:
 @timed
 def an_evaluation_that_fetches_ahead_by_hand(watch: Watch) -> Truth:
     """Loaders whose names say nothing: the first ask of each pass shows nothing until its batch is used."""
-    truth = watch.truth()
+    truth = watch.truth(owners=False)
     model, left, right = Slow(truth), slow_loader(truth, "left", 4), slow_loader(truth, "right", 3, 0.02)
     optimizer = sgd(model)
     watch(model, {"left": left, "right": right})

@@ -271,7 +271,7 @@ def sampling_after_an_update(watch: Watch) -> Truth:
 @timed
 def training_accuracy_on_the_training_loader(watch: Watch) -> Truth:
     """The loader of training is evaluated after every epoch: one loader, two phases."""
-    truth = watch.truth(rated={})
+    truth = watch.truth()
     model, train = Slow(truth), slow_loader(truth, "train", 4)
     optimizer = sgd(model)
     watch(model, {"train": train})
@@ -461,7 +461,7 @@ def two_views_of_a_batch_and_a_probe(watch: Watch) -> Truth:
 @timed
 def zipped_loaders_that_later_run_alone(watch: Watch) -> Truth:
     """First both give a batch per step; then one trains alone, and the other is evaluated alone."""
-    truth = watch.truth(rated={})
+    truth = watch.truth(owners=False)
     model, code, prose = Slow(truth), slow_loader(truth, "code", 3), slow_loader(truth, "prose", 3)
     optimizer = sgd(model)
     watch(model, {"code": code, "prose": prose})
@@ -488,7 +488,7 @@ def zipped_loaders_that_later_run_alone(watch: Watch) -> Truth:
 @timed
 def alternating_loaders_after_a_zip(watch: Watch) -> Truth:
     """Loaders that were asked together are asked in turn: each ask is a batch of its own."""
-    truth = watch.truth()
+    truth = watch.truth(owners=False)
     model, code, prose = Slow(truth), slow_loader(truth, "code", 4), slow_loader(truth, "prose", 4)
     optimizer = sgd(model)
     watch(model, {"code": code, "prose": prose})

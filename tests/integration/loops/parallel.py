@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from tests.integration.loops.truth import Net, Nobody, Truth, Watch, dataset, learn, loader, sgd
+from tests.support.laws_of_summaries import laws_of
 from tests.support.loop_table import counted, shape_of
 
 if TYPE_CHECKING:
@@ -175,7 +176,7 @@ def row(name: str, folder: Path) -> dict[str, Any]:
     return {
         "shape": shape, "description": description, "program": program, "in_code": counted(summary),
         "same_weights": weights[0] == weights[1], "faults": summary["telemetry"]["faults"],
-        "unobserved": summary["unobserved"],
+        "unobserved": summary["unobserved"], "laws": laws_of(summary),
     }  # fmt: skip
 
 

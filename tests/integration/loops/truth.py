@@ -77,6 +77,7 @@ class Truth:
         names: how many loaders the summary may name; None: this program does not say.
         sleeps: whether the stated sleeps are slept; else the program only counts.
         seconds: time that the program measured around its sleeps, by what the time was for.
+        owners: whether the program says whose batch a forward is of; else only the phase of each is known.
         rated: loaders whose every batch was timed, and the phase of those batches.
         place: phase and loader of the batch that the program works on.
     """
@@ -101,6 +102,7 @@ class Truth:
     names: int | None = None
     sleeps: bool = False
     seconds: defaultdict[Claim, float] = field(default_factory=lambda: defaultdict(float))
+    owners: bool = True
     rated: Mapping[str, str] = field(default_factory=dict)
     place: tuple[str, str] = (TRAIN, "")
 
@@ -121,7 +123,7 @@ class Truth:
 
     def at(self, phase: str, loader: str = "") -> None:
         """Say what the next batch is for, and whose it is."""
-        self.place = phase, loader
+        self.place = phase, loader if self.owners else ""
 
     def work(self, seconds: float, stage: str = "other", loader: str | None = None) -> None:
         """Sleep in a stage of the present batch."""
