@@ -21,7 +21,9 @@ HEAD = """\
 Which loops are accounted for, and what is found in each. Every row is a program in `tests/integration` that trains for
 real, on made-up data, and counts what it does by itself: in plain Python where it calls its model, its loss and its
 optimizer, or, in libraries that own the loop, by `sys.setprofile`. Neither knows anything of otel_train. A test
-compares both counts and this page, so a row that is wrong is a test that fails. `make loops` writes it.
+compares both counts and this page, so a row that is wrong is a test that fails. `make loops` writes it. In every
+summary of theirs the figures agree with each other: activities add up to the run, training steps to the time of
+training, data rows to the waits of the loaders, and a rate times its time is a count.
 
 | Column | Counts, by the program itself |
 | --- | --- |
@@ -33,6 +35,8 @@ compares both counts and this page, so a row that is wrong is a test that fails.
 | updates | outermost ones; skipped ones are not updates |
 | in code | what a session says that `instrument(...)` opened: `same`, or what differs |
 | zero code | the same of `otel-train run`, where nothing in the program names us; empty: not tried in this shape |
+| times | `sleeps`: the program sleeps for stated times, measures them, and every time of the summary is within 15 % of \
+what it measured: activities, stages by phase and loader, waits, steps, rates; empty: only counts are compared |
 
 Where it says `absent` the figure is not published, `unobserved` in [summary.json](summary.md) has a line for it with what
 to do, a series of [`train.unobserved`](metrics.md) counts it, and the log says it once. {same} of {all} programs run
@@ -58,8 +62,12 @@ or `otel_train.step()` where a step ends |
 ROOMS = {
     "shapes": "How batches are asked for",
     "kinds": "What gives the batches",
+    "ahead": "Batches that are fetched ahead",
     "epochs": "How epochs begin, end and repeat",
+    "gaps": "What lies between batches, epochs and phases",
     "phases": "Training, evaluation, and both at once",
+    "evaluating": "Evaluation in every manner",
+    "environments": "Without a loader",
     "models": "What the model is, and how it is called",
     "compiled": "torch.compile",
     "gradients": "How gradients are asked for",
@@ -101,13 +109,14 @@ def line(row: dict[str, Any]) -> str:
         *counts,
         difference(row["program"], row.get("in_code")),
         ": ".join(filter(None, (difference(row["program"], row.get("zero_code")), row.get("why")))),
+        "sleeps" if row.get("timed") else "",
     ]
     return f"| {' | '.join(cells)} |\n"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Some rows under their heads."""
-    heads = ("Shape", *COUNTS, "in code", "zero code")
+    heads = ("Shape", *COUNTS, "in code", "zero code", "times")
     return f"\n| {' | '.join(heads)} |\n| {' | '.join(['---'] * len(heads))} |\n" + "".join(map(line, rows))
 
 
@@ -119,7 +128,7 @@ def page() -> str:
     text = HEAD.format(same=same, all=len(every)) + UNSEEN
     for room, title in ROOMS.items():
         rows = [row for row in results["loops"].values() if row["room"] == room]
-        text += f"\n## {title}\n" + table(rows)
+        text += f"\n## {title}\n" + table(rows) if rows else ""
     for section, (title, words) in SECTIONS.items():
         if section in results:
             text += f"\n## {title}\n\n{words}\n" + table(list(results[section].values()))

@@ -25,15 +25,13 @@ from tests.support.loop_table import settle
 from tests.support.times_of_loops import times_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _warm(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The first session of a process imports what the others find."""
     run("plain", tmp_path_factory.mktemp("warm"))
-    return
 
 
 def run(name: str, folder: Path) -> tuple[Truth, Watch]:

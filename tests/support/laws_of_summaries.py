@@ -94,7 +94,11 @@ def _quantiles_are_in_order(summary: dict[str, Any]) -> Iterator[str]:
         order = [row[name] for name in ("min", "p50", "p95", "p99", "max")]
         if None not in order and order != sorted(order):
             yield f"{_name(row)}: quantiles {order} are out of order"
-        if row["count"] and row["avg"] is not None and not row["min"] - 1e-9 <= row["avg"] <= row["max"] + 1e-9:
+        if (
+            row["count"]
+            and row["avg"] is not None
+            and not row["min"] - 1e-9 <= row["avg"] <= row["max"] + 1e-9
+        ):
             yield f"{_name(row)}: average {row['avg']} s is outside {row['min']} to {row['max']} s"
 
 
@@ -114,7 +118,9 @@ def _steps_tile_training(summary: dict[str, Any]) -> Iterator[str]:
     if steps_s > train_s + ROUNDED_S:
         yield f"training steps last {steps_s} s, all of training {train_s} s"
     whole = summary["step_source"] == "update" and not summary["partial_steps"]
-    ends_s = self_seconds(summary, TRAIN, stage="data")  # at most: how long the last asks took is in no figure
+    ends_s = self_seconds(
+        summary, TRAIN, stage="data"
+    )  # at most: how long the last asks took is in no figure
     if whole and train_s - steps_s > STEPS_NEAR * train_s + ends_s + SLACK_S:
         yield f"no step is partial, but training steps last {steps_s} s and all of training {train_s} s"
 
@@ -158,7 +164,12 @@ def _rates_follow_from_counts(summary: dict[str, Any]) -> Iterator[str]:
             (row["batches_per_second"], summary["batches"].get(row["loader"])),
             (row["samples_per_second"], summary["samples"].get(row["loader"])),
         ):
-            if rate is not None and seconds and count is not None and not near(rate * seconds, count, slack=0.01):
+            if (
+                rate is not None
+                and seconds
+                and count is not None
+                and not near(rate * seconds, count, slack=0.01)
+            ):
                 yield f"{name}: {rate} per second over {seconds} s is not {count}"
 
 

@@ -46,7 +46,9 @@ class _Times:
         """Seconds of the claims for which ``which`` is true."""
         return sum(seconds for claim, seconds in self.truth.seconds.items() if which(claim))
 
-    def differ(self, what: str, figure: float | None, truth_s: float, *, more_s: float = 0.0) -> Iterator[str]:
+    def differ(
+        self, what: str, figure: float | None, truth_s: float, *, more_s: float = 0.0
+    ) -> Iterator[str]:
         """What is wrong with ``figure``; ``more_s``: what else it may contain."""
         least = truth_s * (1 - WITHIN) - SLACK_S
         most = truth_s * (1 + WITHIN) + SLACK_S + self.unclaimed_s + more_s
@@ -82,9 +84,7 @@ def _rows(summary: dict[str, Any], times: _Times) -> Iterator[str]:
     keys = {key for key in keys if not key[1] or (key[0], "", key[2]) not in keys}
     for phase, loader, stage in sorted(keys):
         truth_s = times.of(
-            lambda c, key=(phase, loader, stage): (
-                (c.phase, c.stage) == key[::2] and key[1] in {"", _named(c)}
-            )  # type: ignore[misc]
+            lambda c, key=(phase, loader, stage): (c.phase, c.stage) == key[::2] and key[1] in {"", _named(c)}  # type: ignore[misc]
         )
         columns = ("self_seconds",) if stage == "other" else ("self_seconds", "inclusive_seconds")
         for column in columns:

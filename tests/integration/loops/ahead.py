@@ -185,7 +185,7 @@ def an_evaluation_that_fetches_ahead_by_hand(watch: Watch) -> Truth:
     optimizer = sgd(model)
     watch(model, {"left": left, "right": right})
     for _ in range(2):
-        train_on(truth, model, optimizer, left, "left")
+        train_on(truth, model, optimizer, left, name="left")
         truth.at(EVAL, "right")
         with torch.no_grad():
             batches = iter(right)

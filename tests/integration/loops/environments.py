@@ -49,6 +49,14 @@ def descend(truth: Truth, optimizer: torch.optim.Optimizer, loss: torch.Tensor) 
     truth.update()
 
 
+def act(truth: Truth, model: nn.Module, name: str, rows: torch.Tensor) -> torch.Tensor:
+    """A forward without gradients of a model that trains afterwards: it is evaluation."""
+    truth.forward(EVAL, model=name)
+    truth.step(EVAL)
+    with torch.no_grad():
+        return model(rows)
+
+
 @loop
 def soft_actor_critic(watch: Watch) -> Truth:
     """Critic, actor and temperature update once each per environment step: that is one step, not two or three."""
@@ -60,14 +68,12 @@ def soft_actor_critic(watch: Watch) -> Truth:
     watch({"actor": actor, "critic": critic, "target": target})
     replay = Replay()
     for _ in range(10):
-        with torch.no_grad():
-            truth.forward(model="actor")
-            actor(torch.randn(1, 4))
+        act(truth, actor, "actor", torch.randn(1, 4))
         states, following, rewards = replay.sample()
+        after = torch.cat([following, act(truth, actor, "actor", following)], 1)
         with torch.no_grad():
-            truth.forward(model="actor")
             truth.forward(model="target")
-            wanted = rewards + 0.9 * target(torch.cat([following, actor(following)], 1))
+            wanted = rewards + 0.9 * target(after)
         truth.forward(model="critic")
         value = critic(torch.cat([states, torch.randn(8, 2)], 1))
         descend(truth, optimizers[0], (value - wanted).square().mean())
@@ -84,28 +90,34 @@ def soft_actor_critic(watch: Watch) -> Truth:
 @loop
 def twin_critics_with_a_delayed_actor(watch: Watch) -> Truth:
     """TD3: two critics update in every environment step, the actor in every second one, and in the same step."""
-    truth = Truth(phases=False, partial=None)
-    actor, target_actor = Net(4, 2), Net(4, 2)
-    critics, targets = [Net(6, 1), Net(6, 1)], [Net(6, 1), Net(6, 1)]
-    optimizers = [sgd(critic) for critic in critics]
+    truth = Truth(partial=None)
+    actor, followers = (
+        Net(4, 2),
+        {"target_actor": Net(4, 2), "target_left": Net(6, 1), "target_right": Net(6, 1)},
+    )
+    critics = {"left": Net(6, 1), "right": Net(6, 1)}
+    optimizers = {name: sgd(critic) for name, critic in critics.items()}
     actor_optimizer = sgd(actor)
-    watch({"actor": actor, "target_actor": target_actor, "left": critics[0], "right": critics[1]})
+    watch({"actor": actor, **critics, **followers})
     replay = Replay()
     for i in range(8):
         states, following, rewards = replay.sample()
         with torch.no_grad():
-            truth.forward(model="target_actor")
-            after = torch.cat([following, target_actor(following)], 1)
-            wanted = rewards + 0.9 * torch.minimum(*(target.forward(after) for target in targets))
-        for name, critic, optimizer in zip(("left", "right"), critics, optimizers, strict=True):
+            for name in followers:
+                truth.forward(model=name)
+            after = torch.cat([following, followers["target_actor"](following)], 1)
+            wanted = rewards + torch.minimum(
+                followers["target_left"](after), followers["target_right"](after)
+            )
+        for name, critic in critics.items():
             truth.forward(model=name)
             value = critic(torch.cat([states, torch.randn(8, 2)], 1))
-            descend(truth, optimizer, (value - wanted).square().mean())
+            descend(truth, optimizers[name], (value - wanted).square().mean())
         if i % 2 == 1:
             truth.forward(model="actor")
             truth.forward(model="left")
-            descend(truth, actor_optimizer, -critics[0](torch.cat([states, actor(states)], 1)).mean())
-            follow(target_actor, actor)
+            descend(truth, actor_optimizer, -critics["left"](torch.cat([states, actor(states)], 1)).mean())
+            follow(followers["target_actor"], actor)
         truth.step()
     return truth
 
@@ -113,15 +125,13 @@ def twin_critics_with_a_delayed_actor(watch: Watch) -> Truth:
 @loop
 def deep_q_learning(watch: Watch) -> Truth:
     """Four environment steps act, then one update learns with a target network: one step per update."""
-    truth = Truth(phases=False, partial=None)
+    truth = Truth(partial=None)
     model, target = Net(4, 2), Net(4, 2)
     optimizer = sgd(model)
     watch({"model": model, "target": target})
     replay = Replay()
     for i in range(24):
-        with torch.no_grad():
-            truth.forward()
-            model(torch.randn(1, 4))
+        act(truth, model, "model", torch.randn(1, 4))
         if i % 4 == 3:
             states, following, rewards = replay.sample()
             with torch.no_grad():

@@ -9,7 +9,19 @@ import threading
 import torch
 
 import otel_train
-from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
+from tests.integration.loops.truth import (
+    Net,
+    Slow,
+    Truth,
+    Watch,
+    learn,
+    loader,
+    loop,
+    loss_of,
+    sgd,
+    slow_loader,
+    timed,
+)
 
 
 @loop
@@ -103,6 +115,30 @@ def an_inner_loop_without_updates(watch: Watch) -> Truth:
         optimizer.step()
         optimizer.zero_grad()
         truth.update()
+        truth.step()
+    return truth
+
+
+@timed
+def a_slow_inner_loop_without_updates(watch: Watch) -> Truth:
+    """The same with loaders and a model that take their time: both loaders are waited for in one step."""
+    truth = watch.truth(owners=False)
+    model, tasks, support = (
+        Slow(truth),
+        slow_loader(truth, "tasks", 3, 0.03),
+        slow_loader(truth, "support", 3),
+    )
+    optimizer = sgd(model)
+    watch(model, {"tasks": tasks, "support": support})
+    for task in tasks:
+        truth.batch("tasks")
+        for batch in support:
+            truth.batch("support")
+            truth.forward()
+            loss = loss_of(model, batch)
+            truth.backward()
+            loss.backward()
+        learn(truth, model, optimizer, task)
         truth.step()
     return truth
 

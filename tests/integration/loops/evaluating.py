@@ -48,7 +48,7 @@ def evaluation_left_in_training_mode(watch: Watch) -> Truth:
     optimizer = sgd(model)
     watch(model, {"left": left, "right": right})
     for _ in range(2):
-        train_on(truth, model, optimizer, left, "left")
+        train_on(truth, model, optimizer, left, name="left")
         evaluate_on(truth, model, right, "right")
     return truth
 
@@ -62,7 +62,7 @@ def evaluation_with_gradients_in_eval_mode(watch: Watch) -> Truth:
     watch(model, {"left": left, "right": right})
     for _ in range(2):
         model.train()
-        train_on(truth, model, optimizer, left, "left")
+        train_on(truth, model, optimizer, left, name="left")
         model.eval()
         truth.at(EVAL, "right")
         for batch in right:
@@ -248,6 +248,19 @@ def estimates_before_accumulated_steps(watch: Watch) -> Truth:
         optimizer.zero_grad()
         truth.update()
         truth.step()
+    return truth
+
+
+@timed
+def a_look_at_the_model_before_it_trains(watch: Watch) -> Truth:
+    """Some rows in memory are evaluated, in training mode, before the first batch is asked for."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth, 0.02), slow_loader(truth, "train", 5)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    truth.sleep(0.08, "init")
+    glance(truth, model, torch.randn(4, 4), 4)
+    train_on(truth, model, optimizer, train)
     return truth
 
 
@@ -479,7 +492,7 @@ def zipped_loaders_that_later_run_alone(watch: Watch) -> Truth:
         truth.update()
         truth.step()
     truth.sleep(0.08, "outside")
-    train_on(truth, model, optimizer, prose, "prose")
+    train_on(truth, model, optimizer, prose, name="prose")
     truth.sleep(0.08, "outside")
     evaluate_on(truth, model, code, "code")
     return truth

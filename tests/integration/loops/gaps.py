@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import default_collate
 
 import otel_train
 from tests.integration.loops.truth import (
@@ -22,6 +25,9 @@ from tests.integration.loops.truth import (
     timed,
     train_on,
 )
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 SAVING_S = 0.12
 """Long enough to be told from what a busy machine adds to a step."""
@@ -97,6 +103,68 @@ def saving_after_an_islice(watch: Watch) -> Truth:
 
 
 @timed
+def saving_after_a_break_out_of_a_generator(watch: Watch) -> Truth:
+    """A generator stands between loop and loader, as progress bars and prefetchers do: a break ends both."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth), slow_loader(truth, "train", 8)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+
+    def shown(batches: Iterable[Any]) -> Iterator[Any]:
+        yield from batches
+
+    for _ in range(2):
+        truth.at(TRAIN, "train")
+        for i, batch in enumerate(shown(train)):
+            truth.batch("train")
+            learn(truth, model, optimizer, batch)
+            truth.step()
+            if i == 3:
+                break
+        truth.sleep(SAVING_S, "outside")
+    return truth
+
+
+@timed
+def waiting_after_the_loader_failed(watch: Watch) -> Truth:
+    """A batch cannot be read: the pass ends there, the program waits, and begins a new one."""
+    truth = watch.truth()
+    model, faults = Slow(truth), [2]
+
+    def collate(rows: list[Any]) -> Any:
+        truth.work(0.01, "data", "train")
+        if faults and truth.batches["train"] == faults[0]:
+            faults.pop()
+            raise OSError("the share is gone")
+        return default_collate(rows)
+
+    train = loader(5, collate_fn=collate)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    with contextlib.suppress(OSError):
+        train_on(truth, model, optimizer, train)
+    truth.sleep(SAVING_S, "outside")
+    train_on(truth, model, optimizer, train)
+    return truth
+
+
+@timed
+def a_pause_after_the_first_validation(watch: Watch) -> Truth:
+    """Two batches are evaluated to see that it works; the pause before training is of no phase."""
+    truth = watch.truth(rated={"train": TRAIN, "val": EVAL})
+    model, train, val = Slow(truth), slow_loader(truth, "train", 4), slow_loader(truth, "val", 4, 0.02)
+    optimizer = sgd(model)
+    watch(model, {"train": train, "val": val})
+    truth.sleep(0.08, "init")
+    model.eval()
+    evaluate_on(truth, model, itertools.islice(val, 2))
+    model.train()
+    truth.sleep(SAVING_S, "outside")
+    train_on(truth, model, optimizer, train)
+    return truth
+
+
+@timed
 def waiting_after_an_exception(watch: Watch) -> Truth:
     """A step fails in the middle of a pass; the program catches it outside, waits, and begins a new pass."""
     truth = watch.truth()
@@ -114,10 +182,8 @@ def waiting_after_an_exception(watch: Watch) -> Truth:
                 raise RuntimeError("the link is down")
 
     for last in (2, 3):
-        try:
+        with contextlib.suppress(RuntimeError):
             one_pass(last=last)
-        except RuntimeError:
-            pass
         truth.sleep(SAVING_S, "outside")
     train_on(truth, model, optimizer, train)
     return truth
@@ -257,10 +323,10 @@ def a_loader_that_yields_nothing(watch: Watch) -> Truth:
     model, train, empty = Slow(truth), slow_loader(truth, "train", 4), loader(0)
     optimizer = sgd(model)
     watch(model, {"empty": empty, "train": train})
-    train_on(truth, model, optimizer, empty, "empty")
+    train_on(truth, model, optimizer, empty, name="empty")
     truth.sleep(SAVING_S, "outside")
     train_on(truth, model, optimizer, train)
-    train_on(truth, model, optimizer, empty, "empty")
+    train_on(truth, model, optimizer, empty, name="empty")
     truth.sleep(SAVING_S, "outside")
     return truth
 
@@ -342,7 +408,7 @@ def a_curriculum_of_loaders(watch: Watch) -> Truth:
     watch(model)
     for size in (2, 4, 8):
         stage = slow_loader(truth, "?", 3, size=size)
-        train_on(truth, model, optimizer, stage, "?")
+        train_on(truth, model, optimizer, stage, name="?")
         truth.sleep(SAVING_S, "outside")
     return truth
 
@@ -358,7 +424,7 @@ def folds_with_loaders_nobody_named(watch: Watch) -> Truth:
         fold_train = slow_loader(truth, "?", 3)
         fold_val = slow_loader(truth, "?", 2)
         model.train()
-        train_on(truth, model, optimizer, fold_train, "?")
+        train_on(truth, model, optimizer, fold_train, name="?")
         model.eval()
         evaluate_on(truth, model, fold_val, "?")
         truth.sleep(0.08, "outside")

@@ -9,7 +9,20 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
+from tests.integration.loops.truth import (
+    TRAIN,
+    Net,
+    Slow,
+    Truth,
+    Watch,
+    learn,
+    loader,
+    loop,
+    loss_of,
+    sgd,
+    slow_loader,
+    timed,
+)
 
 
 class Recomputed(Net):
@@ -78,6 +91,29 @@ def the_whole_model_recomputed(watch: Watch) -> Truth:
 def the_whole_model_recomputed_reentrantly(watch: Watch) -> Truth:
     """Forward and backward inside backward stay in the outer one."""
     return recompute_whole(watch, reentrant=True)
+
+
+@timed
+def a_slow_model_recomputed(watch: Watch) -> Truth:
+    """The time of the second forward is backward's."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth, 0.02), slow_loader(truth, "train", 5)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    truth.at(TRAIN, "train")
+    for x, y in train:
+        truth.batch("train")
+        truth.forward()
+        model.stage = "forward"
+        loss = nn.functional.cross_entropy(checkpoint(model, x, use_reentrant=False), y)
+        optimizer.zero_grad()
+        truth.backward()
+        model.stage = "backward"
+        loss.backward()
+        optimizer.step()
+        truth.update()
+        truth.step()
+    return truth
 
 
 @loop

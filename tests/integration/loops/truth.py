@@ -129,7 +129,9 @@ class Truth:
         """Sleep in a stage of the present batch."""
         phase, present = self.place
         training = "data_wait" if stage == "data" else "productive"
-        self.sleep(seconds, training if phase == TRAIN else phase, stage, present if loader is None else loader)
+        self.sleep(
+            seconds, training if phase == TRAIN else phase, stage, present if loader is None else loader
+        )
 
     def batch(self, loader: str, size: int | None = 4) -> None:
         """A loader gave a batch; ``size`` None: of how many samples nobody can say."""
@@ -204,9 +206,11 @@ class Slow(Net):
         super().__init__()
         self.truth = truth
         self.takes_s = seconds
+        self.stage = "forward"
+        """The stage that its time is part of; a program may change it."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.truth.work(self.takes_s, "forward")
+        self.truth.work(self.takes_s, self.stage)
         return super().forward(x)
 
 
@@ -239,7 +243,14 @@ def learn(truth: Truth, model: nn.Module, optimizer: torch.optim.Optimizer, batc
     truth.update()
 
 
-def train_on(truth: Truth, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Any], name: str = "train") -> None:
+def train_on(
+    truth: Truth,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[Any],
+    *,
+    name: str = "train",
+) -> None:
     """A pass of ordinary steps."""
     truth.at(TRAIN, name)
     for batch in batches:

@@ -7,7 +7,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional as F  # noqa: N812 - the name everybody gives it
 
-from tests.integration.loops.truth import Net, Truth, Watch, learn, loader, loop, loss_of, sgd
+from tests.integration.loops.truth import (
+    TRAIN,
+    Net,
+    Slow,
+    Truth,
+    Watch,
+    learn,
+    loader,
+    loop,
+    loss_of,
+    sgd,
+    slow_loader,
+    timed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -170,6 +183,31 @@ def lbfgs_closure(watch: Watch) -> Truth:
         truth.update()
         truth.step()
     assert truth.forwards["model", "train"] > 4
+    return truth
+
+
+@timed
+def a_slow_closure(watch: Watch) -> Truth:
+    """Forwards inside the update keep their own time, and take it from the optimizer's."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth), slow_loader(truth, "train", 3)
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    watch(model, {"train": train})
+    truth.at(TRAIN, "train")
+    for batch in train:
+        truth.batch("train")
+
+        def closure(batch: Any = batch) -> torch.Tensor:
+            optimizer.zero_grad()
+            truth.forward()
+            loss = loss_of(model, batch)
+            truth.backward()
+            loss.backward()
+            return loss
+
+        optimizer.step(closure)
+        truth.update()
+        truth.step()
     return truth
 
 
