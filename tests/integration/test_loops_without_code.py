@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NAMES_US = {
+    "a_session_that_only_waits",
     "a_slow_loader_behind_a_queue",
     "nothing_at_all",
     "attack_under_a_declared_phase",

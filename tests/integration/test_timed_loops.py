@@ -19,7 +19,7 @@ from tests.integration.loops.truth import (
     slow_loader,
     train_on,
 )
-from tests.integration.test_loops import expected, found
+from tests.integration.test_loops import expected, found, row
 from tests.support.laws_of_summaries import laws_of
 from tests.support.loop_table import settle
 from tests.support.times_of_loops import times_of
@@ -55,7 +55,7 @@ def test_a_loop_is_counted_and_timed_as_it_times_itself(name: str, tmp_path: Pat
     wrong += laws_of(summary, threads=truth.threads)
     wrong += times_of(summary, truth, watch)
     assert wrong == []
-    settle("loops", name, {"timed": True})
+    settle("loops", name, {**row(truth, summary, LOOPS[name]), "timed": True})
 
 
 def test_trainings_one_after_the_other_keep_their_own_times(tmp_path: Path) -> None:

@@ -128,7 +128,7 @@ def _throughput(summary: dict[str, Any], times: _Times) -> Iterator[str]:
     throughput = summary["throughput"]
     for wrong in _wall({"wall_seconds": throughput["wall_seconds"]}, times):
         yield f"throughput: {wrong}"
-    steps = throughput["steps_per_second"] * throughput["wall_seconds"]
+    steps = (throughput["steps_per_second"] or 0.0) * throughput["wall_seconds"]
     if abs(steps - times.truth.steps["train"]) > 0.01 * max(1, times.truth.steps["train"]):
         yield f"throughput is of {steps} steps, not {times.truth.steps['train']}"
 

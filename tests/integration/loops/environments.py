@@ -17,6 +17,7 @@ from tests.integration.loops.truth import (
     Watch,
     loop,
     sgd,
+    slow_loader,
     timed,
 )
 
@@ -168,6 +169,33 @@ def policy_optimization_over_rollouts(watch: Watch) -> Truth:
         rollout = torch.randn(8, 4)
         for _ in range(2):
             for rows in rollout.split(4):
+                truth.forward()
+                descend(truth, optimizer, policy(rows).square().mean())
+                truth.step()
+    return truth
+
+
+@timed
+def policy_optimization_with_loaders_of_rollouts(watch: Watch) -> Truth:
+    """PPO whose every rollout becomes a loader: the policy acts between the passes, without gradients."""
+    truth = watch.truth(names=1)
+    policy = Slow(truth)
+    optimizer = sgd(policy)
+    watch(policy)
+    for _ in range(3):
+        truth.at(EVAL)
+        with torch.no_grad():
+            for last in (*itertools.repeat(False, 3), True):
+                truth.forward(EVAL)
+                policy(torch.randn(1, 4))
+                truth.step(EVAL)
+                if not last:
+                    truth.work(0.015)  # the environment
+        rollout = slow_loader(truth, "?", 2)
+        for _ in range(2):
+            truth.at(TRAIN, "?")
+            for rows, _ in rollout:
+                truth.batch("?")
                 truth.forward()
                 descend(truth, optimizer, policy(rows).square().mean())
                 truth.step()

@@ -298,6 +298,48 @@ def training_accuracy_on_the_training_loader(watch: Watch) -> Truth:
 
 
 @timed
+def evaluation_by_generation(watch: Watch) -> Truth:
+    """Every batch of evaluation takes several forwards, one per token: it is one step all the same."""
+    truth = watch.truth(rated={"train": TRAIN, "prompts": EVAL})
+    model, train, prompts = Slow(truth), slow_loader(truth, "train", 4), slow_loader(truth, "prompts", 2)
+    optimizer = sgd(model)
+    watch(model, {"train": train, "prompts": prompts})
+    for _ in range(2):
+        model.train()
+        train_on(truth, model, optimizer, train)
+        model.eval()
+        truth.at(EVAL, "prompts")
+        with torch.no_grad():
+            for x, _ in prompts:
+                truth.batch("prompts")
+                for _ in range(4):
+                    truth.forward(EVAL)
+                    model(x)
+                truth.step(EVAL)
+    return truth
+
+
+@timed
+def answers_are_generated_before_they_are_learnt(watch: Watch) -> Truth:
+    """Fine-tuning on own answers: forwards without gradients and the update are of one batch, and all training."""
+    truth = watch.truth(rated={"prompts": TRAIN})
+    model, prompts = Slow(truth), slow_loader(truth, "prompts", 5)
+    optimizer = sgd(model)
+    watch(model, {"prompts": prompts})
+    truth.at(TRAIN, "prompts")
+    for batch in prompts:
+        truth.batch("prompts")
+        with torch.no_grad():
+            for _ in range(3):
+                truth.forward()
+                model(batch[0])
+        truth.work(0.02)  # the reward
+        learn(truth, model, optimizer, batch)
+        truth.step()
+    return truth
+
+
+@timed
 def validation_between_slow_steps(watch: Watch) -> Truth:
     """A second loader is evaluated inside the first one's pass, after updates: no step contains it."""
     truth = watch.truth(rated={"train": TRAIN, "val": EVAL})

@@ -429,3 +429,53 @@ def folds_with_loaders_nobody_named(watch: Watch) -> Truth:
         evaluate_on(truth, model, fold_val, "?")
         truth.sleep(0.08, "outside")
     return truth
+
+
+@timed
+def a_session_that_only_waits(watch: Watch) -> Truth:
+    """Nothing was asked for and nothing ran: all of it is initialisation."""
+    truth = watch.truth(source=None)
+    watch(Slow(truth), {"train": slow_loader(truth, "train", 2)})
+    truth.sleep(0.2, "init")
+    return truth
+
+
+@timed
+def evaluation_alone_with_pauses(watch: Watch) -> Truth:
+    """No training at all: batches are evaluation, pauses between passes are not."""
+    truth = watch.truth(source=None, rated={"val_easy": EVAL, "val_hard": EVAL})
+    model, easy, hard = (
+        Slow(truth),
+        slow_loader(truth, "val_easy", 4, 0.02),
+        slow_loader(truth, "val_hard", 3, 0.02),
+    )
+    watch(model, {"val_easy": easy, "val_hard": hard})
+    truth.sleep(0.08, "init")
+    model.eval()
+    evaluate_on(truth, model, easy, "val_easy")
+    truth.sleep(SAVING_S, "outside")
+    evaluate_on(truth, model, hard, "val_hard")
+    truth.sleep(SAVING_S, "outside")
+    return truth
+
+
+@timed
+def passes_without_forwards(watch: Watch) -> Truth:
+    """Batches are looked at and no model runs: they are for what their loader is for, by use or by name."""
+    truth = watch.truth(partial=None)
+    model, train, val = Slow(truth), slow_loader(truth, "train", 4), slow_loader(truth, "val", 3, 0.03)
+    optimizer = sgd(model)
+    watch(model, {"train": train, "val": val})
+    train_on(truth, model, optimizer, train)
+    truth.sleep(SAVING_S, "outside")
+    truth.at(EVAL, "val")
+    for _ in val:
+        truth.batch("val")
+        truth.work(0.02)
+        truth.step(EVAL)
+    truth.sleep(SAVING_S, "outside")
+    truth.at(TRAIN, "train")
+    for _ in train:
+        truth.batch("train")
+    truth.sleep(SAVING_S, "outside")
+    return truth

@@ -226,6 +226,23 @@ def next_by_hand(watch: Watch) -> Truth:
 
 
 @loop
+def a_pass_given_up_for_a_new_one(watch: Watch) -> Truth:
+    """The old iterator is still held when a new one is made: the loop goes on with the new one."""
+    model, train, truth = Net(), loader(6), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    held = []
+    for batches in (2, 3, 6):
+        held.append(iter(train))
+        for _ in range(batches):
+            batch = next(held[-1])
+            truth.batch("train")
+            learn(truth, model, optimizer, batch)
+            truth.step()
+    return truth
+
+
+@loop
 def one_batch_overfitted(watch: Watch) -> Truth:
     """A single ask, then many updates: each step closes where its update ended."""
     model, train, truth = Net(), loader(3), Truth()

@@ -48,6 +48,44 @@ def two_optimizers_per_step(watch: Watch) -> Truth:
     return truth
 
 
+@timed
+def several_updates_per_batch(watch: Watch) -> Truth:
+    """Every batch is trained on three times: each update is a step, and the first has waited for the batch."""
+    truth = watch.truth(rated={"train": TRAIN})
+    model, train = Slow(truth), slow_loader(truth, "train", 4, 0.03)
+    optimizer = sgd(model)
+    watch(model, {"train": train})
+    truth.at(TRAIN, "train")
+    for batch in train:
+        truth.batch("train")
+        for _ in range(3):
+            learn(truth, model, optimizer, batch)
+            truth.step()
+    return truth
+
+
+@timed
+def two_slow_optimizers_per_step(watch: Watch) -> Truth:
+    """Two models, two backwards and two updates on every batch: one step, as long as all of it."""
+    truth = watch.truth(rated={"train": TRAIN})
+    left, right, train = Slow(truth), Slow(truth, 0.02), slow_loader(truth, "train", 6)
+    optimizers = {"left": sgd(left), "right": sgd(right)}
+    watch({"left": left, "right": right}, {"train": train})
+    truth.at(TRAIN, "train")
+    for batch in train:
+        truth.batch("train")
+        for name, model in (("left", left), ("right", right)):
+            optimizers[name].zero_grad()
+            truth.forward(model=name)
+            loss = loss_of(model, batch)
+            truth.backward()
+            loss.backward()
+            optimizers[name].step()
+            truth.update()
+        truth.step()
+    return truth
+
+
 @loop
 def two_optimizers_without_an_ask(watch: Watch) -> Truth:
     """On one batch in hand, a step closes before its first optimizer updates again."""
