@@ -16,8 +16,11 @@ WITHIN = 0.15
 SLACK_S = 0.005
 """What a time may miss the truth by, however small the truth is."""
 
-NOBODYS = ("other", "compile", "stalled", "restart")
+ABSENT = ("other", "compile", "stalled", "restart")
 """Activities that no program here has."""
+
+AROUND = ("init", "outside")
+"""Activities that opening and closing a session are part of."""
 
 ACTIVITIES = ("init", "outside", "eval", "checkpoint", "data_wait", "productive")
 
@@ -65,13 +68,14 @@ def _wall(summary: dict[str, Any], times: _Times) -> Iterator[str]:
 
 
 def _activities(summary: dict[str, Any], times: _Times) -> Iterator[str]:
+    around_s = max(0.0, summary["wall_seconds"] - times.wall_s)  # spent in opening and closing the session
     for activity in ACTIVITIES:
         claimed_s = times.of(lambda claim, activity=activity: claim.activity == activity)  # type: ignore[misc]
-        more_s = times.opening_s if activity == "init" else 0.0
+        more_s = around_s if activity in AROUND else 0.0
         figure = summary["activities"].get(activity)
         yield from times.differ(f"activity {activity}", figure, claimed_s, more_s=more_s)
-    nobodys_s = sum(summary["activities"].get(activity, 0.0) for activity in NOBODYS)
-    yield from times.differ("other activities", nobodys_s, 0.0, more_s=times.closing_s)
+    absent_s = sum(summary["activities"].get(activity, 0.0) for activity in ABSENT)
+    yield from times.differ("other activities", absent_s, 0.0, more_s=around_s)
 
 
 def _rows(summary: dict[str, Any], times: _Times) -> Iterator[str]:
@@ -112,7 +116,7 @@ def _rates(summary: dict[str, Any], times: _Times) -> Iterator[str]:
     truth = times.truth
     for loader, phase in truth.rated.items():
         truth_s = times.of(lambda c, key=(phase, loader): (c.phase, c.loader) == key)  # type: ignore[misc]
-        rows = [row for row in summary["rates"] if (row["phase"], row["loader"]) == (phase, loader)]
+        rows = [row for row in summary.get("rates", []) if (row["phase"], row["loader"]) == (phase, loader)]
         if len(rows) != 1:
             yield f"{len(rows)} rates of {phase} {loader}"
             continue
@@ -125,7 +129,10 @@ def _rates(summary: dict[str, Any], times: _Times) -> Iterator[str]:
 
 
 def _throughput(summary: dict[str, Any], times: _Times) -> Iterator[str]:
-    throughput = summary["throughput"]
+    throughput = summary.get("throughput")
+    if throughput is None:
+        yield "there is no throughput"
+        return
     for wrong in _wall({"wall_seconds": throughput["wall_seconds"]}, times):
         yield f"throughput: {wrong}"
     steps = (throughput["steps_per_second"] or 0.0) * throughput["wall_seconds"]
