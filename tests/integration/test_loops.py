@@ -174,7 +174,8 @@ def test_a_loop_is_counted_as_it_counts_itself(name: str, tmp_path: Path) -> Non
     assert summary["telemetry"]["records_lost"] == 0
     assert summary["telemetry"]["records"] > 0 or not truth.batches
     assert summary["telemetry"]["faults"] == {}
-    assert laws_of(summary, threads=truth.threads) == []
+    broken = laws_of(summary, threads=truth.threads)
+    assert not broken, "\n".join(broken)
     assert_times_add_up(summary, truth)
     assert_absent_and_said(summary, truth)
     settle("loops", name, row(truth, summary, LOOPS[name]))

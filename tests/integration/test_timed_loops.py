@@ -54,7 +54,7 @@ def test_a_loop_is_counted_and_timed_as_it_times_itself(name: str, tmp_path: Pat
     wrong = [] if (seen := found(summary, truth)) == (said := expected(truth)) else [f"{seen} is not {said}"]
     wrong += laws_of(summary, threads=truth.threads)
     wrong += times_of(summary, truth, watch)
-    assert wrong == []
+    assert not wrong, "\n".join(wrong)
     settle("loops", name, {**row(truth, summary, LOOPS[name]), "timed": True})
 
 
