@@ -50,6 +50,9 @@ class Slice(NamedTuple):
         batches: as in ``Settled``.
         step_ns: durations of the training steps that closed.
         work_ns: the same, less what they waited for data.
+        loss_ns: time of their loss computations, as in ``StepRows``.
+        losses: how many loss computations they had.
+        training_ns: from their first forward, or loss, to the end of their last update.
     """
 
     source: np.ndarray
@@ -61,6 +64,9 @@ class Slice(NamedTuple):
     batches: np.ndarray
     step_ns: np.ndarray
     work_ns: np.ndarray
+    loss_ns: np.ndarray
+    losses: np.ndarray
+    training_ns: np.ndarray
 
 
 class _Mark(NamedTuple):
@@ -219,9 +225,10 @@ class FlatFigures:
         batches = batches[np.argsort(batches[:, 3], kind="stable")]
         for number in range(len(cuts) + 1):
             call, batch, step = (slice(*at[number : number + 2].tolist()) for at in edges)
-            lasted = steps.duration_ns[train][step]
+            mine = train[step][counted[step]]
+            lasted = steps.duration_ns[mine]
             yield Slice(
                 calls.source[call], calls.loader[call], calls.phase[call], calls.started_ns[call],
-                calls.inclusive_ns[call], kind[call], batches[batch], lasted[counted[step]],
-                (lasted - waited[step])[counted[step]],
+                calls.inclusive_ns[call], kind[call], batches[batch], lasted,
+                lasted - waited[step][counted[step]], steps.loss_ns[mine], steps.losses[mine], steps.training_ns[mine],
             )  # fmt: skip

@@ -22,10 +22,7 @@ _LOGGED = {
     EVAL: ("val", ("data", "forward")),
 }
 _FORWARD = (int(SourceKind.FORWARD),)
-_BACKWARD = (int(SourceKind.BACKWARD), int(SourceKind.GRAD))
-_OPTIMIZER = (int(SourceKind.OPTIMIZER), int(SourceKind.SCALER))
 _WHOLE = (int(SourceKind.WHOLE),)
-_LOSS = "loss"
 _PHASES = 8
 
 
@@ -124,7 +121,6 @@ class Operations:
         self._names = names
         self._safe = safe
         self._sums: dict[str, Sum] = {}
-        self._by_torch = False
 
     def reset(self) -> None:
         """Start from now."""
@@ -134,23 +130,14 @@ class Operations:
         """Count what ended."""
         train = part.phase == TRAIN
         self._count("data_batch_production", part.lasted_ns[train & (part.kind == SourceKind.DATA)])
-        lost = part.lasted_ns[train & np.isin(part.kind, _BACKWARD)]
-        if not len(lost):
-            lost = part.lasted_ns[train & np.isin(part.kind, _FORWARD)]
-        loss_ns = _together(part, train, (*_FORWARD, *_BACKWARD))
-        step_ns = _together(part, train, (*_FORWARD, *_BACKWARD, *_OPTIMIZER, *_WHOLE))
-        steps = len(part.step_ns)
-        self._tell("loss_fn_computation", len(lost), loss_ns)
-        self._tell("training_step", steps, step_ns)
-        self._tell("make_step_total", steps, int(part.work_ns.sum()))
-        self._by_torch |= bool(loss_ns)
+        self._tell("loss_fn_computation", int(part.losses.sum()), int(part.loss_ns.sum()))
+        # A step in which no call was seen has a duration, and nothing that could be timed.
+        self._count("training_step", part.training_ns[part.training_ns > 0])
+        self._tell("make_step_total", len(part.step_ns), int(part.work_ns.sum()))
         own = part.kind == SourceKind.STAGE
         for source in np.unique(part.source[own]).tolist():
             mine = own & (part.source == source)
-            name = self._names.sources[source].name
-            self._count(self._safe(name), part.lasted_ns[mine])
-            if name == _LOSS and not self._by_torch:  # JAX has no forward and backward that could be seen
-                self._count("loss_fn_computation", part.lasted_ns[mine & train])
+            self._count(self._safe(self._names.sources[source].name), part.lasted_ns[mine])
 
     def values(self) -> dict[str, float]:
         """The figures now, in seconds."""
@@ -170,12 +157,3 @@ class Operations:
         if count or total_ns:
             had = self._sums.get(name, Sum())
             self._sums[name] = Sum(had.count + count, had.total_ns + total_ns)
-
-
-def _together(part: Slice, chosen: np.ndarray, kinds: tuple[int, ...]) -> int:
-    """Time of these kinds, what ran inside another of them (a closure, recomputation) counted once."""
-    mine = np.flatnonzero(chosen & np.isin(part.kind, kinds))
-    started = part.started_ns[mine]
-    # Calls come in the order of their ends, so what holds another comes later and began no later.
-    later = np.append(np.minimum.accumulate(started[::-1])[::-1][1:], np.iinfo(np.int64).max)
-    return int(part.lasted_ns[mine][later[: len(mine)] > started].sum())

@@ -130,7 +130,7 @@ def test_operations_are_seconds_since_the_start() -> None:
     values = Rows().play(tape.stop())[1].values
 
     expected = {
-        "data_batch_production": 0.005, "loss_fn_computation": 0.050, "training_step": 0.057,
+        "data_batch_production": 0.005, "loss_fn_computation": 0.050, "training_step": 0.060,
         "make_step_total": 0.060, "clip": 0.003,
     }  # fmt: skip
     for name, seconds in expected.items():
@@ -150,6 +150,51 @@ def test_what_a_closure_computes_is_not_counted_twice() -> None:
 
     assert values["profiling/training_step_avg_time"] == pytest.approx(0.057)
     assert values["profiling/loss_fn_computation_avg_time"] == pytest.approx(0.050)
+
+
+def test_the_loss_function_is_part_of_the_loss_computation_and_of_the_training_step() -> None:
+    """It runs between the forward and the backward, in no stage, and may take longer than both."""
+    tape = Tape()
+    for _ in range(4):
+        tape.spend(MS).ask(ns=5 * MS).spend(2 * MS).forward(20 * MS).spend(40 * MS).backward(30 * MS)
+        tape.spend(3 * MS).update(7 * MS).spend(6 * MS)
+
+    values = Rows(every_steps=4).play(tape.stop(), cuts=[3, 9, 10, 17])[0].values
+
+    assert values["profiling/loss_fn_computation_avg_time"] == pytest.approx(0.090)
+    assert values["profiling/loss_fn_computation_count"] == 4
+    assert values["profiling/training_step_avg_time"] == pytest.approx(0.100)
+    assert values["profiling/training_step_count"] == 4
+
+
+def test_every_micro_batch_has_a_loss_computation_and_their_step_is_one() -> None:
+    """Gradient accumulation: a step of two micro-batches contains the wait for the second one."""
+    tape = Tape()
+    for _ in range(2):
+        for _ in range(2):
+            tape.ask(ns=5 * MS).forward(20 * MS).spend(MS).backward(30 * MS)
+        tape.update(7 * MS)
+
+    values = Rows().play(tape.stop())[0].values
+
+    assert values["profiling/loss_fn_computation_count"] == 4
+    assert values["profiling/loss_fn_computation_avg_time"] == pytest.approx(0.051)
+    assert values["profiling/training_step_count"] == 2
+    assert values["profiling/training_step_avg_time"] == pytest.approx(0.114)
+    assert values["profiling/data_batch_production_count"] == 4
+    assert values["profiling/make_step_total_avg_time"] == pytest.approx(0.109)
+
+
+def test_a_step_of_which_no_call_was_seen_has_no_training_step() -> None:
+    """Steps marked by hand have a duration; nothing in them was timed, so there is no zero to average."""
+    tape = Tape()
+    for _ in range(4):
+        tape.ask(ns=5 * MS).spend(20 * MS).mark()
+
+    values = Rows().play(tape.stop())[0].values
+
+    assert values["profiling/make_step_total_count"] == 2
+    assert not [key for key in values if "training_step" in key or "loss_fn" in key]
 
 
 def test_a_reset_begins_the_totals_anew() -> None:
@@ -463,6 +508,8 @@ def test_a_program_of_jax_has_the_old_operations() -> None:
     assert values["profiling/loss_fn_computation_avg_time"] == pytest.approx(0.020)
     assert values["profiling/loss_fn_computation_count"] == 2
     assert values["profiling/loss_avg_time"] == pytest.approx(0.020)
+    assert values["profiling/training_step_avg_time"] == pytest.approx(0.024)
+    assert values["profiling/training_step_count"] == 2
     assert values["profiling/make_step_total_avg_time"] == pytest.approx(0.024)
     assert whole["profiling/training_step_avg_time"] == pytest.approx(0.030)
     assert whole["profiling/data_batch_production_avg_time"] == pytest.approx(0.005)
@@ -471,7 +518,7 @@ def test_a_program_of_jax_has_the_old_operations() -> None:
 
 
 def test_a_stage_called_loss_beside_a_backward_is_only_a_stage() -> None:
-    """Of torch the forward and the backward are known: nothing is counted twice."""
+    """Of torch the forward and the backward are known: what lies between them counts once, named or not."""
     tape = Tape()
     for _ in range(2):
         tape.ask(ns=5 * MS).forward(20 * MS).run(SourceKind.STAGE, "loss", 3 * MS).backward(30 * MS).update(
@@ -480,5 +527,6 @@ def test_a_stage_called_loss_beside_a_backward_is_only_a_stage() -> None:
 
     values = Rows().play(tape.stop())[0].values
 
-    assert values["profiling/loss_fn_computation_avg_time"] == pytest.approx(0.050)
+    assert values["profiling/loss_fn_computation_avg_time"] == pytest.approx(0.053)
+    assert values["profiling/loss_fn_computation_count"] == 2
     assert values["profiling/loss_avg_time"] == pytest.approx(0.003)
