@@ -198,12 +198,21 @@ class Batch:
 
 
 class Compile(NamedTuple):
-    """One outermost run of a compiler; ``again`` if it had compiled this code before, None if nobody can say."""
+    """One outermost run of a compiler.
+
+    Attributes:
+        begun_ns: when it began.
+        ended_ns: when it ended.
+        again: it had compiled this code before; None if that is not known.
+        compiler: ``torch`` or ``jax``.
+        function: what was compiled, where it is a function of the program's and its name is known.
+    """
 
     begun_ns: int
     ended_ns: int
     again: bool | None
     compiler: str = "torch"
+    function: str = ""
 
 
 class Pace(NamedTuple):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING
 
 from otel_train.accounting.types import StepSource
+from otel_train.aggregate.jax_compiles import JAX_STEP, NS_PER_S, without_step
+from otel_train.clock import system_clock
 from otel_train.codes import WAIT, SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Container
 
     from otel_train.aggregate.run import RunAccount
+    from otel_train.clock import Clock
     from otel_train.record.discover import Probes
 
 UPDATES_WITHOUT_FORWARD = 10
@@ -30,12 +34,26 @@ _NO_BACKWARD = (
     "Its time is in the stage around it; where that can be divided, "
     '`with otel_train.stage("backward")` shows it'
 )
+STEPLESS_S = 60.0
+"""Seconds after which a program of JAX in which no step was seen is told so, while it runs."""
+
+_JAX_STEP = ("stage", JAX_STEP)
+_OF_JAX = (SourceKind.WHOLE, SourceKind.OPTIMIZER)
 
 _log = logging.getLogger("otel_train")
 
 
-def unobserved(run: RunAccount, probes: Probes) -> list[dict[str, str]]:
-    """One entry per thing: what, name, reason for people, cause for the metric."""
+def unobserved(
+    run: RunAccount, probes: Probes, *, now_ns: int | None = None, loaded: Container[str] = sys.modules
+) -> list[dict[str, str]]:
+    """One entry per thing: what, name, reason for people, cause for the metric.
+
+    Args:
+        run: the figures so far.
+        probes: what is watched.
+        now_ns: on the run's clock; the present time when not given.
+        loaded: modules that the program has imported.
+    """
     totals = run.totals
     seen = {
         (key.stage, key.model)
@@ -43,25 +61,23 @@ def unobserved(run: RunAccount, probes: Probes) -> list[dict[str, str]]:
         if n < len(totals.stages) and totals.stages.count(n)
     }
     stages = {stage for stage, _ in seen}
-    whole = any(
-        source.kind is SourceKind.WHOLE for source in totals.names.sources
-    )  # they are in it, as is said
+    # In a program of JAX, forward and backward are inside what is timed.
+    whole = WAIT in stages or any(source.kind is SourceKind.WHOLE for source in totals.names.sources)
+    listed = any(source.kind is SourceKind.DATA for source in totals.names.sources)
     busy = totals.updates >= UPDATES_WITHOUT_FORWARD or "backward" in stages
     found: list[dict[str, str]] = []
     if busy and not whole:
         found += _models(probes, seen, stages)
     for thread in run.helpers:
         found.append(_thing("loop", thread, _READS_BESIDE, "ambiguous"))
-    if busy and not any(source.kind is SourceKind.DATA for source in totals.names.sources):
+    if busy and not listed:
         found.append(_thing("stage", "data", _NO_LOADER, "unhooked"))
     if totals.updates >= UPDATES_WITHOUT_FORWARD and "backward" not in stages and not whole:
         found.append(_thing("stage", "backward", _NO_BACKWARD, "never_seen"))
-    if WAIT in stages and run.step_source is StepSource.UNDECIDED:
-        reason = (
-            "no update was seen, so no step is counted: otel_train.jax.make_step around what updates the parameters "
-            "shows it; otel_train.step() marks steps"
-        )
-        found.append(_thing("stage", "optimizer", reason, "never_seen"))
+    if _is_jax(run, stages, loaded) and _has_no_step(run, stages):
+        told = run.compiles.jax.told(system_clock() if now_ns is None else now_ns)
+        reason = without_step(told, loader=not listed)
+        found.append(_thing(*_JAX_STEP, reason, "unhooked"))
     if run.step_source is StepSource.BACKWARD:
         reason = (
             "no update was seen: parameters are changed by hand, by an optimizer that is not torch.optim, or inside "
@@ -78,25 +94,46 @@ class Missing:
         run: the figures so far.
         probes: what is watched.
         log: takes one line per thing.
+        clock: nanoseconds, that of the run.
     """
 
     def __init__(
-        self, run: RunAccount, probes: Probes, *, log: Callable[[str, str, str, str], None] = _log.warning
+        self,
+        run: RunAccount,
+        probes: Probes,
+        *,
+        log: Callable[[str, str, str, str], None] = _log.warning,
+        clock: Clock = system_clock,
     ) -> None:
         self._run = run
         self._probes = probes
         self._log = log
+        self._clock = clock
         self._told: set[tuple[str, str]] = set()
 
     def tell(self, *, final: bool = False) -> None:
         """Log what has not been logged before. Early in a run it may yet come, unless this is the end."""
-        if not final and self._run.totals.updates < UPDATES_WITHOUT_FORWARD:
+        early = not final and self._run.totals.updates < UPDATES_WITHOUT_FORWARD
+        if early and (self._clock() - self._run.started_ns) / NS_PER_S < STEPLESS_S:
             return
-        for thing in unobserved(self._run, self._probes):
+        for thing in unobserved(self._run, self._probes, now_ns=self._clock()):
             key = thing["what"], thing["name"]
-            if key not in self._told:
+            if key not in self._told and not (early and key != _JAX_STEP):
                 self._told.add(key)
                 self._log("not observed: %s %s: %s", thing["what"], thing["name"], thing["reason"])
+
+
+def _is_jax(run: RunAccount, stages: set[str], loaded: Container[str]) -> bool:
+    """Whether JAX computes, as far as can be seen."""
+    return bool(run.compiles.jax.functions) or WAIT in stages or ("jax" in loaded and "torch" not in loaded)
+
+
+def _has_no_step(run: RunAccount, stages: set[str]) -> bool:
+    """Whether neither JAX nor torch has made a step that could be seen."""
+    if run.totals.updates or stages & {"forward", "backward"}:
+        return False
+    updating = any(source.kind in _OF_JAX for source in run.totals.names.sources)
+    return not updating and run.step_source in (StepSource.UNDECIDED, StepSource.BATCH)
 
 
 def _models(probes: Probes, seen: set[tuple[str, str]], stages: set[str]) -> list[dict[str, str]]:

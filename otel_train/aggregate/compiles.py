@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.accounting.types import Activity
 from otel_train.aggregate.histogram import Histograms
+from otel_train.aggregate.jax_compiles import JaxCompiles
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,11 +48,13 @@ class Compiles:
 
     Attributes:
         judged: of some it is known whether they compiled again.
+        jax: those of JAX.
     """
 
     def __init__(self, reclaimed: Reclaimed, totals: Totals) -> None:
         self.durations = Histograms(size=1)
         self.judged = False
+        self.jax = JaxCompiles()
         self._reclaimed = reclaimed
         self._totals = totals
 
@@ -67,6 +70,8 @@ class Compiles:
             self.durations.add([0], [each.ended_ns - each.begun_ns])
             self._reclaimed.add(Activity.COMPILE, each.begun_ns, each.ended_ns)
             self.judged |= each.again is not None
+            if each.compiler == "jax":
+                self.jax = self.jax.plus(each.begun_ns, each.ended_ns, each.function)
         again = [each for each in told if each.again]
         for each in again:
             self._totals.recompiled = self._totals.recompiled.plus(each)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from collections import deque
@@ -19,12 +20,49 @@ if TYPE_CHECKING:
 COMPILED = "/jax/core/compile/backend_compile_duration"
 """XLA is done, or the cache on disk has given what it made before. Tracing and lowering come before it."""
 
-_PARTS = frozenset(
+PARTS = frozenset(
     ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration", COMPILED)
 )
+"""The events of a compile."""
+
+_WRAPPED_NAME = re.compile(r"^\w+\((.*)\)$")
+_OPERATIONS_OF_JAX = ("jax.lax", "jax.numpy", "jax.random", "jax.nn")
 
 TOGETHER_NS = 50_000_000
 """Between the parts of one compile less time passes than this. A trace that nothing follows is none."""
+
+
+def events() -> Any:  # Any: a module of JAX's
+    """JAX's module of events, once the program has imported it."""
+    return sys.modules.get("jax._src.monitoring")
+
+
+def listen(monitoring: Any, listener: Callable[..., None]) -> bool:  # Any: as above
+    """Let JAX tell ``listener`` how long things took. Whether it can."""
+    register = getattr(monitoring, "register_event_duration_secs_listener", None)
+    if register is not None:
+        register(listener)
+    return register is not None
+
+
+def unlisten(monitoring: Any, listener: Callable[..., None]) -> None:  # Any: as above
+    """Undo ``listen``."""
+    for name in ("unregister_event_duration_listener", "_unregister_event_duration_listener_by_callback"):
+        unregister = getattr(monitoring, name, None)
+        if unregister is not None:
+            unregister(listener)
+            return
+
+
+def name_of(compiled: object) -> str:
+    """The function of the program's that JAX compiled under this name; "" for an operation of JAX's own."""
+    text = str(compiled or "")
+    wrapped = _WRAPPED_NAME.match(text)
+    name = wrapped[1] if wrapped else text
+    if not name.isidentifier() or name.startswith("_"):
+        return ""
+    own = any(name in vars(sys.modules[module]) for module in _OPERATIONS_OF_JAX if module in sys.modules)
+    return "" if own else name
 
 
 class Call(Protocol):
@@ -58,23 +96,20 @@ class JaxCompilerProbe:
         find: gives JAX's module of events once the program has imported it.
     """
 
-    def __init__(
-        self, clock: Clock, find: Callable[[], Any] = lambda: sys.modules.get("jax._src.monitoring")
-    ) -> None:
+    def __init__(self, clock: Clock, find: Callable[[], Any] = events) -> None:
         self._clock = clock
         self._find = find
         self._monitoring: Any = None
         self._guard = Guard("JAX compiler")
         self._done: deque[Compile] = deque(maxlen=MOST_HELD)
         self._parts = _Parts()
+        self._since_ns = clock()
 
     def listen(self) -> None:
         """Register, once it is loaded."""
         monitoring = self._find()
-        register = getattr(monitoring, "register_event_duration_secs_listener", None)
-        if self._monitoring is None and register is not None:
+        if self._monitoring is None and listen(monitoring, self._heard):
             self._monitoring = monitoring
-            register(self._heard)
 
     def take(self) -> list[Compile]:
         """What was compiled since the last call."""
@@ -83,20 +118,16 @@ class JaxCompilerProbe:
     def remove(self) -> None:
         """Listen no more."""
         monitoring, self._monitoring = self._monitoring, None
-        for name in ("unregister_event_duration_listener", "_unregister_event_duration_listener_by_callback"):
-            unregister = getattr(monitoring, name, None)
-            if unregister is not None:
-                unregister(self._heard)
-                return
+        unlisten(monitoring, self._heard)
 
-    def _heard(self, event: str, duration_s: float, **_: Any) -> None:
-        if event in _PARTS and self._monitoring is not None and not self._guard.closed:
+    def _heard(self, event: str, duration_s: float, fun_name: object = "", **_: Any) -> None:
+        if event in PARTS and self._monitoring is not None and not self._guard.closed:
             with self._guard:
-                self._take(event, int(duration_s * 1e9))
+                self._take(event, int(duration_s * 1e9), fun_name)
 
-    def _take(self, event: str, lasted_ns: int) -> None:
+    def _take(self, event: str, lasted_ns: int, compiled: object) -> None:
         ended_ns, parts, call = self._clock(), self._parts, running.call
-        begun_ns = ended_ns - lasted_ns
+        begun_ns = max(ended_ns - lasted_ns, self._since_ns)  # what ran before the session is in no figure
         if parts.begun_ns and begun_ns - parts.ended_ns < TOGETHER_NS:
             begun_ns = min(parts.begun_ns, begun_ns)
         parts.begun_ns, parts.ended_ns = begun_ns, ended_ns
@@ -105,7 +136,7 @@ class JaxCompilerProbe:
             again = None
             if call is not None:
                 again, call.compiling = call.compiled, True
-            self._done.append(Compile(begun_ns, ended_ns, again, "jax"))
+            self._done.append(Compile(begun_ns, ended_ns, again, "jax", name_of(compiled)))
 
 
 class _Parts(threading.local):

@@ -10,11 +10,13 @@ import pytest
 
 import otel_train
 from otel_train.accounting.types import StepSource
+from otel_train.aggregate.jax_compiles import NS_PER_S, JaxCompiles
 from otel_train.codes import WAIT, Source, SourceKind
 from otel_train.config import Config
 from otel_train.disabled import DisabledSession
 from otel_train.outcome import Outcome
-from otel_train.unobserved import UPDATES_WITHOUT_FORWARD, Missing, unobserved
+from otel_train.testing import FakeClock
+from otel_train.unobserved import STEPLESS_S, UPDATES_WITHOUT_FORWARD, Missing, unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -135,6 +137,9 @@ class Counts(list[int]):
         return self[n]
 
 
+NOT_COMPILED = JaxCompiles()
+
+
 def things(
     *,
     models: list[str],
@@ -158,12 +163,16 @@ def an_account(
     helpers: list[str],
     stages: tuple[str, ...],
     source: StepSource = StepSource.UPDATE,
+    jax: JaxCompiles = NOT_COMPILED,
 ) -> tuple[Any, Any]:
     counts = Counts(1 for _ in stages)
     names = SimpleNamespace(keys=[SimpleNamespace(stage=s, model="") for s in stages], sources=sources)
     totals: Any = SimpleNamespace(names=names, stages=counts, updates=updates)
     probes: Any = SimpleNamespace(models=[SimpleNamespace(name=name) for name in models])
-    run: Any = SimpleNamespace(totals=totals, helpers=helpers, step_source=source)
+    compiles = SimpleNamespace(jax=jax)
+    run: Any = SimpleNamespace(
+        totals=totals, helpers=helpers, step_source=source, compiles=compiles, started_ns=0
+    )
     return run, probes
 
 
@@ -237,4 +246,80 @@ def test_functions_of_jax_without_an_update_are_said() -> None:
         stages=("loss", WAIT),
         source=StepSource.UNDECIDED,
     )
-    assert seen == [("stage", "optimizer")]
+    assert seen == [("stage", "make_step")]
+
+
+COMPILED = JaxCompiles(functions=12, total_ns=3_400_000_000, longest="train_step", since_ns=NS_PER_S)
+NO_STEP: dict[str, Any] = {
+    "models": [],
+    "updates": 0,
+    "helpers": [],
+    "stages": (),
+    "source": StepSource.UNDECIDED,
+}
+
+
+@pytest.mark.parametrize("source", [StepSource.UNDECIDED, StepSource.BATCH])
+def test_a_program_of_jax_without_a_step_is_told_what_was_seen_and_what_to_add(source: StepSource) -> None:
+    """Its card has nothing but zeros: the reader must learn which two lines are missing."""
+    run, probes = an_account(**{**NO_STEP, "source": source}, sources=[], jax=COMPILED)
+
+    [thing] = unobserved(run, probes, now_ns=61 * NS_PER_S)
+
+    assert (thing["what"], thing["name"]) == ("stage", "make_step")
+    for part in (
+        "12 functions in 3.4 s", "`train_step`", "60.0 s", "step = otel_train.jax.make_step(step)",
+        "otel_train.watch(loader)", "docs/howto/jax.md",
+    ):  # fmt: skip
+        assert part in thing["reason"], part
+
+
+def test_a_loader_that_was_seen_is_not_asked_for() -> None:
+    """What to add is exactly what is missing."""
+    run, probes = an_account(**NO_STEP, sources=DATA, jax=COMPILED)
+
+    [thing] = unobserved(run, probes)
+
+    assert "make_step(step)" in thing["reason"]
+    assert "watch" not in thing["reason"]
+
+
+@pytest.mark.parametrize(
+    "seen",
+    [
+        {"sources": [Source(SourceKind.WHOLE, "make_step")]},
+        {"sources": [Source(SourceKind.OPTIMIZER, "optimizer")]},
+        {"sources": DATA, "source": StepSource.MANUAL},
+        {"sources": DATA, "updates": 3},
+        {"sources": DATA, "stages": ("forward",)},
+        {"sources": DATA, "jax": JaxCompiles()},
+    ],
+)
+def test_a_program_whose_step_is_known_is_told_nothing_of_jax(seen: dict[str, Any]) -> None:
+    """A step that has begun, or a program of torch that computes a little with JAX, lacks nothing."""
+    run, probes = an_account(**{**NO_STEP, "jax": COMPILED, **seen})
+
+    assert ("stage", "make_step") not in [(thing["what"], thing["name"]) for thing in unobserved(run, probes)]
+
+
+def test_jax_that_compiled_before_the_session_is_noticed() -> None:
+    """A warm-up call before `instrument`: nothing is compiled later, and without torch nothing else can train."""
+    run, probes = an_account(**NO_STEP, sources=DATA)
+
+    assert unobserved(run, probes, loaded={"jax"})[0]["name"] == "make_step"
+    assert unobserved(run, probes, loaded={"jax", "torch"}) == []
+
+
+def test_a_long_run_of_jax_is_told_of_its_missing_step_before_it_ends() -> None:
+    """Hours of training without a figure are not worth waiting for; in the first minute a step may yet come."""
+    lines: list[tuple[str, ...]] = []
+    clock = FakeClock(0)
+    run, probes = an_account(**NO_STEP, sources=DATA, jax=COMPILED)
+    missing = Missing(run, probes, log=lambda *line: lines.append(line), clock=clock)
+    missing.tell()
+    assert lines == []
+    clock.tick(ms=1000 * (STEPLESS_S + 1))
+    for final in (False, True):
+        missing.tell(final=final)
+
+    assert [line[1:3] for line in lines] == [("stage", "make_step")]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.record.jax_compiler import COMPILED, TOGETHER_NS, JaxCompilerProbe, running
+from otel_train.record.jax_compiler import COMPILED, TOGETHER_NS, JaxCompilerProbe, name_of, running
 from otel_train.records import Compile
 from otel_train.testing import FakeClock
 
@@ -79,7 +81,7 @@ def test_tracing_lowering_and_compiling_are_one_compile(compiler: Compiler) -> N
         compiler.part(event, ms)
         compiler.clock.tick(ms=1)
 
-    assert compiler.probe.take() == [Compile(1000 * MS, 1102 * MS, again=None, compiler="jax")]
+    assert compiler.probe.take() == [Compile(1000 * MS, 1102 * MS, again=None, compiler="jax", function="f")]
     assert compiler.probe.take() == []
 
 
@@ -91,7 +93,45 @@ def test_what_is_traced_in_a_trace_is_a_part_of_it(compiler: Compiler) -> None:
     compiler.jax.tell(TRACED, 20)  # the outer one, which began before
     compiler.part(COMPILED, 30)
 
-    assert compiler.probe.take() == [Compile(1000 * MS, 1050 * MS, again=None, compiler="jax")]
+    assert compiler.probe.take() == [Compile(1000 * MS, 1050 * MS, again=None, compiler="jax", function="f")]
+
+
+def test_a_compile_that_began_before_the_session_counts_from_the_session_on() -> None:
+    """Below ``otel-train run`` the session starts inside the first trace of the step."""
+    clock = FakeClock(1000 * MS)
+    probe = JaxCompilerProbe(clock, lambda: jax)
+    jax = Monitoring()
+    probe.listen()
+    clock.tick(ms=30)
+    jax.tell(COMPILED, 500)
+
+    assert probe.take() == [Compile(1000 * MS, 1030 * MS, again=None, compiler="jax", function="f")]
+
+
+@pytest.mark.parametrize(
+    ("told", "name"),
+    [
+        ("jit(train_step)", "train_step"),
+        ("train_step", "train_step"),
+        ("jit(<lambda>)", ""),
+        ("jit(_threefry_seed)", ""),
+        ("", ""),
+        (None, ""),
+    ],
+)
+def test_only_functions_of_the_program_have_a_name(told: object, name: str) -> None:
+    """A reader looks for the name in the own code: a lambda or a part of JAX is not found there."""
+    assert name_of(told) == name
+
+
+def test_an_operation_of_jax_is_no_function_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first operation that runs takes long to lower, and is not what the program means."""
+    operations: Any = ModuleType("jax.lax")
+    operations.convert_element_type = None
+    monkeypatch.setitem(sys.modules, "jax.lax", operations)
+
+    assert name_of("jit(convert_element_type)") == ""
+    assert name_of("jit(train_step)") == "train_step"
 
 
 def test_a_trace_that_nothing_follows_is_no_compile(compiler: Compiler) -> None:
