@@ -204,6 +204,8 @@ def watch(iterable: Any, *, name: str = "watched", phase: str = "") -> Any:  # A
         name: of the loader in every figure.
         phase: ``train``, ``eval``, ``test`` or ``predict``; "" to find out.
     """
+    if switch.hand is None and switch.wanted is not None:
+        switch.wanted()
     session = current()
     return iterable if session is None else session.watch(iterable, name=name, phase=phase)
 

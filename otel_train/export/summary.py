@@ -16,7 +16,7 @@ from otel_train.catalog import ACTIVITIES
 from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from otel_train.aggregate.totals import StageTotals, Totals
     from otel_train.bottleneck.dataloader import LoaderFacts, LoaderThroughput

@@ -1,4 +1,4 @@
-"""What happens in a program below ``otel-train run`` once it has torch."""
+"""What happens in a program below ``otel-train run`` once it has torch or JAX."""
 
 from __future__ import annotations
 
@@ -9,16 +9,26 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train import front
 from otel_train.guard import Guard
-from otel_train.launch.evidence import Evidence
 from otel_train.launch.names import FOLDER
+from otel_train.record.hand import switch
 
 if TYPE_CHECKING:
+    from otel_train.launch.evidence import Evidence
+    from otel_train.launch.jax_evidence import JaxEvidence
     from otel_train.session import Session
 
+_attachments: list[Attachment] = []
 
-def begin() -> None:
-    """Wait for the first sign of training in this process, and in its forks."""
-    Attachment(Path(os.environ[FOLDER])).wait()
+
+def begin(package: str) -> None:
+    """Wait for the first sign of training in this process, and in its forks.
+
+    Args:
+        package: what has been imported: ``torch`` or ``jax``.
+    """
+    if not _attachments:
+        _attachments.append(Attachment(Path(os.environ[FOLDER])))
+    _attachments[0].wait(package)
 
 
 class Attachment:
@@ -30,25 +40,52 @@ class Attachment:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._evidence = Evidence(self._start)
+        self._packages: list[str] = []
+        self._torch: Evidence | None = None
+        self._jax: JaxEvidence | None = None
+        self._over = False
         # What fails here is not tried again: the program runs on unobserved.
         self._guard = Guard("observing this program", limit=1)
         front.when_started.append(self._join)
         os.register_at_fork(after_in_child=self._in_fork)
 
-    def wait(self) -> None:
-        """Begin to wait."""
-        self._evidence.wait()
+    def wait(self, package: str) -> None:
+        """Begin to wait for a sign by this package."""
+        self._packages.append(package)
+        if not self._over:
+            switch.wanted = self._wanted
+            self._wait(package)
+        elif package == "torch" and (session := front.current()) is not None:
+            session.add()  # it began with JAX
+            session.find_models()
+
+    def _wait(self, package: str) -> None:
+        if package == "jax":
+            from otel_train.launch.jax_evidence import JaxEvidence
+
+            self._jax = JaxEvidence(self._start)
+            self._jax.wait()
+        else:
+            from otel_train.launch.evidence import Evidence
+
+            self._torch = Evidence(self._start)
+            self._torch.wait()
+
+    def _wanted(self) -> None:
+        """The program calls a function of ours that needs a session."""
+        waiting = self._jax or self._torch
+        if waiting is not None:
+            waiting.sign()
 
     def _start(self) -> None:
         """The first sign of training, and the program has not asked for anything itself."""
         if _is_loader_worker():
-            self._evidence.finder.remove()
+            self._give_up()
             return
         with self._guard:
             front.instrument(**self._identity())
         if self._guard.faults:
-            self._evidence.finder.remove()
+            self._give_up()
 
     def _identity(self) -> dict[str, Any]:
         """Which run this is, where another process of this launch has taken the rank already."""
@@ -63,23 +100,38 @@ class Attachment:
     def _join(self, session: Session | None) -> None:
         """A session has started, ours or the program's own; None: the program wants none."""
         if session is None:
-            self._evidence.finder.remove()
-            self._evidence.stop()
+            self._give_up()
             return
-        session.find_models(self._evidence.finder)  # first, so that a model of another thread is told to it
-        self._evidence.stop()
+        if self._torch is not None:
+            # First, so that a model of another thread is told to it.
+            session.find_models(self._torch.finder)
+        self._stop()
         from otel_train.launch.will import Will
 
         Will.deposit(session, self._folder)
+
+    def _stop(self) -> None:
+        """Wait no longer; the finder of models goes on."""
+        self._over = True
+        switch.wanted = None
+        for waiting in (self._torch, self._jax):
+            if waiting is not None:
+                waiting.stop()
+
+    def _give_up(self) -> None:
+        """Wait no longer, and look for no models."""
+        if self._torch is not None:
+            self._torch.finder.remove()
+        self._stop()
 
     def _in_fork(self) -> None:
         """A forked child has a session of its own, or none: what it inherited belongs to its parent."""
         with self._guard:
             front.forget_in_fork()
-            self._evidence.finder.remove()
-            self._evidence.stop()
-            self._evidence = Evidence(self._start)
-            self._evidence.wait()
+            self._give_up()
+            self._over, switch.wanted = False, self._wanted
+            for package in self._packages:
+                self._wait(package)
 
 
 def _is_loader_worker() -> bool:

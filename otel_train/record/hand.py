@@ -91,13 +91,18 @@ def _begin_end_fail(source: int) -> tuple[int, int, int]:
 
 
 class Switch:
-    """Which session the functions at the top of the package talk to, if any."""
+    """Which session the functions at the top of the package talk to, if any.
 
-    __slots__ = ("hand", "timers")
+    Attributes:
+        wanted: called when one is needed and none is open; None where nothing starts one by itself.
+    """
+
+    __slots__ = ("hand", "timers", "wanted")
 
     def __init__(self) -> None:
         self.hand: Hand | None = None
         self.timers: Timers | None = None
+        self.wanted: Callable[[], None] | None = None
 
 
 switch = Switch()

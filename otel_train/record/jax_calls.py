@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.codes import WAIT, SourceKind
 from otel_train.optional import require
-from otel_train.record.hand import Stage, switch
+from otel_train.record.hand import Hand, Stage, switch
 from otel_train.record.jax_compiler import running
 
 if TYPE_CHECKING:
@@ -61,8 +61,12 @@ class TimedFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
         hand, function = switch.hand, self.__wrapped__
-        if hand is None or not self._jax.computes(args, kwargs):
+        if (hand is None and switch.wanted is None) or not self._jax.computes(args, kwargs):
             return function(*args, **kwargs)
+        if hand is None:
+            hand = _session_wanted()
+            if hand is None:
+                return function(*args, **kwargs)
         begin, end, fail = hand.functions.get(self._key) or hand.join_function(*self._key)
         outer, running.call = running.call, self
         hand.edge(begin)
@@ -94,6 +98,12 @@ class TimedFunction:
     def tree_flatten(self) -> tuple[tuple[Any], tuple[Any, ...]]:
         """To JAX: the function, and what to make of another one in its place."""
         return (self.__wrapped__,), (*self._key, self._wait)
+
+
+def _session_wanted() -> Hand | None:
+    if switch.wanted is not None:
+        switch.wanted()
+    return switch.hand
 
 
 def timed(function: Callable[..., Any], kind: SourceKind, name: str, *, wait: bool) -> TimedFunction:

@@ -13,7 +13,7 @@ from otel_train.record.compiler import MOST_HELD
 from otel_train.records import Compile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from otel_train.clock import Clock
 
@@ -32,9 +32,13 @@ TOGETHER_NS = 50_000_000
 """Between the parts of one compile less time passes than this. A trace that nothing follows is none."""
 
 
-def events() -> Any:  # Any: a module of JAX's
+_retired: list[tuple[Any, Callable[..., None]]] = []
+"""Listeners that are to be taken out, and the modules that have them."""
+
+
+def events(modules: Mapping[str, Any] = sys.modules) -> Any:  # Any: a module of JAX's
     """JAX's module of events, once the program has imported it."""
-    return sys.modules.get("jax._src.monitoring")
+    return modules.get("jax._src.monitoring")
 
 
 def listen(monitoring: Any, listener: Callable[..., None]) -> bool:  # Any: as above
@@ -52,6 +56,15 @@ def unlisten(monitoring: Any, listener: Callable[..., None]) -> None:  # Any: as
         if unregister is not None:
             unregister(listener)
             return
+
+
+def retire(monitoring: Any, listener: Callable[..., None]) -> None:  # Any: as above
+    """Undo ``listen`` when the session closes.
+
+    Inside an event JAX goes through its list of listeners: one that takes itself out there hides the event from
+    the next one.
+    """
+    _retired.append((monitoring, listener))
 
 
 def name_of(compiled: object) -> str:
@@ -119,6 +132,8 @@ class JaxCompilerProbe:
         """Listen no more."""
         monitoring, self._monitoring = self._monitoring, None
         unlisten(monitoring, self._heard)
+        while _retired:
+            unlisten(*_retired.pop())
 
     def _heard(self, event: str, duration_s: float, fun_name: object = "", **_: Any) -> None:
         if event in PARTS and self._monitoring is not None and not self._guard.closed:

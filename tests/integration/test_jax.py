@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.zero_code import environment, launched, run_zero_code, summaries_below
+
 ROOT = Path(__file__).parents[2]
 PROGRAMS = Path(__file__).parent / "jax_programs"
 
@@ -110,6 +112,79 @@ def test_a_loop_of_changing_shapes_is_told_why_it_is_slow(runs: str) -> None:
 def test_a_capture_is_refused_with_what_to_use_instead(runs: str) -> None:
     """torch.profiler knows nothing of JAX."""
     assert "jax.profiler" in said_by("shapes.py", runs, "changing")["capture refused"]
+
+
+# --- programs that do not say what their step is -----------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "asks"), [("bare", True), ("loader", False), ("loss", False)])
+def test_a_session_in_which_no_step_was_seen_says_what_to_add(kind: str, asks: bool, runs: str) -> None:
+    """`instrument` alone sees nothing of JAX but its compiler; the card of such a run was full of dashes."""
+    summary = said_by("own_session.py", runs, kind)
+    [missing] = summary["unobserved"]
+    leading = summary["verdicts"][0]
+
+    assert (missing["what"], missing["name"]) == ("stage", "make_step")
+    assert "step = otel_train.jax.make_step(step)" in missing["reason"]
+    assert ("otel_train.watch(loader)" in missing["reason"]) is asks
+    assert "`loss_of`" in missing["reason"]  # what JAX compiled
+    assert leading["name"] == "incomplete"
+    assert leading["claim"].startswith("INCOMPLETE")
+    assert "step = otel_train.jax.make_step(step)" in leading["advice"]
+    assert summary["updates"] == 0
+    assert summary["telemetry"]["faults"] == {}
+
+
+@pytest.mark.parametrize("arguments", [("gradient",), ("gradient", "fails"), ("evolve",)])
+def test_a_program_below_otel_train_run_ends_with_what_to_add(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
+    """It was silent. What it prints, what JAX makes of its step, and its exit code stay the program's own."""
+    environ = environment(JAX_PLATFORMS="cpu")
+    script = PROGRAMS / "plain.py"
+    bare = launched([sys.executable, script, *arguments], environ)
+    ours = run_zero_code([script, *arguments], tmp_path, environ=environ)
+
+    assert (ours.returncode, ours.stdout) == (bare.returncode, bare.stdout)
+    assert bare.stderr == ""
+    assert ours.stderr.count("\n") == 1
+    assert "step = otel_train.jax.make_step(step)" in ours.stderr
+    assert "otel_train.watch(loader)" in ours.stderr
+    assert f"`{'evolve' if 'evolve' in arguments else 'train_step'}`" in ours.stderr
+
+
+def test_a_program_of_jax_that_takes_gradients_has_a_run(tmp_path: Path) -> None:
+    """With a summary that says what is missing, for whoever reads it later."""
+    environ = environment(JAX_PLATFORMS="cpu")
+    done = run_zero_code([PROGRAMS / "plain.py", "gradient"], tmp_path, environ=environ, console="true")
+    [summary] = summaries_below(tmp_path)
+
+    assert [(thing["what"], thing["name"]) for thing in summary["unobserved"]] == [("stage", "make_step")]
+    assert summary["state"] == "finished"
+    assert summary["activities"]["compile"] > 0
+    assert sum(summary["activities"].values()) == pytest.approx(summary["wall_seconds"])
+    assert "INCOMPLETE" in done.stderr
+
+
+def test_a_program_that_takes_no_gradient_leaves_no_run(tmp_path: Path) -> None:
+    """A tool below the same launcher must not stand in the training's place."""
+    environ = environment(JAX_PLATFORMS="cpu")
+    run_zero_code([PROGRAMS / "plain.py", "evolve"], tmp_path, environ=environ)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrapped_step_needs_no_instrument_below_otel_train_run(tmp_path: Path) -> None:
+    """Two lines are enough there: the first call starts the session, and is counted."""
+    environ = environment(JAX_PLATFORMS="cpu")
+    done = run_zero_code([PROGRAMS / "steps_alone.py"], tmp_path, environ=environ)
+    [summary] = summaries_below(tmp_path)
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert summary["steps"] == {"train": 12}
+    assert summary["batches"] == {"train": 12}
+    assert summary["updates"] == 12
+    assert summary["unobserved"] == []
 
 
 # --- the example: Equinox and optax -----------------------------------------------------------------

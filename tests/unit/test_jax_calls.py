@@ -77,6 +77,37 @@ def add(a: int, b: int = 1) -> int:
     return a + b
 
 
+def test_a_first_call_starts_the_session_where_one_is_wanted(
+    jax: FakeJax, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below ``otel-train run`` a program that wraps its step needs no `instrument`; its first step counts."""
+    writes = Writer()
+    monkeypatch.setattr(switch, "hand", None)
+    monkeypatch.setattr(
+        switch,
+        "wanted",
+        lambda: setattr(switch, "hand", Hand(writes)),  # type: ignore[arg-type]  # stands for a recorder
+    )
+    jax.tracing = True
+    assert jax.timed(add)(1) == 2
+    assert switch.hand is None  # what is traced trains nothing
+    jax.tracing = False
+
+    assert jax.timed(add)(1) == 2
+    assert writes.written[0] == ("BEGIN", "make_step")
+
+
+def test_a_call_goes_on_where_no_session_could_be_started(
+    jax: FakeJax, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker of a loader, a full disk: the function is called all the same."""
+    monkeypatch.setattr(switch, "hand", None)
+    monkeypatch.setattr(switch, "wanted", lambda: None)
+
+    assert jax.timed(add)(1, b=4) == 5
+    assert jax.waited == []
+
+
 def test_a_call_is_a_stage_that_waits_for_its_result(jax: FakeJax, writer: Writer) -> None:
     """JAX returns before it has computed: without waiting the time would show up in whatever comes next."""
     result = jax.timed(add)(1, b=2)
