@@ -1,13 +1,15 @@
-"""Import a package that is not required, or say which extra has it."""
+"""Packages that are not required: import one, or find one that the program has imported."""
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from otel_train.errors import MissingExtraError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import ModuleType
 
 
@@ -30,3 +32,18 @@ def require(module: str, *, extra: str) -> ModuleType:
         raise MissingExtraError(
             f"{module} is not installed. Run: pip install 'otel-train[{extra}]'", name=module
         ) from error
+
+
+def imported(
+    module: str, modules: Mapping[str, Any] = sys.modules
+) -> Any:  # Any: what a module has is its own
+    """``module`` if the program has imported it; None until the import is over.
+
+    Another thread may import it at this moment: it is in ``sys.modules`` then, and lacks most of its names.
+
+    Args:
+        module: dotted name of the module.
+        modules: what is looked in.
+    """
+    found = modules.get(module)
+    return None if getattr(getattr(found, "__spec__", None), "_initializing", False) else found

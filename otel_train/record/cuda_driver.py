@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_train.optional import imported
 from otel_train.records import DeviceMemory
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class CudaDriver:
     device_type = "cuda"
 
     def __init__(
-        self, exchange: Callable[[Any], int], find_torch: Callable[[], Any] = lambda: sys.modules.get("torch")
+        self, exchange: Callable[[Any], int], find_torch: Callable[[], Any] = lambda: imported("torch")
     ) -> None:
         self._exchange = exchange
         self._find_torch = find_torch

@@ -7,6 +7,8 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
+from otel_train.optional import imported
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -59,7 +61,7 @@ class JobStore:
 
 def find_job(modules: Mapping[str, Any] = sys.modules) -> tuple[int, int] | None:
     """Rank and world size of a process group that the user has made; None if there is none of several ranks."""
-    distributed = modules.get("torch.distributed")
+    distributed = imported("torch.distributed", modules)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
     ranks = distributed.get_rank(), distributed.get_world_size()

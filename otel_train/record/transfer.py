@@ -10,6 +10,7 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from otel_train.codes import MAX_PAYLOAD, PAYLOAD_SHIFT, Op, SourceKind, code
+from otel_train.optional import imported
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +44,7 @@ class TransferProbe:
         recorder: Recorder,
         driver: DeviceDriver | None,
         *,
-        find_torch: Callable[[], Any] = lambda: sys.modules.get("torch"),
+        find_torch: Callable[[], Any] = lambda: imported("torch"),
     ) -> None:
         self._recorder = recorder
         self._driver = driver

@@ -46,8 +46,9 @@ class Program:
         self._found = found
         self.lines: list[str] = []
         self.monitoring = Monitoring()
-        self.jax: Any = ModuleType("jax")
-        self.jax.grad = grad
+        jax: Any = ModuleType("jax")
+        jax.grad = grad
+        self.jax = jax
         self.clock = FakeClock(10**9)
         self.evidence = JaxEvidence(
             self._sign,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
 
 from otel_train.errors import MissingExtraError
-from otel_train.optional import require
+from otel_train.optional import imported, require
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -39,3 +40,20 @@ def test_a_failure_inside_a_package_is_left_alone(tmp_path: Path, monkeypatch: p
 
     assert not isinstance(caught.value, MissingExtraError)
     assert "broken_build_of_ours" not in sys.modules
+
+
+def test_a_module_whose_import_is_not_over_is_not_there_yet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that begins with JAX imports torch later, for seconds, while our thread looks for devices."""
+    name = "slow_import_of_ours"
+    (tmp_path / f"{name}.py").write_text(
+        f"from otel_train.optional import imported\nduring = imported({name!r})\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert imported(name) is None
+    module = import_module(name)
+
+    assert module.during is None
+    assert imported(name) is module
+    monkeypatch.delitem(sys.modules, name)
