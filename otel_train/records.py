@@ -198,14 +198,9 @@ class Batch:
 
 
 class Compile(NamedTuple):
-    """One outermost run of a compiler.
+    """One outermost run of a compiler; ``again`` if it had compiled this code before, None if nobody can say.
 
-    Attributes:
-        begun_ns: when it began.
-        ended_ns: when it ended.
-        again: it had compiled this code before; None if that is not known.
-        compiler: ``torch`` or ``jax``.
-        function: what was compiled, where it is a function of the program's and its name is known.
+    ``function`` is the program's function that was compiled; "" where that is not known.
     """
 
     begun_ns: int

@@ -37,7 +37,6 @@ _NO_BACKWARD = (
 STEPLESS_S = 60.0
 """Seconds after which a program of JAX in which no step was seen is told so, while it runs."""
 
-_JAX_STEP = ("stage", JAX_STEP)
 _OF_JAX = (SourceKind.WHOLE, SourceKind.OPTIMIZER)
 
 _log = logging.getLogger("otel_train")
@@ -77,7 +76,7 @@ def unobserved(
     if _is_jax(run, stages, loaded) and _has_no_step(run, stages):
         told = run.compiles.jax.told(system_clock() if now_ns is None else now_ns)
         reason = without_step(told, loader=not listed)
-        found.append(_thing(*_JAX_STEP, reason, "unhooked"))
+        found.append(_thing(*JAX_STEP, reason, "unhooked"))
     if run.step_source is StepSource.BACKWARD:
         reason = (
             "no update was seen: parameters are changed by hand, by an optimizer that is not torch.optim, or inside "
@@ -118,7 +117,7 @@ class Missing:
             return
         for thing in unobserved(self._run, self._probes, now_ns=self._clock()):
             key = thing["what"], thing["name"]
-            if key not in self._told and not (early and key != _JAX_STEP):
+            if key not in self._told and not (early and key != JAX_STEP):
                 self._told.add(key)
                 self._log("not observed: %s %s: %s", thing["what"], thing["name"], thing["reason"])
 

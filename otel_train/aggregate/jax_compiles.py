@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 NS_PER_S = 10**9
 
-JAX_STEP = "make_step"
-"""Name under which the step of a program is missing."""
+JAX_STEP = ("stage", "make_step")
+"""What is missing, as ``unobserved`` names it, where a program does not say what its step is."""
 
 _NO_STEP = "no training step was seen. "
 _ADD_STEP = (

@@ -25,7 +25,8 @@ EPILOG = """\
 The program runs as it would by itself: the same interpreter, sys.argv, __main__, sys.path, standard input and
 output, signals and exit code. DataLoaders, models, backward and optimizers are found when it trains, also in
 processes that it starts (torchrun, mp.spawn, accelerate launch, scripts that start themselves again); processes
-that do not train are left alone. Loaders are named by the variable that holds them. A program that calls
+that do not train are left alone. Loaders are named by the variable that holds them. The steps of a JAX program
+are seen where it wraps them with otel_train.jax.make_step; else a line says so. A program that calls
 otel_train.instrument() itself keeps its names and settings.
 
 When the program is killed, what it left behind is exported with the run's end state.
