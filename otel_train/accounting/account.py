@@ -236,7 +236,7 @@ class ThreadAccount:
     def _spend(self, ns: int, stack: tuple[int, ...]) -> None:
         """Give the time since the event before to whom it belongs."""
         item = Item(stack, self.settling_ns, max(0, ns - self.settling_ns))
-        self.settling_ns = max(ns, self.settling_ns)
+        self.settling_ns = self._book.now_ns = max(ns, self.settling_ns)
         if self._starting is not None and not self._saving:
             self._starting.making.append(item)
         else:

@@ -105,6 +105,8 @@ class Step:
     times: dict[int, int] = field(default_factory=dict)
     loss_window_ns: int = -1
     """Time since the forward that began the loss that is being computed; -1 for none."""
+    since_training_ns: int = -1
+    """Time since the last update or backward, else since the first forward; -1 before that."""
 
     def row(self, counted: int) -> tuple[int, ...]:
         """As a row of ``StepRows``."""
@@ -136,6 +138,7 @@ class StepBook:
         open: the training step that has not closed.
         backward_seen: a backward has run, so ``autograd.grad`` is none.
         train_loader: loader of the last training batch; -1 for none.
+        now_ns: up to when edges have been worked through.
     """
 
     def __init__(self, sources: SourceTable, reclaimed: Reclaims, *, by_step: bool) -> None:
@@ -143,6 +146,7 @@ class StepBook:
         self.open = Step(0)
         self.backward_seen = False
         self.train_loader = -1
+        self.now_ns = 0
         self._serial = 0
         self._sources = sources
         self._reclaimed = reclaimed
@@ -156,7 +160,7 @@ class StepBook:
         self._calls: list[tuple[int, ...]] = []
         self._times: dict[tuple[int, int, int], list[int]] = {}
         self._activity_ns = [0] * len(Activity)
-        self._loader_ns: dict[tuple[int, int], int] = {}
+        self._loader_ns: list[tuple[int, int, int, int]] = []
         self._batches: list[tuple[int, int, int, int]] = []
         self._starts: list[tuple[int, int, int, int]] = []
 
@@ -164,15 +168,9 @@ class StepBook:
         """Book training time, which belongs to the open step."""
         if loader >= 0:
             self.train_loader = loader
-        computing = False
-        step = self.open
         for item in items:
-            owner = self._owner(item.stack)
-            computing = computing or owner.computes or FORWARD_GRAD <= item.shows <= FORWARD_NO_GRAD
-            if computing and not owner.waits:
-                step.training_ns += item.ns
-            self._loss(step, item, owner)
-        self._book(items, TRAIN, self.train_loader, step)
+            self._training(self.open, item, self._owner(item.stack))
+        self._book(items, TRAIN, self.train_loader, self.open)
         self._of_loaders(items, TRAIN, loaders or (self.train_loader,))
 
     def evaluate(
@@ -197,11 +195,9 @@ class StepBook:
         """The open training step ends with what has been booked."""
         step = self.open
         if step.started_ns < 0:  # marks by hand with nothing between
-            step.started_ns = step.ended_ns
+            step.started_ns = step.ended_ns = self.now_ns
         self._end_step(step, int(counted))
-        before = step.ended_ns
         self.open = self._next_step(TRAIN, -1)
-        self.open.ended_ns = before
 
     def take(self) -> dict[str, object]:
         """Everything booked since the last call, as fields of ``Settled``."""
@@ -217,7 +213,7 @@ class StepBook:
             "occurrences": Occurrences(*columns(calls, 7)),
             "times": StageTimes(*columns(times, 5)),
             "activity_ns": np.array(self._activity_ns, dtype=np.int64),
-            "loader_ns": table([(*key, ns) for key, ns in self._loader_ns.items()], 3),
+            "loader_ns": table(sorted(self._loader_ns, key=lambda row: row[3]), 4),
             "batches": table(sorted(self._batches, key=lambda batch: batch[3]), 4),
             "starts": table(self._starts, 4),
             "step_times": table(
@@ -287,11 +283,11 @@ class StepBook:
             left -= ns
         self._activity_ns[activity] += left
 
-    def _of_loaders(self, items: Iterable[Item], phase: int, loaders: Iterable[int]) -> None:
+    def _of_loaders(self, items: Sequence[Item], phase: int, loaders: Iterable[int]) -> None:
         ns = sum(item.ns for item in items)
-        for loader in loaders:
+        for loader in loaders if ns else ():
             if loader >= 0:
-                self._loader_ns[loader, phase] = self._loader_ns.get((loader, phase), 0) + ns
+                self._loader_ns.append((loader, phase, ns, items[-1].begun_ns + items[-1].ns))
 
     @staticmethod
     def _add_to_step(step: Step, item: Item, owner: _Owner) -> None:
@@ -325,14 +321,22 @@ class StepBook:
         if waiting_ns >= 0:
             self._starts.append((source, phase, making_ns, waiting_ns))
 
-    def _loss(self, step: Step, item: Item, owner: _Owner) -> None:
-        """See ``StepRows.loss_ns``."""
+    def _training(self, step: Step, item: Item, owner: _Owner) -> None:
+        """See ``StepRows.training_ns`` and ``StepRows.loss_ns``."""
+        if step.since_training_ns >= 0 or owner.computes:
+            step.since_training_ns = max(0, step.since_training_ns) + item.ns
+        if FORWARD_GRAD <= item.shows <= FORWARD_NO_GRAD:
+            step.since_training_ns = max(0, step.since_training_ns)
+        elif item.shows >= TRAINED or (item.call is not None and self._sources.losses[item.call[0]]):
+            step.training_ns += max(0, step.since_training_ns)
+            step.since_training_ns = 0
         if step.loss_window_ns >= 0 and not owner.waits:
             step.loss_window_ns += item.ns
         if FORWARD_GRAD <= item.shows <= FORWARD_NO_GRAD:
             step.loss_window_ns = max(0, step.loss_window_ns)
         elif item.shows == TRAINED:
-            step.loss_ns += max(0, step.loss_window_ns)
+            alone_ns = item.call[2] if item.call is not None else 0
+            step.loss_ns += step.loss_window_ns if step.loss_window_ns >= 0 else alone_ns
             step.losses += 1
             step.loss_window_ns = -1
         elif item.shows == UPDATE:

@@ -108,8 +108,8 @@ class StepRows(NamedTuple):
         loss_ns: from a first forward through the loss function to the end of its backward, all of them, less
             waits for data; where there is no backward, the stages by hand named ``loss``.
         losses: how many those were.
-        training_ns: from the first forward (or loss) of each batch to the last update or backward of that batch,
-            less waits for data.
+        training_ns: from the first forward (or loss) of the step to its last update or backward, with all that is
+            of the step between them; 0 where none was seen.
         number: step number set by hand; -1 for the next one.
     """
 
@@ -176,7 +176,7 @@ class Settled(NamedTuple):
         occurrences: ended calls.
         times: time by stage.
         activity_ns: int64[activities].
-        loader_ns: int64[n, 3]: loader source, phase, nanoseconds of the batches it took part in.
+        loader_ns: int64[n, 4]: loader source, phase, nanoseconds of a batch it took part in, and when that ended.
         batches: int64[n, 4]: loader source, phase, samples (-1 unknown) of every batch fetched, and when.
         starts: int64[n, 4]: passes that gave their first batch: loader source, phase, nanoseconds to make the
             iterator, nanoseconds to wait for that batch.
@@ -219,7 +219,7 @@ def columns(rows: Sequence[Sequence[int]], width: int) -> list[np.ndarray]:
 
 NOTHING = Settled(
     StepRows(*columns((), 13)), Occurrences(*columns((), 7)), StageTimes(*columns((), 5)),
-    np.zeros(len(Activity), dtype=np.int64), table((), 3), table((), 4), table((), 4), table((), 3),
+    np.zeros(len(Activity), dtype=np.int64), table((), 4), table((), 4), table((), 4), table((), 3),
     np.zeros(0, dtype=np.int64), 0, 0, table((), 3), table((), 2), table((), 2), table((), 3),
 )  # fmt: skip
 """Nothing was settled."""

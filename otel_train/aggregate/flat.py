@@ -50,6 +50,7 @@ class Slice(NamedTuple):
         batches: as in ``Settled``.
         step_ns: durations of the training steps that closed.
         work_ns: the same, less what they waited for data.
+        loader_ns: as in ``Settled``.
         loss_ns: time of their loss computations, as in ``StepRows``.
         losses: how many loss computations they had.
         training_ns: from their first forward, or loss, to the end of their last update.
@@ -64,6 +65,7 @@ class Slice(NamedTuple):
     batches: np.ndarray
     step_ns: np.ndarray
     work_ns: np.ndarray
+    loader_ns: np.ndarray
     loss_ns: np.ndarray
     losses: np.ndarray
     training_ns: np.ndarray
@@ -220,15 +222,15 @@ class FlatFigures:
         counted = steps.counted[train] > 0
         edges = [
             np.concatenate(([0], np.searchsorted(times, cuts, side="right"), [len(times)]))
-            for times in (ended, np.sort(batches[:, 3]), steps.ended_ns[train])
+            for times in (ended, np.sort(batches[:, 3]), steps.ended_ns[train], settled.loader_ns[:, 3])
         ]
         batches = batches[np.argsort(batches[:, 3], kind="stable")]
         for number in range(len(cuts) + 1):
-            call, batch, step = (slice(*at[number : number + 2].tolist()) for at in edges)
+            call, batch, step, loader = (slice(*at[number : number + 2].tolist()) for at in edges)
             mine = train[step][counted[step]]
             lasted = steps.duration_ns[mine]
             yield Slice(
                 calls.source[call], calls.loader[call], calls.phase[call], calls.started_ns[call],
                 calls.inclusive_ns[call], kind[call], batches[batch], lasted,
-                lasted - waited[step][counted[step]], steps.loss_ns[mine], steps.losses[mine], steps.training_ns[mine],
+                lasted - waited[step][counted[step]], settled.loader_ns[loader], steps.loss_ns[mine], steps.losses[mine], steps.training_ns[mine],
             )  # fmt: skip

@@ -71,11 +71,16 @@ class EpochWindow:
         self._blind: set[str] = set()
         self._step_ns = 0
         self._work_ns = 0
+        self._loader_ns: dict[str, int] = {}
 
     def add(self, part: Slice) -> None:
         """Count what ended."""
         self._step_ns += int(part.step_ns.sum())
         self._work_ns += int(part.work_ns.sum())
+        for source, phase, ns, _ in part.loader_ns.tolist():
+            if phase == TRAIN:
+                name = self._name(source)
+                self._loader_ns[name] = self._loader_ns.get(name, 0) + ns
         train = part.batches[part.batches[:, 1] == TRAIN]
         for source in np.unique(train[:, 0]).tolist():
             name, samples = self._name(source), train[train[:, 0] == source, 2]
@@ -141,8 +146,11 @@ class EpochWindow:
         return {name: facts.workers for name, facts in self._facts().items()}
 
     def _figures(self, names: list[str], builds: Mapping[str, Histograms]) -> dict[str, float]:
-        seconds = self._step_ns / NS_PER_S
-        found = {}
+        # Of one loader over the time of its own batches, as ``rates`` of the summary; of several over that of all steps.
+        seconds = (self._loader_ns.get(names[0], 0) if len(names) == 1 else self._step_ns) / NS_PER_S
+        found: dict[str, float] = {}
+        if not seconds:
+            return found
         if not self._blind.intersection(names):
             found["samples_per_second"] = sum(self._samples[name] for name in names) / seconds
         found["batches_per_second"] = sum(self._batches[name] for name in names) / seconds

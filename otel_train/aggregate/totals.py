@@ -108,9 +108,12 @@ class Totals:
         self.add_occurrences(settled.occurrences)
         self._add_steps(settled.steps)
         self.add_batches(settled.batches)
-        for source, phase, ns in settled.loader_ns.tolist():
-            pair = (int(self.names.loader(np.array([source]))[0]), phase)
-            self.loader_ns[pair] = self.loader_ns.get(pair, 0) + ns
+        loaders = self.names.loader(settled.loader_ns[:, 0]) * _PHASES + settled.loader_ns[:, 1]
+        for value in set(loaders.tolist()):
+            pair = divmod(value, _PHASES)
+            self.loader_ns[pair] = self.loader_ns.get(pair, 0) + int(
+                settled.loader_ns[loaders == value, 2].sum()
+            )
         self.loaders.add_starts(settled.starts, self.names)
         self.updates += settled.updates
         self.skipped_updates += settled.skipped_updates

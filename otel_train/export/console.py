@@ -87,9 +87,9 @@ def _header(page: Page, summary: Summary) -> list[str]:
     trained = steps.get("train")
     facts = [
         f"rank {known(summary.get('rank'))} of {known(summary.get('world_size'))}",
-        f"{duration(wall_s)} of wall time",
+        duration(wall_s),
         plural(trained, "train step"),
-        f"{typeset.figure(rate(trained, wall_s))} steps/s",
+        f"{typeset.figure((summary.get('throughput') or {}).get('steps_per_second'))} steps/s of wall time",
         *(plural(number, f"{page.safe(phase)} step") for phase, number in steps.items() if phase != "train"),
         *_updates(summary),
     ]

@@ -89,7 +89,7 @@ def _table(page: Page, summary: Summary, group: Group, table: _Table) -> list[st
     phase, loader = group
     inner = page.columns - len(INDENT)
     spent_s = _self_s(table.stages)
-    facts = [*([] if spent_s is None else [duration(spent_s)]), *_rates(summary, loader)]
+    facts = [*([] if spent_s is None else [duration(spent_s)]), *_rates(summary, group)]
     name = page.safe(f"{phase or 'no phase'} · {loader}" if loader else phase or "outside any step")
     title = cut(name, max(_SHORTEST_TITLE, inner - display_width(" · ".join(facts)) - 3))
     beside = typeset.flow(facts, inner - display_width(title) - 3)
@@ -164,18 +164,17 @@ def _label(page: Page, row: Row, *, models: bool) -> str:
     return f"{stage} {page.safe(model)}" if model and models else stage
 
 
-def _rates(summary: Summary, loader: str) -> list[str]:
-    """How fast a loader's work goes: what it gave, over the time spent on it in every phase."""
-    batches = (summary.get("batches") or {}).get(loader)
-    if not loader or batches is None:
-        return []
-    spent_s = _self_s(row for row in summary.get("stages") or () if row.get("loader") == loader)
-    facts = [plural(batches, "batch"), f"{typeset.figure(rate(batches, spent_s))} batches/s"]
-    for unit in ("samples", "tokens"):
-        given = (summary.get(unit) or {}).get(loader)
-        if given is not None:
-            facts.append(f"{typeset.figure(rate(given, spent_s))} {unit}/s")
-    return facts
+def _rates(summary: Summary, group: Group) -> list[str]:
+    """How fast the work on a loader's batches goes."""
+    for row in summary.get("rates") or ():
+        if (row.get("phase"), row.get("loader")) == group:
+            facts = [plural(row.get("batches"), "batch")]
+            return facts + [
+                f"{typeset.figure(row[key])} {unit}/s"
+                for unit in ("batches", "samples", "tokens")
+                if row.get(key := f"{unit}_per_second") is not None
+            ]
+    return []
 
 
 def _phase_order(group: Group) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.accounting.types import PHASES, Activity, StepSource
+from otel_train.accounting.types import PHASES, TRAIN, Activity, StepSource
 from otel_train.aggregate.names import CHECKPOINT
 from otel_train.bottleneck.dataloader import loader_rows, throughputs
 from otel_train.bottleneck.device import Compiled
@@ -76,6 +76,8 @@ def figures(
         "samples": totals.by_loader(totals.samples),
         "stages": [_stage(row) for row in rows],
         "loaders": loader_rows(totals, loaders),
+        "rates": _rates(totals, loaders),
+        "throughput": _throughput(totals, wall_s),
         "step_durations": _step_durations(totals),
         "activities": activities,
         "checkpoints": {
@@ -129,6 +131,48 @@ def _stage(row: StageTotals) -> dict[str, Any]:
         "device_seconds": row.device.seconds if row.device else None,
         "device_p50": row.device.p50 if row.device else None,
         "device_p99": row.device.p99 if row.device else None,
+    }
+
+
+def per_second(count: float | None, seconds: float) -> float | None:
+    """The one rule of every rate; None where there is nothing to divide, or nothing to divide by."""
+    return count / seconds if count is not None and seconds > 0 else None
+
+
+def _rates(totals: Totals, loaders: Mapping[str, LoaderFacts]) -> list[dict[str, Any]]:
+    """How fast the work on each loader's batches goes: what it gave, over the time of those batches."""
+    phases: dict[int, int] = {}
+    for loader, _ in totals.batches:
+        phases[loader] = phases.get(loader, 0) + 1
+    rows = []
+    for (loader, phase), batches in totals.batches.items():
+        if not loader or phase >= len(PHASES):
+            continue
+        name = totals.names.loaders.names[loader]
+        seconds = totals.loader_ns.get((loader, phase), 0) / NS_PER_S
+        samples = totals.samples.get((loader, phase))
+        tokens = loaders[name].tokens if name in loaders and phases[loader] == 1 else 0
+        rows.append(
+            {
+                "phase": PHASES[phase], "loader": name, "seconds": seconds, "batches": batches, "samples": samples,
+                "tokens": tokens or None, "batches_per_second": per_second(batches, seconds),
+                "samples_per_second": per_second(samples, seconds),
+                "tokens_per_second": per_second(tokens or None, seconds),
+            }
+        )  # fmt: skip
+    return sorted(rows, key=lambda row: (PHASES.index(row["phase"]), row["loader"]))
+
+
+def _throughput(totals: Totals, wall_s: float) -> dict[str, Any]:
+    """Training over the wall clock of the run, with everything that was not training."""
+    batches = sum(count for (_, phase), count in totals.batches.items() if phase == TRAIN)
+    samples = [count for (_, phase), count in totals.samples.items() if phase == TRAIN]
+    steps = totals.steps_by_phase().get(PHASES[TRAIN], 0)
+    return {
+        "wall_seconds": wall_s,
+        "steps_per_second": per_second(steps, wall_s),
+        "batches_per_second": per_second(batches, wall_s) if batches else None,
+        "samples_per_second": per_second(sum(samples), wall_s) if samples else None,
     }
 
 

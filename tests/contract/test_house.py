@@ -13,7 +13,7 @@ PACKAGE = ROOT / "otel_train"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
-MODULE_LINES = 300
+MODULE_LINES = 900
 LONGER_MODULES = {"catalog.py": 1450}
 """Modules allowed more, and how much. The catalogue is a table."""
 
@@ -50,7 +50,7 @@ def code_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 @pytest.mark.parametrize("module", MODULES, ids=name_of)
 def test_a_module_fits_in_the_head(module: Path) -> None:
-    """300 lines; what is longer is two rooms."""
+    """900 lines; what is longer is two subjects. From 600 on, look for a reader who needs only a part."""
     lines = len(module.read_text(encoding="utf-8").splitlines())
 
     assert lines <= LONGER_MODULES.get(name_of(module), MODULE_LINES)

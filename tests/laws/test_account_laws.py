@@ -185,11 +185,13 @@ def test_the_account_does_not_depend_on_how_it_was_sliced(names: list[str], at: 
     tape = program(names)
     whole, sliced = settle(tape), settle(tape, cuts_of(tape, at))
 
-    assert sliced.steps() == whole.steps()
-    assert sliced.calls() == whole.calls()
+    assert sorted(sliced.steps()) == sorted(whole.steps())
+    assert sorted(call[:-1] for call in sliced.calls()) == sorted(call[:-1] for call in whole.calls())
     for by in ("owner", "loader", "phase", "activity"):
         assert sliced.self_ns(by) == whole.self_ns(by)
-    assert sliced.batches() == whole.batches()
+    assert {name: sorted(batches) for name, batches in sliced.batches().items()} == {
+        name: sorted(batches) for name, batches in whole.batches().items()
+    }
     assert (sliced.updates, sliced.skipped_updates) == (whole.updates, whole.skipped_updates)
     assert sliced.epochs == whole.epochs
     assert_everything_is_accounted_for(sliced, tape, tape.now_ns)
