@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from otel_train.integrations.part import Part
 from otel_train.optional import require
-
-if TYPE_CHECKING:
-    from otel_train.guard import Guard
 
 _Callback: Any = require("fastai.callback.core", extra="fastai").Callback
 
@@ -37,8 +32,7 @@ class OtelTrainCallback(_Callback):
         """Open the session, or join it."""
         self.run = not (hasattr(self.learn, "lr_finder") or hasattr(self, "gather_preds"))
         if self.run:
-            session = self._part.join()
-            session.name_loaders(functools.partial(_name_of, weakref.ref(self.learn), self._part.guard))
+            self._part.join()
 
     def before_epoch(self) -> None:
         """Mark the epoch."""
@@ -51,13 +45,3 @@ class OtelTrainCallback(_Callback):
     def after_fit(self) -> None:
         """Close the session, if it is ours and nobody else's."""
         self._part.leave()
-
-
-def _name_of(learner: weakref.ref[Any], guard: Guard, loader: Any) -> str:
-    """What a loader of this Learner is for; "" for one that is not the Learner's."""
-    with guard:
-        for number, each in enumerate(getattr(getattr(learner(), "dls", None), "loaders", ())):
-            # fastai's own loader has torch iterate another one that stands for it.
-            if loader is each or loader is getattr(each, "fake_l", each):
-                return "train" if number == 0 else "valid" if number == 1 else f"valid_{number}"
-    return ""

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
-import weakref
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,6 @@ from otel_train.integrations.checkpoints import time_checkpoints
 from otel_train.integrations.loggers import trackers_of
 from otel_train.integrations.meeting import common_run_id
 from otel_train.integrations.profiled import activities_of, chosen, fitted, steps_of_an_epoch
-from otel_train.integrations.purposes import name_of
 from otel_train.integrations.shared import checked, merged, settled, shared, whole
 from otel_train.optional import require
 from otel_train.values import RANGES
@@ -90,7 +87,6 @@ class _Translation(_Callback):
         session = shared.join(self, settings, *self._given)
         if ours[0] is self:
             with self._guard:
-                session.name_loaders(functools.partial(name_of, weakref.ref(trainer), self._guard))
                 self._undo()
                 self._undo = time_checkpoints(trainer)
                 session.track(trackers_of(trainer, session.config))

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_train.record.roles import FRAMEWORKS, role_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Hashable, Iterator, Mapping, Sequence
     from types import FrameType
 
 MOST_FRAMES = 40
 """Frames looked at, from the one that asks for an iterator outwards."""
 
 _MOST_NAMES = 512
-"""Names of one frame that are looked at."""
+"""Names of one frame that are looked at: the newest, behind those of ``from library import *``."""
 
 _MOST_KEYS = 32
-"""A mapping with more entries is not a table of loaders."""
+"""A mapping or a list with more entries is not a table of loaders."""
 
 _OWN = ("torch", "otel_train")
 _GENERIC = frozenset(
@@ -27,41 +29,121 @@ _GENERIC = frozenset(
 )  # fmt: skip
 """Names of parameters rather than of loaders: a name that a caller further out uses says more."""
 
-_PLUMBING = frozenset({"base_dataloader", "fake_l", "_iterables", "_combined_loader"})
-"""What accelerate, fastai and Lightning call the loader inside theirs: the dataset's class says more."""
+_PLUMBING = frozenset({"base_dataloader", "fake_l", "_args"})
+"""What accelerate, fastai and threading call the loader inside theirs: the dataset's class says more."""
 
 
-def name_of(loader: Any) -> str:  # Any: somebody's loader
-    """The name under which the program around this call holds ``loader``; "" when it has none.
+class Place(NamedTuple):
+    """A place in the program that iterates a loader.
 
-    The nearest name that says something wins; a name that any loader could have is used when there is no
-    better one. Done once per loader.
+    Attributes:
+        name: what the loader is called there; "" where it has no name.
+        key: the same for every loader that is iterated there, and for no loader of another place.
     """
-    frame = inspect.currentframe()
-    generic, held = "", [loader]
-    for _ in range(MOST_FRAMES):
-        if frame is None:
-            break
-        if not _is_ours(frame):
-            for name in _names_in(frame, held):
-                if name.lower() not in _GENERIC:
-                    return name
-                generic = generic or ("" if name == "self" else name)
+
+    name: str
+    key: Hashable
+
+
+class _Binding(NamedTuple):
+    """A name that holds a loader, and where that name lives: a function, a class or a module."""
+
+    name: str
+    key: tuple[Hashable, ...]
+    parameter: bool = False
+
+
+def place_of(loader: Any) -> Place:  # Any: somebody's loader
+    """The place that iterates ``loader``, as seen from the frames around this call. Done once per loader.
+
+    A framework that knows what the loader is for says its name. Else the nearest name that says something wins: a
+    variable of a function, an attribute of ``self``, a global, a key of a mapping or an entry of a list in one of
+    them. A name that any loader could have is used when there is no better one; where it is a parameter, the place
+    is the call that passed the loader.
+    """
+    held = [loader]
+    search = _Search()
+    for frame in _frames():
+        package = _package(frame)
+        if package not in _OWN:
+            if package not in FRAMEWORKS:
+                search.look(frame, held)
+            role = role_of(frame.f_locals.get("self"), held, alone=search.nearest is None)
+            if role:
+                return Place(role, ("role", role))
             held += _passing_on(frame, held)
-        frame = frame.f_back
-    return generic
+    return search.place()
+
+
+class _Search:
+    """Finds the best name for a loader in frames, from the innermost outwards."""
+
+    def __init__(self) -> None:
+        self.nearest: tuple[Hashable, ...] | None = None  # position in the innermost frame of the program
+        self._named: _Binding | None = None
+        self._generic: _Binding | None = None
+        self._passed = False  # the generic name is a parameter, and the call is not found yet
+
+    def look(self, frame: FrameType, held: Sequence[Any]) -> None:
+        """Take in one more frame."""
+        self.nearest = self.nearest or _position(frame)
+        if self._named is not None:
+            return
+        generic: _Binding | None = None
+        for binding in _names_in(frame, held):
+            if binding.name.lower() not in _GENERIC:
+                self._named = binding
+                return
+            if generic is None and binding.name != "self":
+                generic = binding
+        if generic is not None and (self._generic is None or self._passed):
+            name, key = (self._generic.name, self._generic.key) if self._generic else (generic.name, ())
+            self._generic = _Binding(name, key + generic.key)
+            self._passed = generic.parameter
+        elif self._passed and self._generic is not None and not _carries(frame, held):
+            self._generic = _Binding(self._generic.name, self._generic.key + _position(frame))
+            self._passed = False
+
+    def place(self) -> Place:
+        """The place, when all frames were looked at."""
+        best = self._named or self._generic
+        return Place(best.name, best.key) if best is not None else Place("", self.nearest)
 
 
 def calling() -> str:
     """File and line of the program that called us."""
-    frame = inspect.currentframe()
-    while frame is not None and _is_ours(frame):
-        frame = frame.f_back
+    frame = next((frame for frame in _frames(most=None) if _package(frame) not in _OWN), None)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
 
-def _is_ours(frame: FrameType) -> bool:
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _OWN
+def _frames(most: int | None = MOST_FRAMES) -> Iterator[FrameType]:
+    frame = inspect.currentframe()
+    while frame is not None and (most is None or most > 0):
+        yield frame
+        frame = frame.f_back
+        most = None if most is None else most - 1
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
+
+
+def _function(frame: FrameType) -> tuple[Hashable, ...]:
+    code = frame.f_code
+    return code.co_filename, code.co_firstlineno, code.co_name
+
+
+def _position(frame: FrameType) -> tuple[Hashable, ...]:
+    return (*_function(frame), frame.f_lasti)
+
+
+def _carries(frame: FrameType, held: Sequence[Any]) -> bool:
+    """Whether a frame only passes a loader on, as a decorator does in ``args``."""
+    for value in list(frame.f_locals.values())[:_MOST_NAMES]:
+        entries = value.values() if type(value) is dict else value if type(value) in (tuple, list) else ()
+        if len(entries) <= _MOST_KEYS and any(_is_any(each, held) for each in entries):
+            return True
+    return False
 
 
 def _passing_on(frame: FrameType, held: Sequence[Any]) -> list[Any]:
@@ -77,17 +159,36 @@ def _is_any(value: Any, held: Sequence[Any]) -> bool:
     return any(value is each for each in held)
 
 
-def _names_in(frame: FrameType, held: Sequence[Any]) -> Iterator[str]:
+def _names_in(frame: FrameType, held: Sequence[Any]) -> Iterator[_Binding]:
     """Names of the loader in a frame: locals, then attributes of ``self``, then globals."""
-    mine = frame.f_locals
-    attributes = getattr(mine.get("self"), "__dict__", {})
-    for names in (mine, attributes, frame.f_globals) if mine is not frame.f_globals else (mine, attributes):
-        yield from (name for name in _holding(names, held) if name not in _PLUMBING)
+    mine, code = frame.f_locals, frame.f_code
+    module = ("module", str(frame.f_globals.get("__name__", "")))
+    if mine is not frame.f_globals:
+        parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+        for name, key in _holding(mine, held):
+            yield _Binding(name, (*_function(frame), *key), parameter=key == (name,) and name in parameters)
+    owner = mine.get("self")
+    kind = type(owner)
+    for name, key in _holding(getattr(owner, "__dict__", {}), held):
+        yield _Binding(name, (kind.__module__, kind.__qualname__, *key))
+    for name, key in _holding(frame.f_globals, held):
+        yield _Binding(name, (*module, *key))
 
 
-def _holding(names: Mapping[str, Any], loaders: Sequence[Any]) -> Iterator[str]:
-    held = [(name, value) for name, value in list(names.items())[:_MOST_NAMES] if name[:2] != "__"]
-    yield from (name for name, value in held if _is_any(value, loaders))
+def _holding(names: Mapping[str, Any], loaders: Sequence[Any]) -> Iterator[tuple[str, tuple[Hashable, ...]]]:
+    """Names among ``names`` that hold a loader, each with what tells it from the others."""
+    held = [
+        (name, value)
+        for name, value in list(names.items())[-_MOST_NAMES:]
+        if name[:2] != "__" and name not in _PLUMBING
+    ]
+    yield from ((name, (name,)) for name, value in held if _is_any(value, loaders))
     for name, value in held:
         if type(value) is dict and len(value) <= _MOST_KEYS and name != "kwargs":
-            yield from (key for key, each in value.items() if _is_any(each, loaders) and isinstance(key, str))
+            for key, each in value.items():
+                if isinstance(key, str) and key not in _PLUMBING and _is_any(each, loaders):
+                    yield key, (name, key)
+        elif type(value) in (list, tuple) and len(value) <= _MOST_KEYS and name.lower() not in _GENERIC:
+            for number, each in enumerate(value):
+                if _is_any(each, loaders):
+                    yield f"{name}_{number}", (name, number)

@@ -7,14 +7,15 @@ import threading
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from otel_train.record.callers import name_of
+from otel_train.guard import Guard
+from otel_train.record.callers import Place, place_of
 from otel_train.record.given import Loader, class_name, free_name
 from otel_train.record.loader import OTHER, DataLoaderPatch, LoaderProbe
 from otel_train.record.module import ModulePatch, ModuleProbe, compiled_forms, is_or_wraps
 from otel_train.record.watched import Watched
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from otel_train.record.found import FoundModels
     from otel_train.record.recorder import Recorder
@@ -48,6 +49,8 @@ class Probes:
         self._recorder = recorder
         self._by_loader: dict[int, LoaderProbe] = {}
         self._found: set[str] = set()
+        self._places: dict[Hashable, list[LoaderProbe]] = {}
+        self._naming = Guard("names of loaders")
         self._roots: FoundModels | None = None
         self._lock = threading.RLock()
 
@@ -186,22 +189,70 @@ class Probes:
         probe = self._known(loader)
         if self._roots is not None:
             self._roots.loader_starts(new=probe is None)
-        if probe is not None:
+        if probe is not None and self.loaders.get(probe.name) is probe:
             return probe
         with self._lock:  # two threads may begin at once, and call their loaders the same
-            return self._known(loader) or self._join(Loader(loader, name=self._name_for(loader)))
+            probe = self._known(loader)
+            if probe is None:
+                return self._join_at(self._place(loader), loader)
+            self._come_back(probe)
+            return probe
 
-    def _name_for(self, loader: Any) -> str:  # Any: a DataLoader
-        """A bounded name for a loader that nobody named: what the program calls it, else its dataset's class."""
-        called = self.called(loader) or name_of(loader) or type(getattr(loader, "dataset", loader)).__name__
-        name = _NOT_IN_NAMES.sub("_", called)[:MOST_CHARS]
-        living = {n: p for n, p in self.loaders.items() if p.loader() is not None}
-        free = free_name(name, living)
-        if free not in self.loaders:
+    def _place(self, loader: Any) -> Place:  # Any: a DataLoader
+        """Where a loader that nobody named is iterated, and what it is called there, else its dataset's class."""
+        place = Place("", None)
+        if not self._naming.closed:
+            with self._naming:
+                called = self.called(loader)
+                place = Place(called, ("called", called)) if called else place_of(loader)
+        name = place.name or type(getattr(loader, "dataset", loader)).__name__
+        return place._replace(name=_NOT_IN_NAMES.sub("_", name)[:MOST_CHARS])
+
+    def _join_at(self, place: Place, loader: Any) -> LoaderProbe:  # Any: a DataLoader
+        """Record a loader that nobody named, under the name of its place.
+
+        A place has one name, and one more for each loader that is in use there beside the others: the loader that
+        comes i-th takes over the i-th name.
+        """
+        holders = self._places.setdefault(place.key, [])
+        number = next(
+            (n for n, holder in enumerate(holders) if self._gives_way(holder, loader)), len(holders)
+        )
+        if number < len(holders):
+            holders[number] = self._join(Loader(loader, name=holders[number].name))
+        else:
+            name = free_name(place.name, {**self.iterables, **dict.fromkeys(self._found)})
             if len(self._found) == MOST_FOUND:
-                return OTHER
-            self._found.add(free)
-        return free
+                return self._join(Loader(loader, name=OTHER))
+            self._found.add(name)
+            holders.append(self._join(Loader(loader, name=name)))
+        return holders[number]
+
+    def _gives_way(self, holder: LoaderProbe, loader: Any) -> bool:  # Any: a DataLoader
+        """Whether the holder of a name is in use no longer: it is gone, or ``loader`` was made after its last pass began.
+
+        Two loaders that were both there before the first of them was iterated are two, also when they take turns.
+        When a loader was made is not known of those that were there before us, and of other classes than DataLoader:
+        the former count as made at the start, the latter as made now.
+        """
+        if holder.running:
+            return False
+        if holder.loader() is None or self.patch is None or not _is_data_loader(loader):
+            return True
+        return self.patch.made.at_ns(loader) > holder.began_ns
+
+    def _come_back(self, probe: LoaderProbe) -> None:
+        """A loader whose name another has taken over is iterated again: both are in use.
+
+        It takes its name back; the other gets one of its own when its next pass begins.
+        """
+        taken = self.loaders.get(probe.name)
+        holders = next((each for each in self._places.values() if taken in each), None)
+        if taken is None or taken is probe or holders is None:
+            return
+        holders[holders.index(taken)] = self.loaders[probe.name] = probe
+        probe.inherit(taken)
+        self._by_loader = {key: each for key, each in self._by_loader.items() if each is not taken}
 
 
 def _is_data_loader(loader: Any) -> bool:  # Any: the user's own

@@ -7,11 +7,13 @@ iterator's class becomes a cached subclass of its own class whose ``__next__`` i
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
 from _thread import get_ident
 from collections import Counter
 from operator import attrgetter
+from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from otel_train.codes import FLAG_SHIFT, PAYLOAD_SHIFT, Ending, Flag, Op, SourceKind, code
@@ -60,6 +62,7 @@ class LoaderProbe:
         sized: it knows how many batches it has.
         loader: gives the loader, while it lives.
         inner: gives the DataLoader that iterates in its place, if there is one.
+        began_ns: when its newest pass began, on the clock of ``MadeLoaders``; 0 before the first.
 
     Args:
         loader: held weakly where its type allows.
@@ -106,6 +109,22 @@ class LoaderProbe:
         self.sized = kind == 0 if kind is not None else hasattr(loader, "__len__")
         self.loader = _weak(loader)
         self.inner: Callable[[], Any] = lambda: None
+        self.began_ns = 0
+        self._running: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    @property
+    def running(self) -> bool:
+        """An iterator of it is alive and has not come to its end."""
+        return len(self._running) > 0
+
+    def begins(self, iterator: Any) -> None:
+        """A pass begins."""
+        self.began_ns = perf_counter_ns()
+        self._running.add(iterator)
+
+    def ends(self, iterator: Any) -> None:
+        """A pass has come to its end."""
+        self._running.discard(iterator)
 
     def next_pass(self) -> int:
         """The word that begins an ask of a new pass."""
@@ -187,8 +206,30 @@ def _weak(loader: Any) -> Callable[[], Any]:
         return lambda: None
 
 
+class MadeLoaders:
+    """Remembers when DataLoaders were made, while they live."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def add(self, loader: Any) -> None:
+        """A DataLoader is made."""
+        key = id(loader)
+
+        def forget(gone: weakref.ref[Any]) -> None:
+            if key in self._made and self._made[key][0] is gone:
+                del self._made[key]
+
+        self._made[key] = (weakref.ref(loader, forget), perf_counter_ns())
+
+    def at_ns(self, loader: Any) -> int:
+        """When a DataLoader was made; 0 where nobody looked."""
+        made = self._made.get(id(loader))
+        return made[1] if made is not None and made[0]() is loader else 0
+
+
 class DataLoaderPatch:
-    """Sees every ``DataLoader`` iterator made from now on, until ``remove``.
+    """Sees every ``DataLoader`` and its iterators made from now on, until ``remove``.
 
     Args:
         probe_for: gives the probe of a loader, also of one that nobody named.
@@ -200,10 +241,12 @@ class DataLoaderPatch:
         self._probe_for = probe_for
         self._classes: dict[type, type] = {}
         self._adopted: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.made = MadeLoaders()
         self._undo: list[Callable[[], None]] = []
         self._wrap_init(dataloader._BaseDataLoaderIter, self._adopting)  # noqa: SLF001  # see above
         for concrete in ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
             self._wrap_init(getattr(dataloader, concrete), self._starting)
+        self._undo.append(replace(dataloader.DataLoader, "__init__", self._making))
 
     def adopt(self, iterator: Any, loader: Any) -> None:
         """Time an iterator that exists already, such as one with persistent workers."""
@@ -220,6 +263,7 @@ class DataLoaderPatch:
         iterator.__dict__[OWNER] = get_ident()
         iterator.__class__ = self._timed(type(iterator))
         self._adopted.add(iterator)
+        probe.begins(iterator)
 
     def remove(self) -> None:
         """Give every living iterator its own class back, then undo the wraps."""
@@ -260,6 +304,16 @@ class DataLoaderPatch:
 
         return __init__
 
+    def _making(self, original: Callable[..., None]) -> Callable[..., None]:
+        made = self.made
+
+        @functools.wraps(original)  # whoever makes loaders again reads its signature
+        def __init__(loader: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807  # in its place
+            original(loader, *args, **kwargs)
+            made.add(loader)
+
+        return __init__
+
     def _timed(self, cls: type) -> type:
         if cls not in self._classes:
             self._classes[cls] = _timed_subclass(cls)
@@ -278,6 +332,7 @@ def _timed_subclass(cls: Any) -> type:
             batch = ask_inner(self)
         except StopIteration:
             edge(probe.stopped(*_given(self)))
+            probe.ends(self)
             raise
         except BaseException as error:
             edge(probe.failed(error))
@@ -289,6 +344,8 @@ def _timed_subclass(cls: Any) -> type:
         probe = self.__dict__[PROBE]
         ask = self.__dict__[ASK] = self.__dict__.pop(_FRESH, None) or probe.next_pass()
         probe.edge(ask | START_BITS)
+        probe.begins(self)
+        probe.edge(probe.start)
         try:
             reset_inner(self, *args, **kwargs)
         finally:

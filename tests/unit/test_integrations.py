@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
-import weakref
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,12 +15,11 @@ from torch.utils.data import DataLoader
 import otel_train
 from otel_train.aggregate.flat_names import left_out, without
 from otel_train.errors import ConfigError
-from otel_train.guard import Guard
 from otel_train.integrations.checkpoints import time_checkpoints
 from otel_train.integrations.meeting import common_run_id
 from otel_train.integrations.profiled import activities_of, chosen, fitted, steps_of_an_epoch
-from otel_train.integrations.purposes import name_of
 from otel_train.integrations.shared import SharedSession, checked, merged, plain, whole
+from otel_train.record.roles import role_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,6 +30,12 @@ LIBRARIES = ("accelerate", "fastai", "ignite", "lightning", "pytorch_lightning",
 
 class Holder:
     """Stands for a callback."""
+
+
+class Trainer:
+    """Stands for Lightning's, by its package and its name."""
+
+    __module__ = "lightning.pytorch.trainer.trainer"
 
 
 @pytest.fixture
@@ -252,17 +257,30 @@ def test_accumulated_batches_make_one_step() -> None:
 
 def test_loaders_are_called_by_what_they_are_for() -> None:
     """The variable that a library holds them in is called ``data_fetcher``."""
-    one, code, prose, val, test, other = (DataLoader([number]) for number in range(6))
-    trainer: Any = Holder()
+    one, code, prose, val, again, test, other = (DataLoader([number]) for number in range(7))
+    trainer: Any = Trainer()
     trainer.train_dataloader = {"code": code, "more": [prose]}
     trainer.val_dataloaders, trainer.test_dataloaders = [val, one], test
-    held, guard = weakref.ref(trainer), Guard("names", strict=True)
+    trainer.validate_loop = SimpleNamespace(_combined_loader=SimpleNamespace(iterables=again))
 
-    assert [name_of(held, guard, loader) for loader in (code, prose, val, one, test, other)] == [
-        "code", "more_0", "val_0", "val_1", "test", "",
+    assert [role_of(trainer, [loader]) for loader in (code, prose, val, one, again, test, other)] == [
+        "code", "more_0", "val_0", "val_1", "val", "test", "",
     ]  # fmt: skip
     trainer.train_dataloader = one
-    assert name_of(held, guard, one) == "train"
+    assert role_of(trainer, [one]) == "train"
+    assert role_of(Holder(), [one]) == ""
+
+
+def test_a_loader_that_the_trainer_does_not_know_is_that_of_the_stage_that_runs() -> None:
+    """Whatever stands for the loader in the library: not so where the program's own code iterates."""
+    trainer: Any = Trainer()
+    trainer.sanity_checking = trainer.predicting = False
+    trainer.testing = True
+
+    assert role_of(trainer, [DataLoader([1])], alone=True) == "test"
+    assert role_of(trainer, [DataLoader([1])]) == ""
+    trainer.sanity_checking = True
+    assert role_of(trainer, [DataLoader([1])], alone=True) == "val"
 
 
 def test_a_trainer_saves_as_before_once_nobody_looks() -> None:

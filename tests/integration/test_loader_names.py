@@ -1,0 +1,339 @@
+"""A loader that nobody named has the name of the place that iterates it, also when it is made anew each time."""
+
+from __future__ import annotations
+
+import inspect
+import queue
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import otel_train
+from tests.integration.loops.truth import QUIET, Net, loader, sgd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def observed(tmp_path: Path) -> Callable[..., dict[str, Any]]:
+    """Runs a program under a session; the summary of its loaders, in the order of their first iteration."""
+
+    def run(program: Callable[[], object], loaders: Any = None) -> dict[str, Any]:
+        with otel_train.instrument(Net(), loaders, run_dir=tmp_path, **QUIET) as session:
+            program()
+        summary = session.summary()
+        assert summary["telemetry"]["faults"] == {}
+        return summary
+
+    return run
+
+
+def passes(summary: dict[str, Any]) -> dict[str, int]:
+    return {row["loader"]: row["endings"].get("epoch_end", 0) for row in summary["loaders"]}
+
+
+def repeated(times: int, part: Callable[[], None]) -> Callable[[], None]:
+    def program() -> None:
+        for _ in range(times):
+            part()
+
+    return program
+
+
+def use(batches: Any) -> None:
+    """Iterate to the end: the parameter's name says nothing."""
+    for _ in batches:
+        pass
+
+
+def test_a_loader_made_for_each_evaluation_is_one_series(observed: Callable[..., dict[str, Any]]) -> None:
+    """A framework that keeps what it made must not cost a name, and a series on the dashboard, per evaluation."""
+    kept = []
+
+    def evaluate() -> None:
+        eval_dataloader = loader(3)
+        kept.append(eval_dataloader)
+        for _ in eval_dataloader:
+            pass
+
+    summary = observed(repeated(4, evaluate))
+
+    assert summary["batches"] == {"eval_dataloader": 12}
+    assert passes(summary) == {"eval_dataloader": 4}
+
+
+def test_an_evaluation_that_is_broken_off_keeps_its_name(observed: Callable[..., dict[str, Any]]) -> None:
+    """An evaluation of a few batches is the usual one in mid-epoch."""
+    kept = []
+
+    def evaluate() -> None:
+        val_loader = loader(5)
+        kept.append(val_loader)
+        for number, _ in enumerate(val_loader):
+            if number == 1:
+                break
+
+    assert observed(repeated(3, evaluate))["batches"] == {"val_loader": 6}
+
+
+@pytest.mark.parametrize("made", ["at once", "before the session"])
+def test_loaders_of_one_place_that_live_side_by_side_are_told_apart(
+    made: str, observed: Callable[..., dict[str, Any]]
+) -> None:
+    """Of two validation sets the slow one is to be found; the i-th of each evaluation goes on with one name."""
+    early = [loader(1), loader(2)]
+    kept = []
+
+    def evaluate() -> None:
+        parts = early if made == "before the session" else [loader(batches) for batches in (1, 2)]
+        kept.append(parts)
+        for part in parts:
+            use(part)
+
+    summary = observed(repeated(3, evaluate))
+
+    assert summary["batches"] == {"part": 3, "part_2": 6}
+    assert passes(summary) == {"part": 3, "part_2": 3}
+
+
+def test_a_loader_in_a_list_has_the_list_s_name_and_its_number(
+    observed: Callable[..., dict[str, Any]],
+) -> None:
+    """``loader`` says nothing where ``val_loaders`` says what it is for, and which it is stays the same."""
+
+    def evaluate() -> None:
+        val_loaders = [loader(1), loader(2)]
+        for data_loader in reversed(val_loaders):
+            use(data_loader)
+
+    summary = observed(repeated(2, evaluate))
+
+    assert summary["batches"] == {"val_loaders_1": 4, "val_loaders_0": 2}
+    assert summary["steps"] == {"eval": 6}
+
+
+def test_loaders_that_are_zipped_are_told_apart(observed: Callable[..., dict[str, Any]]) -> None:
+    """They are iterated by one function, and nothing but their iterators holds them."""
+
+    def stream(batches: int) -> Iterator[Any]:
+        yield from loader(batches)
+
+    def epoch() -> None:
+        for _ in zip(stream(2), stream(4), strict=False):
+            pass
+
+    names = observed(repeated(3, epoch))["batches"]
+
+    assert names == {"TensorDataset": 6, "TensorDataset_2": 6}
+
+
+def test_two_functions_with_the_same_variable_are_two_places(
+    observed: Callable[..., dict[str, Any]],
+) -> None:
+    """Validation and test in one series would be a series of neither."""
+
+    def validate() -> None:
+        loader_here = loader(1)
+        use(loader_here)
+
+    def test() -> None:
+        loader_here = loader(2)
+        use(loader_here)
+
+    def program() -> None:
+        for _ in range(3):
+            validate()
+            test()
+
+    assert observed(program)["batches"] == {"loader_here": 3, "loader_here_2": 6}
+
+
+def test_loaders_made_in_a_call_are_told_apart_by_the_call(observed: Callable[..., dict[str, Any]]) -> None:
+    """``run(make())`` in two lines is two places; ``run`` calls both ``batches``."""
+
+    def wrapped(*args: Any) -> None:
+        use(*args)
+
+    def epoch() -> None:
+        use(loader(1))
+        use(loader(2))
+        wrapped(loader(4))
+        wrapped(loader(8))
+
+    summary = observed(repeated(3, epoch))
+
+    assert summary["batches"] == {"batches": 3, "batches_2": 6, "batches_3": 12, "batches_4": 24}
+
+
+def test_a_loop_in_a_thread_behind_a_queue_keeps_its_name(observed: Callable[..., dict[str, Any]]) -> None:
+    """A new thread and a new loader for each epoch are still one place."""
+    kept = []
+
+    def produce(source: Any, ready: queue.Queue[Any]) -> None:
+        for batch in source:
+            ready.put(batch)
+        ready.put(None)
+
+    def epoch() -> None:
+        kept.append(loader(3))
+        ready: queue.Queue[Any] = queue.Queue()
+        thread = threading.Thread(target=produce, args=(kept[-1], ready))
+        thread.start()
+        while ready.get() is not None:
+            pass
+        thread.join()
+
+    assert passes(observed(repeated(3, epoch))) == {"source": 3}
+
+
+def test_threads_that_run_side_by_side_have_a_name_each(observed: Callable[..., dict[str, Any]]) -> None:
+    """Two trainings in one process share their code, not their figures."""
+    both = threading.Barrier(2)
+
+    def work() -> None:
+        train_loader = loader(2)
+        for _ in train_loader:
+            both.wait(30)
+
+    def program() -> None:
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert passes(observed(program)) == {"train_loader": 1, "train_loader_2": 1}
+
+
+def test_a_loader_that_comes_back_is_told_apart_from_the_one_made_after_it(
+    observed: Callable[..., dict[str, Any]],
+) -> None:
+    """Loaders that are made when they are first needed look like one made anew, until the first is used again."""
+    made: list[DataLoader[Any]] = []
+
+    def epoch() -> None:
+        for number in range(2):
+            if len(made) == number:
+                made.append(loader(number + 1))
+            use(made[number])
+
+    summary = observed(repeated(3, epoch))
+
+    assert summary["batches"] == {"made_0": 3, "made_1": 6}
+
+    hidden: dict[int, DataLoader[Any]] = {}
+
+    def hidden_epoch() -> None:
+        for number in range(2):
+            if number not in hidden:
+                hidden[number] = loader(number + 1)
+            use(hidden[number])
+
+    summary = observed(repeated(3, hidden_epoch))
+
+    assert summary["batches"] == {"batches": 1 + 2 + 1 + 1, "batches_2": 2 + 2}
+    assert passes(summary) == {"batches": 4, "batches_2": 2}
+
+
+def test_a_new_loader_under_a_given_name_goes_on_with_its_figures(
+    observed: Callable[..., dict[str, Any]],
+) -> None:
+    """Folds give each loader the same name on purpose."""
+    first, second = loader(2), loader(3)
+
+    def program() -> None:
+        session = otel_train.current()
+        assert session is not None
+        use(first)
+        session.add(loaders={"train": second})
+        use(second)
+
+    summary = observed(program, {"train": first})
+
+    assert summary["batches"] == {"train": 5}
+    assert passes(summary) == {"train": 2}
+
+
+def test_made_up_names_are_bounded(observed: Callable[..., dict[str, Any]]) -> None:
+    """A hundred loaders that live side by side must not become a hundred series of every metric."""
+    many = [loader(1) for _ in range(100)]
+
+    def program() -> None:
+        for each in many:
+            use(each)
+
+    batches = observed(program)["batches"]
+
+    assert len(batches) == 65
+    assert batches["_OTHER"] == 36
+
+
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [
+        ("eval_dataloader", "eval"),
+        ("val_batches", "eval"),
+        ("valid_dl", "eval"),
+        ("test_dataloader", "test"),
+        ("predict_dataloader", "predict"),
+    ],
+)
+def test_the_name_says_what_batches_are_for_that_show_nothing(
+    name: str, phase: str, observed: Callable[..., dict[str, Any]]
+) -> None:
+    """A metric over a loader without a forward is no training."""
+    summary = observed(lambda: _evaluate(name))
+
+    assert summary["batches"] == {name: 3}
+    assert summary["steps"] == {phase: 3}
+
+
+def _evaluate(name: str) -> None:
+    loaders = {name: loader(3)}
+    use(loaders[name])
+
+
+def test_making_loaders_is_as_before(tmp_path: Path) -> None:
+    """Frameworks read the signature of ``DataLoader`` to make one again; a closed session leaves nothing there."""
+    made, signature = DataLoader.__init__, inspect.signature(DataLoader)
+    with otel_train.instrument(Net(), run_dir=tmp_path, **QUIET):
+        assert inspect.signature(DataLoader) == signature
+        assert inspect.signature(DataLoader.__init__) == inspect.signature(made)
+        with pytest.raises(ValueError, match="batch_size"):
+            DataLoader(torch.ones(4), batch_size=0)
+
+    assert DataLoader.__init__ is made
+
+
+def test_training_and_evaluation_by_one_helper_keep_their_names(
+    observed: Callable[..., dict[str, Any]],
+) -> None:
+    """The usual script: one function for both, loaders of an object, evaluation with a loader of its own."""
+
+    class Experiment:
+        def __init__(self) -> None:
+            self.model, self.train_batches = Net(), loader(4)
+            self.optimizer = sgd(self.model)
+
+        def run(self, batches: Any, *, train: bool) -> None:
+            with torch.set_grad_enabled(train):
+                for x, y in batches:
+                    loss = torch.nn.functional.cross_entropy(self.model(x), y)
+                    if train:
+                        loss.backward()
+                        self.optimizer.step()
+
+        def fit(self) -> None:
+            for _ in range(3):
+                self.run(self.train_batches, train=True)
+                self.held_out = loader(2)
+                self.run(self.held_out, train=False)
+
+    summary = observed(lambda: Experiment().fit())
+
+    assert summary["batches"] == {"train_batches": 12, "held_out": 6}
