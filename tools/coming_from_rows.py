@@ -92,7 +92,7 @@ ROWS = (
         "nothing; [examples/several_loaders.py](../../examples/several_loaders.py). Each end of a loader is counted with its "
         "reason",
         (f"{EXAMPLES}loaders_drawn_by_weight_have_times_of_their_own",
-         f"{UNIT}flat.py::test_a_loader_that_runs_out_again_and_again_counts_epochs_by_the_fastest"),
+         f"{UNIT}flat.py::test_an_epoch_of_loaders_drawn_by_weight_ends_when_all_have_run_out"),
     ),
     Row(
         "A", 9, "Names of loaders are made safe for metric keys",

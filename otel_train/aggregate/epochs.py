@@ -60,22 +60,51 @@ class Turn(NamedTuple):
     running: int
 
 
+class _End(NamedTuple):
+    """The end of a pass: when, and whether the loader had no further batch; else it was broken off."""
+
+    at_ns: int
+    exhausted: bool
+
+
+_EXHAUSTED = (Ending.EPOCH_END, Ending.SHORT, Ending.STREAMING_END)
+
+
 class EpochTurns:
-    """Finds the epochs of the thread that trains: as they are marked, else passes of the training loaders."""
+    """Finds the epochs of the thread that trains: as they are marked, else by the passes of the training loaders.
+
+    One rule: an epoch is over when every loader that gave it a training batch has ended a pass in it, and one of
+    them gives a batch of a new pass. Its end is the last of those ends. So
+
+    - of loaders in turn, or drawn by weight until all have run out, the last one to run out ends the epoch;
+    - ``zip`` ends it with the shortest: there the iterators of the others are disposed of;
+    - a loader that begins again each time it runs out does not: the longest one beside it ends the epoch;
+    - a pass that was broken off has ended; one that failed is as if its loader had not been there.
+
+    The next batch is not waited for once the loaders of an epoch are known: when all those of the epoch before, and
+    all others that were there, have ended a pass and one of them was exhausted. What was broken off and does not
+    begin again is no epoch, unless the one before was ended in that way, too.
+    """
 
     def __init__(self) -> None:
         self._marked = False
         self._open: int | None = None  # the epoch that was marked and is not over
         self._running = 1
-        self._trained: set[int] = set()
-        self._stops: dict[int, int] = {}
+        self._since_ns = -1  # the epoch before ended then
+        self._before: set[int] = set()  # its loaders
+        self._broken_off = False  # none of them was exhausted in it
+        self._first_ns: dict[int, int] = {}  # by loader of this epoch, when it gave the first training batch
+        self._over: dict[int, _End] = {}  # by loader of this epoch, its first end in it
+        self._ended: dict[int, _End] = {}  # by loader, its last end
 
     def take(self, settled: Settled) -> list[Turn]:
         """The turns in what was settled, in time."""
         return [*self._marks(settled), *self._passes(settled)]
 
     def close(self) -> Turn:
-        """The end of the run: also that of the epoch that was marked last, but of no pass."""
+        """The end of the run: also of the epoch that was marked last, and of one whose passes have all ended."""
+        if not self._marked and self._all_over() and (self._any_exhausted() or self._broken_off):
+            return Turn(self._over_ns(), self._running, self._running)
         return Turn(0, self._open, self._running)
 
     def _marks(self, settled: Settled) -> Iterator[Turn]:
@@ -89,13 +118,71 @@ class EpochTurns:
             yield Turn(at_ns, ended, self._running)
 
     def _passes(self, settled: Settled) -> Iterator[Turn]:
-        """Of several training loaders, the one that has ended most often says which epoch it is."""
-        batches = settled.batches
-        self._trained.update(np.unique(batches[batches[:, 1] == TRAIN, 0]).tolist())
-        for source, why, at_ns in settled.endings[np.argsort(settled.endings[:, 2], kind="stable")].tolist():
-            if self._marked or why == Ending.ERROR or source not in self._trained:
-                continue
-            self._stops[source] = self._stops.get(source, 0) + 1
-            if self._stops[source] == self._running:
-                self._running += 1
-                yield Turn(at_ns, self._stops[source], self._running)
+        """Epochs that the training loaders show."""
+        if self._marked:
+            return
+        batches = settled.batches[settled.batches[:, 1] == TRAIN]
+        batches = batches[np.argsort(batches[:, 3], kind="stable")]
+        endings = settled.endings[np.argsort(settled.endings[:, 2], kind="stable")]
+        parts = np.split(batches, np.searchsorted(batches[:, 3], endings[:, 2], side="right"))
+        yield from self._used(parts[0])
+        for (source, why, at_ns), later in zip(endings.tolist(), parts[1:], strict=True):
+            yield from self._stopped(source, why, at_ns)
+            yield from self._used(later)
+
+    def _used(self, batches: np.ndarray) -> Iterator[Turn]:
+        """Loaders have given training batches, in time."""
+        for at_ns, source in self._first_of_passes(batches):
+            if self._all_over() and source in self._over and at_ns > self._over[source].at_ns:
+                yield self._turn()
+            if at_ns > self._since_ns and source not in self._first_ns:
+                self._first_ns[source] = at_ns
+                if source in self._ended and self._ended[source].at_ns >= at_ns:
+                    self._over[source] = self._ended[
+                        source
+                    ]  # fetched ahead, and told after the end of its pass
+                    yield from self._turn_if_known()
+
+    def _first_of_passes(self, batches: np.ndarray) -> list[tuple[int, int]]:
+        """When each loader gave its first batch, and the first after the end of its last pass, in time."""
+        found = set()
+        for source in np.unique(batches[:, 0]).tolist():
+            times = batches[batches[:, 0] == source, 3]
+            ended_ns = self._ended[source].at_ns if source in self._ended else -1
+            after = int(np.searchsorted(times, ended_ns, side="right"))
+            found |= {(at_ns, source) for at_ns in times[[0, min(after, len(times) - 1)]].tolist()}
+        return sorted(found)
+
+    def _stopped(self, source: int, why: int, at_ns: int) -> Iterator[Turn]:
+        """A pass over a loader has ended."""
+        if why == Ending.ERROR:
+            self._first_ns.pop(source, None)
+            self._over.pop(source, None)
+        else:
+            self._ended[source] = _End(at_ns, why in _EXHAUSTED)
+            if source in self._first_ns:
+                self._over.setdefault(source, self._ended[source])
+        yield from self._turn_if_known()
+
+    def _turn_if_known(self) -> Iterator[Turn]:
+        if self._before and self._before <= self._over.keys() and self._all_over() and self._any_exhausted():
+            yield self._turn()
+
+    def _all_over(self) -> bool:
+        return bool(self._first_ns) and self._over.keys() == self._first_ns.keys()
+
+    def _any_exhausted(self) -> bool:
+        return any(end.exhausted for end in self._over.values())
+
+    def _over_ns(self) -> int:
+        return max(end.at_ns for end in self._over.values())
+
+    def _turn(self) -> Turn:
+        self._since_ns, self._before, self._broken_off = (
+            self._over_ns(),
+            set(self._over),
+            not self._any_exhausted(),
+        )
+        self._first_ns, self._over = {}, {}
+        self._running += 1
+        return Turn(self._since_ns, self._running - 1, self._running)

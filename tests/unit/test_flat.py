@@ -20,7 +20,7 @@ from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.clock import Anchor
-from otel_train.codes import Op, SourceKind, code
+from otel_train.codes import Ending, Op, SourceKind, code
 from otel_train.export.memories import MEMORY_KEYS
 from otel_train.records import DeviceTimes, Pace
 from tests.support.edges import Tape
@@ -201,7 +201,7 @@ def test_a_reset_begins_the_totals_anew() -> None:
     """The old profiler's reset()."""
     rows = Rows(every_steps=1)
     rows.play(Tape().step().step().stop())
-    assert rows.rows[-2].values["profiling/training_step_count"] == 2
+    assert rows.rows[-1].values["profiling/training_step_count"] == 2
 
     rows.figures.reset()
 
@@ -297,7 +297,8 @@ def test_computing_alone_leaves_out_only_the_wait_that_the_device_felt() -> None
         DeviceTimes(np.full(5, data), asks + 1, asks + 20 * MS - 1, np.full(5, 5 * MS), tape.now_ns, Pace())
     )
 
-    (row,) = rows.play(tape)
+    rows.play(tape)
+    row = rows.figures.finish()[-1]
 
     assert row.values["throughput_efficiency"] == pytest.approx(0.95)
 
@@ -308,7 +309,9 @@ def test_several_training_loaders_have_keys_of_their_own() -> None:
     for _ in range(4):
         tape.ask("a", MS, samples=2).forward(MS).backward(MS).ask("b", MS, samples=6).forward(MS).backward(MS)
         tape.update(4 * MS)
-    values = Rows(every_steps=0).play(tape.stop("a"))[0].values
+    rows = Rows(every_steps=0)
+    rows.play(tape.stop("a", ns=0).stop("b", ns=0))
+    values = rows.figures.finish()[-1].values
 
     assert values["samples_per_second"] == pytest.approx(800)
     assert values["dl_a/samples_per_second"] == pytest.approx(200)
@@ -316,18 +319,120 @@ def test_several_training_loaders_have_keys_of_their_own() -> None:
     assert values["dl_b/batch_load_time_ms_p50"] == pytest.approx(1)
 
 
-def test_a_loader_that_runs_out_again_and_again_counts_epochs_by_the_fastest() -> None:
-    """One running out before the others is no new epoch for them as well."""
+def of_epochs(tape: Tape, cuts: Sequence[int] = ()) -> list[tuple[float, ...]]:
+    """Of every epoch its number, the steps up to its end, batches of ``a`` in it, and of ``b``; each step is 62 ns."""
+    rows = Rows(every_steps=0)
+    made = [*rows.play(tape, cuts), *rows.figures.finish()]
+    return [
+        (row.epoch, row.step, *(row.values.get(f"dl_{name}/batches_per_second", 0.0) for name in "ab"))
+        for row in made
+        if row.of_epoch
+    ]
+
+
+def steps(tape: Tape, loaders: str) -> Tape:
+    for loader in loaders:
+        tape.step(loader)
+    return tape
+
+
+def zipped(tape: Tape, count: int) -> Tape:
+    for _ in range(count):
+        tape.ask("a").ask("b").forward().backward().update()
+    return tape
+
+
+def test_loaders_in_turn_are_one_epoch() -> None:
+    """Its row has both: not one row that ends with the first loader, and one with the rest and the next first."""
     tape = Tape()
-    for _ in range(2):
-        for _ in range(3):
-            tape.ask("long").ask("short").forward().backward().update()
-        tape.stop("short")
-    tape.stop("long")
+    for _ in range(3):
+        steps(tape, "aa").stop("a", ns=0)
+        steps(tape, "bbb").stop("b", ns=0).validate()
 
-    rows = Rows(every_steps=0).play(tape)
+    rows = of_epochs(tape)
 
-    assert [row.epoch for row in rows] == [1, 2]
+    assert [row[:2] for row in rows] == [(1, 5), (2, 10), (3, 15)]
+    per_batch = 1e9 / (5 * 62)
+    assert [row[2:] for row in rows] == [pytest.approx((2 * per_batch, 3 * per_batch))] * 3
+    for every in (1, 3, 7):  # however the stream is cut
+        assert of_epochs(tape, range(every, len(tape.times), every)) == rows
+
+
+def test_an_epoch_of_loaders_drawn_by_weight_ends_when_all_have_run_out() -> None:
+    """One of them runs out before the others, now this one and now that."""
+    tape = Tape()
+    steps(steps(tape, "abab").stop("a", ns=0), "bbb").stop("b", ns=0)
+    steps(steps(tape, "bbbbba").stop("b", ns=0), "a").stop("a", ns=0)
+
+    assert [row[:2] for row in of_epochs(tape)] == [(1, 7), (2, 14)]
+
+
+def test_an_epoch_of_zip_ends_with_the_shortest() -> None:
+    """Where the first runs out, the iterators of the others are disposed of."""
+    tape = Tape()
+    for _ in range(3):
+        zipped(tape, 4).stop("a", ns=0).stop("b", ns=0, why=Ending.UNKNOWN)
+
+    assert [row[:2] for row in of_epochs(tape)] == [(1, 4), (2, 8), (3, 12)]
+
+
+@pytest.mark.parametrize("long", [5, 6, 9])
+def test_a_short_loader_that_begins_again_ends_no_epoch(long: int) -> None:
+    """Labelled rows beside many unlabelled ones: an epoch is a pass over the long loader."""
+    tape, left = Tape(), 2
+    for _ in range(3):
+        for _ in range(long):
+            tape.ask("a")
+            if not left:
+                tape.stop("b", ns=0)
+                left = 2
+            left -= 1
+            tape.ask("b").forward().backward().update()
+        tape.stop("a", ns=0)
+
+    assert [row[:2] for row in of_epochs(tape)] == [(1, long), (2, 2 * long), (3, 3 * long)]
+
+
+def test_passes_of_so_many_batches_are_epochs() -> None:
+    """``break`` or ``islice`` after so many batches, where the loader has more."""
+    tape = Tape()
+    for _ in range(3):
+        steps(tape, "aaa").stop("a", ns=0, why=Ending.UNKNOWN)
+
+    assert [row[:2] for row in of_epochs(tape)] == [(1, 3), (2, 6), (3, 9)]
+
+
+def test_a_pass_that_fails_is_no_epoch() -> None:
+    """The loop begins again, and that pass counts."""
+    tape = steps(Tape(), "aa").ask("a", op=Op.FAIL)
+    steps(tape, "aaa").stop("a", ns=0)
+
+    assert [row[:2] for row in of_epochs(tape)] == [(1, 5)]
+
+
+def test_a_pass_that_is_broken_off_for_good_is_no_epoch() -> None:
+    """Early stopping, or an exception in the loop: the rates of half an epoch are those of no epoch."""
+    tape = steps(Tape(), "aaa").stop("a", ns=0)
+    steps(tape, "aa").stop("a", ns=0, why=Ending.UNKNOWN)
+
+    assert [row[:2] for row in of_epochs(tape)] == [(1, 3)]
+
+
+def test_evaluation_on_the_training_loader_is_no_epoch() -> None:
+    """Many scripts measure accuracy on the training data after each epoch."""
+    tape = Tape()
+    for _ in range(3):
+        steps(tape, "aa").stop("a", ns=0)
+        tape.validate(2, "a")
+
+    assert [row[:2] for row in of_epochs(tape)] == [(1, 2), (2, 4), (3, 6)]
+
+
+def test_an_epoch_that_is_not_over_is_none() -> None:
+    """The rates of half an epoch are those of no epoch."""
+    tape = steps(Tape(), "aa").stop("a", ns=0)
+
+    assert [row[:2] for row in of_epochs(steps(tape, "a").spend(MS))] == [(1, 2)]
 
 
 def test_a_report_is_a_row_of_what_was_up_to_there() -> None:
