@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_train.accounting.types import TRAIN, EpochMark
-from otel_train.codes import Ending
+from otel_train.codes import Ending, SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
     from otel_train.accounting.types import Settled
+    from otel_train.aggregate.names import Names
     from otel_train.aggregate.totals import Totals
 
 REMEMBERED = 256
@@ -81,12 +82,20 @@ class EpochTurns:
     - a loader that begins again each time it runs out does not: the longest one beside it ends the epoch;
     - a pass that was broken off has ended; one that failed is as if its loader had not been there.
 
-    The next batch is not waited for once the loaders of an epoch are known: when all those of the epoch before, and
-    all others that were there, have ended a pass and one of them was exhausted. What was broken off and does not
-    begin again is no epoch, unless the one before was ended in that way, too.
+    The next batch is not waited for where the loaders of an epoch are known: they are those of the epoch before, or
+    all that the program gave and that are not for evaluation. When each of them, and all others that were there, has
+    ended a pass and one was exhausted, the epoch is over. What was broken off and does not begin again is no epoch,
+    unless the one before was ended in that way, too.
+
+    Args:
+        names: what the sources are called.
+        loaders: the loaders known now.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Names, loaders: Callable[[], Mapping[str, LoaderFacts]]) -> None:
+        self._names = names
+        self._loaders = loaders
+        self._evaluated: set[int] = set()  # loaders that gave batches in another phase
         self._marked = False
         self._open: int | None = None  # the epoch that was marked and is not over
         self._running = 1
@@ -121,7 +130,9 @@ class EpochTurns:
         """Epochs that the training loaders show."""
         if self._marked:
             return
-        batches = settled.batches[settled.batches[:, 1] == TRAIN]
+        trained = settled.batches[:, 1] == TRAIN
+        self._evaluated.update(np.unique(settled.batches[~trained, 0]).tolist())
+        batches = settled.batches[trained]
         batches = batches[np.argsort(batches[:, 3], kind="stable")]
         endings = settled.endings[np.argsort(settled.endings[:, 2], kind="stable")]
         parts = np.split(batches, np.searchsorted(batches[:, 3], endings[:, 2], side="right"))
@@ -165,8 +176,25 @@ class EpochTurns:
         yield from self._turn_if_known()
 
     def _turn_if_known(self) -> Iterator[Turn]:
-        if self._before and self._before <= self._over.keys() and self._all_over() and self._any_exhausted():
+        if self._all_over() and self._any_exhausted() and self._are_all():
             yield self._turn()
+
+    def _are_all(self) -> bool:
+        """Whether no other loader is to be expected in this epoch."""
+        if self._before:
+            return self._before <= self._over.keys()
+        names, facts = self._names, self._loaders()
+        used = {names.sources[source].name for source in self._over}
+        if not all(name in facts and facts[name].given for name in used):
+            return False  # others may be found, too
+        columns = names.columns
+        for source in np.flatnonzero(columns.kinds == SourceKind.DATA).tolist():
+            evaluates = (
+                source in self._evaluated or max(columns.declared[source], columns.named[source]) > TRAIN
+            )
+            if names.sources[source].name not in used and not evaluates:
+                return False
+        return True
 
     def _all_over(self) -> bool:
         return bool(self._first_ns) and self._over.keys() == self._first_ns.keys()

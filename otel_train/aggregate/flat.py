@@ -111,7 +111,7 @@ class FlatFigures:
         self._every_steps = every_steps
         self._every_epochs = every_epochs
         self._unix = unix
-        self._turns = EpochTurns()
+        self._turns = EpochTurns(names, epochs.loaders)
         self._step = self._logged = 0
         self._stepped_ns = 0  # when that step ended
         self._means = StageMeans(names, epochs.safe)

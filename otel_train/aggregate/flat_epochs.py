@@ -47,6 +47,7 @@ class EpochWindow:
 
     Attributes:
         safe: makes names safe.
+        loaders: as given.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class EpochWindow:
     ) -> None:
         self.safe = SafeNames()
         self._totals = totals
-        self._facts = loaders
+        self.loaders = loaders
         self._memory = memory
         self._exposed = totals.device.copy()
         self._begin()
@@ -135,6 +136,7 @@ class EpochWindow:
         """Times to build the batches of the epoch: a worker's, or without workers the wait itself."""
         found = {}
         workers = self._workers()
+        facts = self.loaders()
         for name in self._batches:
             if self._built[name].count(0):
                 found[name] = self._built[name]
@@ -174,6 +176,7 @@ class EpochWindow:
     def _efficiency(self, builds: Mapping[str, Histograms], exposed_ns: float | None) -> float | None:
         """Time that the slower of loaders alone and computing alone would take, to the time it took."""
         known = self._workers()
+        facts = self.loaders()
         work_ns = self._work_ns if exposed_ns is None else max(0.0, self._step_ns - exposed_ns)
         alone = [work_ns / NS_PER_S]
         for name, batches in self._batches.items():

@@ -219,14 +219,17 @@ class Probes:
             (n for n, holder in enumerate(holders) if self._gives_way(holder, loader)), len(holders)
         )
         if number < len(holders):
-            holders[number] = self._join(Loader(loader, name=holders[number].name))
-        else:
+            name = holders[number].name
+        elif len(self._found) < MOST_FOUND:
             name = free_name(place.name, {**self.iterables, **dict.fromkeys(self._found)})
-            if len(self._found) == MOST_FOUND:
-                return self._join(Loader(loader, name=OTHER))
             self._found.add(name)
-            holders.append(self._join(Loader(loader, name=name)))
-        return holders[number]
+        else:
+            name = OTHER
+        probe = self._join(Loader(loader, name=name))
+        probe.given = False
+        if name != OTHER:
+            holders[number : number + 1] = [probe]
+        return probe
 
     def _gives_way(self, holder: LoaderProbe, loader: Any) -> bool:  # Any: a DataLoader
         """Whether the holder of a name is in use no longer: it is gone, or ``loader`` was made after its last pass began.

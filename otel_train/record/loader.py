@@ -62,6 +62,7 @@ class LoaderProbe:
         sized: it knows how many batches it has.
         loader: gives the loader, while it lives.
         inner: gives the DataLoader that iterates in its place, if there is one.
+        given: the program gave it; else it was found when it was first iterated.
         began_ns: when its newest pass began, on the clock of ``MadeLoaders``; 0 before the first.
 
     Args:
@@ -110,6 +111,7 @@ class LoaderProbe:
         self.loader = _weak(loader)
         self.inner: Callable[[], Any] = lambda: None
         self.began_ns = 0
+        self.given = True
         self._running: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property

@@ -42,7 +42,8 @@ class Rows:
         self.account = RunAccount(
             0, anchor=ANCHOR, tracer=Tracer(Ids("r", 0, 0), ANCHOR), rules=rules, stall_after_s=1e9
         )
-        epochs = EpochWindow(self.account.totals, lambda: {"code": LoaderFacts(workers=workers)}, **settings)
+        self.facts = {"code": LoaderFacts(workers=workers)}
+        epochs = EpochWindow(self.account.totals, lambda: self.facts, **settings)
         self.figures = FlatFigures(
             self.account.names, epochs, every_steps=every_steps, every_epochs=every_epochs, unix=ANCHOR.unix
         )
@@ -201,7 +202,7 @@ def test_a_reset_begins_the_totals_anew() -> None:
     """The old profiler's reset()."""
     rows = Rows(every_steps=1)
     rows.play(Tape().step().step().stop())
-    assert rows.rows[-1].values["profiling/training_step_count"] == 2
+    assert rows.rows[-2].values["profiling/training_step_count"] == 2
 
     rows.figures.reset()
 
@@ -297,8 +298,7 @@ def test_computing_alone_leaves_out_only_the_wait_that_the_device_felt() -> None
         DeviceTimes(np.full(5, data), asks + 1, asks + 20 * MS - 1, np.full(5, 5 * MS), tape.now_ns, Pace())
     )
 
-    rows.play(tape)
-    row = rows.figures.finish()[-1]
+    (row,) = rows.play(tape)
 
     assert row.values["throughput_efficiency"] == pytest.approx(0.95)
 
@@ -426,6 +426,20 @@ def test_evaluation_on_the_training_loader_is_no_epoch() -> None:
         tape.validate(2, "a")
 
     assert [row[:2] for row in of_epochs(tape)] == [(1, 2), (2, 4), (3, 6)]
+
+
+def test_the_first_epoch_of_loaders_that_were_given_is_known_at_its_end() -> None:
+    """A row before evaluation, not after it; a given loader that was not used yet may still come in this epoch."""
+    rows = Rows(every_steps=0)
+    rows.facts = {"a": LoaderFacts(), "b": LoaderFacts(), "val": LoaderFacts()}
+    tape = Tape()
+    for name in ("a", "b", "val"):
+        tape.source(SourceKind.DATA, name)
+
+    made = rows.play(steps(steps(tape, "aa").stop("a", ns=0), "b").stop("b", ns=0))
+
+    assert [(row.epoch, row.step) for row in made] == [(1, 3)]
+    assert [row for row in rows.figures.finish() if row.of_epoch] == []
 
 
 def test_an_epoch_that_is_not_over_is_none() -> None:
