@@ -67,6 +67,8 @@ class Ending(IntEnum):
     """It had promised nothing."""
     ERROR = 4
     """An exception."""
+    DISPOSED = 5
+    """The loop broke it off: its iterator is gone. Never in an edge; the accounting says so."""
 
 
 class Flag(IntEnum):

@@ -55,6 +55,7 @@ _START: Final = int(Flag.START)
 _WITH_GRAD: Final = int(Flag.GRAD)
 _IN_TRAINING: Final = int(Flag.TRAINING)
 _ERROR: Final = int(Ending.ERROR)
+_DISPOSED: Final = int(Ending.DISPOSED)
 
 MOST_PASSES: Final = 512
 """Passes that are remembered; one that is never ended or disposed of must not be remembered for ever."""
@@ -389,6 +390,8 @@ class ThreadAccount:
             gone = self._passes.pop(event.payload or -1 - event.source, None)
             phases.after_stop(-1)
             if gone is not None:
+                if gone.batches:
+                    self._endings.append((event.source, _DISPOSED, event.ns))
                 phases.dispose(gone)
                 if gone.making:
                     self._book.wait(gone.making, phases.phase_of(gone), gone.source)

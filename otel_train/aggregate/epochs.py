@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
@@ -71,6 +71,14 @@ class _End(NamedTuple):
 _EXHAUSTED = (Ending.EPOCH_END, Ending.SHORT, Ending.STREAMING_END)
 
 
+class HasOrigin(Protocol):
+    """What an epoch must know of a loader."""
+
+    @property
+    def given(self) -> bool:
+        """The program gave it; else it was found when it was first iterated."""
+
+
 class EpochTurns:
     """Finds the epochs of the thread that trains: as they are marked, else by the passes of the training loaders.
 
@@ -92,7 +100,7 @@ class EpochTurns:
         loaders: the loaders known now.
     """
 
-    def __init__(self, names: Names, loaders: Callable[[], Mapping[str, LoaderFacts]]) -> None:
+    def __init__(self, names: Names, loaders: Callable[[], Mapping[str, HasOrigin]]) -> None:
         self._names = names
         self._loaders = loaders
         self._evaluated: set[int] = set()  # loaders that gave batches in another phase
@@ -187,11 +195,9 @@ class EpochTurns:
         used = {names.sources[source].name for source in self._over}
         if not all(name in facts and facts[name].given for name in used):
             return False  # others may be found, too
-        columns = names.columns
-        for source in np.flatnonzero(columns.kinds == SourceKind.DATA).tolist():
-            evaluates = (
-                source in self._evaluated or max(columns.declared[source], columns.named[source]) > TRAIN
-            )
+        known = names.table
+        for source in np.flatnonzero(names.kinds == SourceKind.DATA).tolist():
+            evaluates = source in self._evaluated or max(known.declared[source], known.named[source]) > TRAIN
             if names.sources[source].name not in used and not evaluates:
                 return False
         return True

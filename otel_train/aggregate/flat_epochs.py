@@ -36,6 +36,10 @@ class HasWorkers(Protocol):
     def workers(self) -> int | None:
         """Its ``num_workers``; None where it has no such setting."""
 
+    @property
+    def given(self) -> bool:
+        """The program gave it; else it was found when it was first iterated."""
+
 
 class EpochWindow:
     """What an epoch comes to: rates, times to load and to transform a batch, efficiency.
@@ -136,7 +140,6 @@ class EpochWindow:
         """Times to build the batches of the epoch: a worker's, or without workers the wait itself."""
         found = {}
         workers = self._workers()
-        facts = self.loaders()
         for name in self._batches:
             if self._built[name].count(0):
                 found[name] = self._built[name]
@@ -145,7 +148,7 @@ class EpochWindow:
         return found
 
     def _workers(self) -> dict[str, int | None]:
-        return {name: facts.workers for name, facts in self._facts().items()}
+        return {name: facts.workers for name, facts in self.loaders().items()}
 
     def _figures(self, names: list[str], builds: Mapping[str, Histograms]) -> dict[str, float]:
         # Of one loader over the time of its own batches, as ``rates`` of the summary; of several over that of all steps.
@@ -176,7 +179,6 @@ class EpochWindow:
     def _efficiency(self, builds: Mapping[str, Histograms], exposed_ns: float | None) -> float | None:
         """Time that the slower of loaders alone and computing alone would take, to the time it took."""
         known = self._workers()
-        facts = self.loaders()
         work_ns = self._work_ns if exposed_ns is None else max(0.0, self._step_ns - exposed_ns)
         alone = [work_ns / NS_PER_S]
         for name, batches in self._batches.items():

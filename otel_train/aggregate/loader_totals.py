@@ -99,11 +99,12 @@ class LoaderTotals:
         told = [
             (names.sources[source].name, _REASONS[Ending(why)], at_ns)
             for source, why, at_ns in endings.tolist()
+            if why != Ending.DISPOSED
         ]
         self._stops += [
             (names.sources[source].name, at_ns)
             for source, why, at_ns in endings.tolist()
-            if why != Ending.ERROR
+            if why not in (Ending.ERROR, Ending.DISPOSED)
         ]
         for loader, reason, _ in told:
             self.endings[loader, reason] = self.endings.get((loader, reason), 0) + 1

@@ -37,6 +37,7 @@ class LoaderFacts(NamedTuple):
         batch_bytes: of the batches that were weighed: ``sampled``, ``min``, ``avg``, ``max``; None for none.
         errors: exceptions that left it, by class.
         worker_exits: workers that died, by cause.
+        given: the program gave it; else it was found when it was first iterated.
     """
 
     workers: int | None = None
@@ -46,6 +47,7 @@ class LoaderFacts(NamedTuple):
     batch_bytes: Mapping[str, float] | None = None
     errors: Mapping[str, int] = {}
     worker_exits: Mapping[str, int] = {}
+    given: bool = True
 
 
 class LoaderThroughput(NamedTuple):
