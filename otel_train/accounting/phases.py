@@ -88,6 +88,7 @@ class Batch:
         fetched: it has a batch that a loader gave.
         joins: it may be one with the batch before it: two loaders were asked in a row for the first time.
         left_over: it was fetched before the end of its pass and is used after it.
+        fresh: it waits since this boundary.
     """
 
     passes: list[Pass] = field(default_factory=list)
@@ -97,6 +98,7 @@ class Batch:
     fetched: bool = False
     joins: bool = False
     left_over: bool = False
+    fresh: bool = True
 
     @property
     def loaders(self) -> list[int]:
@@ -528,7 +530,9 @@ class BatchPhases:
         for place, batch in enumerate(self.waiting):
             forward = any(item.shows in _FORWARDS for item in batch.items)
             shown = next((each.phase for each in batch.passes if each.phase >= 0), -1)
-            ended = ended_too and all(each.ended for each in batch.passes) and not self._is_left_over(batch)
+            ended = ended_too and not batch.fresh and all(each.ended for each in batch.passes)
+            ended = ended and not self._is_left_over(batch)
+            batch.fresh = False
             if batch.joins or (place + 1 < len(self.waiting) and self.waiting[place + 1].joins):
                 kept.append(batch)
             elif size > MOST_ITEMS or (ended and forward and self._trained):

@@ -23,6 +23,7 @@ UNEVEN = 3.0
 """99th percentile of the build time over its mean from which batches are called uneven."""
 
 MS_PER_S = 1e3
+NS_PER_S = 10**9
 _QUANTILES = {"min": 0.0, "p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
 
@@ -145,14 +146,22 @@ def _row(name: str, known: LoaderFacts, totals: Totals, wait: dict[str, Any] | N
 
 
 def _waits(totals: Totals) -> dict[str, dict[str, Any] | None]:
-    """What the loop waited for every loader, per batch, in all phases."""
+    """What was waited for every loader, per batch, in all phases.
+
+    ``total_seconds`` has also the asks that gave no batch and the making of iterators, as the rows of stage ``data``.
+    """
     numbers: dict[str, int] = {}
+    total_ns: dict[str, int] = {}
     into = np.full(len(totals.stages), -1, dtype=np.int64)
     for series, key in enumerate(totals.names.keys[: len(into)]):
         if key.stage == "data":
             into[series] = numbers.setdefault(key.loader, len(numbers))
+            total_ns[key.loader] = total_ns.get(key.loader, 0) + int(totals.inclusive_ns[series])
     folded = totals.stages.folded(into, len(numbers))
-    return {name: _distribution(folded, number) for name, number in numbers.items()}
+    found = {name: _distribution(folded, number) for name, number in numbers.items()}
+    return {
+        name: wait and {**wait, "total_seconds": total_ns[name] / NS_PER_S} for name, wait in found.items()
+    }
 
 
 def _distribution(histograms: Histograms, series: int | None) -> dict[str, Any] | None:

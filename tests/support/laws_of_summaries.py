@@ -156,8 +156,9 @@ def _rates_follow_from_counts(summary: dict[str, Any]) -> Iterator[str]:
             for s in summary["stages"]
             if (s["phase"], s["loader"]) == (row["phase"], row["loader"])
         )
-        if seconds is not None and seconds > own * (1 + NEAR) + SLACK_S:
-            yield f"{name}: the rate is over {seconds} s, all of its rows are {own} s"
+        waits_s = sum(s["self_seconds"] or 0.0 for s in summary["stages"] if s["stage"] == "data")
+        if seconds is not None and seconds < own * (1 - NEAR) - max(SLACK_S, waits_s):
+            yield f"{name}: the rate is over {seconds} s, its own rows are {own} s"
         if len(phases[row["loader"]]) > 1:
             continue  # counts of a loader are of all phases
         for rate, count in (

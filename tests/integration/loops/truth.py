@@ -58,7 +58,6 @@ class Truth:
     Attributes:
         steps: by phase.
         batches: by loader.
-        elsewhere: batches among them that another thread asked for: their waits are in no phase.
         samples: by loader; None: this program does not say.
         forwards: by model and phase.
         backwards: by phase.
