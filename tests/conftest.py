@@ -24,13 +24,19 @@ settings.load_profile("house")
 
 
 @pytest.fixture(autouse=True)
-def bare_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests say what is set: nobody's own settings, collectors or ranks reach them."""
+def bare_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests say what is set: nobody's own settings, collectors or ranks reach them.
+
+    Programs that ``make test-stack`` has built into a cache are found by the tests of the stack alone, so that every
+    other test passes on a machine that has none.
+    """
     for name in list(os.environ):
         ours = name.startswith(("OTEL_", "RANK", "WORLD_SIZE", "LOCAL_", "TORCHELASTIC_", "SLURM_"))
         ours |= name in {"COLUMNS", "NO_COLOR", "FORCE_COLOR"}
         if ours and name != "OTEL_TRAIN_TEST_BIN":
             monkeypatch.delenv(name)
+    if request.node.get_closest_marker("stack") is None:
+        monkeypatch.setenv("OTEL_TRAIN_TEST_BIN", os.devnull)
 
 
 @pytest.fixture(autouse=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import ssl
 import stat
@@ -17,9 +18,10 @@ from otel_train.errors import ConfigError, StackError
 from otel_train.export.certified import certified_session
 from otel_train.export.reasons import why
 from otel_train.export.settings import OtlpSettings
-from otel_train.stack import files, keys
+from otel_train.stack import files, keys, programs
 from otel_train.stack.compose import Compose
 from otel_train.stack.local import LocalStack
+from otel_train.stack.parts import ORDER
 from otel_train.stack.ports import free_ports
 
 if TYPE_CHECKING:
@@ -32,7 +34,14 @@ NAMES = (keys.TOKEN, keys.AUTHORITY, keys.CERTIFICATE, keys.KEY, keys.TRAINER)
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Path:
+def openssl() -> None:
+    """Certificates are made by it."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not on PATH")
+
+
+@pytest.fixture
+def made(tmp_path: Path, openssl: None) -> Path:
     keys.make(tmp_path, endpoint_port=4318)
     return keys.folder(tmp_path)
 
@@ -169,11 +178,24 @@ def test_the_first_reason_counts_more_than_the_timeout_it_led_to() -> None:
     assert "not trusted" in why(said)
 
 
-def test_a_secure_stack_is_still_one_when_another_process_finds_it(tmp_path: Path) -> None:
+@pytest.fixture
+def programs_there(tmp_path: Path) -> dict[str, str]:
+    """An environment in which the programs of the stack are installed; none of them is run."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for component in ORDER:
+        program = folder / programs.NAMES[component][0]
+        program.touch(mode=0o700)
+    return {**os.environ, "OTEL_TRAIN_TEST_BIN": str(folder)}
+
+
+def test_a_secure_stack_is_still_one_when_another_process_finds_it(
+    tmp_path: Path, programs_there: dict[str, str], openssl: None
+) -> None:
     """`stack status` must not send anybody to http."""
     state = tmp_path / "state"
-    LocalStack(state, free_ports(), secure=True).configure()
-    found = LocalStack.of(state)
+    LocalStack(state, free_ports(), programs_there, secure=True).configure()
+    found = LocalStack.of(state, programs_there)
 
     assert found is not None
     assert found.addresses()["send OTLP to"].startswith("https://")
@@ -182,7 +204,7 @@ def test_a_secure_stack_is_still_one_when_another_process_finds_it(tmp_path: Pat
     assert not keys.folder(state).exists()
 
 
-def test_compose_gets_the_second_file_and_no_secret(tmp_path: Path) -> None:
+def test_compose_gets_the_second_file_and_no_secret(tmp_path: Path, openssl: None) -> None:
     """What is on a command line or in an environment is in `docker inspect` and in `ps`."""
     docker = tmp_path / "docker"
     docker.write_text('#!/bin/sh\n[ "$*" = "compose version" ] || (echo "$*"; env) >>"$SAID"\n')
