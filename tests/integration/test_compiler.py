@@ -40,6 +40,26 @@ def test_a_compiled_model_shows_what_compiling_took(tmp_path: Path, *, late: boo
     assert sum(activities.values()) == pytest.approx(session.summary()["wall_seconds"])
 
 
+def test_a_compiled_model_trains_where_callbacks_take_no_argument(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So it is in torch 2.4 to 2.7, where the first forward ended with a TypeError of ours."""
+    handler = type(torch._dynamo.callback.callback_handler)
+    monkeypatch.setattr(
+        handler, "run_start_callbacks", lambda self, _: [tell() for tell in self.start_callbacks]
+    )
+    monkeypatch.setattr(handler, "run_end_callbacks", lambda self, _: [tell() for tell in self.end_callbacks])
+    model = torch.compile(torch.nn.Linear(4, 4), backend="aot_eager")
+    with otel_train.instrument(model, run_dir=str(tmp_path), console=False, prometheus=False) as session:
+        train(model, [2, 2, 3, 4])
+    summary = session.summary()
+
+    assert summary["updates"] == 4
+    assert summary["activities"]["compile"] > 0
+    events = next(tmp_path.rglob("events.jsonl")).read_text(encoding="utf-8")
+    assert events.count('"train.recompile"') == 1
+
+
 def test_nothing_of_ours_stays_in_the_compiler(tmp_path: Path) -> None:
     """After close the compiler calls nobody."""
     handler = torch._dynamo.callback.callback_handler
