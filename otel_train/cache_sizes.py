@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import index
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_train.errors import ConfigError
+from otel_train.arguments import callable_, text
 from otel_train.guard import Guard
 from otel_train.handle import Handle
 
@@ -31,13 +31,9 @@ class CacheSizes:
         Raises:
             ConfigError: it cannot be called, or has no name.
         """
-        if not name:
-            raise ConfigError(f"cache({name!r}, ...): expected a name. Say what the cache is called")
-        if not callable(size):
-            raise ConfigError(
-                f"cache({name!r}, size={size!r}): expected a callable that returns bytes. "
-                f"Write size=lambda: {size!r} if it never changes"
-            )
+        text("cache({}, ...)", name, "Say what the cache is called")
+        remedy = "Write size=lambda: number_of_bytes"
+        callable_("cache(..., size={})", size, "a callable that returns bytes", remedy)
         self._forget(name)
         mine = self._caches[name] = _Cache(size, Guard(f"size of cache {name!r}"))
         return Handle(lambda: self._forget(name) if self._caches.get(name) is mine else None)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from otel_train.errors import ConfigError
 from otel_train.handle import Handle
 from otel_train.record.given import named_loaders
 from otel_train.record.operations import Token
@@ -37,7 +39,8 @@ class DisabledSession:
     def add(self, model: Any = None, loaders: Any = None) -> None:  # Any: see ``instrument``
         """Let ``loaders`` have them by name, as they are."""
         del model
-        self.loaders.update({entry.name: entry.loader for entry in named_loaders(loaders)})
+        with suppress(ConfigError):  # of what is wrong nothing comes
+            self.loaders.update({entry.name: entry.loader for entry in named_loaders(loaders)})
 
     def unobserved(self) -> list[dict[str, str]]:
         """Nothing was to be observed."""

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from operator import index
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from otel_train.errors import ConfigError
+from otel_train.arguments import whole
 from otel_train.record.epochs import Epoch, Epochs
 from otel_train.record.hand import Checkpoint, Stage, switch
 from otel_train.record.operations import Token
@@ -71,6 +70,7 @@ def instrument(
     made = session is None
     if session is None:
         _check(model, loaders)
+        switch.disabled = False
         session = Session(settled.config, origins=settled.origins)
         _sessions[:] = [session]
         trackers = {**settled.given, **trackers}
@@ -98,6 +98,7 @@ def _check(model: Any, loaders: Any) -> None:  # Any: the user's own
 def _disabled(config: Config, loaders: Any) -> Session:  # Any: the user's own
     from otel_train.disabled import DisabledSession
 
+    switch.disabled = True
     _tell(None)
     return cast("Session", DisabledSession(config, loaders))  # in all but deeds
 
@@ -136,13 +137,20 @@ def begin(name: str) -> Token:
 
     Returns:
         The token of this one run of it.
+
+    Raises:
+        ConfigError: it is no name.
     """
     timers = switch.timers
     return Token(name) if timers is None else timers.begin(name)
 
 
 def end(token: Token) -> None:
-    """End what ``begin`` began. A token that has been ended, or is of another session, is said and left alone."""
+    """End what ``begin`` began. A token that has been ended, or is of another session, is said and left alone.
+
+    Raises:
+        ConfigError: it is no token.
+    """
     timers = switch.timers
     if timers is not None:
         timers.end(token)
@@ -157,9 +165,15 @@ def step(*, start: int | None = None) -> None:
     """Mark the end of a step by hand; with ``start`` only say which number the next step has.
 
     Where steps are marked by hand they are counted by the marks and by nothing else.
+
+    Raises:
+        ConfigError: ``start`` is no whole number from 0 on.
     """
-    if switch.hand is not None:
-        switch.hand.mark(start)
+    hand = switch.hand
+    if hand is not None:
+        if start is not None:
+            start = whole("step(start={})", start, "Pass the number that the next step has, or leave it out")
+        hand.mark(start)
 
 
 @overload
@@ -182,18 +196,13 @@ def epoch(of: Any = None) -> Epoch | Epochs[Any]:  # Any: see the overloads
     """
     if of is None:
         return Epoch()
-    if hasattr(of, "__iter__"):
+    # Text can be gone over, and so can a tensor of one number say; neither is what a loop goes over.
+    if hasattr(of, "__iter__") and not isinstance(of, (str, bytes)) and getattr(of, "ndim", None) != 0:
         return Epochs(of)
-    try:
-        number = index(of)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise ConfigError(
-            f"epoch({of!r}): expected a whole number from 0 on, or something to go over. "
-            "Leave it out to have epochs counted"
-        )
-    return Epoch(number)
+    if switch.off():
+        return Epoch()
+    remedy = "Leave it out to have epochs counted"
+    return Epoch(whole("epoch({})", of, remedy, other=", or something to go over"))
 
 
 def watch(iterable: Any, *, name: str = "watched", phase: str = "") -> Any:  # Any: any iterable
@@ -203,6 +212,9 @@ def watch(iterable: Any, *, name: str = "watched", phase: str = "") -> Any:  # A
         iterable: anything a loop can go over.
         name: of the loader in every figure.
         phase: ``train``, ``eval``, ``test`` or ``predict``; "" to find out.
+
+    Raises:
+        ConfigError: it cannot be iterated, or name or phase is none.
     """
     if switch.hand is None and switch.wanted is not None:
         switch.wanted()
@@ -218,7 +230,11 @@ def log(**values: Any) -> None:  # Any: numbers, or tensors of one element
 
 
 def event(name: str, **attributes: Any) -> None:  # Any: text, numbers, truth values; else their text
-    """Note that something happened, with what there is to say about it."""
+    """Note that something happened, with what there is to say about it.
+
+    Raises:
+        ConfigError: ``name`` is no name.
+    """
     session = current()
     if session is not None:
         session.event(name, attributes)

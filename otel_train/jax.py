@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from otel_train.arguments import shown, truth
 from otel_train.codes import SourceKind
 from otel_train.errors import ConfigError
+from otel_train.record.hand import stage_name
 from otel_train.record.jax_calls import kind_of, timed
 
 if TYPE_CHECKING:
@@ -30,10 +32,12 @@ def make_step(function: Callable[..., Any], *, name: str = "make_step", wait: bo
         What to call in place of ``function``; everything else of it is ``function``'s.
 
     Raises:
-        ConfigError: it cannot be called.
+        ConfigError: it cannot be called, or an argument is not what it should be.
         MissingExtraError: JAX is not installed.
     """
-    return timed(_callable(function), SourceKind.WHOLE, name, wait=wait)
+    call = _callable(function)
+    name = stage_name("make_step(..., name={})", name)
+    return timed(call, SourceKind.WHOLE, name, wait=truth("make_step(..., wait={})", wait))
 
 
 def stage(function: Callable[..., Any], name: str, *, wait: bool = True) -> TimedFunction:
@@ -50,10 +54,12 @@ def stage(function: Callable[..., Any], name: str, *, wait: bool = True) -> Time
         What to call in place of ``function``.
 
     Raises:
-        ConfigError: it cannot be called.
+        ConfigError: it cannot be called, or an argument is not what it should be.
         MissingExtraError: JAX is not installed.
     """
-    return timed(_callable(function), kind_of(name), name, wait=wait)
+    call = _callable(function)
+    name = stage_name("stage(..., {})", name)
+    return timed(call, kind_of(name), name, wait=truth("stage(..., wait={})", wait))
 
 
 def _callable(function: Any) -> Callable[..., Any]:  # Any: the user's own
@@ -61,6 +67,6 @@ def _callable(function: Any) -> Callable[..., Any]:  # Any: the user's own
         given: Callable[..., Any] = function
         return given
     raise ConfigError(
-        f"{function!r} is a {type(function).__name__}: expected a function. "
+        f"{shown(function)} is a {type(function).__name__}: expected a function. "
         'Wrap what is called, make_step(jax.jit(f)) or stage(f, "loss"), and call what comes back'
     )

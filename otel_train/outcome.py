@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+ENDS = ("finished", "failed", "interrupted", "terminated")
+"""How a run may end that can still say so."""
+
+
 class Outcome:
     """Watches for the end and closes the session in time, without changing how the program ends.
 

@@ -7,18 +7,20 @@ import time
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from otel_train.arguments import callable_, one_of, text
 from otel_train.artifacts.ending import write_at_the_end
 from otel_train.children import deaths_held_back
 from otel_train.clock import Anchor
 from otel_train.errors import ConfigError
 from otel_train.export.routes import Routes
 from otel_train.guard import Guard
-from otel_train.outcome import Outcome
+from otel_train.outcome import ENDS, Outcome
 from otel_train.pumping import Pumping
 from otel_train.record.given import Loader, named_loaders, named_models
 from otel_train.recording import Recording
 from otel_train.records import Batch
 from otel_train.runinfo import detect
+from otel_train.values import LISTS, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -118,12 +120,24 @@ class Session:
         self._recording.probes.find_models(finder)
 
     def name_loaders(self, name: Callable[[Any], str]) -> None:
-        """Call loaders that nobody gave by what ``name(loader)`` says; "" for what the program calls them."""
+        """Call loaders that nobody gave by what ``name(loader)`` says; "" for what the program calls them.
+
+        Raises:
+            ConfigError: it cannot be called.
+        """
+        remedy = 'Pass names of your own to instrument: {"train": loader}, or a function'
+        callable_("name_loaders({})", name, "a callable that takes a loader and returns its name", remedy)
         self._recording.probes.called = name
 
     def show_blocks(self, blocks: Iterable[str]) -> None:
-        """Print these blocks on the console, beside those of ``console_blocks``."""
-        self._pumping.show_blocks(frozenset(blocks))
+        """Print these blocks on the console, beside those of ``console_blocks``.
+
+        Raises:
+            ConfigError: one of them does not exist.
+        """
+        chosen = words_of(blocks) if isinstance(blocks, str) else list(blocks)
+        known = [block for block in LISTS["console_blocks"] if block]
+        self._pumping.show_blocks(frozenset(one_of("show_blocks([{}])", block, known) for block in chosen))
 
     def epoch_captures(self) -> EpochCaptures:
         """Captures that begin and end with epochs, asked for by whoever owns the loop."""
@@ -145,7 +159,12 @@ class Session:
             self._recording.end()
 
     def watch(self, iterable: Any, *, name: str, phase: str = "") -> Any:  # Any: any iterable
-        """Watch one more iterable; what to iterate."""
+        """Watch one more iterable; what to iterate.
+
+        Raises:
+            ConfigError: it cannot be iterated, or name or phase is none.
+        """
+        text("watch(..., name={})", name, "Say how the loader reads in every figure")
         self.add(loaders=Loader(iterable, name=name, phase=phase))
         return self.loaders[name]
 
@@ -165,11 +184,19 @@ class Session:
         return self._routes.metrics_url
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Keep values; tensors are read later, by another thread."""
+        """Keep values; tensors are read later, by another thread.
+
+        Raises:
+            ConfigError: they have no names.
+        """
         self._recording.notes.log(values)
 
     def event(self, name: str, attributes: Mapping[str, Any]) -> None:
-        """Note that something happened."""
+        """Note that something happened.
+
+        Raises:
+            ConfigError: it has no name, or what there is to say about it has none.
+        """
         self._recording.notes.event(name, attributes)
 
     def capture(self, **request: Any) -> str:
@@ -210,7 +237,7 @@ class Session:
             What takes it back: ``remove()``.
 
         Raises:
-            ConfigError: there is nothing to call.
+            ConfigError: there is nothing to call, or the stage is none.
         """
         return self._recording.hooks.add(stage, before, after)
 
@@ -254,7 +281,11 @@ class Session:
 
         Args:
             state: how the run ended; found out when empty.
+
+        Raises:
+            ConfigError: there is no such end.
         """
+        one_of("close({})", state, ("", *ENDS))
         if self.closed or os.getpid() != self._pid:
             return
         self.closed = True

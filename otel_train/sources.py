@@ -73,6 +73,10 @@ def settle(
     """
     if config is not None and not isinstance(config, Config):
         raise ConfigError(f"config={config!r}: expected an otel_train.Config. Pass Config(run_id=...)")
+    if config_file is not None and not isinstance(config_file, (str, os.PathLike)):
+        raise ConfigError(
+            f"config_file={config_file!r}: expected the path of a YAML file. Pass its name as text"
+        )
     for name in settings or {}:
         if name not in DEFAULTS:
             raise ConfigError(unknown(name, DEFAULTS))

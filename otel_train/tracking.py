@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from importlib import import_module
 from importlib.util import find_spec
+from inspect import Parameter, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +16,16 @@ from otel_train.accounting.types import StepSource
 from otel_train.aggregate.flat import FlatFigures
 from otel_train.aggregate.flat_names import left_out, without
 from otel_train.aggregate.operations import MOST_HELD, HeldOperations
+from otel_train.arguments import near, one_of, refused, shown
 from otel_train.clock import system_clock
 from otel_train.errors import ConfigError
 from otel_train.export.trackers.blocks import FLAT_BLOCKS, BlocksOutlet
 from otel_train.export.trackers.desk import Desk
-from otel_train.export.trackers.mlflow import MlflowOutlet
+from otel_train.export.trackers.mlflow import KEYS, MlflowOutlet
 from otel_train.export.trackers.tensorboard import TensorBoardOutlet
 from otel_train.export.trackers.wandb import WandbOutlet
 from otel_train.guard import Guard
-from otel_train.values import SWITCHED, words_of
+from otel_train.values import CHOICES, SWITCHED, switch_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -48,6 +52,8 @@ _WRITES = {
 """What is imported where a tracker is asked for: at the start, because it takes seconds."""
 
 _ATTRIBUTE = {"wandb": "log", "mlflow": "info", "tensorboard": "add_scalar"}
+_NAMED_BY = {"wandb": "project", "mlflow": "experiment_name", "tensorboard": "log_dir"}
+_KEYS = {"mlflow": KEYS, "tensorboard": ("log_dir",)}
 _EXPECTED = {"wandb": "a run of wandb", "mlflow": "a run of mlflow", "tensorboard": "a SummaryWriter"}
 
 
@@ -59,16 +65,51 @@ def told_apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     """
     plain, given = dict(settings), {}
     for name in SWITCHED:
-        value = plain.get(name)
-        if value is None or isinstance(value, (str, bool)):
-            continue
-        if not isinstance(value, dict) and not hasattr(value, _ATTRIBUTE[name]):
-            raise ConfigError(
-                f"{name}={value!r}: expected 'auto', True, False, {_EXPECTED[name]}, or a dict. "
-                "Leave it out for the default, 'auto'"
-            )
-        given[name], plain[name] = value, "on"
+        value = plain.get(name, True)
+        if not isinstance(value, bool) and not _is_choice(name, value):
+            given[name], plain[name] = _checked(name, value), "on"
     return plain, given
+
+
+def _is_choice(name: str, value: object) -> bool:
+    return isinstance(value, str) and (value in CHOICES[name] or switch_of(value) is not None)
+
+
+def _checked(name: str, value: Any) -> Any:  # Any: a run, a writer, a dict
+    """What is given as a tracker.
+
+    Raises:
+        ConfigError: it is none, or a dict with something in it that is not known.
+    """
+    if isinstance(value, dict):
+        for key in value:
+            known = _keys_of(name)
+            if known:
+                one_of(f"{name}={shown(value)}: key {{}}", key, known)
+        return value
+    if hasattr(value, _ATTRIBUTE[name]):
+        return value
+    remedy = "Leave it out for the default, 'auto'"
+    if isinstance(value, (str, os.PathLike)):
+        close = near(str(value).lower(), CHOICES[name])
+        example = {_NAMED_BY[name]: str(value)}
+        remedy = (
+            f"Did you mean {close!r}?"
+            if close
+            else f"If that is the {_NAMED_BY[name]}, write {name}={example}"
+        )
+    rule = f"'auto', True, False, {_EXPECTED[name]}, or a dict"
+    raise refused(f"{name}={shown(value)}", rule, remedy)
+
+
+def _keys_of(name: str) -> tuple[str, ...]:
+    """What the dict of a tracker may have in it; empty where the tracker takes anything, or cannot be asked yet."""
+    if name in _KEYS:
+        return _KEYS[name]
+    init = getattr(sys.modules.get(name), "init", None)
+    parameters = signature(init).parameters.values() if callable(init) else ()
+    anything = any(each.kind is Parameter.VAR_KEYWORD for each in parameters)
+    return () if anything else tuple(each.name for each in parameters)
 
 
 class _Gone:
@@ -136,10 +177,13 @@ class Tracking:
         """Log to these runs, writers, or what these dicts say. Called by the training thread.
 
         Raises:
-            ConfigError: a dict has something in it that is not known.
+            ConfigError: there is no such tracker, or what is given for one is none.
         """
-        for name, value in given.items() if self._first else ():
-            self._open(name, value)
+        for name, value in given.items():
+            one_of("track({})", name, SWITCHED)
+            checked = _checked(name, value)
+            if self._first:
+                self._open(name, checked)
 
     def show(self, blocks: Iterable[str]) -> None:
         """Print these blocks as well. Called by the training thread."""

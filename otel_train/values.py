@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Final
 
+from otel_train.arguments import near
 from otel_train.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -202,6 +203,11 @@ def typed(name: str, value: object, default: object) -> object:
     raise ConfigError(refusal(name, value, _EXPECTED[kind], default))
 
 
+def switch_of(text: str) -> bool | None:
+    """What a text says that switches something on or off; None for any other text."""
+    return _SWITCH.get(text.strip().lower())
+
+
 def parsed(variable: str, text: str, default: object) -> object:
     """``text`` read as a value of the type of ``default``.
 
@@ -230,10 +236,8 @@ def refusal(name: str, value: object, rule: str, default: object) -> str:
 
 def unknown(name: str, known: Iterable[str]) -> str:
     """What the user reads when there is no such setting."""
-    from difflib import get_close_matches
-
     # The prefix, which all share, would make any two names look alike.
     plain = {each.removeprefix(PREFIX): each for each in known}
-    close = get_close_matches(name.removeprefix(PREFIX), plain, n=1)
-    remedy = f"Did you mean {plain[close[0]]}?" if close else "Known: " + ", ".join(known)
+    close = near(name.removeprefix(PREFIX), plain)
+    remedy = f"Did you mean {plain[close]}?" if close else "Known: " + ", ".join(known)
     return f"{name}: not a setting of otel_train. {remedy}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_train.arguments import one_of, truth, whole
 from otel_train.capturing.plan import ACTIVITIES, NEXT, Options, Plan
 from otel_train.errors import ConfigError
 
@@ -45,7 +46,7 @@ def read(document: object, defaults: Plan) -> Asked:
         raise ConfigError(f'capture request {document!r:.80}: expected an object, such as {{"steps": 5}}')
     for name in document:
         if name not in _KNOWN:
-            raise ConfigError(f"capture request: {name!r:.40} is not known. Known: {', '.join(_KNOWN)}")
+            one_of("capture request: {}", name, _KNOWN)
     options = defaults.options
     if "activities" in document:
         options = options._replace(activities=activities(document["activities"]))
@@ -106,16 +107,12 @@ def options_of(
 def _whole(
     document: Mapping[str, Any], name: str, default: int, *, least: int = 0, most: int = MOST_STEPS
 ) -> int:
-    value = document.get(name, default)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(f"{name}={value!r:.40}: expected a whole number from {least} to {most}")
-    return value
+    remedy = f"Leave it out for {default}"
+    return whole(f"{name}={{}}", document.get(name, default), remedy, least=least, most=most)
 
 
 def _switch(name: str, value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ConfigError(f"{name}={value!r:.40}: expected true or false")
-    return value
+    return truth(f"{name}={{}}", value)
 
 
 def _ranks(value: object) -> tuple[int, ...] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from otel_train.arguments import refused, shown
 from otel_train.integrations.part import Part
 from otel_train.optional import require
 
@@ -28,7 +29,13 @@ class OtelTrainHandler:
         self._part = Part("the ignite handler", settings)
 
     def attach(self, engine: Any) -> None:
-        """Be told of every run of ``engine``: of the trainer, not of evaluators."""
+        """Be told of every run of ``engine``: of the trainer, not of evaluators.
+
+        Raises:
+            ConfigError: it is no engine.
+        """
+        if not hasattr(engine, "add_event_handler"):
+            raise refused(f"attach({shown(engine)})", "an Engine of Ignite", "Pass the trainer")
         engine.add_event_handler(_Events.STARTED, self._started)
         engine.add_event_handler(_Events.EPOCH_STARTED, self._epoch_started)
         engine.add_event_handler(_Events.EPOCH_COMPLETED, self._epoch_completed)

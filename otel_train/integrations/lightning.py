@@ -9,14 +9,16 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from otel_train import front
+from otel_train.arguments import refused, shown, truth, whole
 from otel_train.errors import MissingExtraError
 from otel_train.guard import Guard
 from otel_train.integrations.checkpoints import time_checkpoints
 from otel_train.integrations.loggers import trackers_of
 from otel_train.integrations.meeting import common_run_id
 from otel_train.integrations.profiled import activities_of, chosen, fitted, steps_of_an_epoch
-from otel_train.integrations.shared import checked, merged, settled, shared, whole
+from otel_train.integrations.shared import checked, merged, settled, shared
 from otel_train.optional import require
+from otel_train.record.given import named_loaders, named_models
 from otel_train.values import RANGES
 
 if TYPE_CHECKING:
@@ -63,8 +65,10 @@ class _Translation(_Callback):
         self, *, enabled: bool, settings: Mapping[str, Any], model: Any = None, loaders: Any = None
     ) -> None:
         super().__init__()
-        self.enabled = bool(enabled)
+        self.enabled = truth("enabled={}", enabled)
         self.settings = checked(settings)
+        named_models(model)
+        named_loaders(loaders)
         self._given = (model, loaders)
         self._guard = Guard(f"{type(self).__name__}")
         self._epoch: Epoch | None = None
@@ -202,17 +206,19 @@ class ProfilerCallback(_Translation):
         profile_memory: bool = False,
     ) -> None:
         self.profile_epochs = chosen(profile_epochs)
-        self.profile_steps = whole("profile_steps", profile_steps, least=1)
-        self.warmup_steps = whole("warmup_steps", warmup_steps, least=0)
-        self.output_dir = "" if output_dir is None or not export_chrome_trace else os.fspath(output_dir)
+        self.profile_steps = whole("profile_steps={}", profile_steps, "Leave it out for 100", least=1)
+        self.warmup_steps = whole("warmup_steps={}", warmup_steps, "Leave it out for 5")
+        exported = truth("export_chrome_trace={}", export_chrome_trace)
+        self.output_dir = _folder(output_dir) if exported else ""
         self._request: dict[str, Any] = {
-            "record_shapes": bool(record_shapes),
-            "with_stack": bool(with_stack),
-            "profile_memory": bool(profile_memory),
+            "record_shapes": truth("record_shapes={}", record_shapes),
+            "with_stack": truth("with_stack={}", with_stack),
+            "profile_memory": truth("profile_memory={}", profile_memory),
         }
         if activities is not None:
             self._request["activities"] = activities_of(activities)
-        super().__init__(enabled=enabled, settings=_console(whole("log_top_k_ops", log_top_k_ops, least=0)))
+        top = whole("log_top_k_ops={}", log_top_k_ops, "Leave it out for 10")
+        super().__init__(enabled=enabled, settings=_console(top))
 
     def _epoch_begins(self, number: int, trainer: Any, pl_module: Any) -> None:
         session = front.current()
@@ -247,7 +253,7 @@ class ThroughputMonitorCallback(_Translation):
         track_timing: with times to load and to transform a batch.
 
     Raises:
-        ConfigError: ``log_interval`` is no whole number from 1 on.
+        ConfigError: an argument cannot be honoured; says value, rule and remedy.
     """
 
     def __init__(
@@ -258,12 +264,13 @@ class ThroughputMonitorCallback(_Translation):
         track_memory: bool = True,
         track_timing: bool = True,
     ) -> None:
-        parts = ["timing"] * bool(track_timing) + ["memory"] * bool(track_memory)
+        timing, memory = truth("track_timing={}", track_timing), truth("track_memory={}", track_memory)
+        parts = ["timing"] * timing + ["memory"] * memory
         super().__init__(
             enabled=enabled,
             settings={
                 "console_blocks": ["throughput"],
-                "log_every_epochs": whole("log_interval", log_interval, least=1),
+                "log_every_epochs": whole("log_interval={}", log_interval, "Leave it out for 1", least=1),
                 "throughput_parts": ",".join(parts or ["none"]),
             },
         )
@@ -282,6 +289,14 @@ def _started_by_launcher(trainer: Any) -> bool:
     # That of processes started by Lightning; in all but the first of them it says that somebody else has.
     environment = getattr(trainer.strategy, "cluster_environment", None)
     return type(environment).__name__ != "LightningEnvironment"
+
+
+def _folder(given: Any) -> str:  # Any: the user's own
+    if given is None:
+        return ""
+    if isinstance(given, (str, os.PathLike)):
+        return str(os.fspath(given))
+    raise refused(f"output_dir={shown(given)}", "the path of a folder", "Leave it out for none")
 
 
 def _console(top: int) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from otel_train import front
-from otel_train.errors import ConfigError
 from otel_train.sources import CODE, Settled, settle
 from otel_train.tracking import told_apart
 from otel_train.values import words_of
@@ -129,17 +128,6 @@ def merged(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     if any(blocks):
         together["console_blocks"] = list(dict.fromkeys(filter(None, blocks)))
     return together
-
-
-def whole(name: str, value: Any, *, least: int) -> int:  # Any: the user's own
-    """``value`` as a whole number.
-
-    Raises:
-        ConfigError: it is none, or too small.
-    """
-    if isinstance(value, bool) or not hasattr(value, "__index__") or value.__index__() < least:
-        raise ConfigError(f"{name}={value!r}: expected a whole number from {least} on")
-    return int(value.__index__())
 
 
 def _words(blocks: Any) -> list[str]:  # Any: text or a list

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_train.arguments import callable_, one_of, text
 from otel_train.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def named_loaders(loaders: Any) -> list[Loader]:  # Any: one, a sequence, or a m
         given = [_entry(loaders, "loader")]
     seen: set[str] = set()
     for entry in given:
+        text("loader name {}", entry.name, 'Say how it reads in every figure: {"train": loader}')
         if entry.name in seen:
             raise ConfigError(f"loader name {entry.name!r} is used twice in one call: give each its own name")
         seen.add(entry.name)
@@ -73,10 +75,15 @@ def _check(entry: Loader) -> None:
             f"loader {entry.name!r} is a {kind}: expected an iterable of batches. "
             'To pass a list of batches name it: {"train": batches}'
         )
-    if entry.phase not in ("", *PHASES):
-        raise ConfigError(
-            f"phase={entry.phase!r} of loader {entry.name!r}: expected one of {', '.join(PHASES)}"
-        )
+    if entry.phase != "":
+        one_of(f"phase={{}} of loader {entry.name!r}", entry.phase, PHASES)
+    for what in ("samples", "tokens"):
+        given = getattr(entry, what)
+        if given is not None:
+            rule = f"a callable that takes a batch and returns its number of {what}"
+            callable_(
+                f"{what}={{}} of loader {entry.name!r}", given, rule, f"Write {what}=len, or leave it out"
+            )
 
 
 def named_models(model: Any) -> dict[str, Any]:  # Any: one, a sequence, or a mapping
@@ -95,6 +102,7 @@ def named_models(model: Any) -> dict[str, Any]:  # Any: one, a sequence, or a ma
         for one in models:
             named[free_name(class_name(one), named)] = one
     for name, one in named.items():
+        text("model name {}", name, 'Say how it reads in every figure: {"student": model}')
         if not _is_module(one):
             raise ConfigError(
                 f"model {name!r} is a {type(one).__name__}: expected a torch.nn.Module, a sequence or a mapping "

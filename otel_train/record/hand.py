@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import os
 import types
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from otel_train.arguments import callable_, shown, text
 from otel_train.codes import MAX_PAYLOAD, Op, SourceKind, code
+from otel_train.values import PREFIX, switch_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Generator
@@ -94,18 +97,51 @@ class Switch:
     """Which session the functions at the top of the package talk to, if any.
 
     Attributes:
+        hand: takes stages and marks.
+        timers: time operations.
+        disabled: the program has asked for no telemetry; None while it has not asked for a session.
         wanted: called when one is needed and none is open; None where nothing starts one by itself.
     """
 
-    __slots__ = ("hand", "timers", "wanted")
+    __slots__ = ("disabled", "hand", "timers", "wanted")
 
     def __init__(self) -> None:
         self.hand: Hand | None = None
         self.timers: Timers | None = None
         self.wanted: Callable[[], None] | None = None
+        self.disabled: bool | None = None
+
+    def off(self) -> bool:
+        """Whether telemetry is disabled: then a wrong argument is left alone, as everything is."""
+        if self.disabled is None:
+            return bool(switch_of(os.environ.get(f"{PREFIX}DISABLED", "")))
+        return self.disabled
 
 
 switch = Switch()
+
+MOST_KNOWN = 4096
+
+known_stages: set[str] = set()
+"""Names of stages that the program has made, checked; the first ``MOST_KNOWN`` of them."""
+
+
+def stage_name(call: str, name: object) -> str:
+    """``name``, which names a stage.
+
+    Args:
+        call: the call in which it stands, with ``{}`` for the name.
+        name: what was passed.
+
+    Raises:
+        ConfigError: it is no name, and telemetry is not disabled.
+    """
+    if switch.off():
+        return name if isinstance(name, str) else shown(name)
+    checked = text(call, name, f"Name the stage: {call.replace('{}', repr('augment'))}")
+    if len(known_stages) < MOST_KNOWN:
+        known_stages.add(checked)
+    return checked
 
 
 class Stage:
@@ -116,12 +152,19 @@ class Stage:
 
     Args:
         name: as it reads in every figure. Few names: each is a series.
+
+    Raises:
+        ConfigError: it is no name.
     """
 
     __slots__ = ("name",)
 
     def __init__(self, name: str) -> None:
-        self.name = name
+        try:
+            known = name in known_stages
+        except TypeError:  # of what cannot be hashed
+            known = False
+        self.name = name if known else stage_name("stage({})", name)
 
     def __enter__(self) -> Stage:
         hand = switch.hand
@@ -136,7 +179,14 @@ class Stage:
         return False
 
     def __call__(self, function: Function) -> Function:
-        """Decorate ``function``; its signature, name and kind stay as they are."""
+        """Decorate ``function``; its signature, name and kind stay as they are.
+
+        Raises:
+            ConfigError: it is no function.
+        """
+        if not switch.off():
+            remedy = "Write @stage(...) above a def, below @classmethod and @property"
+            callable_(f"stage({self.name!r})({{}})", function, "a function", remedy)
         if inspect.isasyncgenfunction(function):
             wrapper: Any = self._async_generator(function)
         elif inspect.iscoroutinefunction(function):

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from _thread import get_ident
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_train.codes import FLAG_SHIFT, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Flag, Op, SourceKind
+from otel_train.arguments import near, refused, text
+from otel_train.codes import (
+    FLAG_SHIFT,
+    OP_MASK,
+    SOURCE_MASK,
+    SOURCE_SHIFT,
+    STAGE_OF_KIND,
+    Flag,
+    Op,
+    SourceKind,
+)
 from otel_train.errors import ConfigError
 from otel_train.guard import Guard
 from otel_train.handle import Handle
+from otel_train.record.hand import known_stages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,6 +31,13 @@ if TYPE_CHECKING:
 
 DEEPEST = 64
 """Stages inside each other that are told apart."""
+
+STAGES = tuple(dict.fromkeys(stage for kind, stage in STAGE_OF_KIND.items() if kind is not SourceKind.MARK))
+"""The stages that need no mark by hand."""
+
+_WORD = re.compile("h2d|[a-z]+")
+_SLIP = 0.85
+"""How alike a name and one of ours are that differ by a slip; 1 for the same."""
 
 _START = int(Flag.START) << FLAG_SHIFT
 _BACKWARD = frozenset({SourceKind.BACKWARD, SourceKind.GRAD})
@@ -56,8 +75,9 @@ class Hooks:
         """Call these around every run of ``stage`` in the calling thread.
 
         Raises:
-            ConfigError: there is nothing to call.
+            ConfigError: there is nothing to call, or the stage is none.
         """
+        self._check(stage)
         given = [each for each in (before, after) if each is not None]
         if not given or not all(map(callable, given)):
             raise ConfigError(
@@ -71,6 +91,18 @@ class Hooks:
         self._guards.append(hook.guard)
         around.add(stage, hook)
         return Handle(lambda: around.remove(stage, hook))
+
+    def _check(self, stage: str) -> None:
+        remedy = "Write on('forward', before=my_function)"
+        name = text("on({})", stage, remedy)
+        # A stage of the program's own may be made later: refused is only what is one of ours but for a slip.
+        plain = name.strip().lower()
+        own = name in known_stages or any(source.stage == name for source in self._recorder.sources)
+        own |= plain not in STAGES and not set(STAGES).isdisjoint(_WORD.findall(plain))  # "forward_teacher"
+        close = "" if own or name in STAGES else near(plain, STAGES, cutoff=_SLIP)
+        if close:
+            rule = f"{', '.join(STAGES)}, or a stage of your own"
+            raise refused(f"on({name!r})", rule, f"Did you mean {close!r}?")
 
     @property
     def faults(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_train.arguments import by_name, text
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
@@ -35,7 +37,7 @@ class Notes:
 
     Attributes:
         dropped: notes that found no room.
-        refused: values that are no numbers.
+        refused: values that are no numbers, counted by whoever reads them.
 
     Args:
         clock: monotonic nanoseconds.
@@ -48,7 +50,16 @@ class Notes:
         self._held: deque[Value | Happening] = deque(maxlen=MOST_NOTES)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Keep values. A tensor is copied where it lives, without waiting for it."""
+        """Keep values. A tensor is copied where it lives, without waiting for it.
+
+        Raises:
+            ConfigError: they have no names.
+        """
+        remedy = 'Write log(loss=loss), or session.log({"loss": loss})'
+        by_name("log({})", values, "values by name", remedy)
+        for name in values:
+            if name.__class__ is not str:
+                text("log({{}: ...})", name, remedy)
         now = self._clock()
         self._make_room(len(values))
         for name, value in values.items():
@@ -56,12 +67,20 @@ class Notes:
 
     def _hold(self, now_ns: int, name: str, value: Any) -> None:  # Any: see ``_kept``
         try:
-            self._held.append(Value(now_ns, name, _kept(value)))
+            kept = _kept(value)
         except Exception:  # noqa: BLE001 - whatever the user's object does must not reach the user's loop
-            self.refused += 1
+            kept = None  # which the reader refuses, and says so
+        self._held.append(Value(now_ns, name, kept))
 
     def event(self, name: str, attributes: Mapping[str, Any]) -> None:
-        """Keep an event."""
+        """Keep an event.
+
+        Raises:
+            ConfigError: it has no name, or what there is to say about it has none.
+        """
+        text("event({})", name, 'Write event("name", key=value)')
+        remedy = 'Write session.event("name", {"key": value})'
+        by_name(f"event({name!r}, {{}})", attributes, "attributes by name", remedy)
         self._make_room(1)
         self._held.append(Happening(self._clock(), name, attributes))
 

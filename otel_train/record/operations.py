@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from otel_train.arguments import refused, shown, text
 from otel_train.codes import SourceKind
 from otel_train.guard import Guard
 from otel_train.record.callers import calling
@@ -68,20 +69,30 @@ class Timers:
         recorder.when_silenced.append(self._fall_silent)
 
     def begin(self, name: str) -> Token:
-        """An operation begins; what to end it with."""
+        """An operation begins; what to end it with.
+
+        Raises:
+            ConfigError: ``name`` is no name.
+        """
         if self._silent:
             return Token(name)
-        source = self._sources.get(name)
-        if source is None:
-            source = self._sources[name] = self._recorder.source(SourceKind.STAGE, name)
+        try:
+            source = self._sources[name]
+        except (KeyError, TypeError):  # the latter of what cannot be hashed
+            source = self._join(name)
         return Token(name, source, self._clock(), self)
 
     def end(self, token: object) -> None:
-        """It is over. What has been ended before, or is no token of ours, is said, counted and left alone."""
+        """It is over. What has been ended before, or is of another session, is said, counted and left alone.
+
+        Raises:
+            ConfigError: it is no token.
+        """
         now_ns = self._clock()
         if not isinstance(token, Token):
-            self._refuse("", f"{token!r} is no token of begin()")
-        elif token.timers is self and token.begun_ns:
+            remedy = 'Write token = begin("load"), and end(token)'
+            raise refused(f"end({shown(token)})", "a token that begin() returned", remedy)
+        if token.timers is self and token.begun_ns:
             if token.name not in self._off:
                 if len(self._ended) == MOST_WAITING:
                     self.dropped += 1
@@ -105,12 +116,18 @@ class Timers:
         """Tokens that were refused."""
         return sum(guard.faults for guard in list(self._guards.values()))
 
+    def _join(self, name: object) -> int:
+        """First use of a name: its number."""
+        checked = text("begin({})", name, 'Name the operation: begin("load")')
+        number = self._sources[checked] = self._recorder.source(SourceKind.STAGE, checked)
+        return number
+
     def _refuse(self, name: str, why: str) -> None:
-        guard = self._guards.setdefault(name, Guard(f"end(token of {name!r})" if name else "end(...)"))
+        guard = self._guards.setdefault(name, Guard(f"end(token of {name!r})"))
         if not guard.closed:
             with guard:
                 raise ValueError(f"{why} ({calling()})")
-        if guard.closed and name:
+        if guard.closed:
             self._off.add(name)
 
     def _fall_silent(self) -> None:

@@ -18,7 +18,7 @@ from otel_train.errors import ConfigError
 from otel_train.integrations.checkpoints import time_checkpoints
 from otel_train.integrations.meeting import common_run_id
 from otel_train.integrations.profiled import activities_of, chosen, fitted, steps_of_an_epoch
-from otel_train.integrations.shared import SharedSession, checked, merged, plain, whole
+from otel_train.integrations.shared import SharedSession, checked, merged, plain
 from otel_train.record.roles import role_of
 
 if TYPE_CHECKING:
@@ -166,13 +166,6 @@ def test_blocks_of_several_callbacks_add_up() -> None:
     )
 
     assert together == {"console_blocks": ["throughput", "profiling"], "run_name": "b"}
-
-
-@pytest.mark.parametrize("value", [0, -1, True, 1.5, "2", None])
-def test_what_is_no_number_of_something_is_refused(value: Any) -> None:
-    """A message beats a fault in the middle of an epoch."""
-    with pytest.raises(ConfigError, match="expected a whole number from 1 on"):
-        whole("profile_steps", value, least=1)
 
 
 def test_parts_of_an_epoch_s_throughput_can_be_left_out() -> None:

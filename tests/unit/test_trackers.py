@@ -6,6 +6,7 @@ import logging
 import sys
 import threading
 import time
+import types
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from otel_train.config import Config
 from otel_train.errors import ConfigError
 from otel_train.export.trackers.blocks import BlocksOutlet
 from otel_train.export.trackers.desk import Desk
-from otel_train.export.trackers.mlflow import MlflowOutlet
 from otel_train.export.trackers.tensorboard import TensorBoardOutlet
 from otel_train.export.trackers.wandb import WandbOutlet
 
@@ -240,8 +240,38 @@ def test_what_cannot_be_logged_to_is_refused() -> None:
     """At once, with what would do."""
     with pytest.raises(ConfigError, match=r"wandb=3: expected .* a run of wandb"):
         tracking.told_apart({"wandb": 3})
-    with pytest.raises(ConfigError, match=r"tracking_uri, experiment_name, run_name\. Leave out uri"):
-        MlflowOutlet(1, settings={"uri": "x"})
+    with pytest.raises(ConfigError, match=r"'uri': expected one of tracking_uri, experiment_name, run_name"):
+        tracking.told_apart({"mlflow": {"uri": "x"}})
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ({"wandb": "myproject"}, r"If that is the project, write wandb={'project': 'myproject'}"),
+        ({"mlflow": "nightly"}, r"write mlflow={'experiment_name': 'nightly'}"),
+        ({"tensorboard": "logs/a"}, r"write tensorboard={'log_dir': 'logs/a'}"),
+        ({"wandb": "atuo"}, "Did you mean 'auto'"),
+        ({"wandb": None}, "Leave it out for the default"),
+        ({"tensorboard": {"logdir": "x"}}, "Did you mean 'log_dir'"),
+    ],
+)
+def test_a_name_in_the_place_of_a_tracker_is_refused_with_where_it_belongs(
+    given: dict[str, Any], remedy: str
+) -> None:
+    """``wandb="myproject"`` is what everybody writes first."""
+    with pytest.raises(ConfigError, match=remedy):
+        tracking.told_apart(given)
+
+
+def test_keys_of_a_dict_are_those_that_the_tracker_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``wandb.init`` would refuse them with the first row, minutes into training, on a thread of ours."""
+    module = types.ModuleType("wandb")
+    module.__dict__["init"] = lambda project=None, entity=None: None
+    monkeypatch.setitem(sys.modules, "wandb", module)
+
+    assert tracking.told_apart({"wandb": {"project": "a"}})[1] == {"wandb": {"project": "a"}}
+    with pytest.raises(ConfigError, match=r"key 'projct': .* Did you mean 'project'"):
+        tracking.told_apart({"wandb": {"projct": "a"}})
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_a_remedy() -> None:

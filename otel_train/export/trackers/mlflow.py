@@ -6,15 +6,14 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.errors import ConfigError
-
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from otel_train.aggregate.flat import FlatRow
 
 NS_PER_MS = 10**6
-_KNOWN = ("tracking_uri", "experiment_name", "run_name")
+KEYS = ("tracking_uri", "experiment_name", "run_name")
+"""What its dict may have in it."""
 
 
 class Place(NamedTuple):
@@ -40,19 +39,11 @@ class MlflowOutlet:
         thread: ident of the training thread.
         run: where to log; None for the one that the program opens.
         settings: how to open one; None to open none.
-
-    Raises:
-        ConfigError: ``settings`` has something else in it.
     """
 
     name = "MLflow"
 
     def __init__(self, thread: int, run: Any = None, settings: Mapping[str, Any] | None = None) -> None:
-        unknown = sorted(set(settings or ()) - set(_KNOWN))
-        if unknown:
-            raise ConfigError(
-                f"mlflow={dict(settings or {})!r}: expected a dict of {', '.join(_KNOWN)}. Leave out {', '.join(unknown)}"
-            )
         self._thread = thread
         self._given = run.info.run_id if run is not None else ""
         self._settings = settings
