@@ -66,7 +66,7 @@ RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("capture_cooldown_s", 0, 1e9),
     ("capture_max_bytes", 1, math.inf),
     ("capture_kept", 1, math.inf),
-    ("capture_top", 0, 10),
+    ("capture_top", 0, 100),
     ("max_run_dir_bytes", 16 * MIB, math.inf),
 )
 """Smallest and largest value allowed, both included."""

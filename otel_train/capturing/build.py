@@ -16,9 +16,10 @@ from otel_train.capturing.memory_snapshot import OomSnapshots
 from otel_train.capturing.office import Identity, Office
 from otel_train.capturing.plan import Plan
 from otel_train.capturing.profiler import TorchProfiler
+from otel_train.capturing.record import TOP
 from otel_train.capturing.told import BLOCK, Console
 from otel_train.capturing.triggers import Every, Schedule, SlowSteps
-from otel_train.capturing.writer import Place
+from otel_train.capturing.writer import ANALYZE, Place
 from otel_train.clock import system_clock
 from otel_train.codes import SourceKind
 from otel_train.values import words_of
@@ -81,6 +82,7 @@ class Capturing:
         place = Place(
             rank_folder.parent / CAPTURES_FOLDER, info.rank, config.capture_max_bytes, config.capture_kept,
             config.capture_tensorboard, config.capture_output_dir,
+            (*ANALYZE, f"--top={max(config.capture_top, TOP)}"),
         )  # fmt: skip
         self._desk = Desk(
             TorchProfiler, loop=self._loop, place=place, clock=system_clock,

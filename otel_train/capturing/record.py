@@ -14,9 +14,12 @@ if TYPE_CHECKING:
 SUFFIX = ".json.gz"
 RECORD_SUFFIX = ".record.json"
 TOP = 10
-"""Entries of each list in a record."""
+"""Entries of each list in a record; of operators and kernels, those that the analysis was asked for."""
 
-_TOP_KEYS = ("top_cpu_ops", "top_cuda_ops", "memory_peaks", "findings")
+MOST_TOP = 100
+"""Of operators and kernels, too: the largest ``capture_top``."""
+
+_MOST = {"top_cpu_ops": MOST_TOP, "top_cuda_ops": MOST_TOP, "memory_peaks": TOP, "findings": TOP}
 
 
 def record_of(path: Path) -> Path:
@@ -71,7 +74,7 @@ def note_analysis(trace: Path, document: Mapping[str, Any]) -> bool:
         return False
     leading: Mapping[str, Any] = next(iter(document["findings"]), {})
     try:
-        tops = {key: document[key][:TOP] for key in _TOP_KEYS}
+        tops = {key: document[key][:most] for key, most in _MOST.items()}
         write_record(path, {**record, "finding": leading, "stages": document["breakdown"]["stages"], **tops})
     except OSError:
         return False  # somebody else's directory, read only: the finding is printed all the same

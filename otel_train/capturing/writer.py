@@ -34,6 +34,9 @@ _STEP = re.compile(rb'("name": ?"%b)(\d+)' % STEP_PREFIX.encode())
 _DEVICE_EVENTS = (b'"cat": "kernel"', b'"cat":"kernel"')
 
 
+ANALYZE = (sys.executable, "-m", "otel_train", "analyze")
+
+
 class Place(NamedTuple):
     """Where captures go.
 
@@ -53,7 +56,7 @@ class Place(NamedTuple):
     kept: int
     tensorboard: str = ""
     output: str = ""
-    analyze: tuple[str, ...] = (sys.executable, "-m", "otel_train", "analyze")
+    analyze: tuple[str, ...] = ANALYZE
 
 
 class Outcome(NamedTuple):

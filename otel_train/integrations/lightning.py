@@ -183,7 +183,7 @@ class ProfilerCallback(_Translation):
         output_dir: folder that gets each trace as ``epoch_N.json`` (other ranks' as ``epoch_N-rankR.json``), beside
             the compressed one in the run directory.
         export_chrome_trace: False leaves those out.
-        log_top_k_ops: operations named on the console after each; 0 for no block there.
+        log_top_k_ops: operations named on the console after each, up to 100; 0 for no block there.
         profile_memory: record every allocation.
 
     Raises:
@@ -217,7 +217,7 @@ class ProfilerCallback(_Translation):
         }
         if activities is not None:
             self._request["activities"] = activities_of(activities)
-        top = whole("log_top_k_ops={}", log_top_k_ops, "Leave it out for 10")
+        top = whole("log_top_k_ops={}", log_top_k_ops, "Leave it out for 10", most=_MOST_TOP)
         super().__init__(enabled=enabled, settings=_console(top))
 
     def _epoch_begins(self, number: int, trainer: Any, pl_module: Any) -> None:
@@ -300,7 +300,7 @@ def _folder(given: Any) -> str:  # Any: the user's own
 
 
 def _console(top: int) -> dict[str, Any]:
-    settings: dict[str, Any] = {"capture_top": min(top, _MOST_TOP)}
+    settings: dict[str, Any] = {"capture_top": top}
     if "OTEL_TRAIN_CAPTURE_MAX_S" not in os.environ:
         settings["capture_max_s"] = CAPTURE_MAX_S
     if top:

@@ -111,6 +111,19 @@ def test_a_capture_leaves_its_evidence_everywhere(tmp_path: Path, capsys: pytest
         assert trace.rpartition("/")[2] in said
 
 
+def test_as_many_operations_are_named_as_were_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fifteen became ten, and nothing said so: the analysis beside training had listed no more."""
+    train(tmp_path, capture_top=15)
+    console = capsys.readouterr().err
+    (path,) = (tmp_path / "seen" / "captures").glob("*.record.json")
+    operators = json.loads(path.read_text())["top_cpu_ops"]
+
+    assert len(operators) == 15
+    assert all(row["name"][:44] in console for row in operators)
+
+
 def test_two_captures_of_a_run_can_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An early epoch and a late one."""
     train(tmp_path / "a")
