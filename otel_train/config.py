@@ -58,8 +58,8 @@ class Config:
     """Seconds between two looks of the pump at what was recorded, 0.01 to 10."""
 
     log_every_steps: int = 0
-    """Training steps between two rows for trackers, and between two prints of the card. 0: 50 for trackers, and the
-    card only at the end."""
+    """Training steps between two rows for trackers, and between two lines of progress on the console. 0: 50 for
+    trackers, and no lines."""
 
     log_every_epochs: int = 1
     """Epochs between two rows of throughput for trackers. 0: none."""
@@ -195,7 +195,7 @@ class Config:
     """Folder that gets each trace as plain ``epoch_N.json`` as well; nothing is removed from it. Empty: none."""
 
     capture_top: int = 5
-    """Operators and kernels shown on the console after a capture, below what was found, 0 to 10. 0: nothing."""
+    """Operators and kernels shown on the console after a capture, below what was found, 0 to 100. 0: nothing."""
 
     artifacts: bool = False
     """Write the run's artifacts when it ends, into ``artifacts`` of the run directory; rank 0 does. After a crash,

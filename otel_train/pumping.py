@@ -290,9 +290,11 @@ class Pumping:
         if asked > self._printed_reports:
             self.pump.settle()
         self.tracking.report(asked)
-        if self._config.console and (due or asked > self._printed_reports):
-            self._printed_step = self.run.step_number
+        if self._config.console and asked > self._printed_reports:
             self._routes.print_card(self.document("running"))
+        elif self._config.console and due:
+            self._printed_step = self.run.step_number
+            self._routes.print_progress(self.document("running"), self._printed_step)
         self._printed_reports = asked
 
     def _write_summary(self) -> None:

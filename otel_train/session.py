@@ -212,7 +212,7 @@ class Session:
         self._recording.timers.end(token)
 
     def report(self) -> None:
-        """Log now what is logged every ``log_every_steps``: rows of trackers, blocks, the card. Waits for nobody."""
+        """Log now: rows of trackers, blocks on the console, the card. Waits for nobody."""
         self._recording.hand.report()
 
     def on(

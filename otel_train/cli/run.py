@@ -53,7 +53,7 @@ OPTIONS: Final = {
     "run_dir": ("D", "folder that gets the run directory (default: runs)"),
     "prometheus_port": ("PORT", "port of /metrics; 0: any free one (default: 9464)"),
     "export_every_s": ("S", "seconds between exports of metrics (default: 15)"),
-    "log_every_steps": ("N", "print the card every N steps, not only at the end"),
+    "log_every_steps": ("N", "print a line of progress every N steps"),
 }
 """Settings that have an option of their own, with the name of the value and its meaning."""
 

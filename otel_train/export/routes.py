@@ -12,6 +12,7 @@ from otel_train.export.brought import Brought, brought
 from otel_train.export.console import render_card
 from otel_train.export.otlp import OtlpExporter
 from otel_train.export.profile import LEAN_INTERVALS, Part
+from otel_train.export.progress import Progress
 from otel_train.export.prometheus import PrometheusExporter
 from otel_train.export.providers import ProviderExporter
 from otel_train.export.pump import Route
@@ -69,6 +70,7 @@ class Routes:
         self._info = info
         self._environ = environ
         self._directory = directory
+        self._progress = Progress()
         self._routes: list[Route] = []
         self._otlp: OtlpExporter | None = None
         self._prometheus: PrometheusExporter | None = None
@@ -185,10 +187,17 @@ class Routes:
 
     def print_card(self, summary: Mapping[str, Any]) -> None:
         """Show the card on standard error, on rank 0: what the program prints itself stays as it is."""
+        self._show(
+            lambda page: render_card(summary, width=page.width, color=page.color, unicode=page.unicode)
+        )
+
+    def print_progress(self, summary: Mapping[str, Any], step: int) -> None:
+        """Show one line there."""
+        self._show(lambda page: self._progress.line(page, summary, step))
+
+    def _show(self, render: Callable[[Page], str]) -> None:
         if self._info.rank == 0 and sys.stderr is not None:
-            page = Page.of(sys.stderr)
-            card = render_card(summary, width=page.width, color=page.color, unicode=page.unicode)
-            sys.stderr.write(card)
+            sys.stderr.write(render(Page.of(sys.stderr)))
             sys.stderr.flush()
 
     def close(self, timeout_s: float) -> None:
