@@ -28,7 +28,7 @@ def main(seconds: float, directory: Path) -> None:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     model = demo.Transformer()
-    loaders = demo.make_loaders(seconds, 1)
+    loaders = demo.make_loaders(1)
     otel_train.instrument(
         model,
         loaders,

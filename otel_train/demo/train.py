@@ -1,7 +1,7 @@
 """Train a small character transformer on the text that comes with every Python.
 
 Two sources are mixed: ``code`` (the standard library, read file by file) and ``prose`` (the language reference, held
-in memory). From a quarter to three quarters of the way the disk that ``code`` lives on answers late.
+in memory). Each read of ``code`` takes ANSWER_SECONDS, as from a disk in the network, however busy the processor is.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 CHARACTERS = 128  # ASCII; everything else becomes "?"
-CONTEXT = 96
+CONTEXT = 64
 BATCH = 16
 VALIDATE_EVERY = 100
 SHORTEST_FILE = 4096  # bytes
-LATE_STEPS = 3  # a batch from the late disk takes as long as so many steps, however fast the machine is
+READS_PER_FILE = 8  # in one pass
+ANSWER_SECONDS = 0.004  # per read, 64 ms per batch
 
 
 class Transformer(nn.Module):
     """Predicts the next character from up to CONTEXT characters before it."""
 
-    def __init__(self, width: int = 48, heads: int = 4, layers: int = 1) -> None:
+    def __init__(self, width: int = 48, heads: int = 4, layers: int = 2) -> None:
         super().__init__()
         self.characters = nn.Embedding(CHARACTERS, width)
         self.positions = nn.Embedding(CONTEXT, width)
@@ -70,32 +71,26 @@ class Block(nn.Module):
 
 
 class Files(Dataset[Tensor]):
-    """A random window from each file, read from disk when it is asked for."""
+    """Random windows from files, each read from a slow disk when it is asked for."""
 
-    def __init__(self, paths: Sequence[Path], late_s: float) -> None:
-        self.paths, self.late_s = paths, late_s
-        self.late_from = self.late_until = 0.0
-
-    def begin(self, seconds: float) -> None:
-        """Training begins, and takes so long: the disk is late in the middle half of it."""
-        start = time.monotonic()
-        self.late_from, self.late_until = start + seconds / 4, start + seconds * 3 / 4
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self.files = [(path, path.stat().st_size) for path in paths]
 
     def __len__(self) -> int:
-        return len(self.paths)
+        return READS_PER_FILE * len(self.files)
 
     def __getitem__(self, index: int) -> Tensor:
-        if self.late_from < time.monotonic() < self.late_until:
-            time.sleep(self.late_s)
-        text = encode(self.paths[index].read_text(errors="replace"))
-        start = int(torch.randint(len(text) - CONTEXT, ()))
-        return text[start : start + CONTEXT + 1]
+        path, size = self.files[index % len(self.files)]
+        time.sleep(ANSWER_SECONDS)
+        with path.open("rb") as file:
+            file.seek(int(torch.randint(size - CONTEXT, ())))
+            return encode(file.read(CONTEXT + 1))
 
 
 class Windows(Dataset[Tensor]):
     """A text in memory, cut into windows."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: bytes) -> None:
         self.text = encode(text)
 
     def __len__(self) -> int:
@@ -105,24 +100,24 @@ class Windows(Dataset[Tensor]):
         return self.text[index * CONTEXT : (index + 1) * CONTEXT + 1]
 
 
-def encode(text: str) -> Tensor:
+def encode(text: bytes) -> Tensor:
     """Characters as numbers."""
-    return torch.frombuffer(bytearray(text, "ascii", "replace"), dtype=torch.uint8).long()
+    numbers = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    return numbers.where(numbers < CHARACTERS, ord("?"))
 
 
-def make_loaders(seconds: float, workers: int, late_s: float = 0.03) -> dict[str, DataLoader[Tensor]]:
-    """Two sources to learn from and one to be tested on, of text neither of them has; ``late_s``: per file."""
+def make_loaders(workers: int) -> dict[str, DataLoader[Tensor]]:
+    """Two sources to learn from and one to be tested on, of text neither of them has."""
     library = Path(sysconfig.get_path("stdlib"))
     paths = [path for path in sorted(library.glob("*.py")) if path.stat().st_size > SHORTEST_FILE]
     kept_back, paths = paths[::10], [path for index, path in enumerate(paths) if index % 10]
-    prose = "\n\n".join(topics.values())
+    prose = "\n\n".join(topics.values()).encode("ascii", "replace")
     cut = len(prose) * 9 // 10
-    unseen = prose[cut:] + "".join(path.read_text(errors="replace") for path in kept_back)
-
-    code = Files(paths, late_s)
-    code.begin(seconds)
+    unseen = prose[cut:] + b"".join(path.read_bytes() for path in kept_back)
     return {
-        "code": DataLoader(code, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0),
+        "code": DataLoader(
+            Files(paths), BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0
+        ),
         "prose": DataLoader(Windows(prose[:cut]), BATCH, shuffle=True),
         "val": DataLoader(Windows(unseen[: 10 * BATCH * CONTEXT + 1]), BATCH),
     }
@@ -140,19 +135,6 @@ def loss_of(model: nn.Module, batch: Tensor, device: str) -> Tensor:
     return F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
 
 
-def step_seconds(model: nn.Module, device: str, tries: int = 5) -> float:
-    """How long the model takes for a step on this machine. It learns nothing from it."""
-    batch = torch.zeros(BATCH, CONTEXT + 1, dtype=torch.long)
-    took = []
-    for _ in range(tries):
-        start = time.monotonic()
-        for _ in range(2):  # sources
-            loss_of(model, batch, device).backward()
-        model.zero_grad()
-        took.append(time.monotonic() - start)
-    return sorted(took)[tries // 2]
-
-
 @torch.no_grad()
 def validate(model: nn.Module, loader: DataLoader[Tensor], device: str) -> float:
     """The loss on text the model has not learned from."""
@@ -167,9 +149,6 @@ def train(model: nn.Module, loaders: dict[str, DataLoader[Tensor]], options: arg
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     sources = [forever(loaders["code"]), forever(loaders["prose"])]
     start, seconds = time.monotonic(), options.minutes * 60
-    files = loaders["code"].dataset
-    assert isinstance(files, Files)
-    files.begin(seconds)
     planned = options.epochs * options.steps_per_epoch
     validate_every = options.steps_per_epoch if planned else VALIDATE_EVERY
     unit = "steps" if planned else "s"
@@ -214,12 +193,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
 
     torch.manual_seed(options.seed)
-    torch.set_num_threads(
-        1
-    )  # the model is too small for more, and threads that wait for each other take turns
+    torch.set_num_threads(1)  # the model is too small for more, and others may be busy
     model = Transformer().to(options.device)
-    late_s = LATE_STEPS * step_seconds(model, options.device) / BATCH
-    loaders = make_loaders(options.minutes * 60, options.workers, late_s)
+    loaders = make_loaders(options.workers)
     otel_train.instrument(model, loaders)
     try:
         train(model, loaders, options)

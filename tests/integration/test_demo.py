@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -76,6 +77,37 @@ def test_the_verdict_names_the_loader_that_training_waits_for(tmp_path: Path) ->
     assert "otel-train summary" in shown
     assert "/metrics was at" in shown
     assert "Traceback" not in complaints
+
+
+@pytest.fixture
+def busy() -> Iterator[None]:
+    """Two programs that never stop computing."""
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    yield
+    for loop in loops:
+        loop.kill()
+        loop.wait()
+
+
+def wait_per_batch(summary: dict[str, Any]) -> float:
+    """Seconds that training waited for a batch of ``code``."""
+    rows = [row for row in summary["stages"] if row["stage"] == "data" and row["loader"] == "code"]
+    return float(sum(row["self_seconds"] for row in rows) / sum(row["count"] for row in rows))
+
+
+@pytest.mark.timeout(400)
+def test_the_verdict_and_its_remedy_hold_on_a_busy_machine(tmp_path: Path, busy: None) -> None:
+    """The first thing anybody sees must not depend on what else the machine does."""
+    first = start(tmp_path / "first", "--steps=60", "--minutes=3")
+    shown, complaints = first.communicate(timeout=150)
+    before = summary_below(tmp_path / "first")
+    assert "verdict: input_bound" in complaints
+    assert before["verdicts"][0]["loader"] == "code"
+
+    [advice] = [line for line in shown.splitlines() if line.startswith("Follow the advice")]
+    then = start(tmp_path / "then", "--steps=60", "--minutes=3", *advice.partition(" demo ")[2].split())
+    then.communicate(timeout=150)
+    assert wait_per_batch(summary_below(tmp_path / "then")) < wait_per_batch(before) / 2
 
 
 def test_ctrl_c_ends_the_demo_with_the_card(tmp_path: Path) -> None:

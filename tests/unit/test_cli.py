@@ -335,12 +335,28 @@ def test_the_demo_says_what_to_try_next() -> None:
     assert "set OTEL_EXPORTER_OTLP_ENDPOINT" not in sending
 
 
-@pytest.mark.parametrize(("verdict", "told"), [("input_bound", True), ("compute_bound", False)])
-def test_the_demo_advises_workers_only_where_the_loader_is_the_limit(verdict: str, told: bool) -> None:
-    """Nothing to do, says the card; the next line must not say to do it."""
-    said = demo.farewell({"verdicts": [{"name": verdict}]}, {})
+@pytest.mark.parametrize(
+    ("verdict", "workers", "line"),
+    [
+        ({"name": "input_bound", "loader": "code", "advice": "num_workers=2"}, 0, "Follow the advice otel-train demo --workers 4"),
+        ({"name": "input_bound", "loader": "code", "advice": "num_workers=9"}, 0, "Follow the advice otel-train demo --workers 9"),
+        ({"name": "input_bound", "loader": "code", "advice": "num_workers=6 (it has 4)"}, 4, "otel-train demo --workers 6"),
+        ({"name": "input_bound", "loader": "code", "advice": "look at the storage"}, 4, ""),
+        ({"name": "input_bound", "loader": "prose", "advice": "num_workers=2"}, 0, ""),
+        ({"name": "compute_bound", "advice": "Nothing to do about the input."}, 0, ""),
+        ({"name": "compute_bound", "advice": ""}, 4, "Without workers   otel-train demo\n"),
+        ({"name": "too_early", "advice": "Let it run."}, 0, "Let it run longer otel-train demo --minutes 1"),
+        ({}, 0, ""),
+    ],
+)  # fmt: skip
+def test_what_the_demo_proposes_follows_from_its_verdict(
+    verdict: dict[str, Any], workers: int, line: str
+) -> None:
+    """It said "follow the advice: --workers 4" below a verdict of nothing to do."""
+    said = demo.farewell({"verdicts": [verdict] if verdict else []}, {}, workers=workers)
 
-    assert ("--workers 4" in said) is told
+    assert line in said
+    assert ("otel-train demo" in said) == bool(line)
 
 
 @pytest.mark.parametrize("minutes", ["0", "-1", "nan", "inf", "soon"])
