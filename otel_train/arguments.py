@@ -76,7 +76,9 @@ def whole(
     return number
 
 
-def truth(call: str, value: Any, remedy: str = "Write True or False") -> bool:  # Any: Python's own or numpy's
+def truth(
+    call: str, value: Any, remedy: str = "Leave it out for the default"
+) -> bool:  # Any: Python's own or numpy's
     """``value`` as a truth value.
 
     Raises:

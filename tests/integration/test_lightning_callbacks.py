@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_train.errors import ConfigError
 from tests.support.loop_table import counted
 from tests.support.zero_code import environment, launched, run_zero_code, summaries_below
 
@@ -160,6 +161,35 @@ def test_what_we_log_goes_where_the_trainer_logs(trained: Done) -> None:
     assert "profile/train/dl_train/time_forward_ms" in said["keys"]
     [events] = (trained.folder / "tensorboard").rglob("events.out.tfevents.*")
     assert b"samples_per_second" in events.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("callback", "given", "message"),
+    [
+        ("ProfilerCallback", {"log_top_k_ops": 101}, "expected a whole number from 0 to 100"),
+        (
+            "ProfilerCallback",
+            {"profile_steps": "ten"},
+            "profile_steps='ten': expected a whole number from 1 on",
+        ),
+        ("ProfilerCallback", {"enabled": "False"}, "enabled='False': expected True or False"),
+        ("ProfilerCallback", {"output_dir": 5}, "output_dir=5: expected the path of a folder"),
+        ("ThroughputMonitorCallback", {"track_memory": None}, "track_memory=None: expected True or False"),
+        ("OtelTrainCallback", {"model": 5}, "expected a torch.nn.Module"),
+        ("OtelTrainCallback", {"loaders": 5}, "expected a DataLoader"),
+        ("OtelTrainCallback", {"run_nam": "x"}, "Did you mean run_name"),
+    ],
+)
+def test_a_wrong_argument_is_refused_where_the_callback_is_made(
+    callback: str, given: dict[str, Any], message: str
+) -> None:
+    """Not when ``fit`` begins, and no other value in its place."""
+    pytest.importorskip("lightning", reason="pip install 'otel-train[frameworks]'")
+    from otel_train.integrations import lightning
+
+    assert lightning.ProfilerCallback(log_top_k_ops=15).settings["capture_top"] == 15
+    with pytest.raises(ConfigError, match=message):
+        getattr(lightning, callback)(**given)
 
 
 def test_the_older_package_is_served_as_well(tmp_path: Path) -> None:
