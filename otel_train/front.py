@@ -6,8 +6,9 @@ import os
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from otel_train.arguments import whole
+from otel_train.errors import ConfigError
 from otel_train.record.epochs import Epoch, Epochs
-from otel_train.record.hand import Checkpoint, Stage, switch
+from otel_train.record.hand import Checkpoint, Stage, disabled_here, switch
 from otel_train.record.operations import Token
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
     from otel_train.config import Config
     from otel_train.session import Session
+    from otel_train.sources import Settled
 
 T = TypeVar("T")
 
@@ -56,14 +58,12 @@ def instrument(
         The session. A second call while one is open extends it, and never watches anything twice.
 
     Raises:
-        ConfigError: a setting, a model or a loader is not what it should be; says value, rule and remedy.
+        ConfigError: a setting, a model or a loader is not what it should be; says value, rule and remedy. Not where
+            telemetry is disabled.
     """
     from otel_train.session import Session
-    from otel_train.sources import settle
-    from otel_train.tracking import told_apart
 
-    plain, trackers = told_apart(settings)
-    settled = settle(config, plain, config_file=config_file, environ=os.environ)
+    settled, trackers = _settled(config, settings, config_file)
     if settled.config.disabled:
         return _disabled(settled.config, loaders)
     session = current()
@@ -85,6 +85,22 @@ def instrument(
     if made:
         _tell(session)
     return session
+
+
+def _settled(
+    config: Config | None, settings: Mapping[str, Any], config_file: str | os.PathLike[str] | None
+) -> tuple[Settled, dict[str, Any]]:
+    """What holds, and the trackers that are given. Where telemetry is disabled, whatever else is wrong."""
+    from otel_train.sources import settle
+    from otel_train.tracking import told_apart
+
+    try:
+        plain, trackers = told_apart(settings)
+        return settle(config, plain, config_file=config_file, environ=os.environ), trackers
+    except ConfigError:
+        if not settings.get("disabled", getattr(config, "disabled", False) or disabled_here()):
+            raise
+        return settle(settings={"disabled": True}, environ={}), {}
 
 
 def _check(model: Any, loaders: Any) -> None:  # Any: the user's own

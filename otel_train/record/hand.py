@@ -93,6 +93,11 @@ def _begin_end_fail(source: int) -> tuple[int, int, int]:
     return code(Op.BEGIN, source), code(Op.END, source), code(Op.FAIL, source)
 
 
+def disabled_here() -> bool:
+    """Whether the environment disables telemetry."""
+    return bool(switch_of(os.environ.get(f"{PREFIX}DISABLED", "")))
+
+
 class Switch:
     """Which session the functions at the top of the package talk to, if any.
 
@@ -113,9 +118,7 @@ class Switch:
 
     def off(self) -> bool:
         """Whether telemetry is disabled: then a wrong argument is left alone, as everything is."""
-        if self.disabled is None:
-            return bool(switch_of(os.environ.get(f"{PREFIX}DISABLED", "")))
-        return self.disabled
+        return disabled_here() if self.disabled is None else self.disabled
 
 
 switch = Switch()
