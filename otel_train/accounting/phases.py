@@ -474,8 +474,8 @@ class BatchPhases:
 
     def _is_of_step(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
         """The loop's own code after an update is the step's if it goes on with the pass, or with another that trains."""
-        if self._updated is None and not (why is Boundary.CLOSE and not batch.passes):
-            return True
+        if self._updated is None:
+            return self._book.open.trained or self._book.open.fetched
         if why is Boundary.MARK:
             return True
         if why is Boundary.SAID:

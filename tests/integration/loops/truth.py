@@ -48,6 +48,8 @@ class Claim(NamedTuple):
     @property
     def phase(self) -> str:
         """Phase of the row that holds this time."""
+        if not self.activity:
+            return ""
         return EVAL if self.activity == EVAL else TRAIN
 
 
