@@ -137,9 +137,9 @@ def _has_no_step(run: RunAccount, stages: set[str]) -> bool:
 
 def _models(probes: Probes, seen: set[tuple[str, str]], stages: set[str]) -> list[dict[str, str]]:
     reason = (
-        "its forward was never observed: another object is called in the loop (a copy, a wrapper, a "
-        "method other than __call__, a compiled function around it). Give instrument() the object that the "
-        "loop calls"
+        "its forward was never observed: another object is called in the loop (a copy, a wrapper, a compiled "
+        "function around it), or a method other than __call__ that calls no part of the model. Give instrument() "
+        "the object that the loop calls"
     )
     names = dict.fromkeys(probe.name for probe in probes.models)  # a model and its compiled form share one
     found = [_thing("model", name, reason, "never_seen") for name in names if ("forward", name) not in seen]

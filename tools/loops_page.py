@@ -30,7 +30,7 @@ training, data rows to the waits of the loaders, and a rate times its time is a 
 | steps | training steps, as [the loop](loop.md) defines them |
 | evals | steps outside training: a batch each, or a forward where there is no loader |
 | batches | of all loaders |
-| forwards | outermost calls of every model, in all phases |
+| forwards | outermost calls of every model and, where no model is called, of its [parts](loop.md#parts-of-a-model); in all phases |
 | backwards | outermost ones |
 | updates | outermost ones; skipped ones are not updates |
 | in code | what a session says that `instrument(...)` opened: `same`, or what differs |
@@ -48,12 +48,12 @@ UNSEEN = """
 
 | Seen | Why | What to do |
 | --- | --- | --- |
-| no forward | the loop calls `model.forward(x)` or another method, or the class has a `__call__` that never reaches \
-torch's | `with otel_train.stage("forward_loss"):` around it, or call the model |
+| a forward per part | the loop calls parts of the model, or a method that does (`model.forward(x)`, `training_step`), or \
+the class has a `__call__` that never reaches torch's | nothing; or call the model |
+| no forward | the method that is called calls no [part](loop.md#parts-of-a-model) of the model: it computes with its \
+parameters, or calls members of a list that is too long | `with otel_train.stage("forward_loss"):` around it |
 | no forward | a compiled function calls the model: its forward is a part of that function's graph | compile the \
 model instead of the function; or a stage around the function |
-| no forward of a library's module | the library calls `training_step` or parts of the model | give the parts: \
-`instrument({"encoder": m.encoder, "decoder": m.decoder})` |
 | no backward | a step that is compiled whole, or gradients made without autograd | a stage around the step |
 | no update | an optimizer that is not `torch.optim`, or parameters changed by hand | nothing: backwards are the steps; \
 or `otel_train.step()` where a step ends |

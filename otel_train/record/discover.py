@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,9 @@ MOST_FOUND = 64
 MOST_CHARS = 64
 """Longest name for a loader that nobody named."""
 
+PARTS_EVERY_S = 1.0
+"""Passes may be short and many: one look for new parts of models in so many seconds, where a pass starts."""
+
 _NOT_IN_NAMES = re.compile(r"[^\w.-]+")
 
 
@@ -36,10 +40,20 @@ class Probes:
     Args:
         recorder: takes the edges.
         compiled: called when ``torch.compile`` or ``Module.compile`` has been.
+        monotonic_s: seconds of a monotonic clock.
     """
 
-    def __init__(self, recorder: Recorder, *, compiled: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        compiled: Callable[[], None] = lambda: None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._compiled = compiled
+        self._monotonic_s = monotonic_s
+        self._next_look_s = 0.0
+        self._looking = Guard("finding parts of models")
         self.loaders: dict[str, LoaderProbe] = {}
         self.models: list[ModuleProbe] = []
         self._iterables: dict[str, Callable[[], Any]] = {}
@@ -52,6 +66,7 @@ class Probes:
         self._places: dict[Hashable, list[LoaderProbe]] = {}
         self._naming = Guard("names of loaders")
         self._roots: FoundModels | None = None
+        self._open_in = [0]
         self._lock = threading.RLock()
 
     def watch_torch(self) -> None:
@@ -92,10 +107,11 @@ class Probes:
     def _add_model(self, name: str, model: Any) -> ModuleProbe | None:  # Any: as above
         if self._watched(model):
             return None
-        taken = {probe.name: probe for probe in self.models if probe.model() is not None}
-        self.models = [probe for probe in self.models if probe.model() is not None]
-        probe = ModuleProbe(model, free_name(name, taken), self._recorder)
-        self.models.append(probe)
+        with self._lock:
+            self.drop_models([probe for probe in self.models if probe.model() is None])
+            taken = {probe.name: probe for probe in self.models}
+            probe = ModuleProbe(model, free_name(name, taken), self._recorder, self._open_in)
+            self.models.append(probe)
         for compiled in compiled_forms(model):
             self.follow(model, compiled)
         return probe
@@ -114,9 +130,21 @@ class Probes:
         self.models = [probe for probe in self.models if probe not in probes]
 
     def attach_again(self) -> None:
-        """Take back slots that ``Module.compile()`` has overwritten."""
-        for probe in list(self.models):
-            probe.attach()
+        """Take back slots that ``Module.compile()`` has overwritten, and those of parts that are new."""
+        with self._lock:
+            for probe in self.models:  # those that have a name of their own come before the parts
+                probe.attach()
+            for probe in self.models:
+                probe.attach_parts()
+
+    def _pass_starts(self) -> None:
+        """Parts of a model may have been added or replaced since the last pass."""
+        now_s = self._monotonic_s()
+        if now_s < self._next_look_s or self._looking.closed:
+            return
+        self._next_look_s = now_s + PARTS_EVERY_S
+        with self._looking:
+            self.attach_again()
 
     def follow(self, model: Any, compiled: Any) -> None:  # Any: torch modules
         """The loop may call ``compiled`` where it called ``model``: what is watched of it is seen there too.
@@ -128,7 +156,7 @@ class Probes:
         for probe in list(self.models):
             watched = probe.model()
             if watched is not None and is_or_wraps(model, watched):
-                self.models.append(ModuleProbe(compiled, probe.name, self._recorder))
+                self.models.append(ModuleProbe(compiled, probe.name, self._recorder, self._open_in))
                 return
 
     def find_models(self, finder: RootFinder | None) -> None:
@@ -189,6 +217,7 @@ class Probes:
         probe = self._known(loader)
         if self._roots is not None:
             self._roots.loader_starts(new=probe is None)
+        self._pass_starts()
         if probe is not None and self.loaders.get(probe.name) is probe:
             return probe
         with self._lock:  # two threads may begin at once, and call their loaders the same

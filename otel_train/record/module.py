@@ -1,8 +1,12 @@
-"""The forward of a root module, seen in the slot that ``Module.compile`` uses.
+"""The forward of a root module and of its parts, seen in the slot that ``Module.compile`` uses.
 
 ``Module.__call__`` calls ``self._compiled_call_impl`` when it is set. A wrapper there sees the outermost
 call, is dropped by ``__getstate__`` (so pickles and deep copies are clean and are not timed as the
-model), and adds no graph break, because under ``torch.compile`` it steps aside.
+model), and adds no graph break, because under ``torch.compile`` it steps aside. In a copy of ``__dict__``, which
+parametrized modules make of themselves, it is bound to the copy and records nothing.
+
+A part of a root is recorded where the program calls it while no watched forward is open in its thread, under the name
+of the root; ``record/parts.py`` says which modules are parts.
 """
 
 from __future__ import annotations
@@ -11,9 +15,12 @@ import functools
 import gc
 import sys
 import weakref
+from _thread import get_ident
+from types import CodeType, MethodType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from otel_train.codes import Flag, Op, SourceKind, code
+from otel_train.record.parts import parts_of
 from otel_train.record.replaced import replace
 
 if TYPE_CHECKING:
@@ -28,37 +35,100 @@ _REPLICATE = "_replicate_for_data_parallel"
 
 
 class ModuleProbe:
-    """Times the forwards of one root module until ``remove``.
+    """Times the forwards of one root module and of its parts until ``remove``.
 
     Args:
         model: held weakly.
         name: as it reads in every figure.
         recorder: takes the edges.
+        open_in: one number, the thread in which a watched forward is open or 0; all probes of a session share it.
     """
 
-    def __init__(self, model: torch.nn.Module, name: str, recorder: Recorder) -> None:
+    def __init__(
+        self, model: torch.nn.Module, name: str, recorder: Recorder, open_in: list[int] | None = None
+    ) -> None:
         self.name = name
         self.model = weakref.ref(model)
         self.source = recorder.source(SourceKind.FORWARD, name)
-        self._edge = recorder.edge
-        self._wrapper: Callable[..., Any] | None = None
+        self.edge = recorder.edge
+        self.open_in = [0] if open_in is None else open_in
+        self._parts: list[_Slot] = []
+        part = _holder(model)
+        if part is not None:  # of another root, until this module was given by itself
+            part.remove()
+        self._slot = _Slot(model, self, _timed)
+        self.attach_parts()
+
+    def attach(self) -> None:
+        """Take the slot, also after ``Module.compile()`` has overwritten it."""
+        self._slot.attach()
+
+    def attach_parts(self) -> None:
+        """The same for the parts that the model has now; a head that has been replaced is none any more."""
+        model = self.model()
+        if model is None:
+            self.remove()  # another model may have its parts
+            return
+        mine = {id(part): slot for slot in self._parts if (part := slot.model()) is not None}
+        slots = [
+            mine.get(id(part)) or _Slot(part, self, _timed_part)
+            for part in parts_of(model, taken=self._is_taken)
+        ]
+        kept = set(map(id, slots))
+        for slot in self._parts:
+            if id(slot) not in kept:
+                slot.remove()
+        for slot in slots:
+            slot.attach()
+        self._parts = slots
+
+    def remove(self) -> None:
+        """Give the slots back. What somebody put over ours stays theirs: ours passes through."""
+        for slot in (self._slot, *self._parts):
+            slot.remove()
+        self._parts = []
+
+    def _is_taken(self, module: torch.nn.Module) -> bool:
+        slot = _holder(module)
+        return slot is not None and slot not in self._parts
+
+
+class _Slot:
+    """The slot of one module, taken on creation until ``remove``.
+
+    Args:
+        model: held weakly.
+        probe: whose forward it is.
+        wrap: makes the function that goes into it, of what ``Module.__call__`` goes on to where the slot is empty, of
+            what was there, and of ``probe``.
+    """
+
+    def __init__(self, model: torch.nn.Module, probe: ModuleProbe, wrap: Callable[..., Any]) -> None:
+        self.model = weakref.ref(model)
+        self._probe = probe
+        self._wrap = wrap
+        self._wrapper: MethodType | None = None
         self._replaced: Any = None
         self.attach()
 
     def attach(self) -> None:
-        """Take the slot, also after ``Module.compile()`` has overwritten it."""
+        """Take it, unless it is taken."""
         model = self.model()
         if model is None:
             return
         present = model.__dict__.get(SLOT)
         if present is not None and present is self._wrapper:
             return
+        bound = getattr(present, "__self__", None)
+        if isinstance(bound, _Bound) and not bound.recorded:
+            present = None  # it came with a copy of another module
         self._replaced = present
-        self._wrapper = _timed(model, present, self.source, self._edge)
+        wrapper = self._wrap(type(model)._call_impl, present, self._probe)  # noqa: SLF001 - nothing else names it
+        self._wrapper = MethodType(wrapper, _Bound(self, self.model, recorded=True))
         model.__dict__[SLOT] = self._wrapper  # past __setattr__, which scripted modules override
 
     def remove(self) -> None:
-        """Give the slot back. What somebody put over ours stays theirs: ours passes through."""
+        """Give it back, unless somebody has put something over ours."""
         model = self.model()
         if model is None or model.__dict__.get(SLOT) is not self._wrapper:
             return
@@ -66,6 +136,33 @@ class ModuleProbe:
             del model.__dict__[SLOT]
         else:
             model.__dict__[SLOT] = self._replaced
+
+
+class _Bound:
+    """What a wrapper is a method of: it goes with the module where ``__dict__`` is copied deeply or pickled.
+
+    A deep copy is of the copied module, and records nothing; out of a pickle comes a slot that is not set.
+    """
+
+    __slots__ = ("model", "recorded", "slot")
+
+    def __init__(self, slot: _Slot, model: Callable[[], Any], *, recorded: bool) -> None:
+        self.slot = slot
+        self.model = model
+        self.recorded = recorded
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Bound:
+        copied = memo.get(id(self.model()))
+        return self if copied is None else _Bound(self.slot, weakref.ref(copied), recorded=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SimpleNamespace, (), {"call": None}  # a method is pickled as the attribute of this name
+
+
+def _holder(module: torch.nn.Module) -> _Slot | None:
+    """Whose wrapper is in the slot of ``module``; None: nobody's, or somebody else's."""
+    bound = getattr(module.__dict__.get(SLOT), "__self__", None)
+    return bound.slot if isinstance(bound, _Bound) and bound.recorded else None
 
 
 def barrier_of(probes: Iterable[ModuleProbe]) -> str:
@@ -86,6 +183,7 @@ class ModulePatch:
 
     ``Module.compile`` overwrites the slot; ``torch.compile`` makes a new module around a watched one;
     ``DataParallel`` copies ``__dict__`` into its replicas, which would run the original's weights.
+    ``torch.jit.script`` and ``trace`` are told not to compile what is in the slot.
 
     Args:
         reattach: called after something has been compiled.
@@ -104,11 +202,18 @@ class ModulePatch:
         )
         self._after(torch.nn.Module, _REPLICATE, lambda _, replica: replica.__dict__.pop(SLOT, None))
         self._after(torch, "compile", lambda model, made: self._tell(reattach, compiled, model, made))
+        self._hide_from_scripting()
 
     def remove(self) -> None:
         """Put the methods back, unless somebody has wrapped ours."""
         for undo in self._undo:
             undo()
+
+    def _hide_from_scripting(self) -> None:
+        ignored = getattr(sys.modules.get("torch.jit._recursive"), "ignored_attributes", None)
+        if isinstance(ignored, list) and SLOT not in ignored:
+            ignored.append(SLOT)
+            self._undo.append(lambda: ignored.remove(SLOT))
 
     @staticmethod
     def _tell(
@@ -164,12 +269,11 @@ def is_or_wraps(outer: torch.nn.Module, model: torch.nn.Module) -> bool:
 
 
 def _timed(
-    model: torch.nn.Module,
-    compiled: Callable[..., Any] | None,
-    source: int,
-    edge: Callable[[int], None],
+    go_on: Callable[..., Any], compiled: Callable[..., Any] | None, probe: ModuleProbe
 ) -> Callable[..., Any]:
     import torch
+
+    source, edge, open_in = probe.source, probe.edge, probe.open_in
 
     is_compiling = torch.compiler.is_compiling
     is_grad_enabled = torch.is_grad_enabled
@@ -179,21 +283,51 @@ def _timed(
         code(Op.BEGIN, source, Flag.TRAINING | Flag.GRAD),
     )
     end, fail = code(Op.END, source), code(Op.FAIL, source)
-    owner = weakref.ref(model)
-    call_impl = type(model)._call_impl  # noqa: SLF001 - what Module.__call__ itself goes on to
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        model = owner()
-        assert model is not None  # it is being called
-        if is_compiling():
-            return call_impl(model, *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
+    def call(bound: _Bound, /, *args: Any, **kwargs: Any) -> Any:
+        model = bound.model()
+        if is_compiling() or not bound.recorded:
+            return go_on(model, *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
+        here, outer = get_ident(), open_in[0]
         edge((training if model.training else evaluating)[is_grad_enabled()])
+        open_in[0] = here
         try:
-            result = call_impl(model, *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
+            result = go_on(model, *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
         except BaseException:
             edge(fail)
             raise
+        finally:
+            if outer != here:  # never back to another thread, whose forward may be over by now
+                open_in[0] = 0
         edge(end)
         return result
 
     return call
+
+
+def _timed_part(
+    go_on: Callable[..., Any], compiled: Callable[..., Any] | None, probe: ModuleProbe
+) -> Callable[..., Any]:
+    import torch
+
+    timed, open_in = _timed(go_on, compiled, probe), probe.open_in
+    is_compiling = torch.compiler.is_dynamo_compiling
+    task_of_backward = torch._C._current_graph_task_id  # noqa: SLF001 - the only way to ask
+
+    def call(bound: _Bound, /, *args: Any, **kwargs: Any) -> Any:
+        # What is recomputed in a backward stays in it.
+        if is_compiling() or open_in[0] == get_ident() or task_of_backward() != -1:
+            return go_on(bound.model(), *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
+        return timed(bound, *args, **kwargs)
+
+    return call
+
+
+def codes_of_wrappers() -> list[CodeType]:
+    """What a compiler need not look into."""
+    return [
+        constant
+        for make in (_timed, _timed_part)
+        for constant in make.__code__.co_consts
+        if isinstance(constant, CodeType)
+    ]

@@ -108,6 +108,9 @@ class RootFinder:
 def _looked_at(self: Any, *args: Any, **kwargs: Any) -> Any:
     # First, so that a compiler that traces this sees nothing but the call. It has no closure, because a compiler
     # guards one, and would compile again when this has gone.
+    if torch.compiler.is_dynamo_compiling():
+        # Past the slot, as the compiler itself goes: it would guard what is in it, and compile again without that.
+        return self._call_impl(*args, **kwargs)
     if torch.compiler.is_compiling():
         return _CALL(self, *args, **kwargs)
     finder = _finders[-1] if _finders else None

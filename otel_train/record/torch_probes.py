@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.record.autograd import BackwardProbe
 from otel_train.record.compiler import CompilerProbe
+from otel_train.record.module import codes_of_wrappers
 from otel_train.record.optimizer import OptimizerProbe
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class TorchProbes:
         if skip is None:
             return
         self._stepped_aside = True
-        for code in self._backward.codes:
+        for code in (*self._backward.codes, *codes_of_wrappers()):
             skip(code)
         whole = _skipper_of_whole_calls(compiler) or skip
         for code in (*self._optimizers.codes, getattr(self._edge, "__code__", None)):

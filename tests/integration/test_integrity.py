@@ -155,7 +155,6 @@ def through_a_file(model: nn.Module) -> Any:
 COPIES: dict[str, Callable[[Any], Any]] = {
     "pickle": lambda model: pickle.loads(pickle.dumps(model)),
     "deepcopy": copy.deepcopy,
-    "copy": copy.copy,
     "torch.save": through_a_file,
 }
 

@@ -34,15 +34,10 @@ PROGRAMS = [
     if program.__module__ != by_hand.__name__ and name not in NAMES_US
 ]  # fmt: skip
 NO_LOADER = "an iterable that is no DataLoader shows only to `watch`"
-PARTS = "the parts that are called are found as models"
 BEFORE = "what runs before the session is told of anything counts too"
 DIFFERS: dict[str, str] = {
     "a_plain_list": NO_LOADER,
     "a_watched_generator": NO_LOADER,
-    "a_call_that_is_bypassed": PARTS,
-    "a_forward_that_is_called_directly": PARTS,
-    "a_method_other_than_call": PARTS,
-    "a_method_other_than_call_marked_by_hand": PARTS,
     "copies_are_not_the_model": "a copy that the loop calls is found as a model",
     "a_traced_model": BEFORE,
     "optimizer_subclass": BEFORE,
