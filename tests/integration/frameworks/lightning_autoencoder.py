@@ -46,7 +46,7 @@ def main() -> None:
         utils.data.DataLoader(train, batch_size=4),
         utils.data.DataLoader(val, batch_size=4),
     )
-    begin({"encoder": encoder, "decoder": decoder}, {"train": train_loader, "val": val_loader})
+    begin({"autoencoder": autoencoder}, {"train": train_loader, "val": val_loader})
     trainer = L.Trainer(
         max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
         enable_progress_bar=False, enable_model_summary=False,

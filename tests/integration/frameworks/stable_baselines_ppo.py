@@ -1,4 +1,4 @@
-"""Stable-Baselines3's first example: PPO on CartPole. No loader; the policy is called by several of its methods."""
+"""Stable-Baselines3's first example: PPO on CartPole. No loader; the policy is called by several of its methods, which call its parts."""
 
 from __future__ import annotations
 

@@ -26,14 +26,19 @@ class CallCounter:
     """Counts calls by ``sys.setprofile``: by the code that runs, so nothing that is wrapped or hooked matters.
 
     Args:
-        models: whose forwards count.
+        models: whose forwards count, and those of the modules with parameters inside them that are called by themselves.
     """
 
     def __init__(self, models: dict[str, torch.nn.Module]) -> None:
         from torch.utils.data.dataloader import _BaseDataLoaderIter
 
         self.counts: Counter[str] = Counter()
-        self._models = {id(model) for model in models.values()}
+        self._models = {
+            id(module)
+            for model in models.values()
+            for module in model.modules()
+            if any(True for _ in module.parameters())
+        }
         self._ask = _BaseDataLoaderIter.__next__.__code__
         self._backward = torch.autograd.backward.__code__
         self._open: dict[FrameType, str] = {}
@@ -49,25 +54,21 @@ class CallCounter:
     def _see(self, frame: FrameType, event: str, arg: Any) -> None:
         if event == "call":
             what = self._what(frame)
-            if (
-                what is not None
-                and what not in self._open.values()
-                and "backwards" not in self._open.values()
-            ):
+            if what is not None and not {what, "backwards"} & set(self._open.values()):
                 self._open[frame] = what
         elif event == "return":
             if frame.f_code is self._ask and arg is not None:
                 self.counts["batches"] += 1
             what = self._open.pop(frame, None)
             if what is not None:
-                self.counts[what.partition(" ")[0]] += 1
+                self.counts[what] += 1
 
     def _what(self, frame: FrameType) -> str | None:
         code = frame.f_code
         if code is self._backward:
             return "backwards"
         if code.co_name == "forward" and id(frame.f_locals.get("self")) in self._models:
-            return f"forwards {id(frame.f_locals['self'])}"
+            return "forwards"
         if code.co_name == "step" and "/torch/optim/" in code.co_filename:
             owner = frame.f_locals.get("self")
             return "updates" if isinstance(owner, torch.optim.Optimizer) else None

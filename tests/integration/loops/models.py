@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.integration.loops.truth import (
+    EVAL,
     TRAIN,
     Net,
     Slow,
@@ -258,5 +259,101 @@ def compiled_as_another_object(watch: Watch) -> Truth:
     for batch in train:
         truth.batch("train")
         learn(truth, compiled, optimizer, batch)
+        truth.step()
+    return truth
+
+
+class Features(nn.Module):
+    """A backbone and a head, called one after the other by methods of their own, with the loss beside them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.head = nn.Linear(8, 2)
+        self.criterion = nn.CrossEntropyLoss(torch.ones(2))
+
+    def forward_features(self, x: torch.Tensor) -> torch.Tensor:
+        return self.backbone(x)
+
+    def forward_head(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.forward_head(self.forward_features(x))
+
+
+@loop
+def evaluated_part_by_part(watch: Watch) -> Truth:
+    """Trained by its call; evaluated by ``forward_features`` and ``forward_head``, as image models are: two forwards."""
+    model, train, val, truth = Features(), loader(5), loader(3), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train, "val": val})
+    for _ in range(2):
+        model.train()
+        for x, y in train:
+            truth.batch("train")
+            optimizer.zero_grad()
+            truth.forward()
+            loss = model.criterion(model(x), y)
+            truth.backward()
+            loss.backward()
+            optimizer.step()
+            truth.update()
+            truth.step()
+        model.eval()
+        with torch.no_grad():
+            for x, _ in val:
+                truth.batch("val")
+                truth.forward(EVAL)
+                features = model.forward_features(x)
+                truth.forward(EVAL)
+                model.forward_head(features)
+                truth.step(EVAL)
+    return truth
+
+
+@loop
+def trained_part_by_part(watch: Watch) -> Truth:
+    """The backbone runs frozen, without gradients, and the head is trained on what it gives."""
+    model, train, truth = Features(), loader(5), Truth()
+    optimizer = sgd(model.head)
+    watch(model, {"train": train})
+    for x, y in train:
+        truth.batch("train")
+        with torch.no_grad():
+            truth.forward()
+            features = model.backbone(x)
+        truth.forward()
+        loss = model.criterion(model.head(features), y)
+        optimizer.zero_grad()
+        truth.backward()
+        loss.backward()
+        optimizer.step()
+        truth.update()
+        truth.step()
+    return truth
+
+
+@loop
+def two_models_with_one_encoder(watch: Watch) -> Truth:
+    """Actor and critic share it: where it is called by itself it is the actor's."""
+    actor, critic, train, truth = Features(), Features(), loader(5), Truth()
+    critic.backbone = actor.backbone
+    optimizer = sgd(actor, critic.head)
+    watch({"actor": actor, "critic": critic}, {"train": train})
+    for x, y in train:
+        truth.batch("train")
+        optimizer.zero_grad()
+        truth.forward(model="actor")
+        features = actor.backbone(x)
+        truth.forward(model="actor")
+        truth.forward(model="critic")
+        loss = nn.functional.cross_entropy(actor.head(features) + critic.head(features), y)
+        truth.forward(model="critic")
+        loss = loss + critic(x).square().mean()
+        truth.backward()
+        loss.backward()
+        optimizer.step()
+        truth.update()
         truth.step()
     return truth

@@ -17,7 +17,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from tests.integration.loops.truth import Net, Nobody, Truth, Watch, dataset, learn, loader, sgd
+from tests.integration.loops.truth import EVAL, Net, Nobody, Truth, Watch, dataset, learn, loader, sgd
 from tests.support.laws_of_summaries import laws_of
 from tests.support.loop_table import counted, shape_of
 
@@ -76,6 +76,25 @@ def data_parallel_around_a_watched_model(watch: Watch) -> Truth:
             optimizer.zero_grad()
             truth.update()
             truth.step()
+    return truth
+
+
+@parallel
+def data_parallel_evaluated_inside(watch: Watch) -> Truth:
+    """Trained through the wrapper, evaluated without it: under ``no_grad``, then in evaluation mode with gradients on."""
+    model, train, val, truth = DistributedDataParallel(Net()), shared_loader(), shared_loader(3), Truth()
+    optimizer = sgd(model)
+    watch(model, {"train": train, "val": val})
+    for grad in (False, True):
+        model.train()
+        train_on(truth, model, optimizer, train)
+        model.eval()
+        for x, _ in val:
+            truth.batch("val")
+            truth.forward(EVAL)
+            with torch.set_grad_enabled(grad):
+                model.module(x)
+            truth.step(EVAL)
     return truth
 
 
