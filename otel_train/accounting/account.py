@@ -145,16 +145,12 @@ class ThreadAccount:
     @property
     def held(self) -> int:
         """Edges and items that are not settled yet."""
-        phases = self._phases
-        items = sum(len(batch.items) for batch in phases.waiting) + len(self._prelude) + len(self._held)
-        return items + (len(phases.batch.items) if phases.batch is not None else 0)
+        return sum(map(len, self._phases.unsettled)) + len(self._prelude) + len(self._held)
 
     @property
     def settled_ns(self) -> int:
         """Up to when all time has been settled."""
-        waiting = [batch.items for batch in self._phases.waiting]
-        waiting += [self._prelude, *(each.making for each in self._passes.values())]
-        waiting += [self._phases.batch.items] if self._phases.batch is not None else []
+        waiting = [*self._phases.unsettled, self._prelude, *(each.making for each in self._passes.values())]
         return min((items[0].begun_ns for items in waiting if items), default=self.settling_ns)
 
     def feed(self, times: Sequence[int], codes: Sequence[int]) -> None:
@@ -374,7 +370,7 @@ class ThreadAccount:
                 self._failed_passes[source] = event.ns
         if asked is not None:
             self._phases.stop(asked)
-            if event.op == STOP:
+            if event.op == STOP and not event.begin_payload:  # its next pass cannot be told from it
                 self._passes.pop(self._key(event), None)
 
     def _end_failed_pass(self, source: int) -> None:
@@ -390,7 +386,7 @@ class ThreadAccount:
             gone = self._passes.pop(event.payload or -1 - event.source, None)
             phases.after_stop(-1)
             if gone is not None:
-                if gone.batches:
+                if gone.batches and not gone.ended:
                     self._endings.append((event.source, _DISPOSED, event.ns))
                 phases.dispose(gone)
                 if gone.making:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from otel_train.accounting.nesting import FORWARD
+from otel_train.accounting.nesting import DATA, FORWARD
 from otel_train.accounting.steps import (
     FORWARD_FROZEN,
     FORWARD_GRAD,
@@ -87,7 +87,7 @@ class Batch:
         shows: a stage that computes has run in it.
         fetched: it has a batch that a loader gave.
         joins: it may be one with the batch before it: two loaders were asked in a row for the first time.
-        left_over: it was fetched before the end of its pass and is used after it.
+        left_over: the pass before whose end it was fetched, and after which it is used.
         fresh: it waits since this boundary.
     """
 
@@ -97,7 +97,7 @@ class Batch:
     shows: bool = False
     fetched: bool = False
     joins: bool = False
-    left_over: bool = False
+    left_over: Pass | None = None
     fresh: bool = True
 
     @property
@@ -132,6 +132,13 @@ class BatchPhases:
         self._updated: tuple[int, int] | None = None
         self._asked = False
         self._stopped: tuple[int, int] | None = None
+        self._lead: list[Item] = []
+
+    @property
+    def unsettled(self) -> list[list[Item]]:
+        """Items of the open batch, of those that wait, and those of a step that has shown nothing yet."""
+        batches = [batch.items for batch in self.waiting] + [self._lead]
+        return batches if self.batch is None else [*batches, self.batch.items]
 
     # -- what opens a batch ------------------------------------------------------------------------
 
@@ -158,7 +165,7 @@ class BatchPhases:
         """A stage that only training and evaluation have begins."""
         if self.batch is None:
             over = self.left_over
-            self.batch = Batch(loader=-1 if over is None else over.source, left_over=over is not None)
+            self.batch = Batch(loader=-1 if over is None else over.source, left_over=over)
         self.batch.shows = True
 
     def fetched(self, source: int) -> None:
@@ -250,7 +257,7 @@ class BatchPhases:
         """The iterator of a pass is gone."""
         gone.ended = True
         batch = self.batch
-        if batch is None or gone not in batch.passes:
+        if batch is None or (gone not in batch.passes and gone is not batch.left_over):
             return
         if batch.fetched and not batch.shows and len(batch.passes) == 1 and not batch.joins:
             self.left_over = gone  # as after next(iter(loader)): it may be used yet
@@ -328,6 +335,8 @@ class BatchPhases:
                 forward = any(item.shows in _FORWARDS for item in batch.items)
                 self._settle(batch, self._eval_phase(batch) if forward and several and self._trained else -1)
             self.waiting = []
+        self._book.apart(self._lead, Activity.OUTSIDE)  # of a step that has shown nothing
+        self._lead = []
         if self._book.open.duration_ns:
             self._book.close_step(counted=False)
 
@@ -379,7 +388,7 @@ class BatchPhases:
         if not self._asked:
             head = self._without_evaluation(head)
         self._show(batch, TRAIN)
-        self._book.train(head, batch.loader, batch.loaders)
+        self._train(head, batch.loader, batch.loaders)
 
     def _without_evaluation(self, head: list[Item]) -> list[Item]:
         trains = {item.source for item in head if item.shows in (FORWARD_GRAD, FORWARD_FROZEN)}
@@ -425,13 +434,18 @@ class BatchPhases:
             else:
                 self._show(batch, phase)
                 self._book.evaluate(before, phase, batch.loader, batch.loaders, step=batch.fetched)
-        elif batch.left_over:
-            phase = self._eval_phase(batch)
-            self._book.evaluate(before, phase, batch.loader, batch.loaders, step=False)
+        elif batch.left_over is not None:
+            self._evaluate_left_over(batch, before, at[0])
         else:
             self._evaluate_without_loader(batch, before, of_step=bool(behind) or self._is_of_step(batch, *at))
         if behind:
             self._wait_for_backward(batch, behind, own=not before)
+
+    def _evaluate_left_over(self, batch: Batch, items: list[Item], why: Boundary) -> None:
+        """A batch that was fetched before the end of its pass: to the disposal of the iterator, else to its last forward."""
+        end = len(items) if why is Boundary.PASS_END else self._end_of_last_forward(items)
+        self._book.evaluate(items[:end], self._eval_phase(batch), batch.loader, batch.loaders, step=False)
+        self._book.apart(items[end:], Activity.OUTSIDE)
 
     def _evaluate_without_loader(self, batch: Batch, items: list[Item], *, of_step: bool) -> None:
         """From the first forward to the end of the last. What is around it is the open step's, or nobody's.
@@ -444,7 +458,7 @@ class BatchPhases:
         in_step = self._book.open.trained and self._updated is None
         for part, mine in ((items[:begin], in_step), (items[end:], in_step or of_step)):
             if mine:
-                self._book.train(part, batch.loader, batch.loaders)
+                self._train(part, batch.loader, batch.loaders)
             else:
                 self._book.apart(part, Activity.OUTSIDE)
 
@@ -468,7 +482,7 @@ class BatchPhases:
     def _book_rest(self, batch: Batch, tail: list[Item], why: Boundary, asked: Pass | None) -> None:
         """Time after the last backward or update before a boundary, in which no model ran."""
         if self._is_of_step(batch, why, asked):
-            self._book.train(tail, batch.loader, batch.loaders)
+            self._train(tail, batch.loader, batch.loaders)
         else:
             self._book.apart(tail, Activity.OUTSIDE)
 
@@ -506,9 +520,26 @@ class BatchPhases:
         else:
             of_step = False
         if of_step:
-            self._book.train(tail, batch.loader, batch.loaders)
+            self._train(tail, batch.loader, batch.loaders)
         else:
             self._book.apart(tail, Activity.OUTSIDE)
+
+    def _train(self, items: list[Item], loader: int, loaders: Sequence[int]) -> None:
+        """Book training time. It waits while the step has neither a batch nor a model's work: it may be of none."""
+        if self._book.open.duration_ns or len(self._lead) > MOST_ITEMS or any(map(self._is_evidence, items)):
+            self._flush_lead()
+            self._book.train(items, loader, loaders)
+        else:
+            self._lead += items
+
+    def _is_evidence(self, item: Item) -> bool:
+        waits = bool(item.stack) and self._sources.kinds[item.stack[-1]] == DATA
+        return waits or item.shows != NOT_SHOWN or item.batch is not None
+
+    def _flush_lead(self) -> None:
+        lead, self._lead = self._lead, []
+        if lead:
+            self._book.train(lead, -1, ())
 
     # -- what waits --------------------------------------------------------------------------------
 
@@ -556,7 +587,7 @@ class BatchPhases:
         phase = declared if declared >= 0 else phase
         if phase == TRAIN:
             self._trained = self._trained or any(item.shows in _FORWARDS for item in batch.items)
-            self._book.train(batch.items, batch.loader, batch.loaders)
+            self._train(batch.items, batch.loader, batch.loaders)
         else:
             self._book.evaluate(batch.items, phase, batch.loader, batch.loaders, step=batch.fetched)
 
@@ -575,6 +606,7 @@ class BatchPhases:
             self._close_step()
 
     def _close_step(self) -> None:
+        self._flush_lead()
         self._book.close_step()
         self._updated, self._asked = None, False
 
