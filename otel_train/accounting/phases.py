@@ -435,15 +435,15 @@ class BatchPhases:
                 self._show(batch, phase)
                 self._book.evaluate(before, phase, batch.loader, batch.loaders, step=batch.fetched)
         elif batch.left_over is not None:
-            self._evaluate_left_over(batch, before, at[0])
+            self._evaluate_left_over(batch, before)
         else:
             self._evaluate_without_loader(batch, before, of_step=bool(behind) or self._is_of_step(batch, *at))
         if behind:
             self._wait_for_backward(batch, behind, own=not before)
 
-    def _evaluate_left_over(self, batch: Batch, items: list[Item], why: Boundary) -> None:
-        """A batch that was fetched before the end of its pass: to the disposal of the iterator, else to its last forward."""
-        end = len(items) if why is Boundary.PASS_END else self._end_of_last_forward(items)
+    def _evaluate_left_over(self, batch: Batch, items: list[Item]) -> None:
+        """A batch that was fetched before the end of its pass: to the end of its last forward."""
+        end = self._end_of_last_forward(items)
         self._book.evaluate(items[:end], self._eval_phase(batch), batch.loader, batch.loaders, step=False)
         self._book.apart(items[end:], Activity.OUTSIDE)
 

@@ -89,7 +89,7 @@ def _table(page: Page, summary: Summary, group: Group, table: _Table) -> list[st
     phase, loader = group
     inner = page.columns - len(INDENT)
     spent_s = _self_s(table.stages)
-    facts = [*([] if spent_s is None else [duration(spent_s)]), *_rates(summary, group)]
+    facts = _rates(summary, group) or ([] if spent_s is None else [duration(spent_s)])
     name = page.safe(f"{phase or 'no phase'} · {loader}" if loader else phase or "outside any step")
     title = cut(name, max(_SHORTEST_TITLE, inner - display_width(" · ".join(facts)) - 3))
     beside = typeset.flow(facts, inner - display_width(title) - 3)
@@ -165,10 +165,10 @@ def _label(page: Page, row: Row, *, models: bool) -> str:
 
 
 def _rates(summary: Summary, group: Group) -> list[str]:
-    """How fast the work on a loader's batches goes."""
+    """How long the work on a loader's batches took, and how fast it goes."""
     for row in summary.get("rates") or ():
         if (row.get("phase"), row.get("loader")) == group:
-            facts = [plural(row.get("batches"), "batch")]
+            facts = [duration(row.get("seconds")), plural(row.get("batches"), "batch")]
             return facts + [
                 f"{typeset.figure(row[key])} {unit}/s"
                 for unit in ("batches", "samples", "tokens")

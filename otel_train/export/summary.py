@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 SCHEMA = "otel_train.summary/1"
 NS_PER_S = 10**9
+LEAST_S = 1e-6
+"""Below this a difference of sums is rounding."""
 
 SOURCE_NAMES = {
     StepSource.UNDECIDED: "none",
@@ -56,7 +58,9 @@ def figures(
     rows = totals.rows()
     activities = dict.fromkeys(ACTIVITIES, 0.0)
     activities.update({a.name.lower(): float(totals.activity_ns[a]) / NS_PER_S for a in Activity})
-    activities["other"] += max(0.0, wall_s - sum(activities.values()))
+    unsettled_s = wall_s - sum(activities.values())
+    if unsettled_s > LEAST_S:
+        activities["other"] += unsettled_s
     steps = totals.steps_by_phase()
     known = throughputs(totals, loaders, processors)
     verdicts = _verdicts(totals, rows, activities, known, unobserved=unobserved)
