@@ -396,13 +396,19 @@ class BatchPhases:
         lead = [n for n in range(first) if head[n].shows == FORWARD_NO_GRAD and head[n].source in trains]
         if not lead:
             return head
-        begin, end = lead[0], self._end_of_last_forward(head[:first])
+        begin, end = lead[0], lead[-1] + self._end_of_first_forward(head[lead[-1] : first])
         before, after = head[:begin], head[end:]
         self._evaluate_forwards(head[begin:end])
         if any(item.shows for item in before):
             return before + after
         self._book.apart(before, Activity.OUTSIDE)  # the loop's own code between an update and an evaluation
         return after
+
+    def _end_of_first_forward(self, items: Sequence[Item]) -> int:
+        """Place after the end of the first forward; the end of all if it has not ended."""
+        kinds = self._sources.kinds
+        ends = (n + 1 for n, i in enumerate(items) if i.call is not None and kinds[i.call[0]] == FORWARD)
+        return next(ends, len(items))
 
     def _end_of_last_forward(self, items: Sequence[Item]) -> int:
         """Place after the end of the last forward; the end of all if it has not ended."""

@@ -347,7 +347,6 @@ def _timed_subclass(cls: Any) -> type:
         ask = self.__dict__[ASK] = self.__dict__.pop(_FRESH, None) or probe.next_pass()
         probe.edge(ask | START_BITS)
         probe.begins(self)
-        probe.edge(probe.start)
         try:
             reset_inner(self, *args, **kwargs)
         finally:

@@ -61,7 +61,7 @@ def act(truth: Truth, model: nn.Module, name: str, rows: torch.Tensor) -> torch.
 @loop
 def soft_actor_critic(watch: Watch) -> Truth:
     """Critic, actor and temperature update once each per environment step: that is one step, not two or three."""
-    truth = Truth(phases=False, partial=None)
+    truth = Truth(partial=None)
     actor, critic, target = Net(4, 2), Net(6, 1), Net(6, 1)
     target.load_state_dict(critic.state_dict())
     temperature = torch.zeros(1, requires_grad=True)
