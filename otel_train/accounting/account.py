@@ -370,7 +370,7 @@ class ThreadAccount:
                 self._failed_passes[source] = event.ns
         if asked is not None:
             self._phases.stop(asked)
-            if event.op == STOP and not event.begin_payload:  # its next pass cannot be told from it
+            if event.op == STOP and (not event.begin_payload or asked.ahead <= 0):  # nothing of it is left
                 self._passes.pop(self._key(event), None)
 
     def _end_failed_pass(self, source: int) -> None:
@@ -429,7 +429,8 @@ class ThreadAccount:
         found = self._passes.get(key)
         if found is None:
             while len(self._passes) >= MOST_PASSES:
-                gone = self._passes.pop(next(iter(self._passes)))
+                over = (number for number, each in self._passes.items() if each.ended)
+                gone = self._passes.pop(next(over, next(iter(self._passes))))
                 self._book.wait(gone.making, self._phases.phase_of(gone), gone.source)
             found = self._passes[key] = Pass(event.source)
         return found

@@ -59,7 +59,7 @@ class Pass:
         source: the loader.
         phase: what its batches have shown; -1 for nothing yet.
         batches: asks so far.
-        ahead: batches that the loop fetched before it used the first; -1 once it has drawn several in a row again.
+        ahead: batches that the loop fetched before it used the first; below 0 once it has drawn several in a row again.
         mates: loaders that are asked together with it, as by ``zip``.
         ended: it has no further batch, or its iterator is gone.
         making: time in which its iterator was made.
@@ -147,7 +147,7 @@ class BatchPhases:
         self._join_or_part(asked)
         batch = self.batch
         if batch is not None and batch.passes and not batch.shows:
-            if asked not in batch.passes and self._together(batch, asked):
+            if asked not in batch.passes and asked.source in batch.passes[0].mates:
                 batch.passes.append(asked)
                 self._begin_pass(asked, batch)
                 return
@@ -185,10 +185,6 @@ class BatchPhases:
         asked.ended = False
         batch.items += asked.making  # the making of an iterator is a wait for its first batch
         asked.making = []
-
-    @staticmethod
-    def _together(batch: Batch, asked: Pass) -> bool:
-        return asked.source in batch.passes[0].mates
 
     def _join_or_part(self, asked: Pass | None) -> None:
         """Decide whether loaders that were asked in a row for the first time are asked together.
@@ -310,8 +306,7 @@ class BatchPhases:
 
     def update(self, source: int) -> None:
         """An outermost update has ended, and is not in the open batch yet."""
-        counted = self._decision.source in (StepSource.UPDATE, StepSource.UNDECIDED)
-        if counted:
+        if self._decision.source in (StepSource.UPDATE, StepSource.UNDECIDED):
             self.closer(source)
 
     def closer(self, source: int) -> None:
@@ -323,7 +318,6 @@ class BatchPhases:
             self._train_waiting()
             self._train_head(items[: last + 1], self.batch)
             self._close_step()
-            self._asked = False
         self._updated = (source, source) if self._updated is None else (self._updated[0], source)
 
     def close(self) -> None:
@@ -550,10 +544,11 @@ class BatchPhases:
     # -- what waits --------------------------------------------------------------------------------
 
     def _train_waiting(self) -> None:
-        """A backward or an update has come: all before it is training."""
+        """A backward or an update has come: all before it is training, but for batches of a loader with another purpose."""
         waiting, self.waiting = self.waiting, []
         for batch in waiting:
-            self._settle(batch, TRAIN)
+            shown = any(item.shows for item in batch.items) or not batch.passes
+            self._settle(batch, TRAIN if shown else self.phase_of(batch.passes[0]))
 
     def _settle_waiting(self, *, ended_too: bool) -> None:
         """Settle what can be settled by now.
