@@ -209,6 +209,8 @@ class ThreadAccount:
         self._decision.see(event)
         if not self._decision.decided:
             self._held.append(event)
+            if self._decision.shows_nothing:
+                self._release()
             return
         if self._held:
             self._release()
@@ -370,7 +372,9 @@ class ThreadAccount:
                 self._failed_passes[source] = event.ns
         if asked is not None:
             self._phases.stop(asked)
-            if event.op == STOP and (not event.begin_payload or asked.ahead <= 0):  # nothing of it is left
+            if event.op == STOP and (
+                not event.begin_payload or asked is not self._phases.left_over
+            ):  # nothing of it is left
                 self._passes.pop(self._key(event), None)
 
     def _end_failed_pass(self, source: int) -> None:
@@ -385,12 +389,11 @@ class ThreadAccount:
         if op == _PASS_END:
             gone = self._passes.pop(event.payload or -1 - event.source, None)
             phases.after_stop(-1)
-            if gone is not None:
-                if gone.batches and not gone.ended:
-                    self._endings.append((event.source, _DISPOSED, event.ns))
-                phases.dispose(gone)
-                if gone.making:
-                    self._book.wait(gone.making, phases.phase_of(gone), gone.source)
+            if gone is not None and gone.batches and not gone.ended:
+                self._endings.append((event.source, _DISPOSED, event.ns))
+            phases.dispose(gone)
+            if gone is not None and gone.making:
+                self._book.wait(gone.making, phases.phase_of(gone), gone.source)
             return
         phases.after_stop(-1)
         if op == _MARK:

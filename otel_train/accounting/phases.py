@@ -249,10 +249,14 @@ class BatchPhases:
         self._end_of_pass(batch, batch.passes[-1])
         self._book.apart(rest, Activity.OUTSIDE)
 
-    def dispose(self, gone: Pass) -> None:
-        """The iterator of a pass is gone."""
-        gone.ended = True
+    def dispose(self, gone: Pass | None) -> None:
+        """The iterator of a pass is gone; None: of a pass that was at its end."""
         batch = self.batch
+        if batch is None:  # no backward comes any more for what was evaluated with gradients
+            self._settle_waiting(ended_too=True)
+        if gone is None:
+            return
+        gone.ended = True
         if batch is None or (gone not in batch.passes and gone is not batch.left_over):
             return
         if batch.fetched and not batch.shows and len(batch.passes) == 1 and not batch.joins:
@@ -264,10 +268,12 @@ class BatchPhases:
         self.batch = None
 
     def _end_of_pass(self, batch: Batch, ended: Pass) -> None:
+        looked_ahead = (
+            0 < ended.ahead < ended.batches - 1
+        )  # and used some of them: a pass without a use is over
+        self.left_over = ended if looked_ahead else None
         self._settle_waiting(ended_too=False)
-        phase = self.phase_of(ended)
-        self._book.wait(batch.items, phase, batch.loader)
-        self.left_over = ended if ended.ahead > 0 else None
+        self._book.wait(batch.items, self.phase_of(ended), batch.loader)
         self.batch = None
 
     def boundary(self, why: Boundary, asked: Pass | None = None) -> None:
@@ -554,7 +560,7 @@ class BatchPhases:
         """Settle what can be settled by now.
 
         Args:
-            ended_too: batches of passes that have ended as well, although a backward may come yet.
+            ended_too: forwards of passes that have ended as well, although a backward may come yet.
         """
         kept: list[Batch] = []
         size = sum(len(batch.items) for batch in self.waiting)
@@ -562,14 +568,13 @@ class BatchPhases:
         for place, batch in enumerate(self.waiting):
             forward = any(item.shows in _FORWARDS for item in batch.items)
             shown = next((each.phase for each in batch.passes if each.phase >= 0), -1)
-            ended = ended_too and not batch.fresh and all(each.ended for each in batch.passes)
-            ended = ended and not self._is_left_over(batch)
-            batch.fresh = False
+            over = all(each.ended for each in batch.passes) and not self._is_left_over(batch)
+            ended, batch.fresh = over and ended_too and not batch.fresh, False
             if batch.joins or (place + 1 < len(self.waiting) and self.waiting[place + 1].joins):
                 kept.append(batch)
             elif size > MOST_ITEMS or (ended and forward and self._trained):
                 self._settle(batch, self._eval_phase(batch) if forward and self._trained else -1)
-            elif not forward and (shown >= 0 or ended or place < room):
+            elif not forward and (shown >= 0 or over or place < room):
                 self._settle(batch, shown)
             elif ended and self._decision.decided and not self._trained:
                 self._settle(batch, -1)

@@ -381,6 +381,11 @@ class StepSourceDecision:
         if self.source is not StepSource.UPDATE:
             self._weigh(event.ns)
 
+    @property
+    def shows_nothing(self) -> bool:
+        """A pass is over in which nothing was trained: what was held back so far is in no training step."""
+        return self._pass_over and not any(self._counts.values())
+
     def give_up_waiting(self) -> None:
         """Nothing more comes: decide by what there is."""
         self._pass_over = True

@@ -85,11 +85,12 @@ def _header(page: Page, summary: Summary) -> list[str]:
     )
     steps, wall_s = summary.get("steps") or {}, summary.get("wall_seconds")
     trained = steps.get("train")
+    per_second = (summary.get("throughput") or {}).get("steps_per_second")
     facts = [
         f"rank {known(summary.get('rank'))} of {known(summary.get('world_size'))}",
         duration(wall_s),
         plural(trained, "train step"),
-        f"{typeset.figure((summary.get('throughput') or {}).get('steps_per_second'))} steps/s of wall time",
+        *([] if per_second is None else [f"{typeset.figure(per_second)} steps/s of wall time"]),
         *(plural(number, f"{page.safe(phase)} step") for phase, number in steps.items() if phase != "train"),
         *_updates(summary),
     ]

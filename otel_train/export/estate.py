@@ -51,6 +51,7 @@ class KnownLoader(NamedTuple):
     persistent: bool
     weights: Any
     failures: dict[str, int]
+    given: bool = True
 
 
 def known_loaders(probes: Mapping[str, Any]) -> dict[str, KnownLoader]:
@@ -65,6 +66,7 @@ def known_loaders(probes: Mapping[str, Any]) -> dict[str, KnownLoader]:
             probe.persistent,
             probe.weights,
             dict(probe.failures),
+            probe.given,
         )
         for name, probe in list(probes.items())
     }

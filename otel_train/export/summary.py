@@ -56,11 +56,7 @@ def figures(
         unobserved: what could not be seen.
     """
     rows = totals.rows()
-    activities = dict.fromkeys(ACTIVITIES, 0.0)
-    activities.update({a.name.lower(): float(totals.activity_ns[a]) / NS_PER_S for a in Activity})
-    unsettled_s = wall_s - sum(activities.values())
-    if unsettled_s > LEAST_S:
-        activities["other"] += unsettled_s
+    activities = _activities(totals, wall_s)
     steps = totals.steps_by_phase()
     known = throughputs(totals, loaders, processors)
     verdicts = _verdicts(totals, rows, activities, known, unobserved=unobserved)
@@ -136,6 +132,16 @@ def _stage(row: StageTotals) -> dict[str, Any]:
         "device_p50": row.device.p50 if row.device else None,
         "device_p99": row.device.p99 if row.device else None,
     }
+
+
+def _activities(totals: Totals, wall_s: float) -> dict[str, float]:
+    """Seconds by activity; what is not settled yet is ``other``."""
+    found = dict.fromkeys(ACTIVITIES, 0.0)
+    found.update({a.name.lower(): float(totals.activity_ns[a]) / NS_PER_S for a in Activity})
+    unsettled_s = wall_s - sum(found.values())
+    if unsettled_s > LEAST_S:
+        found["other"] += unsettled_s
+    return found
 
 
 def per_second(count: float | None, seconds: float) -> float | None:

@@ -95,7 +95,6 @@ class LoaderProbe:
         self.ask, self.got = code(Op.BEGIN, self.source), code(Op.END, self.source)
         self.stop, self.fail = code(Op.STOP, self.source), code(Op.FAIL, self.source)
         self.gone = code(Op.PASS_END, self.source)
-        self.start = code(Op.BEGIN, self.source, Flag.START)
         self.started = code(Op.END, self.source, Flag.START)
         self._read_size: Size = self._learn if samples is None else _safe(samples)
         self.size: Size = self._weigh
@@ -324,7 +323,6 @@ class DataLoaderPatch:
 
 def _timed_subclass(cls: Any) -> type:
     ask_inner, reset_inner = cls.__next__, cls._reset
-    dispose_inner = getattr(cls, "__del__", None)
 
     def __next__(self: Any) -> Any:  # noqa: N807  # as above
         probe = self.__dict__[PROBE]
@@ -355,15 +353,22 @@ def _timed_subclass(cls: Any) -> type:
             if crew is not None:  # a new iterator resets itself when its workers run
                 crew.complete()
 
-    def __del__(self: Any) -> None:  # noqa: N807  # as above
+    names = {"__next__": __next__, "_reset": _reset, "__del__": _disposing(cls), INIT: WorkerInit()}
+    timed = type(cls.__name__, (cls,), {**names, "__module__": cls.__module__, "__doc__": cls.__doc__})
+    timed.__qualname__ = cls.__qualname__
+    return timed
+
+
+def _disposing(cls: Any) -> Callable[[Any], None]:
+    """A ``__del__`` that ends the pass, and goes on with the class's own."""
+    dispose_inner = getattr(cls, "__del__", None)
+
+    def __del__(self: Any) -> None:  # noqa: N807  # in its place
         end_pass(self.__dict__)
         if dispose_inner is not None:
             dispose_inner(self)
 
-    names = {"__next__": __next__, "_reset": _reset, "__del__": __del__, INIT: WorkerInit()}
-    timed = type(cls.__name__, (cls,), {**names, "__module__": cls.__module__, "__doc__": cls.__doc__})
-    timed.__qualname__ = cls.__qualname__
-    return timed
+    return __del__
 
 
 def end_pass(attributes: dict[str, Any]) -> None:

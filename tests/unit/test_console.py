@@ -79,6 +79,8 @@ def empty(**figures: Any) -> dict[str, Any]:
         "tokens": {},
         "stages": [],
         "loaders": [],
+        "rates": [],
+        "throughput": throughput(0.0),
         "step_durations": [],
         "activities": {},
         "checkpoints": {"count": 0, "seconds": 0.0},
@@ -96,6 +98,26 @@ def empty(**figures: Any) -> dict[str, Any]:
         "metrics_url": None,
         "run_dir": None,
     } | figures
+
+
+def throughput(wall_s: float, steps: int | None = None) -> dict[str, Any]:
+    """Training over the wall clock."""
+    per_second = steps / wall_s if steps is not None else None
+    return {
+        "wall_seconds": wall_s,
+        "steps_per_second": per_second,
+        "batches_per_second": None,
+        "samples_per_second": None,
+    }
+
+
+def rate(
+    loader: str, phase: str, seconds: float, batches: int, *, samples: int, tokens: int | None = None
+) -> dict[str, Any]:
+    """A row of ``rates``."""
+    counts = {"batches": batches, "samples": samples, "tokens": tokens}
+    rates = {f"{unit}_per_second": None if n is None else n / seconds for unit, n in counts.items()}
+    return {"loader": loader, "phase": phase, "seconds": seconds, **counts, **rates}
 
 
 def loader(name: str = "code", *, each: float = 0.04, **facts: Any) -> dict[str, Any]:
@@ -182,6 +204,12 @@ def full(**figures: Any) -> dict[str, Any]:
                     batch_bytes=None,
                 ),
             ],
+            rates=[
+                rate("code", "train", 36.9, 420, samples=6720, tokens=645120),
+                rate("prose", "train", 13.4, 420, samples=6720),
+                rate("val", "eval", 0.209, 24, samples=384),
+            ],
+            throughput=throughput(62.0, 420),
             step_durations=[step("code", "train", 420, 0.131), step("val", "eval", 24, 0.0088)],
             activities={
                 "init": 1.2,
@@ -324,14 +352,14 @@ def test_shares_are_of_the_phase_so_that_loaders_can_be_compared() -> None:
 
 
 def test_rates_are_what_was_counted_over_the_time_it_took() -> None:
-    """Ten batches of 4 in five seconds are 2 batches and 8 samples per second, in every phase together."""
+    """Ten batches of 4 in five seconds are 2 batches and 8 samples per second: the key's figure, not one of the card's."""
     rows = [stage("data", "a", "train", count=1, each=4.0), stage("data", "a", "eval", count=1, each=1.0)]
+    rates = [rate("a", "train", 5.0, 10, samples=40)]
 
-    text = render_card(
-        empty(stages=rows, batches={"a": 10}, samples={"a": 40}), width=80, color=False, unicode=True
-    )
+    text = render_card(empty(stages=rows, rates=rates), width=80, color=False, unicode=True)
 
-    assert "10 batches · 2 batches/s · 8 samples/s" in text
+    assert "train · a   5.00 s · 10 batches · 2 batches/s · 8 samples/s" in text
+    assert "eval · a   1.00 s\n" in text
 
 
 def test_stages_say_their_model_only_where_there_are_several() -> None:
