@@ -97,6 +97,8 @@ class Session:
             self._recording.probes.add_loader(entry)
         for name, one in models.items():
             self._recording.probes.add_model(name, one)
+        if models:
+            self._recording.probes.follow_compiled()
 
     def track(self, given: Mapping[str, Any]) -> None:
         """Log to runs and writers that the program has, by the name of the setting.

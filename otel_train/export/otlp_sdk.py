@@ -148,6 +148,8 @@ def _exporter_class(signal: str, protocol: str) -> Any:  # Any: see above
         )
 
         return GrpcSpans
+    import netrc  # noqa: F401  # requests imports it with the first request, which would fall into a step
+
     if signal == "metrics":
         from opentelemetry.exporter.otlp.proto.http.metric_exporter import (
             OTLPMetricExporter as HttpMetrics,

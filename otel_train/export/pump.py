@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
+import numpy.ma  # numpy imports it with the first np.unique: 30 ms that would fall into a step
 
 from otel_train.aggregate.run import SLICE_EDGES
 from otel_train.export.estate import Position

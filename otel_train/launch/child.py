@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from otel_train.launch.evidence import Evidence
     from otel_train.launch.jax_evidence import JaxEvidence
     from otel_train.session import Session
+
+_NEEDED = ("otel_train.session", "otel_train.launch.claims", "otel_train.launch.will")
 
 _attachments: list[Attachment] = []
 
@@ -68,7 +71,7 @@ class Attachment:
         else:
             from otel_train.launch.evidence import Evidence
 
-            self._torch = Evidence(self._start)
+            self._torch = Evidence(self._start, self._prepare)
             self._torch.wait()
 
     def _wanted(self) -> None:
@@ -86,6 +89,13 @@ class Attachment:
             front.instrument(**self._identity())
         if self._guard.faults:
             self._give_up()
+
+    def _prepare(self) -> None:
+        """Import what a session needs: at the first sign of training that would be a part of the first wait."""
+        if not _is_loader_worker():
+            with self._guard:
+                for name in _NEEDED:
+                    import_module(name)
 
     def _identity(self) -> dict[str, Any]:
         """Which run this is, where another process of this launch has taken the rank already."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from typing import TYPE_CHECKING, Any
@@ -21,16 +22,20 @@ class Evidence:
     What waits gives its place to the hooks that whoever is called puts in, one by one, and the call that was the
     sign then goes through those. Other threads that begin to train meanwhile are held until that is done.
 
+    An optimizer that is made says that training is near: what takes long is done then, outside of any step.
+
     Args:
         found: called once, in the thread that trains, before what it does is done.
+        near: called once, before the first optimizer is made; not where training has begun by then. Never raises.
 
     Attributes:
         finder: looks for models; it stays in place, for a session to go on with.
     """
 
-    def __init__(self, found: Callable[[], None]) -> None:
+    def __init__(self, found: Callable[[], None], near: Callable[[], None] = lambda: None) -> None:
         self.finder = RootFinder(self._called)
         self._found = found
+        self._near: Callable[[], None] | None = near
         self._lock = threading.RLock()
         self._begun = self._over = False
         self._undo: list[Callable[[], None]] = []
@@ -43,8 +48,9 @@ class Evidence:
         self.finder.look(math.inf)
         # The base class is for iterators that somebody else has made.
         for kind in ("_BaseDataLoaderIter", "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
-            self._before(getattr(dataloader, kind), "__init__")
-        self._before(torch.autograd, "_engine_run_backward")
+            self._before(getattr(dataloader, kind), "__init__", self.sign)
+        self._before(torch.autograd, "_engine_run_backward", self.sign)
+        self._before(torch.optim.Optimizer, "__init__", self.prepare)
         self._before_updates()
 
     def sign(self) -> None:
@@ -60,6 +66,12 @@ class Evidence:
             finally:
                 self.stop()
 
+    def prepare(self) -> None:
+        """This process is about to train."""
+        near, self._near = self._near, None
+        if near is not None and not self._over:
+            near()
+
     def _called(self, model: Any) -> None:
         """A root module is called: whoever takes the finder over gets this one too."""
         self.sign()
@@ -73,14 +85,13 @@ class Evidence:
         for each in undo:
             each()
 
-    def _before(self, owner: Any, name: str) -> None:
+    def _before(self, owner: Any, name: str, act: Callable[[], None]) -> None:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
             def wrapper(*args: Any, **kwargs: Any) -> Any:
-                self.sign()
+                act()
                 return successor(owner, name, wrapper)(*args, **kwargs)
 
-            wrapper.__name__ = original.__name__
-            wrapper.__qualname__ = getattr(original, "__qualname__", name)
             return wrapper
 
         self._undo.append(replace(owner, name, make, waits=True))

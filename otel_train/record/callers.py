@@ -64,9 +64,8 @@ def place_of(loader: Any) -> Place:  # Any: somebody's loader
     held = [loader]
     search = _Search()
     for frame in _frames():
-        package = _package(frame)
-        if package not in _OWN:
-            if package not in FRAMEWORKS:
+        if not is_ours(frame):
+            if _package(frame) not in FRAMEWORKS:
                 search.look(frame, held)
             role = role_of(frame.f_locals.get("self"), held, alone=search.nearest is None)
             if role:
@@ -112,7 +111,7 @@ class _Search:
 
 def calling() -> str:
     """File and line of the program that called us."""
-    frame = next((frame for frame in _frames(most=None) if _package(frame) not in _OWN), None)
+    frame = next((frame for frame in _frames(most=None) if not is_ours(frame)), None)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
 
@@ -122,6 +121,11 @@ def _frames(most: int | None = MOST_FRAMES) -> Iterator[FrameType]:
         yield frame
         frame = frame.f_back
         most = None if most is None else most - 1
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Whether a frame is one of this package or of torch."""
+    return _package(frame) in _OWN
 
 
 def _package(frame: FrameType) -> str:

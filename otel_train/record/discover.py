@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import threading
 import time
@@ -12,7 +13,7 @@ from otel_train.guard import Guard
 from otel_train.record.callers import Place, place_of
 from otel_train.record.given import Loader, class_name, free_name
 from otel_train.record.loader import OTHER, DataLoaderPatch, LoaderProbe
-from otel_train.record.module import ModulePatch, ModuleProbe, compiled_forms, is_or_wraps
+from otel_train.record.module import ModulePatch, ModuleProbe, compiled_before, is_or_wraps
 from otel_train.record.watched import Watched
 
 if TYPE_CHECKING:
@@ -104,6 +105,11 @@ class Probes:
             self._roots.give_way()
         self._add_model(name, model)
 
+    def follow_compiled(self) -> None:
+        """See watched models where the loop calls what had been compiled of them before they were given."""
+        for compiled in compiled_before(inspect.currentframe()):
+            self.follow(compiled, compiled)
+
     def _add_model(self, name: str, model: Any) -> ModuleProbe | None:  # Any: as above
         if self._watched(model):
             return None
@@ -112,8 +118,6 @@ class Probes:
             taken = {probe.name: probe for probe in self.models}
             probe = ModuleProbe(model, free_name(name, taken), self._recorder, self._open_in)
             self.models.append(probe)
-        for compiled in compiled_forms(model):
-            self.follow(model, compiled)
         return probe
 
     def _watched(self, model: Any) -> bool:  # Any: as above

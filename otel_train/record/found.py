@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from otel_train.record.module import is_compiled, is_or_wraps
 from otel_train.record.replaced import replace
 from otel_train.record.roots import FIRST_CALLS, SHORT_LOOK
 
@@ -78,6 +79,9 @@ class FoundModels:
 
     def _record(self, model: torch.nn.Module) -> None:
         wholes = [whole for probe in self._probes.models if (whole := probe.model()) is not None]
+        if is_compiled(model) and any(is_or_wraps(model, whole) for whole in wholes):
+            self._probes.follow(model, model)
+            return
         if any(id(model) in _parts(whole) for whole in wholes):
             return
         parts = _parts(model)

@@ -13,18 +13,22 @@ from __future__ import annotations
 
 import functools
 import gc
+import os
 import sys
 import weakref
 from _thread import get_ident
-from types import CodeType, MethodType, SimpleNamespace
+from collections import deque
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from otel_train.codes import Flag, Op, SourceKind, code
+from otel_train.record.callers import is_ours
 from otel_train.record.parts import parts_of
 from otel_train.record.replaced import replace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch
 
@@ -32,6 +36,20 @@ if TYPE_CHECKING:
 
 SLOT = "_compiled_call_impl"
 _REPLICATE = "_replicate_for_data_parallel"
+
+MOST_LOOKED_INTO = 10_000
+"""Objects that are looked into for modules compiled before: some 10 ms. What lies further away is not found."""
+
+LONGEST_LOOKED_INTO = 1_000
+"""A longer container holds data rather than models."""
+
+MOST_WAITING = 10 * MOST_LOOKED_INTO
+"""Objects that wait to be looked into."""
+
+_CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
+_STANDARD = str(Path(os.__file__).parent)
+_INSTALLED = (_STANDARD, "site-packages", "dist-packages")
+"""Modules there are not the program's own."""
 
 
 class ModuleProbe:
@@ -119,8 +137,7 @@ class _Slot:
         present = model.__dict__.get(SLOT)
         if present is not None and present is self._wrapper:
             return
-        bound = getattr(present, "__self__", None)
-        if isinstance(bound, _Bound) and not bound.recorded:
+        if _is_ours(present) and not present.__self__.recorded:
             present = None  # it came with a copy of another module
         self._replaced = present
         wrapper = self._wrap(type(model)._call_impl, present, self._probe)  # noqa: SLF001 - nothing else names it
@@ -161,8 +178,12 @@ class _Bound:
 
 def _holder(module: torch.nn.Module) -> _Slot | None:
     """Whose wrapper is in the slot of ``module``; None: nobody's, or somebody else's."""
-    bound = getattr(module.__dict__.get(SLOT), "__self__", None)
-    return bound.slot if isinstance(bound, _Bound) and bound.recorded else None
+    present = module.__dict__.get(SLOT)
+    return present.__self__.slot if _is_ours(present) and present.__self__.recorded else None
+
+
+def _is_ours(present: Any) -> bool:  # Any: what a slot holds
+    return isinstance(getattr(present, "__self__", None), _Bound)
 
 
 def barrier_of(probes: Iterable[ModuleProbe]) -> str:
@@ -238,22 +259,61 @@ class ModulePatch:
         self._undo.append(replace(owner, name, telling))
 
 
-def compiled_forms(model: torch.nn.Module) -> list[torch.nn.Module]:
-    """What was compiled of ``model``, or of a wrapper around it, before anybody asked.
+def compiled_before(frame: FrameType | None) -> list[torch.nn.Module]:
+    """Modules that were compiled before anybody asked, within reach of the program around ``frame``.
 
-    That is what ``torch.compile`` has made, and wrappers that have compiled themselves. A look through everything
-    that lives, once per model that is given, and only where the compiler is loaded.
+    That is what ``torch.compile`` has made, and modules that have compiled themselves. Looked for where the program
+    holds it: in variables of the calling functions and of their modules, in what closures and objects there hold, and
+    so on, nearest first, until ``MOST_LOOKED_INTO`` objects have been looked into. Nothing, unless the compiler is
+    loaded.
     """
-    kind = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
-    if kind is None:
+    if "torch._dynamo.eval_frame" not in sys.modules:
         return []
-    living, module = gc.get_objects(), sys.modules["torch"].nn.Module
-    made = [thing for thing in living if type(thing) is kind]
-    itself = [thing for thing in living if module in type(thing).__mro__ and thing.__dict__.get(SLOT)]
-    return [
-        *(one for one in made if is_or_wraps(one.get_submodule("_orig_mod"), model)),
-        *(one for one in itself if type(one) is not kind and one is not model and is_or_wraps(one, model)),
-    ]
+    module = sys.modules["torch"].nn.Module
+    return [each for each in _within_reach(frame) if module in type(each).__mro__ and is_compiled(each)]
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether ``torch.compile`` has made it, or it has compiled itself."""
+    kind = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+    present = model.__dict__.get(SLOT)
+    return type(model) is kind or (present is not None and not _is_ours(present))
+
+
+def _within_reach(frame: FrameType | None) -> Iterator[Any]:
+    """Objects that the program around a frame holds, nearest first, each once. No code of theirs is run."""
+    todo: deque[Any] = deque()
+    while frame is not None:
+        if not is_ours(frame):
+            todo += [*frame.f_locals.values(), *frame.f_globals.values()]
+        frame = frame.f_back
+    held: dict[int, Any] = {}  # an identity is one only as long as its object lives
+    looked = 0
+    while todo and looked < MOST_LOOKED_INTO:
+        thing = todo.popleft()
+        if not gc.is_tracked(thing) or id(thing) in held:  # what is not tracked holds nothing
+            continue
+        held[id(thing)] = thing
+        yield thing
+        inner = _held_by(thing)
+        looked += bool(inner)
+        if len(todo) < MOST_WAITING:
+            todo += inner
+
+
+def _held_by(thing: Any) -> Sequence[Any]:
+    kind = type(thing)
+    if issubclass(kind, ModuleType):
+        path = thing.__dict__.get("__file__") or _STANDARD
+        return () if any(place in path for place in _INSTALLED) else list(thing.__dict__.values())
+    if issubclass(kind, FunctionType):  # whose globals are another module's
+        return thing.__closure__ or ()
+    if issubclass(kind, (type, CodeType, FrameType, _Bound)):
+        return ()
+    base = next((base for base in _CONTAINERS if issubclass(kind, base)), None)
+    if base is not None and base.__len__(thing) > LONGEST_LOOKED_INTO:
+        return ()
+    return gc.get_referents(thing)
 
 
 def is_or_wraps(outer: torch.nn.Module, model: torch.nn.Module) -> bool:
