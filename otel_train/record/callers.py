@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.record.roles import FRAMEWORKS, role_of
@@ -19,6 +20,9 @@ _MOST_NAMES = 512
 
 _MOST_KEYS = 32
 """A mapping or a list with more entries is not a table of loaders."""
+
+_HELD_BY_FRAME_AND_US = 3
+"""References to the dict of ``f_locals``: of the frame, of a variable, and of the call that counts them."""
 
 _OWN = ("torch", "otel_train")
 _GENERIC = frozenset(
@@ -65,12 +69,13 @@ def place_of(loader: Any) -> Place:  # Any: somebody's loader
     search = _Search()
     for frame in _frames():
         if not is_ours(frame):
+            variables = variables_of(frame)
             if _package(frame) not in FRAMEWORKS:
-                search.look(frame, held)
-            role = role_of(frame.f_locals.get("self"), held, alone=search.nearest is None)
+                search.look(frame, variables, held)
+            role = role_of(variables.get("self"), held, alone=search.nearest is None)
             if role:
                 return Place(role, ("role", role))
-            held += _passing_on(frame, held)
+            held += _passing_on(frame, variables, held)
     return search.place()
 
 
@@ -83,13 +88,13 @@ class _Search:
         self._generic: _Binding | None = None
         self._passed = False  # the generic name is a parameter, and the call is not found yet
 
-    def look(self, frame: FrameType, held: Sequence[Any]) -> None:
+    def look(self, frame: FrameType, variables: Mapping[str, Any], held: Sequence[Any]) -> None:
         """Take in one more frame."""
         self.nearest = self.nearest or _position(frame)
         if self._named is not None:
             return
         generic: _Binding | None = None
-        for binding in _names_in(frame, held):
+        for binding in _names_in(frame, variables, held):
             if binding.name.lower() not in _GENERIC:
                 self._named = binding
                 return
@@ -99,7 +104,7 @@ class _Search:
             name, key = (self._generic.name, self._generic.key) if self._generic else (generic.name, ())
             self._generic = _Binding(name, key + generic.key)
             self._passed = generic.parameter
-        elif self._passed and self._generic is not None and not _carries(frame, held):
+        elif self._passed and self._generic is not None and not _carries(variables, held):
             self._generic = _Binding(self._generic.name, self._generic.key + _position(frame))
             self._passed = False
 
@@ -113,6 +118,21 @@ def calling() -> str:
     """File and line of the program that called us."""
     frame = next((frame for frame in _frames(most=None) if not is_ours(frame)), None)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
+
+
+def variables_of(frame: FrameType) -> Mapping[str, Any]:
+    """The variables of a running function, or of a module or class; nothing in them is kept alive by the look.
+
+    Up to Python 3.12 a frame keeps the dict that is made for ``f_locals``, and so what was in its variables then. It
+    is emptied again, unless somebody else holds it: the program has called ``locals()``.
+    """
+    held = frame.f_locals
+    if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        return held
+    variables = dict(held)
+    if type(held) is dict and sys.getrefcount(held) <= _HELD_BY_FRAME_AND_US:
+        held.clear()
+    return variables
 
 
 def _frames(most: int | None = MOST_FRAMES) -> Iterator[FrameType]:
@@ -141,18 +161,18 @@ def _position(frame: FrameType) -> tuple[Hashable, ...]:
     return (*_function(frame), frame.f_lasti)
 
 
-def _carries(frame: FrameType, held: Sequence[Any]) -> bool:
-    """Whether a frame only passes a loader on, as a decorator does in ``args``."""
-    for value in list(frame.f_locals.values())[:_MOST_NAMES]:
+def _carries(variables: Mapping[str, Any], held: Sequence[Any]) -> bool:
+    """Whether a function only passes a loader on, as a decorator does in ``args``."""
+    for value in list(variables.values())[:_MOST_NAMES]:
         entries = value.values() if type(value) is dict else value if type(value) in (tuple, list) else ()
         if len(entries) <= _MOST_KEYS and any(_is_any(each, held) for each in entries):
             return True
     return False
 
 
-def _passing_on(frame: FrameType, held: Sequence[Any]) -> list[Any]:
+def _passing_on(frame: FrameType, variables: Mapping[str, Any], held: Sequence[Any]) -> list[Any]:
     """The loader whose ``__iter__`` this is, if it is the one that holds ours: the program knows it alone."""
-    mine = frame.f_locals.get("self")
+    mine = variables.get("self")
     attributes = getattr(mine, "__dict__", {})
     if frame.f_code.co_name != "__iter__" or not any(_is_any(value, held) for value in attributes.values()):
         return []
@@ -163,15 +183,15 @@ def _is_any(value: Any, held: Sequence[Any]) -> bool:
     return any(value is each for each in held)
 
 
-def _names_in(frame: FrameType, held: Sequence[Any]) -> Iterator[_Binding]:
+def _names_in(frame: FrameType, variables: Mapping[str, Any], held: Sequence[Any]) -> Iterator[_Binding]:
     """Names of the loader in a frame: locals, then attributes of ``self``, then globals."""
-    mine, code = frame.f_locals, frame.f_code
+    code = frame.f_code
     module = ("module", str(frame.f_globals.get("__name__", "")))
-    if mine is not frame.f_globals:
+    if variables is not frame.f_globals:
         parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-        for name, key in _holding(mine, held):
+        for name, key in _holding(variables, held):
             yield _Binding(name, (*_function(frame), *key), parameter=key == (name,) and name in parameters)
-    owner = mine.get("self")
+    owner = variables.get("self")
     kind = type(owner)
     for name, key in _holding(getattr(owner, "__dict__", {}), held):
         yield _Binding(name, (kind.__module__, kind.__qualname__, *key))

@@ -23,7 +23,7 @@ from types import CodeType, FrameType, FunctionType, MethodType, ModuleType, Sim
 from typing import TYPE_CHECKING, Any
 
 from otel_train.codes import Flag, Op, SourceKind, code
-from otel_train.record.callers import is_ours
+from otel_train.record.callers import is_ours, variables_of
 from otel_train.record.parts import parts_of
 from otel_train.record.replaced import replace
 
@@ -285,7 +285,7 @@ def _within_reach(frame: FrameType | None) -> Iterator[Any]:
     todo: deque[Any] = deque()
     while frame is not None:
         if not is_ours(frame):
-            todo += [*frame.f_locals.values(), *frame.f_globals.values()]
+            todo += [*variables_of(frame).values(), *frame.f_globals.values()]
         frame = frame.f_back
     held: dict[int, Any] = {}  # an identity is one only as long as its object lives
     looked = 0

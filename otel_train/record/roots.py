@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from otel_train.guard import Guard
+from otel_train.record.callers import variables_of
 from otel_train.record.torch_probes import in_backward
 
 if TYPE_CHECKING:
@@ -135,7 +136,7 @@ def _is_being_tried() -> bool:
     for _ in range(_FRAMES_OF_A_CONSTRUCTOR):
         if frame is None:
             return False
-        if frame.f_code.co_name == "__init__" and hasattr(frame.f_locals.get("self"), "_modules"):
+        if frame.f_code.co_name == "__init__" and hasattr(variables_of(frame).get("self"), "_modules"):
             return True
         frame = frame.f_back
     return False
