@@ -316,4 +316,5 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
-        self.close("" if kind is None else self._outcome.of(error))
+        # Not found out: in an except clause the exception that is being handled is none of this block's.
+        self.close("finished" if kind is None else self._outcome.of(error))
