@@ -86,7 +86,7 @@ class Pumping:
         self._printed_reports = 0
         self.caches = CacheSizes()
         breath = self._breath = Breath(system_clock)
-        self._tracer = Tracer(Ids(info.run_id, info.attempt, info.rank), anchor)
+        self._tracer = Tracer(Ids(info.ids_of, info.attempt, info.rank), anchor)
         self.run = RunAccount(
             anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=keep_rules(config, self._profile),
             stall_after_s=config.stall_after_s, breathe=breath,

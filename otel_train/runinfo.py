@@ -28,6 +28,9 @@ INSTANCE_NAMESPACE: Final = "4d63009a-8d0f-11ee-aad7-4c796ed8e320"
 LAUNCH_RUN: Final = "OTEL_TRAIN_LAUNCH_RUN"
 """Where ``otel-train run`` says which run its processes belong to, if nobody knows better."""
 
+_GONE = ("Z", "X")
+"""States of a process in ``/proc`` that has ended and was not waited for."""
+
 SLURM_ATTRIBUTES: Final = {
     "slurm.job.id": "SLURM_JOB_ID",
     "slurm.job.name": "SLURM_JOB_NAME",
@@ -43,7 +46,7 @@ class RunInfo:
     Attributes:
         run_id: the same on all ranks and after restarts.
         run_name: for people; the run id if nobody gave one.
-        attempt: which start of the run this is, from 0.
+        attempt: which start of this training this is, from 0.
         rank: of all processes, from 0.
         local_rank: of the processes on this host, from 0.
         node_rank: of the hosts, from 0.
@@ -55,6 +58,7 @@ class RunInfo:
         started_unix_ns: when this process was looked at first.
         dp_leader: counts samples for its model replica. True unless the caller knows of tensor,
             pipeline or context parallel ranks.
+        training: which training of the run this is, from 1.
     """
 
     run_id: str
@@ -70,10 +74,20 @@ class RunInfo:
     instance_id: str
     started_unix_ns: int
     dp_leader: bool = True
+    training: int = 1
 
-    def with_attempt(self, attempt: int) -> RunInfo:
-        """The same process, counted as another start of the run."""
-        return replace(self, attempt=attempt)
+    @property
+    def ids_of(self) -> str:
+        """What ids are made from: two trainings of one run have steps of the same numbers."""
+        return self.run_id if self.training == 1 else f"{self.run_id}/{self.training}"
+
+    def placed(self, run_id: str, training: int, attempt: int) -> RunInfo:
+        """The same process, as its run directory counts it."""
+        return replace(
+            self, run_id=run_id, training=training, attempt=attempt,
+            run_name=run_id if self.run_name == self.run_id else self.run_name,
+            instance_id=instance_id(run_id, self.rank),
+        )  # fmt: skip
 
 
 def live_ranks(modules: Mapping[str, Any] = sys.modules) -> tuple[int, int] | None:
@@ -87,18 +101,25 @@ def live_ranks(modules: Mapping[str, Any] = sys.modules) -> tuple[int, int] | No
 def parent_mark() -> str:
     """What tells the parent process from every other of this host; all its children see the same."""
     parent = os.getppid()
+    return process_mark(parent) or str(parent)
+
+
+def process_mark(pid: int) -> str:
+    """What tells a process of this host from every other, also from a later one with its number; "" if it is gone."""
     try:
         # Ticks since boot: unlike a start time in seconds they do not move when the clock is set.
-        stat = Path(f"/proc/{parent}/stat").read_text(encoding="utf-8", errors="replace")
+        stat = (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        )
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-        return f"{boot}/{parent}/{stat.rpartition(')')[2].split()[19]}"
+        return "" if stat[0] in _GONE else f"{boot}/{pid}/{stat[19]}"
     except (OSError, IndexError):
         import psutil
 
         try:
-            return f"{parent}/{psutil.Process(parent).create_time():.0f}"
+            return f"{psutil.boot_time():.0f}/{pid}/{psutil.Process(pid).create_time():.0f}"
         except psutil.Error:
-            return str(parent)
+            return ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +144,7 @@ def detect(
     (unless ``none``), ``SLURM_JOB_ID`` with ``SLURM_ARRAY_TASK_ID``, ``RAY_JOB_ID``, ``k8s.job.uid`` in
     ``OTEL_RESOURCE_ATTRIBUTES``. Else ranks of one host derive one from their common launcher, and a
     single process makes one of the time and random bytes. Ranks on several hosts have only the address
-    of their rendezvous in common; runs that reuse it read as attempts of one run.
+    of their rendezvous in common; runs that reuse it read as trainings or attempts of one run.
     """
     process = process or Process()
     environ = {**process.ray(), **environ} if "RANK" not in environ else environ

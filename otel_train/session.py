@@ -62,7 +62,7 @@ class Session:
         anchor = Anchor.now()
         info = detect(config, environ)
         self._routes = Routes.open(config, info, environ, origins=origins)
-        self.info = info.with_attempt(self._routes.attempt)
+        self.info = self._routes.info
         self._recording = Recording(
             config, self.info, anchor=anchor, environ=environ, flight_path=self._routes.flight_path
         )

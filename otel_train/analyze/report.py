@@ -55,6 +55,7 @@ def _facts(document: Document) -> str:
         f"{escape(str(summary.get('state')))} after {duration(wall_s)}",
         f"{figure(steps)} training steps",
         f"{figure(steps / wall_s)} steps/s" if steps and wall_s else "",
+        *([] if summary.get("training") in (None, 1) else [f"training {escape(str(summary['training']))}"]),
         f"rank {escape(str(summary.get('rank')))} of {escape(str(summary.get('world_size')))}",
         escape(str(summary.get("host") or "")),
     ]

@@ -55,6 +55,7 @@ def run(args: argparse.Namespace) -> int:
     home = find_run(args.run, Path(args.run_dir))
     folder = Path(args.output_dir) if args.output_dir else None
     say(write(home, _rank(args, home), folder), as_json=args.json)
+    ranks.tell_earlier(home)
     return 0
 
 

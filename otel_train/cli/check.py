@@ -13,7 +13,7 @@ from otel_train.artifacts.check_run import check_run
 from otel_train.artifacts.left import left_by, read_document
 from otel_train.artifacts.write import MARK, SUMMARY
 from otel_train.atomic import dump_json, replace_text
-from otel_train.cli.ranks import add_run_dir
+from otel_train.cli.ranks import add_run_dir, tell_earlier
 from otel_train.errors import OtelTrainError, RunDirectoryError
 from otel_train.export.rundir import find_run, rank_directories
 from otel_train.export.typeset import Page
@@ -65,6 +65,7 @@ def run(args: argparse.Namespace) -> int:
         )
     else:
         _say(folder, faults)
+        tell_earlier(folder)
     if args.analysis or args.report:
         try:
             _show(args, folder, _document(folder, made=made))

@@ -11,7 +11,7 @@ from otel_train.analyze.compare import Side, compare, is_slower, side_of_trace
 from otel_train.analyze.summary import summarize
 from otel_train.atomic import dump_json
 from otel_train.cli import captures, summary
-from otel_train.cli.ranks import add_run_dir
+from otel_train.cli.ranks import add_run_dir, tell_earlier
 from otel_train.cli.run_side import side_of_run
 from otel_train.errors import RunDirectoryError
 from otel_train.export import typeset
@@ -86,6 +86,7 @@ def _side(target: str, args: argparse.Namespace) -> Side:
         return side_of_trace(summarize(trace, most=50), name=target)
     found = find_run(target, Path(args.run_dir))
     ranks = {int(folder.name.removeprefix("rank")): folder for folder in rank_directories(found)}
+    tell_earlier(found)
     rank = min(ranks, default=0) if args.rank is None else args.rank
     if rank not in ranks:
         raise RunDirectoryError(f"{found}: has no rank {rank}. Ranks: {', '.join(map(str, ranks)) or 'none'}")

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_train.errors import ConfigError, RunDirectoryError
-from otel_train.export.rundir import find_run, rank_directories
+from otel_train.export.rundir import earlier_trainings, find_run, rank_directories
 from otel_train.sources import settle
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping
+
+_MOST_NAMED = 4
+"""Earlier trainings that are named, the latest of them."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +71,18 @@ def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]
         ranks = ", ".join(map(str, found))
         raise RunDirectoryError(f"{run}: rank {asked} has no {file_name}. Ranks that have one: {ranks}")
     return {asked: found[asked]}
+
+
+def tell_earlier(run: Path) -> None:
+    """Say on standard error that a run has had trainings before the one that is shown, and how to see them."""
+    earlier = earlier_trainings(run)
+    if earlier:
+        others = "the one before" if len(earlier) == 1 else f"the {len(earlier)} before"
+        print(
+            f"otel-train: {run} shows training {len(earlier) + 1} of its run. To see {others}, give as RUN: "
+            + ", ".join(str(path) for path in earlier[-_MOST_NAMED:]),
+            file=sys.stderr,
+        )
 
 
 def asked_rank(args: argparse.Namespace) -> int | None:

@@ -53,4 +53,5 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise RunDirectoryError(f"{path}: cannot be written: {error.strerror or error}") from error
     print(path)
+    ranks.tell_earlier(home)
     return 0

@@ -54,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
         for summary in summaries:
             print(json.dumps(summary))
         return 0
+    ranks.tell_earlier(next(iter(folders.values())).parent)
     page = Page.of(sys.stdout)
     if len(summaries) > 1:
         print(rank_table(page, summaries))

@@ -96,6 +96,7 @@ def _header(page: Page, summary: Summary) -> list[str]:
     ]
     identity = [
         f"run {page.safe(known(summary.get('run_id')))}",
+        *([] if summary.get("training") in (None, 1) else [f"training {page.safe(summary['training'])}"]),
         f"attempt {known(summary.get('attempt'))}",
         *(
             []

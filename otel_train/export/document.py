@@ -110,6 +110,7 @@ class Documents:
             "schema": SCHEMA,
             "run_id": info.run_id,
             "run_name": info.run_name,
+            "training": info.training,
             "attempt": info.attempt,
             "rank": info.rank,
             "world_size": info.world_size,

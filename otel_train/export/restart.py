@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 from otel_train.errors import RunDirectoryError
+from otel_train.export.rundir import state_of
 from otel_train.flight import read_flight
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def down_s(rank_dir: Path, previous: int, started_unix_ns: int) -> float | None:
     Returns:
         None if there was none, if it had finished (then nobody waited), or if its file tells nothing.
     """
-    if previous < 0 or _state(rank_dir) == "finished":
+    if previous < 0 or state_of(rank_dir) == "finished":
         return None
     try:
         flight = read_flight(rank_dir / f"flight-{previous}.bin")
@@ -36,11 +36,3 @@ def down_s(rank_dir: Path, previous: int, started_unix_ns: int) -> float | None:
         return None
     last_unix_ns = flight.anchor_unix_ns + max(edges) - flight.anchor_clock_ns
     return max(0, started_unix_ns - last_unix_ns) / NS_PER_S
-
-
-def _state(rank_dir: Path) -> str:
-    """How the attempt before ended, as far as it could say: this one has not written yet."""
-    try:
-        return str(json.loads((rank_dir / "summary.json").read_text(encoding="utf-8"))["state"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""

@@ -53,6 +53,9 @@ class Routes:
         environ: the process environment.
         directory: the run directory.
         origins: where settings come from.
+
+    Attributes:
+        info: who we are, as the run directory counts it.
     """
 
     def __init__(
@@ -64,10 +67,10 @@ class Routes:
         *,
         origins: Mapping[str, str],
     ) -> None:
-        self.attempt = directory.attempt
+        known = directory.run_id  # "" where a process that is gone is brought to its end
+        self.info = info.placed(known, directory.training, directory.attempt) if known else info
         self.origins = origins
         self._config = config
-        self._info = info
         self._environ = environ
         self._directory = directory
         self._progress = Progress()
@@ -196,7 +199,7 @@ class Routes:
         self._show(lambda page: self._progress.line(page, summary, step))
 
     def _show(self, render: Callable[[Page], str]) -> None:
-        if self._info.rank == 0 and sys.stderr is not None:
+        if self.info.rank == 0 and sys.stderr is not None:
             sys.stderr.write(render(Page.of(sys.stderr)))
             sys.stderr.flush()
 
@@ -213,15 +216,15 @@ class Routes:
 
     def _open_prometheus(self, resource: Mapping[str, AttributeValue]) -> PrometheusExporter:
         labels = {
-            "train_run_id": self._info.run_id,
-            "train_rank": str(self._info.rank),
-            "host_name": self._info.host,
+            "train_run_id": self.info.run_id,
+            "train_rank": str(self.info.rank),
+            "host_name": self.info.host,
         }
         for name in ("service.name", "service.namespace", "deployment.environment.name"):
             if name in resource:
                 labels[name.replace(".", "_")] = str(resource[name])
         config = self._config
-        port = config.prometheus_port + self._info.local_rank if config.prometheus_port else 0
+        port = config.prometheus_port + self.info.local_rank if config.prometheus_port else 0
         exporter = PrometheusExporter(config.prometheus_host, port, labels, resource)
         if self._directory.writable:
             try:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import json
 import logging
 import os
 import re
 import threading
+import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,18 +18,21 @@ from otel_train.atomic import dump_json, make_ignored, replace_json, replace_tex
 from otel_train.errors import RunDirectoryError
 from otel_train.export.jsonl import BoundedLines, read_jsonl
 from otel_train.export.otlp_json import metrics_line, spans_line
+from otel_train.runinfo import process_mark
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from otel_train.records import AttributeValue, Batch, Event
 
 __all__ = [
     "RunDirectory",
     "RunDirectoryExporter",
+    "earlier_trainings",
     "find_run",
     "rank_directories",
     "read_jsonl",
+    "state_of",
 ]
 
 _log = logging.getLogger("otel_train")
@@ -35,6 +42,16 @@ DEFAULT_MAX_BYTES = 256 << 20
 
 FLIGHTS_KEPT = 3
 """Flight files of earlier attempts to keep: enough to compare the last crashes."""
+
+TRAINING = "training-"
+"""Begins the name of the folder of an earlier training; its number follows."""
+
+_OWNER = "owner"
+"""Says which process writes into the folder of a rank, and whether it is done."""
+
+_MOST_AT_ONCE = 4096
+_PATIENCE_S = 2.0
+"""How long to wait for another process that opens the same run directory."""
 
 _SHARES = {"events.jsonl": 1 / 8, "metrics.otlp.jsonl": 5 / 8, "spans.otlp.jsonl": 2 / 8}
 
@@ -48,7 +65,9 @@ class RunDirectory:
         path: ``<root>/<run id>``.
         rank_path: ``<root>/<run id>/rank<r>``.
         rank: which rank.
-        attempt: 0 for the first opening of this rank's folder, one more for every further one.
+        run_id: of the run; with a number behind it where another living process has this rank of the run.
+        training: 1 for the first training of this rank in the run, one more for every one after that finished.
+        attempt: 0 for the first start of this training, one more for every further one.
         previous_attempt: the one before, whose flight file has been put aside; -1 for none.
         writable: whether the folder could be made.
         faults: writes that failed.
@@ -58,6 +77,8 @@ class RunDirectory:
         self.path = path
         self.rank = rank
         self.rank_path = path / f"rank{rank}"
+        self.run_id = ""
+        self.training = 1
         self.attempt = 0
         self.previous_attempt = -1
         self.writable = False
@@ -93,20 +114,71 @@ class RunDirectory:
             restarts: how often the launcher has restarted the job: the attempt is at least this.
             max_bytes: bound on events, metrics and spans of this rank together.
         """
+        known = restarts if attempt is None else attempt
         directory = cls(root / folder_name(run_id), rank, max_bytes)
+        directory.run_id = run_id
         try:
             make_ignored(root)
-            directory.rank_path.mkdir(parents=True, exist_ok=True)
+            for number in range(1, _MOST_AT_ONCE):
+                name = run_id if number == 1 else f"{run_id}-{number}"
+                directory = cls(root / folder_name(name), rank, max_bytes)
+                directory.run_id = name
+                if directory._take(known):
+                    break
             previous = directory.previous_attempt = directory._previous_attempt()
             directory.attempt = max(previous + 1, restarts) if attempt is None else attempt
             directory._put_flight_aside(previous)
             replace_text(directory.rank_path / "attempt", f"{directory.attempt}\n")
-            directory._write_run({"run_id": run_id, **(run or {})})
+            told = {"run_id": directory.run_id, "training": directory.training}
+            directory._write_run({**(run or {}), **told})
             directory.writable = True
         except OSError as error:
             directory.attempt = attempt or directory.attempt
             directory.note(error)
         return directory
+
+    def _take(self, known: int) -> bool:
+        """Take the folder of the rank for this process, unless another one that lives writes there.
+
+        Args:
+            known: attempts that the launcher, or the program, knows of.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        mine, owner = process_mark(self._pid), self.rank_path / _OWNER
+        with _alone_in(self.path):
+            theirs, _, closed = _text(owner).partition(" ")
+            if theirs and theirs != mine and not closed and theirs == process_mark(_pid_of(theirs)):
+                return False
+            state, over = state_of(self.rank_path), theirs == mine and bool(closed)
+            if known <= self._previous_attempt() and (state == "finished" or (state and over)):
+                self._put_training_aside()
+            self.training = 1 + len(earlier_trainings(self.path, self.rank))
+            self.rank_path.mkdir(exist_ok=True)
+            replace_text(owner, mine)
+        return True
+
+    def _put_training_aside(self) -> None:
+        """Make of what this rank wrote in the training that is over a part of a run directory of its own."""
+        before = earlier_trainings(self.path, self.rank)
+        home = self.path / f"{TRAINING}{len(before) + 1}"
+        home.mkdir(exist_ok=True)
+        self.rank_path.rename(home / self.rank_path.name)
+        self.rank_path.mkdir()
+        with suppress(FileNotFoundError):  # what has not been sent is sent by who comes next
+            (home / self.rank_path.name / "spool").rename(self.rank_path / "spool")
+        if not (home / "run.json").exists():
+            replace_text(home / "run.json", _text(self.path / "run.json"))
+        captures = list((self.path / "captures").glob(f"*-rank{self.rank}.*"))
+        for path in captures:
+            (home / "captures").mkdir(exist_ok=True)
+            path.rename(home / "captures" / path.name)
+        if self.rank == 0:
+            for name in ("artifacts", "report.html"):
+                with suppress(FileNotFoundError):
+                    (self.path / name).rename(home / name)
+        for old in before[: 2 - FLIGHTS_KEPT]:  # the newest and the one now put aside have theirs
+            for path in (old / self.rank_path.name).glob("flight*.bin"):
+                path.unlink(missing_ok=True)
 
     @classmethod
     def again(
@@ -151,11 +223,16 @@ class RunDirectory:
         return True
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Let go of the files, and of the folder."""
         if os.getpid() == self._pid:
             with self._lock:
                 for file in self._files.values():
                     file.close()
+            owner = self.rank_path / _OWNER
+            mine = process_mark(self._pid)
+            if self.run_id and _text(owner) == mine:
+                with suppress(OSError):
+                    replace_text(owner, f"{mine} closed")
 
     def note(self, error: OSError) -> None:
         """Count a failed write; the first is logged."""
@@ -269,6 +346,26 @@ def find_run(run: str | Path | None, root: Path) -> Path:
     )
 
 
+def earlier_trainings(run: Path, rank: int | None = None) -> list[Path]:
+    """The folders of a run's earlier trainings, the first one first: each is a run directory of its own.
+
+    Args:
+        run: the run directory.
+        rank: those that this rank took part in; all when None.
+    """
+    found = [path for path in run.glob(f"{TRAINING}*") if path.name[len(TRAINING) :].isdigit()]
+    mine = [path for path in found if (path if rank is None else path / f"rank{rank}").is_dir()]
+    return sorted(mine, key=lambda path: int(path.name[len(TRAINING) :]))
+
+
+def state_of(rank_dir: Path) -> str:
+    """How a rank's ``summary.json`` says that it ended; "" where it does not."""
+    try:
+        return str(json.loads((rank_dir / "summary.json").read_text(encoding="utf-8"))["state"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def rank_directories(run: Path) -> list[Path]:
     """The folders of a run's ranks, by rank."""
     found = [path for path in run.glob("rank*") if path.name[4:].isdigit() and path.is_dir()]
@@ -286,3 +383,38 @@ def _newest(root: Path) -> Path:
 
 def _last_change_ns(run: Path) -> int:
     return max(path.stat().st_mtime_ns for path in (run, *rank_directories(run)))
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keep other processes that open this folder out; where the file system has no locks, nobody is kept out."""
+    held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        until_s = time.monotonic() + _PATIENCE_S
+        while not _locked(held) and time.monotonic() < until_s:
+            time.sleep(0.01)
+        yield
+    finally:
+        os.close(held)
+
+
+def _locked(held: int) -> bool:
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _pid_of(mark: str) -> int:
+    pid = mark.split("/")[1:2]
+    return int(pid[0]) if pid and pid[0].isdigit() else 0

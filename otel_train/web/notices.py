@@ -94,6 +94,7 @@ def notices(
         notes: what could not be read.
     """
     found = [*_end(state), *_verdicts(summary), *_alerts(events), *_ranks(summary), *_missing(summary)]
+    found += _trainings(summary)
     found += [Notice("info", "not shown", note[:_LONGEST]) for note in notes]
     return sorted(found, key=lambda notice: SEVERITIES.index(notice.severity))
 
@@ -102,6 +103,18 @@ def _end(state: Liveness) -> Iterator[Notice]:
     said = _ENDS.get(state.word)
     if said is not None:
         yield Notice(state.severity, state.word, said)
+
+
+def _trainings(summary: Mapping[str, Any]) -> Iterator[Notice]:
+    """That this is not the only training of the run."""
+    training = whole(summary.get("training")) or 1
+    if training > 1:
+        yield Notice(
+            "info",
+            f"training {training}",
+            f"The run has had {training - 1} before. Each is a run directory of its own in the folder of this run.",
+            "otel-train ui RUN/training-1 shows the first; other commands take that folder, too.",
+        )
 
 
 def _verdicts(summary: Mapping[str, Any]) -> Iterator[Notice]:

@@ -80,11 +80,12 @@ def _facts(view: View) -> str:
     started_s = (
         number(view.summary.get("started_unix_s")) or (number(view.about.get("started_unix_ns")) or 0.0) / 1e9
     )
-    attempt = whole(known.get("attempt"))
+    training, attempt = whole(known.get("training")) or 1, whole(known.get("attempt"))
     facts = [
         f"<code>{escape(view.run.name)}</code>",
         escape(text(known.get("host"))),
         f"started {moment(started_s)}" if started_s else "",
+        f"training {training}" if training > 1 else "",
         f"attempt {attempt}" if attempt else "",
         f"rank {view.rank} of {whole(known.get('world_size')) or len(view.ranks)}"
         if view.rank is not None

@@ -14,6 +14,7 @@ from otel_train.errors import RunDirectoryError
 from otel_train.export.rundir import (
     RunDirectory,
     RunDirectoryExporter,
+    earlier_trainings,
     find_run,
     folder_name,
     rank_directories,
@@ -49,6 +50,82 @@ def test_a_batch_leaves_events_metrics_and_spans(tmp_path: Path) -> None:
     assert [list(line) for line in read_jsonl(rank / "spans.otlp.jsonl")] == [["resourceSpans"]]
 
 
+def finished(root: Path, rank: int = 0, *, restarts: int = 0) -> RunDirectory:
+    """A training that has come to its end."""
+    directory = RunDirectory.open(root, "job", rank=rank, restarts=restarts)
+    directory.write_summary({"state": "finished", "training": directory.training})
+    directory.close()
+    return directory
+
+
+def test_a_training_after_one_that_finished_is_another_one(tmp_path: Path) -> None:
+    """Folds of one job: what the first has written is there when the last has ended."""
+    opened = []
+    for _ in range(3):
+        directory = finished(tmp_path)
+        opened.append((directory.training, directory.attempt, directory.previous_attempt))
+        (directory.rank_path / "spool").mkdir(exist_ok=True)
+        (directory.rank_path / "spool" / f"of-{directory.training}").touch()
+        (tmp_path / "job" / "captures").mkdir(exist_ok=True)
+        (tmp_path / "job" / "captures" / "epoch_1-step_2-rank0.json.gz").touch()
+
+    job = tmp_path / "job"
+    assert opened == [(1, 0, -1), (2, 0, -1), (3, 0, -1)]
+    assert earlier_trainings(job) == [job / "training-1", job / "training-2"]
+    for number, home in enumerate((job / "training-1", job / "training-2", job), 1):
+        assert json.loads((home / "rank0" / "summary.json").read_text())["training"] == number
+        assert json.loads((home / "run.json").read_text())["training"] == number
+        assert [path.name for path in (home / "captures").iterdir()] == ["epoch_1-step_2-rank0.json.gz"]
+        assert find_run(home, tmp_path) == home
+    # What could not be sent waits for whoever can send it.
+    assert sorted(path.name for path in (job / "rank0" / "spool").iterdir()) == ["of-1", "of-2", "of-3"]
+
+
+def test_a_restart_that_the_launcher_counts_is_one_although_this_rank_had_finished(tmp_path: Path) -> None:
+    """A launcher starts all ranks again when one of them has died."""
+    finished(tmp_path)
+    again = RunDirectory.open(tmp_path, "job", rank=0, restarts=1)
+    again.write_summary({"state": "finished"})
+    again.close()
+    another = RunDirectory.open(tmp_path, "job", rank=0, restarts=1)
+
+    assert (again.training, again.attempt) == (1, 1)
+    assert (another.training, another.attempt) == (2, 1)
+
+
+def test_a_rank_moves_its_own_files_alone(tmp_path: Path) -> None:
+    """Another rank may still be writing in the training that is over for this one."""
+    finished(tmp_path, rank=0)
+    slow = RunDirectory.open(tmp_path, "job", rank=1)
+    finished(tmp_path, rank=0)
+
+    assert slow.write_summary({"state": "finished"})
+    assert (tmp_path / "job" / "rank1" / "summary.json").exists()
+    slow.close()
+    assert RunDirectory.open(tmp_path, "job", rank=1).training == 2
+    assert (tmp_path / "job" / "training-1" / "rank1" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("text", ["", "x", "boot/1/2", "a/b/c closed", "//// ////"])
+def test_a_folder_whose_owner_is_gone_or_not_known_is_taken(text: str, tmp_path: Path) -> None:
+    """A torn file, or a process of another host, must not send a restart elsewhere."""
+    RunDirectory.open(tmp_path, "job", rank=0)
+    (tmp_path / "job" / "rank0" / "owner").write_text(text)
+
+    again = RunDirectory.open(tmp_path, "job", rank=0)
+
+    assert (again.run_id, again.training, again.attempt) == ("job", 1, 1)
+
+
+def test_flight_files_of_many_trainings_are_bounded(tmp_path: Path) -> None:
+    """They are by far the largest files, and a sweep has hundreds of trainings."""
+    for _ in range(5):
+        finished(tmp_path).flight_path.write_bytes(b"x")
+
+    kept = sorted(str(path.parent.parent.relative_to(tmp_path)) for path in tmp_path.rglob("flight.bin"))
+    assert kept == ["job", "job/training-3", "job/training-4"]
+
+
 def test_runs_ignore_themselves_in_git_when_we_made_their_parent(tmp_path: Path) -> None:
     """Nobody commits a gigabyte of telemetry by accident, and nobody's own folder is touched."""
     RunDirectory.open(tmp_path / "runs", "job", rank=0)
@@ -82,10 +159,10 @@ def test_rank_0_has_the_last_word_on_run_json(tmp_path: Path) -> None:
     RunDirectory.open(tmp_path, "job", rank=5, run={"by": 5})
     RunDirectory.open(tmp_path, "job", rank=6, run={"by": 6})
     run_json = tmp_path / "job" / "run.json"
-    assert json.loads(run_json.read_text()) == {"run_id": "job", "by": 5}
+    assert json.loads(run_json.read_text()) == {"run_id": "job", "training": 1, "by": 5}
     RunDirectory.open(tmp_path, "job", rank=0, run={"by": 0})
     RunDirectory.open(tmp_path, "job", rank=6, run={"by": 6})
-    assert json.loads(run_json.read_text()) == {"run_id": "job", "by": 0}
+    assert json.loads(run_json.read_text()) == {"run_id": "job", "training": 1, "by": 0}
 
 
 def test_a_summary_is_replaced_as_a_whole_and_is_always_json(tmp_path: Path) -> None:

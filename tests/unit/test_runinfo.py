@@ -19,6 +19,7 @@ from otel_train.runinfo import (
     Process,
     RunInfo,
     detect,
+    instance_id,
     live_ranks,
     parent_mark,
     resource_attributes,
@@ -321,7 +322,9 @@ def test_restarts_of_launcher_and_scheduler_add_up_to_the_attempt() -> None:
 
     assert found(environ).attempt == 3
     assert found(environ, config=Config(attempt=0)).attempt == 0
-    assert found(environ).with_attempt(9).attempt == 9
+    placed = found(environ).placed("job-2", 3, 9)
+    assert (placed.run_id, placed.training, placed.attempt) == ("job-2", 3, 9)
+    assert placed.instance_id == instance_id("job-2", placed.rank)
 
 
 def test_the_instance_id_is_stable_over_restarts_and_differs_between_ranks() -> None:
