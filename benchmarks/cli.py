@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import captures, idle, imports, processes, pump_turn, step_cost, trackers, wait, wall_time
+from benchmarks import accounting, captures, idle, imports, processes, pump_turn, step_cost, trackers, wait, wall_time
 from benchmarks.machine import this_machine
 from benchmarks.plan import Bench, Plan, say
 from benchmarks.row import Row, failed
@@ -30,6 +30,7 @@ BENCHES = (
     Bench("wall", wall_time.WALL, wall_time.run_wall),
     Bench("cpu", wall_time.CPU, wall_time.run_cpu),
     Bench("wait", wait.WHAT, wait.run),
+    Bench("account", accounting.WHAT, accounting.run),
     Bench("turn", pump_turn.WHAT, pump_turn.run),
     Bench("import", imports.WHAT, imports.run),
     Bench("exit", processes.EXIT, processes.run_exit),

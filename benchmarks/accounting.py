@@ -1,0 +1,174 @@
+"""What the accounting takes of a processor per edge."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import TYPE_CHECKING
+
+from benchmarks.edges import EDGES_PER_STEP, STAGES_PER_STEP
+from benchmarks.row import Row
+from otel_train.accounting.account import ThreadAccount
+from otel_train.accounting.types import SourceTable
+from otel_train.aggregate.run import SLICE_EDGES
+from otel_train.codes import Ending, Flag, Op, Source, SourceKind, code
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.plan import Plan
+
+WHAT = (
+    f"One thread's account is fed 10,000 made-up steps of {STAGES_PER_STEP} stages, and gives what is settled after every"
+    f" {SLICE_EDGES} edges; once ordinary training, once training that fetches ahead, zips two loaders and evaluates every"
+    " ten steps. Every ask carries the number of its iterator. Processor time of the thread, by the edges."
+)
+STEPS = 10_000
+RANKS = 8
+STEPS_PER_S = 100
+BUDGET_PERCENT = 2.0
+"""Of one core, for the ranks of one host."""
+
+_TRAINING = int(Flag.GRAD | Flag.TRAINING)
+_EVALUATE_EVERY = 10
+_EVALUATION_BATCHES = 3
+_MADE_UP_US = {SourceKind.FORWARD: 100, SourceKind.BACKWARD: 200}
+
+
+class Edges:
+    """Edges of one thread on made-up time; every loop over a loader has an iterator of its own number."""
+
+    def __init__(self) -> None:
+        self.sources: list[Source] = []
+        self.times: list[int] = []
+        self.codes: list[int] = []
+        self._now_ns = 1
+        self._random = random.Random(0)  # noqa: S311 - made-up times
+        self._passes = 0
+
+    def source(self, kind: SourceKind, name: str) -> int:
+        """Number of a source."""
+        source = Source(kind, name)
+        if source not in self.sources:
+            self.sources.append(source)
+        return self.sources.index(source)
+
+    def edge(self, op: Op, source: int, flags: int = 0, payload: int = 0, after_us: int = 5) -> None:
+        """One edge; the next comes ``after_us`` later, more or less."""
+        self.times.append(self._now_ns)
+        self.codes.append(code(op, source, flags, payload))
+        self._now_ns += after_us * 1000 + self._random.randrange(1000)
+
+    def run(self, kind: SourceKind, name: str, flags: int = 0) -> None:
+        """A stage from begin to end."""
+        source = self.source(kind, name)
+        self.edge(Op.BEGIN, source, flags, after_us=_MADE_UP_US.get(kind, 50))
+        self.edge(Op.END, source)
+
+    def begin_pass(self, loader: str) -> int:
+        """The making of an iterator; its number."""
+        self._passes += 1
+        source = self.source(SourceKind.DATA, loader)
+        self.edge(Op.BEGIN, source, int(Flag.START), self._passes)
+        self.edge(Op.END, source, int(Flag.START))
+        return self._passes
+
+    def ask(self, loader: str, number: int) -> None:
+        """A batch of 16."""
+        source = self.source(SourceKind.DATA, loader)
+        self.edge(Op.BEGIN, source, payload=number, after_us=50)
+        self.edge(Op.END, source, payload=17)
+
+    def end_pass(self, loader: str, number: int) -> None:
+        """The loader is at its end, and the iterator is gone."""
+        source = self.source(SourceKind.DATA, loader)
+        self.edge(Op.BEGIN, source, payload=number)
+        self.edge(Op.STOP, source, payload=Ending.EPOCH_END)
+        self.edge(Op.PASS_END, source, payload=number)
+
+    def train(self) -> None:
+        """Everything of a step but the batch: four stages."""
+        self.run(SourceKind.FORWARD, "model", _TRAINING)
+        self.run(SourceKind.BACKWARD, "backward")
+        self.run(SourceKind.STAGE, "clip")
+        self.run(SourceKind.OPTIMIZER, "SGD")
+
+    def evaluate(self) -> None:
+        """One short evaluation."""
+        number = self.begin_pass("val")
+        for _ in range(_EVALUATION_BATCHES):
+            self.ask("val", number)
+            self.run(SourceKind.FORWARD, "model")
+        self.end_pass("val", number)
+
+
+def ordinary(steps: int) -> Edges:
+    """One pass over one loader."""
+    edges = Edges()
+    number = edges.begin_pass("train")
+    for _ in range(steps):
+        edges.ask("train", number)
+        edges.train()
+    edges.end_pass("train", number)
+    return edges
+
+
+def mixed(steps: int) -> Edges:
+    """A third fetches a batch ahead, a third zips two loaders; all are evaluated in between."""
+    edges = Edges()
+    number, ahead, other = (edges.begin_pass(name) for name in ("train", "train", "labels"))
+    for step in range(steps):
+        kind = step % (3 * _EVALUATE_EVERY) // _EVALUATE_EVERY
+        edges.ask("train", ahead if kind == 1 else number)
+        if kind == 1 and not step % _EVALUATE_EVERY:
+            edges.ask("train", ahead)
+        elif kind == 2:  # noqa: PLR2004 - the last third
+            edges.ask("labels", other)
+        edges.train()
+        if not (step + 1) % _EVALUATE_EVERY:
+            edges.evaluate()
+    return edges
+
+
+def run(plan: Plan) -> list[Row]:
+    """Both programs, and what follows for a host."""
+    times = plan.times(15, 3)
+    plain, mix = (tuple(_us_per_edge(edges) for _ in range(times)) for edges in (ordinary(STEPS), mixed(STEPS)))
+    per_s = EDGES_PER_STEP * RANKS * STEPS_PER_S
+    return [
+        Row(
+            name="accounting.edge",
+            what="accounting: one edge, steps of five stages (a draft of the rules took 1.3 µs)",
+            unit="µs",
+            values=plain,
+        ),
+        Row(
+            name="accounting.edge.mixed",
+            what="accounting: one edge, with evaluation between, batches fetched ahead, zipped loaders",
+            unit="µs",
+            values=mix,
+        ),
+        Row(
+            name="accounting.core",
+            what=f"accounting: {RANKS} ranks x {STEPS_PER_S} steps/s",
+            unit="% of a core",
+            values=tuple(us * per_s / 1e6 * 100 for us in plain),
+            budget=BUDGET_PERCENT,
+        ),
+    ]
+
+
+def _us_per_edge(edges: Edges) -> float:
+    account = ThreadAccount(0, SourceTable().extend(edges.sources))
+    slices = _slices(edges.times, edges.codes)
+    begun = time.thread_time_ns()
+    for times, codes in slices:
+        account.feed(times, codes)
+        account.take()
+    account.close(edges.times[-1])
+    return (time.thread_time_ns() - begun) / len(edges.times) / 1e3
+
+
+def _slices(times: Sequence[int], codes: Sequence[int]) -> list[tuple[Sequence[int], Sequence[int]]]:
+    starts = range(0, len(times), SLICE_EDGES)
+    return [(times[n : n + SLICE_EDGES], codes[n : n + SLICE_EDGES]) for n in starts]
