@@ -43,7 +43,7 @@ class Edges:
         self.times: list[int] = []
         self.codes: list[int] = []
         self._now_ns = 1
-        self._random = random.Random(0)  # noqa: S311 - made-up times
+        self._random = random.Random(0)
         self._passes = 0
 
     def source(self, kind: SourceKind, name: str) -> int:
@@ -53,7 +53,7 @@ class Edges:
             self.sources.append(source)
         return self.sources.index(source)
 
-    def edge(self, op: Op, source: int, flags: int = 0, payload: int = 0, after_us: int = 5) -> None:
+    def edge(self, op: Op, source: int, flags: int = 0, *, payload: int = 0, after_us: int = 5) -> None:
         """One edge; the next comes ``after_us`` later, more or less."""
         self.times.append(self._now_ns)
         self.codes.append(code(op, source, flags, payload))
@@ -69,7 +69,7 @@ class Edges:
         """The making of an iterator; its number."""
         self._passes += 1
         source = self.source(SourceKind.DATA, loader)
-        self.edge(Op.BEGIN, source, int(Flag.START), self._passes)
+        self.edge(Op.BEGIN, source, int(Flag.START), payload=self._passes)
         self.edge(Op.END, source, int(Flag.START))
         return self._passes
 
@@ -122,7 +122,7 @@ def mixed(steps: int) -> Edges:
         edges.ask("train", ahead if kind == 1 else number)
         if kind == 1 and not step % _EVALUATE_EVERY:
             edges.ask("train", ahead)
-        elif kind == 2:  # noqa: PLR2004 - the last third
+        elif kind == 2:
             edges.ask("labels", other)
         edges.train()
         if not (step + 1) % _EVALUATE_EVERY:
@@ -133,7 +133,9 @@ def mixed(steps: int) -> Edges:
 def run(plan: Plan) -> list[Row]:
     """Both programs, and what follows for a host."""
     times = plan.times(15, 3)
-    plain, mix = (tuple(_us_per_edge(edges) for _ in range(times)) for edges in (ordinary(STEPS), mixed(STEPS)))
+    plain, mix = (
+        tuple(_us_per_edge(edges) for _ in range(times)) for edges in (ordinary(STEPS), mixed(STEPS))
+    )
     per_s = EDGES_PER_STEP * RANKS * STEPS_PER_S
     return [
         Row(

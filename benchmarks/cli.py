@@ -10,7 +10,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks import accounting, captures, idle, imports, processes, pump_turn, step_cost, trackers, wait, wall_time
+from benchmarks import (
+    accounting,
+    captures,
+    idle,
+    imports,
+    processes,
+    pump_turn,
+    step_cost,
+    trackers,
+    wait,
+    wall_time,
+)
 from benchmarks.machine import this_machine
 from benchmarks.plan import Bench, Plan, say
 from benchmarks.row import Row, failed

@@ -136,8 +136,10 @@ class Nesting:
 
     def edge(self, ns: int, code: int) -> None:
         """Take the next edge. Time never goes back: an earlier instant counts as the last one."""
-        ns = max(ns, self._last_ns)
-        self._last_ns = ns
+        if ns < self._last_ns:
+            ns = self._last_ns
+        else:
+            self._last_ns = ns
         op, source = code & OP_MASK, code >> SOURCE_SHIFT & SOURCE_MASK
         if op <= RESUME:
             self._begin(ns, op, source, code)
@@ -151,19 +153,19 @@ class Nesting:
             self.emit(Event(ns, op, source, kind, 0, payload, 0, ns, False, False, self._stack))
 
     def _begin(self, ns: int, op: int, source: int, code: int) -> None:
-        kind = self._kinds[source]
-        if self.open and kind in (DATA, OPTIMIZER):
+        kind, stages = self._kinds[source], self.open
+        if stages and kind in (DATA, OPTIMIZER):
             self._close_down_to(self._height_kept(source, kind), ns)
-        if self._too_deep or len(self.open) == DEEPEST:
+        if self._too_deep or len(stages) == DEEPEST:
             self._too_deep += 1
             return
         if kind == BACKWARD:
             self.backward_seen = True
         counts, before = self._counts(source, kind), self._stack
-        if self.open:
-            self.open[-1].has_inner = True
+        if stages:
+            stages[-1].has_inner = True
         flags, payload = code >> FLAG_SHIFT & FLAG_MASK, code >> PAYLOAD_SHIFT
-        self.open.append(OpenStage(source, kind, ns, flags, payload, counts))
+        stages.append(OpenStage(source, kind, ns, flags, payload, counts))
         if counts:
             self._stack = (*before, source)
         self.emit(Event(ns, op, source, kind, flags, payload, payload, ns, counts, False, before))
@@ -173,22 +175,27 @@ class Nesting:
         height = len(stages) - 1
         while height >= 0 and stages[height].source != source:
             height -= 1
-        if self._too_deep and (height < 0 or height == len(stages) - 1):
+        innermost = height == len(stages) - 1
+        if self._too_deep and (height < 0 or innermost):
             self._too_deep -= 1
             return
         if height < 0:
             self.ignored += 1
             return
-        self._close_down_to(height + 1, ns)
+        if not innermost:
+            self._close_down_to(height + 1, ns)
         self._pop(ns, op, code >> PAYLOAD_SHIFT)
 
     def _pop(self, ns: int, op: int, payload: int) -> None:
-        done, before = self.open.pop(), self._stack
+        stages, before = self.open, self._stack
+        done = stages.pop()
         if done.counts:
             self._stack = before[:-1]
         self._too_deep = 0
-        alike = UPDATES if UPDATES >> done.kind & 1 else 1 << done.kind
-        outermost = not any(alike >> stage.kind & 1 for stage in self.open)
+        outermost = True
+        if stages:
+            alike = UPDATES if UPDATES >> done.kind & 1 else 1 << done.kind
+            outermost = not any(alike >> stage.kind & 1 for stage in stages)
         self.emit(
             Event(
                 ns, op, done.source, done.kind, done.flags, payload, done.payload, done.begun_ns, done.counts,

@@ -40,6 +40,10 @@ if TYPE_CHECKING:
 
     Reclaims = Callable[[int, int], Iterable[tuple[Activity, int]]]
 
+_MARK: Final = int(Op.MARK)
+_PASS_END: Final = int(Op.PASS_END)
+_TRAINS: Final = int(Flag.GRAD | Flag.TRAINING)
+
 COMPUTES: Final = 1 << FORWARD | 1 << BACKWARD | 1 << GRAD | 1 << OPTIMIZER | 1 << SCALER | 1 << WHOLE
 """Kinds that only a thread that runs models has."""
 
@@ -54,6 +58,9 @@ UPDATES_TO_BE_SURE: Final = 8
 SURE_AFTER_NS: Final = 5 * 10**9
 """Updates, or time since the first sign, after which the loop is taken to be what it looks like. (The end of an inner
 loader is a pass without an update, and the first mark by hand comes after the first update.)"""
+
+MOST_OWNERS: Final = 4096
+"""Stacks of open calls that are looked up; beyond that they are worked out anew, so that memory stays bounded."""
 
 MOST_HELD: Final = 16384
 """Events held back at most while it is not known what steps are counted by."""
@@ -168,18 +175,16 @@ class StepBook:
         """Book training time, which belongs to the open step."""
         if loader >= 0:
             self.train_loader = loader
-        for item in items:
-            self._training(self.open, item, self._owner(item.stack))
-        self._book(items, TRAIN, self.train_loader, self.open)
-        self._of_loaders(items, TRAIN, loaders or (self.train_loader,))
+        ns = self._book(items, TRAIN, self.train_loader, self.open)
+        self._of_loaders(items, ns, TRAIN, loaders or (self.train_loader,))
 
     def evaluate(
         self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int], *, step: bool
     ) -> None:
         """Book time outside training. ``step``: it is a step of its own."""
         own = self._next_step(phase, loader) if step else None
-        self._book(items, phase, loader, own)
-        self._of_loaders(items, phase, loaders)
+        ns = self._book(items, phase, loader, own)
+        self._of_loaders(items, ns, phase, loaders)
         if own is not None:
             self._end_step(own, 1)
 
@@ -233,16 +238,11 @@ class StepBook:
         return Step(self._serial, phase, loader)
 
     def _owner(self, stack: tuple[int, ...]) -> _Owner:
-        if self._owners_with_backward != self.backward_seen or len(self._owners) > 4096:  # noqa: PLR2004 - bounds memory
-            self._owners, self._owners_with_backward = {}, self.backward_seen
-        found = self._owners.get(stack)
-        if found is None:
-            kinds = self._sources.kinds
-            counted = tuple(s for s in stack if kinds[s] != GRAD) if self.backward_seen else stack
-            last = counted[-1] if counted else -1
-            computes = any(COMPUTES >> kinds[s] & 1 or self._sources.losses[s] for s in counted)
-            found = _Owner(last, last >= 0 and kinds[last] == DATA, computes, counted)
-            self._owners[stack] = found
+        kinds = self._sources.kinds
+        counted = tuple(s for s in stack if kinds[s] != GRAD) if self.backward_seen else stack
+        last = counted[-1] if counted else -1
+        computes = any(COMPUTES >> kinds[s] & 1 or self._sources.losses[s] for s in counted)
+        found = self._owners[stack] = _Owner(last, last >= 0 and kinds[last] == DATA, computes, counted)
         return found
 
     def _book(
@@ -253,57 +253,72 @@ class StepBook:
         step: Step | None,
         *,
         activity: Activity | None = None,
-    ) -> None:
-        times = self._times
+    ) -> int:
+        """Book items; the nanoseconds of all."""
+        if self._owners_with_backward != self.backward_seen or len(self._owners) > MOST_OWNERS:
+            self._owners, self._owners_with_backward = {}, self.backward_seen
+        owners, training, spent_ns = self._owners, step is self.open, 0
         for item in items:
-            owner = self._owner(item.stack)
+            owner = owners.get(item.stack) or self._owner(item.stack)
             if item.ns:
-                times.setdefault((owner.source, loader, phase), [0, 0])[0] += item.ns
-                for source in owner.counted:
-                    times.setdefault((source, loader, phase), [0, 0])[1] += item.ns
-                self._activity(item, owner, phase, activity)
+                spent_ns += item.ns
+                self._time(item, owner, (owner.source, loader, phase), activity)
             if step is not None:
                 self._add_to_step(step, item, owner)
+                if training:
+                    self._training(step, item, owner)
             if item.call is not None:
                 self._call(item.call, loader, phase, step)
             if item.batch is not None:
                 self._batch(item, phase)
         if step is not None and loader >= 0:
             step.loader = loader
+        return spent_ns
 
-    def _activity(self, item: Item, owner: _Owner, phase: int, activity: Activity | None) -> None:
+    def _time(self, item: Item, owner: _Owner, key: tuple[int, int, int], activity: Activity | None) -> None:
+        _, loader, phase = key
+        ns, begun_ns, times = item.ns, item.begun_ns, self._times
+        found = times.get(key)
+        if found is None:
+            found = times[key] = [0, 0]
+        found[0] += ns
+        if len(owner.counted) == 1:
+            found[1] += ns
+        else:
+            for source in owner.counted:
+                times.setdefault((source, loader, phase), [0, 0])[1] += ns
         if activity is None:
             if phase != TRAIN:
                 activity = Activity.EVAL
             else:
                 activity = Activity.DATA_WAIT if owner.waits else Activity.PRODUCTIVE
-        left = item.ns
-        for reclaimed, ns in self._reclaimed(item.begun_ns, item.begun_ns + item.ns):
-            self._activity_ns[reclaimed] += ns
-            left -= ns
-        self._activity_ns[activity] += left
+        for reclaimed, its_ns in self._reclaimed(begun_ns, begun_ns + ns):
+            self._activity_ns[reclaimed] += its_ns
+            ns -= its_ns
+        self._activity_ns[activity] += ns
 
-    def _of_loaders(self, items: Sequence[Item], phase: int, loaders: Iterable[int]) -> None:
-        ns = sum(item.ns for item in items)
+    def _of_loaders(self, items: Sequence[Item], ns: int, phase: int, loaders: Iterable[int]) -> None:
         for loader in loaders if ns else ():
             if loader >= 0:
                 self._loader_ns.append((loader, phase, ns, items[-1].begun_ns + items[-1].ns))
 
     @staticmethod
     def _add_to_step(step: Step, item: Item, owner: _Owner) -> None:
-        if step.started_ns < 0 or item.begun_ns < step.started_ns:
-            step.started_ns = item.begun_ns
-        step.ended_ns = max(step.ended_ns, item.begun_ns + item.ns)
-        step.duration_ns += item.ns
+        begun_ns, ns = item.begun_ns, item.ns
+        if step.started_ns < 0 or begun_ns < step.started_ns:
+            step.started_ns = begun_ns
+        step.ended_ns = max(step.ended_ns, begun_ns + ns)
+        step.duration_ns += ns
         if owner.waits:
-            step.wait_ns += item.ns
-        step.times[owner.source] = step.times.get(owner.source, 0) + item.ns
+            step.wait_ns += ns
+        step.times[owner.source] = step.times.get(owner.source, 0) + ns
         if item.call is not None:
             step.failed += item.call[3]
         if item.batch is not None:
             step.fetched = True
             step.samples += max(0, item.batch[1])
-        step.trained = step.trained or item.shows >= TRAINED
+        if item.shows >= TRAINED:
+            step.trained = True
 
     def _call(self, call: tuple[int, int, int, int], loader: int, phase: int, step: Step | None) -> None:
         source, begun_ns, ns, failed = call
@@ -323,26 +338,33 @@ class StepBook:
 
     def _training(self, step: Step, item: Item, owner: _Owner) -> None:
         """See ``StepRows.training_ns`` and ``StepRows.loss_ns``."""
-        if step.since_training_ns >= 0 or owner.computes:
-            step.since_training_ns = max(0, step.since_training_ns) + item.ns
-        if FORWARD_GRAD <= item.shows <= FORWARD_NO_GRAD:
-            step.since_training_ns = max(0, step.since_training_ns)
-        elif item.shows >= TRAINED or (item.call is not None and self._sources.losses[item.call[0]]):
-            step.training_ns += max(0, step.since_training_ns)
-            step.since_training_ns = 0
+        if step.since_training_ns >= 0:
+            step.since_training_ns += item.ns
+        elif owner.computes:
+            step.since_training_ns = item.ns
         if step.loss_window_ns >= 0 and not owner.waits:
             step.loss_window_ns += item.ns
-        if FORWARD_GRAD <= item.shows <= FORWARD_NO_GRAD:
+        if item.shows or item.call is not None:
+            self._training_shown(step, item.shows, item.call)
+
+    def _training_shown(self, step: Step, shows: int, call: tuple[int, int, int, int] | None) -> None:
+        if FORWARD_GRAD <= shows <= FORWARD_NO_GRAD:
+            step.since_training_ns = max(0, step.since_training_ns)
             step.loss_window_ns = max(0, step.loss_window_ns)
-        elif item.shows == TRAINED:
-            alone_ns = item.call[2] if item.call is not None else 0
+            return
+        loss_ns = call[2] if call is not None and self._sources.losses[call[0]] else -1
+        if shows >= TRAINED or loss_ns >= 0:
+            step.training_ns += max(0, step.since_training_ns)
+            step.since_training_ns = 0
+        if shows == TRAINED:
+            alone_ns = call[2] if call is not None else 0
             step.loss_ns += step.loss_window_ns if step.loss_window_ns >= 0 else alone_ns
             step.losses += 1
             step.loss_window_ns = -1
-        elif item.shows == UPDATE:
+        elif shows == UPDATE:
             step.loss_window_ns = -1
-        elif item.call is not None and not self.backward_seen and self._sources.losses[item.call[0]]:
-            step.loss_ns += item.call[2]
+        elif loss_ns >= 0 and not self.backward_seen:
+            step.loss_ns += loss_ns
             step.losses += 1
 
 
@@ -364,8 +386,9 @@ class StepSourceDecision:
 
     def see(self, event: Event) -> None:
         """Take in the next event."""
-        if self.source is StepSource.MANUAL:
-            return
+        source = self.source
+        if source is StepSource.MANUAL or (source is StepSource.UPDATE and event.op != _MARK):
+            return  # by updates it stays, unless a mark by hand comes
         sign = self._sign(event)
         if sign is StepSource.MANUAL:
             self.source, self.decided = StepSource.MANUAL, True
@@ -373,12 +396,12 @@ class StepSourceDecision:
         if sign is not StepSource.UNDECIDED:
             self._counts[sign] += 1
             self._first_ns.setdefault(sign, event.ns)
-        if event.kind == DATA and event.op in (STOP, int(Op.PASS_END)):
+        if event.kind == DATA and event.op in (STOP, _PASS_END):
             self._pass_over = True
         if self._began_ns < 0 and event.op == BEGIN:
             self._began_ns = event.ns
         self._events += 1
-        if self.source is not StepSource.UPDATE:
+        if source is not StepSource.UPDATE:
             self._weigh(event.ns)
 
     @property
@@ -393,7 +416,7 @@ class StepSourceDecision:
         self.decided = True
 
     def _sign(self, event: Event) -> StepSource:
-        if event.op == int(Op.MARK):
+        if event.op == _MARK:
             return StepSource.UNDECIDED if event.payload else StepSource.MANUAL
         if event.op == END and event.outermost and UPDATES >> event.kind & 1:
             return StepSource.UPDATE
@@ -401,8 +424,7 @@ class StepSourceDecision:
             return StepSource.UNDECIDED
         if event.kind in (BACKWARD, GRAD):
             return StepSource.BACKWARD
-        both = Flag.GRAD | Flag.TRAINING
-        trains = event.kind == FORWARD and event.flags & both == both
+        trains = event.kind == FORWARD and event.flags & _TRAINS == _TRAINS
         return StepSource.BATCH if trains else StepSource.UNDECIDED
 
     def _weigh(self, now_ns: int | None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Sequence
 
     from otel_train.accounting.types import Activity
 
@@ -29,12 +29,12 @@ class Reclaimed:
         if begun_ns < ended_ns:
             self._intervals.append((activity, begun_ns, ended_ns))
 
-    def within(self, begun_ns: int, ended_ns: int) -> Iterator[tuple[Activity, int]]:
+    def within(self, begun_ns: int, ended_ns: int) -> Sequence[tuple[Activity, int]]:
         """Activities that own a part of an interval, and nanoseconds of it."""
-        for activity, begun, ended in self._intervals:
-            ns = min(ended, ended_ns) - max(begun, begun_ns)
-            if ns > 0:
-                yield activity, ns
+        if not self._intervals:
+            return ()
+        parts = ((a, min(ended, ended_ns) - max(begun, begun_ns)) for a, begun, ended in self._intervals)
+        return [(activity, ns) for activity, ns in parts if ns > 0]
 
     def forget(self, until_ns: int) -> None:
         """Everything up to ``until_ns`` has been settled."""
