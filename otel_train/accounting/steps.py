@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -46,6 +47,9 @@ _TRAINS: Final = int(Flag.GRAD | Flag.TRAINING)
 
 COMPUTES: Final = 1 << FORWARD | 1 << BACKWARD | 1 << GRAD | 1 << OPTIMIZER | 1 << SCALER | 1 << WHOLE
 """Kinds that only a thread that runs models has."""
+
+_STEP_ENDED: Final = 4
+"""Column of a closed step's end, after its serial."""
 
 NOT_SHOWN, FORWARD_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, TRAINED, UPDATE = range(6)
 """What an item shows: nothing; that a forward begins, with gradients in training mode, with gradients in evaluation
@@ -132,6 +136,38 @@ class _Owner(NamedTuple):
     counted: tuple[int, ...]
 
 
+class _Rows:
+    """Rows of integers, kept flat: they become a table without a look at each.
+
+    Args:
+        width: integers in a row.
+
+    Attributes:
+        add: puts a row.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._flat = array("q")
+        self._width = width
+        self.add = self._flat.extend
+
+    def table(self) -> np.ndarray:
+        """int64[rows, width]."""
+        return np.array(self._flat, dtype=np.int64).reshape(-1, self._width)
+
+    def sorted(self, column: int) -> np.ndarray:
+        """The same, by one column; equal rows in the order they came."""
+        rows = self.table()
+        return rows[np.argsort(rows[:, column], kind="stable")]
+
+
+def _places(serials: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Where in ``serials`` each of those wanted stands; -1 where it does not."""
+    order = np.argsort(serials, kind="stable")
+    at = order[np.searchsorted(serials[order], wanted).clip(max=len(serials) - 1)]
+    return np.where(serials[at] == wanted, at, -1)
+
+
 class StepBook:
     """Books items under phase, loader, stage and step.
 
@@ -162,14 +198,12 @@ class StepBook:
         self._clear()
 
     def _clear(self) -> None:
-        self._steps: list[tuple[int, tuple[int, ...]]] = []
+        self._steps = _Rows(14)  # serial, and a row of ``StepRows``
         self._step_times: list[tuple[int, dict[int, int]]] = []
-        self._calls: list[tuple[int, ...]] = []
+        self._calls = _Rows(7)
         self._times: dict[tuple[int, int, int], list[int]] = {}
         self._activity_ns = [0] * len(Activity)
-        self._loader_ns: list[tuple[int, int, int, int]] = []
-        self._batches: list[tuple[int, int, int, int]] = []
-        self._starts: list[tuple[int, int, int, int]] = []
+        self._loader_ns, self._batches, self._starts = _Rows(4), _Rows(4), _Rows(4)
 
     def train(self, items: Sequence[Item], loader: int, loaders: Iterable[int]) -> None:
         """Book training time, which belongs to the open step."""
@@ -206,21 +240,20 @@ class StepBook:
 
     def take(self) -> dict[str, object]:
         """Everything booked since the last call, as fields of ``Settled``."""
-        self._steps.sort(key=lambda row: row[1][3])
-        row_of = {serial: row for row, (serial, _) in enumerate(self._steps)}
-        row_of[self.open.serial] = len(self._steps)
-        calls = sorted(
-            ((*call[:6], row_of.get(call[6], -1)) for call in self._calls), key=lambda call: call[3] + call[4]
-        )
+        steps, calls = self._steps.sorted(_STEP_ENDED), self._calls.table()
+        calls = calls[np.argsort(calls[:, 3] + calls[:, 4], kind="stable")]
+        serials = np.append(steps[:, 0], self.open.serial)
+        calls[:, 6] = _places(serials, calls[:, 6])
         times = [(*key, *ns) for key, ns in self._times.items()]
+        row_of = {serial: row for row, serial in enumerate(serials.tolist())} if self._step_times else {}
         found: dict[str, object] = {
-            "steps": StepRows(*columns([row for _, row in self._steps], 13)),
-            "occurrences": Occurrences(*columns(calls, 7)),
+            "steps": StepRows(*np.ascontiguousarray(steps[:, 1:].T)),
+            "occurrences": Occurrences(*np.ascontiguousarray(calls.T)),
             "times": StageTimes(*columns(times, 5)),
             "activity_ns": np.array(self._activity_ns, dtype=np.int64),
-            "loader_ns": table(sorted(self._loader_ns, key=lambda row: row[3]), 4),
-            "batches": table(sorted(self._batches, key=lambda batch: batch[3]), 4),
-            "starts": table(self._starts, 4),
+            "loader_ns": self._loader_ns.sorted(3),
+            "batches": self._batches.sorted(3),
+            "starts": self._starts.table(),
             "step_times": table(
                 [(row_of[serial], *time) for serial, times in self._step_times for time in times.items()], 3
             ),
@@ -229,7 +262,7 @@ class StepBook:
         return found
 
     def _end_step(self, step: Step, counted: int) -> None:
-        self._steps.append((step.serial, step.row(counted)))
+        self._steps.add((step.serial, *step.row(counted)))
         if self._by_step:
             self._step_times.append((step.serial, step.times))
 
@@ -300,7 +333,7 @@ class StepBook:
     def _of_loaders(self, items: Sequence[Item], ns: int, phase: int, loaders: Iterable[int]) -> None:
         for loader in loaders if ns else ():
             if loader >= 0:
-                self._loader_ns.append((loader, phase, ns, items[-1].begun_ns + items[-1].ns))
+                self._loader_ns.add((loader, phase, ns, items[-1].begun_ns + items[-1].ns))
 
     @staticmethod
     def _add_to_step(step: Step, item: Item, owner: _Owner) -> None:
@@ -327,14 +360,14 @@ class StepBook:
             return
         of = source if kind == DATA else loader
         serial = -1 if step is None else step.serial
-        self._calls.append((source, of, phase, begun_ns, ns, failed, serial))
+        self._calls.add((source, of, phase, begun_ns, ns, failed, serial))
 
     def _batch(self, item: Item, phase: int) -> None:
         assert item.batch is not None
         source, samples, making_ns, waiting_ns = item.batch
-        self._batches.append((source, phase, samples, item.begun_ns + item.ns))
+        self._batches.add((source, phase, samples, item.begun_ns + item.ns))
         if waiting_ns >= 0:
-            self._starts.append((source, phase, making_ns, waiting_ns))
+            self._starts.add((source, phase, making_ns, waiting_ns))
 
     def _training(self, step: Step, item: Item, owner: _Owner) -> None:
         """See ``StepRows.training_ns`` and ``StepRows.loss_ns``."""
