@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from otel_train.records import Compile
 
 
-_BETWEEN_BREATHS = 64
-"""Edges worked through before the training thread may have the interpreter: about 0.15 ms."""
+_BETWEEN_BREATHS = 32
+"""Edges worked through before the training thread may have the interpreter: about 0.2 ms."""
 
 SLICE_EDGES = 8192
 """Edges read at once."""
@@ -225,7 +225,9 @@ class RunAccount:
             self._breathe()
         mine.last_ns, mine.last_code = int(times[-1]), int(codes[-1])
         self.stalls.progress(mine.last_ns)
-        self._take(mine, mine.account.take())
+        settled = mine.account.take()
+        self._breathe()
+        self._take(mine, settled)
 
     def compiled(self, compiles: Iterable[Compile]) -> None:
         """A compiler ran."""
@@ -358,6 +360,7 @@ class RunAccount:
         self.transfers.add(settled.moved)
         leading = thread is self._leading
         self.totals.add(settled, ledger=leading)
+        self._breathe()
         if leading:
             self._reclaimed.forget(thread.account.settled_ns)
         if thread.main:
@@ -379,6 +382,7 @@ class RunAccount:
         if len(steps.phase) and thread is self._leading:
             self.recent.add(steps.ended_ns[rows], numbers)
             self._phase = int(steps.phase[-1])
+        self._breathe()
         chosen = self.keeper.choose(steps, numbers, rows) if len(rows) else []
         for kept in chosen:
             before = thread.open_step if kept.row == rows[0] else ()
