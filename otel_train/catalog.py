@@ -387,6 +387,17 @@ TOKENS: Final = Metric(
     ),
     emit=Emit.DP_LEADER,
 )
+BATCH_TIME: Final = Metric(
+    name="train.batch.time",
+    unit="s",
+    kind=Kind.COUNTER,
+    meaning="Wall seconds of a loader's own batches, from the ask to the end of the work on them, on rank 0. Samples or batches over it are the loader's rate; over wall time they are throughput. A batch of two loaders counts for both: never sum over loaders.",
+    labels=(
+        LOADER,
+        PHASE,
+    ),
+    emit=Emit.RANK0,
+)
 STEP_SKIPS: Final = Metric(
     name="train.step.skips",
     unit="{step}",
@@ -428,7 +439,7 @@ THROUGHPUT_THEORETICAL: Final = Metric(
     name="train.throughput.theoretical",
     unit="{sample}/s",
     kind=Kind.GAUGE,
-    meaning="Upper bound of global samples per second, configured or calibrated without the data stage. The gap to the real rate is what the loader costs.",
+    meaning="Upper bound of global samples per second, configured or calibrated without the data stage. The gap to the real rate, over the time of the loader's own batches, is what the loader costs.",
     labels=(LOADER,),
     emit=Emit.RANK0,
 )
@@ -996,6 +1007,7 @@ ALL: Final[tuple[Metric, ...]] = (
     BATCHES,
     SAMPLES,
     TOKENS,
+    BATCH_TIME,
     STEP_SKIPS,
     STEP_INDEX,
     EPOCH_INDEX,

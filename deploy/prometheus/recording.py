@@ -90,6 +90,7 @@ _DURATIONS: Final = (
 """(level, metric, labels) of what is recorded per loader."""
 
 _WORK: Final = "run_rank:train_local_work_seconds"
+_SAMPLES_PER_BATCH_TIME: Final = "run_loader:train_samples_per_batch_time:ratio5m"
 _MEDIAN_WORK: Final = "run:train_local_work_seconds:median5m"
 
 
@@ -194,13 +195,19 @@ def _derived() -> Group:
                 "run:train_steps:rate5m",
                 f"max by ({PHASE}) (sum by ({PHASE}, train_rank) (rate(train_steps_total[5m])))",
             ),
-            # Only data-parallel leaders count samples and tokens: the sum.
+            # Throughput: over wall time, with all that was not training. Only data-parallel leaders count
+            # samples and tokens: the sum.
             Record("run:train_samples:rate5m", f"sum by ({PHASE}) (rate(train_samples_total[5m]))"),
-            Record("run_loader:train_samples:rate5m", f"sum by ({LOADER}) (rate(train_samples_total[5m]))"),
             Record("run:train_tokens:rate5m", f"sum by ({PHASE}) (rate(train_tokens_total[5m]))"),
+            # A loader's rate: over the time of its own batches. All ranks work at once, and rank 0 says how long.
+            Record(
+                _SAMPLES_PER_BATCH_TIME,
+                f"sum by ({LOADER}) (rate(train_samples_total[5m]))"
+                f" / (max by ({LOADER}) (rate(train_batch_time_seconds_total[5m])) > 0)",
+            ),
             Record(
                 "run_loader:train_efficiency:ratio5m",
-                f'sum by ({RUN}, train_loader) (rate(train_samples_total{{train_phase="train"}}[5m]))'
+                f'sum by ({RUN}, train_loader) ({_SAMPLES_PER_BATCH_TIME}{{train_phase="train"}})'
                 f" / sum by ({RUN}, train_loader) (train_throughput_theoretical_per_second > 0)",
             ),
             Record(

@@ -57,9 +57,9 @@ ALIVE: Final = Row(
             3, 4, first=BLUE, runbook="TrainStepTimeRegression",
         ),
         Panel(
-            "Samples per second", "stat", "short",
-            "Samples that all ranks together trained on.",
-            "it falls while the step time stays: batches got smaller",
+            "Throughput", "stat", "suffix: samples/s",
+            "Samples that all ranks together trained on, per second of wall time: evaluation, saving and gaps are in it.",
+            "it falls while the step time stays: batches got smaller, or the run does something else than train",
             [Query(run("run:train_samples:rate5m", _TRAIN))],
             3, 4, first=BLUE,
         ),
@@ -155,11 +155,11 @@ FAST: Final = Row(
             9, runbook="TrainStepTimeRegression",
         ),
         Panel(
-            "Throughput and what it could be", "lines", "short",
-            "Samples per second of each loader; dashed what the slower of loader and compute alone would allow.",
+            "Samples per second and what it could be", "lines", "short",
+            "Samples of each loader over the time of its own batches; dashed what the slower of loader and compute alone would allow.",
             "it is far below its bound: loader and compute wait for each other",
             [
-                Query(f"sum by (train_loader) ({run('run_loader:train_samples:rate5m', _PHASE)})", "{{train_loader}}"),
+                Query(f"sum by (train_loader) ({run('run_loader:train_samples_per_batch_time:ratio5m', _PHASE)})", "{{train_loader}}"),
                 Query(f"sum by (train_loader) ({run('train_throughput_theoretical_per_second')})", "{{train_loader}} could", dashed=True),
             ],
             9,

@@ -78,13 +78,13 @@ LOADER: Final = Row(
         ),
         Panel(
             "Samples per second", "lines", "short",
-            "What comes out of this loader.",
+            "Samples of this loader over the time of its own batches, from the ask to the end of the work on them.",
             "it falls while the step time stays",
-            [Query(f"sum by (train_loader) ({run('run_loader:train_samples:rate5m', _HERE, _PHASE)})", "{{train_loader}}")],
+            [Query(f"sum by (train_loader) ({run('run_loader:train_samples_per_batch_time:ratio5m', _HERE, _PHASE)})", "{{train_loader}}")],
         ),
         Panel(
             "Efficiency", "lines", "percentunit",
-            "Samples per second over what the slower of loader and compute alone would allow. Known for loaders without workers.",
+            "That rate over what the slower of loader and compute alone would allow. Known for loaders without workers.",
             "it is far below 100 %: loader and compute take turns instead of working at the same time",
             [Query(run("run_loader:train_efficiency:ratio5m", _HERE), "{{train_loader}}")],
         ),

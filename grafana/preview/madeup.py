@@ -77,6 +77,7 @@ _RATES: Final = {
     "train.tokens": 80_000,
     "train.steps": 2.5,
     "train.batches": 2.5,
+    "train.batch.time": 0.95,
     "process.cpu.time": 0.6,
     "train.telemetry.overhead.time": 1e-4,
     "train.profiler.captures": 1 / 60,

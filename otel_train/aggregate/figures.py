@@ -89,6 +89,9 @@ class Figures:
             for (loader, phase), count in counts.items():
                 if phase < len(PHASES):
                     sheet.put(metric, count, self._loader(loader), PHASES[phase])
+        for (loader, phase), ns in totals.loader_ns.items():
+            if phase < len(PHASES):
+                sheet.put(c.BATCH_TIME, ns / NS_PER_S, self._loader(loader), PHASES[phase])
         self._evals(sheet)
 
     def _evals(self, sheet: Sheet) -> None:

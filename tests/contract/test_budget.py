@@ -26,7 +26,7 @@ NATIVE, CLASSIC = 130, 450
 OF_NODE = 2
 """Told once per node, on top: memory of the host and its limit."""
 
-OF_RUN, OF_RUN_CLASSIC = 35, 55
+OF_RUN, OF_RUN_CLASSIC = 35, 57
 """Told once per run, by rank 0, on top."""
 
 LEAN = 16

@@ -88,7 +88,16 @@ def figures() -> dict[str, Any]:
         f'train_samples_total{{train_run_id="r",train_rank="{rank}",train_phase="train",train_loader="code"}}': "0+300x20"
         for rank in "01"
     }
-    return Case("figures", 30, {**steps, **samples}, (), (*durations, step)).document("native")
+    # The ranks work on batches of this loader for half of the wall time; the other half is evaluation.
+    spent = {
+        'train_batch_time_seconds_total{train_run_id="r",train_rank="0",train_phase="train",train_loader="code"}': "0+15x20"
+    }
+    bound = {
+        'train_throughput_theoretical_per_second{train_run_id="r",train_rank="0",train_loader="code"}': "50x20"
+    }
+    return Case("figures", 30, {**steps, **samples, **spent, **bound}, (), (*durations, step)).document(
+        "native"
+    )
 
 
 EXPECTED = {
@@ -101,12 +110,17 @@ EXPECTED = {
     'run_loader_stage:train_stage_duration_seconds:p50_5m{train_stage="forward"}': 0.5,
     "run:train_steps:rate5m": 1.0,
     "run:train_samples:rate5m": 20.0,
+    'run_loader:train_samples_per_batch_time:ratio5m{train_loader="code"}': 40.0,
+    'run_loader:train_efficiency:ratio5m{train_loader="code"}': 0.8,
     "run_rank:train_local_work_seconds:mean5m": 0.9,
 }
 
 
 def test_shares_add_up_over_loaders_and_ranks(tmp_path: Path) -> None:
-    """Steps are the same on all ranks, samples are not; a batch may belong to a step booked elsewhere."""
+    """Steps are the same on all ranks, samples are not; a batch may belong to a step booked elsewhere.
+
+    A loader's rate is over the time of its own batches, not over wall time.
+    """
     document = figures()
     document["promql_expr_test"] = [
         {

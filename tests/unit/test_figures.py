@@ -76,6 +76,18 @@ def test_metrics_say_what_the_account_says() -> None:
     assert found["train.step.index"][()].value == 12
 
 
+def test_a_loaders_rate_on_a_page_is_the_summarys() -> None:
+    """Samples over the time of the loader's own batches: an evaluation, or a pause, makes no loader slower."""
+    run = account(run_of(2).spend(10**6).step("loader0").stop("loader0"))
+    found = published(run)
+    rates = figures(run.totals, wall_s=run.settled_ns * 1e-9, source=run.step_source, loaders={})["rates"]
+    spent = {labels: point.value for labels, point in found["train.batch.time"].items()}
+
+    assert spent == {(row["loader"], row["phase"]): row["seconds"] for row in rates}
+    assert len(spent) == 4
+    assert spent["loader0", "train"] == pytest.approx(13 * 62e-9)
+
+
 def test_the_activities_on_a_page_add_up() -> None:
     """Law 2, where a dashboard reads it."""
     tape = run_of(3)
