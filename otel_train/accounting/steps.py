@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -114,10 +115,10 @@ class Step:
     fetched: bool = False
     trained: bool = False
     times: dict[int, int] = field(default_factory=dict)
-    loss_window_ns: int = -1
-    """Time since the forward that began the loss that is being computed; -1 for none."""
-    since_training_ns: int = -1
-    """Time since the last update or backward, else since the first forward; -1 before that."""
+    loss_from_ns: int = -1
+    """Of its time without waits: where the forward began of the loss that is being computed; -1 for none."""
+    training_from_ns: int = -1
+    """Of its time: where the last update or backward ended, else the first forward began; -1 before that."""
 
     def row(self, counted: int) -> tuple[int, ...]:
         """As a row of ``StepRows``."""
@@ -128,12 +129,12 @@ class Step:
 
 
 class _Owner(NamedTuple):
-    """What a stack of open calls comes to."""
+    """What a stack of open calls comes to: whose time it is, and what is around that."""
 
     source: int
     waits: bool
     computes: bool
-    counted: tuple[int, ...]
+    around: tuple[int, ...]
 
 
 class _Rows:
@@ -159,6 +160,10 @@ class _Rows:
         """The same, by one column; equal rows in the order they came."""
         rows = self.table()
         return rows[np.argsort(rows[:, column], kind="stable")]
+
+
+def _no_time() -> dict[int, list[int]]:
+    return defaultdict(lambda: [0, 0])
 
 
 def _places(serials: np.ndarray, wanted: np.ndarray) -> np.ndarray:
@@ -201,7 +206,8 @@ class StepBook:
         self._steps = _Rows(14)  # serial, and a row of ``StepRows``
         self._step_times: list[tuple[int, dict[int, int]]] = []
         self._calls = _Rows(7)
-        self._times: dict[tuple[int, int, int], list[int]] = {}
+        self._times: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(_no_time)
+        """By loader and phase, and by source: time as the innermost, and time around that of others."""
         self._activity_ns = [0] * len(Activity)
         self._loader_ns, self._batches, self._starts = _Rows(4), _Rows(4), _Rows(4)
 
@@ -226,7 +232,7 @@ class StepBook:
         """Book asks that gave no batch: of no step."""
         self._book(items, phase, loader, None)
 
-    def apart(self, items: Iterable[Item], activity: Activity) -> None:
+    def apart(self, items: Sequence[Item], activity: Activity) -> None:
         """Book time in no batch: before the first, outside, in checkpoints."""
         self._book(items, NO_PHASE, -1, None, activity=activity)
 
@@ -244,7 +250,11 @@ class StepBook:
         calls = calls[np.argsort(calls[:, 3] + calls[:, 4], kind="stable")]
         serials = np.append(steps[:, 0], self.open.serial)
         calls[:, 6] = _places(serials, calls[:, 6])
-        times = [(*key, *ns) for key, ns in self._times.items()]
+        times = [
+            (source, loader, phase, self_ns, self_ns + around_ns if source >= 0 else 0)
+            for (loader, phase), by_source in self._times.items()
+            for source, (self_ns, around_ns) in by_source.items()
+        ]
         row_of = {serial: row for row, serial in enumerate(serials.tolist())} if self._step_times else {}
         found: dict[str, object] = {
             "steps": StepRows(*np.ascontiguousarray(steps[:, 1:].T)),
@@ -270,17 +280,22 @@ class StepBook:
         self._serial += 1
         return Step(self._serial, phase, loader)
 
+    def _known_owners(self) -> dict[tuple[int, ...], _Owner]:
+        if self._owners_with_backward != self.backward_seen or len(self._owners) > MOST_OWNERS:
+            self._owners, self._owners_with_backward = {}, self.backward_seen
+        return self._owners
+
     def _owner(self, stack: tuple[int, ...]) -> _Owner:
         kinds = self._sources.kinds
         counted = tuple(s for s in stack if kinds[s] != GRAD) if self.backward_seen else stack
         last = counted[-1] if counted else -1
         computes = any(COMPUTES >> kinds[s] & 1 or self._sources.losses[s] for s in counted)
-        found = self._owners[stack] = _Owner(last, last >= 0 and kinds[last] == DATA, computes, counted)
+        found = self._owners[stack] = _Owner(last, last >= 0 and kinds[last] == DATA, computes, counted[:-1])
         return found
 
     def _book(
         self,
-        items: Iterable[Item],
+        items: Sequence[Item],
         phase: int,
         loader: int,
         step: Step | None,
@@ -288,70 +303,90 @@ class StepBook:
         activity: Activity | None = None,
     ) -> int:
         """Book items; the nanoseconds of all."""
-        if self._owners_with_backward != self.backward_seen or len(self._owners) > MOST_OWNERS:
-            self._owners, self._owners_with_backward = {}, self.backward_seen
-        owners, training, spent_ns = self._owners, step is self.open, 0
+        owners, times = self._known_owners(), self._times[loader, phase]
+        spent_ns = waited_ns = 0
         for item in items:
             owner = owners.get(item.stack) or self._owner(item.stack)
-            if item.ns:
-                spent_ns += item.ns
-                self._time(item, owner, (owner.source, loader, phase), activity)
-            if step is not None:
-                self._add_to_step(step, item, owner)
-                if training:
-                    self._training(step, item, owner)
-            if item.call is not None:
-                self._call(item.call, loader, phase, step)
-            if item.batch is not None:
-                self._batch(item, phase)
+            if step is not None and owner.computes and step.training_from_ns < 0:
+                step.training_from_ns = step.duration_ns + spent_ns
+            ns = item.ns
+            if ns:
+                spent_ns += ns
+                if owner.waits:
+                    waited_ns += ns
+                times[owner.source][0] += ns
+                for source in owner.around:
+                    times[source][1] += ns
+            if item.shows or item.call is not None or item.batch is not None:
+                if step is not None:
+                    self._happened_in(step, item, spent_ns, waited_ns)
+                self._happened(item, phase, loader, step)
         if step is not None and loader >= 0:
             step.loader = loader
+        if items:
+            self._sum_up(items, (spent_ns, waited_ns), phase, step=step, activity=activity)
         return spent_ns
 
-    def _time(self, item: Item, owner: _Owner, key: tuple[int, int, int], activity: Activity | None) -> None:
-        _, loader, phase = key
-        ns, begun_ns, times = item.ns, item.begun_ns, self._times
-        found = times.get(key)
-        if found is None:
-            found = times[key] = [0, 0]
-        found[0] += ns
-        if len(owner.counted) == 1:
-            found[1] += ns
+    def _sum_up(
+        self,
+        items: Sequence[Item],
+        spent: tuple[int, int],
+        phase: int,
+        *,
+        step: Step | None,
+        activity: Activity | None,
+    ) -> None:
+        """Book the nanoseconds of items, and those of them that were waits, under activities and under their step."""
+        spent_ns, waited_ns = spent
+        within = min([item.begun_ns for item in items]), max([item.begun_ns + item.ns for item in items])
+        if step is not None:
+            self._add_to_step(step, items, within, spent)
+        if activity is None and phase == TRAIN:
+            self._activity_ns[Activity.DATA_WAIT] += waited_ns
+            self._activity_ns[Activity.PRODUCTIVE] += spent_ns - waited_ns
         else:
-            for source in owner.counted:
-                times.setdefault((source, loader, phase), [0, 0])[1] += ns
-        if activity is None:
-            if phase != TRAIN:
-                activity = Activity.EVAL
-            else:
-                activity = Activity.DATA_WAIT if owner.waits else Activity.PRODUCTIVE
-        for reclaimed, its_ns in self._reclaimed(begun_ns, begun_ns + ns):
-            self._activity_ns[reclaimed] += its_ns
-            ns -= its_ns
-        self._activity_ns[activity] += ns
+            self._activity_ns[Activity.EVAL if activity is None else activity] += spent_ns
+        if tuple(self._reclaimed(*within)):
+            self._reclaim(items, phase, activity)
 
     def _of_loaders(self, items: Sequence[Item], ns: int, phase: int, loaders: Iterable[int]) -> None:
         for loader in loaders if ns else ():
             if loader >= 0:
                 self._loader_ns.add((loader, phase, ns, items[-1].begun_ns + items[-1].ns))
 
-    @staticmethod
-    def _add_to_step(step: Step, item: Item, owner: _Owner) -> None:
-        begun_ns, ns = item.begun_ns, item.ns
+    def _reclaim(self, items: Sequence[Item], phase: int, activity: Activity | None) -> None:
+        """Take from the activities what belongs to others, whatever stage was open."""
+        for item in items:
+            lost = activity
+            if lost is None and phase != TRAIN:
+                lost = Activity.EVAL
+            elif lost is None:
+                lost = Activity.DATA_WAIT if self._owner(item.stack).waits else Activity.PRODUCTIVE
+            for reclaimed, ns in self._reclaimed(item.begun_ns, item.begun_ns + item.ns) if item.ns else ():
+                self._activity_ns[reclaimed] += ns
+                self._activity_ns[lost] -= ns
+
+    def _add_to_step(
+        self, step: Step, items: Sequence[Item], within: tuple[int, int], spent: tuple[int, int]
+    ) -> None:
+        begun_ns, ended_ns = within
         if step.started_ns < 0 or begun_ns < step.started_ns:
             step.started_ns = begun_ns
-        step.ended_ns = max(step.ended_ns, begun_ns + ns)
-        step.duration_ns += ns
-        if owner.waits:
-            step.wait_ns += ns
-        step.times[owner.source] = step.times.get(owner.source, 0) + ns
+        step.ended_ns = max(step.ended_ns, ended_ns)
+        step.duration_ns += spent[0]
+        step.wait_ns += spent[1]
+        for item in items if self._by_step else ():
+            source = self._owner(item.stack).source
+            step.times[source] = step.times.get(source, 0) + item.ns
+
+    def _happened(self, item: Item, phase: int, loader: int, step: Step | None) -> None:
         if item.call is not None:
-            step.failed += item.call[3]
+            self._call(item.call, loader, phase, step)
         if item.batch is not None:
-            step.fetched = True
-            step.samples += max(0, item.batch[1])
-        if item.shows >= TRAINED:
-            step.trained = True
+            source, samples, making_ns, waiting_ns = item.batch
+            self._batches.add((source, phase, samples, item.begun_ns + item.ns))
+            if waiting_ns >= 0:
+                self._starts.add((source, phase, making_ns, waiting_ns))
 
     def _call(self, call: tuple[int, int, int, int], loader: int, phase: int, step: Step | None) -> None:
         source, begun_ns, ns, failed = call
@@ -362,40 +397,38 @@ class StepBook:
         serial = -1 if step is None else step.serial
         self._calls.add((source, of, phase, begun_ns, ns, failed, serial))
 
-    def _batch(self, item: Item, phase: int) -> None:
-        assert item.batch is not None
-        source, samples, making_ns, waiting_ns = item.batch
-        self._batches.add((source, phase, samples, item.begun_ns + item.ns))
-        if waiting_ns >= 0:
-            self._starts.add((source, phase, making_ns, waiting_ns))
+    def _happened_in(self, step: Step, item: Item, spent_ns: int, waited_ns: int) -> None:
+        """What has happened in a step, after so much of the time that is being booked."""
+        if item.call is not None:
+            step.failed += item.call[3]
+        if item.batch is not None:
+            step.fetched = True
+            step.samples += max(0, item.batch[1])
+        if item.shows >= TRAINED:
+            step.trained = True
+        if step is self.open:
+            now_ns = step.duration_ns + spent_ns
+            self._training(step, item, now_ns, now_ns - step.wait_ns - waited_ns)
 
-    def _training(self, step: Step, item: Item, owner: _Owner) -> None:
-        """See ``StepRows.training_ns`` and ``StepRows.loss_ns``."""
-        if step.since_training_ns >= 0:
-            step.since_training_ns += item.ns
-        elif owner.computes:
-            step.since_training_ns = item.ns
-        if step.loss_window_ns >= 0 and not owner.waits:
-            step.loss_window_ns += item.ns
-        if item.shows or item.call is not None:
-            self._training_shown(step, item.shows, item.call)
-
-    def _training_shown(self, step: Step, shows: int, call: tuple[int, int, int, int] | None) -> None:
+    def _training(self, step: Step, item: Item, now_ns: int, worked_ns: int) -> None:
+        """See ``StepRows.training_ns`` and ``StepRows.loss_ns``; the step's time up to now, and without waits."""
+        shows, call = item.shows, item.call
         if FORWARD_GRAD <= shows <= FORWARD_NO_GRAD:
-            step.since_training_ns = max(0, step.since_training_ns)
-            step.loss_window_ns = max(0, step.loss_window_ns)
+            step.training_from_ns = now_ns if step.training_from_ns < 0 else step.training_from_ns
+            step.loss_from_ns = worked_ns if step.loss_from_ns < 0 else step.loss_from_ns
             return
         loss_ns = call[2] if call is not None and self._sources.losses[call[0]] else -1
         if shows >= TRAINED or loss_ns >= 0:
-            step.training_ns += max(0, step.since_training_ns)
-            step.since_training_ns = 0
+            if step.training_from_ns >= 0:
+                step.training_ns += now_ns - step.training_from_ns
+            step.training_from_ns = now_ns
         if shows == TRAINED:
             alone_ns = call[2] if call is not None else 0
-            step.loss_ns += step.loss_window_ns if step.loss_window_ns >= 0 else alone_ns
+            step.loss_ns += worked_ns - step.loss_from_ns if step.loss_from_ns >= 0 else alone_ns
             step.losses += 1
-            step.loss_window_ns = -1
+            step.loss_from_ns = -1
         elif shows == UPDATE:
-            step.loss_window_ns = -1
+            step.loss_from_ns = -1
         elif loss_ns >= 0 and not self.backward_seen:
             step.loss_ns += loss_ns
             step.losses += 1
