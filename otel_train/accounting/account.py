@@ -16,6 +16,7 @@ from otel_train.accounting.nesting import (
     FORWARD,
     GRAD,
     H2D,
+    PASS_END,
     RESUME,
     SCALER,
     STAGE,
@@ -50,7 +51,6 @@ _MARK: Final = int(Op.MARK)
 _EPOCH: Final = int(Op.EPOCH)
 _EPOCH_END: Final = int(Op.EPOCH_END)
 _REPORT: Final = int(Op.REPORT)
-_PASS_END: Final = int(Op.PASS_END)
 _START: Final = int(Flag.START)
 _WITH_GRAD: Final = int(Flag.GRAD)
 _IN_TRAINING: Final = int(Flag.TRAINING)
@@ -386,7 +386,7 @@ class ThreadAccount:
 
     def _mark(self, event: Event) -> None:
         op, phases = event.op, self._phases
-        if op == _PASS_END:
+        if op == PASS_END:
             gone = self._passes.pop(event.payload or -1 - event.source, None)
             phases.after_stop(-1)
             if gone is not None and gone.batches and not gone.ended:

@@ -29,6 +29,7 @@ END: Final = int(Op.END)
 FAIL: Final = int(Op.FAIL)
 STOP: Final = int(Op.STOP)
 SUSPEND: Final = int(Op.SUSPEND)
+PASS_END: Final = int(Op.PASS_END)
 
 DATA: Final = int(SourceKind.DATA)
 H2D: Final = int(SourceKind.H2D)
@@ -146,7 +147,8 @@ class Nesting:
         elif op <= SUSPEND:
             self._end(ns, op, source, code)
         else:
-            if self.open and self.open[-1].kind == OPTIMIZER:  # a mark inside an optimizer: it has raised
+            # A mark by hand inside an optimizer: it has raised. An iterator may be disposed of anywhere.
+            if op != PASS_END and self.open and self.open[-1].kind == OPTIMIZER:
                 self._close_down_to(len(self.open) - 1, ns)
             payload = code >> PAYLOAD_SHIFT
             kind = self._kinds[source]

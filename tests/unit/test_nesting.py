@@ -95,6 +95,16 @@ def test_a_recursion_without_bottom_is_cut() -> None:
     assert owners(events)[-2:] == [-1, 1]
 
 
+def test_an_iterator_that_is_disposed_of_inside_an_optimizer_ends_nothing() -> None:
+    """The garbage collector runs when it wants to; a step of the optimizer must not be lost for it."""
+    tape = Tape().begin(SourceKind.OPTIMIZER, "SGD").spend(2).dispose("code", 3)
+    tape.end(SourceKind.OPTIMIZER, "SGD")
+
+    _, events = nest(tape)
+
+    assert [event.op for event in events] == [Op.BEGIN, Op.PASS_END, Op.END]
+
+
 def test_time_that_goes_back_stands_still() -> None:
     """Clocks of two processors may differ by a little; a negative duration would poison every sum."""
     tape = Tape(started_ns=100).begin(SourceKind.STAGE, "work").spend(-30).end(SourceKind.STAGE, "work")
