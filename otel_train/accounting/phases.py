@@ -510,8 +510,8 @@ class BatchPhases:
             self._book_idle(tail, batch, why)
             return
         known = next((each.phase for each in batch.passes if each.phase >= 0), -1)
-        if known >= 0 or why is Boundary.MARK or self._decision.source is StepSource.MANUAL:
-            known = self.phase_of(batch.passes[0]) if known < 0 else known
+        if known < 0 and (why is Boundary.MARK or self._decision.source is StepSource.MANUAL):
+            known = self.phase_of(batch.passes[0])
         rest = Batch(batch.passes, batch.loader, tail, fetched=batch.fetched)
         if known >= 0:
             self._settle(rest, known)
@@ -520,12 +520,8 @@ class BatchPhases:
 
     def _book_idle(self, tail: list[Item], batch: Batch, why: Boundary) -> None:
         """No loader, no model: in a loop counted by hand it is the step's, else it goes with the open step."""
-        step = self._book.open
-        if self._decision.source is StepSource.MANUAL or step.trained or step.fetched:
-            of_step = why is not Boundary.CLOSE or step.trained or step.fetched
-        else:
-            of_step = False
-        if of_step:
+        by_hand = self._decision.source is StepSource.MANUAL and why is not Boundary.CLOSE
+        if by_hand or self._book.open.trained or self._book.open.fetched:
             self._train(tail, batch.loader, batch.loaders)
         else:
             self._book.apart(tail, Activity.OUTSIDE)
