@@ -350,7 +350,7 @@ class StepBook:
             self._reclaim(items, phase, activity)
 
     def _of_loaders(self, items: Sequence[Item], ns: int, phase: int, loaders: Iterable[int]) -> None:
-        for loader in loaders if ns else ():
+        for loader in set(loaders) if ns else ():  # two passes of one loader, asked together, are one loader
             if loader >= 0:
                 self._loader_ns.add((loader, phase, ns, items[-1].begun_ns + items[-1].ns))
 

@@ -14,7 +14,7 @@ from otel_train.codes import Ending
 if TYPE_CHECKING:
     from otel_train.aggregate.names import Names
 
-_REASONS = {
+_REASONS: dict[int, str] = {
     Ending.UNKNOWN: "epoch_end",
     Ending.EPOCH_END: "epoch_end",
     Ending.SHORT: "short",
@@ -97,7 +97,11 @@ class LoaderTotals:
     def add_endings(self, endings: np.ndarray, names: Names) -> list[tuple[str, str, int]]:
         """Count endings: int64[n, 3] as in ``Settled``; loader and reason of each, and when it was."""
         told = [
-            (names.sources[source].name, _REASONS[Ending(why)], at_ns)
+            (
+                names.sources[source].name,
+                _REASONS.get(why, "epoch_end"),
+                at_ns,
+            )  # of a torn edge it is not known
             for source, why, at_ns in endings.tolist()
             if why != Ending.DISPOSED
         ]

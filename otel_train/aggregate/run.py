@@ -107,6 +107,7 @@ class Thread:
         last_code: that edge.
         open_step: stages of the step that is open, should it be worth a trace.
         next_number: of its next step.
+        trains: its time is in the rows of phases.
     """
 
     name: str
@@ -120,6 +121,7 @@ class Thread:
     last_code: int = 0
     open_step: list[Occurrences] = field(default_factory=list)
     next_number: int = 0
+    trains: bool = False
 
     @property
     def idle(self) -> bool:
@@ -158,6 +160,9 @@ class RunAccount:
         rules: which steps to keep.
         stall_after_s: least silence that is a stall.
         breathe: called between heavy columns, to let the training thread have the interpreter.
+
+    Attributes:
+        training_threads: threads whose time is in the rows of phases. The rows of several overlap.
     """
 
     def __init__(
@@ -186,6 +191,7 @@ class RunAccount:
         self.captures = Captures()
         self.loader_errors: Counter[str] = Counter()
         self.closed = False
+        self.training_threads = 0
         self.down_s: float | None = None  # seconds that the run stood still before this start
         self._threads: dict[int, Thread] = {}
         self._leading: Thread | None = None
@@ -346,6 +352,7 @@ class RunAccount:
         elif before is not None and thread.follows is before and thread.account.computes:
             thread.next_number += before.next_number
             thread.follows = None
+            self.training_threads -= 1  # its time begins where that one's ended
             self._leading = thread
 
     def _is_helper(self, thread: Thread) -> bool:
@@ -357,6 +364,9 @@ class RunAccount:
             self.totals.add_beside(settled)
             self._take_endings(settled)
             return
+        if not thread.trains:
+            thread.trains = True
+            self.training_threads += 1
         self.transfers.add(settled.moved)
         leading = thread is self._leading
         self.totals.add(settled, ledger=leading)

@@ -253,7 +253,7 @@ class Totals:
         order = {name: place for place, name in enumerate((*self.names.stages.names, ""))}
         phases = {name: place for place, name in enumerate((*PHASES, ""))}
         return sorted(
-            (row for row in rows if row.count or row.self_s),
+            (row for row in rows if row.count or row.self_s or row.inclusive_s),
             key=lambda row: (phases[row.key.phase], row.key.loader, order[row.key.stage], row.key.model),
         )
 

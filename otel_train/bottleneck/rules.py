@@ -103,7 +103,7 @@ class RunFigures(NamedTuple):
     @property
     def is_jax(self) -> bool:
         """Whether whole updates of JAX are timed, or its waits."""
-        return bool(self.compiled.calls) or any(row.key.stage == WAIT for row in self.training)
+        return _is_jax(self.training, self.compiled)
 
     def by_stage(self) -> dict[str, float]:
         """Self time by stage."""
@@ -113,8 +113,8 @@ class RunFigures(NamedTuple):
         return found
 
     def model_stages(self) -> dict[str, float]:
-        """Self time by stage of the model: forward, backward, optimizer, a whole update, the loss of JAX and its wait."""
-        names = {*_MODEL_STAGES, *self.compiled.calls, WAIT, *(("loss",) if self.is_jax else ())}
+        """Self time by stage of the model."""
+        names = model_stages(self.training, self.compiled)
         return {stage: seconds for stage, seconds in self.by_stage().items() if stage in names}
 
     def steady_waits(self) -> dict[str, float]:
@@ -144,6 +144,17 @@ class RunFigures(NamedTuple):
         if exposed:
             found["device_wait_seconds"] = sum(exposed.values())
         return found
+
+
+def model_stages(rows: Sequence[StageTotals], compiled: Compiled) -> list[str]:
+    """Stages of the model: forward, backward, optimizer, a whole update, the loss of JAX and its wait."""
+    training = [row for row in rows if row.key.phase == "train"]
+    loss = ("loss",) if _is_jax(training, compiled) else ()
+    return [*_MODEL_STAGES, *sorted({*compiled.calls, WAIT, *loss} & {row.key.stage for row in training})]
+
+
+def _is_jax(training: Sequence[StageTotals], compiled: Compiled) -> bool:
+    return bool(compiled.calls) or any(row.key.stage == WAIT for row in training)
 
 
 def exposed_waits(training: Sequence[StageTotals]) -> dict[Key, float]:
@@ -302,7 +313,7 @@ def _input_bound(run: RunFigures) -> Finding | None:
         advice=loader_advice(name, known, wait_s=each_s, ask_s=ask_s),
         evidence={
             **run.wait_evidence(), **shares, "training_seconds": total_s, "batches": batches,
-            **_build_evidence(known, ask_s),
+            **({"wait_per_batch_seconds": each_s} if each_s else {}), **_build_evidence(known, ask_s),
         },
         share=share,
         seconds=min(wait_s, total_s),
@@ -339,8 +350,8 @@ def _slow_start(run: RunFigures) -> Finding | None:
         f"times: {'with the other loaders ' if rest else ''}{share:.0%} of training time.{more}"
     )
     evidence = {
-        "pass_start_seconds": start_s,
-        "pass_start_ratio": share,
+        "repeated_start_seconds": start_s,
+        "repeated_start_ratio": share,
         "training_seconds": run.total_s,
         "making_seconds": known.making_s,
         "first_batch_seconds": known.first_s,
@@ -559,8 +570,8 @@ LEADING_RULES = (
         "input_bound",
         f"training waits for its loaders, together, for {WARNING_SHARE:.0%} of training time or more (critical from "
         f"{CRITICAL_SHARE:.0%}); the beginning of passes is not counted",
-        (*_WAIT_EVIDENCE, "<loader>.wait_seconds", "training_seconds", "batches", "build_p50_seconds",
-         "build_p99_seconds", "ask_interval_seconds"),
+        (*_WAIT_EVIDENCE, "<loader>.wait_seconds", "training_seconds", "batches", "wait_per_batch_seconds",
+         "build_p50_seconds", "build_p99_seconds", "ask_interval_seconds"),
         "more workers, as many as the advice says; a cheaper batch. [The loader's page](is-my-loader-the-bottleneck.md)",
         _input_bound,
     ),
@@ -645,7 +656,8 @@ SIDE_RULES = (
     Rule(
         "slow_start",
         f"the beginning of passes takes {WARNING_SHARE:.0%} of training time or more, over {SEVERAL_PASSES} passes or more",
-        ("pass_start_seconds", "pass_start_ratio", "training_seconds", "making_seconds", "first_batch_seconds", "passes"),
+        ("repeated_start_seconds", "repeated_start_ratio", "training_seconds", "making_seconds", "first_batch_seconds",
+         "passes"),
         "`DataLoader(persistent_workers=True)`",
         _slow_start,
     ),

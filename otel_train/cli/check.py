@@ -25,8 +25,10 @@ REPORT = "report.html"
 EPILOG = """\
 DIR is a folder that 'otel-train artifacts' has written, a run directory or a run id. Of artifacts: is every file
 there that profiler_summary.json accounts for, can it be read, do the totals agree? Of a run directory: is every
-file of every rank whole, do the activities add up, was anything lost? What is not there and has a reason, such as
-op_stats.csv of a run without a capture, is no fault.
+file of every rank whole, was anything lost, do the figures agree? Activities add up to the wall time, stages of a
+phase to its activities, steps to their phase; self time is within inclusive time; a rate times its time is a count;
+the numbers of a verdict follow from keys. What is not there and has a reason, such as op_stats.csv of a run without a
+capture, is no fault.
 
 examples:
   otel-train check runs/20260131-x7

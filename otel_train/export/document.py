@@ -119,6 +119,7 @@ class Documents:
             "state": state,
             "started_unix_s": info.started_unix_ns / NS_PER_S,
             "restart_seconds": run.down_s,
+            "training_threads": run.training_threads,
             **edges,
             "ranks": self._ranks.summary(),
             "captures": run.captures.documents(),

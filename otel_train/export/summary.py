@@ -11,7 +11,7 @@ from otel_train.accounting.types import PHASES, TRAIN, Activity, StepSource
 from otel_train.aggregate.names import CHECKPOINT
 from otel_train.bottleneck.dataloader import loader_rows, throughputs
 from otel_train.bottleneck.device import Compiled
-from otel_train.bottleneck.rules import findings
+from otel_train.bottleneck.rules import findings, model_stages
 from otel_train.catalog import ACTIVITIES
 from otel_train.codes import SourceKind
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from otel_train.aggregate.totals import StageTotals, Totals
-    from otel_train.bottleneck.dataloader import LoaderFacts, LoaderThroughput
-    from otel_train.records import Finding
+    from otel_train.bottleneck.dataloader import LoaderFacts
+    from otel_train.records import Finding, Pace
 
 SCHEMA = "otel_train.summary/1"
 NS_PER_S = 10**9
@@ -59,7 +59,11 @@ def figures(
     activities = _activities(totals, wall_s)
     steps = totals.steps_by_phase()
     known = throughputs(totals, loaders, processors)
-    verdicts = _verdicts(totals, rows, activities, known, unobserved=unobserved)
+    compiled = _compiled(totals)
+    verdicts = findings(
+        rows, steps=steps.get("train", 0), activities=activities, loaders=known, pace=totals.pace,
+        compiled=compiled, unobserved=unobserved,
+    )  # fmt: skip
     checkpoints = [row for row in rows if row.key.stage == CHECKPOINT]
     return {
         "wall_seconds": wall_s,
@@ -80,6 +84,10 @@ def figures(
         "throughput": _throughput(totals, wall_s),
         "step_durations": _step_durations(totals),
         "activities": activities,
+        "model_stages": model_stages(rows, compiled),
+        "recompiles": compiled.recompiled.count,
+        "recompile_seconds": compiled.recompiled.total_ns / NS_PER_S,
+        "device_pace": _pace(totals.pace),
         "checkpoints": {
             "count": sum(row.count for row in checkpoints),
             "seconds": sum(row.inclusive_s for row in checkpoints),
@@ -88,19 +96,22 @@ def figures(
     }
 
 
-def _verdicts(
-    totals: Totals,
-    rows: list[StageTotals],
-    activities: Mapping[str, float],
-    known: Mapping[str, LoaderThroughput],
-    *,
-    unobserved: Sequence[Mapping[str, str]],
-) -> list[Finding]:
+def _compiled(totals: Totals) -> Compiled:
     calls = frozenset(source.stage for source in totals.names.sources if source.kind is SourceKind.WHOLE)
-    return findings(
-        rows, steps=totals.steps_by_phase().get("train", 0), activities=activities, loaders=known,
-        pace=totals.pace, compiled=Compiled(totals.recompiled, calls), unobserved=unobserved,
-    )  # fmt: skip
+    return Compiled(totals.recompiled, calls)
+
+
+def _pace(pace: Pace) -> dict[str, Any] | None:
+    """How far the device ran behind the host, on average; None where no lag is known."""
+    if not min(pace.forwards, pace.backwards, pace.updates):
+        return None
+    return {
+        "beginnings": pace.forwards,
+        "forward_lag_seconds": pace.forward_lag_ns / pace.forwards / NS_PER_S,
+        "backward_lag_seconds": pace.backward_lag_ns / pace.backwards / NS_PER_S,
+        "update_lag_seconds": pace.update_lag_ns / pace.updates / NS_PER_S,
+        "between_steps_seconds": pace.gap_ns / pace.gaps / NS_PER_S if pace.gaps else None,
+    }
 
 
 def with_straggler(verdicts: list[dict[str, Any]], slow: Finding) -> list[dict[str, Any]]:
@@ -113,8 +124,8 @@ def with_straggler(verdicts: list[dict[str, Any]], slow: Finding) -> list[dict[s
 
 
 def _stage(row: StageTotals) -> dict[str, Any]:
-    least, p50, p95, p99, most = row.quantiles or (None,) * 5
-    timed = row.key.stage != "other"
+    timed = row.key.stage != "other"  # what nobody claimed has no calls
+    least, p50, p95, p99, most = (row.quantiles if timed else None) or (None,) * 5
     return {
         **row.key._asdict(),
         "count": row.count if timed else None,
@@ -122,7 +133,7 @@ def _stage(row: StageTotals) -> dict[str, Any]:
         "inclusive_seconds": row.inclusive_s if timed else None,
         "self_seconds": row.self_s,
         "min": least,
-        "avg": row.called_s / row.count if row.count else None,
+        "avg": row.called_s / row.count if row.count and timed else None,
         "p50": p50,
         "p95": p95,
         "p99": p99,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from otel_train.artifacts.laws import laws_of
 from otel_train.unobserved import UPDATES_WITHOUT_FORWARD
 from tests.integration.loops import (  # noqa: F401 - each enters its programs in the table
     ahead,
@@ -30,7 +31,6 @@ from tests.integration.loops import (  # noqa: F401 - each enters its programs i
     updates,
 )
 from tests.integration.loops.truth import EAGER, LOOPS, TRAIN, Truth, Watch, learn, loader, sgd
-from tests.support.laws_of_summaries import laws_of
 from tests.support.loop_table import counted, settle, shape_of
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def test_a_loop_is_counted_as_it_counts_itself(name: str, tmp_path: Path) -> Non
     assert summary["telemetry"]["records_lost"] == 0
     assert summary["telemetry"]["records"] > 0 or not truth.batches
     assert summary["telemetry"]["faults"] == {}
-    broken = laws_of(summary, threads=truth.threads)
+    broken = laws_of(summary)
     assert not broken, "\n".join(broken)
     assert_times_add_up(summary, truth)
     assert_absent_and_said(summary, truth)

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from otel_train.artifacts.laws import laws_of
 from tests.integration import test_loops  # noqa: F401 - it enters the programs in the table
 from tests.integration.loops import by_hand, compiled
 from tests.integration.loops.truth import EAGER, LOOPS, QUIET, Nobody, Truth
-from tests.support.laws_of_summaries import laws_of
 from tests.support.loop_table import counted, rows, settle
 from tests.support.zero_code import zero_code
 
@@ -58,11 +58,11 @@ def found(name: str, folder: Path) -> tuple[Truth, dict[str, Any]]:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_loop_is_counted_the_same_without_a_line_of_ours(name: str, tmp_path: Path) -> None:
     """Who cannot touch the code must not get other figures."""
-    truth, summary = found(name, tmp_path)
+    _, summary = found(name, tmp_path)
     seen = counted(summary)
 
     assert summary["telemetry"]["faults"] == {}
-    assert laws_of(summary, threads=truth.threads) == []
+    assert laws_of(summary) == []
     settle("loops", name, {"zero_code": seen, "why": DIFFERS.get(name, "")})
     assert (seen == rows()["loops"][name]["in_code"]) == (name not in DIFFERS)
 

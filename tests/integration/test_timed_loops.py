@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from otel_train.artifacts.laws import laws_of
 from tests.integration.loops.truth import (
     LOOPS,
     TIMED,
@@ -20,7 +21,6 @@ from tests.integration.loops.truth import (
     train_on,
 )
 from tests.integration.test_loops import expected, found, row
-from tests.support.laws_of_summaries import laws_of
 from tests.support.loop_table import settle
 from tests.support.times_of_loops import times_of
 
@@ -52,7 +52,7 @@ def test_a_loop_is_counted_and_timed_as_it_times_itself(name: str, tmp_path: Pat
     summary = watch.sessions[-1].summary()
 
     wrong = [] if (seen := found(summary, truth)) == (said := expected(truth)) else [f"{seen} is not {said}"]
-    wrong += laws_of(summary, threads=truth.threads)
+    wrong += laws_of(summary)
     wrong += times_of(summary, truth, watch)
     assert not wrong, "\n".join(wrong)
     settle("loops", name, {**row(truth, summary, LOOPS[name]), "timed": True})

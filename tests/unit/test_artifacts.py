@@ -427,7 +427,23 @@ def test_a_run_directory_is_checked_rank_by_rank(run: Path, capsys: pytest.Captu
     assert (sound, code) == (0, 1)
     assert "rank0/events.jsonl: 1 lines are no JSON objects" in said
     assert "3 records were lost" in said
-    assert "its wall time is" in said
+    assert "activities add up to 1.0 s, wall_seconds is 0.05 s" in said
+
+
+def test_a_run_whose_figures_break_a_law_is_not_sound(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen: a stage was innermost for 1.11 s and open for 0.31 s, and the check passed it."""
+    say_summary(run)
+    summary = read(run / "rank0", "summary.json")
+    summary["stages"][0] |= {"self_seconds": 1.11, "inclusive_seconds": 0.31}
+    say_summary(run, stages=summary["stages"])
+
+    code = main(["check", str(run)])
+
+    assert code == 1
+    assert (
+        "rank0/summary.json: stages: self_seconds of train code data is 1.11 s, its inclusive_seconds 0.31 s"
+        in capsys.readouterr().out
+    )
 
 
 def test_a_folder_that_is_neither_is_no_fault_but_an_error(tmp_path: Path) -> None:

@@ -211,3 +211,40 @@ def test_the_figures_fit_the_published_schema(tape: Tape) -> None:
 
     jsonschema.validate(found, {**schema, "required": list(found), "properties": properties})
     assert set(found["steps"]) <= {"train", "eval", "test", "predict"}
+
+
+def test_two_passes_of_one_loader_asked_together_take_their_time_once() -> None:
+    """As ``zip(loader, loader)``: counted twice, the time of its batches would halve the rate."""
+    tape = Tape()
+    for _ in range(3):
+        tape.ask(samples=4, iterator=1).ask(samples=4, iterator=2).forward().backward().update()
+    run = account(tape)
+
+    [rate] = document(tape)["rates"]
+
+    assert (rate["batches"], rate["samples"]) == (6, 24)
+    assert rate["seconds"] == pytest.approx(3 * 67e-9)
+    assert rate["batches_per_second"] == pytest.approx(6 / (3 * 67e-9))
+
+
+def test_a_pass_that_ended_for_an_unknown_reason_is_a_pass_that_ended() -> None:
+    """The reason is part of an edge, and an edge may be torn."""
+    tape = Tape()
+    tape.ask().forward().backward().update()
+    source = tape.source(SourceKind.DATA, "code")
+    tape.edge(Op.BEGIN, source)
+    tape.spend(5).edge(Op.STOP, source, payload=6)
+
+    assert account(tape).totals.loaders.endings == {("code", "epoch_end"): 1}
+
+
+def test_a_stage_of_the_program_that_is_called_other_adds_nothing_to_what_is_in_no_stage() -> None:
+    """Time that nobody claimed has no calls, and so no quantiles."""
+    tape = Tape()
+    for _ in range(3):
+        tape.ask().forward().run(SourceKind.STAGE, "other", 9).backward().update()
+
+    [other] = [row for row in document(tape)["stages"] if row["stage"] == "other" and row["phase"]]
+
+    assert other["self_seconds"] == pytest.approx(27e-9)
+    assert {other[name] for name in ("count", "min", "avg", "p50", "max")} == {None}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from otel_train.artifacts.laws import laws_of
 from tests.integration.loops.truth import Claim, Truth, Watch
-from tests.support.laws_of_summaries import laws_of
 from tests.support.times_of_loops import times_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,14 @@ def row(phase: str, loader: str, stage: str, *, count: int, self_s: float) -> di
 def summary() -> dict[str, Any]:
     """Ten training steps of 0.2 s, two batches of evaluation of 0.1 s, and 0.8 s in which nothing was open."""
     return {
+        "state": "finished",
         "wall_seconds": 4.0,
+        "training_threads": 1,
+        "model_stages": ["forward", "backward", "optimizer"],
+        "recompiles": 0,
+        "recompile_seconds": 0.0,
+        "device_pace": None,
+        "ranks": None,
         "step_source": "update",
         "steps": {"train": 10, "eval": 2},
         "partial_steps": {},
@@ -45,16 +52,26 @@ def summary() -> dict[str, Any]:
             {"phase": "eval", "loader": "val", "count": 2, "total_seconds": 0.2, **QUANTILES},
         ],
         "loaders": [
-            {"loader": "train", "wait": {"count": 10, "total_seconds": 1.0}},
-            {"loader": "val", "wait": {"count": 2, "total_seconds": 0.2}},
+            {"loader": "train", "wait": {"count": 10, "total_seconds": 1.0},
+             "start": {"count": 1, "making_seconds": 0.1, "first_batch_seconds": 0.1}},
+            {"loader": "val", "wait": {"count": 2, "total_seconds": 0.2}, "start": None},
         ],
         "rates": [
-            {"phase": "train", "loader": "train", "seconds": 2.0, "batches_per_second": 5.0,
-             "samples_per_second": 20.0, "tokens_per_second": None},
+            {"phase": "train", "loader": "train", "seconds": 2.0, "batches": 10, "samples": 40, "tokens": None,
+             "batches_per_second": 5.0, "samples_per_second": 20.0, "tokens_per_second": None},
+            {"phase": "eval", "loader": "val", "seconds": 0.2, "batches": 2, "samples": None, "tokens": None,
+             "batches_per_second": 10.0, "samples_per_second": None, "tokens_per_second": None},
         ],
         "throughput": {"wall_seconds": 4.0, "steps_per_second": 2.5, "batches_per_second": 2.5,
                        "samples_per_second": 10.0},
-        "verdicts": [{"name": "input_bound", "share": 0.5, "seconds": 1.0, "loader": "train"}],
+        "verdicts": [
+            {"name": "input_bound", "share": 0.4, "seconds": 0.8, "loader": "train", "phase": "train",
+             "evidence": {"data_wait_seconds": 1.0, "data_wait_ratio": 0.5, "steady_wait_ratio": 0.4,
+                          "pass_start_seconds": 0.2, "training_seconds": 2.0, "batches": 10,
+                          "wait_per_batch_seconds": 0.8 / 9}},
+            {"name": "idle_between_passes", "share": 0.2, "seconds": 0.8, "loader": "", "phase": "",
+             "evidence": {"outside_seconds": 0.8, "outside_ratio": 0.2, "wall_seconds": 4.0}},
+        ],
     }  # fmt: skip
 
 
@@ -71,26 +88,67 @@ def change(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 WRONG = {
-    "activities.outside": (0.5, "activities add up to 3.7 s"),
-    "activities.init": (-1.0, "less than nothing"),
-    "activities.data_wait": (1.2, "activity data_wait lasts 1.2 s, its rows 1.0 s"),
-    "activities.eval": (0.4, "activity eval lasts 0.4 s"),
-    "stages.1.inclusive_seconds": (0.9, "train train forward: self 1.0 s is more than inclusive 0.9 s"),
-    "stages.1.p95": (0.05, "out of order"),
-    "stages.1.avg": (0.3, "average 0.3 s is outside"),
-    "steps.train": (9, "steps are"),
-    "step_durations.0.total_seconds": (2.5, "training steps last 2.5 s, all of training 2.0 s"),
-    "loaders.0.wait.total_seconds": (0.6, "loader train was waited for 10 times, 0.6 s"),
-    "loaders.1.wait.count": (3, "loader val was waited for 3 times"),
-    "loaders.1.wait": (None, "loader val has 2 waits in the stages and none of its own"),
-    "rates.0.seconds": (3.0, "the rate is over 3.0 s"),
-    "rates.0.batches_per_second": (7.0, "is not 10"),
-    "rates.0.samples_per_second": (7.0, "is not 40"),
-    "throughput.wall_seconds": (2.0, "throughput is over 2.0 s"),
-    "throughput.steps_per_second": (5.0, "are not 10 steps"),
-    "verdicts.0.share": (1.5, "share 1.5"),
-    "verdicts.0.seconds": (9.0, "9.0 s in a run of 4.0 s"),
-    "verdicts.0.loader": ("nobody's", "no figure is of loader nobody's"),
+    "activities.outside": (0.5, "activities add up to 3.7 s, wall_seconds is 4.0 s"),
+    "activities.init": (-1.0, "activities.init is -1.0 s: less than nothing"),
+    "activities.data_wait": (
+        1.2,
+        "activities.data_wait is 1.2 s, self_seconds of its rows (phase train, stage data) are 1.0 s",
+    ),
+    "activities.eval": (0.4, "activities.eval is 0.4 s, self_seconds of its rows"),
+    "stages.1.inclusive_seconds": (
+        0.9,
+        "self_seconds of train train forward is 1.0 s, its inclusive_seconds 0.9 s",
+    ),
+    "stages.1.p95": (0.05, "stages: quantiles of train train forward are out of order"),
+    "stages.1.avg": (0.3, "avg of train train forward is 0.3 s, min 0.1 s and max 0.1 s"),
+    "stages.1.count": (0, "train train forward has count 0 and quantiles"),
+    "steps.train": (
+        9,
+        "steps are {'train': 9, 'eval': 2}, the counts of step_durations {'train': 10, 'eval': 2}",
+    ),
+    "step_durations.0.total_seconds": (
+        2.5,
+        "step_durations.total_seconds of phase train is 2.5 s, self_seconds of its stages 2.0 s",
+    ),
+    "step_durations.1.total_seconds": (0.3, "of phase eval is 0.3 s, self_seconds of its stages 0.2 s"),
+    "loaders.0.wait.total_seconds": (0.6, "wait of train has count 10 and total_seconds 0.6 s"),
+    "loaders.1.wait.count": (3, "wait of val has count 3"),
+    "loaders.1.wait": (None, "val has no wait; its rows of stage data have count 2"),
+    "rates.0.seconds": (3.0, "rates: seconds of train train is 3.0 s, self_seconds of its stages 2.0 s"),
+    "rates.0.batches_per_second": (
+        7.0,
+        "batches_per_second of train train is 7.0 over seconds 2.0 s, batches is 10",
+    ),
+    "rates.0.batches": (11, "batches_per_second of train train is 5.0 over seconds 2.0 s, batches is 11"),
+    "rates.0.samples_per_second": (None, "train train has 40 samples in 2.0 s, and no samples_per_second"),
+    "rates.1.tokens_per_second": (
+        5.0,
+        "tokens_per_second of eval val is 5.0 over seconds 0.2 s, tokens is None",
+    ),
+    "batches.train": (8, "batches of train are 10 in all phases, batches.train is 8"),
+    "throughput.wall_seconds": (2.0, "throughput.wall_seconds is 2.0 s, wall_seconds is 4.0 s"),
+    "throughput.steps_per_second": (5.0, "steps_per_second is 5.0 over 4.0 s, training has 10 steps"),
+    "throughput.samples_per_second": (5.0, "samples_per_second is 5.0 over 4.0 s, training has 40 samples"),
+    "verdicts.0.share": (1.5, "share 1.5 of input_bound is not between 0 and 1"),
+    "verdicts.0.seconds": (
+        1.9,
+        "share 0.4 of input_bound is of training_seconds 2.0 s, its seconds are 1.9 s",
+    ),
+    "verdicts.1.seconds": (
+        9.0,
+        "share 0.2 of idle_between_passes is of wall_seconds 4.0 s, its seconds are 9.0 s",
+    ),
+    "verdicts.0.loader": ("nobody's", "input_bound is about loader nobody's: no figure is of it"),
+    "verdicts.0.evidence.data_wait_seconds": (
+        0.7,
+        "data_wait_seconds of input_bound is 0.7; by the keys that it follows from it is 1.0",
+    ),
+    "verdicts.0.evidence.steady_wait_ratio": (0.5, "steady_wait_ratio of input_bound is 0.5; by the keys"),
+    "verdicts.0.evidence.hunch": (
+        0.7,
+        "hunch of input_bound is 0.7: no key has it, and it follows from none",
+    ),
+    "verdicts.1.evidence.outside_ratio": (0.3, "outside_ratio of idle_between_passes is 0.3; by the keys"),
 }
 """By figure: a wrong value, and what is said of it."""
 
@@ -108,6 +166,63 @@ def test_a_wrong_figure_breaks_a_law(figure: str) -> None:
     change(figure, value)(wrong)
 
     assert said in " | ".join(laws_of(wrong))
+
+
+def test_the_rows_of_several_training_threads_overlap() -> None:
+    """Activities are of the thread that trained first: rows that are more than they say are no fault then."""
+    two = summary()
+    for row in two["stages"][:2]:
+        row["self_seconds"] = row["inclusive_seconds"] = 2.0
+    change("loaders.0.wait.total_seconds", 2.0)(two)
+    two["verdicts"] = []
+    assert "activities.data_wait is 1.0 s" in " | ".join(laws_of(two))
+
+    two["training_threads"] = 2
+    assert laws_of(two) == []
+
+
+def test_a_run_that_goes_on_may_have_an_open_step() -> None:
+    """What was waited for the next batch is in no step yet, and the clock is read a moment after the last record."""
+    running = summary()
+    change("activities.data_wait", 1.3)(running)
+    change("wall_seconds", 4.3005)(running)
+    change("throughput", {**running["throughput"], "wall_seconds": 4.3005, "steps_per_second": 10 / 4.3005,
+                          "batches_per_second": 10 / 4.3005, "samples_per_second": 40 / 4.3005})(running)  # fmt: skip
+    change("stages.0.self_seconds", 1.3)(running)
+    change("stages.0.inclusive_seconds", 1.3)(running)
+    change("stages.0.avg", 0.1)(running)
+    change("loaders.0.wait.total_seconds", 1.3)(running)
+    running["verdicts"] = []
+
+    assert laws_of({**running, "state": "running"}) == []
+    assert laws_of(running) == ["activities add up to 4.3 s, wall_seconds is 4.3005 s"]
+
+
+def test_a_summary_of_an_older_version_is_held_to_what_it_says() -> None:
+    """It has no rates and other numbers beside its verdicts; but self time is within inclusive time in every version."""
+    old = summary()
+    for key in ("rates", "throughput", "training_threads", "model_stages", "recompiles", "device_pace"):
+        old.pop(key)
+    change("activities.data_wait", 1.4)(old)
+    change("activities.productive", 0.6)(old)
+    change("verdicts.0.evidence.hunch", 0.7)(old)
+    assert laws_of(old) == []
+
+    change("stages.0.inclusive_seconds", 0.31)(old)
+    assert laws_of(old) == ["stages: self_seconds of train train data is 1.0 s, its inclusive_seconds 0.31 s"]
+
+
+def test_compiling_is_taken_out_of_the_activity_in_which_it_happened() -> None:
+    """The rows keep it: a forward that compiles lasts that long."""
+    compiled = summary()
+    change("activities.compile", 0.6)(compiled)
+    change("activities.productive", 0.4)(compiled)
+    assert laws_of(compiled) == []
+
+    change("activities.productive", 0.2)(compiled)
+    change("activities.outside", 1.0)(compiled)
+    compiled["verdicts"] = []
+    assert "activities.productive is 0.2 s" in " | ".join(laws_of(compiled))
 
 
 def truth_of_it() -> tuple[Truth, Watch]:

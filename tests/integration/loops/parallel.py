@@ -17,8 +17,8 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
+from otel_train.artifacts.laws import laws_of
 from tests.integration.loops.truth import EVAL, Net, Nobody, Truth, Watch, dataset, learn, loader, sgd
-from tests.support.laws_of_summaries import laws_of
 from tests.support.loop_table import counted, shape_of
 
 if TYPE_CHECKING:

@@ -1,0 +1,289 @@
+"""The numbers beside a verdict, recomputed from the keys of a summary: the rules of docs/howto/from-figure-to-fix.md."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_train.codes import WAIT
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+TRAIN = "train"
+CLOSE = 1e-6
+"""Share by which a number may miss its rule: sums in another order."""
+
+RUN_ACTIVITIES = ("outside", "eval", "compile", "checkpoint")
+"""Those of which a verdict may be; their shares are of the wall time."""
+
+
+class Range(NamedTuple):
+    """Between what a number must lie. Where all that it is made of is a key, both ends are the same."""
+
+    least: float
+    most: float
+
+    @classmethod
+    def of(cls, number: float) -> Range:
+        """Exactly this."""
+        return cls(number, number)
+
+    def over(self, whole: float) -> Range:
+        """Both ends as shares of ``whole``."""
+        return Range(self.least / whole, self.most / whole)
+
+    def __contains__(self, number: object) -> bool:
+        """Whether a number lies there, rounding apart."""
+        if not isinstance(number, (int, float)):
+            return False
+        room = CLOSE * max(abs(self.least), abs(self.most), CLOSE)
+        return self.least - room <= number <= self.most + room
+
+    def __str__(self) -> str:
+        """One number, or both ends."""
+        return f"{self.least}" if self.least == self.most else f"between {self.least} and {self.most}"
+
+
+class Figures:
+    """A summary, and sums of its rows.
+
+    Args:
+        document: the summary.
+    """
+
+    def __init__(self, document: Mapping[str, Any]) -> None:
+        self.document = document
+
+    @cached_property
+    def stages(self) -> list[Mapping[str, Any]]:
+        """The stage table."""
+        return list(self.document["stages"])
+
+    @cached_property
+    def activities(self) -> Mapping[str, float]:
+        """Seconds by activity."""
+        found: Mapping[str, float] = self.document["activities"]
+        return found
+
+    @property
+    def wall_s(self) -> float:
+        """Wall time of the run."""
+        return float(self.document["wall_seconds"])
+
+    @cached_property
+    def training_s(self) -> float:
+        """Self time of phase train."""
+        return self.self_s(TRAIN)
+
+    def rows(
+        self, *phases: str, stage: str | None = None, loader: str | None = None
+    ) -> list[Mapping[str, Any]]:
+        """Rows of these phases; of one stage, of one loader where they are given."""
+        return [
+            row
+            for row in self.stages
+            if row["phase"] in phases
+            and (stage is None or row["stage"] == stage)
+            and (loader is None or row["loader"] == loader)
+        ]
+
+    def self_s(self, *phases: str, stage: str | None = None, loader: str | None = None) -> float:
+        """Self time of those rows."""
+        return float(
+            sum(row["self_seconds"] or 0.0 for row in self.rows(*phases, stage=stage, loader=loader))
+        )
+
+    @cached_property
+    def model_s(self) -> float:
+        """Self time of the stages of the model, in training."""
+        return sum(self.self_s(TRAIN, stage=stage) for stage in self.document["model_stages"])
+
+    @cached_property
+    def waits(self) -> list[Mapping[str, Any]]:
+        """Rows in which training waits for a loader."""
+        return [row for row in self.rows(TRAIN, stage="data") if row["loader"]]
+
+    def loader(self, name: str) -> Mapping[str, Any]:
+        """What is known of a loader."""
+        found = (row for row in self.document["loaders"] if row["loader"] == name)
+        return next(found, {})
+
+    def start(self, name: str, figure: str) -> Range:
+        """A figure of the beginning of a loader's passes of training; at most so much if it was read in other phases."""
+        start = self.loader(name).get("start") or {}
+        number = start.get(figure, 0)
+        phases = {row["phase"] for row in self.stages if row["stage"] == "data" and row["loader"] == name}
+        return Range.of(number) if phases <= {TRAIN, ""} else Range(0.0, number)
+
+    def starts(self, *names: str) -> Range:
+        """What the beginning of all passes of training over these loaders has cost."""
+        parts = [
+            self.start(name, figure) for name in names for figure in ("making_seconds", "first_batch_seconds")
+        ]
+        return Range(sum(part.least for part in parts), sum(part.most for part in parts))
+
+    @cached_property
+    def exposed(self) -> dict[str, float]:
+        """Seconds that the device waited for each loader; empty unless that is known for all of them."""
+        found = {}
+        for row in (row for row in self.waits if row["count"]):
+            measured = row.get("device_count") or 0
+            if measured * 2 < row["count"]:
+                return {}
+            found[row["loader"]] = row["device_seconds"] * row["count"] / measured
+        return found
+
+    def steady_wait(self, name: str) -> Range:
+        """The wait for a loader in mid-pass."""
+        if name in self.exposed:
+            spent_s, start = self.exposed[name], self.start(name, "first_batch_seconds")
+        else:
+            spent_s, start = self.self_s(TRAIN, stage="data", loader=name), self.starts(name)
+        return Range(max(0.0, spent_s - start.most), max(0.0, spent_s - start.least))
+
+    def batches(self, name: str) -> int:
+        """Batches of training that a loader gave."""
+        return sum(row["count"] for row in self.waits if row["loader"] == name)
+
+
+def _steady_ratio(told: Figures, _: Mapping[str, Any]) -> Range:
+    parts = [told.steady_wait(row["loader"]) for row in told.waits]
+    least, most = (sum(ends) / told.training_s for ends in zip(*parts, strict=True))
+    return Range(min(1.0, least), min(1.0, most))
+
+
+def _waited_per_batch(told: Figures, verdict: Mapping[str, Any]) -> Range:
+    name = verdict["loader"]
+    wait, passes, batches = told.steady_wait(name), told.start(name, "count"), told.batches(name)
+    return Range(wait.least / (batches - passes.least), wait.most / (batches - passes.most))
+
+
+def _repeated(told: Figures, _: Mapping[str, Any]) -> Range:
+    names = {row["loader"] for row in told.waits}
+    again = [name for name in names if told.start(name, "count").least > 1]
+    perhaps = [name for name in names if told.start(name, "count").most > 1]
+    return Range(told.starts(*again).least, told.starts(*perhaps).most)
+
+
+def _dispatch(told: Figures, _: Mapping[str, Any]) -> tuple[float, float]:
+    """Medians of a call of a whole update, and of the wait for it."""
+    built_in = ("forward", "backward", "optimizer", "loss", WAIT)
+    calls = [row for row in told.rows(TRAIN) if row["stage"] in told.document["model_stages"]]
+    call = max(
+        (row for row in calls if row["stage"] not in built_in), key=lambda row: row["inclusive_seconds"]
+    )
+    waits = told.rows(TRAIN, stage=WAIT, loader=call["loader"])
+    return call["p50"], max(waits, key=lambda row: row["inclusive_seconds"])["p50"]
+
+
+def _key(name: str, *path: str) -> Callable[[Figures, Mapping[str, Any]], Range]:
+    """A number that is a key."""
+
+    def found(told: Figures, _: Mapping[str, Any]) -> Range:
+        value: Any = told.document
+        for part in (*path, name):
+            value = value[part]
+        return Range.of(value)
+
+    return found
+
+
+def _of_loader(figure: str) -> Callable[[Figures, Mapping[str, Any]], Range]:
+    return lambda told, verdict: told.start(verdict["loader"], figure)
+
+
+def _build(figure: str) -> Callable[[Figures, Mapping[str, Any]], Range]:
+    return lambda told, verdict: Range.of(told.loader(verdict["loader"])["build"][figure])
+
+
+RULES: dict[str, Callable[[Figures, Mapping[str, Any]], Range]] = {
+    "training_seconds": lambda told, _: Range.of(told.training_s),
+    "wall_seconds": _key("wall_seconds"),
+    **{f"{name}_seconds": _key(name, "activities") for name in RUN_ACTIVITIES},
+    **{
+        f"{name}_ratio": lambda told, _, name=name: Range.of(told.activities[name] / told.wall_s)  # type: ignore[misc]
+        for name in RUN_ACTIVITIES
+    },
+    "model_seconds": lambda told, _: Range.of(told.model_s),
+    "model_ratio": lambda told, _: Range.of(told.model_s / told.training_s),
+    "other_seconds": lambda told, _: Range.of(told.self_s(TRAIN, stage="other")),
+    "data_wait_seconds": lambda told, _: Range.of(sum(row["self_seconds"] for row in told.waits)),
+    "data_wait_ratio": lambda told, _: Range.of(sum(row["self_seconds"] for row in told.waits) / told.training_s),
+    "data_without_loader_seconds": lambda told, _: Range.of(told.self_s(TRAIN, stage="data", loader="")),
+    "pass_start_seconds": lambda told, _: told.starts(*(row["loader"] for row in told.waits)),
+    "repeated_start_seconds": _repeated,
+    "repeated_start_ratio": lambda told, verdict: _repeated(told, verdict).over(told.training_s),
+    "making_seconds": _of_loader("making_seconds"),
+    "first_batch_seconds": _of_loader("first_batch_seconds"),
+    "passes": _of_loader("count"),
+    "device_wait_seconds": lambda told, _: Range.of(sum(told.exposed.values())),
+    "steady_wait_ratio": _steady_ratio,
+    "wait_per_batch_seconds": _waited_per_batch,
+    "batches": lambda told, verdict: Range.of(told.batches(verdict["loader"])),
+    "steps": lambda told, _: Range.of(told.document["steps"].get(TRAIN, 0)),
+    "build_p50_seconds": _build("p50"),
+    "build_p99_seconds": _build("p99"),
+    "ask_interval_seconds": lambda told, verdict: Range.of(
+        (told.training_s - told.self_s(TRAIN, stage="data")) / told.batches(verdict["loader"])
+    ),
+    "recompiles": _key("recompiles"),
+    "recompile_seconds": _key("recompile_seconds"),
+    "recompile_ratio": lambda told, _: Range.of(min(1.0, told.document["recompile_seconds"] / told.training_s)),
+    **{
+        name: _key(name, "device_pace")
+        for name in ("forward_lag_seconds", "backward_lag_seconds", "update_lag_seconds", "beginnings")
+    },
+    "device_between_steps_ratio": lambda told, _: Range.of(
+        min(
+            1.0,
+            told.document["device_pace"]["between_steps_seconds"]
+            / (told.training_s / told.document["steps"][TRAIN]),
+        )
+    ),
+    "call_p50_seconds": lambda told, verdict: Range.of(_dispatch(told, verdict)[0]),
+    "dispatch_p50_seconds": lambda told, verdict: Range.of(
+        _dispatch(told, verdict)[0] - _dispatch(told, verdict)[1]
+    ),
+    "dispatch_ratio": lambda told, verdict: Range.of(
+        1 - _dispatch(told, verdict)[1] / _dispatch(told, verdict)[0]
+    ),
+    "rank": _key("rank", "ranks", "straggler"),
+    "excess_s": _key("excess_s", "ranks", "straggler"),
+    "others_wait_s": _key("waits_s", "ranks", "straggler"),
+    "step_s": _key("step_s", "ranks", "straggler"),
+    "windows": _key("windows", "ranks", "straggler"),
+}  # fmt: skip
+"""What each number is, from the summary and the verdict that has it."""
+
+
+def rule_of(name: str, told: Figures) -> Callable[[Figures, Mapping[str, Any]], Range] | None:
+    """The rule of a number; those about one loader or one stage have its name in theirs."""
+    if name in RULES:
+        return RULES[name]
+    loader, stage = name.removesuffix(".wait_seconds"), name.removesuffix("_ratio")
+    if loader != name and loader in {row["loader"] for row in told.waits}:
+        return lambda told, _: told.steady_wait(loader)
+    if stage != name and told.rows(TRAIN, stage=stage):
+        return lambda told, _: Range.of(told.self_s(TRAIN, stage=stage) / told.training_s)
+    return None
+
+
+def numbers_of(told: Figures, verdict: Mapping[str, Any]) -> Iterator[str]:
+    """Which numbers of a verdict do not follow from keys."""
+    for name, number in verdict["evidence"].items():
+        rule = rule_of(name, told)
+        try:
+            found = rule(told, verdict) if rule else None
+        except (
+            KeyError,
+            TypeError,
+            ValueError,
+            ZeroDivisionError,
+        ):  # the keys that it follows from are absent
+            found = None
+        about = f"verdicts: {name} of {verdict['name']} is {number}"
+        if found is None:
+            yield f"{about}: no key has it, and it follows from none"
+        elif number not in found:
+            yield f"{about}; by the keys that it follows from it is {found}"
