@@ -189,6 +189,11 @@ def _key(name: str, *path: str) -> Callable[[Figures, Mapping[str, Any]], Range]
     return found
 
 
+def _of_wall(activity: str) -> Callable[[Figures, Mapping[str, Any]], Range]:
+    """The share of an activity."""
+    return lambda told, _: Range.of(told.activities[activity] / told.wall_s)
+
+
 def _of_loader(figure: str) -> Callable[[Figures, Mapping[str, Any]], Range]:
     return lambda told, verdict: told.start(verdict["loader"], figure)
 
@@ -201,10 +206,7 @@ RULES: dict[str, Callable[[Figures, Mapping[str, Any]], Range]] = {
     "training_seconds": lambda told, _: Range.of(told.training_s),
     "wall_seconds": _key("wall_seconds"),
     **{f"{name}_seconds": _key(name, "activities") for name in RUN_ACTIVITIES},
-    **{
-        f"{name}_ratio": lambda told, _, name=name: Range.of(told.activities[name] / told.wall_s)  # type: ignore[misc]
-        for name in RUN_ACTIVITIES
-    },
+    **{f"{name}_ratio": _of_wall(name) for name in RUN_ACTIVITIES},
     "model_seconds": lambda told, _: Range.of(told.model_s),
     "model_ratio": lambda told, _: Range.of(told.model_s / told.training_s),
     "other_seconds": lambda told, _: Range.of(told.self_s(TRAIN, stage="other")),

@@ -143,7 +143,7 @@ def rows_add_up_to_activities(told: Summary) -> Iterator[str]:
 
 
 def steps_are_in_their_phase(told: Summary) -> Iterator[str]:
-    """Steps tile their phase, but for asks that gave no batch and, at the end, for what is left of a step.
+    """Steps tile their phase, but for asks that gave no batch or one that was not used, and for what is left of a step.
 
     One training thread. What is missing is looked for in phase train, of a run that has ended and left no step
     unfinished, with steps counted by updates.
@@ -156,16 +156,9 @@ def steps_are_in_their_phase(told: Summary) -> Iterator[str]:
             yield what
         whole = phase == TRAIN and told.has_ended and told.document["step_source"] == "update"
         if whole and not told.document["partial_steps"]:
-            most_s = sum(_without_batch_s(row) for row in told.rows(TRAIN, stage="data"))
+            most_s = told.self_s(TRAIN, stage="data")
             if phase_s - steps_s > most_s + slack(phase_s):
-                yield f"{what}; no step is partial, and asks that gave no batch took {most_s} s"
-
-
-def _without_batch_s(row: Mapping[str, Any]) -> float:
-    """What asks that gave no batch, and the making of iterators, took."""
-    open_s: float = row["inclusive_seconds"]
-    mean_s: float = row["avg"] or 0.0
-    return max(0.0, open_s - mean_s * int(row["count"]))
+                yield f"{what}; no step is partial, and all waiting for data took {most_s} s"
 
 
 def waits_are_data_rows(told: Summary) -> Iterator[str]:
@@ -216,15 +209,18 @@ def rates_are_of_counts(told: Summary) -> Iterator[str]:
 
 
 def rates_are_over_the_time_of_batches(told: Summary) -> Iterator[str]:
-    """A rate is over what the loader's batches took: its rows without asks that gave no batch; more only with others."""
+    """A rate is over what the loader's batches took: its rows, perhaps without asks that gave none; more only with others.
+
+    Others are those that are asked together with it, as by ``zip``: the rows of the batch are of the last that was asked.
+    """
     for row in told.document["rates"]:
         phase, loader, seconds = row["phase"], row["loader"], row["seconds"]
         own_s, phase_s = told.self_s(phase, loader=loader), told.self_s(phase)
-        asked_s = sum(_without_batch_s(each) for each in told.rows(phase, stage="data", loader=loader))
+        asked_s = sum(each["inclusive_seconds"] for each in told.rows(phase, stage="data", loader=loader))
         if seconds and not own_s - asked_s - slack(own_s) <= seconds <= phase_s + slack(phase_s):
             yield (
                 f"rates: seconds of {name_of(row)} is {seconds} s, self_seconds of its stages {own_s} s "
-                f"(with {asked_s} s in which no batch was given), those of phase {phase} {phase_s} s"
+                f"({asked_s} s of waiting included), those of phase {phase} {phase_s} s"
             )
 
 

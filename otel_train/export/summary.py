@@ -64,15 +64,12 @@ def figures(
         rows, steps=steps.get("train", 0), activities=activities, loaders=known, pace=totals.pace,
         compiled=compiled, unobserved=unobserved,
     )  # fmt: skip
-    checkpoints = [row for row in rows if row.key.stage == CHECKPOINT]
     return {
         "wall_seconds": wall_s,
         "step_source": SOURCE_NAMES[source],
         "steps": steps,
         "partial_steps": {
-            PHASES[phase]: int(count)
-            for phase, count in enumerate(totals.partial_steps[: len(PHASES)])
-            if count
+            phase: int(count) for phase, count in zip(PHASES, totals.partial_steps, strict=False) if count
         },
         "updates": max(0, totals.updates - totals.on_device.skipped),
         "skipped_updates": totals.skips,
@@ -84,21 +81,40 @@ def figures(
         "throughput": _throughput(totals, wall_s),
         "step_durations": _step_durations(totals),
         "activities": activities,
-        "model_stages": model_stages(rows, compiled),
-        "recompiles": compiled.recompiled.count,
-        "recompile_seconds": compiled.recompiled.total_ns / NS_PER_S,
-        "device_pace": _pace(totals.pace),
-        "checkpoints": {
-            "count": sum(row.count for row in checkpoints),
-            "seconds": sum(row.inclusive_s for row in checkpoints),
-        },
+        **_beside_verdicts(rows, compiled, totals.pace),
+        "checkpoints": _checkpoints(rows),
         "verdicts": [asdict(verdict) for verdict in verdicts],
     }
+
+
+def _activities(totals: Totals, wall_s: float) -> dict[str, float]:
+    """They add up to ``wall_s``: what is not settled yet is ``other``."""
+    activities = dict.fromkeys(ACTIVITIES, 0.0)
+    activities.update({a.name.lower(): float(totals.activity_ns[a]) / NS_PER_S for a in Activity})
+    unsettled_s = wall_s - sum(activities.values())
+    if unsettled_s > LEAST_S:
+        activities["other"] += unsettled_s
+    return activities
+
+
+def _checkpoints(rows: list[StageTotals]) -> dict[str, Any]:
+    saved = [row for row in rows if row.key.stage == CHECKPOINT]
+    return {"count": sum(row.count for row in saved), "seconds": sum(row.inclusive_s for row in saved)}
 
 
 def _compiled(totals: Totals) -> Compiled:
     calls = frozenset(source.stage for source in totals.names.sources if source.kind is SourceKind.WHOLE)
     return Compiled(totals.recompiled, calls)
+
+
+def _beside_verdicts(rows: list[StageTotals], compiled: Compiled, pace: Pace) -> dict[str, Any]:
+    """What verdicts are made of, and no table has."""
+    return {
+        "model_stages": model_stages(rows, compiled),
+        "recompiles": compiled.recompiled.count,
+        "recompile_seconds": compiled.recompiled.total_ns / NS_PER_S,
+        "device_pace": _pace(pace),
+    }
 
 
 def _pace(pace: Pace) -> dict[str, Any] | None:

@@ -218,7 +218,6 @@ def test_two_passes_of_one_loader_asked_together_take_their_time_once() -> None:
     tape = Tape()
     for _ in range(3):
         tape.ask(samples=4, iterator=1).ask(samples=4, iterator=2).forward().backward().update()
-    run = account(tape)
 
     [rate] = document(tape)["rates"]
 
