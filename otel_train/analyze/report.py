@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.analyze.drawing import area, bars, color_of, lines
 from otel_train.analyze.report_style import COLORS, SCRIPT, STYLE
-from otel_train.analyze.report_text import ABSENT, bytes_of, data_wait_s, duration, figure, percent
+from otel_train.analyze.report_text import (
+    ABSENT,
+    bytes_of,
+    data_wait_s,
+    duration,
+    figure,
+    percent,
+    steps_per_second,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -54,7 +62,7 @@ def _facts(document: Document) -> str:
     facts = [
         f"{escape(str(summary.get('state')))} after {duration(wall_s)}",
         f"{figure(steps)} training steps",
-        f"{figure(steps / wall_s)} steps/s" if steps and wall_s else "",
+        f"{figure(speed)} steps/s of wall time" if (speed := steps_per_second(summary)) else "",
         *([] if summary.get("training") in (None, 1) else [f"training {escape(str(summary['training']))}"]),
         f"rank {escape(str(summary.get('rank')))} of {escape(str(summary.get('world_size')))}",
         escape(str(summary.get("host") or "")),
@@ -114,7 +122,8 @@ def stage_table(document: Document) -> str:
         [
             escape(" · ".join(part for part in (row["phase"], row["loader"], row["stage"]) if part)),
             figure(row["count"]), duration(row["avg"]), duration(row["p50"]), duration(row["p95"]), duration(row["p99"]),
-            duration(row["self_seconds"]), share_bar((row["self_seconds"] or 0.0) / (whole[row["phase"]] or 1.0), row["stage"]),
+            duration(row["self_seconds"]),
+            share_bar(row["self_seconds"] / whole[row["phase"]], row["stage"]) if row["self_seconds"] else ABSENT,
         ]
         for row in rows
     ]  # fmt: skip
@@ -140,15 +149,12 @@ def histograms(document: Document) -> str:
 
 def _loaders(document: Document) -> str:
     summary = document["summary"]
-    waits: dict[str, float] = {}
-    for row in summary.get("stages") or ():
-        if row["stage"] == "data":
-            waits[row["loader"]] = waits.get(row["loader"], 0.0) + (row["self_seconds"] or 0.0)
+    waits = {row["loader"]: row["wait"] or {} for row in summary.get("loaders") or ()}
     body = [
         [
             escape(name), figure(number), figure((summary.get("samples") or {}).get(name)),
-            figure((summary.get("tokens") or {}).get(name)), duration(waits.get(name)),
-            duration(waits[name] / number) if name in waits and number else ABSENT,
+            figure((summary.get("tokens") or {}).get(name)),
+            duration(waits.get(name, {}).get("total_seconds")), duration(waits.get(name, {}).get("avg")),
         ]
         for name, number in (summary.get("batches") or {}).items()
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Figures as the report writes them."""
+"""Figures as the card, the report and the local page write them: one figure looks the same on all of them."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ ABSENT = "\N{EN DASH}"
 """Stands for what is not known. Never zero."""
 _UNITS = ((1e-6, 1e-9, "ns"), (1e-3, 1e-6, "µs"), (1.0, 1e-3, "ms"), (120.0, 1.0, "s"), (7200.0, 60.0, "min"))
 _TEN, _WHOLE = 10, 100
+_SMALLEST = 0.01
+"""Percent: the least that two decimals show."""
 
 
 def duration(seconds: float | None) -> str:
@@ -20,15 +22,21 @@ def duration(seconds: float | None) -> str:
         return ABSENT
     if not seconds:
         return "0 s"
+    size = abs(float(f"{seconds:.3g}"))  # 999.9 ms are 1.00 s
     for below, unit_s, unit in _UNITS:
-        if abs(seconds) < below:
+        if size < below:
             return f"{_three(seconds / unit_s)} {unit}"
     return f"{_three(seconds / 3600)} h"
 
 
 def percent(share: float | None) -> str:
-    """A ratio as percent."""
-    return ABSENT if share is None else f"{share * 100:.1f} %"
+    """A ratio as percent; what is not nothing is not shown as nothing."""
+    if share is None or not math.isfinite(share):
+        return ABSENT
+    hundredths = share * 100
+    if 0 < hundredths < _SMALLEST:
+        return "<0.01 %"
+    return f"{hundredths:.2f} %" if 0 < hundredths < 1 else f"{hundredths:.1f} %"
 
 
 def figure(number: float | None) -> str:
@@ -52,6 +60,20 @@ def data_wait_s(summary: Mapping[str, Any]) -> float | None:
     return waited if waited or summary.get("batches") else None
 
 
+def activity_shares(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Each activity's share of the wall time: they sum to one. Waiting is absent where no loader is known."""
+    spent: Mapping[str, float] = summary.get("activities") or {}
+    whole_s = sum(spent.values())
+    known = {name: s for name, s in spent.items() if name != "data_wait" or data_wait_s(summary) is not None}
+    return {name: seconds / whole_s for name, seconds in known.items()} if whole_s else {}
+
+
+def steps_per_second(summary: Mapping[str, Any]) -> float | None:
+    """Training steps over the wall time; None in a summary that has no throughput."""
+    found: float | None = (summary.get("throughput") or {}).get("steps_per_second")
+    return found
+
+
 def _three(value: float) -> str:
-    size = abs(value)
+    size = abs(float(f"{value:.3g}"))
     return f"{value:,.{2 if size < _TEN else 1 if size < _WHOLE else 0}f}"

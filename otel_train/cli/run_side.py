@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.analyze.compare import STEP, Side
+from otel_train.analyze.report_text import activity_shares
 from otel_train.analyze.sample import Sample, of_values, together
 from otel_train.errors import RunDirectoryError
 from otel_train.export.jsonl import last_metrics
@@ -86,5 +87,4 @@ def sample_of(point: Mapping[str, Any]) -> Sample:
 
 
 def _shares(summary: Mapping[str, Any]) -> dict[str, float]:
-    wall_s, activities = summary.get("wall_seconds"), summary.get("activities") or {}
-    return {f"activity {name}": seconds / wall_s for name, seconds in activities.items()} if wall_s else {}
+    return {f"activity {name}": share for name, share in activity_shares(summary).items()}

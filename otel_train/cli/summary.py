@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.analyze.report_text import data_wait_s
+from otel_train.analyze.report_text import activity_shares, steps_per_second
 from otel_train.capturing.record import claim_of, read_record, record_of
 from otel_train.cli import ranks
 from otel_train.errors import RunDirectoryError
@@ -107,7 +107,6 @@ def rank_table(page: Page, summaries: list[Mapping[str, Any]]) -> str:
 
 def _row(page: Page, summary: Mapping[str, Any]) -> str:
     wall_s, steps = summary.get("wall_seconds"), (summary.get("steps") or {}).get("train")
-    wait_s = data_wait_s(summary)
     verdict: Mapping[str, Any] = next(iter(summary.get("verdicts") or ()), {})
     about = f" ({verdict['loader']})" if verdict.get("loader") else ""
     figures = (
@@ -115,8 +114,8 @@ def _row(page: Page, summary: Mapping[str, Any]) -> str:
         pad(page.safe(summary.get("state")), _COLUMNS[1] - 1).rstrip(),
         typeset.duration(wall_s),
         typeset.count(steps),
-        typeset.figure(None if steps is None or not wall_s else steps / wall_s),
-        typeset.percent(None if wait_s is None or not wall_s else wait_s / wall_s),
+        typeset.figure(steps_per_second(summary)),
+        typeset.percent(activity_shares(summary).get("data_wait")),
         typeset.count((summary.get("telemetry") or {}).get("records_lost")),
     )
     cells = "".join(right(figure, columns) for figure, columns in zip(figures, _COLUMNS, strict=True))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any
 
+from otel_train.analyze.report_text import activity_shares, steps_per_second
 from otel_train.export import typeset
 from otel_train.export.loader_lines import loader_lines
 from otel_train.export.stage_table import stage_tables
@@ -85,7 +86,7 @@ def _header(page: Page, summary: Summary) -> list[str]:
     )
     steps, wall_s = summary.get("steps") or {}, summary.get("wall_seconds")
     trained = steps.get("train")
-    per_second = (summary.get("throughput") or {}).get("steps_per_second")
+    per_second = steps_per_second(summary)
     facts = [
         f"rank {known(summary.get('rank'))} of {known(summary.get('world_size'))}",
         duration(wall_s),
@@ -137,8 +138,9 @@ def _activities(page: Page, summary: Summary) -> list[str]:
     spent = {name: seconds for name, seconds in (summary.get("activities") or {}).items() if seconds}
     if not spent:
         return []
+    shares = activity_shares(summary)
     names = sorted(spent, key=lambda name: -spent[name])
-    total_s, inner = sum(spent.values()), page.columns - len(INDENT)
+    inner = page.columns - len(INDENT)
     drawn = [_ACTIVITIES.get(name, ("░", "dim")) for name in names]
     cells = typeset.stacked([spent[name] for name in names], inner)
     strip = "".join(
@@ -148,7 +150,7 @@ def _activities(page: Page, summary: Summary) -> list[str]:
     legend = [
         page.paint(glyph, style)
         + f" {pad(page.safe(name.replace('_', ' ')), column)}"
-        + right(percent(spent[name] / total_s), 7)
+        + right(percent(shares.get(name)), 7)
         + right(duration(spent[name]), 9)
         for name, (glyph, style) in zip(names, drawn, strict=True)
     ]

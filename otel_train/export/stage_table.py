@@ -123,7 +123,7 @@ def _self_s(rows: Iterable[Row]) -> float | None:
 def _row(page: Page, table: _Table, row: Row) -> str:
     stage = row.get("stage")
     self_s = row.get("self_seconds")
-    share = rate(self_s, table.phase_s)
+    share = rate(self_s or None, table.phase_s)  # what was never innermost has no share
     figures = right(_short_count(row.get("count")), _COUNT_COLUMNS) + _figures(row)
     room = page.columns - len(INDENT) - table.column - display_width(figures) - _SHARE_COLUMNS - 2
     waits = stage == "data" and (share or 0) > _SHARE_WORTH_A_COLOR

@@ -9,14 +9,18 @@ import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
+from otel_train.analyze.report_text import ABSENT, duration, figure, percent
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+__all__ = [
+    "ABSENT", "INDENT", "NARROWEST", "WIDEST", "Page", "bar", "count", "cut", "display_width", "duration", "figure",
+    "flow", "known", "pad", "percent", "plural", "rate", "right", "stacked", "wrap",
+]  # fmt: skip
+
 NARROWEST, WIDEST = 80, 120
 """Columns a page is laid out for. Narrower breaks the tables, wider tears the eye away from the row."""
-
-ABSENT = "–"  # noqa: RUF001 - a dash, not a minus
-"""Stands for a figure that was not measured. Never zero."""
 
 INDENT = "  "
 
@@ -46,13 +50,6 @@ _ASCII = str.maketrans(
 )
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-_DURATION_UNITS = (
-    (1e-6, 1e-9, "ns"),
-    (1e-3, 1e-6, "µs"),
-    (1.0, 1e-3, "ms"),
-    (120.0, 1.0, "s"),
-    (7200.0, 60.0, "min"),
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,39 +203,9 @@ def stacked(weights: Sequence[float], columns: int) -> list[int]:
     return cells
 
 
-def duration(seconds: float | None) -> str:
-    """Seconds as three figures with the unit that suits them, from ns to h."""
-    if seconds is None or not math.isfinite(seconds):
-        return ABSENT
-    if seconds == 0:
-        return "0 s"
-    size = abs(float(f"{seconds:.3g}"))
-    for below, unit_s, unit in _DURATION_UNITS:
-        if size < below:
-            return f"{_three_figures(seconds / unit_s)} {unit}"
-    return f"{_three_figures(seconds / 3600)} h"
-
-
 def count(number: float | None) -> str:
     """A whole number with its thousands marked."""
     return ABSENT if number is None or not math.isfinite(number) else f"{number:,.0f}"
-
-
-def figure(number: float | None) -> str:
-    """Any number in three figures; whole numbers and large ones in full."""
-    if number is None or not math.isfinite(number):
-        return ABSENT
-    return count(number) if number == int(number) or abs(number) >= 100 else _three_figures(number)  # noqa: PLR2004 - as below
-
-
-def percent(share: float | None) -> str:
-    """A ratio as a reader expects it; what is not nothing is not shown as nothing."""
-    if share is None or not math.isfinite(share):
-        return ABSENT
-    hundredths = share * 100
-    if 0 < hundredths < 0.01:  # noqa: PLR2004 - the smallest that two decimals show
-        return "<0.01 %"
-    return f"{hundredths:.2f} %" if 0 < hundredths < 1 else f"{hundredths:.1f} %"
 
 
 def plural(number: float | None, noun: str) -> str:
@@ -255,12 +222,6 @@ def rate(number: float | None, seconds: float | None) -> float | None:
 def known(value: object) -> object:
     """The value, or the sign for a missing one."""
     return ABSENT if value is None or value == "" else value
-
-
-def _three_figures(value: float) -> str:
-    size = abs(float(f"{value:.3g}"))
-    decimals = 2 if size < 10 else 1 if size < 100 else 0  # noqa: PLR2004 - three figures in all
-    return f"{value:,.{decimals}f}"
 
 
 def _columns(character: str) -> int:

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 from otel_train.analyze.drawing import HALF_WIDTH, area, color_of, lines
 from otel_train.analyze.report import share_bar, table
-from otel_train.analyze.report_text import ABSENT, bytes_of, data_wait_s, duration, figure, percent
+from otel_train.analyze.report_text import (
+    ABSENT,
+    activity_shares,
+    bytes_of,
+    duration,
+    figure,
+    percent,
+    steps_per_second,
+)
 from otel_train.web.notices import facts_of
 from otel_train.web.parts import address, moment, section, share_strip, texts, tiles
 from otel_train.web.shelf import number, text, whole
@@ -56,14 +64,8 @@ def step_row(summary: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _tiles(view: View) -> str:
     summary, pulse = view.summary, view.pulse
-    wall_s = number(summary.get("wall_seconds"))
-    steps, written_steps = view.steps, (summary.get("steps") or {}).get("train")
-    activities = summary.get("activities") or {}
-    spent_s = sum(activities.values())
-    wait, productive = (
-        value / spent_s if spent_s and value is not None else None
-        for value in (data_wait_s(summary), activities.get("productive"))
-    )
+    steps, speed, shares = view.steps, steps_per_second(summary), activity_shares(summary)
+    wait, productive = shares.get("data_wait"), shares.get("productive")
     now_s, whole_run = pulse.now_step_s, step_row(summary)
     memory = [
         value for value in (view.series.get("memory") or {}).get(PROCESS_MEMORY, ()) if value is not None
@@ -76,7 +78,7 @@ def _tiles(view: View) -> str:
             (
                 "steps per second",
                 figure(1 / now_s if now_s else None),
-                f"whole run {figure(written_steps / wall_s)}" if written_steps and wall_s else "",
+                f"whole run {figure(speed)}" if speed else "",
             ),
             ("step", duration(now_s), f"median {duration(whole_run.get('p50'))}, p99 {duration(whole_run.get('p99'))}" if whole_run else ""),
             ("waiting for data", percent(pulse.now_share("data")), f"whole run {percent(wait)}" if wait is not None else ""),
@@ -112,17 +114,17 @@ def _inside(view: View) -> str:
 
 def _activities(view: View) -> str:
     spent = {name: seconds for name, seconds in (view.summary.get("activities") or {}).items() if seconds}
-    total_s = sum(spent.values())
-    if not total_s:
+    shares = activity_shares(view.summary)
+    if not spent or not shares:
         return ""
     ordered = sorted(spent.items(), key=lambda item: -item[1])
     colors = {name: color_of(name, place) for place, name in enumerate(spent)}
     strip = share_strip(
-        [(name, seconds / total_s, colors[name]) for name, seconds in ordered], label="Where the time went"
+        [(name, shares.get(name, 0.0), colors[name]) for name, _ in ordered], label="Where the time went"
     )
     items = "".join(
         f'<li><span class="key b-{colors[name]}"></span>{escape(name.replace("_", " "))} '
-        f"<strong>{percent(seconds / total_s)}</strong> {duration(seconds)}</li>"
+        f"<strong>{percent(shares.get(name))}</strong> {duration(seconds)}</li>"
         for name, seconds in ordered
     )
     return f'{strip}<ul class="legend">{items}</ul>'
@@ -174,15 +176,14 @@ def _ranks(view: View) -> str:
 
 def _rank(view: View, rank: int) -> list[str]:
     summary = view.others.get(rank, {})
-    activities = summary.get("activities") or {}
-    spent_s, wait_s = sum(activities.values()), data_wait_s(summary)
+    wait = activity_shares(summary).get("data_wait")
     leading: Mapping[str, Any] = next(iter(summary.get("verdicts") or ()), {})
     link = f'<a href="{address(view.run.name, rank=rank)}">rank {rank}</a>'
     return [
         f"<strong>{link}</strong>" if rank == view.rank else link,
         figure((summary.get("steps") or {}).get("train")),
         duration(step_row(summary).get("p50")),
-        ABSENT if not spent_s or wait_s is None else share_bar(wait_s / spent_s, "data"),
+        ABSENT if wait is None else share_bar(wait, "data"),
         figure(whole((summary.get("telemetry") or {}).get("records_lost"))),
         escape(text(leading.get("name")).replace("_", " ") or ABSENT),
     ]

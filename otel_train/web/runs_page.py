@@ -48,7 +48,6 @@ def runs_page(rows: Sequence[Row], root: Path, *, words: str, page: int) -> str:
 
 
 def _row(row: Row) -> list[str]:
-    speed = row.steps / row.wall_s if row.steps and row.wall_s else None
     name = f"<strong>{escape(row.run_name)}</strong>"
     beside = f' <span class="dim">{escape(row.name)}</span>' if row.name != row.run_name else ""
     return [
@@ -56,7 +55,7 @@ def _row(row: Row) -> list[str]:
         badge(row.state),
         moment(row.started_unix_s or None),
         figure(row.steps),
-        figure(speed),
+        figure(row.speed),
         figure(row.ranks),
         escape(row.host) or ABSENT,
         f'<span title="{duration(row.wall_s)}">{escape(row.verdict.replace("_", " ")) or ABSENT}</span>',

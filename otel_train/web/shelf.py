@@ -33,6 +33,7 @@ class Row:
         ranks: of the job; None if nobody knows.
         steps: training steps as last written down.
         wall_s: seconds from its start, as last written down.
+        speed: training steps per second of those.
         verdict: name of the leading finding, or "".
         state: whether it goes on.
     """
@@ -44,6 +45,7 @@ class Row:
     ranks: int | None
     steps: int | None
     wall_s: float | None
+    speed: float | None
     verdict: str
     state: Liveness
 
@@ -107,7 +109,7 @@ class Shelf:
             summary, about, beat, written_s=written.changed_ns / 1e9 if written else None, now_s=self._now()
         )
         started_ns = number(about.get("started_unix_ns"))
-        verdicts = summary.get("verdicts")
+        verdicts, throughput = summary.get("verdicts"), summary.get("throughput")
         leading = verdicts[0] if isinstance(verdicts, list) and verdicts else {}
         return Row(
             name=name,
@@ -119,6 +121,7 @@ class Shelf:
             if isinstance(summary.get("steps"), dict)
             else None,
             wall_s=number(summary.get("wall_seconds")),
+            speed=number(throughput.get("steps_per_second")) if isinstance(throughput, dict) else None,
             verdict=text(leading.get("name")) if isinstance(leading, dict) else "",
             state=state,
         )
