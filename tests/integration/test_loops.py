@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from otel_train.artifacts.laws import laws_of
+from otel_train.export.console import render_card
 from otel_train.unobserved import UPDATES_WITHOUT_FORWARD
+from tests.contract.goldens import files
 from tests.integration.loops import (  # noqa: F401 - each enters its programs in the table
     ahead,
     by_hand,
@@ -31,7 +33,9 @@ from tests.integration.loops import (  # noqa: F401 - each enters its programs i
     updates,
 )
 from tests.integration.loops.truth import EAGER, LOOPS, TRAIN, Truth, Watch, learn, loader, sgd
+from tests.support.card import card_differences
 from tests.support.loop_table import counted, settle, shape_of
+from tests.support.metrics_shown import metric_differences, of_otlp
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -173,6 +177,8 @@ def test_a_loop_is_counted_as_it_counts_itself(name: str, tmp_path: Path) -> Non
     assert summary["telemetry"]["records"] > 0 or not truth.batches
     assert summary["telemetry"]["faults"] == {}
     broken = laws_of(summary)
+    broken += card_differences(render_card(summary, color=False, unicode=True), summary)
+    broken += metric_differences(exported(tmp_path), summary)
     assert not broken, "\n".join(broken)
     assert_times_add_up(summary, truth)
     assert_absent_and_said(summary, truth)
@@ -180,6 +186,12 @@ def test_a_loop_is_counted_as_it_counts_itself(name: str, tmp_path: Path) -> Non
     if truth.repeatable and LOOPS[name].__module__ != compiled.__name__:  # test_compiled.py compares those
         _, bare = run(name, tmp_path, disabled=True)
         assert watch.weights() == bare.weights()
+
+
+def exported(folder: Path) -> dict[str, dict[tuple[str, ...], float]]:
+    """The series of the newest run below a folder, as they were last pushed; none where it had no folder."""
+    paths = sorted(folder.glob("*/rank0/metrics.otlp.jsonl"), key=lambda path: path.stat().st_mtime)
+    return of_otlp(files.metrics(paths[-1].read_text(encoding="utf-8"))) if paths else {}
 
 
 def row(truth: Truth, summary: dict[str, Any], program: Any) -> dict[str, Any]:
