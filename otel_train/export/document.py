@@ -91,8 +91,9 @@ class Documents:
             window: from where on figures count; None for the whole session.
         """
         run, info, loaders = self._run, self._info, dict(self._loaders())
-        totals = run.totals if window is None else run.totals.since(window.totals)
-        since_ns = run.started_ns if window is None else window.begun_ns
+        totals, since_ns = run.totals, run.started_ns
+        if window is not None:
+            totals, since_ns = run.totals.since(window.totals), window.begun_ns
         until_ns = run.settled_ns if run.closed else system_clock()
         things = self._health.unobserved()
         edges = figures(
@@ -103,8 +104,7 @@ class Documents:
             processors=_processors(),
             unobserved=things,
         )
-        slow = self._ranks.finding(totals.phase_s("train"))
-        if slow is not None:
+        if (slow := self._ranks.finding(totals.phase_s("train"))) is not None:
             edges["verdicts"] = with_straggler(edges["verdicts"], slow)
         return {
             "schema": SCHEMA,

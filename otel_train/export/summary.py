@@ -161,16 +161,6 @@ def _stage(row: StageTotals) -> dict[str, Any]:
     }
 
 
-def _activities(totals: Totals, wall_s: float) -> dict[str, float]:
-    """Seconds by activity; what is not settled yet is ``other``."""
-    found = dict.fromkeys(ACTIVITIES, 0.0)
-    found.update({a.name.lower(): float(totals.activity_ns[a]) / NS_PER_S for a in Activity})
-    unsettled_s = wall_s - sum(found.values())
-    if unsettled_s > LEAST_S:
-        found["other"] += unsettled_s
-    return found
-
-
 def per_second(count: float | None, seconds: float) -> float | None:
     """The one rule of every rate; None where there is nothing to divide, or nothing to divide by."""
     return count / seconds if count is not None and seconds > 0 else None

@@ -188,7 +188,11 @@ def _verdicts(lines: Sequence[str], summary: Summary) -> Iterator[str]:
         yield from differences(parts["costs"], [_costs(cost)], where=f"verdict {name}, costs")
         seen = [_number(key, value) for key, value in finding["evidence"].items()]
         yield from differences(parts["seen"], seen, where=f"verdict {name}, seen")
-        yield from differences(finding["claim"], _claims(finding, since_s), where=f"verdict {name}, claim")
+        yield from differences(
+            finding["claim"],
+            [*_supply(finding, summary), *_claims(finding, since_s)],
+            where=f"verdict {name}, claim",
+        )
 
 
 def _costs(cost: tuple[float, float]) -> Line:
@@ -197,6 +201,21 @@ def _costs(cost: tuple[float, float]) -> Line:
 
 def _number(name: str, value: float) -> Line:
     return line(rf"(?<![\w.]){re.escape(name)} #(?= ·)", lambda _: (value,))
+
+
+def _supply(finding: Mapping[str, Any], summary: Summary) -> list[Line]:
+    """What the workers of a loader take against what the loop asks for."""
+    found = (row for row in summary["loaders"] if row["loader"] == finding["loader"])
+    row: Mapping[str, Any] = next(found, {})
+    build_s, workers = (row.get("build") or {}).get("avg"), row.get("workers") or 1
+    ask_s = finding["evidence"].get("ask_interval_seconds")
+    return [
+        line(
+            r"Its # workers take # per batch, one every #; the loop asks every #",
+            lambda _: (workers, build_s, build_s / workers if build_s else None, ask_s),
+        ),
+        line(r"Its worker takes # per batch; the loop asks every #", lambda _: (build_s, ask_s)),
+    ]
 
 
 def _claims(finding: Mapping[str, Any], since_s: float) -> list[Line]:

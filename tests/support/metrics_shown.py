@@ -34,6 +34,12 @@ def starts(summary: Summary, of: str) -> dict[tuple[str, ...], float]:
     return {(row["loader"],): row["start"][of] for row in summary["loaders"] if row["start"]}
 
 
+def builds(summary: Summary, of: str) -> dict[tuple[str, ...], float]:
+    """Of workers; on the training thread the wait is the building."""
+    found = {row["loader"]: row["build"] for row in summary["loaders"] if row["build"]}
+    return {(name,): build[of] for name, build in found.items() if build["measured_in"] == "worker"}
+
+
 def endings(summary: Summary) -> dict[tuple[str, ...], float]:
     return {(row["loader"], why): n for row in summary["loaders"] for why, n in row["endings"].items()}
 
@@ -42,6 +48,7 @@ METRICS: dict[str, Callable[[Summary], Series]] = {
     "train.batches": lambda s: rows(s, "rates", "loader", "phase", of="batches"),
     "train.samples": lambda s: rows(s, "rates", "loader", "phase", of="samples"),
     "train.tokens": lambda s: rows(s, "rates", "loader", "phase", of="tokens"),
+    "train.batch.time": lambda s: rows(s, "rates", "loader", "phase", of="seconds"),
     "train.steps": lambda s: rows(s, "step_durations", "loader", "phase"),
     "train.step.duration.count": lambda s: rows(s, "step_durations", "loader", "phase"),
     "train.step.duration.sum": lambda s: rows(s, "step_durations", "loader", "phase", of="total_seconds"),
@@ -51,6 +58,8 @@ METRICS: dict[str, Callable[[Summary], Series]] = {
     "train.loader.exhaustions": endings,
     "train.loader.start.duration.count": lambda s: starts(s, "count"),
     "train.loader.start.duration.sum": lambda s: starts(s, "total_seconds"),
+    "train.loader.batch.build.duration.count": lambda s: builds(s, "count"),
+    "train.loader.batch.build.duration.sum": lambda s: builds(s, "total_seconds"),
     "train.loader.errors": lambda s: {
         (error, row["loader"]): number for row in s["loaders"] for error, number in row["errors"].items()
     },
