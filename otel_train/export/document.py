@@ -94,11 +94,10 @@ class Documents:
         totals, since_ns = run.totals, run.started_ns
         if window is not None:
             totals, since_ns = run.totals.since(window.totals), window.begun_ns
-        until_ns = run.settled_ns if run.closed else system_clock()
         things = self._health.unobserved()
         edges = figures(
             totals,
-            wall_s=(until_ns - since_ns) / NS_PER_S,
+            wall_s=((run.settled_ns if run.closed else system_clock()) - since_ns) / NS_PER_S,
             source=run.step_source,
             loaders=loaders,
             processors=_processors(),
