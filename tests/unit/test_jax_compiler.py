@@ -35,7 +35,7 @@ class Monitoring:
 
     def tell(self, event: str, ms: float) -> None:
         for listener in self.listeners:
-            listener(event, ms / 1e3, fun_name="f")
+            listener(event, ms / 1e3, fun_name="descend")
 
 
 class OlderMonitoring(Monitoring):
@@ -81,7 +81,9 @@ def test_tracing_lowering_and_compiling_are_one_compile(compiler: Compiler) -> N
         compiler.part(event, ms)
         compiler.clock.tick(ms=1)
 
-    assert compiler.probe.take() == [Compile(1000 * MS, 1102 * MS, again=None, compiler="jax", function="f")]
+    assert compiler.probe.take() == [
+        Compile(1000 * MS, 1102 * MS, again=None, compiler="jax", function="descend")
+    ]
     assert compiler.probe.take() == []
 
 
@@ -93,7 +95,9 @@ def test_what_is_traced_in_a_trace_is_a_part_of_it(compiler: Compiler) -> None:
     compiler.jax.tell(TRACED, 20)  # the outer one, which began before
     compiler.part(COMPILED, 30)
 
-    assert compiler.probe.take() == [Compile(1000 * MS, 1050 * MS, again=None, compiler="jax", function="f")]
+    assert compiler.probe.take() == [
+        Compile(1000 * MS, 1050 * MS, again=None, compiler="jax", function="descend")
+    ]
 
 
 def test_a_compile_that_began_before_the_session_counts_from_the_session_on() -> None:
@@ -105,7 +109,7 @@ def test_a_compile_that_began_before_the_session_counts_from_the_session_on() ->
     clock.tick(ms=30)
     jax.tell(COMPILED, 500)
 
-    assert probe.take() == [Compile(1000 * MS, 1030 * MS, again=None, compiler="jax", function="f")]
+    assert probe.take() == [Compile(1000 * MS, 1030 * MS, again=None, compiler="jax", function="descend")]
 
 
 @pytest.mark.parametrize(
