@@ -259,7 +259,7 @@ class Probes:
         else:
             name = OTHER
         probe = self._join(Loader(loader, name=name))
-        probe.given = False
+        probe.given, probe.awaited = False, True
         if name != OTHER:
             holders[number : number + 1] = [probe]
         return probe
@@ -271,7 +271,9 @@ class Probes:
         When a loader was made is not known of those that were there before us, and of other classes than DataLoader:
         the former count as made at the start, the latter as made now.
         """
-        if holder.running:
+        if holder.running or (
+            holder.awaited and holder.loader() is not None
+        ):  # another thread may be about to begin
             return False
         if holder.loader() is None or self.patch is None or not _is_data_loader(loader):
             return True

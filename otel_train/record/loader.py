@@ -63,6 +63,7 @@ class LoaderProbe:
         loader: gives the loader, while it lives.
         inner: gives the DataLoader that iterates in its place, if there is one.
         given: the program gave it; else it was found when it was first iterated.
+        awaited: it has its name, and its first pass begins any moment.
         began_ns: when its newest pass began, on the clock of ``MadeLoaders``; 0 before the first.
 
     Args:
@@ -111,6 +112,7 @@ class LoaderProbe:
         self.inner: Callable[[], Any] = lambda: None
         self.began_ns = 0
         self.given = True
+        self.awaited = False
         self._running: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
@@ -120,6 +122,7 @@ class LoaderProbe:
 
     def begins(self, iterator: Any) -> None:
         """A pass begins."""
+        self.awaited = False
         self.began_ns = perf_counter_ns()
         self._running.add(iterator)
 

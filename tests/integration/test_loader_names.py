@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, SequentialSampler
 
 import otel_train
 from tests.integration.loops.truth import QUIET, Net, loader, sgd
@@ -199,6 +199,31 @@ def test_threads_that_run_side_by_side_have_a_name_each(observed: Callable[..., 
         train_loader = loader(2)
         for _ in train_loader:
             both.wait(30)
+
+    def program() -> None:
+        threads = [threading.Thread(target=work) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    assert passes(observed(program)) == {"train_loader": 1, "train_loader_2": 1}
+
+
+def test_threads_that_begin_at_once_have_a_name_each(observed: Callable[..., dict[str, Any]]) -> None:
+    """The second is named while the first is still making its iterator: no pass has begun yet."""
+    both = threading.Barrier(2)
+
+    class Meeting(SequentialSampler):
+        def __iter__(self) -> Iterator[int]:
+            both.wait(30)
+            return super().__iter__()
+
+    def work() -> None:
+        rows = [torch.zeros(4)] * 4
+        train_loader = DataLoader(rows, batch_size=2, sampler=Meeting(rows))  # type: ignore[arg-type]
+        for _ in train_loader:
+            pass
 
     def program() -> None:
         threads = [threading.Thread(target=work) for _ in range(2)]
