@@ -217,11 +217,11 @@ def test_threads_that_begin_at_once_have_a_name_each(observed: Callable[..., dic
     class Meeting(SequentialSampler):
         def __iter__(self) -> Iterator[int]:
             both.wait(30)
-            return super().__iter__()
+            yield from super().__iter__()
 
     def work() -> None:
         rows = [torch.zeros(4)] * 4
-        train_loader = DataLoader(rows, batch_size=2, sampler=Meeting(rows))  # type: ignore[arg-type]
+        train_loader = DataLoader(rows, batch_size=2, sampler=Meeting(rows))
         for _ in train_loader:
             pass
 
