@@ -181,8 +181,9 @@ build_compose() {
     fi
     rm -rf "$unpacked"
     logged compose "$root/tools/debian_packages.sh" "$unpacked" trixie docker-compose
-    mv -f "$unpacked/root/usr/bin/docker-compose" "$bin/" 2>/dev/null ||
-        mv -f "$unpacked/root/usr/libexec/docker/cli-plugins/docker-compose" "$bin/"
+    # Where the package has the program as a plugin of docker's, what is in usr/bin is a link to it.
+    mv -f "$unpacked/root/usr/libexec/docker/cli-plugins/docker-compose" "$bin/" 2>/dev/null ||
+        mv -f "$unpacked/root/usr/bin/docker-compose" "$bin/"
     rm -rf "$unpacked"
 }
 
