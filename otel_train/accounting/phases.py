@@ -101,6 +101,11 @@ class Batch:
     fresh: bool = True
 
     @property
+    def has_forward(self) -> bool:
+        """A forward began in it."""
+        return any(item.shows in _FORWARDS for item in self.items)
+
+    @property
     def loaders(self) -> list[int]:
         """Every loader that was asked for it."""
         return [each.source for each in self.passes] or ([self.loader] if self.loader >= 0 else [])
@@ -287,7 +292,7 @@ class BatchPhases:
             return
         items = _backwards_decide(batch.items, certain=self._certain)
         batch.items = []
-        declared = self._sources.declared[batch.loader] if batch.loader >= 0 and batch.passes else -1
+        declared = self._declared(batch)
         if declared > TRAIN:
             self._show(batch, declared)
             self._settle_waiting(ended_too=True)
@@ -332,7 +337,7 @@ class BatchPhases:
         if self.waiting:
             several = len(self.waiting) > 1
             for batch in self.waiting:
-                forward = any(item.shows in _FORWARDS for item in batch.items)
+                forward = batch.has_forward
                 self._settle(batch, self._eval_phase(batch) if forward and several and self._trained else -1)
             self.waiting = []
         self._book.apart(self._lead, Activity.OUTSIDE)  # of a step that has shown nothing
@@ -365,6 +370,10 @@ class BatchPhases:
             self._sources.named[source],
         )
         return next((phase for phase in known if phase >= 0), TRAIN)
+
+    def _declared(self, batch: Batch) -> int:
+        """Phase that the program declared for the loader of a batch; -1 for none."""
+        return self._sources.declared[batch.loader] if batch.loader >= 0 and batch.passes else -1
 
     def _eval_phase(self, batch: Batch) -> int:
         """Which phase outside training: what the loader's name says, else evaluation."""
@@ -433,11 +442,10 @@ class BatchPhases:
         if forwards[0] == ahead:
             before, behind = [], tail
         elif used:
-            phase = self._eval_phase(batch)
-            declared = self._sources.declared[batch.loader]
-            if declared == TRAIN:
+            if self._declared(batch) == TRAIN:
                 self._train_head(before, batch)
             else:
+                phase = self._eval_phase(batch)
                 self._show(batch, phase)
                 self._book.evaluate(before, phase, batch.loader, batch.loaders, step=batch.fetched)
         elif batch.left_over is not None:
@@ -562,7 +570,7 @@ class BatchPhases:
         size = sum(len(batch.items) for batch in self.waiting)
         room = len(self.waiting) - LOOKS_AHEAD
         for place, batch in enumerate(self.waiting):
-            forward = any(item.shows in _FORWARDS for item in batch.items)
+            forward = batch.has_forward
             shown = next((each.phase for each in batch.passes if each.phase >= 0), -1)
             over = all(each.ended for each in batch.passes) and not self._is_left_over(batch)
             ended, batch.fresh = over and ended_too and not batch.fresh, False
@@ -585,10 +593,10 @@ class BatchPhases:
         """Book a batch under a phase; -1: by what is known of its loader."""
         if phase < 0:
             phase = self.phase_of(batch.passes[0]) if batch.passes else TRAIN
-        declared = self._sources.declared[batch.loader] if batch.loader >= 0 and batch.passes else -1
+        declared = self._declared(batch)
         phase = declared if declared >= 0 else phase
         if phase == TRAIN:
-            self._trained = self._trained or any(item.shows in _FORWARDS for item in batch.items)
+            self._trained = self._trained or batch.has_forward
             self._train(batch.items, batch.loader, batch.loaders)
         else:
             self._book.evaluate(batch.items, phase, batch.loader, batch.loaders, step=batch.fetched)
