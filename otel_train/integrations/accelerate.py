@@ -6,7 +6,7 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from otel_train import front
-from otel_train.integrations.part import Part
+from otel_train.integrations.shared import CallbackSession
 from otel_train.optional import require
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class OtelTrainTracker(_Tracker):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
-        self._part = Part("the accelerate tracker", settings)
+        self._shared = CallbackSession("the accelerate tracker", settings)
 
     @property
     def tracker(self) -> Session | None:
@@ -45,7 +45,7 @@ class OtelTrainTracker(_Tracker):
 
     def start(self) -> None:
         """Open the session, or join it."""
-        self._part.join()
+        self._shared.join()
 
     def store_init_configuration(self, values: Mapping[str, Any]) -> None:
         """The program's own settings are no figures: they go to whichever tracker keeps them."""
@@ -53,14 +53,14 @@ class OtelTrainTracker(_Tracker):
     def log(self, values: Mapping[str, Any], step: int | None = None, **_: Any) -> None:
         """Hand over the numbers, and the tensors of one element, which are read later."""
         del step  # we know which it is
-        with self._part.guard:
+        with self._shared.guard:
             session = front.current()
             if session is not None:
                 session.log({name: value for name, value in values.items() if _is_number(value)})
 
     def finish(self) -> None:
         """Close the session, if it is ours and nobody else's."""
-        self._part.leave()
+        self._shared.leave()
 
 
 def _is_number(value: Any) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_train.integrations.part import Part
+from otel_train.integrations.shared import CallbackSession
 from otel_train.optional import require
 
 _Callback: Any = require("fastai.callback.core", extra="fastai").Callback
@@ -26,22 +26,22 @@ class OtelTrainCallback(_Callback):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
-        self._part = Part("the fastai callback", settings)
+        self._shared = CallbackSession("the fastai callback", settings)
 
     def before_fit(self) -> None:
         """Open the session, or join it."""
         self.run = not (hasattr(self.learn, "lr_finder") or hasattr(self, "gather_preds"))
         if self.run:
-            self._part.join()
+            self._shared.join()
 
     def before_epoch(self) -> None:
         """Mark the epoch."""
-        self._part.begin_epoch(lambda: self.learn.epoch + 1)
+        self._shared.begin_epoch(lambda: self.learn.epoch + 1)
 
     def after_epoch(self) -> None:
         """It is over, validation included."""
-        self._part.end_epoch()
+        self._shared.end_epoch()
 
     def after_fit(self) -> None:
         """Close the session, if it is ours and nobody else's."""
-        self._part.leave()
+        self._shared.leave()

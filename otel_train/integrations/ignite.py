@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from otel_train.arguments import refused, shown
-from otel_train.integrations.part import Part
+from otel_train.integrations.shared import CallbackSession
 from otel_train.optional import require
 
 _Events: Any = require("ignite.engine", extra="ignite").Events
@@ -26,7 +26,7 @@ class OtelTrainHandler:
     """
 
     def __init__(self, **settings: Any) -> None:
-        self._part = Part("the ignite handler", settings)
+        self._shared = CallbackSession("the ignite handler", settings)
 
     def attach(self, engine: Any) -> None:
         """Be told of every run of ``engine``: of the trainer, not of evaluators.
@@ -43,15 +43,15 @@ class OtelTrainHandler:
 
     def _started(self, engine: Any) -> None:
         del engine
-        self._part.join()
+        self._shared.join()
 
     def _epoch_started(self, engine: Any) -> None:
-        self._part.begin_epoch(lambda: engine.state.epoch)
+        self._shared.begin_epoch(lambda: engine.state.epoch)
 
     def _epoch_completed(self, engine: Any) -> None:
         del engine
-        self._part.end_epoch()
+        self._shared.end_epoch()
 
     def _completed(self, engine: Any) -> None:
         del engine
-        self._part.leave()
+        self._shared.leave()

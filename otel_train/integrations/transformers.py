@@ -6,7 +6,7 @@ from numbers import Real
 from typing import Any
 
 from otel_train import front
-from otel_train.integrations.part import Part
+from otel_train.integrations.shared import CallbackSession
 from otel_train.optional import require
 
 _Callback: Any = require("transformers", extra="transformers").TrainerCallback
@@ -30,31 +30,31 @@ class OtelTrainCallback(_Callback):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__()
-        self._part = Part("the transformers callback", settings)
+        self._shared = CallbackSession("the transformers callback", settings)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Open the session, or join it."""
         del args, state, control
-        self._part.join()
+        self._shared.join()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Mark the epoch."""
         del args, control
-        self._part.begin_epoch(lambda: int((state.epoch or 0) + _ROUNDING) + 1)
+        self._shared.begin_epoch(lambda: int((state.epoch or 0) + _ROUNDING) + 1)
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """It is over; evaluation comes after it."""
         del args, state, control
-        self._part.end_epoch()
+        self._shared.end_epoch()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
         """Hand over what it logs of the step: not of a whole run or an evaluation."""
         del args, state, control
-        with self._part.guard:
+        with self._shared.guard:
             known = {"loss", "learning_rate", "grad_norm"}
             front.log(**{k: v for k, v in (logs or {}).items() if k in known and isinstance(v, Real)})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close the session, if it is ours and nobody else's."""
         del args, state, control
-        self._part.leave()
+        self._shared.leave()
