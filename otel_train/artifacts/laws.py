@@ -10,7 +10,7 @@ from collections import defaultdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from otel_train.artifacts.evidence import Figures, numbers_of
+from otel_train.artifacts.verdict_evidence import Figures, numbers_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -6,7 +6,7 @@ import inspect
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.record.roles import FRAMEWORKS, role_of
+from otel_train.record.loader_roles import FRAMEWORKS, role_of
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator, Mapping, Sequence

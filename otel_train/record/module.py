@@ -6,7 +6,7 @@ model), and adds no graph break, because under ``torch.compile`` it steps aside.
 parametrized modules make of themselves, it is bound to the copy and records nothing.
 
 A part of a root is recorded where the program calls it while no watched forward is open in its thread, under the name
-of the root; ``record/parts.py`` says which modules are parts.
+of the root; ``record/submodules.py`` says which modules are parts.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.codes import Flag, Op, SourceKind, code
 from otel_train.record.callers import is_ours, variables_of
-from otel_train.record.parts import parts_of
 from otel_train.record.replaced import replace
+from otel_train.record.submodules import parts_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -19,7 +19,7 @@ from otel_train.integrations.checkpoints import time_checkpoints
 from otel_train.integrations.meeting import common_run_id
 from otel_train.integrations.profiled import activities_of, chosen, fitted, steps_of_an_epoch
 from otel_train.integrations.shared import SharedSession, checked, merged, plain
-from otel_train.record.roles import role_of
+from otel_train.record.loader_roles import role_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
