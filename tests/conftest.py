@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 from typing import TYPE_CHECKING
@@ -21,6 +22,19 @@ if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
 # A busy machine makes a slow example, not a wrong one.
 settings.register_profile("house", deadline=None, print_blob=True)
 settings.load_profile("house")
+
+
+FORK_HANGS_AFTER_S = 60
+
+
+def pytest_configure() -> None:
+    """A forked child that hangs shows where: the time limit of a test shows the threads of its parent alone."""
+    report = os.dup(2)
+
+    def watch() -> None:
+        faulthandler.dump_traceback_later(FORK_HANGS_AFTER_S, file=report)
+
+    os.register_at_fork(after_in_child=watch)
 
 
 @pytest.fixture(autouse=True)

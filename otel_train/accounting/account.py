@@ -8,7 +8,6 @@ import numpy as np
 
 from otel_train.accounting.nesting import (
     BACKWARD,
-    BEGIN,
     CHECKPOINT,
     DATA,
     END,
@@ -17,13 +16,11 @@ from otel_train.accounting.nesting import (
     GRAD,
     H2D,
     PASS_END,
-    RESUME,
     SCALER,
     STAGE,
     STOP,
     SUSPEND,
     UPDATES,
-    Event,
     Nesting,
     OpenStage,
 )
@@ -40,7 +37,7 @@ from otel_train.accounting.steps import (
     StepSourceDecision,
 )
 from otel_train.accounting.types import NOTHING, Activity, EpochMark, Settled, SourceTable, StepSource, table
-from otel_train.codes import Ending, Flag, Op
+from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Ending, Flag, Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -68,7 +65,7 @@ def _nothing_reclaimed(_: int, __: int) -> Iterable[tuple[Activity, int]]:
     return ()
 
 
-class ThreadAccount:
+class ThreadAccount(Nesting):
     """Settles the time of one thread. The result does not depend on when it is asked for.
 
     Args:
@@ -79,8 +76,6 @@ class ThreadAccount:
 
     Attributes:
         settling_ns: up to when edges have been worked through.
-        computes: the thread runs models, not only a loader.
-        asks: it gets batches from a loader itself.
     """
 
     def __init__(
@@ -91,15 +86,14 @@ class ThreadAccount:
         *,
         by_step: bool = False,
     ) -> None:
+        super().__init__(sources.kinds)
         self.settling_ns = started_ns
         self._sources = sources
         self._decision = StepSourceDecision()
         self._book = StepBook(sources, reclaimed, by_step=by_step)
         self._phases = BatchPhases(sources, self._book, self._decision)
-        self._nesting = Nesting(sources.kinds, self._see)
-        self._held: list[Event] = []
-        self.computes = False
-        self.asks = False
+        self._held: list[tuple[int, int]] = []
+        self._latest = Nesting(sources.kinds)
         self._began = False
         self._prelude: list[Item] = []
         self._passes: dict[int, Pass] = {}
@@ -125,7 +119,17 @@ class ThreadAccount:
     @property
     def open(self) -> list[OpenStage]:
         """Stages that are open, outermost first."""
-        return self._nesting.open
+        return self._latest.stages
+
+    @property
+    def computes(self) -> bool:
+        """The thread runs models, not only a loader."""
+        return bool(self._latest.met & COMPUTES)
+
+    @property
+    def asks(self) -> bool:
+        """It gets batches from a loader itself."""
+        return bool(self._latest.met >> DATA & 1)
 
     @property
     def source(self) -> StepSource:
@@ -136,11 +140,6 @@ class ThreadAccount:
     def number(self) -> int:
         """Number of the open step, where it was set by hand; else -1."""
         return self._book.open.number
-
-    @property
-    def ignored(self) -> int:
-        """Ends without a begin."""
-        return self._nesting.ignored
 
     @property
     def held(self) -> int:
@@ -154,17 +153,34 @@ class ThreadAccount:
         return min((items[0].begun_ns for items in waiting if items), default=self.settling_ns)
 
     def feed(self, times: Sequence[int], codes: Sequence[int]) -> None:
-        """Take the next edges: nanoseconds, never falling, and codes."""
-        edge = self._nesting.edge
+        """Take the next edges: nanoseconds, never falling, and codes. Hold them until it is known what steps are."""
+        decision, kinds = self._decision, self._sources.kinds
         for ns, code in zip(times, codes, strict=True):
-            edge(ns, code)
+            op = code & OP_MASK
+            if decision.source is not StepSource.UPDATE or op == _MARK:  # by updates it stays, but for a mark
+                decision.see(ns, code, kinds[code >> SOURCE_SHIFT & SOURCE_MASK])
+            if self._latest is not self:
+                self._latest.edge(ns, code)
+                self._held.append((ns, code))
+                if decision.decided or decision.shows_nothing:
+                    self._release()
+            else:
+                self.edge(ns, code)
+
+    def _release(self) -> None:
+        self.met |= self._latest.met
+        held, self._held = self._held, []
+        for ns, code in held:
+            self.edge(ns, code)
+        if self._decision.decided:
+            self._latest = self
 
     def pass_time(self, now_ns: int) -> None:
         """Settle time that no batch claims, up to now: nothing was written since the last edge."""
-        if self._held or self._nesting.open or not self._began or self._phases.batch is not None:
+        if self._held or self.stages or not self._began or self._phases.batch is not None:
             return
         if now_ns > self.settling_ns:
-            self._spend(now_ns, ())
+            self._place(self._spend(now_ns))
 
     def take(self) -> Settled:
         """Everything settled since the last call."""
@@ -186,66 +202,33 @@ class ThreadAccount:
         """Settle everything up to ``at_ns``. What is left of a step is partial."""
         self._decision.give_up_waiting()
         self._release()
-        at_ns = max(at_ns, self.settling_ns)
-        self._spend(at_ns, tuple(stage.source for stage in self._nesting.open if stage.counts))
+        self._place(self._spend(max(at_ns, self.settling_ns)))
         self._phases.after_stop(-1)
         self._phases.close()
         for item in self._prelude:
             self._book.apart((item,), Activity.INIT)
-        for each in self._passes.values():
-            self._book.wait(each.making, self._phases.phase_of(each), each.source)
-            each.making = []
         self._prelude = []
+        for each in self._passes.values():
+            self._forget(each)
         self._endings += [(source, _ERROR, at) for source, at in self._failed_passes.items()]
         self._failed_passes = {}
         return self.take()
 
-    # -- one event at a time -----------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------------------
 
-    def _see(self, event: Event) -> None:
-        """Hold events back until it is known what steps are counted by."""
-        self.computes = self.computes or bool(COMPUTES >> event.kind & 1)
-        self.asks = self.asks or event.kind == DATA
-        self._decision.see(event)
-        if not self._decision.decided:
-            self._held.append(event)
-            if self._decision.shows_nothing:
-                self._release()
-            return
-        if self._held:
-            self._release()
-        self._take(event)
+    def _spend(self, ns: int) -> Item:
+        """The time since the edge before, and whose it is."""
+        begun_ns = self.settling_ns
+        self.settling_ns = self._book.now_ns = max(ns, begun_ns)
+        return Item(self.stack, begun_ns, self.settling_ns - begun_ns)
 
-    def _release(self) -> None:
-        held, self._held = self._held, []
-        for event in held:
-            self._take(event)
-
-    def _take(self, event: Event) -> None:
-        self._book.backward_seen = self._book.backward_seen or (event.kind == BACKWARD and event.op == BEGIN)
-        self._spend(event.ns, event.stack)
-        op = event.op
-        if op <= RESUME:
-            self._begin(event)
-        elif op <= SUSPEND:
-            self._end(event)
-        else:
-            self._mark(event)
-
-    def _spend(self, ns: int, stack: tuple[int, ...]) -> None:
-        """Give the time since the event before to whom it belongs."""
-        item = Item(stack, self.settling_ns, max(0, ns - self.settling_ns))
-        self.settling_ns = self._book.now_ns = max(ns, self.settling_ns)
-        if self._starting is not None and not self._saving:
-            self._starting.making.append(item)
-        else:
-            self._happens(item)
-
-    def _happens(self, item: Item) -> None:
-        """Put time, or what happened at an instant, where it belongs."""
+    def _place(self, item: Item) -> None:
+        """Put time, and what happened at its end, where it belongs."""
         batch = self._phases.batch
         if self._saving:
             self._book.apart((item,), Activity.CHECKPOINT)
+        elif self._starting is not None:
+            self._starting.making.append(item)
         elif batch is not None:
             batch.items.append(item)
         elif self._began:
@@ -255,127 +238,144 @@ class ThreadAccount:
             if len(self._prelude) > MOST_PASSES:
                 self._book.apart((self._prelude.pop(0),), Activity.INIT)
 
-    def _begin(self, event: Event) -> None:
-        kind, phases = event.kind, self._phases
+    def _begin_training(self) -> None:
+        """What came before the first ask or computation was preparation."""
+        if not self._began:
+            self._began = True
+            self._book.apart(self._prelude, Activity.INIT)
+            self._prelude = []
+
+    # -- a stage begins ----------------------------------------------------------------------------
+
+    def begin(self, ns: int, stage: OpenStage) -> None:
+        """See ``Nesting.begin``."""
+        self._place(self._spend(ns))
+        kind, counts, phases = stage.kind, stage.counts, self._phases
         if kind == DATA:
-            if event.counts:
-                self._begin_data(event)
+            if counts:
+                self._begin_data(stage)
             return
         phases.after_stop(-1)
-        if COMPUTES >> kind & 1 and not self._saving:
-            if event.counts or not event.stack:
-                self._begin_training()
-                phases.compute()
-            if event.counts and kind == FORWARD:
-                shows = FORWARD_NO_GRAD
-                if event.flags & _WITH_GRAD:
-                    shows = FORWARD_GRAD if event.flags & _IN_TRAINING else FORWARD_FROZEN
-                self._happens(Item((), event.ns, 0, shows, event.source))
-            elif kind == SCALER:
-                self._updates_at_scaler = self._all_updates
-        elif kind == STAGE and self._decision.source is StepSource.MANUAL and not self._saving:
+        if kind == CHECKPOINT and counts:
+            phases.boundary(Boundary.CHECKPOINT)
+            self._saving += 1
+        elif self._saving:
+            return
+        elif COMPUTES >> kind & 1:
+            self._begin_computing(ns, stage)
+        elif kind == STAGE and self._decision.source is StepSource.MANUAL:
             self._begin_training()
             if phases.batch is None:
                 phases.compute()
-        elif kind == CHECKPOINT and event.counts:
-            phases.boundary(Boundary.CHECKPOINT)
-            self._saving += 1
 
-    def _begin_data(self, event: Event) -> None:
-        asked = self._pass_of(event)
-        self._phases.after_stop(event.source)
-        if event.flags & _START:
+    def _begin_computing(self, ns: int, stage: OpenStage) -> None:
+        kind, counts = stage.kind, stage.counts
+        if counts or not self.stack:
+            self._begin_training()
+            self._phases.compute()
+        if kind == FORWARD and counts:
+            shows = FORWARD_NO_GRAD
+            if stage.flags & _WITH_GRAD:
+                shows = FORWARD_GRAD if stage.flags & _IN_TRAINING else FORWARD_FROZEN
+            self._place(Item(self.stack, ns, 0, shows, stage.source))
+        elif kind == SCALER:
+            self._updates_at_scaler = self._all_updates
+        elif kind == BACKWARD:
+            self._book.backward_seen = True
+
+    def _begin_data(self, stage: OpenStage) -> None:
+        asked = self._pass_of(stage)
+        self._phases.after_stop(stage.source)
+        if stage.flags & _START:
             self._starting = asked
-            self._end_failed_pass(event.source)
+            self._end_failed_pass(stage.source)
         elif not self._saving:
             self._begin_training()
             self._phases.ask(asked)
 
-    def _end(self, event: Event) -> None:
-        if event.kind == DATA:
-            self._end_data(event)
+    # -- a stage ends ------------------------------------------------------------------------------
+
+    def end(self, ns: int, stage: OpenStage, op: int, payload: int) -> None:
+        """See ``Nesting.end``."""
+        item = self._spend(ns)
+        kind, counts, source = stage.kind, stage.counts, stage.source
+        if kind == DATA:
+            self._end_data(item, stage, op, payload)
             return
-        kind, op = event.kind, event.op
-        if kind == H2D and op == END and event.payload and event.outermost:
-            self._moved.append((event.source, event.payload - 1))
-        call = self._call(event)
-        shows = 0
-        if UPDATES >> kind & 1 and event.outermost and op == END:
+        item.source = source
+        item.call = self._call(ns, stage, op, payload) if counts else None
+        if kind in (BACKWARD, GRAD):
+            if counts:
+                item.shows = TRAINED
+                if self._decision.source is StepSource.BACKWARD:
+                    self._phases.closer(source)
+        elif op == END and UPDATES >> kind & 1 and self.is_outermost(kind):
             self._updates += 1
             self._all_updates += 1
-            shows = UPDATE
-            self._phases.update(event.source)
-        elif kind == BACKWARD or (kind == GRAD and not self._book.backward_seen):
-            if event.counts:
-                shows = TRAINED
-                if self._decision.source is StepSource.BACKWARD:
-                    self._phases.closer(event.source)
-        elif kind == SCALER and op == END and self._updates_at_scaler == self._all_updates:
-            self._skipped += 1
-        if call is not None or shows:
-            self._happens(Item((), event.ns, 0, shows, event.source, call))
-        if kind == CHECKPOINT and event.counts and self._saving:
+            item.shows = UPDATE
+            self._phases.update(source)
+        elif op == END and kind == SCALER:
+            self._skipped += self._updates_at_scaler == self._all_updates
+        elif op == END and kind == H2D and payload and self.is_outermost(kind):
+            self._moved.append((source, payload - 1))
+        self._place(item)
+        if kind == CHECKPOINT and counts and self._saving:
             self._saving -= 1
 
-    def _call(self, event: Event) -> tuple[int, int, int, int] | None:
-        """The call that has ended; None where it goes on later, or is a part of another."""
-        if not event.counts:
-            return None
-        ns = event.ns - event.begun_ns
-        if event.payload and event.kind == STAGE and event.op != STOP:
-            if event.op == SUSPEND:
-                self._pieces[event.payload] = self._pieces.pop(event.payload, 0) + ns
+    def _call(self, ended_ns: int, stage: OpenStage, op: int, token: int) -> tuple[int, int, int, int] | None:
+        """The call that has ended; None where it goes on later."""
+        ns = ended_ns - stage.begun_ns
+        if token and stage.kind == STAGE and op != STOP:
+            ns += self._pieces.pop(token, 0)
+            if op == SUSPEND:
+                self._pieces[token] = ns
                 if len(self._pieces) > MOST_PIECES:
                     del self._pieces[next(iter(self._pieces))]
-            else:
-                ns += self._pieces.pop(event.payload, 0)
-        if event.op in (STOP, SUSPEND):
-            return None
-        return event.source, event.begun_ns, ns, int(event.op == FAIL)
+        return None if op in (STOP, SUSPEND) else (stage.source, stage.begun_ns, ns, int(op == FAIL))
 
-    def _end_data(self, event: Event) -> None:
-        source, asked = event.source, self._passes.get(self._key(event))
-        lasted_ns = event.ns - event.begun_ns
-        if event.flags & _START:
-            if event.counts:
+    def _end_data(self, item: Item, stage: OpenStage, op: int, payload: int) -> None:
+        asked, counts = self._passes.get(_key(stage)), stage.counts
+        lasted_ns = self.settling_ns - stage.begun_ns
+        if op == END and not stage.flags & _START:
+            self._got(item, stage, asked, payload)
+        self._place(item)
+        if stage.flags & _START:
+            if counts:
                 self._starting = None
-                if asked is not None and event.op == END:
+                if asked is not None and op == END:
                     asked.making_ns = max(0, asked.making_ns) + lasted_ns
-            return
-        if event.op == END:
-            self._got(event, asked, lasted_ns)
-        elif event.op in (STOP, FAIL) and event.counts:
-            self._gave_none(event, asked, source)
+        elif op in (STOP, FAIL) and counts:
+            self._gave_none(stage, asked, op, payload)
 
-    def _got(self, event: Event, asked: Pass | None, lasted_ns: int) -> None:
-        source = event.source
+    def _got(self, item: Item, stage: OpenStage, asked: Pass | None, payload: int) -> None:
+        source, lasted_ns = stage.source, self.settling_ns - stage.begun_ns
         self._failed_passes.pop(source, None)
         self._stopped.discard(source)
         making_ns, waiting_ns = -1, -1
         if asked is not None and asked.making_ns >= 0:
             making_ns, waiting_ns, asked.making_ns = asked.making_ns, lasted_ns, -1
-        call = (source, event.begun_ns, lasted_ns, 0) if event.counts else None
-        fetched = (source, event.payload - 1, making_ns, waiting_ns)
-        if event.counts:
+        item.source, item.batch = source, (source, payload - 1, making_ns, waiting_ns)
+        if stage.counts:
+            item.call = (source, stage.begun_ns, lasted_ns, 0)
             self._phases.fetched(source)
-        self._happens(Item((), event.ns, 0, source=source, call=call, batch=fetched))
 
-    def _gave_none(self, event: Event, asked: Pass | None, source: int) -> None:
-        if event.op == STOP:
+    def _gave_none(self, stage: OpenStage, asked: Pass | None, op: int, why: int) -> None:
+        source = stage.source
+        if op == STOP:
             if source not in self._stopped:  # a loader at its end ends once, however often it is asked
                 self._stopped.add(source)
-                self._endings.append((source, event.payload, event.ns))
+                self._endings.append((source, why, self.settling_ns))
             self._failed_passes.pop(source, None)
         else:
             self._failed_asks.append(source)
-            if event.payload == _ERROR:
-                self._failed_passes[source] = event.ns
+            if why == _ERROR:
+                self._failed_passes[source] = self.settling_ns
         if asked is not None:
             self._phases.stop(asked)
-            if event.op == STOP and (
-                not event.begin_payload or asked is not self._phases.left_over
+            if op == STOP and (
+                not stage.payload or asked is not self._phases.left_over
             ):  # nothing of it is left
-                self._passes.pop(self._key(event), None)
+                self._passes.pop(_key(stage), None)
 
     def _end_failed_pass(self, source: int) -> None:
         """An exception ended a pass if the loader is then begun anew."""
@@ -384,56 +384,57 @@ class ThreadAccount:
         if at is not None:
             self._endings.append((source, _ERROR, at))
 
-    def _mark(self, event: Event) -> None:
-        op, phases = event.op, self._phases
-        if op == PASS_END:
-            gone = self._passes.pop(event.payload or -1 - event.source, None)
-            phases.after_stop(-1)
-            if gone is not None and gone.batches and not gone.ended:
-                self._endings.append((event.source, _DISPOSED, event.ns))
-            phases.dispose(gone)
-            if gone is not None and gone.making:
-                self._book.wait(gone.making, phases.phase_of(gone), gone.source)
-            return
+    # -- marks, and passes that are gone ------------------------------------------------------------
+
+    def mark(self, ns: int, op: int, source: int, payload: int) -> None:
+        """See ``Nesting.mark``."""
+        self._place(self._spend(ns))
+        phases = self._phases
+        gone = self._passes.pop(payload or -1 - source, None) if op == PASS_END else None
         phases.after_stop(-1)
-        if op == _MARK:
-            self._mark_step(event)
-        elif op == _REPORT:
-            phases.boundary(Boundary.SAID)
-            self._reports.append((event.ns, event.payload))
+        if op == PASS_END:
+            if gone is not None and gone.batches and not gone.ended:
+                self._endings.append((source, _DISPOSED, ns))
+            phases.dispose(gone)
+            if gone is not None:
+                self._forget(gone)
+        elif op == _MARK:
+            self._mark_step(payload)
         else:
             phases.boundary(Boundary.SAID)
-            ended = EpochMark.BROKEN if event.payload else EpochMark.ENDED
-            what = EpochMark.BEGUN if op == _EPOCH else ended
-            self._epochs.append((event.ns, int(what), event.payload if op == _EPOCH else -1))
+            if op == _REPORT:
+                self._reports.append((ns, payload))
+            elif op == _EPOCH:
+                self._epochs.append((ns, int(EpochMark.BEGUN), payload))
+            else:
+                self._epochs.append((ns, int(EpochMark.BROKEN if payload else EpochMark.ENDED), -1))
 
-    def _mark_step(self, event: Event) -> None:
-        if event.payload:
-            self._book.open.number = event.payload - 1
+    def _mark_step(self, payload: int) -> None:
+        if payload:
+            self._book.open.number = payload - 1
             return
         if not self._began:  # nothing before it was a sign of training: all of it was the step
             prelude, self._prelude, self._began = self._prelude, [], True
             self._book.train(prelude, -1, ())
         self._phases.boundary(Boundary.MARK)
 
-    def _begin_training(self) -> None:
-        """What came before the first ask or computation was preparation."""
-        if not self._began:
-            self._began = True
-            self._book.apart(self._prelude, Activity.INIT)
-            self._prelude = []
+    def _forget(self, gone: Pass) -> None:
+        """The making of an iterator that is asked no more was a wait for nothing."""
+        making, gone.making = gone.making, []
+        self._book.wait(making, self._phases.phase_of(gone), gone.source)
 
-    def _key(self, event: Event) -> int:
-        return event.begin_payload or -1 - event.source
-
-    def _pass_of(self, event: Event) -> Pass:
+    def _pass_of(self, stage: OpenStage) -> Pass:
         """The pass that an ask belongs to; loaders that do not number their passes have one at a time."""
-        key = self._key(event)
+        key = _key(stage)
         found = self._passes.get(key)
         if found is None:
             while len(self._passes) >= MOST_PASSES:
                 over = (number for number, each in self._passes.items() if each.ended)
-                gone = self._passes.pop(next(over, next(iter(self._passes))))
-                self._book.wait(gone.making, self._phases.phase_of(gone), gone.source)
-            found = self._passes[key] = Pass(event.source)
+                self._forget(self._passes.pop(next(over, next(iter(self._passes)))))
+            found = self._passes[key] = Pass(stage.source)
         return found
+
+
+def _key(stage: OpenStage) -> int:
+    """Number of the iterator that is asked; of a loader that has none, one below 0."""
+    return stage.payload or -1 - stage.source

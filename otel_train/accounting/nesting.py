@@ -7,7 +7,7 @@ fires no hook) is repaired here, so that what follows sees calls that nest.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final
 
 from otel_train.codes import (
     FLAG_MASK,
@@ -19,9 +19,6 @@ from otel_train.codes import (
     Op,
     SourceKind,
 )
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 BEGIN: Final = int(Op.BEGIN)
 RESUME: Final = int(Op.RESUME)
@@ -81,57 +78,25 @@ class OpenStage:
     has_inner: bool = False
 
 
-class Event(NamedTuple):
-    """One edge that nests.
-
-    Attributes:
-        ns: when.
-        op: ``Op``; for a stage that an outer edge closed, ``Op.FAIL``.
-        source: who.
-        kind: its ``SourceKind``.
-        flags: of the begin edge.
-        payload: of this edge.
-        begin_payload: of the begin edge.
-        begun_ns: when the stage began.
-        counts: the call is an occurrence of its own.
-        outermost: no other update is around it (of a transfer: no other transfer), counted or not.
-        stack: sources of the calls that count and were open up to now, outermost first; the last owns the time
-            since the event before.
-    """
-
-    ns: int
-    op: int
-    source: int
-    kind: int
-    flags: int
-    payload: int
-    begin_payload: int
-    begun_ns: int
-    counts: bool
-    outermost: bool
-    stack: tuple[int, ...]
-
-
 class Nesting:
-    """Follows the open stages of one thread.
+    """Follows the open stages of one thread. A subclass is told of the time and of the calls.
 
     Args:
         kinds: ``SourceKind`` of every source; grows while it is in use.
-        emit: takes each event.
 
     Attributes:
-        open: what is open, outermost first.
+        stages: what is open, outermost first.
+        stack: sources of the open stages that count, outermost first; the last owns the time.
+        met: kinds that have begun, as bits.
         ignored: ends without a begin so far.
-        backward_seen: a backward has run, so ``autograd.grad`` is none.
     """
 
-    def __init__(self, kinds: list[int], emit: Callable[[Event], None]) -> None:
-        self.open: list[OpenStage] = []
+    def __init__(self, kinds: list[int]) -> None:
+        self.stages: list[OpenStage] = []
+        self.stack: tuple[int, ...] = ()
+        self.met = 0
         self.ignored = 0
-        self.backward_seen = False
-        self.emit = emit
         self._kinds = kinds
-        self._stack: tuple[int, ...] = ()
         self._last_ns = 0
         self._too_deep = 0
 
@@ -143,72 +108,78 @@ class Nesting:
             self._last_ns = ns
         op, source = code & OP_MASK, code >> SOURCE_SHIFT & SOURCE_MASK
         if op <= RESUME:
-            self._begin(ns, op, source, code)
+            self._begin(ns, source, code)
         elif op <= SUSPEND:
-            self._end(ns, op, source, code)
+            self._end(ns, op, source, code >> PAYLOAD_SHIFT)
         else:
             # A mark by hand inside an optimizer: it has raised. An iterator may be disposed of anywhere.
-            if op != PASS_END and self.open and self.open[-1].kind == OPTIMIZER:
-                self._close_down_to(len(self.open) - 1, ns)
-            payload = code >> PAYLOAD_SHIFT
-            kind = self._kinds[source]
-            self.emit(Event(ns, op, source, kind, 0, payload, 0, ns, False, False, self._stack))
+            if op != PASS_END and self.stages and self.stages[-1].kind == OPTIMIZER:
+                self._close_down_to(len(self.stages) - 1, ns)
+            self.mark(ns, op, source, code >> PAYLOAD_SHIFT)
 
-    def _begin(self, ns: int, op: int, source: int, code: int) -> None:
-        kind, stages = self._kinds[source], self.open
+    def begin(self, ns: int, stage: OpenStage) -> None:
+        """A stage begins. It is not among those that are open yet."""
+
+    def end(self, ns: int, stage: OpenStage, op: int, payload: int) -> None:
+        """A stage ends, and is among those that are open no more; ``stack`` still holds it.
+
+        Args:
+            ns: when.
+            stage: which.
+            op: how; ``Op.FAIL`` for a stage that the end of an outer one closed.
+            payload: of the edge that ended it.
+        """
+
+    def mark(self, ns: int, op: int, source: int, payload: int) -> None:
+        """Something happened at an instant."""
+
+    def _begin(self, ns: int, source: int, code: int) -> None:
+        kind, stages = self._kinds[source], self.stages
         if stages and kind in (DATA, OPTIMIZER):
             self._close_down_to(self._height_kept(source, kind), ns)
         if self._too_deep or len(stages) == DEEPEST:
             self._too_deep += 1
             return
-        if kind == BACKWARD:
-            self.backward_seen = True
-        counts, before = self._counts(source, kind), self._stack
+        self.met |= 1 << kind
+        flags, payload = code >> FLAG_SHIFT & FLAG_MASK, code >> PAYLOAD_SHIFT
+        stage = OpenStage(source, kind, ns, flags, payload, self._counts(source, kind))
+        self.begin(ns, stage)
         if stages:
             stages[-1].has_inner = True
-        flags, payload = code >> FLAG_SHIFT & FLAG_MASK, code >> PAYLOAD_SHIFT
-        stages.append(OpenStage(source, kind, ns, flags, payload, counts))
-        if counts:
-            self._stack = (*before, source)
-        self.emit(Event(ns, op, source, kind, flags, payload, payload, ns, counts, False, before))
+        stages.append(stage)
+        if stage.counts:
+            self.stack = (*self.stack, source)
 
-    def _end(self, ns: int, op: int, source: int, code: int) -> None:
-        stages = self.open
-        height = len(stages) - 1
+    def _end(self, ns: int, op: int, source: int, payload: int) -> None:
+        stages = self.stages
+        innermost = height = len(stages) - 1
         while height >= 0 and stages[height].source != source:
             height -= 1
-        innermost = height == len(stages) - 1
-        if self._too_deep and (height < 0 or innermost):
+        if self._too_deep and (height < 0 or height == innermost):
             self._too_deep -= 1
-            return
-        if height < 0:
+        elif height < 0:
             self.ignored += 1
-            return
-        if not innermost:
-            self._close_down_to(height + 1, ns)
-        self._pop(ns, op, code >> PAYLOAD_SHIFT)
+        else:
+            if height < innermost:
+                self._close_down_to(height + 1, ns)
+            self._pop(ns, op, payload)
 
     def _pop(self, ns: int, op: int, payload: int) -> None:
-        stages, before = self.open, self._stack
-        done = stages.pop()
-        if done.counts:
-            self._stack = before[:-1]
+        done = self.stages.pop()
         self._too_deep = 0
-        outermost = True
-        if stages:
-            alike = UPDATES if UPDATES >> done.kind & 1 else 1 << done.kind
-            outermost = not any(alike >> stage.kind & 1 for stage in stages)
-        self.emit(
-            Event(
-                ns, op, done.source, done.kind, done.flags, payload, done.payload, done.begun_ns, done.counts,
-                outermost, before,
-            )
-        )  # fmt: skip
+        self.end(ns, done, op, payload)
+        if done.counts:
+            self.stack = self.stack[:-1]
 
     def _close_down_to(self, height: int, ns: int) -> None:
         """An outer edge ends whatever an exception left open inside."""
-        while len(self.open) > height:
+        while len(self.stages) > height:
             self._pop(ns, FAIL, 0)
+
+    def is_outermost(self, kind: int) -> bool:
+        """No stage of that kind (of an update: no other update) is open, counted or not."""
+        alike = UPDATES if UPDATES >> kind & 1 else 1 << kind
+        return not any(alike >> stage.kind & 1 for stage in self.stages)
 
     def _height_kept(self, source: int, kind: int) -> int:
         """How many stages stay open when ``source`` begins.
@@ -217,12 +188,12 @@ class Nesting:
         right after it, it is a subclass that calls ``super().step()``.
         """
         if kind == DATA:
-            optimizers = (height for height, stage in enumerate(self.open) if stage.kind == OPTIMIZER)
-            return next(optimizers, len(self.open))
-        for height in range(len(self.open) - 1, -1, -1):
-            if self.open[height].source == source:
-                return height if self.open[height].has_inner else len(self.open)
-        return len(self.open)
+            optimizers = (height for height, stage in enumerate(self.stages) if stage.kind == OPTIMIZER)
+            return next(optimizers, len(self.stages))
+        for height in range(len(self.stages) - 1, -1, -1):
+            if self.stages[height].source == source:
+                return height if self.stages[height].has_inner else len(self.stages)
+        return len(self.stages)
 
     def _counts(self, source: int, kind: int) -> bool:
         """Whether a call is an occurrence of its own.
@@ -231,10 +202,10 @@ class Nesting:
         a call of the same kind (a stage by hand: of the same name) in that; ``autograd.grad`` counts in a run
         without a backward.
         """
-        if kind == GRAD and self.backward_seen:
+        if kind == GRAD and self.met >> BACKWARD & 1:
             return False
         hidden_in = _HIDDEN_IN[kind]
-        for stage in self.open:
+        for stage in self.stages:
             if stage.counts and (hidden_in >> stage.kind & 1 or (kind == STAGE and stage.source == source)):
                 return False
         return True

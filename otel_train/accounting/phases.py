@@ -106,6 +106,11 @@ class Batch:
         return any(item.shows in _FORWARDS for item in self.items)
 
     @property
+    def shown(self) -> int:
+        """Phase that its passes have shown; -1 for none yet."""
+        return next((each.phase for each in self.passes if each.phase >= 0), -1)
+
+    @property
     def loaders(self) -> list[int]:
         """Every loader that was asked for it."""
         return [each.source for each in self.passes] or ([self.loader] if self.loader >= 0 else [])
@@ -152,18 +157,18 @@ class BatchPhases:
         self._join_or_part(asked)
         batch = self.batch
         if batch is not None and batch.passes and not batch.shows:
-            if asked not in batch.passes and asked.source in batch.passes[0].mates:
+            if asked in batch.passes:
+                asked.ahead = asked.ahead + 1 if asked.batches == asked.ahead + 1 else -MOST_ITEMS
+            elif asked.source in batch.passes[0].mates:
                 batch.passes.append(asked)
                 self._begin_pass(asked, batch)
                 return
-            if asked not in batch.passes and not asked.batches and all(p.batches <= 1 for p in batch.passes):
+            elif not asked.batches and all(each.batches <= 1 for each in batch.passes):
                 self.waiting.append(batch)
-                self._open([asked], joins=True)
+                self._open(asked, joins=True)
                 return
-            if asked in batch.passes:
-                asked.ahead = asked.ahead + 1 if asked.batches == asked.ahead + 1 else -MOST_ITEMS
         self.boundary(Boundary.ASK, asked)
-        self._open([asked])
+        self._open(asked)
         self._asked = True
 
     def compute(self) -> None:
@@ -178,18 +183,18 @@ class BatchPhases:
         if self.batch is not None:
             self.batch.loader, self.batch.fetched = source, True
 
-    def _open(self, passes: list[Pass], *, joins: bool = False) -> None:
+    def _open(self, asked: Pass, *, joins: bool = False) -> None:
         self.left_over = None
-        self.batch = Batch(passes, passes[0].source, joins=joins)
-        for each in passes:
-            self._begin_pass(each, self.batch)
+        self.batch = Batch([asked], asked.source, joins=joins)
+        self._begin_pass(asked, self.batch)
 
     @staticmethod
     def _begin_pass(asked: Pass, batch: Batch) -> None:
         asked.batches += 1
         asked.ended = False
-        batch.items += asked.making  # the making of an iterator is a wait for its first batch
-        asked.making = []
+        if asked.making:  # the making of an iterator is a wait for its first batch
+            batch.items = sorted(batch.items + asked.making, key=lambda item: item.begun_ns)
+            asked.making = []
 
     def _join_or_part(self, asked: Pass | None) -> None:
         """Decide whether loaders that were asked in a row for the first time are asked together.
@@ -203,27 +208,19 @@ class BatchPhases:
         row = [batch]
         while row[0].joins and self.waiting:
             row.insert(0, self.waiting.pop())
-        if (
-            asked is not None
-            and batch.passes[0] is not asked
-            and not batch.shows
-            and asked not in row[0].passes
-        ):
-            self.waiting += row[:-1]  # the row grows: a third loader
-            return
-        together = asked is None or asked in row[0].passes or asked not in batch.passes
-        if not together:
-            batch.joins = False
+        whole, again = row[0], asked in batch.passes
+        if asked is not None and asked not in whole.passes and (again or not batch.shows):
+            batch.joins = not again  # else the row grows: a third loader
             self.waiting += row[:-1]
             return
         for part in row[1:]:
-            row[0].passes += part.passes
-        row[0].items = [item for part in row for item in part.items]
-        row[0].loader, row[0].shows = batch.loader, batch.shows
-        row[0].fetched = any(part.fetched for part in row)
-        for each in row[0].passes:
-            each.mates = {other.source for other in row[0].passes}
-        self.batch = row[0]
+            whole.passes += part.passes
+            whole.items += part.items
+        whole.loader, whole.shows = batch.loader, batch.shows
+        whole.fetched = any(part.fetched for part in row)
+        for each in whole.passes:
+            each.mates = {other.source for other in whole.passes}
+        self.batch = whole
 
     # -- what ends a batch -------------------------------------------------------------------------
 
@@ -235,8 +232,8 @@ class BatchPhases:
             return
         if batch.fetched and not batch.shows:  # as ``zip`` at its end; or it is begun anew at once
             self._stopped = (stopped.source, len(batch.items))
-            return
-        self._end_of_pass(batch, stopped)
+        else:
+            self._end_of_pass(batch, stopped)
 
     def after_stop(self, source: int) -> None:
         """What comes first after an end inside a row of asks; ``source``: the loader that is asked, or -1.
@@ -267,16 +264,13 @@ class BatchPhases:
         if batch.fetched and not batch.shows and len(batch.passes) == 1 and not batch.joins:
             self.left_over = gone  # as after next(iter(loader)): it may be used yet
             self.waiting.append(batch)
-            self.batch = None
-            return
-        self.boundary(Boundary.PASS_END, gone)
+        else:
+            self.boundary(Boundary.PASS_END, gone)
         self.batch = None
 
     def _end_of_pass(self, batch: Batch, ended: Pass) -> None:
-        looked_ahead = (
-            0 < ended.ahead < ended.batches - 1
-        )  # and used some of them: a pass without a use is over
-        self.left_over = ended if looked_ahead else None
+        used_some = ended.ahead < ended.batches - 1  # of those that were fetched ahead: else the pass is over
+        self.left_over = ended if ended.ahead > 0 and used_some else None
         self._settle_waiting(ended_too=False)
         self._book.wait(batch.items, self.phase_of(ended), batch.loader)
         self.batch = None
@@ -296,27 +290,28 @@ class BatchPhases:
         if declared > TRAIN:
             self._show(batch, declared)
             self._settle_waiting(ended_too=True)
-            self._book.evaluate(items, declared, batch.loader, batch.loaders, step=batch.fetched)
+            self._evaluate(items, declared, batch, step=batch.fetched)
             return
         last = _last_shown(items, self._ends_head(batch))
         head, tail = items[: last + 1], items[last + 1 :]
         if head:
             self._train_waiting()
             self._train_head(head, batch)
+        of_step = self._is_of_step(batch, why, asked)
         forwards = [n for n, item in enumerate(tail) if item.shows in _FORWARDS]
         if forwards:
-            self._judge_tail(batch, tail, forwards, (why, asked), trained=last >= 0)
-        elif last >= 0 or (self._updated and not batch.passes):
-            self._book_rest(batch, tail, why, asked)
+            self._judge_tail(batch, tail, forwards, of_step=of_step, trained=bool(head))
+        elif head or (self._updated and not batch.passes):
+            self._train_if(of_step, tail, batch)
         else:
             self._judge_nothing(batch, tail, why)
         self._close_step_if_over(why)
-        self._settle_waiting(ended_too=last < 0 and why is not Boundary.PASS_END)
+        self._settle_waiting(ended_too=not head and why is not Boundary.PASS_END)
         if why is not Boundary.ASK:  # the batch goes on, if its pass does
             batch.fetched = False
 
     def update(self, source: int) -> None:
-        """An outermost update has ended, and is not in the open batch yet."""
+        """An outermost update ends, and is not in the open batch yet."""
         if self._decision.source in (StepSource.UPDATE, StepSource.UNDECIDED):
             self.closer(source)
 
@@ -334,12 +329,10 @@ class BatchPhases:
     def close(self) -> None:
         """Nothing more comes. What is left of a step is partial."""
         self.boundary(Boundary.CLOSE)
-        if self.waiting:
-            several = len(self.waiting) > 1
-            for batch in self.waiting:
-                forward = batch.has_forward
-                self._settle(batch, self._eval_phase(batch) if forward and several and self._trained else -1)
-            self.waiting = []
+        several = len(self.waiting) > 1 and self._trained
+        for batch in self.waiting:
+            self._settle(batch, self._eval_phase(batch) if several and batch.has_forward else -1)
+        self.waiting = []
         self._book.apart(self._lead, Activity.OUTSIDE)  # of a step that has shown nothing
         self._lead = []
         if self._book.open.duration_ns:
@@ -362,18 +355,13 @@ class BatchPhases:
 
     def phase_of(self, asked: Pass) -> int:
         """What batches of a pass are for that show nothing: what the pass, else its loader, was used for; else its name."""
-        source = asked.source
-        known = (
-            self._sources.declared[source],
-            asked.phase,
-            self._phases.get(source, -1),
-            self._sources.named[source],
-        )
+        source, sources = asked.source, self._sources
+        known = (sources.declared[source], asked.phase, self._phases.get(source, -1), sources.named[source])
         return next((phase for phase in known if phase >= 0), TRAIN)
 
     def _declared(self, batch: Batch) -> int:
         """Phase that the program declared for the loader of a batch; -1 for none."""
-        return self._sources.declared[batch.loader] if batch.loader >= 0 and batch.passes else -1
+        return self._sources.declared[batch.loader] if batch.passes else -1
 
     def _eval_phase(self, batch: Batch) -> int:
         """Which phase outside training: what the loader's name says, else evaluation."""
@@ -384,8 +372,7 @@ class BatchPhases:
 
     def _show(self, batch: Batch, phase: int) -> None:
         for each in batch.passes:
-            each.phase = phase
-            self._phases[each.source] = phase
+            each.phase = self._phases[each.source] = phase
 
     def _train_head(self, head: list[Item], batch: Batch) -> None:
         """Up to the last backward or update all is training.
@@ -397,7 +384,7 @@ class BatchPhases:
         if not self._asked:
             head = self._without_evaluation(head)
         self._show(batch, TRAIN)
-        self._train(head, batch.loader, batch.loaders)
+        self._train(head, batch)
 
     def _without_evaluation(self, head: list[Item]) -> list[Item]:
         trains = {item.source for item in head if item.shows in (FORWARD_GRAD, FORWARD_FROZEN)}
@@ -405,7 +392,8 @@ class BatchPhases:
         lead = [n for n in range(first) if head[n].shows == FORWARD_NO_GRAD and head[n].source in trains]
         if not lead:
             return head
-        begin, end = lead[0], lead[-1] + self._end_of_first_forward(head[lead[-1] : first])
+        ends = (n + 1 for n in range(lead[-1], first) if self._ends_forward(head[n]))
+        begin, end = lead[0], next(ends, first)
         before, after = head[:begin], head[end:]
         self._evaluate_forwards(head[begin:end])
         if any(item.shows for item in before):
@@ -413,53 +401,46 @@ class BatchPhases:
         self._book.apart(before, Activity.OUTSIDE)  # the loop's own code between an update and an evaluation
         return after
 
-    def _end_of_first_forward(self, items: Sequence[Item]) -> int:
-        """Place after the end of the first forward; the end of all if it has not ended."""
-        kinds = self._sources.kinds
-        ends = (n + 1 for n, i in enumerate(items) if i.call is not None and kinds[i.call[0]] == FORWARD)
-        return next(ends, len(items))
+    def _ends_forward(self, item: Item) -> bool:
+        return item.call is not None and self._sources.kinds[item.call[0]] == FORWARD
 
     def _end_of_last_forward(self, items: Sequence[Item]) -> int:
         """Place after the end of the last forward; the end of all if it has not ended."""
-        kinds = self._sources.kinds
-        ends = [n + 1 for n, i in enumerate(items) if i.call is not None and kinds[i.call[0]] == FORWARD]
-        begins = [n for n, i in enumerate(items) if i.shows in _FORWARDS]
-        return ends[-1] if ends and begins and ends[-1] > begins[-1] else len(items)
+        for n in range(len(items) - 1, -1, -1):
+            if self._ends_forward(items[n]):
+                return n + 1
+            if items[n].shows in _FORWARDS:
+                break
+        return len(items)
 
     def _judge_tail(
-        self,
-        batch: Batch,
-        tail: list[Item],
-        forwards: list[int],
-        at: tuple[Boundary, Pass | None],
-        *,
-        trained: bool,
+        self, batch: Batch, tail: list[Item], forwards: list[int], *, of_step: bool, trained: bool
     ) -> None:
-        """Forwards that no backward followed before the boundary."""
+        """Forwards that no backward followed before the boundary. ``of_step``: what comes after them is the step's."""
         ahead = next((n for n in forwards if tail[n].shows == FORWARD_GRAD), len(tail))
         before, behind = tail[:ahead], tail[ahead:]
-        used = batch.passes and not trained
         if forwards[0] == ahead:
             before, behind = [], tail
-        elif used:
+        elif batch.passes and not trained:
             if self._declared(batch) == TRAIN:
                 self._train_head(before, batch)
             else:
                 phase = self._eval_phase(batch)
                 self._show(batch, phase)
-                self._book.evaluate(before, phase, batch.loader, batch.loaders, step=batch.fetched)
-        elif batch.left_over is not None:
-            self._evaluate_left_over(batch, before)
+                self._evaluate(before, phase, batch, step=batch.fetched)
+        elif (
+            batch.left_over is not None
+        ):  # fetched before the end of its pass: up to the end of its last forward
+            end = self._end_of_last_forward(before)
+            self._evaluate(before[:end], self._eval_phase(batch), batch, step=False)
+            self._book.apart(before[end:], Activity.OUTSIDE)
         else:
-            self._evaluate_without_loader(batch, before, of_step=bool(behind) or self._is_of_step(batch, *at))
-        if behind:
-            self._wait_for_backward(batch, behind, own=not before)
-
-    def _evaluate_left_over(self, batch: Batch, items: list[Item]) -> None:
-        """A batch that was fetched before the end of its pass: to the end of its last forward."""
-        end = self._end_of_last_forward(items)
-        self._book.evaluate(items[:end], self._eval_phase(batch), batch.loader, batch.loaders, step=False)
-        self._book.apart(items[end:], Activity.OUTSIDE)
+            self._evaluate_without_loader(batch, before, of_step=bool(behind) or of_step)
+        if behind and before:  # they use a batch that was fetched before
+            batch = Batch([], self._book.train_loader)
+        if behind:  # their backward may come after the boundary
+            part = Batch(batch.passes, batch.loader, behind, shows=True, fetched=batch.fetched)
+            self.waiting.append(part)
 
     def _evaluate_without_loader(self, batch: Batch, items: list[Item], *, of_step: bool) -> None:
         """From the first forward to the end of the last. What is around it is the open step's, or nobody's.
@@ -470,11 +451,8 @@ class BatchPhases:
         end = self._end_of_last_forward(items)
         self._evaluate_forwards(items[begin:end])
         in_step = self._book.open.trained and self._updated is None
-        for part, mine in ((items[:begin], in_step), (items[end:], in_step or of_step)):
-            if mine:
-                self._train(part, batch.loader, batch.loaders)
-            else:
-                self._book.apart(part, Activity.OUTSIDE)
+        self._train_if(in_step, items[:begin], batch)
+        self._train_if(in_step or of_step, items[end:], batch)
 
     def _evaluate_forwards(self, items: list[Item]) -> None:
         """Every forward without a loader is a step of its own, up to the next."""
@@ -482,43 +460,25 @@ class BatchPhases:
         for begin, end in zip(begins, [*begins[1:], len(items)], strict=True):
             self._book.evaluate(items[begin:end], EVAL, -1, (), step=True)
 
-    def _wait_for_backward(self, batch: Batch, items: list[Item], *, own: bool) -> None:
-        """Forwards with gradients in training mode: their backward may come after the boundary.
-
-        ``own``: they are all that the batch has shown; else it was evaluated, and they use a batch fetched before it.
-        """
-        if own:
-            part = Batch(batch.passes, batch.loader, items, shows=True, fetched=batch.fetched)
-        else:
-            part = Batch([], self._book.train_loader, items, shows=True)
-        self.waiting.append(part)
-
-    def _book_rest(self, batch: Batch, tail: list[Item], why: Boundary, asked: Pass | None) -> None:
-        """Time after the last backward or update before a boundary, in which no model ran."""
-        if self._is_of_step(batch, why, asked):
-            self._train(tail, batch.loader, batch.loaders)
-        else:
-            self._book.apart(tail, Activity.OUTSIDE)
-
     def _is_of_step(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
         """The loop's own code after an update is the step's if it goes on with the pass, or with another that trains."""
         if self._updated is None:
             return self._book.open.trained or self._book.open.fetched
-        if why is Boundary.MARK:
-            return True
         if why is Boundary.SAID:
             return any(not each.ended for each in batch.passes)
         if why is not Boundary.ASK or asked is None:
-            return False
+            return why is Boundary.MARK
         return asked in batch.passes or (asked.batches > 0 and asked.phase == TRAIN)
 
     def _judge_nothing(self, batch: Batch, tail: list[Item], why: Boundary) -> None:
         """A batch in which no model ran."""
-        if not batch.passes:
-            self._book_idle(tail, batch, why)
+        manual = self._decision.source is StepSource.MANUAL
+        if not batch.passes:  # in a loop counted by hand it is the step's, else it goes with the open step
+            by_hand = manual and why is not Boundary.CLOSE
+            self._train_if(by_hand or self._book.open.trained or self._book.open.fetched, tail, batch)
             return
-        known = next((each.phase for each in batch.passes if each.phase >= 0), -1)
-        if known < 0 and (why is Boundary.MARK or self._decision.source is StepSource.MANUAL):
+        known = batch.shown
+        if known < 0 and (why is Boundary.MARK or manual):
             known = self.phase_of(batch.passes[0])
         rest = Batch(batch.passes, batch.loader, tail, fetched=batch.fetched)
         if known >= 0:
@@ -526,19 +486,21 @@ class BatchPhases:
         elif tail or batch.fetched:
             self.waiting.append(rest)
 
-    def _book_idle(self, tail: list[Item], batch: Batch, why: Boundary) -> None:
-        """No loader, no model: in a loop counted by hand it is the step's, else it goes with the open step."""
-        by_hand = self._decision.source is StepSource.MANUAL and why is not Boundary.CLOSE
-        if by_hand or self._book.open.trained or self._book.open.fetched:
-            self._train(tail, batch.loader, batch.loaders)
-        else:
-            self._book.apart(tail, Activity.OUTSIDE)
+    def _evaluate(self, items: list[Item], phase: int, batch: Batch, *, step: bool) -> None:
+        self._book.evaluate(items, phase, batch.loader, batch.loaders, step=step)
 
-    def _train(self, items: list[Item], loader: int, loaders: Sequence[int]) -> None:
+    def _train_if(self, of_step: bool, items: list[Item], batch: Batch) -> None:  # noqa: FBT001 - its question
+        """Time in which no model ran: the step's, or nobody's."""
+        if of_step:
+            self._train(items, batch)
+        else:
+            self._book.apart(items, Activity.OUTSIDE)
+
+    def _train(self, items: list[Item], batch: Batch) -> None:
         """Book training time. It waits while the step has neither a batch nor a model's work: it may be of none."""
         if self._book.open.duration_ns or len(self._lead) > MOST_ITEMS or any(map(self._is_evidence, items)):
             self._flush_lead()
-            self._book.train(items, loader, loaders)
+            self._book.train(items, batch.loader, batch.loaders)
         else:
             self._lead += items
 
@@ -566,28 +528,27 @@ class BatchPhases:
         Args:
             ended_too: forwards of passes that have ended as well, although a backward may come yet.
         """
+        if not self.waiting:
+            return
         kept: list[Batch] = []
-        size = sum(len(batch.items) for batch in self.waiting)
+        full = sum(len(batch.items) for batch in self.waiting) > MOST_ITEMS
         room = len(self.waiting) - LOOKS_AHEAD
+        joins = [*(batch.joins for batch in self.waiting[1:]), False]
         for place, batch in enumerate(self.waiting):
-            forward = batch.has_forward
-            shown = next((each.phase for each in batch.passes if each.phase >= 0), -1)
-            over = all(each.ended for each in batch.passes) and not self._is_left_over(batch)
+            forward, used = batch.has_forward, self.left_over not in batch.passes
+            over = used and all(each.ended for each in batch.passes)
             ended, batch.fresh = over and ended_too and not batch.fresh, False
-            if batch.joins or (place + 1 < len(self.waiting) and self.waiting[place + 1].joins):
+            if batch.joins or joins[place]:
                 kept.append(batch)
-            elif size > MOST_ITEMS or (ended and forward and self._trained):
+            elif full or (ended and forward and self._trained):
                 self._settle(batch, self._eval_phase(batch) if forward and self._trained else -1)
-            elif not forward and (shown >= 0 or over or place < room):
-                self._settle(batch, shown)
+            elif not forward and (batch.shown >= 0 or over or place < room):
+                self._settle(batch, batch.shown)
             elif ended and self._decision.decided and not self._trained:
                 self._settle(batch, -1)
             else:
                 kept.append(batch)
         self.waiting = kept
-
-    def _is_left_over(self, batch: Batch) -> bool:
-        return self.left_over is not None and self.left_over in batch.passes
 
     def _settle(self, batch: Batch, phase: int) -> None:
         """Book a batch under a phase; -1: by what is known of its loader."""
@@ -597,22 +558,21 @@ class BatchPhases:
         phase = declared if declared >= 0 else phase
         if phase == TRAIN:
             self._trained = self._trained or batch.has_forward
-            self._train(batch.items, batch.loader, batch.loaders)
+            self._train(batch.items, batch)
         else:
-            self._book.evaluate(batch.items, phase, batch.loader, batch.loaders, step=batch.fetched)
+            self._evaluate(batch.items, phase, batch, step=batch.fetched)
 
     # -- steps -------------------------------------------------------------------------------------
 
     def _close_step_if_over(self, why: Boundary) -> None:
         source = self._decision.source
         if source is StepSource.MANUAL:
-            if why is Boundary.MARK:
-                self._close_step()
+            over = why is Boundary.MARK
         elif source is StepSource.BATCH:
-            step = self._book.open
-            if step.fetched and (why is Boundary.ASK or why is Boundary.CLOSE):
-                self._close_step()
-        elif self._updated is not None:
+            over = self._book.open.fetched and (why is Boundary.ASK or why is Boundary.CLOSE)
+        else:
+            over = self._updated is not None
+        if over:
             self._close_step()
 
     def _close_step(self) -> None:

@@ -2,19 +2,55 @@
 
 from __future__ import annotations
 
-from otel_train.accounting.nesting import DEEPEST, Event, Nesting
+from typing import NamedTuple
+
+from otel_train.accounting.nesting import DEEPEST, Nesting, OpenStage
 from otel_train.accounting.types import SourceTable
 from otel_train.codes import Op, SourceKind
 from tests.support.edges import Tape
 
 
+class Event(NamedTuple):
+    """What a nesting tells."""
+
+    ns: int
+    op: int
+    kind: int
+    flags: int
+    begun_ns: int
+    counts: bool
+    outermost: bool
+    stack: tuple[int, ...]
+
+
+class Told(Nesting):
+    """Keeps what it is told."""
+
+    def __init__(self, kinds: list[int]) -> None:
+        super().__init__(kinds)
+        self.events: list[Event] = []
+
+    def begin(self, ns: int, stage: OpenStage) -> None:
+        self._keep(ns, Op.BEGIN, stage, outermost=False)
+
+    def end(self, ns: int, stage: OpenStage, op: int, payload: int) -> None:
+        self._keep(ns, op, stage, outermost=self.is_outermost(stage.kind))
+
+    def mark(self, ns: int, op: int, source: int, payload: int) -> None:
+        self.events.append(Event(ns, op, SourceKind.MARK, 0, ns, False, False, self.stack))
+
+    def _keep(self, ns: int, op: int, stage: OpenStage, *, outermost: bool) -> None:
+        self.events.append(
+            Event(ns, op, stage.kind, stage.flags, stage.begun_ns, stage.counts, outermost, self.stack)
+        )
+
+
 def nest(tape: Tape) -> tuple[Nesting, list[Event]]:
     """Work a tape out."""
-    events: list[Event] = []
-    nesting = Nesting(SourceTable().extend(tape.sources).kinds, events.append)
+    nesting = Told(SourceTable().extend(tape.sources).kinds)
     for ns, word in zip(tape.times, tape.codes, strict=True):
         nesting.edge(ns, word)
-    return nesting, events
+    return nesting, nesting.events
 
 
 def owners(events: list[Event]) -> list[int]:
@@ -89,7 +125,7 @@ def test_a_recursion_without_bottom_is_cut() -> None:
 
     nesting, events = nest(tape)
 
-    assert nesting.open == []
+    assert nesting.stages == []
     assert nesting.ignored == 0
     assert len(events) == 2 * DEEPEST + 2
     assert owners(events)[-2:] == [-1, 1]
