@@ -313,11 +313,10 @@ FULL = """
             model(x).sum().backward()
             optimizer.step()
         if epoch == 3 and len(sys.argv) > 3:
-            with open(sys.argv[3], "wb") as fill:
+            with open(sys.argv[3], "wb", buffering=0) as fill:  # what is left in a buffer is written at close
                 try:
                     while True:
                         fill.write(bytes(1 << 16))
-                        fill.flush()
                 except OSError:
                     pass
     session.close()
@@ -361,11 +360,10 @@ def test_files_that_cannot_grow_stop_no_training(limit: int, tmp_path: Path) -> 
 
 def test_a_disk_that_is_full_before_the_run_stops_no_training(small_disk: Path, tmp_path: Path) -> None:
     """A map of a file without blocks kills with SIGBUS at the first write."""
-    with (small_disk / "fill").open("wb") as fill:
+    with (small_disk / "fill").open("wb", buffering=0) as fill:
         try:
             while True:
                 fill.write(bytes(1 << 16))
-                fill.flush()
         except OSError:
             pass
     done = trains_on(small_disk / "runs", tmp_path)
