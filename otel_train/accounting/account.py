@@ -37,7 +37,7 @@ from otel_train.accounting.steps import (
     StepSourceDecision,
 )
 from otel_train.accounting.types import NOTHING, Activity, EpochMark, Settled, SourceTable, StepSource, table
-from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Ending, Flag, Op
+from otel_train.codes import SOURCE_MASK, SOURCE_SHIFT, Ending, Flag, Op
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -154,18 +154,26 @@ class ThreadAccount(Nesting):
 
     def feed(self, times: Sequence[int], codes: Sequence[int]) -> None:
         """Take the next edges: nanoseconds, never falling, and codes. Hold them until it is known what steps are."""
+        edges, edge = zip(times, codes, strict=True), self.edge
+        if self._decision.source is not StepSource.UPDATE:
+            self._watch(edges)
+        for ns, code in edges:
+            edge(ns, code)
+
+    def _watch(self, edges: Iterable[tuple[int, int]]) -> None:
+        """Work edges through until it is known that steps are counted by updates, which only a mark by hand changes."""
         decision, kinds = self._decision, self._sources.kinds
-        for ns, code in zip(times, codes, strict=True):
-            op = code & OP_MASK
-            if decision.source is not StepSource.UPDATE or op == _MARK:  # by updates it stays, but for a mark
-                decision.see(ns, code, kinds[code >> SOURCE_SHIFT & SOURCE_MASK])
-            if self._latest is not self:
+        for ns, code in edges:
+            decision.see(ns, code, kinds[code >> SOURCE_SHIFT & SOURCE_MASK])
+            if self._latest is self:
+                self.edge(ns, code)
+            else:
                 self._latest.edge(ns, code)
                 self._held.append((ns, code))
                 if decision.decided or decision.shows_nothing:
                     self._release()
-            else:
-                self.edge(ns, code)
+            if decision.source is StepSource.UPDATE:
+                return
 
     def _release(self) -> None:
         self.met |= self._latest.met
@@ -219,8 +227,10 @@ class ThreadAccount(Nesting):
     def _spend(self, ns: int) -> Item:
         """The time since the edge before, and whose it is."""
         begun_ns = self.settling_ns
-        self.settling_ns = self._book.now_ns = max(ns, begun_ns)
-        return Item(self.stack, begun_ns, self.settling_ns - begun_ns)
+        if ns <= begun_ns:
+            return Item(self.stack, begun_ns, 0)
+        self.settling_ns = ns
+        return Item(self.stack, begun_ns, ns - begun_ns)
 
     def _place(self, item: Item) -> None:
         """Put time, and what happened at its end, where it belongs."""
@@ -255,7 +265,8 @@ class ThreadAccount(Nesting):
             if counts:
                 self._begin_data(stage)
             return
-        phases.after_stop(-1)
+        if phases.stopped is not None:
+            phases.after_stop(-1)
         if kind == CHECKPOINT and counts:
             phases.boundary(Boundary.CHECKPOINT)
             self._saving += 1
@@ -413,6 +424,8 @@ class ThreadAccount(Nesting):
         if payload:
             self._book.open.number = payload - 1
             return
+        self._decision.mark()
+        self._book.now_ns = self.settling_ns
         if not self._began:  # nothing before it was a sign of training: all of it was the step
             prelude, self._prelude, self._began = self._prelude, [], True
             self._book.train(prelude, -1, ())

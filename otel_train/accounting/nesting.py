@@ -65,6 +65,7 @@ class OpenStage:
         begun_ns: when.
         flags: ``Flag`` of its begin edge.
         payload: of its begin edge.
+        outer: ``Nesting.stack`` when it began.
         counts: it is an occurrence of its own, not a part of an outer one.
         has_inner: other stages began inside it.
     """
@@ -74,6 +75,7 @@ class OpenStage:
     begun_ns: int
     flags: int
     payload: int
+    outer: tuple[int, ...]
     counts: bool
     has_inner: bool = False
 
@@ -142,7 +144,7 @@ class Nesting:
             return
         self.met |= 1 << kind
         flags, payload = code >> FLAG_SHIFT & FLAG_MASK, code >> PAYLOAD_SHIFT
-        stage = OpenStage(source, kind, ns, flags, payload, self._counts(source, kind))
+        stage = OpenStage(source, kind, ns, flags, payload, self.stack, self._counts(source, kind))
         self.begin(ns, stage)
         if stages:
             stages[-1].has_inner = True
@@ -168,8 +170,7 @@ class Nesting:
         done = self.stages.pop()
         self._too_deep = 0
         self.end(ns, done, op, payload)
-        if done.counts:
-            self.stack = self.stack[:-1]
+        self.stack = done.outer
 
     def _close_down_to(self, height: int, ns: int) -> None:
         """An outer edge ends whatever an exception left open inside."""

@@ -170,7 +170,7 @@ class StepBook:
         open: the training step that has not closed.
         backward_seen: a backward has run: losses are told from it, not from stages by hand.
         train_loader: loader of the last training batch; -1 for none.
-        now_ns: up to when edges have been worked through.
+        now_ns: when a step was marked by hand last.
     """
 
     def __init__(self, sources: SourceTable, reclaimed: Reclaims, *, by_step: bool) -> None:
@@ -407,10 +407,10 @@ class StepSourceDecision:
         self._pass_over = False
 
     def see(self, ns: int, code: int, kind: int) -> None:
-        """Take in the next edge. Updates and marks by hand are final, but for a mark that comes after updates."""
+        """Take in the next edge. Updates are final but for a mark by hand, which is."""
         op = code & OP_MASK
         if op == _MARK and not code >> PAYLOAD_SHIFT:
-            self.source, self.decided = StepSource.MANUAL, True
+            self.mark()
         if self.source in (StepSource.MANUAL, StepSource.UPDATE):
             return
         sign = StepSource.UNDECIDED
@@ -429,6 +429,10 @@ class StepSourceDecision:
             self._pass_over = True
         self._edges += 1
         self._weigh(ns)
+
+    def mark(self) -> None:
+        """A step was marked by hand."""
+        self.source, self.decided = StepSource.MANUAL, True
 
     @property
     def shows_nothing(self) -> bool:
