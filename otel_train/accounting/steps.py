@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -75,6 +76,9 @@ _SIGNS: Final = (
 """From the strongest on, and how many of each make sure of it. All but updates are weighed after the end of a pass."""
 
 _NEVER: Final = 1 << 62
+
+_NO_TIMES: Final[partial[dict[int, list[int]]]] = partial(defaultdict, partial(list, (0, 0)))
+"""By source: no time yet. No lambda, because an account is pickled for whoever reports a process that is killed."""
 
 
 @dataclass(slots=True)
@@ -189,9 +193,7 @@ class StepBook:
         self._steps = _Rows(14)  # serial, and a row of ``StepRows``
         self._step_times: list[tuple[int, int, int]] = []
         self._calls = _Rows(7)
-        self._times: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(
-            lambda: defaultdict(lambda: [0, 0])
-        )
+        self._times: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(_NO_TIMES)
         """By phase and loader, and by source: time as the innermost, and time around that of others."""
         self._activity_ns = [0] * len(Activity)
         self._loader_ns, self._batches, self._starts = _Rows(4), _Rows(4), _Rows(4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
@@ -314,12 +315,13 @@ def _rows(columns: Sequence[np.ndarray]) -> Iterator[tuple[int, ...]]:
 
 
 def settle(tape: Tape, cuts: Sequence[int] = (), *, ended_ns: int | None = None) -> Book:
-    """Account for a tape, looking at what is settled at every cut."""
+    """Account for a tape, looking at what is settled at every cut, where another process goes on with it."""
     account = ThreadAccount(tape.started_ns, SourceTable().extend(tape.sources))
     settled = []
     bounds = [0, *cuts, len(tape.times)]
     for start, stop in pairwise(bounds):
         account.feed(tape.times[start:stop], tape.codes[start:stop])
+        account = pickle.loads(pickle.dumps(account))
         settled.append(account.take())
     settled.append(account.close(tape.now_ns if ended_ns is None else ended_ns))
     return Book(tape.sources, settled)
