@@ -1,14 +1,45 @@
-"""Keeps the death of a child process from interrupting what must be finished."""
+"""Child processes: locks that a forked one finds free, and deaths that must not interrupt what is to be finished."""
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import threading
+import weakref
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+_Lock = TypeVar("_Lock")
+_locks: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def free_in_forks(lock: _Lock) -> _Lock:
+    """``lock``, which a forked child finds free: the thread that held it meanwhile is not there to release it."""
+    _locks.add(lock)
+    return lock
+
+
+def _free_locks() -> None:
+    for lock in list(_locks):
+        lock._at_fork_reinit()  # noqa: SLF001 - what threading and logging call for theirs
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_free_locks)
+
+
+def is_importing_main() -> bool:
+    """Whether ``multiprocessing`` is making this process ready, which imports the main module of its parent.
+
+    Whatever the module does at its top level is done again here, in every child: it is no training.
+    """
+    process: Any = sys.modules.get("multiprocessing.process")
+    return process is not None and bool(getattr(process.current_process(), "_inheriting", False))
 
 
 @contextmanager

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from otel_train.arguments import whole
+from otel_train.children import free_in_forks, is_importing_main
 from otel_train.errors import ConfigError
 from otel_train.record.epochs import Epoch, Epochs
 from otel_train.record.hand import Checkpoint, Stage, disabled_here, switch
@@ -21,6 +24,11 @@ if TYPE_CHECKING:
     from otel_train.sources import Settled
 
 T = TypeVar("T")
+
+_log = logging.getLogger("otel_train")
+
+_starting = free_in_forks(threading.RLock())
+"""Two threads that begin at once share one session."""
 
 _sessions: list[Session] = []
 
@@ -55,35 +63,52 @@ def instrument(
             ``tensorboard`` also take a run, a writer or a dict.
 
     Returns:
-        The session. A second call while one is open extends it, and never watches anything twice.
+        The session. A second call while one is open extends it, and never watches anything twice. A session that
+        does nothing where ``multiprocessing`` imports the script to make a child ready, and where this process has
+        no threads or descriptors left: then a warning says so, and training goes on unobserved.
 
     Raises:
         ConfigError: a setting, a model or a loader is not what it should be; says value, rule and remedy. Not where
             telemetry is disabled.
     """
-    from otel_train.session import Session
-
     settled, trackers = _settled(config, settings, config_file)
     if settled.config.disabled:
         return _disabled(settled.config, loaders)
-    session = current()
-    made = session is None
-    if session is None:
-        _check(model, loaders)
-        switch.disabled = False
-        session = Session(settled.config, origins=settled.origins)
-        _sessions[:] = [session]
-        trackers = {**settled.given, **trackers}
-    try:
-        session.add(model, loaders)
-        session.track(trackers)
-        session.provide(meter_provider, tracer_provider)
-    except BaseException:
+    if is_importing_main():
+        return _inert(settled.config, loaders)
+    with _starting:
+        session = current()
+        made = session is None
+        if session is None:
+            _check(model, loaders)
+            switch.disabled = False
+            session = _open(settled)
+            if session is None:
+                return _inert(settled.config, loaders)
+            trackers = {**settled.given, **trackers}
+        try:
+            session.add(model, loaders)
+            session.track(trackers)
+            session.provide(meter_provider, tracer_provider)
+        except BaseException:
+            if made:
+                session.close("failed")
+            raise
         if made:
-            session.close("failed")
-        raise
-    if made:
-        _tell(session)
+            _tell(session)
+        return session
+
+
+def _open(settled: Settled) -> Session | None:
+    """A session of this process; None where it has no thread, descriptor or memory left for one."""
+    from otel_train.session import Session
+
+    try:
+        session = Session(settled.config, origins=settled.origins)
+    except (OSError, RuntimeError, MemoryError) as error:
+        _log.warning("instrument() could not start: %s. Training goes on unobserved", error)
+        return None
+    _sessions[:] = [session]
     return session
 
 
@@ -112,10 +137,14 @@ def _check(model: Any, loaders: Any) -> None:  # Any: the user's own
 
 
 def _disabled(config: Config, loaders: Any) -> Session:  # Any: the user's own
-    from otel_train.disabled import DisabledSession
-
     switch.disabled = True
     _tell(None)
+    return _inert(config, loaders)
+
+
+def _inert(config: Config, loaders: Any) -> Session:  # Any: as above
+    from otel_train.disabled import DisabledSession
+
     return cast("Session", DisabledSession(config, loaders))  # in all but deeds
 
 

@@ -30,6 +30,7 @@ class Outcome:
         self._pid = os.getpid()
         self._before: Any = None
         self._handler: Any = None
+        self._closing = self._held = False
 
     def watch(self) -> None:
         """Be told of the end."""
@@ -39,12 +40,20 @@ class Outcome:
             self._handler = self._terminated
             signal.signal(signal.SIGTERM, self._handler)
 
+    def hold(self) -> None:
+        """Let SIGTERM wait until ``stop_watching``."""
+        self._closing = True
+
     def stop_watching(self) -> None:
-        """Put everything back. A handler that somebody set over ours stays."""
+        """Put everything back. A handler that somebody set over ours stays. A SIGTERM that waits comes now."""
         atexit.unregister(self._at_exit)
         ours = self._handler is not None and signal.getsignal(signal.SIGTERM) == self._handler
         if ours and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
+        self._closing = False
+        if self._held:
+            self._held = False
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def settle(self, state: str) -> None:
         """Say how it ended; found out when empty. Who was told to terminate has been terminated."""
@@ -65,6 +74,9 @@ class Outcome:
     def _terminated(self, number: int, frame: Any) -> None:  # Any: a frame
         """SIGTERM: write down what there is, then do what would have been done without us."""
         mine = os.getpid() == self._pid
+        if self._closing and mine:  # takes a bounded time, and loses nothing
+            self._held = True
+            return
         if callable(self._before):
             if mine:
                 self.state = "terminated"

@@ -203,6 +203,12 @@ class Pumping:
         if self._config.console:
             self._routes.print_card(document)
 
+    def undo(self) -> None:
+        """Stop what has been started: the session does not come about."""
+        self.pump.stop(1.0)
+        self.capturing.stop()
+        self.close(1.0)
+
     def close(self, timeout_s: float) -> None:
         """Let go of the devices' readings, of the trackers, and of the other ranks."""
         deadline = time.monotonic() + timeout_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import ExitStack
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ from otel_train.arguments import callable_, one_of, text
 from otel_train.artifacts.ending import write_at_the_end
 from otel_train.children import deaths_held_back
 from otel_train.clock import Anchor
-from otel_train.errors import ConfigError
 from otel_train.export.routes import Routes
 from otel_train.guard import Guard
 from otel_train.outcome import ENDS, Outcome
@@ -46,6 +46,11 @@ class Session:
         config: how the run is observed.
         environ: the process environment.
         origins: where settings come from; see ``otel_train.sources``.
+
+    Raises:
+        ConfigError: a setting cannot be honoured.
+        OSError: no descriptor is left.
+        RuntimeError: no thread can be started.
     """
 
     def __init__(
@@ -61,27 +66,28 @@ class Session:
         self._window: Window | None = None
         anchor = Anchor.now()
         info = detect(config, environ)
-        self._routes = Routes.open(config, info, environ, origins=origins)
-        self.info = self._routes.info
-        self._recording = Recording(
-            config, self.info, anchor=anchor, environ=environ, flight_path=self._routes.flight_path
-        )
-        try:
+        with ExitStack() as undo:  # what has been set up when a part fails
+            self._routes = Routes.open(config, info, environ, origins=origins)
+            undo.callback(self._routes.close, 0)
+            self.info = self._routes.info
+            self._recording = Recording(
+                config, self.info, anchor=anchor, environ=environ, flight_path=self._routes.flight_path
+            )
+            undo.callback(self._recording.close)
+            undo.callback(self._recording.end)
             # What the launcher counts is the same on all ranks; what lies in a rank's folder need not be.
             self._pumping = Pumping(
                 config, self.info, recording=self._recording, routes=self._routes, anchor=anchor,
                 key_prefix=f"otel_train/{info.attempt}",
             )  # fmt: skip
+            undo.callback(self._pumping.undo)
             self._pumping.connect(environ)
-        except ConfigError:
-            self._recording.end()
-            self._routes.close(0)
-            self._recording.close()
-            raise
-        self._pump = self._pumping.pump
-        self._outcome = Outcome(self.close)
-        self._outcome.watch()
-        self._pumping.start()
+            self._pump = self._pumping.pump
+            self._outcome = Outcome(self.close)
+            undo.callback(self._outcome.stop_watching)
+            self._outcome.watch()
+            self._pumping.start()
+            undo.pop_all()
 
     # -- what the user calls ---------------------------------------------------------------------
 
@@ -294,8 +300,8 @@ class Session:
         timeout_s, guard = self.config.exit_timeout_s, Guard("close")
         deadline = time.monotonic() + timeout_s
         parts: tuple[Callable[[], object], ...] = (
+            self._outcome.hold,
             lambda: self._outcome.settle(state),
-            self._outcome.stop_watching,
             self._pumping.capturing.stop,
             self._recording.end,
             lambda: self._pump.stop(timeout_s / 2),
@@ -304,11 +310,14 @@ class Session:
             lambda: self._routes.close(max(0.1, deadline - time.monotonic())),
             self._recording.close,
         )
-        with deaths_held_back():
-            for part in parts:
-                with guard:
-                    part()
-        write_at_the_end(self.config, self.info.rank, self.run_directory)
+        try:
+            with deaths_held_back():
+                for part in parts:
+                    with guard:
+                        part()
+            write_at_the_end(self.config, self.info.rank, self.run_directory)
+        finally:  # also where Ctrl-C ends this
+            self._outcome.stop_watching()
 
     def __enter__(self) -> Session:
         return self

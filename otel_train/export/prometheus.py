@@ -168,7 +168,11 @@ class _Server(socketserver.ThreadingTCPServer):
         self._wake_read, self._wake_write = socket.socketpair()
         self._thread = threading.Thread(target=self._accept, name="otel_train-prometheus", daemon=True)
         _live.add(self)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # no thread is left
+            self.stop(0)
+            raise
 
     def _accept(self) -> None:
         with selectors.DefaultSelector() as selector:
@@ -207,7 +211,8 @@ class _Server(socketserver.ThreadingTCPServer):
         _live.discard(self)
         with suppress(OSError):
             self._wake_write.send(b"x")
-        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
         self.server_close()
         with self._lock:
             clients = list(self._clients)

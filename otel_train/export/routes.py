@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from otel_train.export.typeset import Page
 from otel_train.guard import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from otel_train.config import Config
     from otel_train.export.profile import Profile
@@ -126,16 +127,18 @@ class Routes:
             settings = OtlpSettings.read(self._environ, wanted=self._config.otlp == "on")
         self._brought = brought(self._config.exporters, resource, timeout_s=self._config.exit_timeout_s)
         if self._config.prometheus and profile.metrics:
-            self._prometheus = self._open_prometheus(resource)
-            routes.append(Route(self._prometheus, Guard("/metrics"), min(every, PAGE_EVERY_S)))
+            with _or_without("/metrics"):
+                self._prometheus = self._open_prometheus(resource)
+                routes.append(Route(self._prometheus, Guard("/metrics"), min(every, PAGE_EVERY_S)))
         if settings is not None:
             spool = None
             if self._directory.writable:
                 spool = Spool(
                     self._directory.rank_path, resource, version=VERSION, on_error=self._directory.note
                 )
-            self._otlp = OtlpExporter(settings, resource, version=VERSION, spool=spool)
-            routes.append(Route(Part(self._otlp, profile), Guard("OTLP export"), every))
+            with _or_without("OTLP export"):
+                self._otlp = OtlpExporter(settings, resource, version=VERSION, spool=spool)
+                routes.append(Route(Part(self._otlp, profile), Guard("OTLP export"), every))
         recorder = RunDirectoryExporter(self._directory, resource, version=VERSION)
         routes.append(Route(Part(recorder, profile), Guard("run directory"), every))
         # After ours, which close first: theirs close meanwhile, on threads of their own.
@@ -232,6 +235,15 @@ class Routes:
             except OSError as error:
                 self._directory.note(error)
         return exporter
+
+
+@contextmanager
+def _or_without(part: str) -> Iterator[None]:
+    """What needs a thread or a descriptor, where there may be none left."""
+    try:
+        yield
+    except (OSError, RuntimeError, MemoryError) as error:
+        _log.warning("%s could not start: %s. The session goes on without it", part, error)
 
 
 def _run_document(config: Config, info: RunInfo, origins: Mapping[str, str]) -> dict[str, object]:

@@ -7,6 +7,7 @@ import math
 import threading
 from typing import TYPE_CHECKING, Any
 
+from otel_train.children import free_in_forks
 from otel_train.record.replaced import replace, successor
 from otel_train.record.roots import RootFinder
 
@@ -36,7 +37,7 @@ class Evidence:
         self.finder = RootFinder(self._called)
         self._found = found
         self._near: Callable[[], None] | None = near
-        self._lock = threading.RLock()
+        self._lock = free_in_forks(threading.RLock())
         self._begun = self._over = False
         self._undo: list[Callable[[], None]] = []
 

@@ -10,6 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any
 
 from otel_train.aggregate.jax_compiles import JaxCompiles, without_step
+from otel_train.children import free_in_forks
 from otel_train.clock import system_clock
 from otel_train.guard import Guard
 from otel_train.record.jax_compiler import COMPILED, PARTS, events, listen, name_of, retire, unlisten
@@ -52,7 +53,7 @@ class JaxEvidence:
         self._log = log
         self._modules = modules
         self._guard = Guard("looking for training with JAX", limit=1)
-        self._lock = threading.RLock()
+        self._lock = free_in_forks(threading.RLock())
         self._begun = self._differentiates = self._hears = False
         self._seen = JaxCompiles()
         self._monitoring: Any = None

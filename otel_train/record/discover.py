@@ -9,6 +9,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
+from otel_train.children import free_in_forks
 from otel_train.guard import Guard
 from otel_train.record.callers import Place, place_of
 from otel_train.record.given import Loader, class_name, free_name
@@ -68,7 +69,7 @@ class Probes:
         self._naming = Guard("names of loaders")
         self._roots: FoundModels | None = None
         self._open_in = [0]
-        self._lock = threading.RLock()
+        self._lock = free_in_forks(threading.RLock())
 
     def watch_torch(self) -> None:
         """From now on, see every DataLoader that is iterated, and what becomes of watched models."""

@@ -7,6 +7,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from otel_train.children import free_in_forks
 from otel_train.record.module import is_compiled, is_or_wraps
 from otel_train.record.replaced import replace
 from otel_train.record.roots import FIRST_CALLS, SHORT_LOOK
@@ -46,7 +47,7 @@ class FoundModels:
         self._monotonic_s = monotonic_s
         self._next_s = 0.0
         self._found: list[ModuleProbe] = []
-        self._lock = threading.Lock()
+        self._lock = free_in_forks(threading.Lock())
         self._forget_optimizers = replace(torch.optim.Optimizer, "__init__", self._told_of_optimizers)
         if probes.models:  # given, so there is nothing to find
             self.remove()

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from otel_train.children import free_in_forks
 from otel_train.codes import EDGE_WORDS, MAX_SOURCES, Source, SourceKind
 from otel_train.flight import SIDE_RINGS, FlightMemory, RingEntry
 from otel_train.record.ring import Ring
@@ -82,7 +83,7 @@ class Recorder:
         self._in_backward = in_backward
         self._local = threading.local()
         self._free_slots = deque(range(1, SIDE_RINGS + 1))
-        self._lock = threading.Lock()
+        self._lock = free_in_forks(threading.Lock())
         self._numbers: dict[Source, int] = {}
         self._pid = os.getpid()
         self._closed = False

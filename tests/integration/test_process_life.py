@@ -1,0 +1,267 @@
+"""What a session does where processes and threads begin, end and multiply."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PRELUDE = """
+    import os, sys, threading, time
+    import torch, otel_train
+    from torch.utils.data import DataLoader, Dataset, TensorDataset
+    torch.set_num_threads(1)
+    RUNS = sys.argv[1]
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def start(model=None, loaders=None, **settings):
+        return otel_train.instrument(
+            model, loaders, run_dir=RUNS, prometheus=False, console=False, turn_every_s=0.02, **settings
+        )
+
+    def train(data):
+        for (batch,) in data:
+            model(batch).sum().backward()
+            optimizer.step()
+"""
+
+
+def program(tmp_path: Path, text: str) -> list[str]:
+    """A command that runs the prelude and ``text``; runs lie in ``tmp_path / "runs"``."""
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(PRELUDE) + textwrap.dedent(text))
+    return [sys.executable, str(path), str(tmp_path / "runs")]
+
+
+def environ(**more: str) -> dict[str, str]:
+    """Of the programs here."""
+    return {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+
+
+def run(tmp_path: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end."""
+    command = [*program(tmp_path, text), *arguments]
+    return subprocess.run(
+        command, env=environ(), capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path
+    )
+
+
+def runs(tmp_path: Path) -> list[Path]:
+    """Run directories there are."""
+    return [path for path in (tmp_path / "runs").iterdir() if path.is_dir()]
+
+
+def test_threads_that_instrument_at_once_share_one_session(tmp_path: Path) -> None:
+    """A service that trains in several threads: three sessions would each patch torch, and undo each other."""
+    done = run(
+        tmp_path,
+        """
+        sessions, together = [], threading.Barrier(8)
+
+        def go():
+            together.wait()
+            sessions.append(start(model))
+
+        threads = [threading.Thread(target=go) for _ in range(8)]
+        for thread in threads: thread.start()
+        for thread in threads: thread.join()
+        train(DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4))
+        sessions[0].close()
+        print(len(set(map(id, sessions))), sessions[0].summary()["steps"]["train"])
+        """,
+    )
+
+    assert (done.returncode, done.stdout.split()) == (0, ["1", "10"]), done.stderr
+    assert len(runs(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_worker_that_imports_the_script_has_no_session(method: str, tmp_path: Path) -> None:
+    """``multiprocessing`` runs the module again in every such child, and with it ``instrument()``."""
+    done = run(
+        tmp_path,
+        """
+        rows = TensorDataset(torch.randn(40, 4))
+        data = DataLoader(rows, batch_size=4, num_workers=2, multiprocessing_context=sys.argv[2])
+        session = start(model, {"train": data})
+        if __name__ == "__main__":
+            train(data)
+            train(data)
+            session.close()
+            print(session.summary()["steps"]["train"])
+        """,
+        method,
+    )
+
+    assert (done.returncode, done.stdout.split()) == (0, ["20"]), done.stderr
+    assert len(runs(tmp_path)) == 1
+
+
+def test_a_child_that_trains_by_itself_has_a_session(tmp_path: Path) -> None:
+    """``torch.multiprocessing.spawn``: what the child calls is no import of the script."""
+    done = run(
+        tmp_path,
+        """
+        def work(number):
+            session = start(model)
+            train(DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4))
+            session.close()
+
+        if __name__ == "__main__":
+            torch.multiprocessing.spawn(work, nprocs=2)
+        """,
+    )
+
+    assert done.returncode == 0, done.stderr
+    summaries = [json.loads((one / "rank0/summary.json").read_text()) for one in runs(tmp_path)]
+    assert [summary["steps"]["train"] for summary in summaries] == [10, 10]
+
+
+@pytest.mark.parametrize("left", range(5))
+def test_where_no_thread_can_be_started_training_goes_on_bare(left: int, tmp_path: Path) -> None:
+    """A container's limit of processes counts threads."""
+    done = run(
+        tmp_path,
+        """
+        import signal, _thread
+        left, begin = [int(sys.argv[2])], threading._start_new_thread
+
+        def refuse(*args, **kwargs):
+            left[0] -= 1
+            if left[0] < 0:
+                raise RuntimeError("can't start new thread")
+            return begin(*args, **kwargs)
+
+        data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
+        threading._start_new_thread = refuse
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:9"
+        session = otel_train.instrument(model, {"train": data}, run_dir=RUNS, prometheus_port=0, console=False)
+        train(data)
+        session.close()
+        threading._start_new_thread = begin
+        bare = type(iter(data)).__next__.__module__.startswith("torch")
+        print(threading.active_count(), bare, signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+        """,
+        str(left),
+    )
+
+    assert (done.returncode, done.stdout.split()) == (0, ["1", "True", "True"]), done.stderr
+    assert done.stderr.count("can't start new thread") <= 3, done.stderr
+
+
+def test_what_was_watched_can_be_used_after_the_close(tmp_path: Path) -> None:
+    """The session ends where its block ends; threads of the program may not have noticed."""
+    done = run(
+        tmp_path,
+        """
+        faults, over = [], threading.Event()
+        threading.excepthook = lambda told: faults.append(repr(told.exc_value))
+
+        def work(session, data):
+            running = iter(session.loaders["queue"])
+            while not over.is_set():
+                for batch in session.loaders["queue"]:
+                    with otel_train.stage("augment"):
+                        model(batch).sum().backward()
+                    otel_train.end(otel_train.begin("upload"))
+                train(data)
+                next(running, None)
+
+        for _ in range(5):
+            over.clear()
+            data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
+            session = start(model, {"train": data, "queue": [torch.randn(2, 4)] * 20})
+            threads = [threading.Thread(target=work, args=(session, data)) for _ in range(3)]
+            for thread in threads: thread.start()
+            time.sleep(0.05)
+            session.close()
+            time.sleep(0.05)
+            over.set()
+            for thread in threads: thread.join()
+        print(faults)
+        """,
+    )
+
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
+
+
+def test_a_fork_in_the_middle_of_our_work_does_not_hang(tmp_path: Path) -> None:
+    """A lock that another thread holds at that moment is held in the child for ever: nobody is there to release it."""
+    done = run(
+        tmp_path,
+        """
+        session = start(model)
+        held, go = threading.Event(), threading.Event()
+
+        def hold():
+            recording = session._recording
+            with recording.probes._lock, recording.recorder._lock:
+                held.set()
+                go.wait()
+
+        thread = threading.Thread(target=hold)
+        thread.start()
+        held.wait()
+        child = os.fork()
+        if child == 0:
+            for row in DataLoader(TensorDataset(torch.randn(4, 4))):  # as a dataset that reads a loader of its own
+                with otel_train.stage("decode"):
+                    torch.nn.Linear(4, 2)(row[0])
+            os._exit(0)
+        until = time.monotonic() + 20
+        ended = (0, 0)
+        while not ended[0] and time.monotonic() < until:
+            ended = os.waitpid(child, os.WNOHANG)
+            time.sleep(0.01)
+        if not ended[0]:
+            os.kill(child, 9)
+        go.set()
+        thread.join()
+        session.close()
+        print(ended[0] == child, ended[1])
+        """,
+    )
+
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "0"]), done.stderr
+
+
+def test_a_second_sigterm_takes_nothing_away(tmp_path: Path) -> None:
+    """Batch systems send it to the group and again to the process; the first one's work is not done yet."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # takes connections, and never answers
+        address = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        command = program(
+            tmp_path,
+            """
+            session = start(model)
+            data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
+            train(data)
+            print("trained", flush=True)
+            while True:
+                train(data)
+            """,
+        )
+        process = subprocess.Popen(
+            command, env=environ(OTEL_EXPORTER_OTLP_ENDPOINT=address), stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        for _ in range(50):
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.005)
+        process.wait(timeout=60)
+        process.stdout.close()
+
+    (folder,) = runs(tmp_path)
+    summary = json.loads((folder / "rank0/summary.json").read_text())
+    assert process.returncode == -signal.SIGTERM
+    assert summary["state"] == "terminated"
