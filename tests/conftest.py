@@ -53,6 +53,16 @@ def bare_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
         monkeypatch.setenv("OTEL_TRAIN_TEST_BIN", os.devnull)
 
 
+@pytest.fixture(params=[False, True], ids=["python", "c"])
+def both_writers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rings are written in Python, then in C: what holds for one holds for the other."""
+    from otel_train.record.ring import NATIVE, Ring
+
+    if request.param and not NATIVE:
+        pytest.skip("the writer in C was not built: no compiler, or not Linux")
+    monkeypatch.setattr(Ring.__init__, "__kwdefaults__", {"native": request.param})
+
+
 @pytest.fixture(autouse=True)
 def nothing_left_open() -> Iterator[None]:
     """A session that a failed test leaves behind must not watch the next test."""

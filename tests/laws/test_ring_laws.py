@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+pytestmark = pytest.mark.usefixtures("both_writers")
+
+
 @pytest.fixture
 def hectic() -> Iterator[None]:
     """Threads take turns every few bytecodes."""
@@ -88,6 +91,51 @@ def test_every_edge_is_read_once_or_missed_once(capacity: int, turns: list[tuple
         seen += part.missed + len(part.codes)
     rest = ring.read(capacity)
     assert seen + rest.missed + len(rest.codes) == written
+
+
+@settings(deadline=None)
+@given(
+    st.sampled_from([1, 2, 64, 128]),
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("edge"), st.integers(0, 2**63 - 1)),
+            st.tuples(st.sampled_from(["lend", "keep", "give", "disown", "tick"]), st.integers(0, 200_000)),
+        )
+    ),
+)
+def test_whatever_happens_to_a_ring_its_memory_is_what_it_should_be(
+    capacity: int, turns: list[tuple[str, int]]
+) -> None:
+    """Against a ring that is a list: edges, other owners, and a fork in between."""
+    dial = Dial()
+    sent: list[int] = []
+    lent: list[int] = []
+    words = memoryview(bytearray(capacity * 16)).cast("q")
+    ring = Ring(words, clock=dial, owner=get_ident(), elsewhere=sent.append)
+    expected, kept, elsewhere, mine, over = [0] * len(words), 0, sent, True, False
+    told: list[tuple[list[int], int]] = []
+    for what, number in turns:
+        if what == "edge":
+            ring.edge(number)
+            if not mine:
+                told.append((elsewhere, number))
+            else:
+                slot = kept % capacity * 2
+                expected[slot : slot + 2] = number, dial.now
+                kept += 1
+        elif what == "tick":
+            dial.now += number
+        elif what == "disown":
+            ring.disown()
+            mine, over = False, True
+        elif not over:
+            elsewhere, mine = (lent if what == "lend" else sent), what != "give"
+            ring._lend(get_ident() if mine else 0, elsewhere.append)
+
+    assert ring.written == kept
+    assert list(words) == expected
+    assert [number for where, number in told if where is sent] == sent
+    assert [number for where, number in told if where is lent] == lent
 
 
 @pytest.mark.parametrize("capacity", [2, 8, 64])

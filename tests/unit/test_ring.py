@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from _thread import get_ident
+from typing import TYPE_CHECKING
 
 import pytest
 
 from otel_train.record.ring import SAMPLED, Ring
 from otel_train.testing import FakeClock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.usefixtures("both_writers")
 
 
 def ring_of(edges: int, elsewhere: list[int]) -> tuple[Ring, FakeClock]:
@@ -93,3 +101,34 @@ def test_the_cost_of_writing_is_sampled_in_place() -> None:
         ring.edge(1)
 
     assert ring.spent_ns == 2 * (7 + 7) * SAMPLED
+
+
+class _Owner:
+    """Holds a ring that holds it."""
+
+    def __init__(self) -> None:
+        words = memoryview(bytearray(64 * 16)).cast("q")
+        self.ring = Ring(words, clock=FakeClock(), owner=get_ident(), elsewhere=self.other)
+        self.ring.divert(self.see)
+
+    def other(self, code: int) -> None:
+        """Takes nothing."""
+
+    def see(self, code: int, write: Callable[[int], None]) -> None:
+        """Stands between, and holds nothing up."""
+        write(code)
+
+
+def test_a_ring_that_is_part_of_a_cycle_is_collected() -> None:
+    """The collector clears what lies in the cycle in any order, its memory among it."""
+    gone = []
+    for number in range(100):
+        owner = _Owner()
+        owner.ring.edge(1)
+        if number % 2:
+            owner.ring.divert(None)
+        gone.append(weakref.ref(owner))
+        del owner
+    gc.collect()
+
+    assert [each for each in gone if each() is not None] == []
