@@ -63,8 +63,7 @@ class OpenStage:
         source: who was called.
         kind: its ``SourceKind``.
         begun_ns: when.
-        flags: ``Flag`` of its begin edge.
-        payload: of its begin edge.
+        code: of its begin edge.
         outer: ``Nesting.stack`` when it began.
         counts: it is an occurrence of its own, not a part of an outer one.
         has_inner: other stages began inside it.
@@ -73,11 +72,20 @@ class OpenStage:
     source: int
     kind: int
     begun_ns: int
-    flags: int
-    payload: int
+    code: int
     outer: tuple[int, ...]
     counts: bool
     has_inner: bool = False
+
+    @property
+    def flags(self) -> int:
+        """``Flag`` of its begin edge."""
+        return self.code >> FLAG_SHIFT & FLAG_MASK
+
+    @property
+    def payload(self) -> int:
+        """Of its begin edge."""
+        return self.code >> PAYLOAD_SHIFT
 
 
 class Nesting:
@@ -143,8 +151,7 @@ class Nesting:
             self._too_deep += 1
             return
         self.met |= 1 << kind
-        flags, payload = code >> FLAG_SHIFT & FLAG_MASK, code >> PAYLOAD_SHIFT
-        stage = OpenStage(source, kind, ns, flags, payload, self.stack, self._counts(source, kind))
+        stage = OpenStage(source, kind, ns, code, self.stack, self._counts(source, kind))
         self.begin(ns, stage)
         if stages:
             stages[-1].has_inner = True
@@ -154,6 +161,9 @@ class Nesting:
 
     def _end(self, ns: int, op: int, source: int, payload: int) -> None:
         stages = self.stages
+        if stages and stages[-1].source == source and not self._too_deep:
+            self._pop(ns, op, payload)
+            return
         innermost = height = len(stages) - 1
         while height >= 0 and stages[height].source != source:
             height -= 1

@@ -358,13 +358,15 @@ class StepBook:
 
     def _happened_in(self, step: Step, item: Item, spent_ns: int, waited_ns: int) -> None:
         """What has happened in a step, after so much of the time that is being booked."""
-        if item.call is not None:
-            step.failed += item.call[3]
+        shows, call = item.shows, item.call
+        if call is not None and call[3]:
+            step.failed += 1
         if item.batch is not None:
             step.fetched = True
             step.samples += max(0, item.batch[1])
-        step.trained = step.trained or item.shows >= TRAINED
-        if step is self.open:
+        if shows >= TRAINED:
+            step.trained = True
+        if step is self.open and (shows or (call is not None and self._sources.losses[call[0]])):
             now_ns = step.duration_ns + spent_ns
             self._follow_training(step, item, now_ns, now_ns - step.wait_ns - waited_ns)
 
