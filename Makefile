@@ -58,11 +58,11 @@ card: setup  ## run the demo and draw its card for the README
 
 .PHONY: test
 test: setup  ## every test that needs nothing but this project; about six minutes
-	$(PY) -m pytest -q -n 2 --dist loadfile -m "not stack and not gpu and not slow" $(if $(COVERAGE),--cov --cov-report=term)
+	$(PY) -m pytest -q -n 2 --dist loadfile -m "not stack and not gpu and not slow and not matrix" $(if $(COVERAGE),--cov --cov-report=term)
 
 .PHONY: unit
 unit: setup  ## the quick tests only
-	$(PY) -m pytest -q -m "not stack and not gpu and not slow" tests/unit
+	$(PY) -m pytest -q -m "not stack and not gpu and not slow and not matrix" tests/unit
 
 .PHONY: check
 check: setup lint types layers docs-check rules-check dashboards-check unit  ## style, types, layers, generated files, quick tests
@@ -149,7 +149,11 @@ components:  ## Collector, Prometheus, Alertmanager, Jaeger: built once into a c
 
 .PHONY: test-stack
 test-stack: setup components frameworks  ## the whole stack with real parts, and whole runs that take longer
-	$(PY) -m pytest -q -m "(stack or slow) and not gpu"
+	$(PY) -m pytest -q -m "(stack or slow) and not gpu and not matrix"
+
+.PHONY: test-matrix
+test-matrix: setup  ## the same loop on the oldest torch, the newest, and two between; downloads them
+	$(PY) -m pytest -q -m matrix tests/integration/test_torch_matrix.py
 
 .PHONY: stack-up stack-down
 stack-up: setup  ## the stack in containers; without an engine: otel-train stack up --local

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from _thread import get_ident
 from importlib import import_module
+from types import BuiltinFunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -190,7 +191,9 @@ _WriterParts: TypeAlias = (
 def _native_writer(
     words: memoryview, clock: Clock, owner: int, elsewhere: Callable[[int], None]
 ) -> _WriterParts:
-    writer = _edges.Writer(words, None if clock is system_clock else clock, owner, elsewhere)
+    # A clock that was replaced before we were imported is Python's to read.
+    own = clock is system_clock and isinstance(clock, BuiltinFunctionType)
+    writer = _edges.Writer(words, None if own else clock, owner, elsewhere)
     return writer.edge, writer.read, writer.disown, writer.lend
 
 

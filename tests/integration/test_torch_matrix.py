@@ -1,0 +1,73 @@
+"""A loop that is compiled and scaled, bare and watched, on the torch versions that we say we support."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+LOOP = Path(__file__).parent / "matrix" / "loop.py"
+VERSIONS = ("2.4.1", "2.7.1", "2.10.0", "")
+"""Oldest, the last whose compiler calls back without an argument, one between, newest."""
+
+pytestmark = [pytest.mark.matrix, pytest.mark.timeout(900)]
+
+
+def uv(*arguments: str) -> None:
+    """Run the uv that ``make setup`` uses."""
+    program = shutil.which("uv") or str(ROOT / ".uv/bin/uv")
+    done = subprocess.run([program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def python_with(torch: str, folder: Path) -> str:
+    """An interpreter with a version of torch and this checkout."""
+    python = str(folder / "bin" / "python")
+    uv("venv", "--quiet", "--python", sys.executable, str(folder))
+    wanted = [f"torch=={torch}" if torch else "torch", "numpy<2" if torch == VERSIONS[0] else "numpy"]
+    uv(
+        "pip", "install", "--quiet", "--python", python, *wanted, "setuptools", str(ROOT)
+    )  # what the compiler imports
+    return python
+
+
+def run(python: str, how: str, folder: Path) -> dict[str, Any]:
+    """What the loop prints."""
+    environ = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor")}
+    command = [python, str(LOOP), how, str(folder / "runs")]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert "failed; training goes on" not in done.stderr
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
+@pytest.mark.parametrize("torch", VERSIONS, ids=[version or "newest" for version in VERSIONS])
+def test_training_is_the_same_and_counted_right(torch: str, tmp_path: Path) -> None:
+    """Weights to the bit; steps and calls as the loop makes them."""
+    environment = tmp_path / "venv"
+    try:
+        python = python_with(torch, environment)
+        bare, watched = run(python, "bare", tmp_path), run(python, "watched", tmp_path)
+    finally:
+        shutil.rmtree(environment, ignore_errors=True)  # five gigabytes
+
+    assert watched["torch"].startswith(torch)
+    assert watched["weights"] == bare["weights"]
+    assert watched["steps"] == {"train": 24, "eval": 6}
+    assert watched["faults"] == {}
+    assert watched["calls"] == {
+        "train/data": 24,
+        "train/forward": 24,
+        "train/backward": 24,
+        "train/optimizer": 24,
+        "eval/data": 6,
+        "eval/forward": 6,
+    }
