@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from otel_train.record.replaced import replace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,19 +25,24 @@ class Outcome:
 
     Args:
         close: closes the session; takes the state.
+        recorded: how much has been recorded so far.
     """
 
-    def __init__(self, close: Callable[[str], None]) -> None:
+    def __init__(self, close: Callable[[str], None], recorded: Callable[[], int] = lambda: 0) -> None:
         self.state = "running"
         self._close = close
         self._pid = os.getpid()
         self._before: Any = None
         self._handler: Any = None
         self._closing = self._held = False
+        self._recorded = recorded
+        self._exit: tuple[object, int] = (None, -1)
+        self._undo: Callable[[], None] = lambda: None
 
     def watch(self) -> None:
         """Be told of the end."""
         atexit.register(self._at_exit)
+        self._undo = replace(sys, "exit", self._noting)
         if threading.current_thread() is threading.main_thread():
             self._before = signal.getsignal(signal.SIGTERM)
             self._handler = self._terminated
@@ -47,6 +55,7 @@ class Outcome:
     def stop_watching(self) -> None:
         """Put everything back. A handler that somebody set over ours stays. A SIGTERM that waits comes now."""
         atexit.unregister(self._at_exit)
+        self._undo()
         ours = self._handler is not None and signal.getsignal(signal.SIGTERM) == self._handler
         if ours and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
@@ -66,10 +75,23 @@ class Outcome:
             return "finished"
         return "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
 
+    def _noting(self, original: Callable[[object], NoReturn]) -> Callable[[object], NoReturn]:
+        @functools.wraps(original)
+        def exit(status: object = None, /) -> NoReturn:  # noqa: A001 - in its place
+            self._exit = status, self._recorded()
+            original(status)
+
+        return exit
+
     def _at_exit(self) -> None:
-        if os.getpid() == self._pid:
-            # The interpreter leaves the exception that ended the program here before it calls us.
-            self._close(self.of(getattr(sys, "last_value", None)))
+        if os.getpid() != self._pid:
+            return
+        # The interpreter leaves the exception that ended the program here before it calls us, but for SystemExit.
+        error = getattr(sys, "last_value", None)
+        status, recorded = self._exit
+        if error is None and recorded == self._recorded():  # else the program has caught it, and went on
+            error = SystemExit(status)
+        self._close(self.of(error))
 
     def _terminated(self, number: int, frame: Any) -> None:  # Any: a frame
         """SIGTERM: write down what there is, then do what would have been done without us."""

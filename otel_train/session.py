@@ -83,7 +83,7 @@ class Session:
             undo.callback(self._pumping.undo)
             self._pumping.connect(environ)
             self._pump = self._pumping.pump
-            self._outcome = Outcome(self.close)
+            self._outcome = Outcome(self.close, lambda: self._recording.recorder.main.ring.written)
             undo.callback(self._outcome.stop_watching)
             self._outcome.watch()
             self._pumping.start()

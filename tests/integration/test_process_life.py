@@ -265,3 +265,36 @@ def test_a_second_sigterm_takes_nothing_away(tmp_path: Path) -> None:
     summary = json.loads((folder / "rank0/summary.json").read_text())
     assert process.returncode == -signal.SIGTERM
     assert summary["state"] == "terminated"
+
+
+@pytest.mark.parametrize(
+    ("ending", "state"),
+    [
+        ("sys.exit(3)", "failed"),
+        ("sys.exit('no data')", "failed"),
+        ("sys.exit()", "finished"),
+        ("raise KeyError('a')", "failed"),
+        ("raise KeyboardInterrupt", "interrupted"),
+        ("caught()", "finished"),
+        ("os.kill(os.getpid(), 15)", "terminated"),
+    ],
+)
+def test_a_run_has_the_end_that_its_program_has(ending: str, state: str, tmp_path: Path) -> None:
+    """Who reads ``finished`` does not start it again; the exit code is that of the bare program."""
+    text = f"""
+        def caught():
+            try:
+                sys.exit(3)
+            except SystemExit:
+                train(data)
+
+        session = start(model, disabled=len(sys.argv) > 2)
+        data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
+        train(data)
+        {ending}
+        """
+    watched, bare = run(tmp_path, text), run(tmp_path, text, "bare")
+    (folder,) = runs(tmp_path)
+
+    assert watched.returncode == bare.returncode, watched.stderr
+    assert json.loads((folder / "rank0/summary.json").read_text())["state"] == state
