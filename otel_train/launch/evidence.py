@@ -17,7 +17,41 @@ if TYPE_CHECKING:
 _TABLE = "_global_optimizer_pre_hooks"
 
 
-class Evidence:
+class FirstSign:
+    """Waits for the first sign that this process trains; other threads that give one meanwhile are held until it is dealt with.
+
+    Args:
+        found: called once, in the thread that gives the sign.
+    """
+
+    def __init__(self, found: Callable[[], None]) -> None:
+        self._found = found
+        self._lock = free_in_forks(threading.RLock())
+        self._begun = self._over = False
+        self._undo: list[Callable[[], None]] = []
+
+    def sign(self) -> None:
+        """This process trains."""
+        if self._over:
+            return
+        with self._lock:
+            if self._begun:
+                return
+            self._begun = True
+            try:
+                self._found()
+            finally:
+                self.stop()
+
+    def stop(self) -> None:
+        """Take out what gives signs."""
+        self._begun = self._over = True
+        undo, self._undo = self._undo, []
+        for each in undo:
+            each()
+
+
+class Evidence(FirstSign):
     """Waits for an iterator of a DataLoader, a forward, a backward or an update, whichever comes first.
 
     What waits gives its place to the hooks that whoever is called puts in, one by one, and the call that was the
@@ -34,12 +68,9 @@ class Evidence:
     """
 
     def __init__(self, found: Callable[[], None], near: Callable[[], None] = lambda: None) -> None:
+        super().__init__(found)
         self.finder = RootFinder(self._called)
-        self._found = found
         self._near: Callable[[], None] | None = near
-        self._lock = free_in_forks(threading.RLock())
-        self._begun = self._over = False
-        self._undo: list[Callable[[], None]] = []
 
     def wait(self) -> None:
         """Put the hooks in."""
@@ -54,19 +85,6 @@ class Evidence:
         self._before(torch.optim.Optimizer, "__init__", self.prepare)
         self._before_updates()
 
-    def sign(self) -> None:
-        """This process trains."""
-        if self._over:
-            return
-        with self._lock:
-            if self._begun:
-                return
-            self._begun = True
-            try:
-                self._found()
-            finally:
-                self.stop()
-
     def prepare(self) -> None:
         """This process is about to train."""
         near, self._near = self._near, None
@@ -78,13 +96,6 @@ class Evidence:
         self.sign()
         if self.finder.tell != self._called:
             self.finder.tell(model)
-
-    def stop(self) -> None:
-        """Take the hooks out; the finder stays."""
-        self._begun = self._over = True
-        undo, self._undo = self._undo, []
-        for each in undo:
-            each()
 
     def _before(self, owner: Any, name: str, act: Callable[[], None]) -> None:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,13 +6,12 @@ import atexit
 import functools
 import logging
 import sys
-import threading
 from typing import TYPE_CHECKING, Any
 
 from otel_train.aggregate.jax_compiles import JaxCompiles, without_step
-from otel_train.children import free_in_forks
 from otel_train.clock import system_clock
 from otel_train.guard import Guard
+from otel_train.launch.evidence import FirstSign
 from otel_train.record.jax_compiler import COMPILED, PARTS, events, listen, name_of, retire, unlisten
 from otel_train.record.replaced import replace, successor
 
@@ -27,7 +26,7 @@ _DIFFERENTIATE = ("grad", "value_and_grad", "vjp", "linearize")
 _log = logging.getLogger("otel_train")
 
 
-class JaxEvidence:
+class JaxEvidence(FirstSign):
     """Waits until JAX compiles in a program that has asked it for a gradient.
 
     The functions that give gradients are replaced by ones that note the call and pass it on: what they return is
@@ -48,16 +47,14 @@ class JaxEvidence:
         log: Callable[[str, str], None] = _log.warning,
         modules: Mapping[str, Any] = sys.modules,
     ) -> None:
-        self._found = found
+        super().__init__(found)
         self._clock = clock
         self._log = log
         self._modules = modules
         self._guard = Guard("looking for training with JAX", limit=1)
-        self._lock = free_in_forks(threading.RLock())
-        self._begun = self._differentiates = self._hears = False
+        self._differentiates = self._hears = False
         self._seen = JaxCompiles()
         self._monitoring: Any = None
-        self._undo: list[Callable[[], None]] = []
 
     def wait(self) -> None:
         """Put the functions and the listener in; JAX has been imported."""
@@ -69,23 +66,9 @@ class JaxEvidence:
         listen(self._monitoring, self._heard)
         atexit.register(self._at_exit)
 
-    def sign(self) -> None:
-        """This process trains."""
-        with self._lock:
-            if self._begun:
-                return
-            self._begun = True
-            try:
-                self._found()
-            finally:
-                self.stop()
-
     def stop(self) -> None:
-        """Take everything out."""
-        self._begun = True
-        undo, self._undo = self._undo, []
-        for each in undo:
-            each()
+        """See ``FirstSign.stop``; the listener goes as well."""
+        super().stop()
         monitoring, self._monitoring = self._monitoring, None
         if monitoring is not None:
             (retire if self._hears else unlisten)(monitoring, self._heard)
