@@ -72,14 +72,19 @@ class CudaDriver:
         return self._current()
 
     def devices(self) -> tuple[int, ...]:
-        """Devices with memory of ours in tensors; none before the program has started CUDA."""
+        """Devices with memory of ours in tensors; none before the program has started CUDA.
+
+        An allocator of the program's own keeps no figures: then the devices are those that CUDA has been started on.
+        """
         torch = self._started()
         if torch is None:
             return ()
-        peaks = [
-            torch.cuda.memory_stats_as_nested_dict(device)["allocated_bytes"]["all"]["peak"]
-            for device in range(torch.cuda.device_count())
-        ]
+        every = range(torch.cuda.device_count())
+        stats = [_stats(torch, device) for device in every]
+        if None in stats:
+            has_context = _internal(torch, "_cuda_hasPrimaryContext")
+            return tuple(device for device in every if has_context(device))
+        peaks = [each["allocated_bytes"]["all"]["peak"] for each in stats if each is not None]
         least = max(1, max(peaks, default=0) * _STRAY_SHARE)
         return tuple(device for device, peak in enumerate(peaks) if peak >= least)
 
@@ -161,9 +166,15 @@ class CudaDriver:
         return {f"cuda:{n}": f"GPU-{one.uuid}" for n, one in properties.items() if hasattr(one, "uuid")}
 
     def memory(self) -> list[DeviceMemory]:
-        """What the allocator says of every device in use. Nothing is reset: the peaks are the program's."""
+        """What the allocator says of every device in use. Nothing is reset: the peaks are the program's.
+
+        Nothing where the allocator is the program's own.
+        """
         torch = self._started()
-        return [] if torch is None else [self._memory(torch, device) for device in self.devices()]
+        if torch is None:
+            return []
+        known = [(device, _stats(torch, device)) for device in self.devices()]
+        return [self._memory(torch, device, stats) for device, stats in known if stats is not None]
 
     def taken(self) -> dict[str, int]:
         """What ``nvidia-smi`` shows: contexts, libraries and other processes are in it."""
@@ -174,8 +185,8 @@ class CudaDriver:
             found[f"cuda:{device}"] = total - free
         return found
 
-    def _memory(self, torch: Any, device: int) -> DeviceMemory:
-        stats = torch.cuda.memory_stats_as_nested_dict(device)
+    @staticmethod
+    def _memory(torch: Any, device: int, stats: dict[str, Any]) -> DeviceMemory:
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
         return DeviceMemory(
@@ -201,6 +212,15 @@ class CudaDriver:
             self._current = _internal(torch, "_cuda_getDevice")
             self._torch = torch
         return self._torch
+
+
+def _stats(torch: Any, device: int) -> dict[str, Any] | None:
+    """What the allocator has counted; None where ``CUDAPluggableAllocator`` has taken its place."""
+    try:
+        found: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(device)
+    except RuntimeError:
+        return None
+    return found
 
 
 def _internal(torch: Any, name: str) -> Any:

@@ -30,6 +30,8 @@ class StandIn:
         self.float32: Any = None
         self.empty: Any = None
         self.written: list[tuple[str, object]] = []
+        self.contexts: tuple[int, ...] = ()
+        self.counts = True
         self.version = SimpleNamespace(cuda="13.0")
         self.cuda = SimpleNamespace(
             is_initialized=lambda: self.started,
@@ -43,6 +45,7 @@ class StandIn:
         self._C = SimpleNamespace(
             _cuda_isCurrentStreamCapturing=lambda: False,
             _cuda_getDevice=lambda: self.device_now,
+            _cuda_hasPrimaryContext=lambda device: device in self.contexts,
             _cuda_getCurrentRawStream=lambda _: self.stream,
             _CudaEventBase=SimpleNamespace(record=lambda event, stream: self.written.append((event, stream))),
         )
@@ -54,6 +57,8 @@ class StandIn:
         return 0
 
     def _stats(self, device: int) -> dict[str, Any]:
+        if not self.counts:
+            raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
         peak = self.peaks[device]
         of = {"all": {"current": peak // 2, "peak": peak}}
         return {"allocated_bytes": of, "reserved_bytes": of, "num_ooms": 1, "num_alloc_retries": 2}
@@ -226,3 +231,13 @@ class Slot:
 
     def __float__(self) -> float:
         return self.value
+
+
+def test_an_allocator_of_the_programs_own_leaves_the_devices_timed() -> None:
+    """``CUDAPluggableAllocator`` (RAPIDS, unified memory) counts nothing: only the figures of memory are missing."""
+    stand_in = StandIn(400, 400, 400)
+    stand_in.counts, stand_in.contexts = False, (0, 2)
+    driver = driver_of(stand_in)
+
+    assert driver.devices() == (0, 2)
+    assert driver.memory() == []
