@@ -98,6 +98,15 @@ def test_a_healthy_installation_has_nothing_wrong() -> None:
     assert bad(installation()) == []
 
 
+@pytest.mark.parametrize(("native", "how"), [(True, "written in C"), (False, "written in Python")])
+def test_it_says_how_edges_are_written(native: bool, how: str) -> None:
+    """A wheel that was built without a compiler works, and costs more per step."""
+    said = [each for each in installed.look(native=native) if each.what.startswith("edges ")]
+
+    assert [how in each.what for each in said] == [True]
+    assert bool(said[0].remedy) is not native
+
+
 def test_no_torch_is_a_warning_not_a_crash() -> None:
     """The wrong environment is the most common mistake, and it has no torch to import."""
     finding = only(installation(torch=None), WARNING)
