@@ -21,7 +21,7 @@ class DisabledSession:
     """Has what a ``Session`` has, and leaves everything as it is.
 
     Args:
-        config: says that it is disabled.
+        config: says that it is disabled; None where it is not known what it says.
         loaders: as for ``instrument``.
     """
 
@@ -31,7 +31,7 @@ class DisabledSession:
     last_loader_name = None
     last_batch_fetch_ms = None
 
-    def __init__(self, config: Config, loaders: Any) -> None:  # Any: the user's own
+    def __init__(self, config: Config | None, loaders: Any) -> None:  # Any: the user's own
         self.config = config
         self.loaders: dict[str, Any] = {}
         self.add(loaders=loaders)

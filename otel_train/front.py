@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from otel_train.arguments import whole
 from otel_train.children import free_in_forks, is_importing_main
+from otel_train.disabled import DisabledSession
 from otel_train.errors import ConfigError
 from otel_train.record.epochs import Epoch, Epochs
 from otel_train.record.hand import Checkpoint, Stage, disabled_here, switch
@@ -71,44 +72,44 @@ def instrument(
         ConfigError: a setting, a model or a loader is not what it should be; says value, rule and remedy. Not where
             telemetry is disabled.
     """
-    settled, trackers = _settled(config, settings, config_file)
-    if settled.config.disabled:
-        return _disabled(settled.config, loaders)
-    if is_importing_main():
-        return _inert(settled.config, loaders)
-    with _starting:
-        session = current()
-        made = session is None
-        if session is None:
-            _check(model, loaders)
-            switch.disabled = False
-            session = _open(settled)
-            if session is None:
-                return _inert(settled.config, loaders)
-            trackers = {**settled.given, **trackers}
-        try:
-            session.add(model, loaders)
-            session.track(trackers)
-            session.provide(meter_provider, tracer_provider)
-        except BaseException:
-            if made:
-                session.close("failed")
-            raise
-        if made:
-            _tell(session)
-        return session
+    providers = {"meters": meter_provider, "tracers": tracer_provider}
+    try:
+        settled, trackers = _settled(config, settings, config_file)
+        if settled.config.disabled:
+            return _disabled(settled.config, loaders)
+        if is_importing_main():
+            return _inert(settled.config, loaders)
+        with _starting:
+            return _begun(model, loaders, settled, {"trackers": trackers, "providers": providers})
+    except (OSError, RuntimeError, MemoryError) as error:  # no thread, no descriptor, no memory left
+        _log.warning("instrument() could not start: %s. Training goes on unobserved", error)
+        return _inert(config, loaders)
 
 
-def _open(settled: Settled) -> Session | None:
-    """A session of this process; None where it has no thread, descriptor or memory left for one."""
+def _begun(
+    model: Any, loaders: Any, settled: Settled, more: Mapping[str, Mapping[str, Any]]
+) -> Session:  # Any: see ``instrument``
+    """The session of this process, with these models and loaders; a new one is closed if they are refused."""
     from otel_train.session import Session
 
-    try:
+    session, trackers = current(), more["trackers"]
+    made = session is None
+    if session is None:
+        _check(model, loaders)
+        switch.disabled = False
         session = Session(settled.config, origins=settled.origins)
-    except (OSError, RuntimeError, MemoryError) as error:
-        _log.warning("instrument() could not start: %s. Training goes on unobserved", error)
-        return None
-    _sessions[:] = [session]
+        _sessions[:] = [session]
+        trackers = {**settled.given, **trackers}
+    try:
+        session.add(model, loaders)
+        session.track(trackers)
+        session.provide(**more["providers"])
+    except BaseException:
+        if made:
+            session.close("failed")
+        raise
+    if made:
+        _tell(session)
     return session
 
 
@@ -142,9 +143,7 @@ def _disabled(config: Config, loaders: Any) -> Session:  # Any: the user's own
     return _inert(config, loaders)
 
 
-def _inert(config: Config, loaders: Any) -> Session:  # Any: as above
-    from otel_train.disabled import DisabledSession
-
+def _inert(config: Config | None, loaders: Any) -> Session:  # Any: as above
     return cast("Session", DisabledSession(config, loaders))  # in all but deeds
 
 

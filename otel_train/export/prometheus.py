@@ -126,12 +126,18 @@ class PrometheusExporter:
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
 
+_USED_UP = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+"""No fault of the address: this process, or the machine, has nothing left to listen with."""
+
+
 def _listen(host: str, port: int, registry: CollectorRegistry) -> _Server:
     ports = [*range(port, min(port + _NEXT_PORTS, 65535) + 1), 0] if port else [0]
     for candidate in ports:
         try:
             return _Server(host, candidate, registry)
         except OSError as error:  # noqa: PERF203  # trying is how one finds a free port
+            if error.errno in _USED_UP:
+                raise
             if error.errno not in {errno.EADDRINUSE, errno.EACCES}:
                 raise _cannot_listen(host, port, error) from error
     raise _cannot_listen(host, port, OSError("every port is taken"))

@@ -159,6 +159,30 @@ def test_where_no_thread_can_be_started_training_goes_on_bare(left: int, tmp_pat
     assert done.stderr.count("can't start new thread") <= 3, done.stderr
 
 
+@pytest.mark.parametrize("left", [1, 2, 3, 4, 6, 9])
+def test_where_no_file_can_be_opened_training_goes_on(left: int, tmp_path: Path) -> None:
+    """``ulimit -n``, and a loader with many workers and tensors in shared memory."""
+    done = run(
+        tmp_path,
+        """
+        import resource
+        data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
+        train(data)
+        otel_train.instrument  # is there; what it needs is not loaded
+        os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:9"
+        most = 3 + int(sys.argv[2])
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        session = otel_train.instrument(model, {"train": data}, run_dir=RUNS, prometheus_port=0, console=False)
+        train(data)
+        session.close()
+        print("trained", type(iter(data)).__next__.__module__.startswith("torch"))
+        """,
+        str(left),
+    )
+
+    assert (done.returncode, done.stdout.split()) == (0, ["trained", "True"]), done.stderr
+
+
 def test_what_was_watched_can_be_used_after_the_close(tmp_path: Path) -> None:
     """The session ends where its block ends; threads of the program may not have noticed."""
     done = run(
