@@ -7,6 +7,8 @@ provider, reader or processor of the SDK is used: those restart themselves in fo
 from __future__ import annotations
 
 import math
+import random
+import sys
 from typing import TYPE_CHECKING, Any
 
 from otel_train.catalog import Kind
@@ -121,6 +123,7 @@ def make_exporter(signal: str, settings: OtlpSettings, timeout_s: float) -> Any:
         ConfigError: it refuses its settings.
     """
     kind = _exporter_class(signal, settings.protocols[signal])
+    _leave_the_generator_alone()
     endpoint = settings.explicit_endpoint(signal)
     chosen: dict[str, Any] = {"endpoint": endpoint} if endpoint else {}
     if settings.protocols[signal] != "grpc" and signal in settings.certificates:
@@ -132,6 +135,17 @@ def make_exporter(signal: str, settings: OtlpSettings, timeout_s: float) -> Any:
             f"OTLP exporter for {signal}: {error}. Check the OTEL_EXPORTER_OTLP_* variables, "
             "or set OTEL_SDK_DISABLED=true to run without OTLP."
         ) from error
+
+
+def _leave_the_generator_alone() -> None:
+    """Let the SDK's exporters draw the time until they try again from a generator of their own.
+
+    They draw it from Python's global one, which the training program has seeded: a Collector that is away would change
+    its augmentations.
+    """
+    for name, module in list(sys.modules.items()):
+        if name.startswith("opentelemetry.exporter.otlp") and getattr(module, "random", None) is random:
+            vars(module)["random"] = random.Random()  # noqa: S311 - as good as what it replaces
 
 
 def _exporter_class(signal: str, protocol: str) -> Any:  # Any: see above

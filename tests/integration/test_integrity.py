@@ -11,6 +11,7 @@ import random
 import signal
 import sys
 import threading
+import time
 import warnings
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 import otel_train
 from tests.integration.loops.truth import QUIET, Net, Truth, learn, loader, loss_of, sgd
-from tests.support.receiver import http_receiver
+from tests.support.receiver import http_receiver, refusing_address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -122,6 +123,31 @@ def test_trained_weights_are_the_same_bit_for_bit(
 
 
 # --- the model -----------------------------------------------------------------------------------
+
+
+def generators() -> tuple[Any, ...]:
+    """States of the generators that a program seeds."""
+    numpy_state = np.random.get_state(legacy=False)  # noqa: NPY002 - programs do
+    return random.getstate(), repr(numpy_state), torch.get_rng_state().tolist()
+
+
+@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+def test_a_collector_that_is_away_takes_no_random_numbers(
+    protocol: str, watch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The SDK waits for a random time before it tries again; augmentations draw from the same generator."""
+    with refusing_address() as address:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", address)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
+        random.seed(0)
+        before = generators()
+        session = watch(otlp="on", export_every_s=0.1, exit_timeout_s=3.0)
+        deadline = time.monotonic() + 4
+        while generators() == before and time.monotonic() < deadline:
+            time.sleep(0.05)
+        session.close()
+
+    assert generators() == before
 
 
 def shape_of(model: nn.Module) -> list[Any]:
