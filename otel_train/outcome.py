@@ -78,7 +78,8 @@ class Outcome:
     def _noting(self, original: Callable[[object], NoReturn]) -> Callable[[object], NoReturn]:
         @functools.wraps(original)
         def exit(status: object = None, /) -> NoReturn:  # noqa: A001 - in its place
-            self._exit = status, self._recorded()
+            if threading.current_thread() is threading.main_thread():  # else it ends its thread alone
+                self._exit = status, self._recorded()
             original(status)
 
         return exit

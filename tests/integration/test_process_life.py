@@ -300,6 +300,7 @@ def test_a_second_sigterm_takes_nothing_away(tmp_path: Path) -> None:
         ("raise KeyError('a')", "failed"),
         ("raise KeyboardInterrupt", "interrupted"),
         ("caught()", "finished"),
+        ("leave = threading.Thread(target=sys.exit, args=(3,)); leave.start(); leave.join()", "finished"),
         ("os.kill(os.getpid(), 15)", "terminated"),
     ],
 )
