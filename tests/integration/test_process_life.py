@@ -127,7 +127,7 @@ def test_a_child_that_trains_by_itself_has_a_session(tmp_path: Path) -> None:
     assert [summary["steps"]["train"] for summary in summaries] == [10, 10]
 
 
-@pytest.mark.parametrize("left", range(5))
+@pytest.mark.parametrize("left", [0, 1, 3])
 def test_where_no_thread_can_be_started_training_goes_on_bare(left: int, tmp_path: Path) -> None:
     """A container's limit of processes counts threads."""
     done = run(
@@ -159,7 +159,7 @@ def test_where_no_thread_can_be_started_training_goes_on_bare(left: int, tmp_pat
     assert done.stderr.count("can't start new thread") <= 3, done.stderr
 
 
-@pytest.mark.parametrize("left", [1, 2, 3, 4, 6, 9])
+@pytest.mark.parametrize("left", [1, 3, 6])
 def test_where_no_file_can_be_opened_training_goes_on(left: int, tmp_path: Path) -> None:
     """``ulimit -n``, and a loader with many workers and tensors in shared memory."""
     done = run(
@@ -295,7 +295,6 @@ def test_a_second_sigterm_takes_nothing_away(tmp_path: Path) -> None:
     ("ending", "state"),
     [
         ("sys.exit(3)", "failed"),
-        ("sys.exit('no data')", "failed"),
         ("sys.exit()", "finished"),
         ("raise KeyError('a')", "failed"),
         ("raise KeyboardInterrupt", "interrupted"),
