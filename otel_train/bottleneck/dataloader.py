@@ -184,6 +184,13 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * MS_PER_S:.3g} ms" if seconds < 1 else duration(seconds)
 
 
+def percent(share: float, decimals: int = 0) -> str:
+    """A share for a sentence; of a small one so many decimals that it does not read as nothing."""
+    if share > 0:
+        decimals = max(decimals, math.ceil(-math.log10(share)) - 2)
+    return f"{share:.{decimals}%}"
+
+
 def compared(supply: LoaderThroughput, ask_s: float) -> str:
     """What the workers take against what the loop asks for, as a sentence; "" where it is not known."""
     if not supply.workers or supply.build_s is None or ask_s <= 0:

@@ -12,6 +12,7 @@ from otel_train.bottleneck.dataloader import (
     compared,
     loader_advice,
     milliseconds,
+    percent,
     start_advice,
 )
 from otel_train.bottleneck.device import (
@@ -451,7 +452,7 @@ def _compute_bound(run: RunFigures) -> Finding | None:
     waits = run.wait_evidence()
     said = f"the model takes {share:.0%}{'' if waits else ' of training time'}; most goes to {stage}."
     claim = (
-        f"Training waits for no loader ({waits['steady_wait_ratio']:.1%} of training time); {said}"
+        f"Training waits for no loader ({percent(waits['steady_wait_ratio'], 1)} of training time); {said}"
         if waits
         else f"{said[0].upper()}{said[1:]} No loader is seen."
     )
@@ -486,7 +487,7 @@ def _unattributed(run: RunFigures) -> Finding:
         evidence["data_without_loader_seconds"] = unnamed_s
     return _finding(
         "unattributed",
-        f"{most}; the model takes {evidence['model_ratio']:.0%}.{_not_seen(run)}",
+        f"{most}; the model takes {percent(evidence['model_ratio'])}.{_not_seen(run)}",
         advice=" ".join(_remedies(run, stage)),
         evidence={**evidence, **run.wait_evidence()},
         share=nowhere_s / total_s,

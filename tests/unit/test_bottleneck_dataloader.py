@@ -9,7 +9,14 @@ import pytest
 
 from otel_train.aggregate.names import Key
 from otel_train.aggregate.totals import StageTotals
-from otel_train.bottleneck.dataloader import LoaderFacts, LoaderThroughput, loader_rows, needed, throughputs
+from otel_train.bottleneck.dataloader import (
+    LoaderFacts,
+    LoaderThroughput,
+    loader_rows,
+    needed,
+    percent,
+    throughputs,
+)
 from otel_train.bottleneck.rules import findings
 from otel_train.codes import Ending
 from tests.support.edges import Tape
@@ -208,3 +215,12 @@ def test_the_steady_wait_is_counted_without_the_first_batches() -> None:
 
     assert first.seconds == pytest.approx(0.3)
     assert "3.33 ms per batch" in first.claim
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(0.52, "52%"), (0.004, "0.4%"), (0.0003, "0.03%"), (1e-7, "0.00001%"), (0.0, "0%"), (1.0, "100%")],
+)
+def test_a_small_share_does_not_read_as_nothing(share: float, said: str) -> None:
+    """What is something is not shown as 0 %."""
+    assert percent(share) == said
