@@ -8,7 +8,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from otel_train.arguments import whole
-from otel_train.children import free_in_forks, is_importing_main
+from otel_train.children import deaths_held_back, free_in_forks, is_importing_main
 from otel_train.disabled import DisabledSession
 from otel_train.errors import ConfigError
 from otel_train.record.epochs import Epoch, Epochs
@@ -73,17 +73,17 @@ def instrument(
             telemetry is disabled.
     """
     providers = {"meters": meter_provider, "tracers": tracer_provider}
-    try:
-        settled, trackers = _settled(config, settings, config_file)
-        if settled.config.disabled:
-            return _disabled(settled.config, loaders)
-        if is_importing_main():
-            return _inert(settled.config, loaders)
-        with _starting:
+    with _starting, deaths_held_back():  # what torch raises when a worker has died is raised when we are done
+        try:
+            settled, trackers = _settled(config, settings, config_file)
+            if settled.config.disabled:
+                return _disabled(settled.config, loaders)
+            if is_importing_main():
+                return _inert(settled.config, loaders)
             return _begun(model, loaders, settled, {"trackers": trackers, "providers": providers})
-    except (OSError, RuntimeError, MemoryError) as error:  # no thread, no descriptor, no memory left
-        _log.warning("instrument() could not start: %s. Training goes on unobserved", error)
-        return _inert(config, loaders)
+        except (OSError, RuntimeError, MemoryError) as error:  # no thread, no descriptor, no memory left
+            _log.warning("instrument() could not start: %s. Training goes on unobserved", error)
+            return _inert(config, loaders)
 
 
 def _begun(

@@ -219,6 +219,42 @@ def test_what_was_watched_can_be_used_after_the_close(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr
 
 
+def test_a_worker_that_dies_meanwhile_leaves_no_half_of_a_session(tmp_path: Path) -> None:
+    """Torch raises from its handler of SIGCHLD, wherever the main thread is: in the middle of ``instrument()`` as well."""
+    done = run(
+        tmp_path,
+        """
+        import signal
+        from otel_train.record import discover, loader
+        data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
+        patch, replace = discover.DataLoaderPatch, loader.replace
+
+        def dies(*_):
+            raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+
+        def replacing(*args, **kwargs):
+            os.kill(os.getpid(), signal.SIGCHLD)
+            return replace(*args, **kwargs)
+
+        signal.signal(signal.SIGCHLD, dies)
+        loader.replace = replacing
+        try:
+            start(model, {"train": data})
+        except RuntimeError as error:
+            print("torch's" if "worker" in str(error) else error)
+        loader.replace = replace
+        train(data)
+        session = otel_train.current()
+        session.close()
+        print(session.summary()["steps"]["train"], type(iter(data)).__next__.__module__.startswith("torch"))
+        print(torch.utils.data.dataloader._BaseDataLoaderIter.__init__.__module__)
+        """,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["torch's", "10", "True", "torch.utils.data.dataloader"], done.stderr
+
+
 def test_a_fork_in_the_middle_of_our_work_does_not_hang(tmp_path: Path) -> None:
     """A lock that another thread holds at that moment is held in the child for ever: nobody is there to release it."""
     done = run(
