@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 _MARK: Final = int(Op.MARK)
 _EPOCH: Final = int(Op.EPOCH)
-_EPOCH_END: Final = int(Op.EPOCH_END)
 _REPORT: Final = int(Op.REPORT)
 _START: Final = int(Flag.START)
 _WITH_GRAD: Final = int(Flag.GRAD)
@@ -232,15 +231,6 @@ class ThreadAccount(Nesting):
         self.settling_ns = ns
         return Item(self.stack, begun_ns, ns - begun_ns)
 
-    def _pass(self, ns: int) -> None:
-        """Put the time since the edge before where it belongs."""
-        begun_ns, batch = self.settling_ns, self._phases.batch
-        if batch is None or self._saving or self._starting is not None or ns <= begun_ns:
-            self._place(self._spend(ns))
-        else:  # as nearly always
-            self.settling_ns = ns
-            batch.items.append(Item(self.stack, begun_ns, ns - begun_ns))
-
     def _place(self, item: Item) -> None:
         """Put time, and what happened at its end, where it belongs."""
         batch = self._phases.batch
@@ -268,14 +258,13 @@ class ThreadAccount(Nesting):
 
     def begin(self, ns: int, stage: OpenStage) -> None:
         """See ``Nesting.begin``."""
-        self._pass(ns)
+        self._place(self._spend(ns))
         kind, counts, phases = stage.kind, stage.counts, self._phases
         if kind == DATA:
             if counts:
                 self._begin_data(stage)
             return
-        if phases.stopped is not None:
-            phases.after_stop(-1)
+        phases.after_stop(-1)
         if kind == CHECKPOINT and counts:
             phases.boundary(Boundary.CHECKPOINT)
             self._saving += 1
@@ -408,7 +397,7 @@ class ThreadAccount(Nesting):
 
     def mark(self, ns: int, op: int, source: int, payload: int) -> None:
         """See ``Nesting.mark``."""
-        self._pass(ns)
+        self._place(self._spend(ns))
         phases = self._phases
         gone = self._passes.pop(payload or -1 - source, None) if op == PASS_END else None
         phases.after_stop(-1)

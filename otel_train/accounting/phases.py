@@ -128,7 +128,6 @@ class BatchPhases:
         batch: the open one; None in time that no batch claims.
         waiting: batches before it that have not shown what they are for.
         left_over: a pass that has ended with a batch fetched and not used.
-        stopped: loader that ended inside a row of asks, and how much of the batch was before its end.
     """
 
     def __init__(self, sources: SourceTable, book: StepBook, decision: StepSourceDecision) -> None:
@@ -142,7 +141,7 @@ class BatchPhases:
         self._trained = False
         self._updated: tuple[int, int] | None = None
         self._asked = False
-        self.stopped: tuple[int, int] | None = None
+        self._stopped: tuple[int, int] | None = None
         self._lead: list[Item] = []
 
     @property
@@ -232,7 +231,7 @@ class BatchPhases:
         if batch is None or stopped not in batch.passes:
             return
         if batch.fetched and not batch.shows:  # as ``zip`` at its end; or it is begun anew at once
-            self.stopped = (stopped.source, len(batch.items))
+            self._stopped = (stopped.source, len(batch.items))
         else:
             self._end_of_pass(batch, stopped)
 
@@ -242,9 +241,9 @@ class BatchPhases:
         Where the loader that had ended is asked anew, the batch goes on. Else it is over: what was fetched for it
         was for nothing.
         """
-        if self.stopped is None:
+        if self._stopped is None:
             return
-        (stopped, at), self.stopped = self.stopped, None
+        (stopped, at), self._stopped = self._stopped, None
         batch = self.batch
         if batch is None or stopped == source:
             return
