@@ -4,16 +4,50 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from typing import TYPE_CHECKING, Any
 
-from otel_train.launch.first_sign import FirstSign
+from otel_train.children import free_in_forks
 from otel_train.record.replaced import replace, successor
-from otel_train.record.roots import RootFinder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 _TABLE = "_global_optimizer_pre_hooks"
+
+
+class FirstSign:
+    """Waits for the first sign that this process trains; other threads that give one meanwhile are held until it is dealt with.
+
+    Args:
+        found: called once, in the thread that gives the sign.
+    """
+
+    def __init__(self, found: Callable[[], None]) -> None:
+        self._found = found
+        self._lock = free_in_forks(threading.RLock())
+        self._begun = self._over = False
+        self._undo: list[Callable[[], None]] = []
+
+    def sign(self) -> None:
+        """This process trains."""
+        if self._over:
+            return
+        with self._lock:
+            if self._begun:
+                return
+            self._begun = True
+            try:
+                self._found()
+            finally:
+                self.stop()
+
+    def stop(self) -> None:
+        """Take out what gives signs."""
+        self._begun = self._over = True
+        undo, self._undo = self._undo, []
+        for each in undo:
+            each()
 
 
 class Evidence(FirstSign):
@@ -33,6 +67,10 @@ class Evidence(FirstSign):
     """
 
     def __init__(self, found: Callable[[], None], near: Callable[[], None] = lambda: None) -> None:
+        from otel_train.record.roots import (
+            RootFinder,
+        )  # imports torch, and a program of JAX's has its sign from here too
+
         super().__init__(found)
         self.finder = RootFinder(self._called)
         self._near: Callable[[], None] | None = near

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.aggregate.jax_compiles import JaxCompiles, without_step
 from otel_train.clock import system_clock
 from otel_train.guard import Guard
-from otel_train.launch.first_sign import FirstSign
+from otel_train.launch.evidence import FirstSign
 from otel_train.record.jax_compiler import COMPILED, PARTS, events, listen, name_of, retire, unlisten
 from otel_train.record.replaced import replace, successor
 
