@@ -72,7 +72,6 @@ def instrument(
         ConfigError: a setting, a model or a loader is not what it should be; says value, rule and remedy. Not where
             telemetry is disabled.
     """
-    providers = {"meters": meter_provider, "tracers": tracer_provider}
     with _starting, deaths_held_back():  # what torch raises when a worker has died is raised when we are done
         try:
             settled, trackers = _settled(config, settings, config_file)
@@ -80,19 +79,25 @@ def instrument(
                 return _disabled(settled.config, loaders)
             if is_importing_main():
                 return _inert(settled.config, loaders)
-            return _begun(model, loaders, settled, {"trackers": trackers, "providers": providers})
+            providers = {"meters": meter_provider, "tracers": tracer_provider}
+            return _begun(model, loaders, settled, trackers=trackers, providers=providers)
         except (OSError, RuntimeError, MemoryError) as error:  # no thread, no descriptor, no memory left
             _log.warning("instrument() could not start: %s. Training goes on unobserved", error)
             return _inert(config, loaders)
 
 
 def _begun(
-    model: Any, loaders: Any, settled: Settled, more: Mapping[str, Mapping[str, Any]]
-) -> Session:  # Any: see ``instrument``
+    model: Any,  # Any: see ``instrument``
+    loaders: Any,
+    settled: Settled,
+    *,
+    trackers: Mapping[str, Any],
+    providers: Mapping[str, Any],
+) -> Session:
     """The session of this process, with these models and loaders; a new one is closed if they are refused."""
     from otel_train.session import Session
 
-    session, trackers = current(), more["trackers"]
+    session = current()
     made = session is None
     if session is None:
         _check(model, loaders)
@@ -103,7 +108,7 @@ def _begun(
     try:
         session.add(model, loaders)
         session.track(trackers)
-        session.provide(**more["providers"])
+        session.provide(**providers)
     except BaseException:
         if made:
             session.close("failed")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import platform
 import re
 import sys
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, entry_points, requires, version
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +57,7 @@ def look(
     yield from _python(python)
     ours = of("otel-train")
     yield Finding(area=AREA, state=OK, what=f"otel-train {ours or '(from its sources, not installed)'}")
-    yield _edges(native=find_spec("otel_train._edges") is not None if native is None else native)
+    yield _edges(native=_loads("otel_train._edges") if native is None else native)
     yield _torch(of("torch"))
     yield from _requirements(of, python)
     for extra, (package, good_for) in EXTRAS.items():
@@ -73,6 +73,15 @@ def look(
                 remedy=f"pip install 'otel-train[{extra}]'",
             )
     yield from _exporters(entry_points(group=GROUP) if exporters is None else exporters)
+
+
+def _loads(extension: str) -> bool:
+    """Whether it can be imported: one that is there may be of another interpreter."""
+    try:
+        import_module(extension)
+    except ImportError:
+        return False
+    return True
 
 
 def _edges(*, native: bool) -> Finding:
