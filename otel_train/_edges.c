@@ -19,7 +19,9 @@
 typedef struct {
     PyObject_HEAD
     Py_buffer buffer;     /* the ring; buffer.obj is NULL once it is given back */
+    Py_buffer progress;   /* where readers in other processes look; as above, and NULL where there are none */
     int64_t *words;       /* its memory; NULL once it is given back */
+    int64_t *shown;       /* memory of `progress`: words written, nanoseconds spent */
     uint64_t mask;        /* words - 1 */
     int64_t position;     /* words written in all */
     int64_t spent_ns;     /* by the edges that were timed */
@@ -64,10 +66,12 @@ static PyObject *writer_edge(PyObject *object, PyObject *code) {
     self->words[slot] = word;
     __atomic_store_n(&self->words[slot + 1], ns, __ATOMIC_RELEASE); /* a new time means a whole edge */
     __atomic_store_n(&self->position, self->position + EDGE_WORDS, __ATOMIC_RELEASE);
+    if (self->shown != NULL) __atomic_store_n(&self->shown[0], self->position, __ATOMIC_RELEASE);
     if (sample) {
         int64_t ended = now_ns(self);
         if (FAILED(ended)) return NULL;
         if (ended - begun < PREEMPTED_NS) self->spent_ns += ended - begun;
+        if (self->shown != NULL) self->shown[1] = self->spent_ns;
     }
     Py_RETURN_NONE;
 }
@@ -80,8 +84,9 @@ static PyObject *writer_read(PyObject *object, PyObject *Py_UNUSED(none)) {
 
 static void give_back(Writer *self) {
     self->owner = 0;
-    self->words = NULL;
+    self->words = self->shown = NULL;
     if (self->buffer.obj != NULL) PyBuffer_Release(&self->buffer);
+    if (self->progress.obj != NULL) PyBuffer_Release(&self->progress);
 }
 
 /* Write no more, and give the memory back. */
@@ -103,9 +108,9 @@ static PyObject *writer_lend(PyObject *object, PyObject *args) {
 }
 
 static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNUSED(kwargs)) {
-    PyObject *words, *clock, *elsewhere;
+    PyObject *words, *clock, *elsewhere, *progress = Py_None;
     unsigned long owner;
-    if (!PyArg_ParseTuple(args, "OOkO:Writer", &words, &clock, &owner, &elsewhere)) return NULL;
+    if (!PyArg_ParseTuple(args, "OOkO|O:Writer", &words, &clock, &owner, &elsewhere, &progress)) return NULL;
     Writer *self = (Writer *)((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0);
     if (self == NULL) return NULL;
     if (PyObject_GetBuffer(words, &self->buffer, PyBUF_SIMPLE | PyBUF_WRITABLE) < 0) {
@@ -117,6 +122,18 @@ static PyObject *writer_new(PyTypeObject *type, PyObject *args, PyObject *Py_UNU
         PyErr_Format(PyExc_ValueError, "ring of %llu words: expected a power of two, aligned", (unsigned long long)count);
         Py_DECREF(self);
         return NULL;
+    }
+    if (progress != Py_None) {
+        if (PyObject_GetBuffer(progress, &self->progress, PyBUF_SIMPLE | PyBUF_WRITABLE) < 0) {
+            Py_DECREF(self);
+            return NULL;
+        }
+        if (self->progress.len < (Py_ssize_t)(2 * sizeof(int64_t)) || (uintptr_t)self->progress.buf % sizeof(int64_t)) {
+            PyErr_SetString(PyExc_ValueError, "progress: expected two words, aligned");
+            Py_DECREF(self);
+            return NULL;
+        }
+        self->shown = self->progress.buf;
     }
     self->words = self->buffer.buf;
     self->mask = count - 1;
@@ -161,7 +178,7 @@ static PyMethodDef writer_methods[] = {
 };
 
 static PyType_Slot writer_slots[] = {
-    {Py_tp_doc, "Writer(words, clock, owner, elsewhere): clock None is the system's."},
+    {Py_tp_doc, "Writer(words, clock, owner, elsewhere, progress=None): clock None is the system's."},
     {Py_tp_new, writer_new},
     {Py_tp_traverse, writer_traverse},
     {Py_tp_clear, writer_clear},

@@ -15,7 +15,8 @@ import json
 import mmap
 import os
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -35,8 +36,12 @@ SIDE_RINGS = 15
 """Threads beside the first that find room in the file; further ones get plain memory."""
 
 HEADER = struct.Struct("<8s9q")
-_ENTRY = struct.Struct("<5q88s")
+_ENTRY = struct.Struct("<5q80sq")
 _ENTRY_BYTES = 128
+_PROGRESS_OFFSET = 24
+_NAME_OFFSET = 40
+_NAME_BYTES = 80
+_FREE, _IN_USE, _OVER = 0, 1, 2
 _NAMES_OFFSET = 2 * PAGE
 _NAMES_HALF = 128 * 1024
 _RINGS_OFFSET = _NAMES_OFFSET + 2 * _NAMES_HALF
@@ -67,22 +72,32 @@ class RingEntry(NamedTuple):
         ident: identity of the thread.
         written: edges written when the pump last looked.
         thread: name of the thread.
+        engine: it is one of autograd's own.
     """
 
     used: int
     ident: int
     written: int
     thread: str
+    engine: bool = False
 
 
 class FlightMemory:
-    """Memory for the rings: a mapped file where that is safe, else plain memory.
+    """Memory for the rings: a mapped file where that is safe, else plain memory, or memory to share.
 
     Args:
         main_edges: edges of the training thread's ring, a power of two.
         anchor: one instant on both clocks, so that a reader can tell the time.
         path: the file; None for plain memory.
         kind_of: type of the file system of a folder.
+        shared: memory that another process may be handed, by its descriptor; it has no file, and no disk stands
+            behind it.
+
+    Attributes:
+        descriptor: of memory that is shared; -1 where it is not.
+
+    Raises:
+        OSError: no memory can be shared here.
     """
 
     def __init__(
@@ -92,14 +107,16 @@ class FlightMemory:
         *,
         path: Path | None = None,
         kind_of: Callable[[Path], str] | None = None,
+        shared: bool = False,
     ) -> None:
         self.path = path
+        self.descriptor = -1
         self.mapped = False
         self.problem = ""
         self._kind_of = kind_of or file_system
         self._main_edges = main_edges
         self._bytes = _RINGS_OFFSET + (main_edges + SIDE_RINGS * _SIDE_EDGES) * EDGE_WORDS * _WORD
-        self._map = self._allocate()
+        self._map = self._share() if shared else self._allocate()
         self._view = memoryview(self._map)
         self._header = Header(
             MAGIC, os.getpid(), *anchor, main_edges, _SIDE_EDGES, SIDE_RINGS, 0, 0, anchor.unix_ns
@@ -111,11 +128,36 @@ class FlightMemory:
         offset, edges = _ring_place(index, self._main_edges, _SIDE_EDGES)
         return self._view[offset : offset + edges * EDGE_WORDS * _WORD].cast("q")
 
+    def progress(self, index: int) -> memoryview | None:
+        """Where the writer of ring ``index`` says how far it is, for another process; None where none reads."""
+        if self.descriptor < 0:
+            return None
+        offset = PAGE + index * _ENTRY_BYTES + _PROGRESS_OFFSET
+        return self._view[offset : offset + 2 * _WORD].cast("q")
+
     def write_entry(self, index: int, entry: RingEntry) -> None:
-        """Say which thread has ring ``index``, and how far it is."""
-        packed = _ENTRY.pack(entry.used, entry.ident, entry.written, 0, 0, entry.thread.encode()[:88])
+        """Say which thread has ring ``index``, and how far it is. Whether it is used is said last."""
         offset = PAGE + index * _ENTRY_BYTES
-        self._view[offset : offset + len(packed)] = packed
+        name = entry.thread.encode()[:_NAME_BYTES]
+        self._view[offset + _NAME_OFFSET : offset + _ENTRY_BYTES] = struct.pack(
+            f"<{_NAME_BYTES}sq", name, int(entry.engine)
+        )
+        self._view[offset + _WORD : offset + 3 * _WORD] = struct.pack("<2q", entry.ident, entry.written)
+        self._view[offset : offset + _WORD] = struct.pack("<q", entry.used)
+
+    def end_entry(self, index: int) -> None:
+        """The thread that has ring ``index`` is over."""
+        with contextlib.suppress(ValueError):  # the memory has been given back
+            offset = PAGE + index * _ENTRY_BYTES
+            self._view[offset : offset + _WORD] = struct.pack("<q", _OVER)
+
+    def free_entries(self) -> list[int]:
+        """Rings that no thread has, and that have been read to their end by whoever shares the memory."""
+        return [
+            index
+            for index in range(1, SIDE_RINGS + 1)
+            if not self._view[PAGE + index * _ENTRY_BYTES]  # its lowest byte
+        ]
 
     def write_names(self, names: dict[str, Any]) -> None:
         """Store what a reader needs to understand the codes. Too much to hold is left out, oldest kept."""
@@ -142,9 +184,21 @@ class FlightMemory:
 
     def close(self) -> None:
         """Let go of the memory as soon as nobody looks at it any more."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
         self._view.release()
         with contextlib.suppress(BufferError):  # a thread may still hold its ring: freed with it
             self._map.close()
+
+    def _share(self) -> mmap.mmap:
+        self.descriptor = os.memfd_create("otel_train", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.descriptor, self._bytes)
+            return mmap.mmap(self.descriptor, self._bytes)
+        except OSError:
+            os.close(self.descriptor)
+            raise
 
     def _allocate(self) -> mmap.mmap:
         if self.path is not None:
@@ -182,6 +236,68 @@ def _ring_place(index: int, main_edges: int, side_edges: int) -> tuple[int, int]
         return _RINGS_OFFSET, main_edges
     past = main_edges + (index - 1) * side_edges
     return _RINGS_OFFSET + past * EDGE_WORDS * _WORD, side_edges
+
+
+@dataclass(frozen=True, slots=True)
+class SharedLayout:
+    """Where things lie in memory that a rank shares, for the process that reads it.
+
+    Attributes:
+        main_edges: of the first ring.
+        side_edges: of each other ring.
+        side_rings: how many there are.
+    """
+
+    over: ClassVar[int] = _OVER
+    names_offset: ClassVar[int] = _NAMES_OFFSET
+    rings_offset: ClassVar[int] = _RINGS_OFFSET
+    turn_offset: ClassVar[int] = HEADER.size - _WORD
+
+    main_edges: int
+    side_edges: int
+    side_rings: int
+
+    @classmethod
+    def of(cls, memory: mmap.mmap) -> SharedLayout:
+        """The layout of this memory."""
+        header = Header(*HEADER.unpack_from(memory))
+        return cls(header.main_edges, header.side_edges, header.side_rings)
+
+    def names(self, memory: Any) -> bytes:  # Any: a buffer
+        """The table of names, as text; it may be torn if the rank is writing it."""
+        header = Header(*HEADER.unpack_from(memory))
+        start = _NAMES_OFFSET + header.names_half * _NAMES_HALF
+        return bytes(memory[start : start + header.names_bytes])
+
+    def positions(self, memory: Any) -> Iterable[tuple[int, int, int, int]]:
+        """Of every ring that is or was used: its number, words written, whether it is used, and by whom."""
+        for slot in range(self.side_rings + 1):
+            used, ident, _, written, _, _, _ = _ENTRY.unpack_from(memory, PAGE + slot * _ENTRY_BYTES)
+            if used:
+                yield slot, written, used, ident
+
+    def entries(self, memory: Any) -> Iterable[tuple[int, int, int, str, bool]]:
+        """Of every ring that is used: its number, whether its thread is over, and the thread."""
+        for slot in range(self.side_rings + 1):
+            used, ident, _, _, _, name, engine = _ENTRY.unpack_from(memory, PAGE + slot * _ENTRY_BYTES)
+            if used:
+                yield slot, used, ident, name.rstrip(b"\0").decode(errors="replace"), bool(engine)
+
+    def place(self, slot: int) -> tuple[int, int]:
+        """Where a ring begins, and its words."""
+        offset, edges = _ring_place(slot, self.main_edges, self.side_edges)
+        return offset, edges * EDGE_WORDS
+
+    def ring(self, memory: mmap.mmap, slot: int) -> tuple[np.ndarray, np.ndarray]:
+        """The words of a ring, and the two words of its progress."""
+        offset, words = self.place(slot)
+        at = PAGE + slot * _ENTRY_BYTES + _PROGRESS_OFFSET
+        return np.frombuffer(memory, np.int64, words, offset), np.frombuffer(memory, np.int64, 2, at)
+
+    def free(self, memory: mmap.mmap, slot: int) -> None:
+        """The ring has been read to its end: the rank may give it to another thread."""
+        offset = PAGE + slot * _ENTRY_BYTES
+        memory[offset : offset + _WORD] = struct.pack("<q", _FREE)
 
 
 class ThreadEdges(NamedTuple):
@@ -252,7 +368,10 @@ def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges
     """Edges of every ring that is whole in the file; what changed between the two readings is left out."""
     for index in range(header.side_rings + 1):
         # How far the pump had come before the first reading: later edges are not stable, and are no gap either.
-        used, ident, written, _, _, thread = _ENTRY.unpack_from(before, PAGE + index * _ENTRY_BYTES)
+        used, ident, written, shown, _, thread, engine = _ENTRY.unpack_from(
+            before, PAGE + index * _ENTRY_BYTES
+        )
+        written = max(written, shown // EDGE_WORDS)
         offset, edges = _ring_place(index, header.main_edges, header.side_edges)
         if offset + edges * EDGE_WORDS * _WORD > min(len(data), len(before)):
             continue
@@ -265,7 +384,9 @@ def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges
         known = written or _fall(pairs[:, 1])
         times, codes, newer = _in_order(pairs, (earlier == pairs).all(axis=1), known)
         name = thread.rstrip(b"\0").decode(errors="replace")
-        yield ThreadEdges(RingEntry(used, ident, written, name), times, codes, index, known + newer)
+        yield ThreadEdges(
+            RingEntry(used, ident, written, name, bool(engine)), times, codes, index, known + newer
+        )
 
 
 def _fall(times: np.ndarray) -> int:

@@ -123,7 +123,7 @@ def _settled(
 ) -> tuple[Settled, dict[str, Any]]:
     """What holds, and the trackers that are given. Where telemetry is disabled, whatever else is wrong."""
     from otel_train.sources import settle
-    from otel_train.tracking import told_apart
+    from otel_train.trackers import told_apart
 
     try:
         plain, trackers = told_apart(settings)

@@ -12,7 +12,7 @@ from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.signals import Signals
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.cache_sizes import CacheSizes
-from otel_train.capturing.build import Capturing
+from otel_train.capturing.build import Capturing, TrainingHere
 from otel_train.capturing.told import BLOCK
 from otel_train.chores import before_reading, looking_after
 from otel_train.clock import system_clock
@@ -25,6 +25,7 @@ from otel_train.export.pump import Breath, Chore, Pump
 from otel_train.export.ranks import Ranks
 from otel_train.guard import Guard
 from otel_train.runinfo import resource_attributes
+from otel_train.trackers import Trackers
 from otel_train.tracking import Tracking
 from otel_train.unobserved import Missing, unobserved
 from otel_train.wiring import job_of, memories_of, readings_of
@@ -58,7 +59,8 @@ class Pumping:
         run: the account.
         pump: the thread that reads.
         capturing: profiler captures.
-        tracking: trackers of experiments.
+        tracking: rows for trackers of experiments.
+        trackers: who gets them.
         caches: of the program's own.
 
     Raises:
@@ -94,7 +96,7 @@ class Pumping:
         self.run.down_s = routes.down_s(anchor.unix_ns)
         self._report(breath, key_prefix)
         self.capturing = Capturing(
-            config, info, run=self.run, recorder=recording.recorder,
+            config, info, training=TrainingHere(self.run, recording.recorder),
             rank_folder=routes.rank_folder, ooms=recording.devices.ooms,
         )  # fmt: skip
         self._track(breath)
@@ -130,15 +132,12 @@ class Pumping:
         epochs = EpochWindow(
             self.run.totals, self._watch.facts, memory=self._memories.values if looks else no_memory
         )
+        self.trackers = Trackers(config, self._info, self._routes.run_directory)
+        self.trackers.before_finish = self.hand_over
         self.tracking = Tracking(
-            config,
-            self._info,
-            run=self.run,
-            epochs=epochs,
-            folder=self._routes.run_directory,
-            anchor=self._anchor,
-        )
-        self.tracking.before_finish = self.hand_over
+            config, trackers=self.trackers, run=self.run, epochs=epochs, anchor=self._anchor,
+            first=self._info.rank == 0,
+        )  # fmt: skip
         if looks:
             self.pump.between = lambda: self._memories.look() if self.tracking.listened() else None
 
@@ -229,7 +228,7 @@ class Pumping:
 
     def show_blocks(self, blocks: frozenset[str]) -> None:
         """Print these blocks as well."""
-        self.tracking.show(blocks)
+        self.trackers.show(blocks)
         if BLOCK in blocks:
             self.capturing.show_block()
 

@@ -112,7 +112,7 @@ class Session:
         Raises:
             ConfigError: one of them cannot be logged to.
         """
-        self._pumping.tracking.attach(given)
+        self._pumping.trackers.attach(given)
 
     def provide(self, meters: Any = None, tracers: Any = None) -> None:  # Any: providers of the SDK
         """Export by way of OpenTelemetry providers of the program's own as well.

@@ -1,34 +1,19 @@
-"""Which trackers a session logs to, and how rows get there."""
+"""Rows for trackers, made of what is settled."""
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 import time
-from importlib import import_module
-from importlib.util import find_spec
-from inspect import Parameter, signature
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
 
 from otel_train.accounting.types import StepSource
 from otel_train.aggregate.flat import FlatFigures
 from otel_train.aggregate.flat_names import left_out, without
 from otel_train.aggregate.operations import MOST_HELD, HeldOperations
-from otel_train.arguments import near, one_of, refused, shown
 from otel_train.clock import system_clock
-from otel_train.errors import ConfigError
-from otel_train.export.trackers.blocks import FLAT_BLOCKS, BlocksOutlet
-from otel_train.export.trackers.desk import Desk
-from otel_train.export.trackers.mlflow import KEYS, MlflowOutlet
-from otel_train.export.trackers.tensorboard import TensorBoardOutlet
-from otel_train.export.trackers.wandb import WandbOutlet
 from otel_train.guard import Guard
-from otel_train.values import CHOICES, SWITCHED, switch_of, words_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Iterable
 
     import numpy as np
 
@@ -38,78 +23,32 @@ if TYPE_CHECKING:
     from otel_train.aggregate.run import RunAccount
     from otel_train.clock import Anchor
     from otel_train.config import Config
-    from otel_train.export.trackers import Outlet
-    from otel_train.runinfo import RunInfo
 
 EVERY_STEPS = 50
 """Training steps between two rows when nothing was said."""
 
-_WRITES = {
-    "wandb": ("wandb",),
-    "mlflow": ("mlflow", "mlflow.entities"),
-    "tensorboard": ("tensorboard.summary.writer.event_file_writer", "tensorboard.compat.proto.event_pb2"),
-}
-"""What is imported where a tracker is asked for: at the start, because it takes seconds."""
 
-_ATTRIBUTE = {"wandb": "log", "mlflow": "info", "tensorboard": "add_scalar"}
-_NAMED_BY = {"wandb": "project", "mlflow": "experiment_name", "tensorboard": "log_dir"}
-_KEYS = {"mlflow": KEYS, "tensorboard": ("log_dir",)}
-_EXPECTED = {"wandb": "a run of wandb", "mlflow": "a run of mlflow", "tensorboard": "a SummaryWriter"}
+class Listeners(Protocol):
+    """Who is logged to: see ``otel_train.trackers``."""
 
+    @property
+    def any(self) -> bool:
+        """Whether there may be one."""
 
-def told_apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The settings that a Config holds, and the runs, writers and dicts among them, by tracker.
+    def listened(self) -> bool:
+        """Whether there is, or has been, anybody to log to."""
 
-    Raises:
-        ConfigError: something given as a tracker is none.
-    """
-    plain, given = dict(settings), {}
-    for name in SWITCHED:
-        value = plain.get(name, True)
-        if not isinstance(value, bool) and not _is_choice(name, value):
-            given[name], plain[name] = _checked(name, value), "on"
-    return plain, given
+    def put(self, rows: Iterable[FlatRow]) -> None:
+        """Hand over rows. Never waits."""
 
+    def emptied(self, timeout_s: float) -> bool:
+        """Wait until what was handed over is written. Whether it is."""
 
-def _is_choice(name: str, value: object) -> bool:
-    return isinstance(value, str) and (value in CHOICES[name] or switch_of(value) is not None)
+    def faults(self) -> int:
+        """Faults of all trackers; rows that were dropped count as well."""
 
-
-def _checked(name: str, value: Any) -> Any:  # Any: a run, a writer, a dict
-    """What is given as a tracker.
-
-    Raises:
-        ConfigError: it is none, or a dict with something in it that is not known.
-    """
-    if isinstance(value, dict):
-        for key in value:
-            known = _keys_of(name)
-            if known:
-                one_of(f"{name}={shown(value)}: key {{}}", key, known)
-        return value
-    if hasattr(value, _ATTRIBUTE[name]):
-        return value
-    remedy = "Leave it out for the default, 'auto'"
-    if isinstance(value, (str, os.PathLike)):
-        close = near(str(value).lower(), CHOICES[name])
-        example = {_NAMED_BY[name]: str(value)}
-        remedy = (
-            f"Did you mean {close!r}?"
-            if close
-            else f"If that is the {_NAMED_BY[name]}, write {name}={example}"
-        )
-    rule = f"'auto', True, False, {_EXPECTED[name]}, or a dict"
-    raise refused(f"{name}={shown(value)}", rule, remedy)
-
-
-def _keys_of(name: str) -> tuple[str, ...]:
-    """What the dict of a tracker may have in it; empty where the tracker takes anything, or cannot be asked yet."""
-    if name in _KEYS:
-        return _KEYS[name]
-    init = getattr(sys.modules.get(name), "init", None)
-    parameters = signature(init).parameters.values() if callable(init) else ()
-    anything = any(each.kind is Parameter.VAR_KEYWORD for each in parameters)
-    return () if anything else tuple(each.name for each in parameters)
+    def close(self, timeout_s: float) -> None:
+        """Wait for what has been handed over."""
 
 
 class _Gone:
@@ -124,72 +63,39 @@ class Tracking:
 
     Args:
         config: what is wanted.
-        info: who we are; only rank 0 logs.
+        trackers: who is logged to.
         run: the account.
         epochs: sums up what happens, for a row about each epoch.
-        folder: the run directory, if there is one.
         anchor: turns the run's clock into wall time.
-
-    Raises:
-        ConfigError: a tracker was asked for that is not installed.
+        first: this is rank 0, which alone logs.
     """
 
     def __init__(
         self,
         config: Config,
-        info: RunInfo,
         *,
+        trackers: Listeners,
         run: RunAccount,
         epochs: EpochWindow,
-        folder: Path | None,
         anchor: Anchor,
+        first: bool,
     ) -> None:
-        self._config = config
-        self._folder = folder / "tensorboard" if folder else None
-        self._first = info.rank == 0
+        self._trackers = trackers
         self._guard = Guard("flat figures")
         self._run = run
         self._held = HeldOperations()
         self._left_out = left_out(config.throughput_parts)
         self._awake = False
-        self._thread = threading.get_ident()
-        self._desks: dict[str, Desk] = {}
-        self._blocks: set[str] = set()
-        self.before_finish: Callable[[], object] = lambda: None
-        """Called on a thread of the program's that is about to finish a run we log to."""
-        for name in SWITCHED:
-            check_installed(name, getattr(config, name))
         self._figures = FlatFigures(
             run.names, epochs, every_steps=config.log_every_steps or EVERY_STEPS,
             every_epochs=config.log_every_epochs, unix=anchor.unix,
         )  # fmt: skip
-        if self._first:
-            for name in SWITCHED:
-                self._open(name, None)
-            self.show(words_of(config.console_blocks))
+        if first:
             run.on_settled = self._take
 
     def __reduce__(self) -> tuple[type[_Gone], tuple[()]]:
         """What is left behind for after a crash has the account, and it leads here: nobody is logged to by then."""
         return _Gone, ()
-
-    def attach(self, given: Mapping[str, Any]) -> None:
-        """Log to these runs, writers, or what these dicts say. Called by the training thread.
-
-        Raises:
-            ConfigError: there is no such tracker, or what is given for one is none.
-        """
-        for name, value in given.items():
-            one_of("track({})", name, SWITCHED)
-            checked = _checked(name, value)
-            if self._first:
-                self._open(name, checked)
-
-    def show(self, blocks: Iterable[str]) -> None:
-        """Print these blocks as well. Called by the training thread."""
-        self._blocks |= FLAT_BLOCKS.intersection(blocks)
-        if self._first and self._blocks and "console_blocks" not in self._desks:
-            self._desks["console_blocks"] = Desk(BlocksOutlet(self._blocks))
 
     def reset(self) -> None:
         """Let the totals of operations start from now."""
@@ -206,19 +112,17 @@ class Tracking:
 
     def hold(self, calls: Occurrences) -> None:
         """Operations are over that are timed by token."""
-        if self._desks:
+        if self._trackers.any:
             self._held.add(calls)
             self._flush(least=MOST_HELD)
 
     def faults(self) -> dict[str, int]:
         """Faults of all trackers; rows that were dropped count as well."""
-        desks = list(self._desks.values())
-        return {"trackers": self._guard.faults + sum(desk.guard.faults + desk.dropped for desk in desks)}
+        return {"trackers": self._guard.faults + self._trackers.faults()}
 
     def listened(self) -> bool:
         """Whether there is, or has been, anybody to log to."""
-        wanted = [desk.outlet.wanted() for desk in list(self._desks.values())]  # all: some look at their run
-        self._awake = self._awake or any(wanted)
+        self._awake = self._awake or self._trackers.listened()
         return self._awake
 
     def hand_over(self, timeout_s: float) -> bool:
@@ -228,7 +132,7 @@ class Tracking:
             self._flush()
             with self._guard:
                 self._put(self._figures.so_far())
-        return all(desk.emptied(deadline - time.monotonic()) for desk in list(self._desks.values()))
+        return self._trackers.emptied(deadline - time.monotonic())
 
     def close(self, timeout_s: float) -> None:
         """Hand over what is left, and wait for the trackers in at most ``timeout_s`` seconds in all."""
@@ -237,11 +141,7 @@ class Tracking:
         if self._awake:
             with self._guard:
                 self._put(self._figures.finish())
-        desks = list(self._desks.values())
-        for desk in desks:
-            desk.end()
-        for desk in desks:
-            desk.join(deadline - time.monotonic())
+        self._trackers.close(deadline - time.monotonic())
 
     def _flush(self, *, least: int = 1) -> None:
         rest = self._held.rest(least=least)
@@ -259,51 +159,10 @@ class Tracking:
             else:
                 self._figures.skip(settled, rows, numbers)
 
-    def _finishing(self) -> None:
-        self.before_finish()
-
     def _put(self, rows: list[FlatRow]) -> None:
         if self._left_out:
             rows = [
                 row._replace(values=without(row.values, self._left_out)) if row.of_epoch else row
                 for row in rows
             ]
-        for desk in list(self._desks.values()) if rows else ():
-            place = desk.outlet.place() if desk.outlet.wanted() else None
-            if place is not None:
-                for row in rows:
-                    desk.put(row, place)
-
-    def _open(self, name: str, given: Any) -> None:  # Any: a run, a writer, a dict
-        wish = getattr(self._config, name)
-        if wish == "off" and given is None:
-            return
-        settings = dict(given) if isinstance(given, dict) else None
-        if given is None and wish == "on":
-            settings = {}
-        run = None if isinstance(given, dict) else given
-        outlet: Outlet
-        if name == "wandb":
-            outlet = WandbOutlet(run, settings, before_finish=self._finishing)
-        elif name == "mlflow":
-            outlet = MlflowOutlet(self._thread, run, settings)
-        else:
-            folder = Path(settings["log_dir"]) if settings and "log_dir" in settings else self._folder
-            outlet = TensorBoardOutlet(folder, run, asked=settings is not None)
-        self._desks[name] = Desk(outlet)
-
-
-def check_installed(name: str, wish: str, *, find: Callable[[str], object] = find_spec) -> None:
-    """Import what a tracker that is asked for writes with.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    if wish != "on":
-        return
-    if find(name) is None:
-        raise ConfigError(
-            f"{name}='on': {name} is not installed. Run: pip install 'otel-train[{name}]', or leave it out"
-        )
-    for module in _WRITES[name]:
-        import_module(module)
+        self._trackers.put(rows)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -60,7 +60,8 @@ def both_writers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 
     if request.param and not NATIVE:
         pytest.skip("the writer in C was not built: no compiler, or not Linux")
-    monkeypatch.setattr(Ring.__init__, "__kwdefaults__", {"native": request.param})
+    defaults: dict[str, Any] = Ring.__init__.__kwdefaults__ or {}
+    monkeypatch.setitem(defaults, "native", request.param)
 
 
 @pytest.fixture(autouse=True)

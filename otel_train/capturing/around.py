@@ -56,6 +56,34 @@ class Limits(NamedTuple):
     cooldown_s: float
 
 
+class Training(Protocol):
+    """What captures must know of the account of a run, and tell it."""
+
+    def loop(self) -> Loop:
+        """The training loop as it is now."""
+
+    def number(self, at_ns: int) -> int:
+        """Number of the step that ran at an instant."""
+
+    def epoch(self, at_ns: int) -> int:
+        """The pass over the training data that ran at an instant, from 1."""
+
+    def unix_ns(self, clock_ns: int) -> int:
+        """Wall time of an instant."""
+
+    def slow_steps(self) -> int:
+        """Slow steps up to now."""
+
+    def over(self, capture: Capture) -> None:
+        """A capture is over."""
+
+    def active(self, *, active: bool) -> None:
+        """Whether one runs."""
+
+    def watch(self, within_ns: Callable[[], tuple[int, int]]) -> None:
+        """Ask there when the last recording began and ended: its steps are worth keeping."""
+
+
 class Active(Protocol):
     """Told whether a capture runs."""
 

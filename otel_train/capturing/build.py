@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from otel_train.aggregate.captures import Capture
     from otel_train.aggregate.run import RunAccount
+    from otel_train.capturing.around import Training
     from otel_train.config import Config
     from otel_train.record.recorder import Recorder
     from otel_train.runinfo import RunInfo
@@ -51,8 +52,7 @@ class Capturing:
     Args:
         config: how they are made.
         info: who we are.
-        run: the account.
-        recorder: the rings.
+        training: the account.
         rank_folder: of this rank; None where nothing can be written, and nothing be captured.
         ooms: times that a device ran out of memory.
 
@@ -61,10 +61,10 @@ class Capturing:
     """
 
     def __init__(
-        self, config: Config, info: RunInfo, *, run: RunAccount, recorder: Recorder,
+        self, config: Config, info: RunInfo, *, training: Training,
         rank_folder: Path | None, ooms: Callable[[], int],
     ) -> None:  # fmt: skip
-        self._run = run
+        self._training = training
         self._console = (
             Console(
                 lines=config.console, block=BLOCK in words_of(config.console_blocks), top=config.capture_top
@@ -72,7 +72,6 @@ class Capturing:
             if info.rank == 0
             else None
         )
-        self._recorder = recorder
         plan = _plan_of(config)
         self.office: Office | None = None
         self._desk: Desk | None = None
@@ -85,21 +84,31 @@ class Capturing:
             (*ANALYZE, f"--top={max(config.capture_top, TOP)}"),
         )  # fmt: skip
         self._desk = Desk(
-            TorchProfiler, loop=self._loop, place=place, clock=system_clock,
-            story=Story(self._over, self._active, self._number, run.teller.unix, run.epochs.at),
+            TorchProfiler, loop=training.loop, place=place, clock=system_clock,
+            story=Story(self._over, training.active, training.number, training.unix_ns, training.epoch),
             limits=Limits(config.capture_max_s, config.capture_cooldown_s),
         )  # fmt: skip
         gate = self._desk.gate
-        run.keeper.captured_ns = lambda: gate.within_ns
+        training.watch(lambda: gate.within_ns)
         who = Identity(info.run_id, info.rank, rank_folder)
-        self.office = Office(self._desk, plan, who, loop=self._loop, token=config.capture_token)
+        self.office = Office(self._desk, plan, who, loop=training.loop, token=config.capture_token)
         self._snapshots = OomSnapshots(ooms, place.folder, info.rank)
         every = _every_of(config)
         if every.ever:
             self.office.schedule = Schedule(every, plan._replace(trigger="schedule"), system_clock)
         if config.capture == "auto":
             self.office.slow = SlowSteps(plan._replace(trigger="slow_step"))
-            self.office.slow_steps = lambda: run.keeper.slow
+            self.office.slow_steps = training.slow_steps
+
+    @property
+    def within_ns(self) -> tuple[int, int]:
+        """When the last recording began and ended; (0, 0) if there was none."""
+        return self._desk.gate.within_ns if self._desk is not None else (0, 0)
+
+    @property
+    def in_a_hurry(self) -> bool:
+        """Whether something waits for what only settling tells."""
+        return self._desk is not None and self._desk.in_a_hurry
 
     def show_block(self) -> None:
         """Show captures as the block of earlier systems."""
@@ -108,7 +117,7 @@ class Capturing:
 
     def of_epochs(self, settled: Callable[[], AbstractContextManager[None]]) -> EpochCaptures:
         """Captures that the training thread begins. ``settled()``: everything is settled, the pump does nothing."""
-        return EpochCaptures(self._desk, self.office, loop=self._loop, settled=settled)
+        return EpochCaptures(self._desk, self.office, loop=self._training.loop, settled=settled)
 
     def open(self, on_post: Callable[[str, Callable[[bytes, str], tuple[int, object]]], None]) -> None:
         """Listen. ``on_post(path, take)`` makes HTTP listen."""
@@ -147,7 +156,26 @@ class Capturing:
             self._desk.end(timeout_s)
             self.office.close()
 
-    def _loop(self) -> Loop:
+    def _over(self, capture: Capture) -> None:
+        self._training.over(capture)
+        if self._console is not None:
+            self._console.tell(capture)
+
+
+class TrainingHere:
+    """The account of a run that lies in this process.
+
+    Args:
+        run: the account.
+        recorder: the rings.
+    """
+
+    def __init__(self, run: RunAccount, recorder: Recorder) -> None:
+        self._run = run
+        self._recorder = recorder
+
+    def loop(self) -> Loop:
+        """The training loop as it is now."""
         run, sources = self._run, self._recorder.sources
         leading = run.leading
         rings = {id(ring): ring for ring in self._recorder.threads}
@@ -162,16 +190,33 @@ class Capturing:
             run.settled_ns,
         )
 
-    def _over(self, capture: Capture) -> None:
-        self._run.captured(capture)
-        if self._console is not None:
-            self._console.tell(capture)
+    def number(self, at_ns: int) -> int:
+        """Number of the step that ran at an instant."""
+        return self._run.recent.at(at_ns, self._run.step_number)
 
-    def _active(self, *, active: bool) -> None:
+    def epoch(self, at_ns: int) -> int:
+        """The pass over the training data that ran at an instant, from 1."""
+        return self._run.epochs.at(at_ns)
+
+    def unix_ns(self, clock_ns: int) -> int:
+        """Wall time of an instant."""
+        return self._run.teller.unix(clock_ns)
+
+    def slow_steps(self) -> int:
+        """Slow steps up to now."""
+        return self._run.keeper.slow
+
+    def over(self, capture: Capture) -> None:
+        """A capture is over."""
+        self._run.captured(capture)
+
+    def active(self, *, active: bool) -> None:
+        """Whether one runs."""
         self._run.captures.active = active
 
-    def _number(self, at_ns: int) -> int:
-        return self._run.recent.at(at_ns, self._run.step_number)
+    def watch(self, within_ns: Callable[[], tuple[int, int]]) -> None:
+        """Keep the steps of what was recorded last."""
+        self._run.keeper.captured_ns = within_ns
 
 
 def rule_of(run: RunAccount) -> Rule | None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from otel_train import catalog as c
-from otel_train.record.notes import Happening, Value
+from otel_train.record.notes import Happening, Value, as_number, as_plain
 
 if TYPE_CHECKING:
     from otel_train.aggregate.run import RunAccount
     from otel_train.aggregate.signals import Signals
     from otel_train.record.notes import Notes
 
-_PLAIN = (str, bool, int, float)
 _MOST_WARNINGS = 16
 
 _log = logging.getLogger("otel_train")
@@ -47,14 +46,13 @@ class NoteReader:
         """Tell what was read as events; by now it is known in which step it happened."""
         untold, self._untold = self._untold, []
         for happening in untold:
-            plain = {str(key): _plain(value) for key, value in happening.attributes.items()}
+            plain = as_plain(happening).attributes
             number = self._run.recent.at(happening.at_ns, self._run.step_number)
             self._run.teller.event(happening.name, happening.at_ns, {c.STEP_NUMBER.name: number, **plain})
 
     def _log(self, note: Value) -> None:
-        try:
-            value = float(note.value)
-        except Exception:  # noqa: BLE001 - a user's object may raise anything, and costs only itself
+        value = as_number(note.value)
+        if value is None:
             self._refuse(note.name)
             return
         if not self._signals.take(note.name, value):
@@ -68,12 +66,3 @@ class NoteReader:
         if name not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(name)
             _log.warning("log(%s=...): expected a number or a tensor of one element; it is left out", name)
-
-
-def _plain(value: Any) -> str | bool | int | float:  # Any: the user's own
-    if isinstance(value, _PLAIN):
-        return value
-    try:
-        return str(value)
-    except Exception:  # noqa: BLE001 - as above
-        return f"<{type(value).__name__}>"

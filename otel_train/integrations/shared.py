@@ -10,7 +10,7 @@ from weakref import WeakSet
 from otel_train import front
 from otel_train.guard import Guard
 from otel_train.sources import CODE, Settled, settle
-from otel_train.tracking import told_apart
+from otel_train.trackers import told_apart
 from otel_train.values import words_of
 
 if TYPE_CHECKING:

@@ -51,6 +51,8 @@ class Crew:
         self._init: Any = None
         self._rows: SharedRows | None = None
         self._told: set[int] = set()
+        self.reported = False
+        """All about its workers has been told to another process, but for their last builds."""
         if workers is None:
             self._meet(iterator)
             return

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from otel_train.clock import Clock
 
+_PLAIN = (str, bool, int, float)
 MOST_NOTES = 4096
 """Notes held between two turns of the pump; the oldest go first, and are counted."""
 
@@ -91,6 +92,30 @@ class Notes:
 
     def _make_room(self, wanted: int) -> None:
         self.dropped += max(0, len(self._held) + wanted - MOST_NOTES)
+
+
+def as_number(value: Any) -> float | None:  # Any: see ``_kept``
+    """A logged value as a number; None where it is none."""
+    try:
+        return float(value)
+    except Exception:  # noqa: BLE001 - a user's object may raise anything, and costs only itself
+        return None
+
+
+def as_plain(happening: Happening) -> Happening:
+    """An event with attributes of plain types."""
+    return happening._replace(
+        attributes={str(key): _plain(value) for key, value in happening.attributes.items()}
+    )
+
+
+def _plain(value: Any) -> str | bool | int | float:  # Any: the user's own
+    if isinstance(value, _PLAIN):
+        return value
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001 - as above
+        return f"<{type(value).__name__}>"
 
 
 def _kept(value: Any) -> Any:  # Any: a number, an array, or a tensor of whatever library

@@ -89,6 +89,7 @@ class Recorder:
         self._closed = False
         self._full = False
         self.main = self._add_ring(threading.current_thread().name, slot=0)
+        self._announce(self.main)
         self.edge: Callable[[int], None] = self.main.ring.edge
         _recorders.add(self)
 
@@ -177,23 +178,47 @@ class Recorder:
     def _join(self) -> Callable[[int], None]:
         """The calling thread's first edge."""
         with self._lock:
+            if not self._free_slots and self._memory.descriptor >= 0:
+                self._take_back()
             slot = self._free_slots.popleft() if self._free_slots else -1
             thread = self._add_ring(threading.current_thread().name, slot=slot)
-        thread.engine = self._in_backward() and thread.name.startswith("Dummy")
+            thread.engine = self._in_backward() and thread.name.startswith("Dummy")
+            self._announce(thread)
         lease = _Lease()
-        weakref.finalize(lease, setattr, thread, "ended", True).atexit = False
+        weakref.finalize(lease, self._over, thread).atexit = False
         self._local.lease = lease
         self._local.edge = thread.ring.edge
         return thread.ring.edge
 
+    def _over(self, thread: ThreadRing) -> None:
+        thread.ended = True
+        if thread.slot >= 0 and self._memory.descriptor >= 0:
+            self._memory.end_entry(thread.slot)
+
+    def _announce(self, thread: ThreadRing) -> None:
+        """Tell whoever shares the memory whose ring this is."""
+        if thread.slot >= 0 and self._memory.descriptor >= 0:
+            entry = RingEntry(1, thread.ident, 0, thread.name, thread.engine)
+            self._memory.write_entry(thread.slot, entry)
+
+    def _take_back(self) -> None:
+        """Rings of threads that are over, and that the other process has read to their end."""
+        free = self._memory.free_entries()
+        self.threads = [thread for thread in self.threads if thread.slot not in free]
+        self._free_slots.extend(free)
+
     def _add_ring(self, name: str, *, slot: int) -> ThreadRing:
+        progress = None
         if slot >= 0:
             words = self._memory.ring_words(slot)
             np.frombuffer(words, dtype=np.int64)[:] = 0  # another thread may have had it
+            progress = self._memory.progress(slot)
+            if progress is not None:
+                progress[0] = progress[1] = 0
         else:
             words = memoryview(bytearray(_PLAIN_EDGES * EDGE_WORDS * 8)).cast("q")
         ident = get_ident()
-        ring = Ring(words, clock=self._clock, owner=ident, elsewhere=self._elsewhere)
+        ring = Ring(words, clock=self._clock, owner=ident, elsewhere=self._elsewhere, progress=progress)
         thread = ThreadRing(ring, name, ident, slot)
         self.threads.append(thread)
         return thread

@@ -48,7 +48,66 @@ class Slice(NamedTuple):
     missed: int
 
 
-class Ring:
+class RingReader:
+    """Reads a ring that somebody else writes, without making it wait.
+
+    Args:
+        words: int64[2 * capacity], capacity a power of two.
+
+    Attributes:
+        capacity: edges that the ring holds.
+        taken: edges read, or counted as missed, so far.
+    """
+
+    def __init__(self, words: np.ndarray) -> None:
+        self.capacity = len(words) // EDGE_WORDS
+        self.taken = 0
+        self._size = len(words)
+        self._array = words
+
+    @property
+    def written(self) -> int:
+        """Edges written since the ring was made."""
+        raise NotImplementedError
+
+    @property
+    def pending(self) -> int:
+        """Edges written and not yet read."""
+        return self.written - self.taken
+
+    def read(self, most: int) -> Slice:
+        """Take up to ``most`` edges, oldest first.
+
+        The law: every edge is returned whole exactly once, or counted as missed exactly once.
+        """
+        first = max(self.taken, self.written - self.capacity)
+        last = min(self.written, first + most)
+        words = self._copy(first * EDGE_WORDS, last * EDGE_WORDS)
+        # The slot after the published position may be half written: it held the edge one lap earlier.
+        whole = max(first, min(last, self.written + 1 - self.capacity))
+        pairs = words[(whole - first) * EDGE_WORDS :].reshape(-1, EDGE_WORDS)
+        missed = whole - self.taken
+        self.taken = last
+        return Slice(times=pairs[:, 1], codes=pairs[:, 0], missed=missed)
+
+    def look(self, since: int) -> Slice:
+        """Edges from number ``since`` on, as far as they are there, without taking them. For the owner alone."""
+        last = self.written
+        first = max(since, last - self.capacity)
+        pairs = self._copy(first * EDGE_WORDS, last * EDGE_WORDS).reshape(-1, EDGE_WORDS)
+        return Slice(times=pairs[:, 1], codes=pairs[:, 0], missed=first - since)
+
+    def _copy(self, first_word: int, last_word: int) -> np.ndarray:
+        start, stop = first_word & (self._size - 1), last_word & (self._size - 1)
+        if first_word == last_word:
+            return np.empty(0, dtype=np.int64)
+        if start < stop:
+            words: np.ndarray = self._array[start:stop].copy()
+            return words
+        return np.concatenate((self._array[start:], self._array[:stop]))
+
+
+class Ring(RingReader):
     """Holds the last ``capacity`` edges of one thread.
 
     ``divert(see)`` lets ``see(code, write)`` stand between the owner and its ring until ``divert(None)``, and
@@ -64,6 +123,8 @@ class Ring:
         owner: identity of the only thread that may write.
         elsewhere: takes the codes of every other thread.
         native: write in C; only where ``NATIVE`` is true.
+        progress: int64 memory of 2 words, for readers in other processes: words written, nanoseconds of the edges that
+            were timed. None where there are none.
     """
 
     def __init__(
@@ -74,19 +135,19 @@ class Ring:
         owner: int,
         elsewhere: Callable[[int], None],
         native: bool = NATIVE,
+        progress: memoryview | None = None,
     ) -> None:
         size = len(words)
         if size < EDGE_WORDS or size & (size - 1):
             raise ValueError(f"ring of {size} words: expected a power of two")
-        self.capacity = size // EDGE_WORDS
+        super().__init__(np.frombuffer(words, dtype=np.int64))
         self.owner = owner
-        self.taken = 0
         self._sees: list[_See | None] = [None, None]
         self._elsewhere = elsewhere
-        self._size = size
-        self._array = np.frombuffer(words, dtype=np.int64)
         make = _native_writer if native else _writer
-        self.edge, self._counts, self.disown, self._lend = make(words, clock, owner, elsewhere)
+        self.edge, self._counts, self.disown, self._lend = make(
+            words, clock, owner, elsewhere, progress
+        )
 
     def let_go(self) -> None:
         """Hold the memory no longer; nothing can be read any more."""
@@ -101,11 +162,6 @@ class Ring:
     def spent_ns(self) -> int:
         """Nanoseconds spent writing, in place: measured on one edge in ``SAMPLED``, and scaled."""
         return self._counts()[1] * SAMPLED
-
-    @property
-    def pending(self) -> int:
-        """Edges written and not yet read."""
-        return self.written - self.taken
 
     def divert(self, see: _See | None) -> None:
         """Let ``see(code, write)`` stand between the owner and the ring; None: no longer. See the class.
@@ -149,37 +205,6 @@ class Ring:
 
         lend(0, seen)
 
-    def read(self, most: int) -> Slice:
-        """Take up to ``most`` edges, oldest first.
-
-        The law: every edge is returned whole exactly once, or counted as missed exactly once.
-        """
-        first = max(self.taken, self.written - self.capacity)
-        last = min(self.written, first + most)
-        words = self._copy(first * EDGE_WORDS, last * EDGE_WORDS)
-        # The slot after the published position may be half written: it held the edge one lap earlier.
-        whole = max(first, min(last, self.written + 1 - self.capacity))
-        pairs = words[(whole - first) * EDGE_WORDS :].reshape(-1, EDGE_WORDS)
-        missed = whole - self.taken
-        self.taken = last
-        return Slice(times=pairs[:, 1], codes=pairs[:, 0], missed=missed)
-
-    def look(self, since: int) -> Slice:
-        """Edges from number ``since`` on, as far as they are there, without taking them. For the owner alone."""
-        last = self.written
-        first = max(since, last - self.capacity)
-        pairs = self._copy(first * EDGE_WORDS, last * EDGE_WORDS).reshape(-1, EDGE_WORDS)
-        return Slice(times=pairs[:, 1], codes=pairs[:, 0], missed=first - since)
-
-    def _copy(self, first_word: int, last_word: int) -> np.ndarray:
-        start, stop = first_word & (self._size - 1), last_word & (self._size - 1)
-        if first_word == last_word:
-            return np.empty(0, dtype=np.int64)
-        if start < stop:
-            words: np.ndarray = self._array[start:stop].copy()
-            return words
-        return np.concatenate((self._array[start:], self._array[:stop]))
-
 
 _Edge: TypeAlias = "Callable[[int], None]"
 _See: TypeAlias = "Callable[[int, _Edge], None]"
@@ -189,17 +214,28 @@ _WriterParts: TypeAlias = (
 
 
 def _native_writer(
-    words: memoryview, clock: Clock, owner: int, elsewhere: Callable[[int], None]
+    words: memoryview,
+    clock: Clock,
+    owner: int,
+    elsewhere: Callable[[int], None],
+    progress: memoryview | None,
 ) -> _WriterParts:
     # A clock that was replaced before we were imported is Python's to read.
     own = clock is system_clock and isinstance(clock, BuiltinFunctionType)
-    writer = _edges.Writer(words, None if own else clock, owner, elsewhere)
+    writer = _edges.Writer(words, None if own else clock, owner, elsewhere, progress)
     return writer.edge, writer.read, writer.disown, writer.lend
 
 
-def _writer(words: memoryview, clock: Clock, owner: int, elsewhere: Callable[[int], None]) -> _WriterParts:
+def _writer(
+    words: memoryview,
+    clock: Clock,
+    owner: int,
+    elsewhere: Callable[[int], None],
+    progress: memoryview | None,
+) -> _WriterParts:
     mask, sample = len(words) - 1, SAMPLED * EDGE_WORDS - 1
     position = spent = 0
+    shown = memoryview(bytearray(16)).cast("q") if progress is None else progress
 
     def edge(code: int) -> None:
         nonlocal position, spent
@@ -211,23 +247,27 @@ def _writer(words: memoryview, clock: Clock, owner: int, elsewhere: Callable[[in
             words[slot] = code
             words[slot + 1] = clock()
             position += 2
+            shown[0] = position
             return
         begun = clock()
         words[slot] = code
         words[slot + 1] = clock()
         position += 2
+        shown[0] = position
         lasted = clock() - begun
         if lasted < PREEMPTED_NS:
             spent += lasted
+            shown[1] = spent
 
     def read() -> tuple[int, int]:
         return position, spent
 
     def disown() -> None:
-        nonlocal owner, words
+        nonlocal owner, words, shown
         owner = 0
         # A thread in the middle of an edge finishes it here: the ring's own memory is free to go.
         words = memoryview(bytearray(len(words) * words.itemsize)).cast("q")
+        shown = memoryview(bytearray(16)).cast("q")
 
     def lend(to: int, others: _Edge) -> None:
         nonlocal owner, elsewhere

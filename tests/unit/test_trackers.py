@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train import front, tracking
+from otel_train import front, trackers
 from otel_train.aggregate.flat import FlatRow
 from otel_train.config import Config
 from otel_train.errors import ConfigError
@@ -209,7 +209,7 @@ def test_runs_and_dicts_are_told_apart_from_settings() -> None:
     """A run cannot be an environment variable."""
     run = SimpleNamespace(log=print)
 
-    plain, given = tracking.told_apart(
+    plain, given = trackers.told_apart(
         {"wandb": run, "mlflow": {"run_name": "a"}, "attempt": 2, "tensorboard": False}
     )
 
@@ -239,9 +239,9 @@ def test_what_is_handed_over_can_be_waited_for() -> None:
 def test_what_cannot_be_logged_to_is_refused() -> None:
     """At once, with what would do."""
     with pytest.raises(ConfigError, match=r"wandb=3: expected .* a run of wandb"):
-        tracking.told_apart({"wandb": 3})
+        trackers.told_apart({"wandb": 3})
     with pytest.raises(ConfigError, match=r"'uri': expected one of tracking_uri, experiment_name, run_name"):
-        tracking.told_apart({"mlflow": {"uri": "x"}})
+        trackers.told_apart({"mlflow": {"uri": "x"}})
 
 
 @pytest.mark.parametrize(
@@ -260,7 +260,7 @@ def test_a_name_in_the_place_of_a_tracker_is_refused_with_where_it_belongs(
 ) -> None:
     """``wandb="myproject"`` is what everybody writes first."""
     with pytest.raises(ConfigError, match=remedy):
-        tracking.told_apart(given)
+        trackers.told_apart(given)
 
 
 def test_keys_of_a_dict_are_those_that_the_tracker_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,15 +269,15 @@ def test_keys_of_a_dict_are_those_that_the_tracker_takes(monkeypatch: pytest.Mon
     module.__dict__["init"] = lambda project=None, entity=None: None
     monkeypatch.setitem(sys.modules, "wandb", module)
 
-    assert tracking.told_apart({"wandb": {"project": "a"}})[1] == {"wandb": {"project": "a"}}
+    assert trackers.told_apart({"wandb": {"project": "a"}})[1] == {"wandb": {"project": "a"}}
     with pytest.raises(ConfigError, match=r"key 'projct': .* Did you mean 'project'"):
-        tracking.told_apart({"wandb": {"projct": "a"}})
+        trackers.told_apart({"wandb": {"projct": "a"}})
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_a_remedy() -> None:
     """Asked for by name: do it or raise."""
     with pytest.raises(ConfigError, match=r"pip install 'otel-train\[wandb\]'"):
-        tracking.check_installed("wandb", "on", find=lambda _: None)
+        trackers.check_installed("wandb", "on", find=lambda _: None)
 
 
 def test_nothing_is_written_where_there_is_no_run_directory(tmp_path: Path) -> None:

@@ -1,0 +1,168 @@
+"""What a rank and its agent tell each other. Both run the same version, on one machine, as one user."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import numpy as np
+
+    from otel_train.clock import Anchor
+    from otel_train.config import Config
+    from otel_train.record.build_times import Builds
+    from otel_train.record.crew import Death
+    from otel_train.record.loader_state import LoaderState
+    from otel_train.record.notes import Happening, Value
+    from otel_train.records import AttributeValue, Compile, DeviceMemory, DeviceTimes, Outcomes
+    from otel_train.runinfo import RunInfo
+
+
+class Hello(NamedTuple):
+    """The first message of a rank. The descriptors of its memory and of its process come with it.
+
+    Attributes:
+        config: its settings.
+        info: who it is; run and attempt are settled by the run directory.
+        environ: its environment.
+        origins: where settings come from.
+        anchor: one instant on both clocks.
+        resource: attributes of the OpenTelemetry resource that only the rank knows.
+        folder: its working directory: paths of settings are relative to it.
+        columns: width of its terminal, whether it shows colours, and whether it shows Unicode.
+    """
+
+    config: Config
+    info: RunInfo
+    environ: Mapping[str, str]
+    origins: Mapping[str, str]
+    anchor: Anchor
+    resource: Mapping[str, AttributeValue]
+    folder: str
+    columns: tuple[int, bool, bool]
+
+
+class Opened(NamedTuple):
+    """The agent's answer to ``Hello``.
+
+    Attributes:
+        info: the rank, as its run directory counts it.
+        run_directory: folder of the run; "" where it cannot be written.
+        metrics_url: address of ``/metrics``; "" where it is not served.
+        resource: attributes that everything is exported with.
+    """
+
+    info: RunInfo
+    run_directory: str
+    metrics_url: str
+    resource: Mapping[str, AttributeValue]
+
+
+class LoaderFigures(NamedTuple):
+    """What no edge tells of a loader; the names are those of ``LoaderProbe``."""
+
+    phase: str
+    token_count: int
+    workers: int | None
+    sized: bool
+    prefetch_factor: int | None
+    persistent: bool | None
+    weights: Any
+    failures: dict[str, int]
+    given: bool
+    state: LoaderState | None
+
+
+class State(NamedTuple):
+    """What a rank knows of itself now. The last one holds.
+
+    Attributes:
+        loaders: by name.
+        models: names of the models that are watched.
+        barrier: stage in which the models wait for other ranks; "" if that is not known.
+        job: rank and world size of the process group; None while there is none.
+        modules: those of torch and jax that are loaded.
+        memory: of the devices in use.
+        taken: bytes taken on them, as their driver says.
+        hardware: name and UUID of each.
+        brought_back: bytes copied to the host, by device.
+        spent_ns: nanoseconds of the training thread on device events.
+        dropped: notes, readings and operations that found no room.
+        faults: faults of ours in the rank, by part.
+        datasets: by loader: what identifies its dataset, and its bytes.
+        caches: bytes of the program's own, by name.
+        trackers: there may be one to log to.
+        listened: there is, or was, one that listens.
+        captured_ns: when the last capture began and ended.
+        in_a_hurry: a capture waits for what only settling tells.
+    """
+
+    loaders: dict[str, LoaderFigures] = {}  # noqa: RUF012 - never changed
+    models: tuple[str, ...] = ()
+    barrier: str = ""
+    job: tuple[int, int] | None = None
+    modules: frozenset[str] = frozenset()
+    memory: tuple[DeviceMemory, ...] = ()
+    taken: Mapping[str, int] = {}  # noqa: RUF012 - as above
+    hardware: Mapping[str, str] = {}  # noqa: RUF012
+    brought_back: Mapping[str, int] = {}  # noqa: RUF012
+    spent_ns: int = 0
+    dropped: int = 0
+    faults: Mapping[str, int] = {}  # noqa: RUF012
+    datasets: Mapping[str, tuple[int, int]] = {}  # noqa: RUF012
+    caches: Mapping[str, int] = {}  # noqa: RUF012
+    trackers: bool = False
+    listened: bool = False
+    captured_ns: tuple[int, int] = (0, 0)
+    in_a_hurry: bool = False
+
+
+class Report(NamedTuple):
+    """What a rank has seen since its last report, beside its edges.
+
+    Attributes:
+        positions: by ring, edges written before anything else here was read.
+        device_times: what devices did.
+        outcomes: of updates under a gradient scaler.
+        scale: the last loss scale; None if none was read.
+        compiles: runs of compilers.
+        notes: values and events; values are numbers, or None where they are none.
+        operations: int64[n, 3], see ``Timers.take``.
+        builds: batches that workers have built, by loader.
+        deaths: of workers, by loader.
+        reports: reports asked for by hand, in all.
+        records: of other ranks, fetched since the last report; None if none were.
+        exchange: whether the exchange of records has been given up, and its faults.
+        state: what is known now; None where it is not new.
+    """
+
+    positions: tuple[tuple[int, int], ...]
+    device_times: DeviceTimes | None
+    outcomes: Outcomes | None
+    scale: float | None
+    compiles: list[Compile]
+    notes: list[Value | Happening]
+    operations: np.ndarray | None
+    builds: list[tuple[str, Builds]]
+    deaths: list[tuple[str, Death]]
+    reports: int
+    records: dict[int, str] | None
+    exchange: tuple[bool, int]
+    state: State | None
+
+
+class Ask(NamedTuple):
+    """A question, answered by an ``Answer`` of the same number; 0 where no answer is wanted."""
+
+    number: int
+    what: str
+    args: tuple[Any, ...] = ()
+
+
+class Answer(NamedTuple):
+    """What was asked for; ``error`` says why there is nothing."""
+
+    number: int
+    value: Any
+    error: str = ""

@@ -1,0 +1,208 @@
+"""What a rank reports beside its edges, gathered in the training process."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from otel_train.agent.messages import LoaderFigures, Report, State
+from otel_train.guard import Guard
+from otel_train.record.dataset_size import dataset_bytes
+from otel_train.record.job_store import find_job
+from otel_train.record.loader_state import look
+from otel_train.record.module import barrier_of
+from otel_train.record.notes import Value, as_number, as_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_train.cache_sizes import CacheSizes
+    from otel_train.capturing.build import Capturing
+    from otel_train.export.exchange import Exchange
+    from otel_train.record.build_times import Builds
+    from otel_train.record.crew import Death
+    from otel_train.record.notes import Happening
+    from otel_train.recording import Recording
+    from otel_train.trackers import Trackers
+
+_STATE_EVERY_S = 2.0
+_DEVICES_EVERY_S = 5.0
+_DATASETS_EVERY_S = 10.0
+
+
+class Reports:
+    """Makes reports, one at a time. Never raises.
+
+    Args:
+        recording: what writes.
+        caches: of the program's own.
+
+    Attributes:
+        trackers: who is logged to, once that is known.
+        capturing: profiler captures, once they can be made.
+        exchange: of records between ranks, once there is a process group.
+    """
+
+    def __init__(self, recording: Recording, caches: CacheSizes) -> None:
+        self.trackers: Trackers | None = None
+        self.capturing: Capturing | None = None
+        self.exchange: Exchange | None = None
+        self._recording = recording
+        self._caches = caches
+        self._guards = {
+            part: Guard(part)
+            for part in (
+                "device time", "gradient scaler", "compiler", "build times", "devices", "transfers",
+                "compiled models", "loader workers", "values by hand", "device memory", "state",
+            )
+        }  # fmt: skip
+        self._due_s: dict[str, float] = {}
+        self._memory: tuple[Any, ...] = ()
+        self._taken: dict[str, int] = {}
+        self._hardware: dict[str, str] = {}
+        self._datasets: dict[str, tuple[int, int]] = {}
+
+    def make(self, *, fresh: bool = False) -> Report:
+        """What is new.
+
+        Args:
+            fresh: with the state, whether or not it is time for it.
+        """
+        recording = self._recording
+        # How far the rings are is read first: what these edges need is in what is read after.
+        positions = tuple(
+            (thread.slot, thread.ring.written)
+            for thread in list(recording.recorder.threads)
+            if thread.slot >= 0
+        )
+        deaths: list[tuple[str, Death]] = []
+        if fresh or self._is_due("look", _STATE_EVERY_S):
+            deaths = self._do("loader workers", self._look_at_workers, [])
+        scaled = recording.scaled
+        exchange = self.exchange
+        report = Report(
+            positions,
+            self._do("device time", recording.devices.take, None),
+            self._do("gradient scaler", scaled.take, None),
+            scaled.scale,
+            self._do("compiler", recording.compiles, []),
+            self._do("values by hand", self._notes, []),
+            self._do("values by hand", lambda: recording.timers.take(lambda: None), None),
+            self._do("build times", self._builds, []),
+            deaths,
+            recording.hand.reports,
+            exchange.take() if exchange is not None else None,
+            (exchange.off, exchange.guard.faults) if exchange is not None else (False, 0),
+            self._do("state", self._state, None) if fresh or self._is_due("state", _STATE_EVERY_S) else None,
+        )
+        self._do("devices", recording.devices.look, None)
+        self._do("transfers", recording.transfers.look, None)
+        self._do("compiled models", recording.follow_compiler, None)
+        return report
+
+    def _do(self, part: str, do: Callable[[], Any], otherwise: Any) -> Any:
+        guard = self._guards[part]
+        if not guard.closed:
+            with guard:
+                return do()
+        return otherwise
+
+    def _is_due(self, what: str, every_s: float) -> bool:
+        now_s = time.monotonic()
+        if now_s < self._due_s.get(what, 0.0):
+            return False
+        self._due_s[what] = now_s + every_s
+        return True
+
+    def _notes(self) -> list[Value | Happening]:
+        return [
+            note._replace(value=as_number(note.value)) if isinstance(note, Value) else as_plain(note)
+            for note in self._recording.notes.drain()
+        ]
+
+    def _builds(self) -> list[tuple[str, Builds]]:
+        found = []
+        for name, probe in list(self._recording.probes.loaders.items()):
+            for crew in list(probe.crews):
+                if crew.times is not None:
+                    builds = crew.times.read()
+                    if len(builds.build_ns) or builds.missed:
+                        found.append((name, builds))
+        return found
+
+    def _look_at_workers(self) -> list[tuple[str, Death]]:
+        found = []
+        for name, probe in list(self._recording.probes.loaders.items()):
+            probe.weigh_next()
+            for crew in list(probe.crews):
+                # What is done is forgotten once its last builds have been read, by the next look.
+                if crew.done and crew.reported:
+                    probe.crews.remove(crew)
+                    continue
+                found += [(name, death) for death in crew.deaths()]
+                crew.reported = crew.done
+        return found
+
+    def _state(self) -> State:
+        recording = self._recording
+        self._look_at_devices()
+        trackers, capturing = self.trackers, self.capturing
+        listened = trackers is not None and trackers.listened()
+        if listened and self._is_due("datasets", _DATASETS_EVERY_S):
+            self._datasets = self._sizes()
+        return State(
+            {name: _figures(probe) for name, probe in list(recording.probes.loaders.items())},
+            tuple(probe.name for probe in recording.probes.models),
+            barrier_of(recording.probes.models),
+            find_job(),
+            frozenset({"torch", "jax"}.intersection(sys.modules)),
+            self._memory,
+            self._taken,
+            self._hardware,
+            recording.transfers.brought_back(),
+            recording.devices.spent_ns,
+            recording.notes.dropped + recording.devices.dropped + recording.timers.dropped,
+            self._faults(),
+            self._datasets,
+            self._caches.read() if listened else {},
+            trackers is not None and trackers.any,
+            listened,
+            capturing.within_ns if capturing is not None else (0, 0),
+            capturing is not None and capturing.in_a_hurry,
+        )
+
+    def _look_at_devices(self) -> None:
+        if self._is_due("device memory", _DEVICES_EVERY_S):
+            devices = self._recording.devices
+            self._memory = tuple(self._do("device memory", devices.memory, ()))
+            self._taken = self._do("device memory", devices.taken, {})
+            self._hardware = self._do("device memory", devices.hardware_ids, {})
+
+    def _sizes(self) -> dict[str, tuple[int, int]]:
+        """By loader: its dataset, and the bytes of it. Read past properties: no code of the program's is run for it."""
+        found, known = {}, dict[int, int]()
+        for name, probe in list(self._recording.probes.loaders.items()):
+            dataset = getattr(probe.loader(), "__dict__", {}).get("dataset")
+            if dataset is not None:
+                if id(dataset) not in known:
+                    known[id(dataset)] = dataset_bytes([dataset])
+                found[name] = id(dataset), known[id(dataset)]
+        return found
+
+    def _faults(self) -> dict[str, int]:
+        by_part = {part: guard.faults for part, guard in self._guards.items() if guard.faults}
+        given = (self._caches, self._recording.timers, self._recording.hooks)
+        by_hand = sum(each.faults for each in given)
+        if by_hand:
+            by_part["values by hand"] = by_part.get("values by hand", 0) + by_hand
+        if self.trackers is not None:
+            by_part["trackers"] = self.trackers.faults()
+        return by_part
+
+
+def _figures(probe: Any) -> LoaderFigures:  # Any: a LoaderProbe
+    return LoaderFigures(
+        probe.phase, probe.token_count, probe.workers, probe.sized, probe.prefetch_factor,
+        probe.persistent, probe.weights, dict(probe.failures), probe.given, look(probe),
+    )  # fmt: skip

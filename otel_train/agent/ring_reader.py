@@ -1,0 +1,217 @@
+"""The rings of a rank, read out of the memory that it shares."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from otel_train.codes import EDGE_WORDS, Source, SourceKind
+from otel_train.flight import SharedLayout
+from otel_train.record.ring import SAMPLED, RingReader
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+_COPY_EVERY_S = 1.0
+_UNLIMITED = 1 << 62
+_WORD = 8
+_TRIES = 16
+
+
+class SharedRing(RingReader):
+    """One ring of another process.
+
+    Args:
+        words: int64 memory of the ring.
+        progress: int64[2], where its writer says how far it is; see ``Ring``.
+
+    Attributes:
+        limit: edges that may be read: of later ones it is not known yet what they mean.
+    """
+
+    def __init__(self, words: np.ndarray, progress: np.ndarray) -> None:
+        super().__init__(words)
+        self.limit = _UNLIMITED
+        self._progress = progress
+
+    @property
+    def written(self) -> int:
+        """Edges written since the ring was made."""
+        return int(self._progress[0]) // EDGE_WORDS
+
+    @property
+    def spent_ns(self) -> int:
+        """Nanoseconds spent writing; see ``Ring.spent_ns``."""
+        return int(self._progress[1]) * SAMPLED
+
+    @property
+    def pending(self) -> int:
+        """Edges written, not yet read, and within the limit."""
+        return max(0, min(self.written, self.limit) - self.taken)
+
+
+class SharedThread:
+    """One thread of another process; see ``ThreadRing``."""
+
+    def __init__(self, ring: SharedRing, slot: int, ident: int, name: str, *, engine: bool) -> None:
+        self.ring = ring
+        self.slot = slot
+        self.ident = ident
+        self.name = name
+        self.engine = engine
+        self.ended = False
+
+
+class SharedRings:
+    """What a ``Recorder`` of another process writes, for the pump.
+
+    Args:
+        descriptor: of the memory.
+        copy: file that gets the last steps, a second old at most; None for none.
+    """
+
+    def __init__(self, descriptor: int, copy: Path | None = None) -> None:
+        self._map = mmap.mmap(descriptor, 0)
+        self._layout = SharedLayout.of(self._map)
+        self._threads: dict[int, SharedThread] = {}
+        self._names = b""
+        self._spent_before_ns = 0
+        self._copy = FlightCopy(copy, self._map, self._layout) if copy is not None else None
+        self._copied_s = 0.0
+        self.identity: dict[str, object] = {}
+        self.sources: list[Source] = []
+        self.main = self._find()[0]
+
+    @property
+    def threads(self) -> list[SharedThread]:
+        """Threads that write, or have written and are not read to the end."""
+        return list(self._find().values())
+
+    def learn(self) -> None:
+        """Read the names of sources that are new. Those of edges that have been written are there."""
+        for _ in range(_TRIES):  # the rank may be writing them
+            text = self._layout.names(self._map)
+            if text == self._names:
+                return
+            with suppress(ValueError):
+                found = json.loads(text or b"{}")
+                self.identity = found.get("identity", {})
+                new = found.get("sources", ())[len(self.sources) :]
+                self.sources += [Source(SourceKind(kind), *rest) for kind, *rest in new]
+                self._names = text
+                return
+
+    def limit(self, positions: Iterable[tuple[int, int]] | None) -> None:
+        """Let the pump read up to these positions, by ring, and of other rings nothing; None: whatever is there."""
+        upto = None if positions is None else dict(positions)
+        for slot, thread in self._find().items():
+            thread.ring.limit = _UNLIMITED if upto is None else upto.get(slot, thread.ring.limit)
+
+    def release(self, thread: SharedThread) -> None:
+        """Give back the ring of a thread that is over and has been read to its end."""
+        self._spent_before_ns += thread.ring.spent_ns
+        self._threads.pop(thread.slot, None)
+        if thread.slot > 0:
+            self._layout.free(self._map, thread.slot)
+
+    def publish(self, unix_ns: int) -> None:
+        """Copy what is new to the file, if it is time. May raise OSError."""
+        if self._copy is not None and time.monotonic() - self._copied_s >= _COPY_EVERY_S:
+            self._copied_s = time.monotonic()
+            self._copy.save(unix_ns)
+
+    @property
+    def spent_ns(self) -> int:
+        """Nanoseconds that the threads have spent writing."""
+        return self._spent_before_ns + sum(thread.ring.spent_ns for thread in self._find().values())
+
+    def close(self) -> None:
+        """Copy what is left, and let go of the memory."""
+        if self._copy is not None:
+            with suppress(OSError):
+                self._copy.save(time.time_ns())
+            self._copy.close()
+
+    def _find(self) -> dict[int, SharedThread]:
+        for slot, used, ident, name, engine in self._layout.entries(self._map):
+            thread = self._threads.get(slot)
+            if thread is None:
+                words, progress = self._layout.ring(self._map, slot)
+                thread = SharedThread(SharedRing(words, progress), slot, ident, name, engine=engine)
+                thread.ring.limit = thread.ring.written
+                self._threads[slot] = thread
+            thread.ended = used == self._layout.over and thread.ring.written <= thread.ring.limit
+        return self._threads
+
+
+class FlightCopy:
+    """A flight file of memory that has no file itself: what is new is copied to it.
+
+    Args:
+        path: of the file.
+        memory: of the rank.
+        layout: of the memory.
+    """
+
+    def __init__(self, path: Path, memory: mmap.mmap, layout: SharedLayout) -> None:
+        self._path = path
+        self._memory = memoryview(memory)
+        self._layout = layout
+        self._file = -1
+        self._saved: dict[int, int] = {}
+        self._names = b""
+
+    def save(self, unix_ns: int) -> None:
+        """Copy what has been written since the last time.
+
+        Raises:
+            OSError: the disk is full, or gone.
+        """
+        if self._file < 0:
+            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            os.ftruncate(self._file, len(self._memory))
+        layout, memory = self._layout, self._memory
+        positions = {slot: written for slot, written, _, _ in layout.positions(memory)}
+        names = layout.names(memory)
+        if names != self._names:
+            self._write(layout.names_offset, layout.rings_offset)
+            self._names = names
+        head = bytearray(memory[: layout.names_offset])
+        head[layout.turn_offset : layout.turn_offset + _WORD] = struct.pack("<q", unix_ns)
+        for slot, words in positions.items():
+            self._save_ring(slot, words)
+        os.pwrite(self._file, head, 0)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def _save_ring(self, slot: int, written: int) -> None:
+        offset, size = self._layout.place(slot)
+        before = self._saved.get(slot, 0)
+        if written < before:  # another thread has the ring
+            before = 0
+        first = max(before, written - size)
+        if written - first >= size:
+            self._write(offset, offset + size * _WORD)
+        else:
+            start, stop = first % size, written % size
+            if start < stop:
+                self._write(offset + start * _WORD, offset + stop * _WORD)
+            elif first < written:
+                self._write(offset + start * _WORD, offset + size * _WORD)
+                self._write(offset, offset + stop * _WORD)
+        self._saved[slot] = written
+
+    def _write(self, start: int, stop: int) -> None:
+        os.pwrite(self._file, self._memory[start:stop], start)

@@ -1,0 +1,222 @@
+"""The trackers that a program logs to: found, opened, and handed rows in this process, where their runs live."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from importlib import import_module
+from importlib.util import find_spec
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_train.arguments import near, one_of, refused, shown
+from otel_train.errors import ConfigError
+from otel_train.export.trackers.blocks import FLAT_BLOCKS, BlocksOutlet
+from otel_train.export.trackers.desk import Desk
+from otel_train.export.trackers.mlflow import KEYS, MlflowOutlet
+from otel_train.export.trackers.tensorboard import TensorBoardOutlet
+from otel_train.export.trackers.wandb import WandbOutlet
+from otel_train.values import CHOICES, SWITCHED, switch_of, words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from otel_train.aggregate.flat import FlatRow
+    from otel_train.config import Config
+    from otel_train.export.trackers import Outlet
+    from otel_train.runinfo import RunInfo
+
+_WRITES = {
+    "wandb": ("wandb",),
+    "mlflow": ("mlflow", "mlflow.entities"),
+    "tensorboard": ("tensorboard.summary.writer.event_file_writer", "tensorboard.compat.proto.event_pb2"),
+}
+"""What is imported where a tracker is asked for: at the start, because it takes seconds."""
+
+_ATTRIBUTE = {"wandb": "log", "mlflow": "info", "tensorboard": "add_scalar"}
+_NAMED_BY = {"wandb": "project", "mlflow": "experiment_name", "tensorboard": "log_dir"}
+_KEYS = {"mlflow": KEYS, "tensorboard": ("log_dir",)}
+_EXPECTED = {"wandb": "a run of wandb", "mlflow": "a run of mlflow", "tensorboard": "a SummaryWriter"}
+
+
+def told_apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The settings that a Config holds, and the runs, writers and dicts among them, by tracker.
+
+    Raises:
+        ConfigError: something given as a tracker is none.
+    """
+    plain, given = dict(settings), {}
+    for name in SWITCHED:
+        value = plain.get(name, True)
+        if not isinstance(value, bool) and not _is_choice(name, value):
+            given[name], plain[name] = _checked(name, value), "on"
+    return plain, given
+
+
+def _is_choice(name: str, value: object) -> bool:
+    return isinstance(value, str) and (value in CHOICES[name] or switch_of(value) is not None)
+
+
+def _checked(name: str, value: Any) -> Any:  # Any: a run, a writer, a dict
+    """What is given as a tracker.
+
+    Raises:
+        ConfigError: it is none, or a dict with something in it that is not known.
+    """
+    if isinstance(value, dict):
+        for key in value:
+            known = _keys_of(name)
+            if known:
+                one_of(f"{name}={shown(value)}: key {{}}", key, known)
+        return value
+    if hasattr(value, _ATTRIBUTE[name]):
+        return value
+    remedy = "Leave it out for the default, 'auto'"
+    if isinstance(value, (str, os.PathLike)):
+        close = near(str(value).lower(), CHOICES[name])
+        example = {_NAMED_BY[name]: str(value)}
+        remedy = (
+            f"Did you mean {close!r}?"
+            if close
+            else f"If that is the {_NAMED_BY[name]}, write {name}={example}"
+        )
+    rule = f"'auto', True, False, {_EXPECTED[name]}, or a dict"
+    raise refused(f"{name}={shown(value)}", rule, remedy)
+
+
+def _keys_of(name: str) -> tuple[str, ...]:
+    """What the dict of a tracker may have in it; empty where the tracker takes anything, or cannot be asked yet."""
+    if name in _KEYS:
+        return _KEYS[name]
+    init = getattr(sys.modules.get(name), "init", None)
+    parameters = signature(init).parameters.values() if callable(init) else ()
+    anything = any(each.kind is Parameter.VAR_KEYWORD for each in parameters)
+    return () if anything else tuple(each.name for each in parameters)
+
+
+class Trackers:
+    """The trackers of one process, each behind a thread of its own. Only rank 0 has any.
+
+    Args:
+        config: what is wanted.
+        info: who we are.
+        folder: the run directory, if there is one.
+
+    Attributes:
+        before_finish: called on a thread of the program's that is about to finish a run we log to.
+
+    Raises:
+        ConfigError: a tracker was asked for that is not installed.
+    """
+
+    def __init__(self, config: Config, info: RunInfo, folder: Path | None) -> None:
+        self.before_finish: Callable[[], object] = lambda: None
+        self._config = config
+        self._folder = folder / "tensorboard" if folder else None
+        self._first = info.rank == 0
+        self._awake = False
+        self._thread = threading.get_ident()
+        self._desks: dict[str, Desk] = {}
+        self._blocks: set[str] = set()
+        for name in SWITCHED:
+            check_installed(name, getattr(config, name))
+        if self._first:
+            for name in SWITCHED:
+                self._open(name, None)
+            self.show(words_of(config.console_blocks))
+
+    def attach(self, given: Mapping[str, Any]) -> None:
+        """Log to these runs, writers, or what these dicts say. Called by the training thread.
+
+        Raises:
+            ConfigError: there is no such tracker, or what is given for one is none.
+        """
+        for name, value in given.items():
+            one_of("track({})", name, SWITCHED)
+            checked = _checked(name, value)
+            if self._first:
+                self._open(name, checked)
+
+    def show(self, blocks: Iterable[str]) -> None:
+        """Print these blocks as well. Called by the training thread."""
+        self._blocks |= FLAT_BLOCKS.intersection(blocks)
+        if self._first and self._blocks and "console_blocks" not in self._desks:
+            self._desks["console_blocks"] = Desk(BlocksOutlet(self._blocks))
+
+    @property
+    def any(self) -> bool:
+        """Whether there may be one."""
+        return bool(self._desks)
+
+    def listened(self) -> bool:
+        """Whether there is, or has been, anybody to log to."""
+        wanted = [desk.outlet.wanted() for desk in list(self._desks.values())]  # all: some look at their run
+        self._awake = self._awake or any(wanted)
+        return self._awake
+
+    def put(self, rows: Iterable[FlatRow]) -> None:
+        """Hand over rows, to whoever listens now. Never waits."""
+        waiting = list(rows)
+        for desk in list(self._desks.values()) if waiting else ():
+            place = desk.outlet.place() if desk.outlet.wanted() else None
+            if place is not None:
+                for row in waiting:
+                    desk.put(row, place)
+
+    def emptied(self, timeout_s: float) -> bool:
+        """Wait until what was handed over is written, in at most ``timeout_s`` seconds. Whether it is."""
+        deadline = time.monotonic() + timeout_s
+        return all(desk.emptied(deadline - time.monotonic()) for desk in list(self._desks.values()))
+
+    def faults(self) -> int:
+        """Faults of all trackers; rows that were dropped count as well."""
+        return sum(desk.guard.faults + desk.dropped for desk in list(self._desks.values()))
+
+    def close(self, timeout_s: float) -> None:
+        """Wait for what has been handed over, in at most ``timeout_s`` seconds in all."""
+        deadline = time.monotonic() + timeout_s
+        desks = list(self._desks.values())
+        for desk in desks:
+            desk.end()
+        for desk in desks:
+            desk.join(deadline - time.monotonic())
+
+    def _finishing(self) -> None:
+        self.before_finish()
+
+    def _open(self, name: str, given: Any) -> None:  # Any: a run, a writer, a dict
+        wish = getattr(self._config, name)
+        if wish == "off" and given is None:
+            return
+        settings = dict(given) if isinstance(given, dict) else None
+        if given is None and wish == "on":
+            settings = {}
+        run = None if isinstance(given, dict) else given
+        outlet: Outlet
+        if name == "wandb":
+            outlet = WandbOutlet(run, settings, before_finish=self._finishing)
+        elif name == "mlflow":
+            outlet = MlflowOutlet(self._thread, run, settings)
+        else:
+            folder = Path(settings["log_dir"]) if settings and "log_dir" in settings else self._folder
+            outlet = TensorBoardOutlet(folder, run, asked=settings is not None)
+        self._desks[name] = Desk(outlet)
+
+
+def check_installed(name: str, wish: str, *, find: Callable[[str], object] = find_spec) -> None:
+    """Import what a tracker that is asked for writes with.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    if wish != "on":
+        return
+    if find(name) is None:
+        raise ConfigError(
+            f"{name}='on': {name} is not installed. Run: pip install 'otel-train[{name}]', or leave it out"
+        )
+    for module in _WRITES[name]:
+        import_module(module)
