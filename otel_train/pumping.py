@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from otel_train import catalog
 from otel_train.aggregate.flat_epochs import EpochWindow, no_memory
 from otel_train.aggregate.flat_names import left_out
 from otel_train.aggregate.operations import calls_of
@@ -21,9 +22,10 @@ from otel_train.export.estate import Estate, Known, known_loaders
 from otel_train.export.live import Health, Reporter
 from otel_train.export.notes import NoteReader
 from otel_train.export.profile import keep_rules, profile_of
-from otel_train.export.pump import Breath, Chore, Pump
+from otel_train.export.pump import BREATH_AFTER_NS, Breath, Chore, Pump
 from otel_train.export.ranks import Ranks
 from otel_train.guard import Guard
+from otel_train.record.loader_state import look
 from otel_train.runinfo import resource_attributes
 from otel_train.trackers import Trackers
 from otel_train.tracking import Tracking
@@ -31,17 +33,40 @@ from otel_train.unobserved import Missing, unobserved
 from otel_train.wiring import job_of, memories_of, readings_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from otel_train.clock import Anchor
     from otel_train.config import Config
+    from otel_train.export.memories import Memories
+    from otel_train.export.ranks import Job
     from otel_train.export.routes import Routes
+    from otel_train.record.loader_state import LoaderState
     from otel_train.recording import Recording
+    from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo
+    from otel_train.tracking import Listeners
 
 NS_PER_S = 10**9
+NEVER_NS = 1 << 62
 BY_HAND = "values by hand"
 """The part that reads what the program says, and calls what it has us call."""
+
+
+class Elsewhere(Protocol):
+    """Stands for what lives in the training process, where that is another one: see ``otel_train.agent``."""
+
+    resource: Mapping[str, AttributeValue]
+    trackers: Listeners
+    look: Callable[[Any], LoaderState | None]
+
+    def capturing(self, run: RunAccount) -> Any:
+        """In place of ``Capturing``."""
+
+    def job(self, events: Callable[[], Mapping[str, int]], prefix: str) -> Job:
+        """The job that the rank belongs to."""
+
+    def memories(self) -> Memories:
+        """What looks at memory."""
 
 
 class Pumping:
@@ -54,6 +79,7 @@ class Pumping:
         routes: the ways out, not connected yet.
         anchor: one instant on both clocks.
         key_prefix: of this job's keys in its store.
+        elsewhere: what stands for the parts that live in another process; None where all are here.
 
     Attributes:
         run: the account.
@@ -76,8 +102,10 @@ class Pumping:
         routes: Routes,
         anchor: Anchor,
         key_prefix: str,
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._config = config
+        self._elsewhere = elsewhere
         self._info = info
         self._recording = recording
         self._routes = routes
@@ -87,7 +115,8 @@ class Pumping:
         self._printed_step = 0
         self._printed_reports = 0
         self.caches = CacheSizes()
-        breath = self._breath = Breath(system_clock)
+        # Where training is another process, nobody waits for this one's interpreter.
+        breath = self._breath = Breath(system_clock, after_ns=NEVER_NS if elsewhere else BREATH_AFTER_NS)
         self._tracer = Tracer(Ids(info.ids_of, info.attempt, info.rank), anchor)
         self.run = RunAccount(
             anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=keep_rules(config, self._profile),
@@ -95,9 +124,13 @@ class Pumping:
         )  # fmt: skip
         self.run.down_s = routes.down_s(anchor.unix_ns)
         self._report(breath, key_prefix)
-        self.capturing = Capturing(
-            config, info, training=TrainingHere(self.run, recording.recorder),
-            rank_folder=routes.rank_folder, ooms=recording.devices.ooms,
+        self.capturing: Any = (
+            elsewhere.capturing(self.run)
+            if elsewhere is not None
+            else Capturing(
+                config, info, training=TrainingHere(self.run, recording.recorder),
+                rank_folder=routes.rank_folder, ooms=recording.devices.ooms,
+            )
         )  # fmt: skip
         self._track(breath)
 
@@ -105,10 +138,17 @@ class Pumping:
         config, info, recording, run = self._config, self._info, self._recording, self.run
         self._signals = Signals()
         health = Health(self._drops, self._faults, self._overhead_s, self.unobserved)
-        readings = readings_of(recording, run, self._signals, health, config=config, anchor=self._anchor)
+        readings = readings_of(
+            recording, run, self._signals, health, config=config, anchor=self._anchor, pid=info.pid,
+            look=look if self._elsewhere is None else self._elsewhere.look,
+        )  # fmt: skip
         self._hardware, self._watch = readings.hardware, readings.watch
         self._reporter = Reporter(run, readings, info=info, config=config, breathe=breath)
-        job = job_of(recording, self._reporter, prefix=key_prefix)
+        job = (
+            job_of(recording, self._reporter, prefix=key_prefix)
+            if self._elsewhere is None
+            else self._elsewhere.job(self._reporter.events, key_prefix)
+        )
         self._ranks = Ranks(run, info, config=config, job=job, clock=system_clock, breathe=breath)
         self._reporter.more.append(self._ranks.write)
         self._notes_reader = NoteReader(recording.notes, self._signals, run)
@@ -123,17 +163,24 @@ class Pumping:
             run, info, pump=self.pump, routes=self._routes, health=health, ranks=self._ranks,
             loaders=self._watch.facts,
         )  # fmt: skip
-        self._missing = Missing(run, recording.probes)
+        self._missing = Missing(run, recording.probes, loaded=lambda: recording.loaded)
 
     def _track(self, breath: Breath) -> None:
         config = self._config
-        self._memories = memories_of(self._recording, self.caches, breath)
+        self._memories = (
+            memories_of(self._recording, self.caches, breath)
+            if self._elsewhere is None
+            else self._elsewhere.memories()
+        )
         looks = config.log_every_epochs and not left_out(config.throughput_parts, "memory")
         epochs = EpochWindow(
             self.run.totals, self._watch.facts, memory=self._memories.values if looks else no_memory
         )
-        self.trackers = Trackers(config, self._info, self._routes.run_directory)
-        self.trackers.before_finish = self.hand_over
+        if self._elsewhere is None:
+            self.trackers: Any = Trackers(config, self._info, self._routes.run_directory)
+            self.trackers.before_finish = self.hand_over
+        else:
+            self.trackers = self._elsewhere.trackers
         self.tracking = Tracking(
             config, trackers=self.trackers, run=self.run, epochs=epochs, anchor=self._anchor,
             first=self._info.rank == 0,
@@ -149,6 +196,7 @@ class Pumping:
         """
         self._resource = {
             **resource_attributes(self._info, environ),
+            **(self._elsewhere.resource if self._elsewhere is not None else {}),
             "train.export.profile": self._profile.name,
         }
         self._routes.connect(self.pump.routes, self._resource, self._profile)
@@ -181,16 +229,30 @@ class Pumping:
         patience_s = self._config.exit_timeout_s / 2
         return self.pump.settle_within(patience_s) and self.tracking.hand_over(patience_s)
 
-    def last_turn(self, state: str) -> None:
-        """Settle everything, tell it, and write the summary. The thread has been stopped."""
+    @property
+    def resource(self) -> Mapping[str, AttributeValue]:
+        """Attributes that everything is exported with."""
+        return self._resource
+
+    def last_turn(self, state: str, *, cause: str = "") -> None:
+        """Settle everything, tell it, and write the summary. The thread has been stopped.
+
+        Args:
+            state: how the run ended.
+            cause: what ended it from outside; "" where it ended by itself.
+        """
         now, patience_s = system_clock(), self._config.exit_timeout_s / 2
         taken = self.pump.lock.acquire(timeout=patience_s)
         try:
-            self.pump.settle()
-            self.run.close(now)
+            if not self.run.closed:
+                self.pump.settle()
+                self.run.close(now)
             with Guard("captures"):
                 self.capturing.end(patience_s)
-            self.run.teller.span(self._tracer.run_end(now, self.run.step_number))
+            if cause or state == "killed":
+                self._tell_kill(cause or "killed")
+            else:
+                self.run.teller.span(self._tracer.run_end(now, self.run.step_number))
             self._reporter.state = "finished" if state == "finished" else "failed"
             self.pump.turn(final=True)
         finally:
@@ -201,6 +263,17 @@ class Pumping:
         self._routes.write_summary(document)
         if self._config.console:
             self._routes.print_card(document)
+
+    def _tell_kill(self, cause: str) -> None:
+        run = self.run
+        doing = run.open_stages()
+        attributes: dict[str, AttributeValue] = {
+            catalog.STEP_NUMBER.name: run.step_number,
+            catalog.RUN_END_CAUSE.name: cause,
+            catalog.SPAN_STAGE.name: doing[-1].stage if doing else "other",
+        }
+        run.teller.event(catalog.RUN_KILLED_EVENT.name, run.settled_ns, attributes)
+        run.teller.end(run.settled_ns, run.step_number, error=cause)
 
     def undo(self) -> None:
         """Stop what has been started: the session does not come about."""
@@ -239,7 +312,7 @@ class Pumping:
 
     def unobserved(self) -> list[dict[str, str]]:
         """What could not be seen, with the reason and what to do."""
-        return unobserved(self.run, self._recording.probes)
+        return unobserved(self.run, self._recording.probes, loaded=self._recording.loaded)
 
     def estate(self) -> Estate | None:
         """What is known now; None without a run directory. Called by an exporter: nothing moves meanwhile."""
@@ -287,7 +360,7 @@ class Pumping:
             "ranks": faults.get("ranks", 0) + self._ranks.faults,
             **self.tracking.faults(),
             BY_HAND: faults.get(BY_HAND, 0) + sum(each.faults for each in given),
-        }
+        } | {part: faults.get(part, 0) + number for part, number in self._recording.faults().items()}
 
     def _log_progress(self) -> None:
         every, asked = self._config.log_every_steps, self._recording.hand.reports

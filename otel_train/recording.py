@@ -23,7 +23,7 @@ from otel_train.record.torch_probes import TorchProbes, in_backward
 from otel_train.record.transfer import TransferProbe
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Container, Mapping
     from pathlib import Path
 
     from otel_train.clock import Anchor
@@ -41,6 +41,7 @@ class Recording:
         anchor: one instant on both clocks.
         environ: the process environment.
         flight_path: where the flight file belongs; None for plain memory.
+        shared: the memory can be handed to another process; it has no file then.
 
     Attributes:
         recorder: rings and sources.
@@ -51,6 +52,7 @@ class Recording:
         probes: loaders and models.
         hand: stages by hand.
         timers: operations timed by token.
+        memory: that it writes to.
         hooks: the program's own code around stages.
         last_batch: which batch the calling thread fetched last.
     """
@@ -63,9 +65,10 @@ class Recording:
         anchor: Anchor,
         environ: Mapping[str, str],
         flight_path: Path | None,
+        shared: bool = False,
     ) -> None:
-        self._memory = FlightMemory(config.flight_edges, anchor, path=flight_path)
-        self.recorder = Recorder(self._memory, clock=system_clock, in_backward=in_backward)
+        self.memory = FlightMemory(config.flight_edges, anchor, path=flight_path, shared=shared)
+        self.recorder = Recorder(self.memory, clock=system_clock, in_backward=in_backward)
         self.recorder.identify(
             {
                 "run_id": info.run_id,
@@ -93,6 +96,15 @@ class Recording:
     def spent_ns(self) -> int:
         """Nanoseconds of ours on the training thread, as sampled there."""
         return self.recorder.spent_ns + self.devices.spent_ns
+
+    @property
+    def loaded(self) -> Container[str]:
+        """Modules that the program has imported."""
+        return sys.modules
+
+    def faults(self) -> Mapping[str, int]:
+        """None that its parts do not count themselves."""
+        return {}
 
     def begin(self) -> None:
         """Listen to the functions at the top of the package, and to torch and JAX if they are there."""
@@ -134,9 +146,9 @@ class Recording:
 
     def save(self) -> None:
         """Write a copy of the rings, where their file could not be mapped."""
-        self._memory.save()
+        self.memory.save()
 
     def close(self) -> None:
         """Give the memory back."""
         self.recorder.let_go()
-        self._memory.close()
+        self.memory.close()

@@ -92,6 +92,7 @@ class Missing:
     Args:
         run: the figures so far.
         probes: what is watched.
+        loaded: modules that the program has imported.
         log: takes one line per thing.
         clock: nanoseconds, that of the run.
     """
@@ -101,11 +102,13 @@ class Missing:
         run: RunAccount,
         probes: Probes,
         *,
+        loaded: Callable[[], Container[str]] = lambda: sys.modules,
         log: Callable[[str, str, str, str], None] = _log.warning,
         clock: Clock = system_clock,
     ) -> None:
         self._run = run
         self._probes = probes
+        self._loaded = loaded
         self._log = log
         self._clock = clock
         self._told: set[tuple[str, str]] = set()
@@ -115,7 +118,7 @@ class Missing:
         early = not final and self._run.totals.updates < UPDATES_WITHOUT_FORWARD
         if early and (self._clock() - self._run.started_ns) / NS_PER_S < STEPLESS_S:
             return
-        for thing in unobserved(self._run, self._probes, now_ns=self._clock()):
+        for thing in unobserved(self._run, self._probes, now_ns=self._clock(), loaded=self._loaded()):
             key = thing["what"], thing["name"]
             if key not in self._told and not (early and key != JAX_STEP):
                 self._told.add(key)

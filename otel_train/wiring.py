@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from otel_train.clock import system_clock
 from otel_train.export.accelerator import AcceleratorReader
@@ -14,11 +14,10 @@ from otel_train.export.process import ProcessReader
 from otel_train.export.ranks import Job
 from otel_train.record.dataset_size import dataset_bytes
 from otel_train.record.job_store import connect, find_job
-from otel_train.record.loader_state import look
 from otel_train.record.module import barrier_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from otel_train.aggregate.run import RunAccount
     from otel_train.aggregate.signals import Signals
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from otel_train.clock import Anchor
     from otel_train.config import Config
     from otel_train.export.pump import Breath
+    from otel_train.record.loader_state import LoaderState
     from otel_train.recording import Recording
 
 
@@ -37,8 +37,10 @@ def readings_of(
     *,
     config: Config,
     anchor: Anchor,
+    pid: int,
+    look: Callable[[Any], LoaderState | None],
 ) -> Readings:
-    """Where a reporter reads what no edge tells."""
+    """Where a reporter reads what no edge tells. ``look`` sees the workers of a loader; ``pid`` is the rank's."""
     watch = LoaderWatch(run, lambda: recording.probes.loaders, look=look, clock=system_clock)
     accelerators = AcceleratorReader(
         recording.devices.memory,
@@ -46,7 +48,7 @@ def readings_of(
         recording.transfers.brought_back,
     )
     return Readings(
-        signals, ProcessReader(), accelerators, HardwareReader.of(config, recording.devices.hardware_ids), health,
+        signals, ProcessReader(pid=pid), accelerators, HardwareReader.of(config, recording.devices.hardware_ids), health,
         lambda: recording.probes.loaders, watch, anchor,
     )  # fmt: skip
 

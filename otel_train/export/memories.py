@@ -31,6 +31,7 @@ class Memories:
         caches: bytes of the caches known now, by name.
         devices: bytes taken on the devices in use, as their driver says.
         clock: monotonic nanoseconds.
+        tree: reads the memory of the process and of those below it; this one's when None.
     """
 
     def __init__(
@@ -40,13 +41,14 @@ class Memories:
         caches: Callable[[], Mapping[str, int]],
         devices: Callable[[], Mapping[str, int]],
         clock: Clock,
+        tree: TreeReader | None = None,
     ) -> None:
         self.guard = Guard("memory")
         self._datasets = datasets
         self._caches = caches
         self._devices = devices
         self._clock = clock
-        self._tree = TreeReader(clock)
+        self._tree = tree or TreeReader(clock)
         self._peak, self._device_peak = Peak(), Peak()
         self._estimates: dict[tuple[str, ...], tuple[int, int]] = {}
         self._lock = threading.Lock()

@@ -107,15 +107,16 @@ class TreeReader:
     Args:
         clock: monotonic nanoseconds.
         proc: where the kernel tells of this process; without it psutil is asked.
+        pid: of the process at ``proc``; this one when None.
     """
 
-    def __init__(self, clock: Clock, proc: Path = _PROC) -> None:
+    def __init__(self, clock: Clock, proc: Path = _PROC, *, pid: int | None = None) -> None:
         import psutil
 
         self._psutil: Any = psutil
         self._clock = clock
         self._proc = proc
-        self._own: Any = psutil.Process()
+        self._own: Any = psutil.Process(pid)
         self._children: dict[int, Child] = {}
         self._look_ns = 0
         self._listed_ns = -_LIST_EVERY_NS

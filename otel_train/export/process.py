@@ -1,7 +1,8 @@
-"""Memory, CPU and files of this process, read from the operating system."""
+"""Memory, CPU and files of a process, read from the operating system."""
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,13 +30,14 @@ class ProcessReader:
 
     Args:
         cgroup: root of the control group file system.
+        pid: of the process; this one when None.
     """
 
-    def __init__(self, cgroup: Path = _CGROUP) -> None:
+    def __init__(self, cgroup: Path = _CGROUP, *, pid: int | None = None) -> None:
         import psutil
 
         self._psutil: Any = psutil
-        self._process: Any = psutil.Process()
+        self._process: Any = psutil.Process(pid)
         groups = [_Group(*(cgroup / name for name in names)) for names in _FILES]
         limits = [_number(group.limit) for group in groups]
         machine_bytes = self._psutil.virtual_memory().total
@@ -44,8 +46,8 @@ class ProcessReader:
         self._limit = next((limit for limit in limits if limit and limit < machine_bytes), machine_bytes)
 
     def write(self, sheet: Sheet) -> None:
-        """Put the present readings."""
-        with self._process.oneshot():
+        """Put the present readings; of a process that is gone, those of the machine alone."""
+        with suppress(self._psutil.Error), self._process.oneshot():
             sheet.put(c.PROCESS_MEMORY_USAGE, self._process.memory_info().rss)
             times = self._process.cpu_times()
             sheet.put(c.PROCESS_CPU_TIME, times.user, "user")

@@ -42,10 +42,12 @@ class Breath:
 
     Args:
         clock: monotonic nanoseconds.
+        after_ns: how long it may be held.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, after_ns: int = BREATH_AFTER_NS) -> None:
         self._clock = clock
+        self._after_ns = after_ns
         self._since_ns = 0
 
     def begin(self) -> None:
@@ -54,7 +56,7 @@ class Breath:
 
     def __call__(self) -> None:
         """Let others run, if it is time."""
-        if self._clock() - self._since_ns > BREATH_AFTER_NS:
+        if self._clock() - self._since_ns > self._after_ns:
             time.sleep(BREATH_S)
             self._since_ns = self._clock()
 

@@ -43,6 +43,7 @@ class Job(NamedTuple):
         barrier: stage in which the models wait for the other ranks; "" if that is not known.
         events: counts by ``train.rank.event``.
         prefix: of keys in the store: the same on all ranks, and not that of an earlier start.
+        exchange: makes what carries records; called like ``Exchange``, without ``connect``, where it is given.
     """
 
     find: Callable[[], tuple[int, int] | None]
@@ -50,6 +51,7 @@ class Job(NamedTuple):
     barrier: Callable[[], str]
     events: Callable[[], Mapping[str, int]]
     prefix: str
+    exchange: Callable[..., Any] | None = None
 
 
 class Ranks:
@@ -144,9 +146,13 @@ class Ranks:
                 self._rank,
                 self._info.rank,
             )
-        self._exchange = Exchange(
-            self._job.connect, prefix=self._job.prefix, rank=self._rank, world_size=self._world_size
-        )
+        which: dict[str, Any] = {
+            "prefix": self._job.prefix,
+            "rank": self._rank,
+            "world_size": self._world_size,
+        }
+        make = self._job.exchange
+        self._exchange = Exchange(self._job.connect, **which) if make is None else make(**which)
         if self._rank in (0, DEPUTY):
             self._peers = Peers(
                 self._world_size, every_s=self._every_s, stall_after_s=self._config.stall_after_s,

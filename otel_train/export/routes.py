@@ -23,11 +23,13 @@ from otel_train.export.settings import OtlpSettings, otlp_configured
 from otel_train.export.spool import Spool
 from otel_train.export.typeset import Page
 from otel_train.guard import Guard
+from otel_train.records import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from otel_train.config import Config
+    from otel_train.export import Exporter
     from otel_train.export.profile import Profile
     from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo
@@ -57,6 +59,7 @@ class Routes:
 
     Attributes:
         info: who we are, as the run directory counts it.
+        terminal: the page that is printed on, and what prints; None for standard error.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Routes:
         self._environ = environ
         self._directory = directory
         self._progress = Progress()
+        self.terminal: tuple[Page, Callable[[str], object]] | None = None
         self._routes: list[Route] = []
         self._otlp: OtlpExporter | None = None
         self._prometheus: PrometheusExporter | None = None
@@ -157,6 +161,13 @@ class Routes:
         self._brought.append(one)
         self._add([one], min(self._config.export_every_s, PROVIDED_EVERY_S))
 
+    def add_elsewhere(self, exporter: Exporter) -> None:
+        """Export by way of somebody in the training process as well."""
+        every_s = min(self._config.export_every_s, PROVIDED_EVERY_S)
+        route = Route(Part(exporter, self._profile), Guard("your providers"), every_s)
+        route.exporter.export(Batch())
+        self._routes.append(route)
+
     def _add(self, brought: Iterable[Brought], every_s: float) -> None:
         self._routes += [Route(Part(one, self._profile), one.line.guard, every_s) for one in brought]
 
@@ -202,7 +213,12 @@ class Routes:
         self._show(lambda page: self._progress.line(page, summary, step))
 
     def _show(self, render: Callable[[Page], str]) -> None:
-        if self.info.rank == 0 and sys.stderr is not None:
+        if self.info.rank != 0:
+            return
+        if self.terminal is not None:
+            page, write = self.terminal
+            write(render(page))
+        elif sys.stderr is not None:
             sys.stderr.write(render(Page.of(sys.stderr)))
             sys.stderr.flush()
 

@@ -1,0 +1,123 @@
+"""The agent's own process: how a rank starts it, and what it runs."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_train.agent.link import Link
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+_ROOT = Path(__file__).resolve().parents[2]
+_THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""Libraries of the agent start no pools of threads: they would take memory, and it computes little."""
+
+_PROGRAM = (
+    "import os, sys; os.fork() and os._exit(0); sys.path[:1] = []; sys.path.append({root!r}); "
+    "from otel_train.agent.process import main; main({descriptor})"
+)
+"""It forks, so that it is no child of the program: a program that waits for any of its children must not meet it."""
+
+
+def start() -> tuple[Link, subprocess.Popen[bytes]]:
+    """Start an agent; the connection to it, and the process that is to be waited for, which ends at once.
+
+    Raises:
+        OSError: no process can be started here.
+    """
+    if not sys.executable:
+        raise OSError("this interpreter does not know its own program (sys.executable is empty)")
+    ours, theirs = socket.socketpair()
+    try:
+        command = [sys.executable, "-c", _PROGRAM.format(root=str(_ROOT), descriptor=theirs.fileno())]
+        starting = subprocess.Popen(  # noqa: S603 - our own program
+            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL, start_new_session=True,
+            env={**os.environ, **_THREADS, "OTEL_TRAIN_DISABLED": "true"},
+        )  # fmt: skip
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()
+    return Link(ours), starting
+
+
+def main(descriptor: int) -> None:
+    """Serve the rank at the other end of this socket."""
+    from otel_train.agent.messages import Hello
+
+    link = Link(socket.socket(fileno=descriptor))
+    handler = LogsToRank(link)
+    logger = logging.getLogger("otel_train")
+    logger.addHandler(handler)
+    logger.propagate = False
+    try:
+        hello, (memory, process) = link.receive_first(2)
+    except (EOFError, ValueError):
+        return
+    assert isinstance(hello, Hello)
+    with suppress(OSError):
+        os.chdir(hello.folder)
+    from otel_train.agent.service import RankService
+
+    service = RankService(link, hello, memory, process)
+
+    def terminated(number: int, frame: FrameType | None) -> None:
+        del number, frame
+        service.terminate()
+
+    signal.signal(signal.SIGTERM, terminated)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    service.serve()
+
+
+def serve_here(connection: socket.socket) -> threading.Thread:
+    """The same in a thread of this process."""
+
+    def serve() -> None:
+        from otel_train.agent.service import RankService
+
+        link = Link(connection)
+        try:
+            hello, (memory, process) = link.receive_first(2)
+        except (EOFError, ValueError):
+            return
+        RankService(link, hello, memory, process).serve()
+
+    thread = threading.Thread(target=serve, name="otel-train-agent", daemon=True)
+    thread.start()
+    return thread
+
+
+class LogsToRank(logging.Handler):
+    """Has the rank log what the agent has to say: there are the program's own handlers.
+
+    Args:
+        link: to the rank.
+    """
+
+    def __init__(self, link: Link) -> None:
+        super().__init__()
+        self._link = link
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one record."""
+        from otel_train.agent.messages import Ask
+
+        text: Any = record.getMessage()
+        if record.exc_info:
+            text += "\n" + logging.Formatter().formatException(record.exc_info)
+        with suppress(OSError):
+            self._link.send(Ask(0, "log", (record.levelno, text)))

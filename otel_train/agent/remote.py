@@ -1,0 +1,363 @@
+"""A rank as its agent sees it: in place of what records, and of what lives in the training process."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from otel_train.agent.messages import LoaderFigures, State
+from otel_train.guard import Guard
+from otel_train.record.build_times import Builds
+from otel_train.records import Compile, DeviceTimes, Outcomes, Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from otel_train.agent.messages import Report
+    from otel_train.agent.ring_reader import SharedRings
+    from otel_train.aggregate.flat import FlatRow
+    from otel_train.aggregate.run import RunAccount
+    from otel_train.export.exchange import Errand
+    from otel_train.record.crew import Death
+    from otel_train.record.loader_state import LoaderState
+    from otel_train.record.notes import Happening, Value
+    from otel_train.records import Batch, DeviceMemory
+
+    Send = Callable[..., None]
+    """``send(what, *args)``: have the rank do something; no answer is wanted."""
+
+
+class RemoteRecording:
+    """In place of a ``Recording``, for the pump. One thread takes reports in, the pump's takes them out.
+
+    Args:
+        rings: of the rank.
+    """
+
+    def __init__(self, rings: SharedRings) -> None:
+        self.recorder = rings
+        self.state = State()
+        self.records: deque[dict[int, str]] = deque(maxlen=1)
+        self.exchange = (False, 0)
+        self.devices = _Devices(self)
+        self.transfers = SimpleNamespace(brought_back=lambda: dict(self.state.brought_back), look=_nothing)
+        self.scaled = _Scaled()
+        self.notes = _Notes()
+        self.timers = _Timers()
+        self.hooks = SimpleNamespace(faults=0)
+        self.hand = SimpleNamespace(reports=0)
+        self.probes = _Probes()
+        self._compiles: deque[Compile] = deque()
+
+    def take_in(self, report: Report) -> None:
+        """A report of the rank has come."""
+        if report.state is not None:
+            self.state = report.state
+            self.probes.know(report.state)
+            self.devices.dropped = report.state.dropped
+        if report.device_times is not None:
+            self.devices.times.append(report.device_times)
+        if report.outcomes is not None:
+            self.scaled.outcomes.append(report.outcomes)
+        if report.scale is not None:
+            self.scaled.scale = report.scale
+        self._compiles.extend(report.compiles)
+        self.notes.held.extend(report.notes)
+        if report.operations is not None and len(report.operations):
+            self.timers.ended.append(report.operations)
+        for name, builds in report.builds:
+            self.probes.crew(name).times.held.append(builds)
+        for name, death in report.deaths:
+            self.probes.crew(name).held.append(death)
+        self.hand.reports = report.reports
+        if report.records is not None:
+            self.records.append(report.records)
+        self.exchange = report.exchange
+        self.recorder.limit(report.positions)
+
+    def compiles(self) -> list[Compile]:
+        """What compilers have done since the last call."""
+        return list(_drained(self._compiles))
+
+    @property
+    def spent_ns(self) -> int:
+        """Nanoseconds of ours on the training thread, as sampled there."""
+        return self.recorder.spent_ns + self.state.spent_ns
+
+    @property
+    def loaded(self) -> frozenset[str]:
+        """Modules that the program has imported, as far as they matter."""
+        return self.state.modules
+
+    def faults(self) -> Mapping[str, int]:
+        """Faults of ours in the rank, by part."""
+        return self.state.faults
+
+    def begin(self) -> None:
+        """It records already."""
+
+    def follow_compiler(self) -> None:
+        """The rank does."""
+
+    def save(self) -> None:
+        """Nothing: the copy of the last steps is written by ``recorder.publish``."""
+
+
+class _Devices:
+    def __init__(self, remote: RemoteRecording) -> None:
+        self.times: deque[DeviceTimes] = deque()
+        self.dropped = 0
+        self._remote = remote
+
+    def take(self, breathe: Callable[[], None]) -> DeviceTimes | None:
+        """All that was reported since the last call, as one."""
+        del breathe
+        parts = list(_drained(self.times))
+        if not parts:
+            return None
+        source, begun_ns, ended_ns, device_ns = (
+            np.concatenate(column) for column in zip(*(part[:4] for part in parts), strict=True)
+        )
+        pace = Pace(*map(sum, zip(*(part.pace for part in parts), strict=True)))
+        return DeviceTimes(source, begun_ns, ended_ns, device_ns, parts[-1].until_ns, pace)
+
+    def look(self) -> None:
+        """The rank looks."""
+
+    def memory(self) -> list[DeviceMemory]:
+        return list(self._remote.state.memory)
+
+    def taken(self) -> Mapping[str, int]:
+        return self._remote.state.taken
+
+    def hardware_ids(self) -> Mapping[str, str]:
+        return self._remote.state.hardware
+
+    def ooms(self) -> int:
+        return sum(device.ooms for device in self._remote.state.memory)
+
+
+class _Scaled:
+    def __init__(self) -> None:
+        self.scale: float | None = None
+        self.outcomes: deque[Outcomes] = deque()
+
+    def take(self) -> Outcomes:
+        parts = list(_drained(self.outcomes))
+        return Outcomes(*map(sum, zip(*parts, strict=True))) if parts else Outcomes(0, 0, 0)
+
+
+class _Notes:
+    dropped = 0
+
+    def __init__(self) -> None:
+        self.refused = 0
+        self.held: deque[Value | Happening] = deque()
+
+    def drain(self) -> Iterator[Value | Happening]:
+        return _drained(self.held)
+
+
+class _Timers:
+    dropped = faults = 0
+
+    def __init__(self) -> None:
+        self.ended: deque[np.ndarray] = deque()
+
+    def take(self, breathe: Callable[[], None]) -> np.ndarray:
+        del breathe
+        return np.concatenate([np.zeros((0, 3), dtype=np.int64), *_drained(self.ended)])
+
+
+class _Times:
+    def __init__(self) -> None:
+        self.held: deque[Builds] = deque()
+
+    def read(self) -> Builds:
+        parts = list(_drained(self.held))
+        none = np.zeros(0, dtype=np.int64)
+        return Builds(
+            np.concatenate([none, *(part.build_ns for part in parts)]), sum(part.missed for part in parts)
+        )
+
+
+class _Crew:
+    done = False
+
+    def __init__(self) -> None:
+        self.times = _Times()
+        self.held: deque[Death] = deque()
+
+    def deaths(self) -> list[Death]:
+        return list(_drained(self.held))
+
+
+class RemoteLoader:
+    """In place of a ``LoaderProbe``: figures as they were reported last."""
+
+    def __init__(self, figures: LoaderFigures, crew: _Crew) -> None:
+        self.figures = figures
+        self.crews = [crew]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "figures":
+            raise AttributeError(name)
+        return getattr(self.figures, name)
+
+    def weigh_next(self) -> None:
+        """The rank does."""
+
+
+class _Probes:
+    def __init__(self) -> None:
+        self.loaders: dict[str, RemoteLoader] = {}
+        self.models: list[Any] = []
+        self._crews: dict[str, _Crew] = {}
+
+    def crew(self, name: str) -> _Crew:
+        return self._crews.setdefault(name, _Crew())
+
+    def know(self, state: State) -> None:
+        self.loaders = {
+            name: RemoteLoader(figures, self.crew(name)) for name, figures in state.loaders.items()
+        }
+        self.models = [SimpleNamespace(name=name, model=_nothing) for name in state.models]
+
+
+def loader_state(probe: Any) -> LoaderState | None:  # Any: a RemoteLoader
+    """Workers and queue of a loader, as reported last."""
+    state: LoaderState | None = probe.figures.state
+    return state
+
+
+class RemoteTrackers:
+    """In place of ``Trackers``: they live in the training process."""
+
+    def __init__(self, remote: RemoteRecording, send: Send) -> None:
+        self._remote = remote
+        self._send = send
+
+    @property
+    def any(self) -> bool:
+        """See ``Trackers``."""
+        return self._remote.state.trackers
+
+    def listened(self) -> bool:
+        """See ``Trackers``."""
+        return self._remote.state.listened
+
+    def put(self, rows: Iterable[FlatRow]) -> None:
+        """See ``Trackers``."""
+        waiting = list(rows)
+        if waiting:
+            self._send("rows", waiting)
+
+    def emptied(self, timeout_s: float) -> bool:
+        """The rank waits for them itself."""
+        del timeout_s
+        return True
+
+    def faults(self) -> int:
+        """They are among the faults that the rank reports."""
+        return 0
+
+    def close(self, timeout_s: float) -> None:
+        """The rank closes them."""
+
+
+class RemoteExchange:
+    """In place of ``Exchange``: the store of the job is met in the training process alone."""
+
+    def __init__(self, remote: RemoteRecording, send: Send, **which: Any) -> None:
+        self._remote = remote
+        self._send = send
+        send("exchange", which)
+
+    @property
+    def guard(self) -> Guard:
+        """Has the faults of the rank's."""
+        guard = Guard("rank digest")
+        guard.faults = self._remote.exchange[1]
+        return guard
+
+    @property
+    def off(self) -> bool:
+        """See ``Exchange``."""
+        return self._remote.exchange[0]
+
+    def send(self, errand: Errand) -> None:
+        """See ``Exchange``."""
+        self._send("errand", errand)
+
+    def take(self) -> dict[int, str] | None:
+        """See ``Exchange``."""
+        return self._remote.records.popleft() if self._remote.records else None
+
+    def close(self, timeout_s: float) -> None:
+        """The rank closes its own."""
+
+
+class RemoteProviders:
+    """An exporter that has the rank export by way of the program's own providers."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+
+    def export(self, batch: Batch) -> None:
+        """Hand over one batch."""
+        self._send("batch", batch)
+
+    def close(self, timeout_s: float) -> None:
+        """The rank closes them."""
+
+
+class RemoteCapturing:
+    """In place of ``Capturing``: ``torch.profiler`` runs in the training process, and what decides about it."""
+
+    def __init__(
+        self,
+        remote: RemoteRecording,
+        run: RunAccount,
+        send: Send,
+        *,
+        loop: Callable[[], Any],
+        post: Callable[[bytes, str], tuple[int, object]],
+    ) -> None:
+        self._remote = remote
+        self._run = run
+        self._send = send
+        self._loop = loop
+        self._post = post
+        self._told: Any = None
+        run.keeper.captured_ns = lambda: remote.state.captured_ns
+
+    def open(self, on_post: Callable[[str, Callable[[bytes, str], tuple[int, object]]], None]) -> None:
+        """Let requests over HTTP through to the rank."""
+        on_post("/capture", self._post)
+
+    def turn(self, settle: Callable[[], None]) -> None:
+        """Tell the rank how the loop goes, where that has changed."""
+        if self._remote.state.in_a_hurry:
+            settle()
+        loop = self._loop()
+        if loop != self._told:
+            self._told = loop
+            self._send("loop", loop)
+
+    def stop(self) -> None:
+        """The rank does."""
+
+    def end(self, timeout_s: float) -> None:
+        """The rank has."""
+
+
+def _drained(box: deque[Any]) -> Iterator[Any]:
+    while box:
+        yield box.popleft()
+
+
+def _nothing() -> None:
+    """Nothing: the rank does it."""

@@ -1,0 +1,310 @@
+"""What an agent does for one rank: accounting, exports, the run directory, and the end."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_train.agent.messages import Answer, Ask, Hello, Opened, Report
+from otel_train.agent.rank_end import how_it_ended
+from otel_train.agent.remote import (
+    RemoteCapturing,
+    RemoteExchange,
+    RemoteProviders,
+    RemoteRecording,
+    RemoteTrackers,
+    loader_state,
+)
+from otel_train.agent.ring_reader import SharedRings
+from otel_train.artifacts.ending import write_at_the_end
+from otel_train.capturing.build import rule_of
+from otel_train.clock import system_clock
+from otel_train.export.memories import Memories
+from otel_train.export.peaks import TreeReader
+from otel_train.export.ranks import Job
+from otel_train.export.routes import Routes
+from otel_train.export.typeset import Page
+from otel_train.guard import Guard
+from otel_train.pumping import Pumping
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from otel_train.agent.link import Link
+    from otel_train.aggregate.run import RunAccount
+    from otel_train.export.document import Window
+    from otel_train.records import AttributeValue
+
+STALE_S = 3.0
+"""A rank that reports nothing for so long hangs, with the interpreter lock held: its edges are read all the same."""
+
+DELIVERY_S = 60.0
+"""Longest that an agent outlives its last rank, with a Collector that does not answer."""
+
+_POST_S = 2.0
+_log = logging.getLogger("otel_train")
+
+
+class RankService:
+    """Everything about one rank that is not recording.
+
+    Args:
+        link: to the rank.
+        hello: its first message.
+        memory: descriptor of its memory.
+        process: descriptor of its process; -1 where there is none.
+    """
+
+    def __init__(self, link: Link, hello: Hello, memory: int, process: int) -> None:
+        self._link = link
+        self._hello = hello
+        self._process = process
+        self._posts: dict[int, queue.SimpleQueue[tuple[int, object]]] = {}
+        self._number = 0
+        self._window: Window | None = None
+        self._ended = threading.Event()
+        self._over = False
+        self._end = threading.Lock()
+        self._said = ""
+        self._asked: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
+        config, info = hello.config, hello.info
+        self._routes = Routes.open(config, info, hello.environ, origins=hello.origins)
+        self.info = self._routes.info
+        page = Page(*hello.columns)
+        self._routes.terminal = (page, lambda text: self._tell("say", text))
+        self._rings = SharedRings(memory, self._routes.flight_path)
+        self._remote = RemoteRecording(self._rings)
+        elsewhere = _Elsewhere(self._remote, self._tell, hello.resource, info.pid, self._post)
+        recording: Any = self._remote
+        self._pumping = Pumping(
+            config, self.info, recording=recording, routes=self._routes, anchor=hello.anchor,
+            key_prefix=f"otel_train/{info.attempt}", elsewhere=elsewhere,
+        )  # fmt: skip
+        self._pumping.connect(hello.environ)
+        self._pump = self._pumping.pump
+        self._reported_s = time.monotonic()
+        self._worker = threading.Thread(target=self._answer_all, name="otel-train-asks", daemon=True)
+
+    def serve(self) -> None:
+        """Serve the rank until it has ended and everything of it is delivered, or kept."""
+        self._pumping.start()
+        self._worker.start()
+        directory = self._routes.run_directory
+        opened = Opened(
+            self.info,
+            str(directory) if directory else "",
+            self._routes.metrics_url or "",
+            self._pumping.resource,
+        )
+        with suppress(OSError):
+            self._link.send(opened)
+        while not self._ended.is_set():
+            others = (self._process,) if self._process >= 0 else ()
+            ready = self._link.wait(1.0, *others)
+            if self._link.fileno() in ready:
+                try:
+                    self._take(self._link.receive())
+                except EOFError:
+                    break
+            elif self._process in ready:
+                break
+            if time.monotonic() - self._reported_s > STALE_S:
+                self._rings.limit(None)
+        if not self._ended.is_set():
+            self._finish_without_it()
+        self._asked.put(None)
+        self._deliver()
+
+    def terminate(self) -> None:
+        """The agent itself is told to end: so are its ranks, soon."""
+        self._said = self._said or "terminated"
+
+    def _take(self, message: object) -> None:
+        if isinstance(message, Report):
+            self._reported_s = time.monotonic()
+            self._remote.take_in(message)
+        elif isinstance(message, Ask):
+            self._asked.put(message)
+        elif isinstance(message, Answer):
+            box = self._posts.pop(message.number, None)
+            if box is not None:
+                box.put(message.value)
+
+    # -- what the rank asks ----------------------------------------------------------------------
+
+    def _answer_all(self) -> None:
+        while (ask := self._asked.get()) is not None:
+            answer = Answer(ask.number, None)
+            try:
+                answer = Answer(ask.number, getattr(self, f"_do_{ask.what}")(*ask.args))
+            except Exception as error:  # noqa: BLE001 - said to the rank
+                answer = Answer(ask.number, None, f"{type(error).__name__}: {error}")
+                _log.warning("the agent could not answer %r", ask.what, exc_info=error)
+            with suppress(OSError):
+                if ask.number:
+                    self._link.send(answer)
+            if ask.what == "end":
+                self._ended.set()
+
+    def _do_summary(self, state: str) -> dict[str, Any]:
+        with self._pump.settled():
+            return self._pumping.document(state, self._window)
+
+    def _do_reset_window(self) -> None:
+        with self._pump.settled():
+            self._window = self._pumping.window()
+
+    def _do_unobserved(self) -> list[dict[str, str]]:
+        return self._pumping.unobserved()
+
+    def _do_settle(self) -> object:
+        """Everything that was reported is settled; how the loop goes."""
+        with self._pump.settled():
+            return loop_of(self._pumping.run, self._rings)
+
+    def _do_number(self, at_ns: int) -> int:
+        return self._pumping.run.recent.at(at_ns, self._pumping.run.step_number)
+
+    def _do_epoch(self, at_ns: int) -> int:
+        return self._pumping.run.epochs.at(at_ns)
+
+    def _do_captured(self, capture: Any) -> None:
+        with self._pump.lock:
+            self._pumping.run.captured(capture)
+
+    def _do_active(self, active: bool) -> None:  # noqa: FBT001 - a message
+        self._pumping.run.captures.active = active
+
+    def _do_hand_over(self) -> bool:
+        """The rows of what has been settled up to now."""
+        return self._pumping.hand_over()
+
+    def _do_providers(self) -> None:
+        with self._pump.lock:
+            self._routes.add_elsewhere(RemoteProviders(self._tell))
+
+    def _do_last_settle(self) -> None:
+        """Nothing is recorded any more: the last steps get their numbers."""
+        self._pump.stop(self._hello.config.exit_timeout_s)
+        with self._pump.lock:
+            self._pump.settle()
+            self._pumping.run.close(system_clock())
+
+    def _do_end(self, state: str) -> None:
+        self._finish(state)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _finish(self, state: str, *, cause: str = "") -> None:
+        with self._end:
+            if self._over:
+                return
+            self._over = True
+            pumping, config = self._pumping, self._hello.config
+            with Guard("close"):
+                self._pump.stop(config.exit_timeout_s)
+                pumping.last_turn(state, cause=cause)
+            with Guard("close"):
+                pumping.close(config.exit_timeout_s)
+            with Guard("flight file"):
+                self._rings.close()
+            with Guard("artifacts"):
+                write_at_the_end(config, self.info.rank, self._routes.run_directory)
+
+    def _finish_without_it(self) -> None:
+        """The rank is gone, or its connection is: bring it to its end."""
+        state, cause = how_it_ended(self.info.pid, self._process)
+        if self._said and state == "killed":
+            state, cause = self._said, ""
+        self._rings.limit(None)
+        self._finish(state, cause=cause)
+
+    def _deliver(self) -> None:
+        """Send what waits. The folder of the rank is given back first: its next start must not wait for this."""
+        self._routes.close(DELIVERY_S)
+        self._link.close()
+
+    # -- what the rank is asked --------------------------------------------------------------------
+
+    def _tell(self, what: str, *args: Any) -> None:
+        with suppress(OSError):
+            self._link.send(Ask(0, what, args))
+
+    def _post(self, body: bytes, token: str) -> tuple[int, object]:
+        """A request over HTTP, answered by the rank."""
+        self._number += 1
+        number, box = self._number, queue.SimpleQueue[tuple[int, object]]()
+        self._posts[number] = box
+        try:
+            self._link.send(Ask(number, "post", (body, token)))
+            return box.get(timeout=_POST_S)
+        except (OSError, queue.Empty):
+            return 503, {"error": f"the training process did not answer in {_POST_S:g} s; ask again"}
+        finally:
+            self._posts.pop(number, None)
+
+
+def loop_of(run: RunAccount, rings: SharedRings) -> tuple[Any, ...]:
+    """What the rank must know of its loop to make captures: see ``RemoteTraining``."""
+    leading = run.leading
+    slots = {id(thread): thread.slot for thread in rings.threads}
+    slot = slots.get(leading.key, 0) if leading else 0
+    return (
+        rule_of(run), slot, run.step_number, run.keeper.median_ns, run.epochs.at(run.settled_ns),
+        run.settled_ns, run.keeper.slow,
+    )  # fmt: skip
+
+
+class _Elsewhere:
+    """See ``otel_train.pumping.Elsewhere``."""
+
+    def __init__(
+        self,
+        remote: RemoteRecording,
+        tell: Callable[..., None],
+        resource: Mapping[str, AttributeValue],
+        pid: int,
+        post: Callable[[bytes, str], tuple[int, object]],
+    ) -> None:
+        self.resource = resource
+        self.trackers = RemoteTrackers(remote, tell)
+        self.look = loader_state
+        self._remote = remote
+        self._tell = tell
+        self._pid = pid
+        self._post = post
+
+    def capturing(self, run: RunAccount) -> RemoteCapturing:
+        """See there."""
+        rings = self._remote.recorder
+        return RemoteCapturing(
+            self._remote, run, self._tell, loop=lambda: loop_of(run, rings), post=self._post
+        )
+
+    def job(self, events: Callable[[], Mapping[str, int]], prefix: str) -> Job:
+        """See there."""
+        state = self._remote
+        return Job(
+            lambda: state.state.job, lambda: None, lambda: state.state.barrier, events, prefix,
+            lambda **which: RemoteExchange(state, self._tell, **which),
+        )  # fmt: skip
+
+    def memories(self) -> Memories:
+        """See there."""
+        remote = self._remote
+
+        def datasets(loaders: Iterable[str]) -> int | None:
+            found = dict(
+                remote.state.datasets[name] for name in loaders if name in remote.state.datasets
+            )
+            return sum(found.values()) if found else None
+
+        return Memories(
+            datasets=datasets, caches=lambda: remote.state.caches, devices=remote.devices.taken,
+            clock=system_clock, tree=TreeReader(system_clock, Path(f"/proc/{self._pid}"), pid=self._pid),
+        )  # fmt: skip
