@@ -75,7 +75,7 @@ def instrument(
     with _starting, deaths_held_back():  # what torch raises when a worker has died is raised when we are done
         try:
             settled, trackers = _settled(config, settings, config_file)
-            if settled.config.disabled:
+            if settled.config.disabled or settled.config.agent == "off":
                 return _disabled(settled.config, loaders)
             if is_importing_main():
                 return _inert(settled.config, loaders)

@@ -55,9 +55,16 @@ BY_HAND = "values by hand"
 class Elsewhere(Protocol):
     """Stands for what lives in the training process, where that is another one: see ``otel_train.agent``."""
 
-    resource: Mapping[str, AttributeValue]
-    trackers: Listeners
-    look: Callable[[Any], LoaderState | None]
+    @property
+    def resource(self) -> Mapping[str, AttributeValue]:
+        """Attributes that only the rank knows."""
+
+    @property
+    def trackers(self) -> Listeners:
+        """In place of ``Trackers``."""
+
+    def look(self, probe: Any, /) -> LoaderState | None:  # Any: what stands for a loader
+        """Workers and queue of a loader."""
 
     def capturing(self, run: RunAccount) -> Any:
         """In place of ``Capturing``."""

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import time
-from contextlib import ExitStack
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from otel_train.arguments import callable_, one_of, text
-from otel_train.artifacts.ending import write_at_the_end
 from otel_train.children import deaths_held_back
 from otel_train.clock import Anchor
-from otel_train.export.routes import Routes
-from otel_train.guard import Guard
 from otel_train.outcome import ENDS, Outcome
-from otel_train.pumping import Pumping
 from otel_train.record.given import Loader, named_loaders, named_models
-from otel_train.recording import Recording
-from otel_train.records import Batch
-from otel_train.runinfo import detect
 from otel_train.values import LISTS, words_of
 
 if TYPE_CHECKING:
@@ -27,14 +19,76 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
+    from otel_train.cache_sizes import CacheSizes
     from otel_train.capturing.epochs import EpochCaptures
     from otel_train.config import Config
-    from otel_train.export.document import Window
     from otel_train.export.estate import Estate
     from otel_train.export.pump import Route
     from otel_train.handle import Handle
     from otel_train.record.operations import Token
     from otel_train.record.roots import RootFinder
+    from otel_train.recording import Recording
+    from otel_train.runinfo import RunInfo
+
+_log = logging.getLogger("otel_train")
+
+
+class Service(Protocol):
+    """Everything that is not recording: in a process beside this one, or in a thread of it. See ``otel_train.agent``."""
+
+    @property
+    def info(self) -> RunInfo:
+        """Who we are."""
+
+    @property
+    def recording(self) -> Recording:
+        """What writes."""
+
+    @property
+    def caches(self) -> CacheSizes:
+        """The program's own."""
+
+    @property
+    def run_directory(self) -> Path | None:
+        """Folder of this run."""
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Address of ``/metrics``."""
+
+    def start(self) -> None:
+        """Begin to record."""
+
+    def track(self, given: Mapping[str, Any]) -> None:
+        """See ``Session``, as for what follows."""
+
+    def provide(self, providers: Mapping[str, Any]) -> None: ...  # noqa: D102
+    def show_blocks(self, blocks: frozenset[str]) -> None: ...  # noqa: D102
+    def epoch_captures(self) -> EpochCaptures: ...  # noqa: D102
+    def capture(self, request: dict[str, Any]) -> str: ...  # noqa: D102
+    def add_route(self, route: Route) -> None: ...  # noqa: D102
+    def estate(self) -> Estate | None: ...  # noqa: D102
+    def summary(self, state: str) -> dict[str, Any]: ...  # noqa: D102
+    def reset_window(self) -> None: ...  # noqa: D102
+    def unobserved(self) -> list[dict[str, str]]: ...  # noqa: D102
+
+    def close(self, state: str) -> None:
+        """Count to the end, export, and give everything back. Never raises."""
+
+
+def _service(config: Config, environ: Mapping[str, str], origins: Mapping[str, str]) -> Service:
+    """Where the work is done. A machine that cannot start a process, or share memory with one, has it done in a thread."""
+    anchor = Anchor.now()
+    if config.agent == "process":
+        from otel_train.agent.in_process import AgentService
+
+        try:
+            return AgentService(config, environ, origins=origins, anchor=anchor)
+        except (OSError, AttributeError) as error:  # the latter: no memfd, no pidfd on this system
+            _log.warning("No agent can run beside this process (%s): a thread of it does its work", error)
+    from otel_train.agent.in_thread import ThreadService
+
+    return ThreadService(config, environ, origins=origins, anchor=anchor)
 
 
 class Session:
@@ -63,31 +117,20 @@ class Session:
         self.config = config
         self.closed = False
         self._pid = os.getpid()
-        self._window: Window | None = None
-        anchor = Anchor.now()
-        info = detect(config, environ)
-        with ExitStack() as undo:  # what has been set up when a part fails
-            self._routes = Routes.open(config, info, environ, origins=origins)
-            undo.callback(self._routes.close, 0)
-            self.info = self._routes.info
-            self._recording = Recording(
-                config, self.info, anchor=anchor, environ=environ, flight_path=self._routes.flight_path
-            )
-            undo.callback(self._recording.close)
-            undo.callback(self._recording.end)
-            # What the launcher counts is the same on all ranks; what lies in a rank's folder need not be.
-            self._pumping = Pumping(
-                config, self.info, recording=self._recording, routes=self._routes, anchor=anchor,
-                key_prefix=f"otel_train/{info.attempt}",
-            )  # fmt: skip
-            undo.callback(self._pumping.undo)
-            self._pumping.connect(environ)
-            self._pump = self._pumping.pump
-            self._outcome = Outcome(self.close, lambda: self._recording.recorder.main.ring.written)
-            undo.callback(self._outcome.stop_watching)
-            self._outcome.watch()
-            self._pumping.start()
-            undo.pop_all()
+        self._service = _service(config, environ, origins)
+        self._recording = self._service.recording
+        self._outcome = Outcome(self.close, lambda: self._recording.recorder.main.ring.written)
+        self._outcome.watch()
+        try:
+            self._service.start()
+        except BaseException:
+            self._outcome.stop_watching()
+            raise
+
+    @property
+    def info(self) -> RunInfo:
+        """Who we are."""
+        return self._service.info
 
     # -- what the user calls ---------------------------------------------------------------------
 
@@ -112,7 +155,7 @@ class Session:
         Raises:
             ConfigError: one of them cannot be logged to.
         """
-        self._pumping.trackers.attach(given)
+        self._service.track(given)
 
     def provide(self, meters: Any = None, tracers: Any = None) -> None:  # Any: providers of the SDK
         """Export by way of OpenTelemetry providers of the program's own as well.
@@ -120,8 +163,7 @@ class Session:
         Raises:
             ConfigError: one of them is none of the SDK's.
         """
-        with self._pump.lock:
-            self._routes.through({"meters": meters, "tracers": tracers})
+        self._service.provide({"meters": meters, "tracers": tracers})
 
     def find_models(self, finder: RootFinder | None = None) -> None:
         """Watch every model that ``finder`` meets, until the session closes; None: unless that is done already."""
@@ -145,21 +187,19 @@ class Session:
         """
         chosen = words_of(blocks) if isinstance(blocks, str) else list(blocks)
         known = [block for block in LISTS["console_blocks"] if block]
-        self._pumping.show_blocks(frozenset(one_of("show_blocks([{}])", block, known) for block in chosen))
+        self._service.show_blocks(frozenset(one_of("show_blocks([{}])", block, known) for block in chosen))
 
     def epoch_captures(self) -> EpochCaptures:
         """Captures that begin and end with epochs, asked for by whoever owns the loop."""
-        return self._pumping.capturing.of_epochs(self._pump.settled)
+        return self._service.epoch_captures()
 
     def add_route(self, route: Route) -> None:
         """Export to somebody else as well: an empty batch at once, while nothing moves."""
-        with self._pump.lock:
-            route.exporter.export(Batch())
-            self._pump.routes.append(route)
+        self._service.add_route(route)
 
     def estate(self) -> Estate | None:
         """What is known now; None without a run directory. Called by an exporter: nothing moves meanwhile."""
-        return self._pumping.estate()
+        return self._service.estate()
 
     def let_go_in_fork(self) -> None:
         """In a forked child: take out the hooks, and leave files, threads and sockets to the parent."""
@@ -184,12 +224,12 @@ class Session:
     @property
     def run_directory(self) -> Path | None:
         """Folder of this run; None when it could not be made."""
-        return self._routes.run_directory
+        return self._service.run_directory
 
     @property
     def metrics_url(self) -> str | None:
         """Address of ``/metrics``; None when it is not served."""
-        return self._routes.metrics_url
+        return self._service.metrics_url
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Keep values; tensors are read later, by another thread.
@@ -209,7 +249,7 @@ class Session:
 
     def capture(self, **request: Any) -> str:
         """Capture the next steps with ``torch.profiler``; see ``otel_train.capture``."""
-        return self._pumping.capturing.ask(request)
+        return self._service.capture(request)
 
     def begin(self, name: str) -> Token:
         """Begin to time an operation; see ``otel_train.begin``."""
@@ -265,24 +305,22 @@ class Session:
         Raises:
             ConfigError: it cannot be called, or has no name.
         """
-        return self._pumping.caches.add(name, size)
+        return self._service.caches.add(name, size)
 
     def summary(self) -> dict[str, Any]:
         """The figures up to now, or since ``reset_window``: what ``summary.json`` holds. Empty in a fork."""
         if os.getpid() != self._pid:
             return {}
-        with self._pump.settled():
-            return self._pumping.document(self._outcome.state, self._window)
+        return self._service.summary(self._outcome.state)
 
     def reset_window(self) -> None:
         """Let ``summary()`` start from now. Metrics and ``summary.json`` go on from the start."""
         if os.getpid() == self._pid:
-            with self._pump.settled():
-                self._window = self._pumping.window()
+            self._service.reset_window()
 
     def unobserved(self) -> list[dict[str, str]]:
         """What could not be seen, with the reason and what to do."""
-        return self._pumping.unobserved()
+        return self._service.unobserved()
 
     def close(self, state: str = "") -> None:
         """Undo everything: hooks, patches, threads, sockets, files. The program goes on as if bare.
@@ -297,25 +335,11 @@ class Session:
         if self.closed or os.getpid() != self._pid:
             return
         self.closed = True
-        timeout_s, guard = self.config.exit_timeout_s, Guard("close")
-        deadline = time.monotonic() + timeout_s
-        parts: tuple[Callable[[], object], ...] = (
-            self._outcome.hold,
-            lambda: self._outcome.settle(state),
-            self._pumping.capturing.stop,
-            self._recording.end,
-            lambda: self._pump.stop(timeout_s / 2),
-            lambda: self._pumping.last_turn(self._outcome.state),
-            lambda: self._pumping.close(max(0.1, (deadline - time.monotonic()) * 0.75)),
-            lambda: self._routes.close(max(0.1, deadline - time.monotonic())),
-            self._recording.close,
-        )
         try:
             with deaths_held_back():
-                for part in parts:
-                    with guard:
-                        part()
-            write_at_the_end(self.config, self.info.rank, self.run_directory)
+                self._outcome.hold()
+                self._outcome.settle(state)
+                self._service.close(self._outcome.state)
         finally:  # also where Ctrl-C ends this
             self._outcome.stop_watching()
 

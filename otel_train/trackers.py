@@ -104,6 +104,7 @@ class Trackers:
         config: what is wanted.
         info: who we are.
         folder: the run directory, if there is one.
+        thread: the training thread; the calling one when None.
 
     Attributes:
         before_finish: called on a thread of the program's that is about to finish a run we log to.
@@ -112,13 +113,15 @@ class Trackers:
         ConfigError: a tracker was asked for that is not installed.
     """
 
-    def __init__(self, config: Config, info: RunInfo, folder: Path | None) -> None:
+    def __init__(
+        self, config: Config, info: RunInfo, folder: Path | None, *, thread: int | None = None
+    ) -> None:
         self.before_finish: Callable[[], object] = lambda: None
         self._config = config
         self._folder = folder / "tensorboard" if folder else None
         self._first = info.rank == 0
         self._awake = False
-        self._thread = threading.get_ident()
+        self._thread = threading.get_ident() if thread is None else thread
         self._desks: dict[str, Desk] = {}
         self._blocks: set[str] = set()
         for name in SWITCHED:

@@ -81,6 +81,7 @@ ABOVE: Final[tuple[tuple[str, float], ...]] = (
 
 CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "otlp": ("auto", "on", "off"),
+    "agent": ("process", "thread", "off"),
     "capture": ("asked", "auto", "off"),
     "cuda_timing": ("events", "sync", "off"),
     "hardware": ("auto", "on", "off"),

@@ -31,6 +31,7 @@ class Hello(NamedTuple):
         resource: attributes of the OpenTelemetry resource that only the rank knows.
         folder: its working directory: paths of settings are relative to it.
         columns: width of its terminal, whether it shows colours, and whether it shows Unicode.
+        again: an agent has opened its run directory before, and is gone.
     """
 
     config: Config
@@ -41,6 +42,7 @@ class Hello(NamedTuple):
     resource: Mapping[str, AttributeValue]
     folder: str
     columns: tuple[int, bool, bool]
+    again: bool = False
 
 
 class Opened(NamedTuple):

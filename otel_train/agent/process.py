@@ -83,22 +83,27 @@ def main(descriptor: int) -> None:
     service.serve()
 
 
-def serve_here(connection: socket.socket) -> threading.Thread:
-    """The same in a thread of this process."""
+def serve_here() -> Link:
+    """The same in a thread of this process; the connection to it.
+
+    Raises:
+        OSError: no descriptor is left.
+        RuntimeError: no thread can be started.
+    """
+    ours, theirs = socket.socketpair()
 
     def serve() -> None:
         from otel_train.agent.service import RankService
 
-        link = Link(connection)
+        link = Link(theirs)
         try:
             hello, (memory, process) = link.receive_first(2)
         except (EOFError, ValueError):
             return
         RankService(link, hello, memory, process).serve()
 
-    thread = threading.Thread(target=serve, name="otel-train-agent", daemon=True)
-    thread.start()
-    return thread
+    threading.Thread(target=serve, name="otel-train-agent", daemon=True).start()
+    return Link(ours)
 
 
 class LogsToRank(logging.Handler):

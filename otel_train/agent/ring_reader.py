@@ -87,7 +87,7 @@ class SharedRings:
         self._copy = FlightCopy(copy, self._map, self._layout) if copy is not None else None
         self._copied_s = 0.0
         self.identity: dict[str, object] = {}
-        self.sources: list[Source] = []
+        self._sources: list[Source] = []
         self.main = self._find()[0]
 
     @property
@@ -95,17 +95,22 @@ class SharedRings:
         """Threads that write, or have written and are not read to the end."""
         return list(self._find().values())
 
-    def learn(self) -> None:
-        """Read the names of sources that are new. Those of edges that have been written are there."""
+    @property
+    def sources(self) -> list[Source]:
+        """Who wrote, by number: whoever has written by now is there. The same list every time."""
+        self._learn()
+        return self._sources
+
+    def _learn(self) -> None:
         for _ in range(_TRIES):  # the rank may be writing them
             text = self._layout.names(self._map)
             if text == self._names:
                 return
-            with suppress(ValueError):
+            with suppress(ValueError):  # it was torn
                 found = json.loads(text or b"{}")
                 self.identity = found.get("identity", {})
-                new = found.get("sources", ())[len(self.sources) :]
-                self.sources += [Source(SourceKind(kind), *rest) for kind, *rest in new]
+                new = found.get("sources", ())[len(self._sources) :]
+                self._sources += [Source(SourceKind(kind), *rest) for kind, *rest in new]
                 self._names = text
                 return
 

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from otel_train.agent.link import Link
     from otel_train.aggregate.run import RunAccount
     from otel_train.export.document import Window
+    from otel_train.record.loader_state import LoaderState
     from otel_train.records import AttributeValue
 
 STALE_S = 3.0
@@ -73,7 +74,8 @@ class RankService:
         self._said = ""
         self._asked: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
         config, info = hello.config, hello.info
-        self._routes = Routes.open(config, info, hello.environ, origins=hello.origins)
+        opening = Routes.open_again if hello.again else Routes.open
+        self._routes = opening(config, info, hello.environ, origins=hello.origins)
         self.info = self._routes.info
         page = Page(*hello.columns)
         self._routes.terminal = (page, lambda text: self._tell("say", text))
@@ -273,11 +275,14 @@ class _Elsewhere:
     ) -> None:
         self.resource = resource
         self.trackers = RemoteTrackers(remote, tell)
-        self.look = loader_state
         self._remote = remote
         self._tell = tell
         self._pid = pid
         self._post = post
+
+    def look(self, probe: Any, /) -> LoaderState | None:  # Any: a RemoteLoader
+        """See there."""
+        return loader_state(probe)
 
     def capturing(self, run: RunAccount) -> RemoteCapturing:
         """See there."""

@@ -110,6 +110,11 @@ class Capturing:
         """Whether something waits for what only settling tells."""
         return self._desk is not None and self._desk.in_a_hurry
 
+    @property
+    def unfinished(self) -> bool:
+        """Whether something was recorded, or is, that is not written and told yet."""
+        return self._desk is not None and (self._desk.busy or not self._desk.told)
+
     def show_block(self) -> None:
         """Show captures as the block of earlier systems."""
         if self._console is not None:

@@ -18,7 +18,7 @@ from otel_train.export.prometheus import PrometheusExporter
 from otel_train.export.providers import ProviderExporter
 from otel_train.export.pump import Route
 from otel_train.export.restart import down_s
-from otel_train.export.rundir import RunDirectory, RunDirectoryExporter
+from otel_train.export.rundir import RunDirectory, RunDirectoryExporter, folder_name
 from otel_train.export.settings import OtlpSettings, otlp_configured
 from otel_train.export.spool import Spool
 from otel_train.export.typeset import Page
@@ -93,6 +93,17 @@ class Routes:
             Path(config.run_dir), info.run_id, rank=info.rank, attempt=config.attempt if config.attempt >= 0 else None,
             restarts=info.attempt,
             run=_run_document(config, info, origins), max_bytes=config.max_run_dir_bytes,
+        )  # fmt: skip
+        return cls(config, info, environ, directory, origins=origins)
+
+    @classmethod
+    def open_again(
+        cls, config: Config, info: RunInfo, environ: Mapping[str, str], *, origins: Mapping[str, str]
+    ) -> Routes:
+        """Go on in the run directory that ``info`` has been placed in, which somebody else of ours opened."""
+        directory = RunDirectory.again(
+            Path(config.run_dir) / folder_name(info.run_id), info.rank, attempt=info.attempt,
+            max_bytes=config.max_run_dir_bytes,
         )  # fmt: skip
         return cls(config, info, environ, directory, origins=origins)
 

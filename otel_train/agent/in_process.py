@@ -1,0 +1,599 @@
+"""What the training process does for its agent: it reports, and does what can be done only there."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_train.agent.messages import Answer, Ask, Hello, Opened
+from otel_train.agent.process import serve_here, start
+from otel_train.agent.reports import Reports
+from otel_train.cache_sizes import CacheSizes
+from otel_train.children import free_in_forks
+from otel_train.guard import Guard
+from otel_train.recording import Recording
+from otel_train.runinfo import detect
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator, Mapping
+
+    from otel_train.agent.link import Link
+    from otel_train.aggregate.captures import Capture
+    from otel_train.capturing.around import Loop
+    from otel_train.capturing.epochs import EpochCaptures
+    from otel_train.clock import Anchor
+    from otel_train.config import Config
+    from otel_train.runinfo import RunInfo
+
+OPEN_S = 10.0
+"""Longest that somebody who asks for the run directory waits for the agent to open it."""
+
+ANSWER_S = 10.0
+"""Longest that a thread which asks for a summary waits."""
+
+MOST_STARTS = 3
+"""Agents that may die before nothing more is exported."""
+
+_log = logging.getLogger("otel_train")
+_services: weakref.WeakSet[AgentService] = weakref.WeakSet()
+
+
+class AgentService:
+    """This rank's side of its agent.
+
+    One thread of ours reports twice a second, and does what the agent asks for. No other thread of the program ever
+    waits for the agent, but one that asks for figures, or ends the session.
+
+    Args:
+        config: how the run is observed.
+        environ: the process environment.
+        origins: where settings come from.
+        anchor: one instant on both clocks.
+
+    Attributes:
+        info: who we are; run and attempt are known for good once the agent has opened the run directory.
+        recording: what writes.
+        caches: of the program's own.
+
+    Raises:
+        ConfigError: a setting cannot be honoured.
+        OSError: no memory can be shared, or no process started here.
+        RuntimeError: no thread can be started.
+    """
+
+    def __init__(
+        self, config: Config, environ: Mapping[str, str], *, origins: Mapping[str, str], anchor: Anchor
+    ) -> None:
+        self._config = config
+        self._environ = dict(environ)
+        self._origins = dict(origins)
+        self._anchor = anchor
+        self._main = threading.get_ident()
+        self.info = detect(config, environ)
+        self.caches = CacheSizes()
+        self.recording = Recording(
+            config, self.info, anchor=anchor, environ=environ, flight_path=None, shared=True
+        )
+        self._reports = Reports(self.recording, self.caches)
+        self._reporting = free_in_forks(threading.RLock())
+        self._answers: dict[int, Answer | None] = {}
+        self._answered = threading.Condition(free_in_forks(threading.Lock()))
+        self._number = 0
+        self._opened: Opened | None = None
+        self._is_open = threading.Event()
+        self._over: bool = False
+        self._starts = 0
+        self._training = _RemoteTraining(self.recording, self._ask, self._tell, anchor)
+        self._capturing: Any = None
+        self._blocks: set[str] = set()
+        self._brought: Any = None
+        self._starting: subprocess.Popen[bytes] | None = None
+        try:
+            self._check_trackers()
+            self._link, self._starting = start()
+        except BaseException:
+            self.recording.end()
+            self.recording.close()
+            raise
+        self._thread = threading.Thread(target=self._serve, name="otel-train-service", daemon=True)
+        _services.add(self)
+
+    def start(self) -> None:
+        """Begin to record, and to report.
+
+        Raises:
+            RuntimeError: no thread can be started.
+        """
+        self.recording.begin()
+        try:
+            self._thread.start()
+        except RuntimeError:
+            self.recording.end()
+            self._link.close()
+            self.recording.close()
+            raise
+
+    # -- what the session asks -------------------------------------------------------------------
+
+    @property
+    def run_directory(self) -> Path | None:
+        """Folder of this run; None when it could not be made. Waits for the agent to open it."""
+        opened = self._open()
+        return Path(opened.run_directory) if opened is not None and opened.run_directory else None
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Address of ``/metrics``; None when it is not served. Waits as well."""
+        opened = self._open()
+        return (opened.metrics_url or None) if opened is not None else None
+
+    def track(self, given: Mapping[str, Any]) -> None:
+        """See ``Session.track``.
+
+        Raises:
+            ConfigError: one of them cannot be logged to.
+        """
+        if given:
+            trackers = self._trackers()
+            if trackers is not None:
+                trackers.attach(given)
+
+    def provide(self, providers: Mapping[str, Any]) -> None:
+        """See ``Session.provide``.
+
+        Raises:
+            ConfigError: one of them is none of the SDK's.
+        """
+        if all(provider is None for provider in providers.values()):
+            return
+        opened = self._open()
+        if opened is None:
+            return
+        from otel_train.export.brought import Brought
+        from otel_train.export.providers import ProviderExporter
+        from otel_train.export.routes import VERSION
+
+        exporter = ProviderExporter(opened.resource, version=VERSION, **providers)
+        self._brought = Brought("your providers", exporter, self._config.exit_timeout_s)
+        self._ask("providers")
+
+    def show_blocks(self, blocks: frozenset[str]) -> None:
+        """See ``Session.show_blocks``."""
+        from otel_train.capturing.told import BLOCK
+
+        trackers = self._trackers()
+        if trackers is not None:
+            trackers.show(blocks)
+        if BLOCK in blocks and self._capturing is not None:
+            self._capturing.show_block()
+
+    def epoch_captures(self) -> EpochCaptures:
+        """See ``Session.epoch_captures``."""
+        self._open()
+        if self._capturing is None:
+            from otel_train.capturing.epochs import EpochCaptures
+
+            return EpochCaptures(None, None, loop=self._training.loop, settled=self._settled)
+        captures: EpochCaptures = self._capturing.of_epochs(self._settled)
+        return captures
+
+    def capture(self, request: dict[str, Any]) -> str:
+        """See ``Session.capture``."""
+        self._open()
+        if self._capturing is None:
+            return "captures are off, or there is no run directory to write to"
+        refusal: str = self._capturing.ask(request)
+        return refusal
+
+    def add_route(self, route: object) -> None:
+        """Nothing: who would be told has an agent that outlives this process."""
+
+    def estate(self) -> None:
+        """None: the agent has it."""
+
+    def summary(self, state: str) -> dict[str, Any]:
+        """The figures up to now, or since ``reset_window``; empty where there is no agent any more."""
+        self._report(fresh=True)
+        return self._ask("summary", state) or {}
+
+    def reset_window(self) -> None:
+        """Let ``summary`` start from now."""
+        self._report()
+        self._ask("reset_window")
+
+    def unobserved(self) -> list[dict[str, str]]:
+        """What could not be seen."""
+        self._report(fresh=True)
+        return self._ask("unobserved") or []
+
+    def close(self, state: str) -> None:
+        """Have the agent count to the end, and give everything back. Never raises.
+
+        Args:
+            state: how the run ended.
+        """
+        timeout_s, guard = self._config.exit_timeout_s, Guard("close")
+        parts: tuple[Callable[[], object], ...] = (
+            self._stop_capturing,
+            self.recording.end,
+            lambda: self._open(timeout_s),
+            lambda: self._report(fresh=True),
+            lambda: self._end_captures(timeout_s),
+            lambda: self._ask("end", state, timeout_s=timeout_s),
+            self._close_trackers,
+            self._let_go,
+            self.recording.close,
+        )
+        for part in parts:
+            with guard:
+                part()
+
+    # -- the thread ------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        guard = Guard("agent")
+        while not self._over and not guard.closed:
+            with guard:
+                self._say_hello()
+                self._serve_one()
+            if self._over:
+                return
+            self._start_again()
+
+    def _say_hello(self) -> None:
+        process = _descriptor_of(os.getpid())
+        try:
+            descriptors = (self.recording.memory.descriptor, process)
+            self._link.send(self._hello(), descriptors)
+        finally:
+            os.close(process)
+
+    def _serve_one(self) -> None:
+        """Report, and do what the agent asks for, until it is gone or the session is over."""
+        due_s = 0.0
+        while not self._over:
+            now_s = time.monotonic()
+            if now_s >= due_s:
+                due_s = now_s + self._config.turn_every_s
+                self._report()
+                self._turn_captures()
+                self._reap()
+            if self._link.fileno() in self._link.wait(due_s - time.monotonic()):
+                try:
+                    self._take(self._link.receive())
+                except EOFError:
+                    return
+
+    def _start_again(self) -> None:
+        """The agent is gone: another one goes on with the same memory, in a thread of this process if it must."""
+        self._starts += 1
+        self._fail_waiting()
+        if self._starts > MOST_STARTS:
+            self._over = True
+            _log.error("The agent has ended %d times: nothing more is exported", self._starts)
+            self._is_open.set()
+            return
+        if self._opened is None:  # it cannot run here
+            _log.warning("The agent ended before it began: a thread of this process does its work")
+            self._link = serve_here()
+            return
+        try:
+            self._link, self._starting = start()
+            _log.warning("The agent has ended; another one goes on")
+        except OSError as error:
+            _log.warning("No other agent can be started (%s): a thread of this process goes on", error)
+            self._link = serve_here()
+
+    def _hello(self) -> Hello:
+        from otel_train.export.typeset import Page
+
+        page = Page.of(sys.stderr) if sys.stderr is not None else Page()
+        torch: Any = sys.modules.get("torch")
+        resource: dict[str, Any] = {}
+        if torch is not None:
+            resource["train.torch.version"] = str(torch.__version__)
+            if torch.version.cuda:
+                resource["train.cuda.version"] = str(torch.version.cuda)
+        try:
+            folder = os.getcwd()  # noqa: PTH109 - it may be gone
+        except OSError:
+            folder = "/"
+        columns = (page.width, page.color, page.unicode)
+        return Hello(
+            self._config, self.info, self._environ, self._origins, self._anchor, resource, folder, columns,
+            again=self._opened is not None,
+        )  # fmt: skip
+
+    def _report(self, *, fresh: bool = False) -> None:
+        """Report what is new. Whoever asks for figures has reported before."""
+        with self._reporting:
+            report = self._reports.make(fresh=fresh)
+            with suppress(OSError):
+                self._link.send(report)
+
+    def _take(self, message: object) -> None:
+        if isinstance(message, Opened):
+            self._take_opened(message)
+        elif isinstance(message, Answer):
+            with self._answered:
+                if message.number in self._answers:
+                    self._answers[message.number] = message
+                    self._answered.notify_all()
+        elif isinstance(message, Ask):
+            done = None
+            with Guard(message.what):
+                done = getattr(self, f"_do_{message.what}")(*message.args)
+            if message.number:
+                self._link.send(Answer(message.number, done))
+
+    def _take_opened(self, opened: Opened) -> None:
+        self._opened = opened
+        self.info = opened.info
+        self._training.clock = self._anchor
+        with Guard("trackers"):
+            self._make_trackers(opened)
+        with Guard("captures"):
+            self._make_capturing(opened)
+        self._is_open.set()
+
+    def _reap(self) -> None:
+        """What started the agent has ended, and must not stay as a zombie."""
+        if self._starting is not None and self._starting.poll() is not None:
+            self._starting = None
+
+    # -- what the agent asks -----------------------------------------------------------------------
+
+    def _do_say(self, text: str) -> None:
+        if sys.stderr is not None:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+
+    def _do_log(self, level: int, text: str) -> None:
+        _log.log(level, "%s", text)
+
+    def _do_rows(self, rows: list[Any]) -> None:
+        if self._reports.trackers is not None:
+            self._reports.trackers.put(rows)
+
+    def _do_batch(self, batch: Any) -> None:
+        if self._brought is not None:
+            self._brought.export(batch)
+
+    def _do_loop(self, loop: tuple[Any, ...]) -> None:
+        self._training.told = loop
+
+    def _do_post(self, body: bytes, token: str) -> tuple[int, object]:
+        if self._capturing is None or self._capturing.office is None:
+            return 404, {"error": "captures are off"}
+        answer: tuple[int, object] = self._capturing.office.post(body, token)
+        return answer
+
+    def _do_exchange(self, which: dict[str, Any]) -> None:
+        from otel_train.export.exchange import Exchange
+        from otel_train.record.job_store import connect
+
+        self._reports.exchange = Exchange(connect, **which)
+
+    def _do_errand(self, errand: Any) -> None:
+        if self._reports.exchange is not None:
+            self._reports.exchange.send(errand)
+
+    # -- trackers and captures ---------------------------------------------------------------------
+
+    def _check_trackers(self) -> None:
+        from otel_train.values import SWITCHED
+
+        wanted = [name for name in SWITCHED if getattr(self._config, name) == "on"]
+        if wanted:
+            from otel_train.trackers import check_installed
+
+            for name in wanted:
+                check_installed(name, "on")
+
+    def _make_trackers(self, opened: Opened) -> None:
+        if self._reports.trackers is None and opened.info.rank == 0:
+            from otel_train.trackers import Trackers
+
+            folder = Path(opened.run_directory) if opened.run_directory else None
+            trackers = Trackers(self._config, opened.info, folder, thread=self._main)
+            trackers.before_finish = self._hand_over
+            self._reports.trackers = trackers
+
+    def _make_capturing(self, opened: Opened) -> None:
+        if self._capturing is not None or not opened.run_directory or self._config.capture == "off":
+            return
+        from otel_train.capturing.build import Capturing
+
+        capturing = Capturing(
+            self._config, opened.info, training=self._training,
+            rank_folder=Path(opened.run_directory) / f"rank{opened.info.rank}",
+            ooms=self.recording.devices.ooms,
+        )  # fmt: skip
+        capturing.open(lambda _path, _take: None)  # the agent listens, and passes on
+        self._capturing = self._reports.capturing = capturing
+
+    def _turn_captures(self) -> None:
+        if self._capturing is not None:
+            with Guard("captures"), self._reporting:
+                self._capturing.turn(_nothing)
+
+    def _stop_capturing(self) -> None:
+        if self._capturing is not None:
+            self._capturing.stop()
+
+    def _end_captures(self, timeout_s: float) -> None:
+        if self._capturing is None:
+            return
+        if self._capturing.unfinished:
+            self._ask("last_settle", timeout_s=timeout_s)
+        with self._reporting:
+            self._capturing.end(timeout_s / 2)
+
+    def _trackers(self) -> Any:
+        self._open()
+        return self._reports.trackers
+
+    def _hand_over(self) -> bool:
+        """A thread of the program's is about to finish a run that is logged to: rows of everything up to now first."""
+        patience_s = self._config.exit_timeout_s
+        self._report(fresh=True)
+        self._ask("hand_over", timeout_s=patience_s)
+        trackers = self._reports.trackers
+        return trackers is None or trackers.emptied(patience_s / 2)
+
+    def _close_trackers(self) -> None:
+        timeout_s = self._config.exit_timeout_s
+        if self._brought is not None:
+            self._brought.close(timeout_s)
+        if self._reports.trackers is not None:
+            self._reports.trackers.close(timeout_s)
+        if self._reports.exchange is not None:
+            self._reports.exchange.close(timeout_s)
+
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
+        with self._reporting:
+            self._report(fresh=True)
+            told = self._ask("settle")
+            if told is not None:
+                self._training.told = told
+            yield
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    def _open(self, timeout_s: float = OPEN_S) -> Opened | None:
+        if threading.current_thread() is not self._thread:
+            self._is_open.wait(timeout_s)
+        return self._opened
+
+    def _tell(self, what: str, *args: Any) -> None:
+        with suppress(OSError):
+            self._link.send(Ask(0, what, args))
+
+    def _ask(self, what: str, *args: Any, timeout_s: float = ANSWER_S) -> Any:
+        """What the agent answers; None where it does not in time, or cannot."""
+        if os.getpid() != self.info.pid:
+            return None
+        with self._answered:
+            self._number += 1
+            number = self._number
+            self._answers[number] = None
+        try:
+            self._link.send(Ask(number, what, args))
+            return self._awaited(number, timeout_s)
+        except OSError:
+            return None
+        finally:
+            with self._answered:
+                self._answers.pop(number, None)
+
+    def _awaited(self, number: int, timeout_s: float) -> Any:
+        deadline_s = time.monotonic() + timeout_s
+        if threading.current_thread() is self._thread:  # nobody else takes the answer
+            while self._answers.get(number) is None and time.monotonic() < deadline_s:
+                if self._link.fileno() in self._link.wait(deadline_s - time.monotonic()):
+                    self._take(self._link.receive())
+        with self._answered:
+            self._answered.wait_for(
+                lambda: self._answers.get(number) is not None or self._over, max(0.0, deadline_s - time.monotonic())
+            )
+            answer = self._answers.get(number)
+        if answer is not None and answer.error:
+            _log.warning("the agent: %s", answer.error)
+        return answer.value if answer is not None else None
+
+    def _fail_waiting(self) -> None:
+        with self._answered:
+            for number in self._answers:
+                self._answers[number] = Answer(number, None)
+            self._answered.notify_all()
+
+    def _let_go(self) -> None:
+        self._over = True
+        self._link.close()
+        if self._starting is not None:
+            with suppress(OSError):
+                self._starting.wait(1.0)
+
+    def let_go_in_fork(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        self._over = True
+        self._link.let_go()
+
+
+class _RemoteTraining:
+    """See ``capturing.around.Training``: the account lies in the agent."""
+
+    def __init__(
+        self, recording: Recording, ask: Callable[..., Any], tell: Callable[..., None], anchor: Anchor
+    ) -> None:
+        self.told: tuple[Any, ...] = (None, 0, 0, 0, 1, 0, 0)
+        self.clock = anchor
+        self._recording = recording
+        self._ask = ask
+        self._tell = tell
+
+    def loop(self) -> Loop:
+        from otel_train.capturing.around import Loop
+        from otel_train.capturing.gate import Thread
+
+        rule, slot, step, median_ns, epoch, settled_ns, _ = self.told
+        recorder = self._recording.recorder
+        rings = {ring.slot: ring for ring in list(recorder.threads)}
+        ring = rings.get(slot, recorder.main)
+        thread = Thread(ring.ident, recorder.sources, ring.ring.divert)
+        return Loop(rule, thread, step, median_ns, epoch, settled_ns)
+
+    def number(self, at_ns: int) -> int:
+        answer = self._ask("number", at_ns)
+        return self.told[2] if answer is None else int(answer)
+
+    def epoch(self, at_ns: int) -> int:
+        answer = self._ask("epoch", at_ns)
+        return self.told[4] if answer is None else int(answer)
+
+    def unix_ns(self, clock_ns: int) -> int:
+        return self.clock.unix(clock_ns)
+
+    def slow_steps(self) -> int:
+        slow: int = self.told[6]
+        return slow
+
+    def over(self, capture: Capture) -> None:
+        self._ask("captured", capture)
+
+    def active(self, *, active: bool) -> None:
+        self._tell("active", active)
+
+    def watch(self, within_ns: Callable[[], tuple[int, int]]) -> None:
+        """It is in every state that is reported."""
+
+
+def _descriptor_of(pid: int) -> int:
+    """A descriptor of a process: its end is seen at once, and no later process of its number is taken for it.
+
+    Raises:
+        OSError: this system has none.
+    """
+    return os.pidfd_open(pid)
+
+
+def _nothing() -> None:
+    """Settling is the agent's."""
+
+
+def _in_fork() -> None:
+    for service in list(_services):
+        service.let_go_in_fork()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_fork)
