@@ -51,6 +51,8 @@ def bare_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
             monkeypatch.delenv(name)
     if request.node.get_closest_marker("stack") is None:
         monkeypatch.setenv("OTEL_TRAIN_TEST_BIN", os.devnull)
+    if os.environ.get("TEST_AGENT"):  # these tests with the agent in the other place
+        monkeypatch.setenv("OTEL_TRAIN_AGENT", os.environ["TEST_AGENT"])
 
 
 @pytest.fixture(params=[False, True], ids=["python", "c"])

@@ -91,6 +91,7 @@ class AgentService:
         self._is_open = threading.Event()
         self._over: bool = False
         self._starts = 0
+        self._last: tuple[dict[str, Any], list[dict[str, str]]] | None = None
         self._training = _RemoteTraining(self.recording, self._ask, self._tell, anchor)
         self._capturing: Any = None
         self._blocks: set[str] = set()
@@ -114,8 +115,9 @@ class AgentService:
         """
         self.recording.begin()
         try:
+            self._say_hello(self._link)  # before anything else is sent
             self._thread.start()
-        except RuntimeError:
+        except (OSError, RuntimeError):
             self.recording.end()
             self._link.close()
             self.recording.close()
@@ -201,16 +203,21 @@ class AgentService:
 
     def summary(self, state: str) -> dict[str, Any]:
         """The figures up to now, or since ``reset_window``; empty where there is no agent any more."""
+        if self._last is not None:
+            return self._last[0]
         self._report(fresh=True)
         return self._ask("summary", state) or {}
 
     def reset_window(self) -> None:
         """Let ``summary`` start from now."""
-        self._report()
-        self._ask("reset_window")
+        if self._last is None:
+            self._report(fresh=True)
+            self._ask("reset_window")
 
     def unobserved(self) -> list[dict[str, str]]:
         """What could not be seen."""
+        if self._last is not None:
+            return self._last[1]
         self._report(fresh=True)
         return self._ask("unobserved") or []
 
@@ -227,7 +234,7 @@ class AgentService:
             lambda: self._open(timeout_s),
             lambda: self._report(fresh=True),
             lambda: self._end_captures(timeout_s),
-            lambda: self._ask("end", state, timeout_s=timeout_s),
+            lambda: self._end(state, timeout_s),
             self._close_trackers,
             self._let_go,
             self.recording.close,
@@ -242,17 +249,14 @@ class AgentService:
         guard = Guard("agent")
         while not self._over and not guard.closed:
             with guard:
-                self._say_hello()
                 self._serve_one()
-            if self._over:
-                return
-            self._start_again()
+            if not self._over:
+                self._start_again()
 
-    def _say_hello(self) -> None:
+    def _say_hello(self, link: Link) -> None:
         process = _descriptor_of(os.getpid())
         try:
-            descriptors = (self.recording.memory.descriptor, process)
-            self._link.send(self._hello(), descriptors)
+            link.send(self._hello(), (self.recording.memory.descriptor, process))
         finally:
             os.close(process)
 
@@ -281,16 +285,18 @@ class AgentService:
             _log.error("The agent has ended %d times: nothing more is exported", self._starts)
             self._is_open.set()
             return
-        if self._opened is None:  # it cannot run here
-            _log.warning("The agent ended before it began: a thread of this process does its work")
-            self._link = serve_here()
-            return
         try:
-            self._link, self._starting = start()
-            _log.warning("The agent has ended; another one goes on")
+            if self._opened is None:  # it cannot run here
+                _log.warning("The agent ended before it began: a thread of this process does its work")
+                link = serve_here()
+            else:
+                _log.warning("The agent has ended; another one goes on")
+                link, self._starting = start()
         except OSError as error:
             _log.warning("No other agent can be started (%s): a thread of this process goes on", error)
-            self._link = serve_here()
+            link = serve_here()
+        self._say_hello(link)
+        self._link = link
 
     def _hello(self) -> Hello:
         from otel_train.export.typeset import Page
@@ -424,6 +430,9 @@ class AgentService:
         if self._capturing is not None:
             with Guard("captures"), self._reporting:
                 self._capturing.turn(_nothing)
+
+    def _end(self, state: str, timeout_s: float) -> None:
+        self._last = self._ask("end", state, timeout_s=timeout_s) or ({}, [])
 
     def _stop_capturing(self) -> None:
         if self._capturing is not None:

@@ -54,7 +54,7 @@ class Reports:
             part: Guard(part)
             for part in (
                 "device time", "gradient scaler", "compiler", "build times", "devices", "transfers",
-                "compiled models", "loader workers", "values by hand", "device memory", "state",
+                "compiled models", "loader workers", "values by hand", "device memory", "ranks", "state",
             )
         }  # fmt: skip
         self._due_s: dict[str, float] = {}
@@ -154,8 +154,8 @@ class Reports:
         return State(
             {name: _figures(probe) for name, probe in list(recording.probes.loaders.items())},
             tuple(probe.name for probe in recording.probes.models),
-            barrier_of(recording.probes.models),
-            find_job(),
+            self._do("ranks", lambda: barrier_of(recording.probes.models), ""),
+            self._do("ranks", find_job, None),
             frozenset({"torch", "jax"}.intersection(sys.modules)),
             self._memory,
             self._taken,

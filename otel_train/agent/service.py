@@ -197,8 +197,10 @@ class RankService:
             self._pump.settle()
             self._pumping.run.close(system_clock())
 
-    def _do_end(self, state: str) -> None:
+    def _do_end(self, state: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
+        """The run is over: its figures, and what could not be seen."""
         self._finish(state)
+        return self._pumping.document(state, self._window), self._pumping.unobserved()
 
     # -- the end -----------------------------------------------------------------------------------
 

@@ -195,7 +195,8 @@ def barrier_of(probes: Iterable[ModuleProbe]) -> str:
 
 
 def _kinds(model: Any) -> tuple[type, ...]:  # Any: a module, a compiled one, or None
-    inside = getattr(model, "__dict__", {}).get("_modules", {}).get("_orig_mod")
+    parts = getattr(model, "__dict__", {}).get("_modules")
+    inside = parts.get("_orig_mod") if isinstance(parts, dict) else None  # a scripted model has another table
     return (*type(model).__mro__, *type(inside).__mro__)
 
 

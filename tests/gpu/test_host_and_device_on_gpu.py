@@ -54,7 +54,7 @@ def stage_of(summary: dict[str, Any], name: str) -> dict[str, Any]:
 
 def moved(session: Session) -> dict[tuple[str, ...], float]:
     """Bytes by direction and device, as they are published."""
-    families = session._pumping._reporter.snapshot().families
+    families = session._service.pumping._reporter.snapshot().families
     points = [point for family in families if family.metric is c.ACCELERATOR_IO for point in family.points]
     return {
         tuple(str(value) for value in dict(point.attributes).values()): point.value

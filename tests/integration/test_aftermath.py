@@ -77,11 +77,11 @@ def epoch(session: Any) -> None:
 
 def turn(session: Any, *, exports: bool) -> None:
     """Let the pump look; with ``exports`` it also sends, and the will is written again."""
-    with session._pump.lock:
+    with session._service.pump.lock:
         if exports:
-            session._pump._due.clear()
-        session._pump.settle()
-        session._pump.turn()
+            session._service.pump._due.clear()
+        session._service.pump.settle()
+        session._service.pump.turn()
 
 
 def die(folder: Path, pid: int, session: Any, code: int = -9) -> dict[str, Any]:

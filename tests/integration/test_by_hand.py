@@ -147,5 +147,5 @@ def test_a_cache_that_fails_is_a_fault_that_the_summary_names(watch: Watch) -> N
     session = watch()
     session.cache("images", size=lambda: 1 // 0)
 
-    assert session._pumping.caches.read() == {}
+    assert session._service.pumping.caches.read() == {}
     assert session.summary()["telemetry"]["faults"] == {"values by hand": 1}

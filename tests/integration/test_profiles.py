@@ -31,8 +31,8 @@ def published(watch: Watch, **settings: Any) -> tuple[str, Any]:
     session.summary()  # settles
     page = ""
     if session.metrics_url:
-        with session._pump.lock:
-            session._pump.turn(final=True)
+        with session._service.pump.lock:
+            session._service.pump.turn(final=True)
         with urllib.request.urlopen(session.metrics_url, timeout=20) as answer:
             page = answer.read().decode()
     return page, session

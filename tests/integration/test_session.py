@@ -653,7 +653,7 @@ def test_a_disabled_session_has_everything_that_a_session_has(monkeypatch: pytes
 def test_a_forked_child_has_no_session(watch: Watch) -> None:
     """It must neither wait for a lock of its parent's, nor write to its parent's map."""
     session = watch(Net(), {"train": loader(2)}, **FAST)
-    session._pump.lock.acquire()  # as if the pump were in the middle of a turn
+    session._service.pump.lock.acquire()  # as if the pump were in the middle of a turn
     try:
         child = os.fork()
         if child == 0:
@@ -663,7 +663,7 @@ def test_a_forked_child_has_no_session(watch: Watch) -> None:
             session.close()
             os._exit(0 if quiet else 1)
     finally:
-        session._pump.lock.release()
+        session._service.pump.lock.release()
     _, status = os.waitpid(child, 0)
 
     assert os.waitstatus_to_exitcode(status) == 0
