@@ -26,6 +26,7 @@ class DisabledSession:
     """
 
     closed = False
+    info = None
     run_directory = None
     metrics_url = None
     last_loader_name = None

@@ -22,7 +22,6 @@ from otel_train.recording import Recording
 from otel_train.runinfo import detect
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Iterator, Mapping
 
     from otel_train.agent.link import Link
@@ -90,16 +89,16 @@ class AgentService:
         self._opened: Opened | None = None
         self._is_open = threading.Event()
         self._over: bool = False
+        self._ending = False
         self._starts = 0
         self._last: tuple[dict[str, Any], list[dict[str, str]]] | None = None
         self._training = _RemoteTraining(self.recording, self._ask, self._tell, anchor)
         self._capturing: Any = None
         self._blocks: set[str] = set()
         self._brought: Any = None
-        self._starting: subprocess.Popen[bytes] | None = None
         try:
-            self._check_trackers()
-            self._link, self._starting = start()
+            self._check_settings()
+            self._link = start()
         except BaseException:
             self.recording.end()
             self.recording.close()
@@ -205,12 +204,14 @@ class AgentService:
         """The figures up to now, or since ``reset_window``; empty where there is no agent any more."""
         if self._last is not None:
             return self._last[0]
+        self._open()
         self._report(fresh=True)
         return self._ask("summary", state) or {}
 
     def reset_window(self) -> None:
         """Let ``summary`` start from now."""
         if self._last is None:
+            self._open()
             self._report(fresh=True)
             self._ask("reset_window")
 
@@ -218,6 +219,7 @@ class AgentService:
         """What could not be seen."""
         if self._last is not None:
             return self._last[1]
+        self._open()
         self._report(fresh=True)
         return self._ask("unobserved") or []
 
@@ -247,11 +249,15 @@ class AgentService:
 
     def _serve(self) -> None:
         guard = Guard("agent")
-        while not self._over and not guard.closed:
+        while not guard.closed:
             with guard:
                 self._serve_one()
-            if not self._over:
+            self._fail_waiting()
+            if self._over or self._ending:
+                return
+            with guard:
                 self._start_again()
+        self._is_open.set()
 
     def _say_hello(self, link: Link) -> None:
         process = _descriptor_of(os.getpid())
@@ -262,14 +268,13 @@ class AgentService:
 
     def _serve_one(self) -> None:
         """Report, and do what the agent asks for, until it is gone or the session is over."""
-        due_s = 0.0
+        due_s = time.monotonic() + self._config.turn_every_s
         while not self._over:
-            now_s = time.monotonic()
-            if now_s >= due_s:
-                due_s = now_s + self._config.turn_every_s
-                self._report()
-                self._turn_captures()
-                self._reap()
+            if time.monotonic() >= due_s:
+                due_s = time.monotonic() + self._config.turn_every_s
+                if self._is_open.is_set():  # before, nobody is told what is logged
+                    self._report()
+                    self._turn_captures()
             if self._link.fileno() in self._link.wait(due_s - time.monotonic()):
                 try:
                     self._take(self._link.receive())
@@ -279,11 +284,10 @@ class AgentService:
     def _start_again(self) -> None:
         """The agent is gone: another one goes on with the same memory, in a thread of this process if it must."""
         self._starts += 1
-        self._fail_waiting()
+        self._link.close()
         if self._starts > MOST_STARTS:
             self._over = True
             _log.error("The agent has ended %d times: nothing more is exported", self._starts)
-            self._is_open.set()
             return
         try:
             if self._opened is None:  # it cannot run here
@@ -291,7 +295,7 @@ class AgentService:
                 link = serve_here()
             else:
                 _log.warning("The agent has ended; another one goes on")
-                link, self._starting = start()
+                link = start()
         except OSError as error:
             _log.warning("No other agent can be started (%s): a thread of this process goes on", error)
             link = serve_here()
@@ -349,11 +353,7 @@ class AgentService:
         with Guard("captures"):
             self._make_capturing(opened)
         self._is_open.set()
-
-    def _reap(self) -> None:
-        """What started the agent has ended, and must not stay as a zombie."""
-        if self._starting is not None and self._starting.poll() is not None:
-            self._starting = None
+        self._report(fresh=True)
 
     # -- what the agent asks -----------------------------------------------------------------------
 
@@ -361,6 +361,12 @@ class AgentService:
         if sys.stderr is not None:
             sys.stderr.write(text)
             sys.stderr.flush()
+
+    def _do_refused(self, why: str) -> None:
+        """The agent cannot honour a setting that could not be checked here."""
+        _log.error("Nothing is exported: %s", why)
+        self._over = True
+        self._is_open.set()
 
     def _do_log(self, level: int, text: str) -> None:
         _log.log(level, "%s", text)
@@ -394,8 +400,25 @@ class AgentService:
 
     # -- trackers and captures ---------------------------------------------------------------------
 
-    def _check_trackers(self) -> None:
+    def _check_settings(self) -> None:
+        """Refuse what the agent could only refuse later.
+
+        Raises:
+            ConfigError: something that was asked for is not installed, or a variable of OTLP has a wrong value.
+        """
         from otel_train.values import SWITCHED
+
+        config = self._config
+        if config.otlp == "on" or (
+            config.otlp == "auto" and any(name.startswith("OTEL_EXPORTER_OTLP") for name in self._environ)
+        ):
+            from otel_train.export.settings import OtlpSettings
+
+            OtlpSettings.read(self._environ, wanted=config.otlp == "on")
+        if config.exporters.strip() not in ("auto", "off"):
+            from otel_train.export.brought import check_known
+
+            check_known(config.exporters)
 
         wanted = [name for name in SWITCHED if getattr(self._config, name) == "on"]
         if wanted:
@@ -432,6 +455,7 @@ class AgentService:
                 self._capturing.turn(_nothing)
 
     def _end(self, state: str, timeout_s: float) -> None:
+        self._ending = True
         self._last = self._ask("end", state, timeout_s=timeout_s) or ({}, [])
 
     def _stop_capturing(self) -> None:
@@ -528,9 +552,6 @@ class AgentService:
     def _let_go(self) -> None:
         self._over = True
         self._link.close()
-        if self._starting is not None:
-            with suppress(OSError):
-                self._starting.wait(1.0)
 
     def let_go_in_fork(self) -> None:
         """In a forked child: the connection is the parent's."""

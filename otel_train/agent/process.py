@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.agent.link import Link
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import FrameType
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -23,14 +24,15 @@ _THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREAD
 """Libraries of the agent start no pools of threads: they would take memory, and it computes little."""
 
 _PROGRAM = (
-    "import os, sys; os.fork() and os._exit(0); sys.path[:1] = []; sys.path.append({root!r}); "
+    "import sys; sys.path[:1] = []; sys.path.append({root!r}); "
     "from otel_train.agent.process import main; main({descriptor})"
 )
-"""It forks, so that it is no child of the program: a program that waits for any of its children must not meet it."""
+_SHELL = ("/bin/sh", "-c", 'exec "$@" &', "sh")
+"""It ends at once: the agent is no child of the program. One that waits for any of its children must not meet it."""
 
 
-def start() -> tuple[Link, subprocess.Popen[bytes]]:
-    """Start an agent; the connection to it, and the process that is to be waited for, which ends at once.
+def start() -> Link:
+    """Start an agent; the connection to it.
 
     Raises:
         OSError: no process can be started here.
@@ -40,8 +42,8 @@ def start() -> tuple[Link, subprocess.Popen[bytes]]:
     ours, theirs = socket.socketpair()
     try:
         command = [sys.executable, "-c", _PROGRAM.format(root=str(_ROOT), descriptor=theirs.fileno())]
-        starting = subprocess.Popen(  # noqa: S603 - our own program
-            command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+        _run_aside(
+            [*_SHELL, *command], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL, start_new_session=True,
             env={**os.environ, **_THREADS, "OTEL_TRAIN_DISABLED": "true"},
         )  # fmt: skip
@@ -50,12 +52,43 @@ def start() -> tuple[Link, subprocess.Popen[bytes]]:
         raise
     finally:
         theirs.close()
-    return Link(ours), starting
+    return Link(ours)
+
+
+def _run_aside(command: Sequence[str], **how: Any) -> None:
+    """Run what ends at once, and let nobody hear of its end: handlers of SIGCHLD are the program's, for its children.
+
+    Raises:
+        OSError: it cannot be run.
+    """
+    before = signal.getsignal(signal.SIGCHLD)
+    ours = callable(before) and threading.current_thread() is threading.main_thread()
+    heard: list[int] = []
+    if ours:
+        signal.signal(signal.SIGCHLD, lambda number, _: heard.append(number))
+    try:
+        with subprocess.Popen(command, **how) as starting:  # noqa: S603 - our own program
+            status = starting.wait()
+        if status:
+            raise OSError(f"{command[0]} ended with status {status}")
+    finally:
+        if ours:
+            signal.signal(signal.SIGCHLD, before)
+            if heard and _another_has_ended():
+                os.kill(os.getpid(), signal.SIGCHLD)
+
+
+def _another_has_ended() -> bool:
+    try:
+        return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
 
 
 def main(descriptor: int) -> None:
     """Serve the rank at the other end of this socket."""
-    from otel_train.agent.messages import Hello
+    from otel_train.agent.messages import Ask, Hello
+    from otel_train.errors import ConfigError
 
     link = Link(socket.socket(fileno=descriptor))
     handler = LogsToRank(link)
@@ -71,7 +104,11 @@ def main(descriptor: int) -> None:
         os.chdir(hello.folder)
     from otel_train.agent.service import RankService
 
-    service = RankService(link, hello, memory, process)
+    try:
+        service = RankService(link, hello, memory, process)
+    except ConfigError as error:
+        link.send(Ask(0, "refused", (str(error),)))
+        return
 
     def terminated(number: int, frame: FrameType | None) -> None:
         del number, frame

@@ -86,6 +86,7 @@ class SharedRings:
         self._spent_before_ns = 0
         self._copy = FlightCopy(copy, self._map, self._layout) if copy is not None else None
         self._copied_s = 0.0
+        self._limited = True
         self.identity: dict[str, object] = {}
         self._sources: list[Source] = []
         self.main = self._find()[0]
@@ -116,6 +117,7 @@ class SharedRings:
 
     def limit(self, positions: Iterable[tuple[int, int]] | None) -> None:
         """Let the pump read up to these positions, by ring, and of other rings nothing; None: whatever is there."""
+        self._limited = positions is not None
         upto = None if positions is None else dict(positions)
         for slot, thread in self._find().items():
             thread.ring.limit = _UNLIMITED if upto is None else upto.get(slot, thread.ring.limit)
@@ -151,7 +153,7 @@ class SharedRings:
             if thread is None:
                 words, progress = self._layout.ring(self._map, slot)
                 thread = SharedThread(SharedRing(words, progress), slot, ident, name, engine=engine)
-                thread.ring.limit = thread.ring.written
+                thread.ring.limit = 0 if self._limited else _UNLIMITED
                 self._threads[slot] = thread
             thread.ended = used == self._layout.over and thread.ring.written <= thread.ring.limit
         return self._threads

@@ -219,6 +219,8 @@ class RankService:
                 self._rings.close()
             with Guard("artifacts"):
                 write_at_the_end(config, self.info.rank, self._routes.run_directory)
+            with Guard("run directory"):  # the next start of this rank must not wait for a Collector
+                self._routes.close_files()
 
     def _finish_without_it(self) -> None:
         """The rank is gone, or its connection is: bring it to its end."""
@@ -229,7 +231,7 @@ class RankService:
         self._finish(state, cause=cause)
 
     def _deliver(self) -> None:
-        """Send what waits. The folder of the rank is given back first: its next start must not wait for this."""
+        """Send what waits, or leave it in the spool."""
         self._routes.close(DELIVERY_S)
         self._link.close()
 

@@ -82,6 +82,26 @@ def brought(
     return [Brought(name, exporter, timeout_s) for name, exporter in made.items() if exporter is not None]
 
 
+def check_known(wish: str) -> None:
+    """Refuse an exporter that is not installed.
+
+    Raises:
+        ConfigError: one that is asked for by name is not.
+    """
+    known = {point.name: point for point in entry_points(group=GROUP)}
+    for name in words_of(wish):
+        if name not in known:
+            raise _unknown(name, known)
+
+
+def _unknown(name: str, known: Mapping[str, EntryPoint]) -> ConfigError:
+    close = get_close_matches(name, known, n=1)
+    remedy = f"Did you mean {close[0]}?" if close else f"Installed: {', '.join(known) or 'none'}"
+    return ConfigError(
+        f"exporters={name!r}: expected the name of an installed entry point {GROUP}. {remedy}"
+    )
+
+
 def _asked(
     name: str, known: Mapping[str, EntryPoint], resource: Mapping[str, AttributeValue]
 ) -> Exporter | None:
@@ -91,11 +111,7 @@ def _asked(
         ConfigError: see ``brought``.
     """
     if name not in known:
-        close = get_close_matches(name, known, n=1)
-        remedy = f"Did you mean {close[0]}?" if close else f"Installed: {', '.join(known) or 'none'}"
-        raise ConfigError(
-            f"exporters={name!r}: expected the name of an installed entry point {GROUP}. {remedy}"
-        )
+        raise _unknown(name, known)
     try:
         return _made(known[name], resource)
     except ConfigError:

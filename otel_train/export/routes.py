@@ -233,6 +233,15 @@ class Routes:
             sys.stderr.write(render(Page.of(sys.stderr)))
             sys.stderr.flush()
 
+    def close_files(self) -> None:
+        """Close the run directory and ``/metrics``; only what is sent goes on."""
+        sent = [route for route in self._routes if _sends(route)]
+        rest, self._routes = [route for route in self._routes if not _sends(route)], sent
+        for route in rest:
+            with route.guard:
+                route.exporter.close(0.05)
+        self._directory.close()
+
     def close(self, timeout_s: float) -> None:
         """Close everything, in at most ``timeout_s`` seconds in all."""
         deadline = time.monotonic() + timeout_s
@@ -262,6 +271,11 @@ class Routes:
             except OSError as error:
                 self._directory.note(error)
         return exporter
+
+
+def _sends(route: Route) -> bool:
+    """Whether what it was given may still be under way."""
+    return route.guard.part not in ("/metrics", "run directory")
 
 
 @contextmanager
