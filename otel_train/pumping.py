@@ -100,7 +100,7 @@ class Pumping:
         ConfigError: a setting of captures cannot be honoured.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two by keyword
         self,
         config: Config,
         info: RunInfo,

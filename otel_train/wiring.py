@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from otel_train.recording import Recording
 
 
-def readings_of(
+def readings_of(  # noqa: PLR0913 - half of them by keyword
     recording: Recording,
     run: RunAccount,
     signals: Signals,

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from otel_train.capturing.epochs import EpochCaptures
     from otel_train.clock import Anchor
     from otel_train.config import Config
-    from otel_train.runinfo import RunInfo
 
 OPEN_S = 10.0
 """Longest that somebody who asks for the run directory waits for the agent to open it."""
@@ -93,6 +92,7 @@ class AgentService:
         self._starts = 0
         self._last: tuple[dict[str, Any], list[dict[str, str]]] | None = None
         self._training = _RemoteTraining(self.recording, self._ask, self._tell, anchor)
+        self._requests = _RemoteRequests(self._ask, self._tell)
         self._capturing: Any = None
         self._blocks: set[str] = set()
         self._brought: Any = None
@@ -323,11 +323,15 @@ class AgentService:
         )  # fmt: skip
 
     def _report(self, *, fresh: bool = False) -> None:
-        """Report what is new. Whoever asks for figures has reported before."""
-        with self._reporting:
+        """Report what is new. Whoever asks for figures has reported before. Waits for another report, but not for long."""
+        if not self._reporting.acquire(timeout=self._config.exit_timeout_s):
+            return
+        try:
             report = self._reports.make(fresh=fresh)
             with suppress(OSError):
                 self._link.send(report)
+        finally:
+            self._reporting.release()
 
     def _take(self, message: object) -> None:
         if isinstance(message, Opened):
@@ -388,6 +392,9 @@ class AgentService:
         answer: tuple[int, object] = self._capturing.office.post(body, token)
         return answer
 
+    def _do_request(self, document: object) -> None:
+        self._requests.left = document
+
     def _do_exchange(self, which: dict[str, Any]) -> None:
         from otel_train.export.exchange import Exchange
         from otel_train.record.job_store import connect
@@ -444,7 +451,7 @@ class AgentService:
         capturing = Capturing(
             self._config, opened.info, training=self._training,
             rank_folder=Path(opened.run_directory) / f"rank{opened.info.rank}",
-            ooms=self.recording.devices.ooms,
+            ooms=self.recording.devices.ooms, requests=self._requests,
         )  # fmt: skip
         capturing.open(lambda _path, _take: None)  # the agent listens, and passes on
         self._capturing = self._reports.capturing = capturing
@@ -536,7 +543,8 @@ class AgentService:
                     self._take(self._link.receive())
         with self._answered:
             self._answered.wait_for(
-                lambda: self._answers.get(number) is not None or self._over, max(0.0, deadline_s - time.monotonic())
+                lambda: self._answers.get(number) is not None or self._over,
+                max(0.0, deadline_s - time.monotonic()),
             )
             answer = self._answers.get(number)
         if answer is not None and answer.error:
@@ -557,6 +565,34 @@ class AgentService:
         """In a forked child: the connection is the parent's."""
         self._over = True
         self._link.let_go()
+
+
+class _RemoteRequests:
+    """See ``capturing.office.Requests``: files are the agent's."""
+
+    where = "capture-token in the folder of the rank"
+
+    def __init__(self, ask: Callable[..., Any], tell: Callable[..., None]) -> None:
+        self.left: object = None
+        self._ask = ask
+        self._tell = tell
+
+    def publish(self, token: str) -> None:
+        self._tell("publish", token)
+
+    def withdraw(self) -> None:
+        """The agent takes the token away at the end."""
+
+    def waiting(self) -> object:
+        return self.left
+
+    def done(self) -> None:
+        self.left = None
+        self._tell("request_done")
+
+    def pass_on(self, rank: int, request: dict[str, Any]) -> str:
+        refusal: str | None = self._ask("pass_on", rank, request)
+        return "the agent did not answer; ask again" if refusal is None else refusal
 
 
 class _RemoteTraining:

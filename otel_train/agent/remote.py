@@ -325,13 +325,16 @@ class RemoteCapturing:
         *,
         loop: Callable[[], Any],
         post: Callable[[bytes, str], tuple[int, object]],
+        waiting: Callable[[], object],
     ) -> None:
         self._remote = remote
         self._run = run
         self._send = send
         self._loop = loop
         self._post = post
+        self._waiting = waiting
         self._told: Any = None
+        self._asked: object = None
         run.keeper.captured_ns = lambda: remote.state.captured_ns
 
     def open(self, on_post: Callable[[str, Callable[[bytes, str], tuple[int, object]]], None]) -> None:
@@ -342,6 +345,11 @@ class RemoteCapturing:
         """Tell the rank how the loop goes, where that has changed."""
         if self._remote.state.in_a_hurry:
             settle()
+        asked = self._waiting()
+        if asked != self._asked:
+            self._asked = asked
+            if asked is not None:
+                self._send("request", asked)
         loop = self._loop()
         if loop != self._told:
             self._told = loop

@@ -10,8 +10,6 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from otel_train.codes import EDGE_WORDS, Source, SourceKind
 from otel_train.flight import SharedLayout
 from otel_train.record.ring import SAMPLED, RingReader
@@ -19,6 +17,8 @@ from otel_train.record.ring import SAMPLED, RingReader
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
+
+    import numpy as np
 
 _COPY_EVERY_S = 1.0
 _UNLIMITED = 1 << 62

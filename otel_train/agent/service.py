@@ -23,6 +23,7 @@ from otel_train.agent.remote import (
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.artifacts.ending import write_at_the_end
 from otel_train.capturing.build import rule_of
+from otel_train.capturing.office import RequestFolder
 from otel_train.clock import system_clock
 from otel_train.export.memories import Memories
 from otel_train.export.peaks import TreeReader
@@ -81,7 +82,11 @@ class RankService:
         self._routes.terminal = (page, lambda text: self._tell("say", text))
         self._rings = SharedRings(memory, self._routes.flight_path)
         self._remote = RemoteRecording(self._rings)
-        elsewhere = _Elsewhere(self._remote, self._tell, hello.resource, info.pid, self._post)
+        self._requests = RequestFolder(self._routes.rank_folder if config.capture != "off" else None)
+        elsewhere = _Elsewhere(
+            self._remote, self._tell, resource=hello.resource, pid=info.pid, post=self._post,
+            waiting=self._requests.waiting,
+        )  # fmt: skip
         recording: Any = self._remote
         self._pumping = Pumping(
             config, self.info, recording=recording, routes=self._routes, anchor=hello.anchor,
@@ -186,6 +191,15 @@ class RankService:
         """The rows of what has been settled up to now."""
         return self._pumping.hand_over()
 
+    def _do_publish(self, token: str) -> None:
+        self._requests.publish(token)
+
+    def _do_request_done(self) -> None:
+        self._requests.done()
+
+    def _do_pass_on(self, rank: int, request: dict[str, Any]) -> str:
+        return self._requests.pass_on(rank, request)
+
     def _do_providers(self) -> None:
         with self._pump.lock:
             self._routes.add_elsewhere(RemoteProviders(self._tell))
@@ -219,6 +233,8 @@ class RankService:
                 self._rings.close()
             with Guard("artifacts"):
                 write_at_the_end(config, self.info.rank, self._routes.run_directory)
+            with Guard("captures"):
+                self._requests.withdraw()
             with Guard("run directory"):  # the next start of this rank must not wait for a Collector
                 self._routes.close_files()
 
@@ -273,10 +289,13 @@ class _Elsewhere:
         self,
         remote: RemoteRecording,
         tell: Callable[..., None],
+        *,
         resource: Mapping[str, AttributeValue],
         pid: int,
         post: Callable[[bytes, str], tuple[int, object]],
+        waiting: Callable[[], object],
     ) -> None:
+        self._waiting = waiting
         self.resource = resource
         self.trackers = RemoteTrackers(remote, tell)
         self._remote = remote
@@ -292,8 +311,9 @@ class _Elsewhere:
         """See there."""
         rings = self._remote.recorder
         return RemoteCapturing(
-            self._remote, run, self._tell, loop=lambda: loop_of(run, rings), post=self._post
-        )
+            self._remote, run, self._tell, loop=lambda: loop_of(run, rings), post=self._post,
+            waiting=self._waiting,
+        )  # fmt: skip
 
     def job(self, events: Callable[[], Mapping[str, int]], prefix: str) -> Job:
         """See there."""
@@ -308,9 +328,7 @@ class _Elsewhere:
         remote = self._remote
 
         def datasets(loaders: Iterable[str]) -> int | None:
-            found = dict(
-                remote.state.datasets[name] for name in loaders if name in remote.state.datasets
-            )
+            found = dict(remote.state.datasets[name] for name in loaders if name in remote.state.datasets)
             return sum(found.values()) if found else None
 
         return Memories(

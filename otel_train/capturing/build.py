@@ -13,7 +13,7 @@ from otel_train.capturing.desk import Desk
 from otel_train.capturing.epochs import EpochCaptures
 from otel_train.capturing.gate import Thread
 from otel_train.capturing.memory_snapshot import OomSnapshots
-from otel_train.capturing.office import Identity, Office
+from otel_train.capturing.office import Identity, Office, RequestFolder
 from otel_train.capturing.plan import Plan
 from otel_train.capturing.profiler import TorchProfiler
 from otel_train.capturing.record import TOP
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from otel_train.aggregate.captures import Capture
     from otel_train.aggregate.run import RunAccount
     from otel_train.capturing.around import Training
+    from otel_train.capturing.office import Requests
     from otel_train.config import Config
     from otel_train.record.recorder import Recorder
     from otel_train.runinfo import RunInfo
@@ -55,6 +56,7 @@ class Capturing:
         training: the account.
         rank_folder: of this rank; None where nothing can be written, and nothing be captured.
         ooms: times that a device ran out of memory.
+        requests: where requests are left; the folder of the rank when None.
 
     Raises:
         ConfigError: an activity does not exist.
@@ -62,7 +64,7 @@ class Capturing:
 
     def __init__(
         self, config: Config, info: RunInfo, *, training: Training,
-        rank_folder: Path | None, ooms: Callable[[], int],
+        rank_folder: Path | None, ooms: Callable[[], int], requests: Requests | None = None,
     ) -> None:  # fmt: skip
         self._training = training
         self._console = (
@@ -90,8 +92,11 @@ class Capturing:
         )  # fmt: skip
         gate = self._desk.gate
         training.watch(lambda: gate.within_ns)
-        who = Identity(info.run_id, info.rank, rank_folder)
-        self.office = Office(self._desk, plan, who, loop=training.loop, token=config.capture_token)
+        who = Identity(info.run_id, info.rank)
+        place_of_requests = RequestFolder(rank_folder) if requests is None else requests
+        self.office = Office(
+            self._desk, plan, who, place_of_requests, loop=training.loop, token=config.capture_token
+        )
         self._snapshots = OomSnapshots(ooms, place.folder, info.rank)
         every = _every_of(config)
         if every.ever:

@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from otel_train.atomic import replace_text
 from otel_train.capturing import asked
@@ -42,12 +42,88 @@ class Identity(NamedTuple):
     Attributes:
         run_id: the run.
         rank: this process.
-        folder: of this rank; None where there is no run directory.
     """
 
     run_id: str
     rank: int
-    folder: Path | None
+
+
+class Requests(Protocol):
+    """Where requests are left for a rank, and the token that opens HTTP."""
+
+    @property
+    def where(self) -> str:
+        """Where the token is found, for people."""
+
+    def publish(self, token: str) -> None:
+        """Write the token down for who may read our files."""
+
+    def withdraw(self) -> None:
+        """Take it away."""
+
+    def waiting(self) -> object:
+        """The request that waits, or text that says why it cannot be read; None for none."""
+
+    def done(self) -> None:
+        """It has been dealt with."""
+
+    def pass_on(self, rank: int, request: dict[str, Any]) -> str:
+        """Leave a request with another rank of this run; why that is not possible."""
+
+
+class RequestFolder:
+    """The folder of a rank as the place where requests are left.
+
+    Args:
+        folder: of the rank; None where there is no run directory.
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+
+    @property
+    def where(self) -> str:
+        """See ``Requests``, as for what follows."""
+        return str(self._folder / KEY_FILE) if self._folder else "OTEL_TRAIN_CAPTURE_TOKEN"
+
+    def publish(self, token: str) -> None:
+        """See there."""
+        if self._folder is not None:
+            handle = os.open(self._folder / KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(handle, "w") as file:
+                file.write(token + "\n")
+
+    def withdraw(self) -> None:
+        """See there."""
+        if self._folder is not None:
+            (self._folder / KEY_FILE).unlink(missing_ok=True)
+
+    def waiting(self) -> object:
+        """See there."""
+        if self._folder is None:
+            return None
+        try:
+            with (self._folder / asked.REQUEST_FILE).open("rb") as file:
+                return json.loads(file.read(1 << 16))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, RecursionError) as error:
+            return f"{self._folder / asked.REQUEST_FILE}: {error}"
+
+    def done(self) -> None:
+        """See there."""
+        if self._folder is not None:
+            (self._folder / asked.REQUEST_FILE).unlink(missing_ok=True)
+
+    def pass_on(self, rank: int, request: dict[str, Any]) -> str:
+        """See there."""
+        if self._folder is None:
+            return "without a run directory only the rank that is asked can be captured"
+        folder = self._folder.parent / f"rank{rank}"
+        if not folder.is_dir():
+            return f"rank {rank} has no folder in {folder.parent}"
+        leave(folder, request)
+        return ""
 
 
 class Office:
@@ -57,12 +133,20 @@ class Office:
         desk: takes them.
         plan: what is recorded where a request says nothing.
         who: we are.
+        requests: where others are left.
         loop: looks at the loop.
         token: opens HTTP; made when empty.
     """
 
     def __init__(
-        self, desk: Desk, plan: Plan, who: Identity, *, loop: Callable[[], Loop], token: str
+        self,
+        desk: Desk,
+        plan: Plan,
+        who: Identity,
+        requests: Requests,
+        *,
+        loop: Callable[[], Loop],
+        token: str,
     ) -> None:
         self.schedule: Schedule | None = None
         self.slow: SlowSteps | None = None
@@ -70,6 +154,7 @@ class Office:
         self._desk = desk
         self._plan = plan
         self._who = who
+        self._requests = requests
         self._loop = loop
         self._token = token or secrets.token_urlsafe(24)
         self._signalled = False
@@ -77,10 +162,7 @@ class Office:
 
     def open(self) -> None:
         """Write the token down for who may read our files, and listen for SIGUSR2 if nobody else does."""
-        if self._who.folder is not None:
-            handle = os.open(self._who.folder / KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(handle, "w") as file:
-                file.write(self._token + "\n")
+        self._requests.publish(self._token)
         main = threading.current_thread() is threading.main_thread()
         if main and hasattr(signal, "SIGUSR2") and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
             self._before = signal.SIG_DFL
@@ -91,8 +173,7 @@ class Office:
         ours = self._before is not None and signal.getsignal(signal.SIGUSR2) == self._on_signal
         if ours and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGUSR2, self._before)
-        if self._who.folder is not None:
-            (self._who.folder / KEY_FILE).unlink(missing_ok=True)
+        self._requests.withdraw()
 
     def turn(self) -> None:
         """Look for requests, then let the desk work. Driven by the pump."""
@@ -134,7 +215,7 @@ class Office:
             The HTTP status, and the answer.
         """
         if not hmac.compare_digest(token.encode(), self._token.encode()):
-            where = self._who.folder / KEY_FILE if self._who.folder else "OTEL_TRAIN_CAPTURE_TOKEN"
+            where = self._requests.where
             return 401, {"error": f"the token is wrong or missing: 'Authorization: Bearer ...', see {where}"}
         try:
             document = json.loads(body) if body.strip() else {}
@@ -176,38 +257,25 @@ class Office:
 
     def _pass_on(self, rank: int, plan: Plan) -> str:
         """Leave a request with another rank of this run; why that is not possible."""
-        if self._who.folder is None:
-            return "without a run directory only the rank that is asked can be captured"
-        folder = self._who.folder.parent / f"rank{rank}"
-        if not folder.is_dir():
-            return f"rank {rank} has no folder in {folder.parent}"
         request = {
             "steps": plan.steps, "warmup": plan.warmup, "at_step": plan.at_step, "reason": plan.reason,
             "pinned": plan.pinned, **plan.options._asdict(),
         }  # fmt: skip
-        leave(folder, request)
-        return ""
+        return self._requests.pass_on(rank, request)
 
     def _take_file(self, loop: Loop) -> None:
-        if self._who.folder is None:
+        document = self._requests.waiting()
+        if document is None:
             return
-        path = self._who.folder / asked.REQUEST_FILE
-        try:
-            with path.open("rb") as file:
-                document = json.loads(file.read(1 << 16))
-        except FileNotFoundError:
-            return
-        except (OSError, ValueError, RecursionError) as error:
-            document = str(error)
         try:
             refusal = str(self._arm(asked.read(document, self._plan), loop)[1].get("error", ""))
         except (ConfigError, OSError) as error:
             refusal = str(error)
         if refusal == TOO_EARLY:
             return  # it lies there until it can be done
-        path.unlink(missing_ok=True)
+        self._requests.done()
         if refusal:
-            _log.warning("%s: %s", path, refusal)
+            _log.warning("%s: %s", asked.REQUEST_FILE, document if isinstance(document, str) else refusal)
 
     def _on_signal(self, number: int, frame: object) -> None:
         del number, frame

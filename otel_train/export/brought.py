@@ -97,9 +97,7 @@ def check_known(wish: str) -> None:
 def _unknown(name: str, known: Mapping[str, EntryPoint]) -> ConfigError:
     close = get_close_matches(name, known, n=1)
     remedy = f"Did you mean {close[0]}?" if close else f"Installed: {', '.join(known) or 'none'}"
-    return ConfigError(
-        f"exporters={name!r}: expected the name of an installed entry point {GROUP}. {remedy}"
-    )
+    return ConfigError(f"exporters={name!r}: expected the name of an installed entry point {GROUP}. {remedy}")
 
 
 def _asked(

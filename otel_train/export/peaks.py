@@ -116,7 +116,9 @@ class TreeReader:
         self._psutil: Any = psutil
         self._clock = clock
         self._proc = proc
-        self._own: Any = psutil.Process(pid)
+        self._own: Any = None
+        with suppress(psutil.NoSuchProcess):  # another process may have ended by now
+            self._own = psutil.Process(pid)
         self._children: dict[int, Child] = {}
         self._look_ns = 0
         self._listed_ns = -_LIST_EVERY_NS
@@ -148,14 +150,18 @@ class TreeReader:
         except OSError:
             text = b""
         own, highest = (_field(text, name) for name in (b"VmRSS:", b"VmHWM:"))
-        own = own if own is not None else int(self._own.memory_info().rss)
+        own = own if own is not None else self._asked_rss()
         return own, highest if highest is not None else own
+
+    def _asked_rss(self) -> int:
+        return self._ask(self._own, lambda own: int(own.memory_info().rss)) or 0 if self._own else 0
 
     def _list(self, now_ns: int) -> dict[int, Child]:
         try:
             pids = _descendants(self._proc.resolve())
         except OSError:
-            pids = [child.pid for child in self._own.children(recursive=True)]
+            found_by = self._own.children(recursive=True) if self._own else ()
+            pids = [child.pid for child in found_by]
         found = {pid: child for pid, child in self._children.items() if pid in pids}
         for pid in set(pids).difference(found):
             child = self._ask(pid, lambda pid: Child(self._psutil.Process(pid)))

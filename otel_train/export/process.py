@@ -37,7 +37,9 @@ class ProcessReader:
         import psutil
 
         self._psutil: Any = psutil
-        self._process: Any = psutil.Process(pid)
+        self._process: Any = None
+        with suppress(psutil.NoSuchProcess):  # another process may have ended by now
+            self._process = psutil.Process(pid)
         groups = [_Group(*(cgroup / name for name in names)) for names in _FILES]
         limits = [_number(group.limit) for group in groups]
         machine_bytes = self._psutil.virtual_memory().total
@@ -47,16 +49,20 @@ class ProcessReader:
 
     def write(self, sheet: Sheet) -> None:
         """Put the present readings; of a process that is gone, those of the machine alone."""
-        with suppress(self._psutil.Error), self._process.oneshot():
-            sheet.put(c.PROCESS_MEMORY_USAGE, self._process.memory_info().rss)
-            times = self._process.cpu_times()
-            sheet.put(c.PROCESS_CPU_TIME, times.user, "user")
-            sheet.put(c.PROCESS_CPU_TIME, times.system, "system")
-            sheet.put(c.PROCESS_THREAD_COUNT, self._process.num_threads())
-            sheet.put(c.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, self._process.num_fds())
+        if self._process is not None:
+            with suppress(self._psutil.Error), self._process.oneshot():
+                self._write_process(sheet)
         used, limit = self.host_memory()
         sheet.put(c.HOST_MEMORY_USAGE, used)
         sheet.put(c.HOST_MEMORY_LIMIT, limit)
+
+    def _write_process(self, sheet: Sheet) -> None:
+        sheet.put(c.PROCESS_MEMORY_USAGE, self._process.memory_info().rss)
+        times = self._process.cpu_times()
+        sheet.put(c.PROCESS_CPU_TIME, times.user, "user")
+        sheet.put(c.PROCESS_CPU_TIME, times.system, "system")
+        sheet.put(c.PROCESS_THREAD_COUNT, self._process.num_threads())
+        sheet.put(c.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, self._process.num_fds())
 
     def rss_of(self, pid: int) -> int:
         """Resident bytes of another process; 0 when it is gone."""

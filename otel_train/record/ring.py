@@ -146,7 +146,7 @@ class Ring(RingReader):
         self._elsewhere = elsewhere
         make = _native_writer if native else _writer
         self.edge, self._counts, self.disown, self._lend = make(
-            words, clock, owner, elsewhere, progress
+            words, clock, owner, elsewhere, progress=progress
         )
 
     def let_go(self) -> None:
@@ -218,6 +218,7 @@ def _native_writer(
     clock: Clock,
     owner: int,
     elsewhere: Callable[[int], None],
+    *,
     progress: memoryview | None,
 ) -> _WriterParts:
     # A clock that was replaced before we were imported is Python's to read.
@@ -231,6 +232,7 @@ def _writer(
     clock: Clock,
     owner: int,
     elsewhere: Callable[[int], None],
+    *,
     progress: memoryview | None,
 ) -> _WriterParts:
     mask, sample = len(words) - 1, SAMPLED * EDGE_WORDS - 1

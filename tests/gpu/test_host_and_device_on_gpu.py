@@ -15,6 +15,7 @@ from otel_train.export.hardware import HardwareReader
 from otel_train.record.cuda_driver import cuda_driver
 from otel_train.record.scaler import ScaledUpdates
 from otel_train.records import Point
+from tests.support.inside import inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -54,7 +55,7 @@ def stage_of(summary: dict[str, Any], name: str) -> dict[str, Any]:
 
 def moved(session: Session) -> dict[tuple[str, ...], float]:
     """Bytes by direction and device, as they are published."""
-    families = session._service.pumping._reporter.snapshot().families
+    families = inside(session).pumping._reporter.snapshot().families
     points = [point for family in families if family.metric is c.ACCELERATOR_IO for point in family.points]
     return {
         tuple(str(value) for value in dict(point.attributes).values()): point.value

@@ -17,6 +17,7 @@ from otel_train.launch.aftermath import settle
 from otel_train.launch.parent import Ended
 from otel_train.launch.will import Will, read_wills
 from tests.integration.loops.truth import QUIET, Net, loader, sgd
+from tests.support.inside import inside
 from tests.support.receiver import http_receiver
 
 if TYPE_CHECKING:
@@ -77,11 +78,11 @@ def epoch(session: Any) -> None:
 
 def turn(session: Any, *, exports: bool) -> None:
     """Let the pump look; with ``exports`` it also sends, and the will is written again."""
-    with session._service.pump.lock:
+    with inside(session).pump.lock:
         if exports:
-            session._service.pump._due.clear()
-        session._service.pump.settle()
-        session._service.pump.turn()
+            inside(session).pump._due.clear()
+        inside(session).pump.settle()
+        inside(session).pump.turn()
 
 
 def die(folder: Path, pid: int, session: Any, code: int = -9) -> dict[str, Any]:

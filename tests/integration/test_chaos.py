@@ -29,6 +29,7 @@ from otel_train.export.pump import Route
 from otel_train.guard import Guard
 from tests.integration.loops.truth import Net, Watch, dataset, loader, loss_of
 from tests.integration.test_session import FAST, classic, page, rank_folder, train, until
+from tests.support.inside import inside
 from tests.support.receiver import black_hole, http_receiver, refusing_address
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def test_a_broken_exporter_is_switched_off_and_training_goes_on(
     model, batches, broken = Net(), loader(20), Broken()
     with caplog.at_level(logging.WARNING, "otel_train"):
         session = watch(model, {"train": batches}, **FAST)
-        session._service.pump.routes.append(Route(broken, Guard("broken part"), 0.0))
+        inside(session).pump.routes.append(Route(broken, Guard("broken part"), 0.0))
         train(model, batches, epochs=3)
         assert until(lambda: broken.called >= 3)
         time.sleep(0.2)

@@ -11,6 +11,7 @@ from prometheus_client import parser
 
 from otel_train.export.profile import LEAN
 from tests.integration.loops.truth import QUIET, Net, Watch, loader, loss_of, sgd
+from tests.support.inside import inside
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -31,8 +32,8 @@ def published(watch: Watch, **settings: Any) -> tuple[str, Any]:
     session.summary()  # settles
     page = ""
     if session.metrics_url:
-        with session._service.pump.lock:
-            session._service.pump.turn(final=True)
+        with inside(session).pump.lock:
+            inside(session).pump.turn(final=True)
         with urllib.request.urlopen(session.metrics_url, timeout=20) as answer:
             page = answer.read().decode()
     return page, session

@@ -30,6 +30,7 @@ from torch.utils.data import dataloader as torch_dataloader
 import otel_train
 from otel_train import catalog as c
 from tests.integration.loops.truth import QUIET, Net, Watch, loader, loss_of, sgd
+from tests.support.inside import inside
 from tests.support.receiver import http_receiver
 
 if TYPE_CHECKING:
@@ -653,7 +654,7 @@ def test_a_disabled_session_has_everything_that_a_session_has(monkeypatch: pytes
 def test_a_forked_child_has_no_session(watch: Watch) -> None:
     """It must neither wait for a lock of its parent's, nor write to its parent's map."""
     session = watch(Net(), {"train": loader(2)}, **FAST)
-    session._service.pump.lock.acquire()  # as if the pump were in the middle of a turn
+    inside(session).pump.lock.acquire()  # as if the pump were in the middle of a turn
     try:
         child = os.fork()
         if child == 0:
@@ -663,7 +664,7 @@ def test_a_forked_child_has_no_session(watch: Watch) -> None:
             session.close()
             os._exit(0 if quiet else 1)
     finally:
-        session._service.pump.lock.release()
+        inside(session).pump.lock.release()
     _, status = os.waitpid(child, 0)
 
     assert os.waitstatus_to_exitcode(status) == 0

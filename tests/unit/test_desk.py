@@ -18,7 +18,7 @@ from otel_train.capturing.boundary import Rule
 from otel_train.capturing.desk import Desk
 from otel_train.capturing.epochs import EpochCaptures, NoEpochCaptures
 from otel_train.capturing.gate import Thread
-from otel_train.capturing.office import KEY_FILE, Identity, Office, leave
+from otel_train.capturing.office import KEY_FILE, Identity, Office, RequestFolder, leave
 from otel_train.capturing.plan import Plan
 from otel_train.capturing.triggers import SLOW_STEPS, Every, Schedule, SlowSteps
 from otel_train.capturing.writer import Place
@@ -68,7 +68,12 @@ class Run:
         )  # fmt: skip
         (folder / "rank0").mkdir()
         self.office = Office(
-            self.desk, PLAN, Identity("r1", 0, folder / "rank0"), loop=self.loop, token="secret"
+            self.desk,
+            PLAN,
+            Identity("r1", 0),
+            RequestFolder(folder / "rank0"),
+            loop=self.loop,
+            token="secret",
         )
 
     def loop(self) -> Loop:

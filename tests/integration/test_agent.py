@@ -1,0 +1,359 @@
+"""An agent beside the program: what it sees when the program, the agent itself or the disk fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+ROOT = Path(__file__).parents[2]
+PRELUDE = """
+    import ctypes, os, signal, sys, threading, time
+    import torch, otel_train
+    from torch.utils.data import DataLoader, TensorDataset
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    RUNS = sys.argv[1]
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    data = DataLoader(TensorDataset(torch.randn(400, 4)), batch_size=4)
+
+    def start(**settings):
+        return otel_train.instrument(
+            model, {"train": data}, run_dir=RUNS, agent="process", turn_every_s=0.05, prometheus_port=0, **settings
+        )
+
+    def train(pause_s=0.0):
+        for (batch,) in data:
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+            time.sleep(pause_s)
+
+    def say(*words):
+        print(*words, flush=True)
+"""
+
+
+def program(tmp_path: Path, text: str) -> list[str]:
+    """A command that runs the prelude and ``text``; runs lie in ``tmp_path / "runs"``."""
+    path = tmp_path / "program.py"
+    path.write_text(textwrap.dedent(PRELUDE) + textwrap.dedent(text))
+    return [sys.executable, str(path), str(tmp_path / "runs")]
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Begins a program in a session of its own, in ``tmp_path``; ends what is left of it."""
+    begun: list[subprocess.Popen[str]] = []
+
+    def start(text: str, **more: str) -> subprocess.Popen[str]:
+        environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
+        begun.append(
+            subprocess.Popen(
+                program(tmp_path, text), env=environ, cwd=tmp_path, text=True, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, start_new_session=True,
+            )
+        )  # fmt: skip
+        return begun[-1]
+
+    yield start
+    for process in begun:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+    for agent in agents(tmp_path):
+        agent.kill()
+
+
+def agents(folder: Path) -> list[psutil.Process]:
+    """Agents of programs that run in this folder."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            mine = any("otel_train.agent.process" in word for word in process.cmdline())
+            if mine and Path(process.cwd()) == folder:
+                found.append(process)
+    return found
+
+
+def until(holds: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
+    """Wait until something holds; what it gives."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found = holds()
+        if found:
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"not within {seconds:g} s: {what}")
+
+
+def line(process: subprocess.Popen[str]) -> str:
+    """The next line that the program says."""
+    assert process.stdout is not None
+    text = process.stdout.readline().strip()
+    assert text, process.stderr.read() if process.stderr else ""
+    return text
+
+
+def summary(tmp_path: Path, state: str) -> dict[str, Any]:
+    """The summary of the only run, once it says that the run ended so; no agent is left then."""
+
+    def ended() -> dict[str, Any] | None:
+        for path in (tmp_path / "runs").glob("*/rank0/summary.json"):
+            found: dict[str, Any] = json.loads(path.read_text())
+            return found if found["state"] != "running" else None
+        return None
+
+    found: dict[str, Any] = until(ended, "a summary of a run that has ended")
+    assert found["state"] == state
+    until(lambda: not agents(tmp_path), "the agent has left")
+    return found
+
+
+def test_a_program_that_ends_by_itself_leaves_its_figures_and_no_agent(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """The card comes before the prompt, although another process has the figures."""
+    process = begin("start(); train(); train()")
+    said, errors = process.communicate(timeout=60)
+
+    assert (process.returncode, said) == (0, ""), errors
+    assert "200 train steps" in errors
+    assert summary(tmp_path, "finished")["steps"] == {"train": 200}
+
+
+def test_sigkill_loses_no_step(begin: Callable[..., subprocess.Popen[str]], tmp_path: Path) -> None:
+    """Nothing that the program wrote is its own: the agent reads the memory to its end."""
+    process = begin("start(); train(); train(); os.kill(os.getpid(), signal.SIGKILL)")
+    process.communicate(timeout=60)
+
+    found = summary(tmp_path, "killed")
+
+    assert process.returncode == -signal.SIGKILL
+    assert found["steps"] == {"train": 200}
+    assert found["telemetry"]["records_lost"] == 0
+    [file] = (tmp_path / "runs").glob("*/rank0/events.jsonl")
+    events = [json.loads(row) for row in file.read_text().splitlines()]
+    assert [row["name"] for row in events].count("train.run.killed") == 1
+
+
+def test_a_crash_in_c_is_an_end_like_any_other(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """No handler of ours runs in a process that has a segmentation fault."""
+    process = begin("start(); train(); ctypes.string_at(0)")
+    process.communicate(timeout=60)
+
+    assert process.returncode == -signal.SIGSEGV
+    assert summary(tmp_path, "killed")["steps"] == {"train": 100}
+
+
+@pytest.mark.parametrize(
+    ("number", "state"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "terminated")]
+)
+def test_signals_to_the_whole_group_end_the_program_and_not_its_agent(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path, number: int, state: str
+) -> None:
+    """Ctrl-C in a terminal, a launcher that ends its ranks: all that is left is told."""
+    process = begin("start(); train(); say('trained'); time.sleep(60)")
+    line(process)
+    os.killpg(process.pid, number)
+    _, errors = process.communicate(timeout=30)
+
+    assert summary(tmp_path, state)["steps"] == {"train": 100}
+    assert "100 train steps" in errors
+
+
+def test_an_agent_that_dies_is_followed_by_another_that_counts_everything(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """The memory is the program's: what is still in it is counted again from the beginning."""
+    process = begin(
+        "session = start(); train(); say(session.run_directory); sys.stdin.readline() if 0 else time.sleep(3);"
+        "train(); say(session.summary()['steps'])"
+    )
+    line(process)
+    [agent] = agents(tmp_path)
+    agent.kill()
+
+    assert line(process) == "{'train': 200}"
+    _, errors = process.communicate(timeout=60)
+    assert "another one goes on" in errors
+    assert summary(tmp_path, "finished")["steps"] == {"train": 200}
+
+
+def test_a_program_that_waits_for_any_child_never_meets_the_agent(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """``os.wait()`` of a program with a child of its own, and a handler of SIGCHLD that counts."""
+    process = begin(
+        """
+        heard = []
+        signal.signal(signal.SIGCHLD, lambda number, frame: heard.append(number))
+        session = start()
+        session.run_directory
+        train()
+        child = os.fork()
+        if child == 0:
+            os._exit(3)
+        pid, status = os.wait()
+        say(pid == child, os.waitstatus_to_exitcode(status), len(heard))
+        try:
+            os.wait()
+        except ChildProcessError:
+            say("no more")
+        """
+    )
+
+    assert line(process) == "True 3 1"
+    assert line(process) == "no more"
+    process.communicate(timeout=60)
+    assert summary(tmp_path, "finished")["steps"] == {"train": 100}
+
+
+def test_metrics_are_served_while_the_interpreter_is_held(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """A call that hangs in C with the lock held: nothing of the program runs, and everything is still told."""
+    from urllib.request import urlopen
+
+    process = begin(
+        """
+        session = start(stall_after_s=1.0, export_every_s=0.2)
+        say(session.metrics_url)
+        train(0.002)
+        time.sleep(1.0)
+        say("held")
+        ctypes.PyDLL(None).sleep(8)
+        say("released")
+        """
+    )
+    url = line(process)
+    line(process)
+    held_until = time.monotonic() + 6.0
+    pages = []
+    while time.monotonic() < held_until:
+        with urlopen(url, timeout=2) as page:
+            pages.append(page.read().decode())
+        time.sleep(0.5)
+
+    assert len(pages) > 8
+    # Steps of the last turn before the call were not reported by then; a hang is no reason to keep them back.
+    steps = [row for row in pages[-1].splitlines() if row.startswith("train_steps_total{")]
+    assert sum(float(row.split()[-1]) for row in steps) == 100
+    assert line(process) == "released"
+    process.communicate(timeout=60)
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system that hangs while it is frozen."""
+    tools = ("mkfs.ext4", "mount", "umount", "fsfreeze")
+    if os.geteuid() or not all(map(shutil.which, tools)):
+        pytest.skip("making a disk that hangs needs root, mkfs.ext4, mount and fsfreeze")
+    image, folder = tmp_path / "disk.img", tmp_path / "disk"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(64 << 20)
+    quiet: dict[str, Any] = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    subprocess.run(["mkfs.ext4", "-q", str(image)], check=True, **quiet)
+    if subprocess.run(["mount", "-o", "loop", str(image), str(folder)], check=False, **quiet).returncode:
+        pytest.skip("no file system can be mounted here")
+    yield folder
+    subprocess.run(["fsfreeze", "-u", str(folder)], check=False, **quiet)
+    until(
+        lambda: subprocess.run(["umount", str(folder)], check=False, **quiet).returncode == 0,
+        "it is unmounted",
+    )
+
+
+def test_a_disk_that_hangs_stops_neither_training_nor_its_end(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path, disk: Path
+) -> None:
+    """The run directory is on it. Whoever writes there is another process."""
+    process = begin(
+        f"""
+        RUNS = {str(disk / "runs")!r}
+        session = start()
+        say(session.run_directory)
+        sys.stdout.flush()
+        while not os.path.exists({str(tmp_path / "frozen")!r}):
+            time.sleep(0.01)
+        longest = 0.0
+        for _ in range(20):
+            began = time.perf_counter()
+            train(0.0005)
+            longest = max(longest, time.perf_counter() - began)
+        say(longest < 1.5)
+        began = time.perf_counter()
+        session.close()
+        say(time.perf_counter() - began < 3.0)
+        """
+    )
+    line(process)
+    subprocess.run(["fsfreeze", "-f", str(disk)], check=True)
+    (tmp_path / "frozen").touch()
+    try:
+        assert line(process) == "True"
+        assert line(process) == "True"
+        assert process.wait(10) == 0
+    finally:
+        subprocess.run(["fsfreeze", "-u", str(disk)], check=True)
+    until(lambda: not agents(tmp_path), "the agent has left")
+
+
+def test_without_a_process_a_thread_does_the_work(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """A machine that cannot start one: said once, and every figure is there."""
+    process = begin("sys.executable = ''; start(); train()")
+    _, errors = process.communicate(timeout=60)
+
+    assert process.returncode == 0, errors
+    assert errors.count("a thread of it does its work") == 1
+    assert summary(tmp_path, "finished")["steps"] == {"train": 100}
+
+
+@pytest.mark.parametrize(
+    "end", ["pass", "os._exit(3)", "raise ValueError('x')", "os.execv('/bin/true', ['true'])"]
+)
+def test_no_agent_outlives_its_rank(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path, end: str
+) -> None:
+    """However the rank ends, and however soon."""
+    process = begin(f"session = start(); train(); {end}" if ";" not in end else end)
+    process.communicate(timeout=60)
+
+    until(lambda: not agents(tmp_path), "the agent has left", 10.0)
+    found = until(lambda: list((tmp_path / "runs").glob("*/rank0/summary.json")), "a summary")
+    until(lambda: json.loads(found[0].read_text())["steps"] == {"train": 100}, "all steps are in it")
+
+
+def test_weights_are_those_of_the_bare_loop(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """With an agent, and with one that is killed in the middle."""
+    text = "train(0.001); {}train(0.001); say([round(float(x), 12) for x in model.weight.flatten()])"
+    bare = begin(text.format(""))
+    watched = begin("session = start(); session.run_directory; " + text.format("time.sleep(1); "))
+    until(lambda: agents(tmp_path), "an agent runs")
+    time.sleep(0.5)
+    for agent in agents(tmp_path):
+        agent.kill()
+
+    assert line(watched) == line(bare)
