@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from otel_train.accounting.nesting import (
     BACKWARD,
@@ -36,7 +34,7 @@ from otel_train.accounting.steps import (
     StepBook,
     StepSourceDecision,
 )
-from otel_train.accounting.types import NOTHING, Activity, EpochMark, Settled, SourceTable, StepSource, table
+from otel_train.accounting.types import Activity, EpochMark, Settled, SourceTable, StepSource
 from otel_train.codes import SOURCE_MASK, SOURCE_SHIFT, Ending, Flag, Op
 
 if TYPE_CHECKING:
@@ -101,17 +99,7 @@ class ThreadAccount(Nesting):
         self._failed_passes: dict[int, int] = {}
         self._stopped: set[int] = set()
         self._pieces: dict[int, int] = {}
-        self._updates_at_scaler = 0
-        self._all_updates = 0
-        self._clear()
-
-    def _clear(self) -> None:
-        self._endings: list[tuple[int, int, int]] = []
-        self._failed_asks: list[int] = []
-        self._updates = self._skipped = 0
-        self._epochs: list[tuple[int, int, int]] = []
-        self._reports: list[tuple[int, int]] = []
-        self._moved: list[tuple[int, int]] = []
+        self._updated_in_scaler = False
 
     # -- what is asked of it -----------------------------------------------------------------------
 
@@ -191,19 +179,7 @@ class ThreadAccount(Nesting):
 
     def take(self) -> Settled:
         """Everything settled since the last call."""
-        booked: dict[str, Any] = self._book.take()
-        settled = NOTHING._replace(
-            **booked,
-            endings=table(self._endings, 3),
-            failed_asks=np.array(self._failed_asks, dtype=np.int64),
-            updates=self._updates,
-            skipped_updates=self._skipped,
-            epochs=table(self._epochs, 3),
-            reports=table(self._reports, 2),
-            moved=table(self._moved, 2),
-        )
-        self._clear()
-        return settled
+        return Settled(**self._book.take())
 
     def close(self, at_ns: int) -> Settled:
         """Settle everything up to ``at_ns``. What is left of a step is partial."""
@@ -217,7 +193,8 @@ class ThreadAccount(Nesting):
         self._prelude = []
         for each in self._passes.values():
             self._forget(each)
-        self._endings += [(source, _ERROR, at) for source, at in self._failed_passes.items()]
+        for source, at in self._failed_passes.items():
+            self._note("endings", source, _ERROR, at)
         self._failed_passes = {}
         return self.take()
 
@@ -288,7 +265,7 @@ class ThreadAccount(Nesting):
                 shows = FORWARD_GRAD if stage.flags & _IN_TRAINING else FORWARD_FROZEN
             self._place(Item(self.stack, ns, 0, shows, stage.source))
         elif kind == SCALER:
-            self._updates_at_scaler = self._all_updates
+            self._updated_in_scaler = False
         elif kind == BACKWARD:
             self._book.backward_seen = True
 
@@ -319,14 +296,14 @@ class ThreadAccount(Nesting):
                 if self._decision.source is StepSource.BACKWARD:
                     self._phases.closer(source)
         elif op == END and UPDATES >> kind & 1 and self.is_outermost(kind):
-            self._updates += 1
-            self._all_updates += 1
+            self._book.gathered.updates += 1
+            self._updated_in_scaler = True
             item.shows = UPDATE
             self._phases.update(source)
         elif op == END and kind == SCALER:
-            self._skipped += self._updates_at_scaler == self._all_updates
+            self._book.gathered.skipped_updates += not self._updated_in_scaler
         elif op == END and kind == H2D and payload and self.is_outermost(kind):
-            self._moved.append((source, payload - 1))
+            self._note("moved", source, payload - 1)
         self._place(item)
         if kind == CHECKPOINT and counts and self._saving:
             self._saving -= 1
@@ -373,10 +350,10 @@ class ThreadAccount(Nesting):
         if op == STOP:
             if source not in self._stopped:  # a loader at its end ends once, however often it is asked
                 self._stopped.add(source)
-                self._endings.append((source, why, self.settling_ns))
+                self._note("endings", source, why, self.settling_ns)
             self._failed_passes.pop(source, None)
         else:
-            self._failed_asks.append(source)
+            self._note("failed_asks", source)
             if why == _ERROR:
                 self._failed_passes[source] = self.settling_ns
         if asked is not None:
@@ -391,7 +368,11 @@ class ThreadAccount(Nesting):
         at = self._failed_passes.pop(source, None)
         self._stopped.discard(source)
         if at is not None:
-            self._endings.append((source, _ERROR, at))
+            self._note("endings", source, _ERROR, at)
+
+    def _note(self, field: str, *row: int) -> None:
+        """Add a row to a field of ``Settled``."""
+        self._book.gathered.rows[field].extend(row)
 
     # -- marks, and passes that are gone ------------------------------------------------------------
 
@@ -403,7 +384,7 @@ class ThreadAccount(Nesting):
         phases.after_stop(-1)
         if op == PASS_END:
             if gone is not None and gone.batches and not gone.ended:
-                self._endings.append((source, _DISPOSED, ns))
+                self._note("endings", source, _DISPOSED, ns)
             phases.dispose(gone)
             if gone is not None:
                 self._forget(gone)
@@ -412,11 +393,11 @@ class ThreadAccount(Nesting):
         else:
             phases.boundary(Boundary.SAID)
             if op == _REPORT:
-                self._reports.append((ns, payload))
+                self._note("reports", ns, payload)
             elif op == _EPOCH:
-                self._epochs.append((ns, int(EpochMark.BEGUN), payload))
+                self._note("epochs", ns, EpochMark.BEGUN, payload)
             else:
-                self._epochs.append((ns, int(EpochMark.BROKEN if payload else EpochMark.ENDED), -1))
+                self._note("epochs", ns, EpochMark.BROKEN if payload else EpochMark.ENDED, -1)
 
     def _mark_step(self, payload: int) -> None:
         if payload:
@@ -432,7 +413,7 @@ class ThreadAccount(Nesting):
     def _forget(self, gone: Pass) -> None:
         """The making of an iterator that is asked no more was a wait for nothing."""
         making, gone.making = gone.making, []
-        self._book.wait(making, self._phases.phase_of(gone), gone.source)
+        self._book.beside(making, self._phases.phase_of(gone), gone.source)
 
     def _pass_of(self, stage: OpenStage) -> Pass:
         """The pass that an ask belongs to; loaders that do not number their passes have one at a time."""

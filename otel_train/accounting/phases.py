@@ -272,7 +272,7 @@ class BatchPhases:
         used_some = ended.ahead < ended.batches - 1  # of those that were fetched ahead: else the pass is over
         self.left_over = ended if ended.ahead > 0 and used_some else None
         self._settle_waiting(ended_too=False)
-        self._book.wait(batch.items, self.phase_of(ended), batch.loader)
+        self._book.beside(batch.items, self.phase_of(ended), batch.loader)
         self.batch = None
 
     def boundary(self, why: Boundary, asked: Pass | None = None) -> None:
@@ -290,7 +290,7 @@ class BatchPhases:
         if declared > TRAIN:
             self._show(batch, declared)
             self._settle_waiting(ended_too=True)
-            self._evaluate(items, declared, batch, step=batch.fetched)
+            self._evaluate(items, declared, batch)
             return
         last = _last_shown(items, self._ends_head(batch))
         head, tail = items[: last + 1], items[last + 1 :]
@@ -427,12 +427,12 @@ class BatchPhases:
             else:
                 phase = self._eval_phase(batch)
                 self._show(batch, phase)
-                self._evaluate(before, phase, batch, step=batch.fetched)
+                self._evaluate(before, phase, batch)
         elif (
             batch.left_over is not None
         ):  # fetched before the end of its pass: up to the end of its last forward
             end = self._end_of_last_forward(before)
-            self._evaluate(before[:end], self._eval_phase(batch), batch, step=False)
+            self._book.beside(before[:end], self._eval_phase(batch), batch.loader, batch.loaders)
             self._book.apart(before[end:], Activity.OUTSIDE)
         else:
             self._evaluate_without_loader(batch, before, of_step=bool(behind) or of_step)
@@ -458,7 +458,7 @@ class BatchPhases:
         """Every forward without a loader is a step of its own, up to the next."""
         begins = [n for n, item in enumerate(items) if item.shows in _FORWARDS]
         for begin, end in zip(begins, [*begins[1:], len(items)], strict=True):
-            self._book.evaluate(items[begin:end], EVAL, -1, (), step=True)
+            self._book.evaluate(items[begin:end], EVAL, -1, ())
 
     def _is_of_step(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
         """The loop's own code after an update is the step's if it goes on with the pass, or with another that trains."""
@@ -486,8 +486,10 @@ class BatchPhases:
         elif tail or batch.fetched:
             self.waiting.append(rest)
 
-    def _evaluate(self, items: list[Item], phase: int, batch: Batch, *, step: bool) -> None:
-        self._book.evaluate(items, phase, batch.loader, batch.loaders, step=step)
+    def _evaluate(self, items: list[Item], phase: int, batch: Batch) -> None:
+        """Book evaluation. A batch is a step of its own once."""
+        book = self._book.evaluate if batch.fetched else self._book.beside
+        book(items, phase, batch.loader, batch.loaders)
 
     def _train_if(self, of_step: bool, items: list[Item], batch: Batch) -> None:  # noqa: FBT001 - its question
         """Time in which no model ran: the step's, or nobody's."""
@@ -560,7 +562,7 @@ class BatchPhases:
             self._trained = self._trained or batch.has_forward
             self._train(batch.items, batch)
         else:
-            self._evaluate(batch.items, phase, batch, step=batch.fetched)
+            self._evaluate(batch.items, phase, batch)
 
     # -- steps -------------------------------------------------------------------------------------
 

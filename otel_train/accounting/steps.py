@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
-from collections import defaultdict
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-import numpy as np
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train.accounting.nesting import (
     BACKWARD,
@@ -24,18 +20,7 @@ from otel_train.accounting.nesting import (
     UPDATES,
     WHOLE,
 )
-from otel_train.accounting.types import (
-    NO_PHASE,
-    TRAIN,
-    Activity,
-    Occurrences,
-    SourceTable,
-    StageTimes,
-    StepRows,
-    StepSource,
-    columns,
-    table,
-)
+from otel_train.accounting.types import NO_PHASE, TRAIN, Activity, Gathered, SourceTable, StepRows, StepSource
 from otel_train.codes import FLAG_SHIFT, OP_MASK, PAYLOAD_SHIFT, Flag, Op
 
 if TYPE_CHECKING:
@@ -77,8 +62,8 @@ _SIGNS: Final = (
 
 _NEVER: Final = 1 << 62
 
-_NO_TIMES: Final[partial[dict[int, list[int]]]] = partial(defaultdict, partial(list, (0, 0)))
-"""By source: no time yet. No lambda, because an account is pickled for whoever reports a process that is killed."""
+_IN_TRAINING: Final = (Activity.PRODUCTIVE, Activity.DATA_WAIT)
+"""What training time goes to that is not a wait for data, and that is."""
 
 
 @dataclass(slots=True)
@@ -107,14 +92,24 @@ class Item:
 
 @dataclass(slots=True)
 class Step:
-    """Sums of a step that has not closed."""
+    """Sums of what is booked together; those of a step become its row of ``StepRows``.
+
+    Attributes:
+        serial: tells steps apart; -1 for time that is of none.
+        fetched: a loader has given a batch for it.
+        trained: gradients were made in it, or an optimizer has updated.
+        times: by source: its time as the innermost.
+        loss_from_ns: of its time without waits: where the forward began of the loss that is being computed; -1 for none.
+        training_from_ns: of its time: where the last update or backward ended, else where it first computed; -1 before.
+    """
 
     serial: int
-    phase: int = TRAIN
+    phase: int
     loader: int = -1
     started_ns: int = -1
     ended_ns: int = 0
     duration_ns: int = 0
+    counted: int = 1
     failed: int = 0
     samples: int = 0
     wait_ns: int = 0
@@ -126,16 +121,10 @@ class Step:
     trained: bool = False
     times: dict[int, int] = field(default_factory=dict)
     loss_from_ns: int = -1
-    """Of its time without waits: where the forward began of the loss that is being computed; -1 for none."""
     training_from_ns: int = -1
-    """Of its time: where the last update or backward ended, else the first forward began; -1 before that."""
 
-    def row(self, counted: int) -> tuple[int, ...]:
-        """As a row of ``StepRows``."""
-        return (
-            self.phase, self.loader, self.started_ns, self.ended_ns, self.duration_ns, counted, self.failed,
-            self.samples, self.wait_ns, self.loss_ns, self.losses, self.training_ns, self.number,
-        )  # fmt: skip
+
+_ROW: Final = attrgetter("serial", *StepRows._fields)
 
 
 class _Owner(NamedTuple):
@@ -145,20 +134,6 @@ class _Owner(NamedTuple):
     waits: bool
     computes: bool
     around: tuple[int, ...]
-
-
-class _Rows:
-    """Rows of ``width`` integers, kept flat: they become a table without a look at each. ``add`` puts a row."""
-
-    def __init__(self, width: int) -> None:
-        self._flat = array("q")
-        self._width = width
-        self.add = self._flat.extend
-
-    def table(self, *by: int) -> np.ndarray:
-        """int64[rows, width], sorted by the sum of some columns; equal rows in the order they came."""
-        rows = np.array(self._flat, dtype=np.int64).reshape(-1, self._width)
-        return rows[np.argsort(rows[:, by].sum(axis=1), kind="stable")] if by else rows
 
 
 class StepBook:
@@ -172,13 +147,15 @@ class StepBook:
 
     Attributes:
         open: the training step that has not closed.
+        gathered: what was booked since the last ``take``.
         backward_seen: a backward has run: losses are told from it, not from stages by hand.
         train_loader: loader of the last training batch; -1 for none.
         now_ns: when a step was marked by hand last.
     """
 
     def __init__(self, sources: SourceTable, reclaimed: Reclaims, *, by_step: bool) -> None:
-        self.open = Step(0)
+        self.open = Step(0, TRAIN)
+        self.gathered = Gathered()
         self.backward_seen = False
         self.train_loader = -1
         self.now_ns = 0
@@ -187,77 +164,48 @@ class StepBook:
         self._reclaimed = reclaimed
         self._by_step = by_step
         self._owners: dict[tuple[int, ...], _Owner] = {}
-        self._clear()
-
-    def _clear(self) -> None:
-        self._steps = _Rows(14)  # serial, and a row of ``StepRows``
-        self._step_times: list[tuple[int, int, int]] = []
-        self._calls = _Rows(7)
-        self._times: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(_NO_TIMES)
-        """By phase and loader, and by source: time as the innermost, and time around that of others."""
-        self._activity_ns = [0] * len(Activity)
-        self._loader_ns, self._batches, self._starts = _Rows(4), _Rows(4), _Rows(4)
 
     def train(self, items: Sequence[Item], loader: int, loaders: Iterable[int]) -> None:
         """Book training time, which belongs to the open step."""
         if loader >= 0:
             self.train_loader = loader
-        self._book(items, (TRAIN, self.train_loader), loaders or (self.train_loader,), step=self.open)
+        self.open.loader = self.train_loader
+        self._book(items, self.open, loaders or (self.train_loader,))
 
-    def evaluate(
-        self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int], *, step: bool
-    ) -> None:
-        """Book time outside training. ``step``: it is a step of its own."""
-        own = self._next_step(phase, loader) if step else None
-        self._book(items, (phase, loader), loaders, step=own)
-        if own is not None:
-            self._end_step(own, 1)
+    def evaluate(self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int]) -> None:
+        """Book a step outside training."""
+        self._serial += 1
+        step = Step(self._serial, phase, loader)
+        self._book(items, step, loaders)
+        self._end_step(step)
 
-    def wait(self, items: Sequence[Item], phase: int, loader: int) -> None:
-        """Book asks that gave no batch: of no step."""
-        self._book(items, (phase, loader))
+    def beside(self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int] = ()) -> None:
+        """Book time of a phase that is of no step, as of asks that gave no batch."""
+        self._book(items, Step(-1, phase, loader), loaders)
 
     def apart(self, items: Sequence[Item], activity: Activity) -> None:
         """Book time in no batch: before the first, outside, in checkpoints."""
-        self._book(items, (NO_PHASE, -1), activity=activity)
+        self._book(items, Step(-1, NO_PHASE), activity=activity)
 
     def close_step(self, *, counted: bool = True) -> None:
         """The open training step ends with what has been booked."""
         if self.open.started_ns < 0:  # marks by hand with nothing between
             self.open.started_ns = self.open.ended_ns = self.now_ns
-        self._end_step(self.open, int(counted))
-        self.open = self._next_step(TRAIN, -1)
+        self.open.counted = int(counted)
+        self._end_step(self.open)
+        self._serial += 1
+        self.open = Step(self._serial, TRAIN)
 
-    def take(self) -> dict[str, object]:
+    def take(self) -> dict[str, Any]:
         """Everything booked since the last call, as fields of ``Settled``."""
-        steps, calls = self._steps.table(4), self._calls.table(3, 4)  # by their ends
-        row_of = {serial: row for row, serial in enumerate([*steps[:, 0].tolist(), self.open.serial])}
-        calls[:, 6] = [row_of.get(serial, -1) for serial in calls[:, 6].tolist()]
-        times = [
-            (source, loader, phase, self_ns, self_ns + around_ns if source >= 0 else 0)
-            for (phase, loader), by_source in self._times.items()
-            for source, (self_ns, around_ns) in by_source.items()
-        ]
-        found: dict[str, object] = {
-            "steps": StepRows(*np.ascontiguousarray(steps[:, 1:].T)),
-            "occurrences": Occurrences(*np.ascontiguousarray(calls.T)),
-            "times": StageTimes(*columns(times, 5)),
-            "activity_ns": np.array(self._activity_ns, dtype=np.int64),
-            "loader_ns": self._loader_ns.table(3),
-            "batches": self._batches.table(3),
-            "starts": self._starts.table(),
-            "step_times": table([(row_of[serial], *time) for serial, *time in self._step_times], 3),
-        }
-        self._clear()
+        found, self.gathered = self.gathered.fields(self.open.serial), Gathered()
         return found
 
-    def _end_step(self, step: Step, counted: int) -> None:
-        self._steps.add((step.serial, *step.row(counted)))
-        self._step_times += [(step.serial, source, ns) for source, ns in step.times.items()]
-
-    def _next_step(self, phase: int, loader: int) -> Step:
-        self._serial += 1
-        return Step(self._serial, phase, loader)
+    def _end_step(self, step: Step) -> None:
+        rows = self.gathered.rows
+        rows["steps"].extend(_ROW(step))
+        for source, ns in step.times.items():
+            rows["step_times"].extend((step.serial, source, ns))
 
     def _owner(self, stack: tuple[int, ...]) -> _Owner:
         if len(self._owners) > MOST_OWNERS:
@@ -272,125 +220,95 @@ class StepBook:
     def _book(
         self,
         items: Sequence[Item],
-        of: tuple[int, int],
+        step: Step,
         loaders: Iterable[int] = (),
-        *,
-        step: Step | None = None,
-        activity: Activity | None = None,
+        activity: Activity = Activity.EVAL,
     ) -> None:
-        """Book items, in the order of time, under all that is a sum of them. ``of``: phase, and loader of the batch."""
-        if step is not None and of[1] >= 0:
-            step.loader = of[1]
+        """Book items, in the order of time, under all that is a sum of them. ``activity``: outside phase train."""
         if not items:
             return
-        spent_ns, waited_ns = spent = self._book_stages(items, of, step)
+        had_ns, had_waited_ns = step.duration_ns, step.wait_ns
+        self._book_items(items, step)
+        spent_ns, waited_ns = step.duration_ns - had_ns, step.wait_ns - had_waited_ns
         begun_ns, ended_ns = items[0].begun_ns, items[-1].begun_ns + items[-1].ns
-        for loader in (
-            set(loaders) if spent_ns else ()
-        ):  # two passes of one loader, asked together, are one loader
-            if loader >= 0:
-                self._loader_ns.add((loader, of[0], spent_ns, ended_ns))
-        if step is not None:
-            self._add_to_step(step, items, (begun_ns, ended_ns), spent)
-        if activity is None and of[0] != TRAIN:
-            activity = Activity.EVAL
-        if activity is None:
-            self._activity_ns[Activity.DATA_WAIT] += waited_ns
-            self._activity_ns[Activity.PRODUCTIVE] += spent_ns - waited_ns
-        else:
-            self._activity_ns[activity] += spent_ns
+        step.started_ns = begun_ns if step.started_ns < 0 else min(step.started_ns, begun_ns)
+        step.ended_ns = max(step.ended_ns, ended_ns)
+        if spent_ns:
+            for loader in set(loaders):  # two passes of one loader, asked together, are one loader
+                if loader >= 0:
+                    self.gathered.rows["loader_ns"].extend((loader, step.phase, spent_ns, ended_ns))
+        working, waiting = _IN_TRAINING if step.phase == TRAIN else (activity, activity)
+        activity_ns = self.gathered.activity_ns
+        activity_ns[working] += spent_ns - waited_ns
+        activity_ns[waiting] += waited_ns
         if tuple(self._reclaimed(begun_ns, ended_ns)):
-            self._reclaim(items, activity)
+            for item in items:
+                owner = waiting if self._owner(item.stack).waits else working
+                for reclaimed, ns in (
+                    self._reclaimed(item.begun_ns, item.begun_ns + item.ns) if item.ns else ()
+                ):
+                    activity_ns[reclaimed] += ns
+                    activity_ns[owner] -= ns
 
-    def _book_stages(self, items: Sequence[Item], of: tuple[int, int], step: Step | None) -> tuple[int, int]:
-        """Book items under their stages; the nanoseconds of all, and of waits."""
-        owners, times = self._owners, self._times[of]
-        spent_ns = waited_ns = 0
+    def _book_items(self, items: Sequence[Item], step: Step) -> None:
+        owners, times = self._owners, self.gathered.times[step.phase, step.loader]
         for item in items:
             owner = owners.get(item.stack) or self._owner(item.stack)
-            if step is not None and owner.computes and step.training_from_ns < 0:
-                step.training_from_ns = step.duration_ns + spent_ns
+            if owner.computes and step.training_from_ns < 0:
+                step.training_from_ns = step.duration_ns
             ns = item.ns
             if ns:
-                spent_ns += ns
+                step.duration_ns += ns
                 if owner.waits:
-                    waited_ns += ns
+                    step.wait_ns += ns
                 times[owner.source][0] += ns
                 for source in owner.around:
                     times[source][1] += ns
+                if self._by_step:
+                    step.times[owner.source] = step.times.get(owner.source, 0) + ns
             if item.shows or item.call is not None or item.batch is not None:
-                self._happened(item, of, step)
-                if step is not None:
-                    self._happened_in(step, item, spent_ns, waited_ns)
-        return spent_ns, waited_ns
+                self._happened(item, step)
 
-    def _reclaim(self, items: Sequence[Item], activity: Activity | None) -> None:
-        """Take from the activities what belongs to others, whatever stage was open. None: of training."""
-        for item in items:
-            waits = Activity.DATA_WAIT if self._owner(item.stack).waits else Activity.PRODUCTIVE
-            for reclaimed, ns in self._reclaimed(item.begun_ns, item.begun_ns + item.ns) if item.ns else ():
-                self._activity_ns[reclaimed] += ns
-                self._activity_ns[waits if activity is None else activity] -= ns
-
-    def _add_to_step(
-        self, step: Step, items: Sequence[Item], within: tuple[int, int], spent: tuple[int, int]
-    ) -> None:
-        step.started_ns = within[0] if step.started_ns < 0 else min(step.started_ns, within[0])
-        step.ended_ns = max(step.ended_ns, within[1])
-        step.duration_ns += spent[0]
-        step.wait_ns += spent[1]
-        for item in items if self._by_step else ():
-            source = item.stack[-1] if item.stack else -1
-            step.times[source] = step.times.get(source, 0) + item.ns
-
-    def _happened(self, item: Item, of: tuple[int, int], step: Step | None) -> None:
+    def _happened(self, item: Item, step: Step) -> None:
+        """Book what has happened at the end of an item."""
+        rows = self.gathered.rows
         if item.call is not None:
             source, begun_ns, ns, failed = item.call
-            loader = source if self._sources.kinds[source] == DATA else of[1]
-            self._calls.add(
-                (source, loader, of[0], begun_ns, ns, failed, -1 if step is None else step.serial)
-            )
+            loader = source if self._sources.kinds[source] == DATA else step.loader
+            rows["occurrences"].extend((source, loader, step.phase, begun_ns, ns, failed, step.serial))
+            step.failed += failed
         if item.batch is not None:
             source, samples, making_ns, waiting_ns = item.batch
-            self._batches.add((source, of[0], samples, item.begun_ns + item.ns))
+            rows["batches"].extend((source, step.phase, samples, item.begun_ns + item.ns))
             if waiting_ns >= 0:
-                self._starts.add((source, of[0], making_ns, waiting_ns))
-
-    def _happened_in(self, step: Step, item: Item, spent_ns: int, waited_ns: int) -> None:
-        """What has happened in a step, after so much of the time that is being booked."""
-        shows, call = item.shows, item.call
-        if call is not None and call[3]:
-            step.failed += 1
-        if item.batch is not None:
+                rows["starts"].extend((source, step.phase, making_ns, waiting_ns))
             step.fetched = True
-            step.samples += max(0, item.batch[1])
-        if shows >= TRAINED:
-            step.trained = True
-        if step is self.open and (shows or (call is not None and self._sources.losses[call[0]])):
-            now_ns = step.duration_ns + spent_ns
-            self._follow_training(step, item, now_ns, now_ns - step.wait_ns - waited_ns)
+            step.samples += max(0, samples)
+        step.trained = step.trained or item.shows >= TRAINED
+        if step.phase == TRAIN:
+            self._follow_training(item, step)
 
-    def _follow_training(self, step: Step, item: Item, now_ns: int, worked_ns: int) -> None:
-        """See ``StepRows.training_ns`` and ``StepRows.loss_ns``; the step's time up to now, and without waits."""
-        shows, call = item.shows, item.call
-        if FORWARD_GRAD <= shows <= FORWARD_NO_GRAD:
-            step.training_from_ns = now_ns if step.training_from_ns < 0 else step.training_from_ns
-            step.loss_from_ns = worked_ns if step.loss_from_ns < 0 else step.loss_from_ns
-            return
-        loss_ns = call[2] if call is not None and self._sources.losses[call[0]] else -1
-        if shows >= TRAINED or loss_ns >= 0:
-            if step.training_from_ns >= 0:
-                step.training_ns += now_ns - step.training_from_ns
+    def _follow_training(self, item: Item, step: Step) -> None:
+        """See ``StepRows.training_ns`` and ``StepRows.loss_ns``."""
+        shows, now_ns, worked_ns = item.shows, step.duration_ns, step.duration_ns - step.wait_ns
+        lasted_ns = item.call[2] if item.call is not None else 0
+        is_loss = item.call is not None and self._sources.losses[item.call[0]]
+        if shows >= TRAINED or is_loss:
+            step.training_ns += now_ns - step.training_from_ns
             step.training_from_ns = now_ns
         if shows == TRAINED:
-            alone_ns = call[2] if call is not None else 0
-            step.loss_ns += worked_ns - step.loss_from_ns if step.loss_from_ns >= 0 else alone_ns
+            step.loss_ns += lasted_ns if step.loss_from_ns < 0 else worked_ns - step.loss_from_ns
             step.losses += 1
             step.loss_from_ns = -1
         elif shows == UPDATE:
             step.loss_from_ns = -1
-        elif loss_ns >= 0 and not self.backward_seen:
-            step.loss_ns += loss_ns
+        elif shows:  # a forward begins
+            if step.training_from_ns < 0:
+                step.training_from_ns = now_ns
+            if step.loss_from_ns < 0:
+                step.loss_from_ns = worked_ns
+        elif is_loss and not self.backward_seen:
+            step.loss_ns += lasted_ns
             step.losses += 1
 
 
