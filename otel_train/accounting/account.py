@@ -91,8 +91,6 @@ class ThreadAccount(Nesting):
         self._phases = BatchPhases(sources, self._book, self._decision)
         self._held: list[tuple[int, int]] = []
         self._latest = Nesting(sources.kinds)
-        self._began = False
-        self._prelude: list[Item] = []
         self._passes: dict[int, Pass] = {}
         self._starting: Pass | None = None
         self._saving = 0
@@ -131,12 +129,12 @@ class ThreadAccount(Nesting):
     @property
     def held(self) -> int:
         """Edges and items that are not settled yet."""
-        return sum(map(len, self._phases.unsettled)) + len(self._prelude) + len(self._held)
+        return sum(map(len, self._phases.unsettled)) + len(self._held)
 
     @property
     def settled_ns(self) -> int:
         """Up to when all time has been settled."""
-        waiting = [*self._phases.unsettled, self._prelude, *(each.making for each in self._passes.values())]
+        waiting = [*self._phases.unsettled, *(each.making for each in self._passes.values())]
         return min((items[0].begun_ns for items in waiting if items), default=self.settling_ns)
 
     def feed(self, times: Sequence[int], codes: Sequence[int]) -> None:
@@ -172,7 +170,7 @@ class ThreadAccount(Nesting):
 
     def pass_time(self, now_ns: int) -> None:
         """Settle time that no batch claims, up to now: nothing was written since the last edge."""
-        if self._held or self.stages or not self._began or self._phases.batch is not None:
+        if self._held or self.stages or not self._phases.began or self._phases.batch is not None:
             return
         if now_ns > self.settling_ns:
             self._place(self._spend(now_ns))
@@ -188,9 +186,6 @@ class ThreadAccount(Nesting):
         self._place(self._spend(max(at_ns, self.settling_ns)))
         self._phases.after_stop(-1)
         self._phases.close()
-        for item in self._prelude:
-            self._book.apart((item,), Activity.INIT)
-        self._prelude = []
         for each in self._passes.values():
             self._forget(each)
         for source, at in self._failed_passes.items():
@@ -210,26 +205,12 @@ class ThreadAccount(Nesting):
 
     def _place(self, item: Item) -> None:
         """Put time, and what happened at its end, where it belongs."""
-        batch = self._phases.batch
         if self._saving:
             self._book.apart((item,), Activity.CHECKPOINT)
         elif self._starting is not None:
             self._starting.making.append(item)
-        elif batch is not None:
-            batch.items.append(item)
-        elif self._began:
-            self._book.apart((item,), Activity.OUTSIDE)
         else:
-            self._prelude.append(item)
-            if len(self._prelude) > MOST_PASSES:
-                self._book.apart((self._prelude.pop(0),), Activity.INIT)
-
-    def _begin_training(self) -> None:
-        """What came before the first ask or computation was preparation."""
-        if not self._began:
-            self._began = True
-            self._book.apart(self._prelude, Activity.INIT)
-            self._prelude = []
+            self._phases.place(item)
 
     # -- a stage begins ----------------------------------------------------------------------------
 
@@ -237,27 +218,23 @@ class ThreadAccount(Nesting):
         """See ``Nesting.begin``."""
         self._place(self._spend(ns))
         kind, counts, phases = stage.kind, stage.counts, self._phases
+        phases.after_stop(stage.source)
         if kind == DATA:
             if counts:
                 self._begin_data(stage)
-            return
-        phases.after_stop(-1)
-        if kind == CHECKPOINT and counts:
+        elif kind == CHECKPOINT and counts:
             phases.boundary(Boundary.CHECKPOINT)
             self._saving += 1
         elif self._saving:
-            return
+            pass
         elif COMPUTES >> kind & 1:
             self._begin_computing(ns, stage)
-        elif kind == STAGE and self._decision.source is StepSource.MANUAL:
-            self._begin_training()
-            if phases.batch is None:
-                phases.compute()
+        elif kind == STAGE and self._decision.source is StepSource.MANUAL and phases.batch is None:
+            phases.compute()
 
     def _begin_computing(self, ns: int, stage: OpenStage) -> None:
         kind, counts = stage.kind, stage.counts
         if counts or not self.stack:
-            self._begin_training()
             self._phases.compute()
         if kind == FORWARD and counts:
             shows = FORWARD_NO_GRAD
@@ -271,12 +248,10 @@ class ThreadAccount(Nesting):
 
     def _begin_data(self, stage: OpenStage) -> None:
         asked = self._pass_of(stage)
-        self._phases.after_stop(stage.source)
         if stage.flags & _START:
             self._starting = asked
             self._end_failed_pass(stage.source)
         elif not self._saving:
-            self._begin_training()
             self._phases.ask(asked)
 
     # -- a stage ends ------------------------------------------------------------------------------
@@ -293,13 +268,12 @@ class ThreadAccount(Nesting):
         if kind in (BACKWARD, GRAD):
             if counts:
                 item.shows = TRAINED
-                if self._decision.source is StepSource.BACKWARD:
-                    self._phases.closer(source)
+                self._phases.happened(source, TRAINED)
         elif op == END and UPDATES >> kind & 1 and self.is_outermost(kind):
             self._book.gathered.updates += 1
             self._updated_in_scaler = True
             item.shows = UPDATE
-            self._phases.update(source)
+            self._phases.happened(source, UPDATE)
         elif op == END and kind == SCALER:
             self._book.gathered.skipped_updates += not self._updated_in_scaler
         elif op == END and kind == H2D and payload and self.is_outermost(kind):
@@ -405,9 +379,7 @@ class ThreadAccount(Nesting):
             return
         self._decision.mark()
         self._book.now_ns = self.settling_ns
-        if not self._began:  # nothing before it was a sign of training: all of it was the step
-            prelude, self._prelude, self._began = self._prelude, [], True
-            self._book.train(prelude, -1, ())
+        self._phases.began = True  # if nothing before it was a sign of training, all of it was the step
         self._phases.boundary(Boundary.MARK)
 
     def _forget(self, gone: Pass) -> None:

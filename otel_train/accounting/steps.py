@@ -170,7 +170,7 @@ class StepBook:
         if loader >= 0:
             self.train_loader = loader
         self.open.loader = self.train_loader
-        self._book(items, self.open, loaders or (self.train_loader,))
+        self._book(items, self.open, loaders if loader >= 0 else (self.train_loader,))
 
     def evaluate(self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int]) -> None:
         """Book a step outside training."""
