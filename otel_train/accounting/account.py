@@ -9,11 +9,14 @@ from otel_train.accounting.nesting import (
     CHECKPOINT,
     DATA,
     END,
+    EPOCH,
     FAIL,
     FORWARD,
     GRAD,
     H2D,
+    MARK,
     PASS_END,
+    REPORT,
     SCALER,
     STAGE,
     STOP,
@@ -28,6 +31,7 @@ from otel_train.accounting.steps import (
     FORWARD_FROZEN,
     FORWARD_GRAD,
     FORWARD_NO_GRAD,
+    MOST_HELD,
     TRAINED,
     UPDATE,
     Item,
@@ -35,16 +39,13 @@ from otel_train.accounting.steps import (
     StepSourceDecision,
 )
 from otel_train.accounting.types import Activity, EpochMark, Settled, SourceTable, StepSource
-from otel_train.codes import SOURCE_MASK, SOURCE_SHIFT, Ending, Flag, Op
+from otel_train.codes import SOURCE_MASK, SOURCE_SHIFT, Ending, Flag
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from otel_train.accounting.steps import Reclaims
 
-_MARK: Final = int(Op.MARK)
-_EPOCH: Final = int(Op.EPOCH)
-_REPORT: Final = int(Op.REPORT)
 _START: Final = int(Flag.START)
 _WITH_GRAD: Final = int(Flag.GRAD)
 _IN_TRAINING: Final = int(Flag.TRAINING)
@@ -139,26 +140,19 @@ class ThreadAccount(Nesting):
 
     def feed(self, times: Sequence[int], codes: Sequence[int]) -> None:
         """Take the next edges: nanoseconds, never falling, and codes. Hold them until it is known what steps are."""
-        edges, edge = zip(times, codes, strict=True), self.edge
-        if self._decision.source is not StepSource.UPDATE:
-            self._watch(edges)
-        for ns, code in edges:
-            edge(ns, code)
-
-    def _watch(self, edges: Iterable[tuple[int, int]]) -> None:
-        """Work edges through until it is known that steps are counted by updates, which only a mark by hand changes."""
         decision, kinds = self._decision, self._sources.kinds
-        for ns, code in edges:
-            decision.see(ns, code, kinds[code >> SOURCE_SHIFT & SOURCE_MASK])
+        for ns, code in zip(times, codes, strict=True):
+            if not decision.final:
+                decision.see(ns, code, kinds[code >> SOURCE_SHIFT & SOURCE_MASK])
             if self._latest is self:
                 self.edge(ns, code)
-            else:
-                self._latest.edge(ns, code)
-                self._held.append((ns, code))
-                if decision.decided or decision.shows_nothing:
-                    self._release()
-            if decision.source is StepSource.UPDATE:
-                return
+                continue
+            self._latest.edge(ns, code)
+            self._held.append((ns, code))
+            if len(self._held) >= MOST_HELD:
+                decision.decide()
+            if decision.decided or decision.shows_nothing:
+                self._release()
 
     def _release(self) -> None:
         self.met |= self._latest.met
@@ -181,7 +175,7 @@ class ThreadAccount(Nesting):
 
     def close(self, at_ns: int) -> Settled:
         """Settle everything up to ``at_ns``. What is left of a step is partial."""
-        self._decision.give_up_waiting()
+        self._decision.decide()
         self._release()
         self._place(self._spend(max(at_ns, self.settling_ns)))
         self._phases.after_stop(-1)
@@ -362,13 +356,13 @@ class ThreadAccount(Nesting):
             phases.dispose(gone)
             if gone is not None:
                 self._forget(gone)
-        elif op == _MARK:
+        elif op == MARK:
             self._mark_step(payload)
         else:
             phases.boundary(Boundary.SAID)
-            if op == _REPORT:
+            if op == REPORT:
                 self._note("reports", ns, payload)
-            elif op == _EPOCH:
+            elif op == EPOCH:
                 self._note("epochs", ns, EpochMark.BEGUN, payload)
             else:
                 self._note("epochs", ns, EpochMark.BROKEN if payload else EpochMark.ENDED, -1)

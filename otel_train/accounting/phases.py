@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from otel_train.accounting.nesting import DATA, FORWARD
+from otel_train.accounting.nesting import FORWARD
 from otel_train.accounting.steps import (
     FORWARD_FROZEN,
     FORWARD_GRAD,
@@ -524,8 +524,7 @@ class BatchPhases:
             self._lead += items
 
     def _is_evidence(self, item: Item) -> bool:
-        waits = bool(item.stack) and self._sources.kinds[item.stack[-1]] == DATA
-        return waits or item.shows != NOT_SHOWN or item.batch is not None
+        return self._book.waits(item) or item.shows != NOT_SHOWN or item.batch is not None
 
     def _flush_lead(self) -> None:
         lead, self._lead = self._lead, []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.accounting.nesting import (
     BACKWARD,
@@ -13,6 +13,7 @@ from otel_train.accounting.nesting import (
     END,
     FORWARD,
     GRAD,
+    MARK,
     OPTIMIZER,
     PASS_END,
     SCALER,
@@ -21,14 +22,13 @@ from otel_train.accounting.nesting import (
     WHOLE,
 )
 from otel_train.accounting.types import NO_PHASE, TRAIN, Activity, Gathered, SourceTable, StepRows, StepSource
-from otel_train.codes import FLAG_SHIFT, OP_MASK, PAYLOAD_SHIFT, Flag, Op
+from otel_train.codes import FLAG_SHIFT, OP_MASK, PAYLOAD_SHIFT, Flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     Reclaims = Callable[[int, int], Iterable[tuple[Activity, int]]]
 
-_MARK: Final = int(Op.MARK)
 _TRAINS: Final = int(Flag.GRAD | Flag.TRAINING) << FLAG_SHIFT
 
 COMPUTES: Final = 1 << FORWARD | 1 << BACKWARD | 1 << GRAD | 1 << OPTIMIZER | 1 << SCALER | 1 << WHOLE
@@ -46,21 +46,17 @@ SURE_AFTER_NS: Final = 5 * 10**9
 """Updates, or time since the first sign, after which the loop is taken to be what it looks like. (The end of an inner
 loader is a pass without an update, and the first mark by hand comes after the first update.)"""
 
-MOST_OWNERS: Final = 4096
-"""Stacks of open calls that are looked up; beyond that they are worked out anew, so that memory stays bounded."""
-
 MOST_HELD: Final = 16384
 """Edges held back at most while it is not known what steps are counted by."""
 
 
-_SIGNS: Final = (
-    (StepSource.UPDATE, UPDATES_TO_BE_SURE),
-    (StepSource.BACKWARD, BACKWARDS_WITHOUT_UPDATE),
-    (StepSource.BATCH, MOST_HELD),
-)
-"""From the strongest on, and how many of each make sure of it. All but updates are weighed after the end of a pass."""
-
-_NEVER: Final = 1 << 62
+_ENOUGH: Final = {
+    StepSource.UNDECIDED: 1,
+    StepSource.UPDATE: UPDATES_TO_BE_SURE,
+    StepSource.BACKWARD: BACKWARDS_WITHOUT_UPDATE,
+    StepSource.BATCH: MOST_HELD,
+}
+"""How many signs make sure of it."""
 
 _IN_TRAINING: Final = (Activity.PRODUCTIVE, Activity.DATA_WAIT)
 """What training time goes to that is not a wait for data, and that is."""
@@ -127,15 +123,6 @@ class Step:
 _ROW: Final = attrgetter("serial", *StepRows._fields)
 
 
-class _Owner(NamedTuple):
-    """What a stack of open calls comes to: whose time it is, and what is around that."""
-
-    source: int
-    waits: bool
-    computes: bool
-    around: tuple[int, ...]
-
-
 class StepBook:
     """Books items under phase, loader, stage and step.
 
@@ -163,7 +150,6 @@ class StepBook:
         self._sources = sources
         self._reclaimed = reclaimed
         self._by_step = by_step
-        self._owners: dict[tuple[int, ...], _Owner] = {}
 
     def train(self, items: Sequence[Item], loader: int, loaders: Iterable[int]) -> None:
         """Book training time, which belongs to the open step."""
@@ -207,15 +193,9 @@ class StepBook:
         for source, ns in step.times.items():
             rows["step_times"].extend((step.serial, source, ns))
 
-    def _owner(self, stack: tuple[int, ...]) -> _Owner:
-        if len(self._owners) > MOST_OWNERS:
-            self._owners.clear()
-        kinds, losses = self._sources.kinds, self._sources.losses
-        last = stack[-1] if stack else -1
-        computes = any(COMPUTES >> kinds[source] & 1 or losses[source] for source in stack)
-        found = _Owner(last, last >= 0 and kinds[last] == DATA, computes, stack[:-1])
-        self._owners[stack] = found
-        return found
+    def waits(self, item: Item) -> bool:
+        """Whether its time is a wait for data."""
+        return bool(item.stack) and self._sources.kinds[item.stack[-1]] == DATA
 
     def _book(
         self,
@@ -234,16 +214,15 @@ class StepBook:
         step.started_ns = begun_ns if step.started_ns < 0 else min(step.started_ns, begun_ns)
         step.ended_ns = max(step.ended_ns, ended_ns)
         if spent_ns:
-            for loader in set(loaders):  # two passes of one loader, asked together, are one loader
-                if loader >= 0:
-                    self.gathered.rows["loader_ns"].extend((loader, step.phase, spent_ns, ended_ns))
+            for loader in set(loaders) - {-1}:  # two passes of one loader, asked together, are one loader
+                self.gathered.rows["loader_ns"].extend((loader, step.phase, spent_ns, ended_ns))
         working, waiting = _IN_TRAINING if step.phase == TRAIN else (activity, activity)
         activity_ns = self.gathered.activity_ns
         activity_ns[working] += spent_ns - waited_ns
         activity_ns[waiting] += waited_ns
         if tuple(self._reclaimed(begun_ns, ended_ns)):
             for item in items:
-                owner = waiting if self._owner(item.stack).waits else working
+                owner = waiting if self.waits(item) else working
                 for reclaimed, ns in (
                     self._reclaimed(item.begun_ns, item.begun_ns + item.ns) if item.ns else ()
                 ):
@@ -251,21 +230,25 @@ class StepBook:
                     activity_ns[owner] -= ns
 
     def _book_items(self, items: Sequence[Item], step: Step) -> None:
-        owners, times = self._owners, self.gathered.times[step.phase, step.loader]
+        times, kinds, losses = (
+            self.gathered.times[step.phase, step.loader],
+            self._sources.kinds,
+            self._sources.losses,
+        )
         for item in items:
-            owner = owners.get(item.stack) or self._owner(item.stack)
-            if owner.computes and step.training_from_ns < 0:
+            stack, ns = item.stack, item.ns
+            source = stack[-1] if stack else -1
+            if step.training_from_ns < 0 and stack and (COMPUTES >> kinds[source] & 1 or losses[source]):
                 step.training_from_ns = step.duration_ns
-            ns = item.ns
             if ns:
                 step.duration_ns += ns
-                if owner.waits:
+                if stack and kinds[source] == DATA:
                     step.wait_ns += ns
-                times[owner.source][0] += ns
-                for source in owner.around:
-                    times[source][1] += ns
+                times[source][0] += ns
+                for outer in stack[:-1]:
+                    times[outer][1] += ns
                 if self._by_step:
-                    step.times[owner.source] = step.times.get(owner.source, 0) + ns
+                    step.times[source] = step.times.get(source, 0) + ns
             if item.shows or item.call is not None or item.batch is not None:
                 self._happened(item, step)
 
@@ -294,7 +277,8 @@ class StepBook:
         lasted_ns = item.call[2] if item.call is not None else 0
         is_loss = item.call is not None and self._sources.losses[item.call[0]]
         if shows >= TRAINED or is_loss:
-            step.training_ns += now_ns - step.training_from_ns
+            if step.training_from_ns >= 0:
+                step.training_ns += now_ns - step.training_from_ns
             step.training_from_ns = now_ns
         if shows == TRAINED:
             step.loss_ns += lasted_ns if step.loss_from_ns < 0 else worked_ns - step.loss_from_ns
@@ -317,68 +301,71 @@ class StepSourceDecision:
 
     It needs to see more than the first update, because the first mark by hand comes after it: edges are held back
     until ``decided``.
+
+    Attributes:
+        source: what steps are counted by, as far as it is known.
+        decided: enough was seen to go by it. Stronger signs still overrule it.
+        final: only a mark by hand overrules it.
     """
 
     def __init__(self) -> None:
         self.source = StepSource.UNDECIDED
         self.decided = False
-        self._first_ns: dict[StepSource, int] = {}
+        self.final = False
         self._counts = dict.fromkeys(StepSource, 0)
-        self._edges = 0
+        self._first_ns: dict[StepSource, int] = {}
         self._began_ns = -1
         self._pass_over = False
 
     def see(self, ns: int, code: int, kind: int) -> None:
-        """Take in the next edge. Updates are final but for a mark by hand, which is."""
+        """Take in the next edge."""
         op = code & OP_MASK
-        if op == _MARK and not code >> PAYLOAD_SHIFT:
+        if op == MARK and not code >> PAYLOAD_SHIFT:
             self.mark()
-        if self.source in (StepSource.MANUAL, StepSource.UPDATE):
-            return
-        sign = StepSource.UNDECIDED
-        if op == END and UPDATES >> kind & 1:
-            sign = StepSource.UPDATE
+        elif op == END and UPDATES >> kind & 1:
+            self._count(StepSource.UPDATE, ns)
         elif op == BEGIN:
             self._began_ns = ns if self._began_ns < 0 else self._began_ns
             if kind in (BACKWARD, GRAD):
-                sign = StepSource.BACKWARD
+                self._count(StepSource.BACKWARD, ns)
             elif kind == FORWARD and code & _TRAINS == _TRAINS:
-                sign = StepSource.BATCH
-        if sign is not StepSource.UNDECIDED:
-            self._counts[sign] += 1
-            self._first_ns.setdefault(sign, ns)
-        if kind == DATA and op in (STOP, PASS_END):
+                self._count(StepSource.BATCH, ns)
+        elif kind == DATA and op in (STOP, PASS_END):
             self._pass_over = True
-        self._edges += 1
-        self._weigh(ns)
+        if not self.final:
+            self._weigh(ns)
 
     def mark(self) -> None:
         """A step was marked by hand."""
-        self.source, self.decided = StepSource.MANUAL, True
+        self.source, self.decided, self.final = StepSource.MANUAL, True, True
+
+    def decide(self) -> None:
+        """Go by what there is: enough was seen, or no more can be."""
+        self.decided = True
+        if not self.final:
+            self.source = self._strongest
+            self.final = self.source is StepSource.UPDATE
 
     @property
     def shows_nothing(self) -> bool:
         """A pass is over in which nothing was trained: what was held back so far is in no training step."""
-        return self._pass_over and not any(self._counts.values())
+        return self._pass_over and not self._first_ns
 
-    def give_up_waiting(self) -> None:
-        """Nothing more comes: decide by what there is."""
-        self._pass_over = self.decided = True
-        if self.source not in (StepSource.MANUAL, StepSource.UPDATE):
-            self._weigh(_NEVER)
+    @property
+    def _strongest(self) -> StepSource:
+        return min(self._first_ns, default=StepSource.UNDECIDED)
+
+    def _count(self, sign: StepSource, ns: int) -> None:
+        self._counts[sign] += 1
+        self._first_ns.setdefault(sign, ns)
 
     def _weigh(self, now_ns: int) -> None:
-        full = self._edges >= MOST_HELD
-        for source, enough in _SIGNS:
-            count = self._counts[source]
-            if not count:
-                continue
-            update = source is StepSource.UPDATE
-            due = (update or self._pass_over) and now_ns - self._first_ns[source] >= SURE_AFTER_NS
-            if (
-                due or full or count >= enough or (update and self.decided)
-            ):  # a late update overrules the rest
-                self.source, self.decided = source, True
-            return
-        if full or 0 <= self._began_ns <= now_ns - SURE_AFTER_NS:
-            self.decided = True
+        """Decide if that can be. All but updates are weighed after the end of a pass, or when there are many."""
+        sign = self._strongest
+        long_ago = 0 <= self._first_ns.get(sign, self._began_ns) <= now_ns - SURE_AFTER_NS
+        if sign is StepSource.UPDATE:
+            due = long_ago or self.decided  # a late update overrules the rest
+        else:
+            due = long_ago and (self._pass_over or sign is StepSource.UNDECIDED)
+        if due or self._counts[sign] >= _ENOUGH[sign]:
+            self.decide()
