@@ -28,9 +28,7 @@ from otel_train.accounting.nesting import (
 from otel_train.accounting.phases import BatchPhases, Boundary, Pass
 from otel_train.accounting.steps import (
     COMPUTES,
-    FORWARD_FROZEN,
-    FORWARD_GRAD,
-    FORWARD_NO_GRAD,
+    FORWARD_SHOWS,
     MOST_HELD,
     TRAINED,
     UPDATE,
@@ -47,10 +45,11 @@ if TYPE_CHECKING:
     from otel_train.accounting.steps import Reclaims
 
 _START: Final = int(Flag.START)
-_WITH_GRAD: Final = int(Flag.GRAD)
-_IN_TRAINING: Final = int(Flag.TRAINING)
+_HOW: Final = int(Flag.GRAD | Flag.TRAINING)
 _ERROR: Final = int(Ending.ERROR)
 _DISPOSED: Final = int(Ending.DISPOSED)
+
+_TOLD: Final = -1
 
 MOST_PASSES: Final = 512
 """Passes that are remembered; one that is never ended or disposed of must not be remembered for ever."""
@@ -94,9 +93,9 @@ class ThreadAccount(Nesting):
         self._latest = Nesting(sources.kinds)
         self._passes: dict[int, Pass] = {}
         self._starting: Pass | None = None
-        self._saving = 0
-        self._failed_passes: dict[int, int] = {}
-        self._stopped: set[int] = set()
+        self._saving = False
+        self._ended: dict[int, int] = {}
+        """Loaders whose pass is over: ``_TOLD``, or when they failed, if they may yet give a batch."""
         self._pieces: dict[int, int] = {}
         self._updated_in_scaler = False
 
@@ -164,9 +163,8 @@ class ThreadAccount(Nesting):
 
     def pass_time(self, now_ns: int) -> None:
         """Settle time that no batch claims, up to now: nothing was written since the last edge."""
-        if self._held or self.stages or not self._phases.began or self._phases.batch is not None:
-            return
-        if now_ns > self.settling_ns:
+        idle = self._phases.began and self._phases.batch is None and not self.stages
+        if idle and not self._held and now_ns > self.settling_ns:
             self._place(self._spend(now_ns))
 
     def take(self) -> Settled:
@@ -177,14 +175,13 @@ class ThreadAccount(Nesting):
         """Settle everything up to ``at_ns``. What is left of a step is partial."""
         self._decision.decide()
         self._release()
-        self._place(self._spend(max(at_ns, self.settling_ns)))
+        self._place(self._spend(at_ns))
         self._phases.after_stop(-1)
         self._phases.close()
         for each in self._passes.values():
             self._forget(each)
-        for source, at in self._failed_passes.items():
-            self._note("endings", source, _ERROR, at)
-        self._failed_passes = {}
+        for source in list(self._ended):
+            self._end_failed_pass(source)
         return self.take()
 
     # -- time --------------------------------------------------------------------------------------
@@ -192,10 +189,9 @@ class ThreadAccount(Nesting):
     def _spend(self, ns: int) -> Item:
         """The time since the edge before, and whose it is."""
         begun_ns = self.settling_ns
-        if ns <= begun_ns:
-            return Item(self.stack, begun_ns, 0)
-        self.settling_ns = ns
-        return Item(self.stack, begun_ns, ns - begun_ns)
+        if ns > begun_ns:
+            self.settling_ns = ns
+        return Item(self.stack, begun_ns, self.settling_ns - begun_ns)
 
     def _place(self, item: Item) -> None:
         """Put time, and what happened at its end, where it belongs."""
@@ -211,42 +207,32 @@ class ThreadAccount(Nesting):
     def begin(self, ns: int, stage: OpenStage) -> None:
         """See ``Nesting.begin``."""
         self._place(self._spend(ns))
-        kind, counts, phases = stage.kind, stage.counts, self._phases
+        kind, phases = stage.kind, self._phases
         phases.after_stop(stage.source)
-        if kind == DATA:
-            if counts:
-                self._begin_data(stage)
-        elif kind == CHECKPOINT and counts:
+        if kind == DATA and stage.counts:
+            asked = self._pass_of(stage.source, stage.payload)
+            if stage.flags & _START:
+                self._starting = asked
+                self._end_failed_pass(stage.source)
+            elif not self._saving:
+                phases.ask(asked)
+        elif kind == CHECKPOINT and stage.counts:
             phases.boundary(Boundary.CHECKPOINT)
-            self._saving += 1
-        elif self._saving:
-            pass
-        elif COMPUTES >> kind & 1:
+            self._saving = True
+        elif COMPUTES >> kind & 1 and not self._saving:
             self._begin_computing(ns, stage)
-        elif kind == STAGE and self._decision.source is StepSource.MANUAL and phases.batch is None:
+        elif kind == STAGE and not self._saving and self._decision.by_hand and phases.batch is None:
             phases.compute()
 
     def _begin_computing(self, ns: int, stage: OpenStage) -> None:
-        kind, counts = stage.kind, stage.counts
-        if counts or not self.stack:
+        if stage.counts or not self.stack:
             self._phases.compute()
-        if kind == FORWARD and counts:
-            shows = FORWARD_NO_GRAD
-            if stage.flags & _WITH_GRAD:
-                shows = FORWARD_GRAD if stage.flags & _IN_TRAINING else FORWARD_FROZEN
-            self._place(Item(self.stack, ns, 0, shows, stage.source))
-        elif kind == SCALER:
+        if stage.kind == FORWARD and stage.counts:
+            self._place(Item(self.stack, ns, 0, FORWARD_SHOWS[stage.flags & _HOW], stage.source))
+        elif stage.kind == SCALER:
             self._updated_in_scaler = False
-        elif kind == BACKWARD:
+        elif stage.kind == BACKWARD:
             self._book.backward_seen = True
-
-    def _begin_data(self, stage: OpenStage) -> None:
-        asked = self._pass_of(stage)
-        if stage.flags & _START:
-            self._starting = asked
-            self._end_failed_pass(stage.source)
-        elif not self._saving:
-            self._phases.ask(asked)
 
     # -- a stage ends ------------------------------------------------------------------------------
 
@@ -257,7 +243,6 @@ class ThreadAccount(Nesting):
         if kind == DATA:
             self._end_data(item, stage, op, payload)
             return
-        item.source = source
         item.call = self._call(ns, stage, op, payload) if counts else None
         if kind in (BACKWARD, GRAD):
             if counts:
@@ -273,8 +258,8 @@ class ThreadAccount(Nesting):
         elif op == END and kind == H2D and payload and self.is_outermost(kind):
             self._note("moved", source, payload - 1)
         self._place(item)
-        if kind == CHECKPOINT and counts and self._saving:
-            self._saving -= 1
+        if kind == CHECKPOINT and counts:
+            self._saving = False
 
     def _call(self, ended_ns: int, stage: OpenStage, op: int, token: int) -> tuple[int, int, int, int] | None:
         """The call that has ended; None where it goes on later."""
@@ -288,55 +273,40 @@ class ThreadAccount(Nesting):
         return None if op in (STOP, SUSPEND) else (stage.source, stage.begun_ns, ns, int(op == FAIL))
 
     def _end_data(self, item: Item, stage: OpenStage, op: int, payload: int) -> None:
-        asked, counts = self._passes.get(_key(stage)), stage.counts
-        lasted_ns = self.settling_ns - stage.begun_ns
-        if op == END and not stage.flags & _START:
-            self._got(item, stage, asked, payload)
+        source, asked = stage.source, self._pass_of(stage.source, stage.payload)
+        starts = stage.flags & _START
+        if op == END and not starts:
+            waited_ns = self.settling_ns - stage.begun_ns
+            item.batch = (source, payload - 1, asked.making_ns, waited_ns)
+            asked.making_ns = -1
+            self._ended.pop(source, None)
+            if stage.counts:
+                item.call = (source, stage.begun_ns, waited_ns, 0)
+                self._phases.fetched(source)
         self._place(item)
-        if stage.flags & _START:
-            if counts:
-                self._starting = None
-                if asked is not None and op == END:
-                    asked.making_ns = max(0, asked.making_ns) + lasted_ns
-        elif op in (STOP, FAIL) and counts:
+        if starts and stage.counts:
+            self._starting = None
+        elif op in (STOP, FAIL) and stage.counts:
             self._gave_none(stage, asked, op, payload)
 
-    def _got(self, item: Item, stage: OpenStage, asked: Pass | None, payload: int) -> None:
-        source, lasted_ns = stage.source, self.settling_ns - stage.begun_ns
-        self._failed_passes.pop(source, None)
-        self._stopped.discard(source)
-        making_ns, waiting_ns = -1, -1
-        if asked is not None and asked.making_ns >= 0:
-            making_ns, waiting_ns, asked.making_ns = asked.making_ns, lasted_ns, -1
-        item.source, item.batch = source, (source, payload - 1, making_ns, waiting_ns)
-        if stage.counts:
-            item.call = (source, stage.begun_ns, lasted_ns, 0)
-            self._phases.fetched(source)
-
-    def _gave_none(self, stage: OpenStage, asked: Pass | None, op: int, why: int) -> None:
+    def _gave_none(self, stage: OpenStage, asked: Pass, op: int, why: int) -> None:
         source = stage.source
-        if op == STOP:
-            if source not in self._stopped:  # a loader at its end ends once, however often it is asked
-                self._stopped.add(source)
-                self._note("endings", source, why, self.settling_ns)
-            self._failed_passes.pop(source, None)
-        else:
+        if op == FAIL:
             self._note("failed_asks", source)
             if why == _ERROR:
-                self._failed_passes[source] = self.settling_ns
-        if asked is not None:
-            self._phases.stop(asked)
-            if op == STOP and (
-                not stage.payload or asked is not self._phases.left_over
-            ):  # nothing of it is left
-                self._passes.pop(_key(stage), None)
+                self._ended[source] = self.settling_ns
+        elif self._ended.get(source) != _TOLD:  # a loader at its end ends once, however often it is asked
+            self._ended[source] = _TOLD
+            self._note("endings", source, why, self.settling_ns)
+        self._phases.stop(asked)
+        if op == STOP and not (stage.payload and asked is self._phases.left_over):  # nothing of it is left
+            del self._passes[_key(source, stage.payload)]
 
     def _end_failed_pass(self, source: int) -> None:
         """An exception ended a pass if the loader is then begun anew."""
-        at = self._failed_passes.pop(source, None)
-        self._stopped.discard(source)
-        if at is not None:
-            self._note("endings", source, _ERROR, at)
+        failed_ns = self._ended.pop(source, _TOLD)
+        if failed_ns != _TOLD:
+            self._note("endings", source, _ERROR, failed_ns)
 
     def _note(self, field: str, *row: int) -> None:
         """Add a row to a field of ``Settled``."""
@@ -348,14 +318,13 @@ class ThreadAccount(Nesting):
         """See ``Nesting.mark``."""
         self._place(self._spend(ns))
         phases = self._phases
-        gone = self._passes.pop(payload or -1 - source, None) if op == PASS_END else None
         phases.after_stop(-1)
         if op == PASS_END:
-            if gone is not None and gone.batches and not gone.ended:
+            gone = self._passes.pop(_key(source, payload), None) or Pass(source, ended=True)
+            if gone.batches and not gone.ended:
                 self._note("endings", source, _DISPOSED, ns)
             phases.dispose(gone)
-            if gone is not None:
-                self._forget(gone)
+            self._forget(gone)
         elif op == MARK:
             self._mark_step(payload)
         else:
@@ -381,18 +350,18 @@ class ThreadAccount(Nesting):
         making, gone.making = gone.making, []
         self._book.beside(making, self._phases.phase_of(gone), gone.source)
 
-    def _pass_of(self, stage: OpenStage) -> Pass:
+    def _pass_of(self, source: int, number: int) -> Pass:
         """The pass that an ask belongs to; loaders that do not number their passes have one at a time."""
-        key = _key(stage)
+        key = _key(source, number)
         found = self._passes.get(key)
         if found is None:
             while len(self._passes) >= MOST_PASSES:
                 over = (number for number, each in self._passes.items() if each.ended)
                 self._forget(self._passes.pop(next(over, next(iter(self._passes)))))
-            found = self._passes[key] = Pass(stage.source)
+            found = self._passes[key] = Pass(source)
         return found
 
 
-def _key(stage: OpenStage) -> int:
+def _key(source: int, number: int) -> int:
     """Number of the iterator that is asked; of a loader that has none, one below 0."""
-    return stage.payload or -1 - stage.source
+    return number or -1 - source

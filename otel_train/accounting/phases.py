@@ -102,6 +102,10 @@ class Batch:
     left_over: Pass | None = None
     fresh: bool = True
 
+    def part(self, items: list[Item]) -> Batch:
+        """Some of its time, as a batch that waits."""
+        return Batch(self.passes, self.loader, items, fetched=self.fetched)
+
     @property
     def has_forward(self) -> bool:
         """A forward began in it."""
@@ -204,16 +208,12 @@ class BatchPhases:
         else:
             self._lead.append(item)
             if len(self._lead) > MOST_ITEMS:
-                self._prepare()
+                self._drop_lead()
 
     def _begin(self) -> None:
         if not self.began:
+            self._drop_lead()
             self.began = True
-            self._prepare()
-
-    def _prepare(self) -> None:
-        lead, self._lead = self._lead, []
-        self._book.apart(lead, Activity.INIT)
 
     @staticmethod
     def _add_pass(asked: Pass, batch: Batch) -> None:
@@ -222,6 +222,7 @@ class BatchPhases:
         asked.ended = False
         if asked.making:  # the making of an iterator is a wait for its first batch
             batch.items = sorted(batch.items + asked.making, key=lambda item: item.begun_ns)
+            asked.making_ns = sum(item.ns for item in asked.making)
             asked.making = []
 
     def _join_or_part(self, asked: Pass | None) -> None:
@@ -279,13 +280,11 @@ class BatchPhases:
         self._end_of_pass(batch, batch.passes[-1])
         self._book.apart(rest, Activity.OUTSIDE)
 
-    def dispose(self, gone: Pass | None) -> None:
-        """The iterator of a pass is gone; None: of a pass that was at its end."""
+    def dispose(self, gone: Pass) -> None:
+        """The iterator of a pass is gone."""
         batch = self.batch
         if batch is None:  # no backward comes any more for what was evaluated with gradients
             self._settle_waiting(ended_too=True)
-        if gone is None:
-            return
         gone.ended = True
         if batch is None or (gone not in batch.passes and gone is not batch.left_over):
             return
@@ -337,9 +336,7 @@ class BatchPhases:
         for batch in self.waiting:
             self._settle(batch, self._eval_phase(batch) if several and batch.has_forward else -1)
         self.waiting = []
-        # of a step that has shown nothing
-        self._book.apart(self._lead, Activity.OUTSIDE if self.began else Activity.INIT)
-        self._lead = []
+        self._drop_lead()
         if self._book.open.duration_ns:
             self._book.close_step(counted=False)
 
@@ -367,21 +364,15 @@ class BatchPhases:
             each.phase = self._phases[each.source] = phase
 
     @property
-    def _by_hand(self) -> bool:
-        return self._decision.source is StepSource.MANUAL
-
-    @property
     def _certain(self) -> bool:
         """A forward with gradients in training mode is training, whatever comes."""
         return self._decision.source in (StepSource.BATCH, StepSource.MANUAL)
 
     def _judge(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
         """Judge a batch up to here; whether some of it was training for certain."""
-        declared = self._declared(batch)
-        if declared > TRAIN:
+        if self._declared(batch) > TRAIN:
             items, batch.items = batch.items, []
-            self._show(batch, declared)
-            self._evaluate(items, declared, batch)
+            self._judge_batch(batch.part(items))
             return False
         named_apart = batch.passes and self._sources.named[batch.loader] > TRAIN
         ends = (TRAINED, UPDATE, FORWARD_GRAD) if self._certain and not named_apart else (TRAINED, UPDATE)
@@ -393,12 +384,11 @@ class BatchPhases:
         elif trained or not batch.passes:
             self._train_if(of_step, tail, batch)
         else:  # no model ran
-            rest = Batch(batch.passes, batch.loader, tail, fetched=batch.fetched)
-            known = self.phase_of(batch.passes[0]) if self._by_hand else batch.shown
+            known = self.phase_of(batch.passes[0]) if self._decision.by_hand else batch.shown
             if known >= 0:
-                self._settle(rest, known)
+                self._settle(batch.part(tail), known)
             elif tail or batch.fetched:
-                self.waiting.append(rest)
+                self.waiting.append(batch.part(tail))
         return trained
 
     def _train_up_to(self, ends: tuple[int, ...], batch: Batch) -> tuple[bool, list[Item]]:
@@ -426,7 +416,7 @@ class BatchPhases:
         self._train(head, batch)
 
     def _without_evaluation(self, head: list[Item]) -> list[Item]:
-        trains = {item.source for item in head if item.shows in (FORWARD_GRAD, FORWARD_FROZEN)}
+        trains = {item.source for item in head if item.shows == FORWARD_GRAD}
         first = next((n for n, i in enumerate(head) if i.shows in (FORWARD_GRAD, TRAINED, UPDATE)), len(head))
         lead = [n for n in range(first) if head[n].shows == FORWARD_NO_GRAD and head[n].source in trains]
         if not lead:
@@ -456,23 +446,20 @@ class BatchPhases:
         behind = tail[ahead:] if evaluated else tail
         if evaluated:
             if batch.passes and not trained:
-                self._judge_batch(batch, tail[:ahead])
+                self._judge_batch(batch.part(tail[:ahead]))
             else:
                 self._evaluate_apart(batch, tail[:ahead], evaluated, of_step=of_step or bool(behind))
             batch = Batch(
                 loader=self._book.train_loader
             )  # what comes then uses a batch that was fetched before
         if behind:  # their backward may come after the boundary
-            self.waiting.append(Batch(batch.passes, batch.loader, behind, fetched=batch.fetched))
+            self.waiting.append(batch.part(behind))
 
-    def _judge_batch(self, batch: Batch, items: list[Item]) -> None:
+    def _judge_batch(self, batch: Batch) -> None:
         """A batch that was asked for, whose forwards no backward followed."""
-        if self._declared(batch) == TRAIN:
-            self._train_head(items, batch)
-        else:
-            phase = self._eval_phase(batch)
-            self._show(batch, phase)
-            self._evaluate(items, phase, batch)
+        phase = self._eval_phase(batch)
+        self._show(batch, phase)
+        self._settle(batch, phase)
 
     def _evaluate_apart(self, batch: Batch, items: list[Item], forwards: list[int], *, of_step: bool) -> None:
         """Evaluation in no batch of its own lasts to the end of its last forward. ``of_step``: what comes then is the step's."""
@@ -497,16 +484,11 @@ class BatchPhases:
         if (
             self._updated is None
         ):  # in a loop counted by hand what no loader gave is the step's, else it goes with the open step
-            by_hand = self._by_hand and not batch.passes and why is not Boundary.CLOSE
+            by_hand = self._decision.by_hand and not batch.passes and why is not Boundary.CLOSE
             return by_hand or self._book.open.trained or self._book.open.fetched
         if asked is not None:
             return asked in batch.passes or (asked.batches > 0 and asked.phase == TRAIN)
         return why is Boundary.MARK or (why is Boundary.SAID and any(not each.ended for each in batch.passes))
-
-    def _evaluate(self, items: list[Item], phase: int, batch: Batch) -> None:
-        """Book evaluation. A batch is a step of its own once."""
-        book = self._book.evaluate if batch.fetched else self._book.beside
-        book(items, phase, batch.loader, batch.loaders)
 
     def _train_if(self, of_step: bool, items: list[Item], batch: Batch) -> None:  # noqa: FBT001 - its question
         """Time in which no model ran: the step's, or nobody's."""
@@ -530,6 +512,11 @@ class BatchPhases:
         lead, self._lead = self._lead, []
         if lead:
             self._book.train(lead, -1, (-1,))
+
+    def _drop_lead(self) -> None:
+        """What waited was of no step."""
+        lead, self._lead = self._lead, []
+        self._book.apart(lead, Activity.OUTSIDE if self.began else Activity.INIT)
 
     # -- what waits --------------------------------------------------------------------------------
 
@@ -574,12 +561,13 @@ class BatchPhases:
             self._trained = self._trained or batch.has_forward
             self._train(batch.items, batch)
         else:
-            self._evaluate(batch.items, phase, batch)
+            book = self._book.evaluate if batch.fetched else self._book.beside  # a batch is a step once
+            book(batch.items, phase, batch.loader, batch.loaders)
 
     # -- steps -------------------------------------------------------------------------------------
 
     def _close_step_if_over(self, why: Boundary) -> None:
-        if self._by_hand:
+        if self._decision.by_hand:
             over = why is Boundary.MARK
         elif self._decision.source is StepSource.BATCH:
             over = self._book.open.fetched and (why is Boundary.ASK or why is Boundary.CLOSE)

@@ -38,6 +38,9 @@ NOT_SHOWN, FORWARD_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, TRAINED, UPDATE = rang
 """What an item shows: nothing; that a forward begins, with gradients in training mode, with gradients in evaluation
 mode, without gradients; that gradients were made; that an optimizer has updated."""
 
+FORWARD_SHOWS: Final = (FORWARD_NO_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, FORWARD_GRAD)
+"""By ``Flag.GRAD`` and ``Flag.TRAINING`` of a forward."""
+
 BACKWARDS_WITHOUT_UPDATE: Final = 64
 """After so many, the run is taken to have no optimizer that can be seen."""
 
@@ -71,10 +74,10 @@ class Item:
         begun_ns: when the time began.
         ns: how long it is.
         shows: evidence of what the batch is for.
-        source: whose evidence.
+        source: which model's forward begins.
         call: of a call that ended here: source, begin, nanoseconds, 1 if it failed.
-        batch: of a batch fetched here: source, samples (-1 unknown), nanoseconds to make the iterator and to wait for
-            this batch where it is the first of its pass, else -1 and -1.
+        batch: of a batch fetched here: source, samples (-1 unknown), nanoseconds to make the iterator (-1 unless this is
+            the first batch of its pass) and to wait for it.
     """
 
     stack: tuple[int, ...]
@@ -263,7 +266,7 @@ class StepBook:
         if item.batch is not None:
             source, samples, making_ns, waiting_ns = item.batch
             rows["batches"].extend((source, step.phase, samples, item.begun_ns + item.ns))
-            if waiting_ns >= 0:
+            if making_ns >= 0:
                 rows["starts"].extend((source, step.phase, making_ns, waiting_ns))
             step.fetched = True
             step.samples += max(0, samples)
@@ -332,7 +335,7 @@ class StepSourceDecision:
                 self._count(StepSource.BATCH, ns)
         elif kind == DATA and op in (STOP, PASS_END):
             self._pass_over = True
-        if not self.final:
+        if not self.decided:
             self._weigh(ns)
 
     def mark(self) -> None:
@@ -347,6 +350,11 @@ class StepSourceDecision:
             self.final = self.source is StepSource.UPDATE
 
     @property
+    def by_hand(self) -> bool:
+        """Steps are marked by hand."""
+        return self.source is StepSource.MANUAL
+
+    @property
     def shows_nothing(self) -> bool:
         """A pass is over in which nothing was trained: what was held back so far is in no training step."""
         return self._pass_over and not self._first_ns
@@ -358,6 +366,7 @@ class StepSourceDecision:
     def _count(self, sign: StepSource, ns: int) -> None:
         self._counts[sign] += 1
         self._first_ns.setdefault(sign, ns)
+        self._weigh(ns)
 
     def _weigh(self, now_ns: int) -> None:
         """Decide if that can be. All but updates are weighed after the end of a pass, or when there are many."""
