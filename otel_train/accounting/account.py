@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from otel_train.accounting.nesting import (
     BACKWARD,
     CHECKPOINT,
+    COMPUTES,
     DATA,
     END,
     EPOCH,
@@ -27,7 +28,6 @@ from otel_train.accounting.nesting import (
 )
 from otel_train.accounting.phases import BatchPhases, Boundary, Pass
 from otel_train.accounting.steps import (
-    COMPUTES,
     FORWARD_SHOWS,
     MOST_HELD,
     TRAINED,
@@ -40,7 +40,7 @@ from otel_train.accounting.types import Activity, EpochMark, Settled, SourceTabl
 from otel_train.codes import SOURCE_MASK, SOURCE_SHIFT, Ending, Flag
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from otel_train.accounting.steps import Reclaims
 
@@ -58,10 +58,6 @@ MOST_PIECES: Final = 4096
 """Suspended stages whose time is remembered; for the same reason."""
 
 
-def _nothing_reclaimed(_: int, __: int) -> Iterable[tuple[Activity, int]]:
-    return ()
-
-
 class ThreadAccount(Nesting):
     """Settles the time of one thread. The result does not depend on when it is asked for.
 
@@ -76,12 +72,7 @@ class ThreadAccount(Nesting):
     """
 
     def __init__(
-        self,
-        started_ns: int,
-        sources: SourceTable,
-        reclaimed: Reclaims = _nothing_reclaimed,
-        *,
-        by_step: bool = False,
+        self, started_ns: int, sources: SourceTable, reclaimed: Reclaims = None, *, by_step: bool = False
     ) -> None:
         super().__init__(sources.kinds)
         self.settling_ns = started_ns
@@ -175,8 +166,8 @@ class ThreadAccount(Nesting):
         """Settle everything up to ``at_ns``. What is left of a step is partial."""
         self._decision.decide()
         self._release()
-        self._place(self._spend(at_ns))
         self._phases.after_stop(-1)
+        self._place(self._spend(at_ns))
         self._phases.close()
         for each in self._passes.values():
             self._forget(each)
@@ -206,9 +197,9 @@ class ThreadAccount(Nesting):
 
     def begin(self, ns: int, stage: OpenStage) -> None:
         """See ``Nesting.begin``."""
-        self._place(self._spend(ns))
         kind, phases = stage.kind, self._phases
         phases.after_stop(stage.source)
+        self._place(self._spend(ns))
         if kind == DATA and stage.counts:
             asked = self._pass_of(stage.source, stage.payload)
             if stage.flags & _START:
@@ -243,6 +234,7 @@ class ThreadAccount(Nesting):
         if kind == DATA:
             self._end_data(item, stage, op, payload)
             return
+        self._phases.after_stop(-1)
         item.call = self._call(ns, stage, op, payload) if counts else None
         if kind in (BACKWARD, GRAD):
             if counts:
@@ -264,7 +256,7 @@ class ThreadAccount(Nesting):
     def _call(self, ended_ns: int, stage: OpenStage, op: int, token: int) -> tuple[int, int, int, int] | None:
         """The call that has ended; None where it goes on later."""
         ns = ended_ns - stage.begun_ns
-        if token and stage.kind == STAGE and op != STOP:
+        if token and stage.kind == STAGE:
             ns += self._pieces.pop(token, 0)
             if op == SUSPEND:
                 self._pieces[token] = ns
@@ -316,9 +308,9 @@ class ThreadAccount(Nesting):
 
     def mark(self, ns: int, op: int, source: int, payload: int) -> None:
         """See ``Nesting.mark``."""
-        self._place(self._spend(ns))
         phases = self._phases
         phases.after_stop(-1)
+        self._place(self._spend(ns))
         if op == PASS_END:
             gone = self._passes.pop(_key(source, payload), None) or Pass(source, ended=True)
             if gone.batches and not gone.ended:

@@ -28,6 +28,8 @@ DEEPEST: Final = 64
 """Stages inside each other that are told apart; what lies deeper belongs to the innermost of them."""
 
 UPDATES: Final = 1 << OPTIMIZER | 1 << WHOLE
+COMPUTES: Final = 1 << FORWARD | 1 << BACKWARD | 1 << GRAD | 1 << OPTIMIZER | 1 << SCALER | 1 << WHOLE
+"""Kinds that only a thread that runs models has."""
 _GRADIENTS: Final = 1 << BACKWARD | 1 << GRAD
 _HIDDEN_IN: Final = [0] * 16
 """By kind: kinds of the open stages inside which a call is a part of theirs."""

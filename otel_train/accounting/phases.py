@@ -149,7 +149,7 @@ class BatchPhases:
         self._trained = False
         self._updated: tuple[int, int] | None = None
         self._asked = False
-        self._stopped: tuple[int, int] | None = None
+        self._stopped: Pass | None = None
         self._lead: list[Item] = []
 
     @property
@@ -260,25 +260,19 @@ class BatchPhases:
         if batch is None or stopped not in batch.passes:
             return
         if batch.fetched and not batch.shows:  # as ``zip`` at its end; or it is begun anew at once
-            self._stopped = (stopped.source, len(batch.items))
+            self._stopped = stopped
         else:
             self._end_of_pass(batch, stopped)
 
     def after_stop(self, source: int) -> None:
-        """What comes first after an end inside a row of asks; ``source``: what begins, or -1.
+        """What comes first after an end inside a row of asks, before its time; ``source``: what begins, or -1.
 
         Where the loader that had ended is asked anew, the batch goes on. Else it is over: what was fetched for it
         was for nothing.
         """
-        if self._stopped is None:
-            return
-        (stopped, at), self._stopped = self._stopped, None
-        batch = self.batch
-        if batch is None or stopped == source:
-            return
-        rest, batch.items = batch.items[at:], batch.items[:at]
-        self._end_of_pass(batch, batch.passes[-1])
-        self._book.apart(rest, Activity.OUTSIDE)
+        stopped, self._stopped = self._stopped, None
+        if stopped is not None and stopped.source != source and self.batch is not None:
+            self._end_of_pass(self.batch, self.batch.passes[-1])
 
     def dispose(self, gone: Pass) -> None:
         """The iterator of a pass is gone."""
@@ -354,10 +348,9 @@ class BatchPhases:
 
     def _eval_phase(self, batch: Batch) -> int:
         """Which phase outside training: what the loader's name says, else evaluation."""
-        if batch.loader < 0:
-            return EVAL
-        declared, named = self._sources.declared[batch.loader], self._sources.named[batch.loader]
-        return declared if declared >= 0 else named if named > TRAIN else EVAL
+        sources, loader = self._sources, batch.loader
+        known = (sources.declared[loader], sources.named[loader]) if loader >= 0 else ()
+        return next((phase for phase in known if phase >= 0), EVAL)
 
     def _show(self, batch: Batch, phase: int) -> None:
         for each in batch.passes:
@@ -374,7 +367,7 @@ class BatchPhases:
             items, batch.items = batch.items, []
             self._judge_batch(batch.part(items))
             return False
-        named_apart = batch.passes and self._sources.named[batch.loader] > TRAIN
+        named_apart = batch.passes and self._sources.named[batch.loader] >= 0
         ends = (TRAINED, UPDATE, FORWARD_GRAD) if self._certain and not named_apart else (TRAINED, UPDATE)
         trained, tail = self._train_up_to(ends, batch)
         of_step = self._is_of_step(batch, why, asked)
@@ -392,28 +385,28 @@ class BatchPhases:
         return trained
 
     def _train_up_to(self, ends: tuple[int, ...], batch: Batch) -> tuple[bool, list[Item]]:
-        """Book a batch as training up to the last item that shows one of these: whether there is one, and the rest."""
-        items, batch.items = batch.items, []
-        _backwards_decide(items, certain=self._certain)
-        last = len(items) - 1
-        while last >= 0 and items[last].shows not in ends:
-            last -= 1
-        if last >= 0:
-            self._train_waiting()
-            self._train_head(items[: last + 1], batch)
-        return last >= 0, items[last + 1 :]
-
-    def _train_head(self, head: list[Item], batch: Batch) -> None:
-        """Up to the last backward or update all is training.
+        """Book a batch as training up to the last item that shows one of these: whether there is one, and the rest.
 
         But where no ask came in this step, forwards without gradients of a model that then trains in it, before its first
         forward with them, are evaluation.
         """
-        self._trained = True
-        if not self._asked:
-            head = self._without_evaluation(head)
-        self._show(batch, TRAIN)
-        self._train(head, batch)
+        items, batch.items = batch.items, []
+        last, following = -1, NOT_SHOWN
+        for place in range(len(items) - 1, -1, -1):
+            item = items[place]
+            if item.shows == FORWARD_FROZEN:  # a backward right after it makes it training
+                trains = following == TRAINED and not self._certain
+                item.shows = FORWARD_GRAD if trains else FORWARD_NO_GRAD
+            following = item.shows or following
+            if last < 0 and item.shows in ends:
+                last = place
+        if last >= 0:
+            self._train_waiting()
+            self._trained = True
+            head = items[: last + 1] if self._asked else self._without_evaluation(items[: last + 1])
+            self._show(batch, TRAIN)
+            self._train(head, batch)
+        return last >= 0, items[last + 1 :]
 
     def _without_evaluation(self, head: list[Item]) -> list[Item]:
         trains = {item.source for item in head if item.shows == FORWARD_GRAD}
@@ -421,13 +414,22 @@ class BatchPhases:
         lead = [n for n in range(first) if head[n].shows == FORWARD_NO_GRAD and head[n].source in trains]
         if not lead:
             return head
-        begin, end = lead[0], self._end_of_forward(head[:first], lead[-1])
-        before, after = head[:begin], head[end:]
-        self._evaluate_forwards(head[begin:end])
+        before, after = self._cut_out(head[:first], lead)
         if any(item.shows for item in before):
-            return before + after
+            return before + after + head[first:]
         self._book.apart(before, Activity.OUTSIDE)  # the loop's own code between an update and an evaluation
-        return after
+        return after + head[first:]
+
+    def _cut_out(self, items: list[Item], forwards: list[int]) -> tuple[list[Item], list[Item]]:
+        """Book evaluation without a loader, from the first forward to the end of the last; what is before and after it.
+
+        Every forward is a step of its own, up to the next.
+        """
+        first, end = forwards[0], self._end_of_forward(items, forwards[-1])
+        begins = [n for n in range(first, end) if items[n].shows in _FORWARDS]
+        for begin, following in zip(begins, [*begins[1:], end], strict=True):
+            self._book.evaluate(items[begin:following], EVAL, -1, ())
+        return items[:first], items[end:]
 
     def _end_of_forward(self, items: Sequence[Item], begin: int) -> int:
         """Place after the end of the forward that begins there; the end of all if it has not ended."""
@@ -449,9 +451,7 @@ class BatchPhases:
                 self._judge_batch(batch.part(tail[:ahead]))
             else:
                 self._evaluate_apart(batch, tail[:ahead], evaluated, of_step=of_step or bool(behind))
-            batch = Batch(
-                loader=self._book.train_loader
-            )  # what comes then uses a batch that was fetched before
+            batch = Batch(loader=self._book.train_loader)  # what comes then uses one that was fetched before
         if behind:  # their backward may come after the boundary
             self.waiting.append(batch.part(behind))
 
@@ -463,27 +463,19 @@ class BatchPhases:
 
     def _evaluate_apart(self, batch: Batch, items: list[Item], forwards: list[int], *, of_step: bool) -> None:
         """Evaluation in no batch of its own lasts to the end of its last forward. ``of_step``: what comes then is the step's."""
-        begin, end = forwards[0], self._end_of_forward(items, forwards[-1])
         if batch.left_over is not None:  # fetched before the end of its pass
+            end = self._end_of_forward(items, forwards[-1])
             self._book.beside(items[:end], self._eval_phase(batch), batch.loader, batch.loaders)
             self._book.apart(items[end:], Activity.OUTSIDE)
             return
-        self._evaluate_forwards(items[begin:end])
+        before, after = self._cut_out(items, forwards)
         in_step = self._book.open.trained and self._updated is None
-        self._train_if(in_step, items[:begin], batch)
-        self._train_if(in_step or of_step, items[end:], batch)
-
-    def _evaluate_forwards(self, items: list[Item]) -> None:
-        """Every forward without a loader is a step of its own, up to the next."""
-        begins = [n for n, item in enumerate(items) if item.shows in _FORWARDS]
-        for begin, end in zip(begins, [*begins[1:], len(items)], strict=True):
-            self._book.evaluate(items[begin:end], EVAL, -1, ())
+        self._train_if(in_step, before, batch)
+        self._train_if(in_step or of_step, after, batch)
 
     def _is_of_step(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
         """The loop's own code after an update is the step's if it goes on with the pass, or with another that trains."""
-        if (
-            self._updated is None
-        ):  # in a loop counted by hand what no loader gave is the step's, else it goes with the open step
+        if self._updated is None:  # in a loop counted by hand what no loader gave is the step's
             by_hand = self._decision.by_hand and not batch.passes and why is not Boundary.CLOSE
             return by_hand or self._book.open.trained or self._book.open.fetched
         if asked is not None:
@@ -499,14 +491,12 @@ class BatchPhases:
 
     def _train(self, items: list[Item], batch: Batch) -> None:
         """Book training time. It waits while the step has neither a batch nor a model's work: it may be of none."""
-        if self._book.open.duration_ns or len(self._lead) > MOST_ITEMS or any(map(self._is_evidence, items)):
+        shown = any(item.shows or item.batch is not None or self._book.waits(item) for item in items)
+        if shown or self._book.open.duration_ns or len(self._lead) > MOST_ITEMS:
             self._flush_lead()
             self._book.train(items, batch.loader, batch.loaders)
         else:
             self._lead += items
-
-    def _is_evidence(self, item: Item) -> bool:
-        return self._book.waits(item) or item.shows != NOT_SHOWN or item.batch is not None
 
     def _flush_lead(self) -> None:
         lead, self._lead = self._lead, []
@@ -580,13 +570,3 @@ class BatchPhases:
         self._flush_lead()
         self._book.close_step()
         self._updated, self._asked = None, False
-
-
-def _backwards_decide(items: list[Item], *, certain: bool) -> None:
-    """In evaluation mode with gradients, what comes next decides: a backward makes it training."""
-    following = NOT_SHOWN
-    for item in reversed(items):
-        if item.shows == FORWARD_FROZEN:
-            item.shows = FORWARD_GRAD if following == TRAINED and not certain else FORWARD_NO_GRAD
-        if item.shows:
-            following = item.shows

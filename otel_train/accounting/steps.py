@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_train.accounting.nesting import (
     BACKWARD,
     BEGIN,
+    COMPUTES,
     DATA,
     END,
     FORWARD,
     GRAD,
     MARK,
-    OPTIMIZER,
     PASS_END,
-    SCALER,
     STOP,
     UPDATES,
-    WHOLE,
 )
 from otel_train.accounting.types import NO_PHASE, TRAIN, Activity, Gathered, SourceTable, StepRows, StepSource
 from otel_train.codes import FLAG_SHIFT, OP_MASK, PAYLOAD_SHIFT, Flag
@@ -27,12 +25,9 @@ from otel_train.codes import FLAG_SHIFT, OP_MASK, PAYLOAD_SHIFT, Flag
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    Reclaims = Callable[[int, int], Iterable[tuple[Activity, int]]]
+    Reclaims = Callable[[int, int], Iterable[tuple[Activity, int]]] | None
 
 _TRAINS: Final = int(Flag.GRAD | Flag.TRAINING) << FLAG_SHIFT
-
-COMPUTES: Final = 1 << FORWARD | 1 << BACKWARD | 1 << GRAD | 1 << OPTIMIZER | 1 << SCALER | 1 << WHOLE
-"""Kinds that only a thread that runs models has."""
 
 NOT_SHOWN, FORWARD_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, TRAINED, UPDATE = range(6)
 """What an item shows: nothing; that a forward begins, with gradients in training mode, with gradients in evaluation
@@ -123,7 +118,7 @@ class Step:
     training_from_ns: int = -1
 
 
-_ROW: Final = attrgetter("serial", *StepRows._fields)
+_ROW: Final = attrgetter(*StepRows._fields, "serial")
 
 
 class StepBook:
@@ -223,12 +218,10 @@ class StepBook:
         activity_ns = self.gathered.activity_ns
         activity_ns[working] += spent_ns - waited_ns
         activity_ns[waiting] += waited_ns
-        if tuple(self._reclaimed(begun_ns, ended_ns)):
+        if self._reclaimed is not None and any(self._reclaimed(begun_ns, ended_ns)):
             for item in items:
                 owner = waiting if self.waits(item) else working
-                for reclaimed, ns in (
-                    self._reclaimed(item.begun_ns, item.begun_ns + item.ns) if item.ns else ()
-                ):
+                for reclaimed, ns in self._reclaimed(item.begun_ns, item.begun_ns + item.ns):
                     activity_ns[reclaimed] += ns
                     activity_ns[owner] -= ns
 

@@ -211,7 +211,7 @@ class Settled(NamedTuple):
 
 
 _TABLES: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
-    "steps": (1 + len(StepRows._fields), (4,)),
+    "steps": (len(StepRows._fields) + 1, (3,)),
     "occurrences": (len(Occurrences._fields), (3, 4)),
     "loader_ns": (4, (3,)),
     "batches": (4, (3,)),
@@ -224,7 +224,7 @@ _TABLES: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "step_times": (3, ()),
 }
 """Fields of ``Settled`` that are gathered in rows: how many integers make a row, and the columns whose sum is the time to
-sort by, where rows do not come in the order of time. While they are gathered, steps begin with a serial number, and
+sort by, where rows do not come in the order of time. While they are gathered, steps end with a serial number, and
 occurrences and ``step_times`` name their step by it."""
 
 _NO_TIMES: Final[partial[dict[int, list[int]]]] = partial(defaultdict, partial(list, (0, 0)))
@@ -250,12 +250,10 @@ class Gathered:
 
     def fields(self, open_step: int = -1) -> dict[str, Any]:
         """All of it, as fields of ``Settled``; ``open_step``: serial number of the step that has not closed."""
-        found: dict[str, Any] = {
-            name: _table(self.rows[name], width, by) for name, (width, by) in _TABLES.items()
-        }
-        steps, calls = found["steps"], found["occurrences"]
-        row_of = {serial: row for row, serial in enumerate([*steps[:, 0].tolist(), open_step])}
-        for column in (calls[:, -1], found["step_times"][:, 0]):
+        tables = {name: _table(self.rows[name], width, by) for name, (width, by) in _TABLES.items()}
+        steps, calls, step_times = tables["steps"], tables["occurrences"], tables["step_times"]
+        row_of = {serial: row for row, serial in enumerate([*steps[:, -1].tolist(), open_step])}
+        for column in (calls[:, -1], step_times[:, 0]):
             column[:] = [row_of.get(serial, -1) for serial in column.tolist()]
         times = [
             (source, loader, phase, self_ns, self_ns + around_ns if source >= 0 else 0)
@@ -263,11 +261,11 @@ class Gathered:
             for source, (self_ns, around_ns) in by_source.items()
         ]
         return {
-            **found,
-            "steps": StepRows(*_columns(steps[:, 1:])),
+            **tables,
+            "steps": StepRows(*_columns(steps[:, :-1])),
             "occurrences": Occurrences(*_columns(calls)),
             "times": StageTimes(*_columns(np.array(times, dtype=np.int64).reshape(-1, 5))),
-            "failed_asks": found["failed_asks"][:, 0],
+            "failed_asks": tables["failed_asks"][:, 0],
             "activity_ns": np.array(self.activity_ns, dtype=np.int64),
             "updates": self.updates,
             "skipped_updates": self.skipped_updates,
