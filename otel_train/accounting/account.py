@@ -10,14 +10,10 @@ from otel_train.accounting.nesting import (
     COMPUTES,
     DATA,
     END,
-    EPOCH,
     FAIL,
     FORWARD,
     GRAD,
     H2D,
-    MARK,
-    PASS_END,
-    REPORT,
     SCALER,
     STAGE,
     STOP,
@@ -27,17 +23,9 @@ from otel_train.accounting.nesting import (
     OpenStage,
 )
 from otel_train.accounting.phases import BatchPhases, Boundary, Pass
-from otel_train.accounting.steps import (
-    FORWARD_SHOWS,
-    MOST_HELD,
-    TRAINED,
-    UPDATE,
-    Item,
-    StepBook,
-    StepSourceDecision,
-)
+from otel_train.accounting.steps import MOST_HELD, Item, Shows, StepBook, StepSourceDecision
 from otel_train.accounting.types import Activity, EpochMark, Settled, SourceTable, StepSource
-from otel_train.codes import SOURCE_MASK, SOURCE_SHIFT, Ending, Flag
+from otel_train.codes import SOURCE_MASK, SOURCE_SHIFT, Ending, Flag, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -219,7 +207,7 @@ class ThreadAccount(Nesting):
         if stage.counts or not self.stack:
             self._phases.compute()
         if stage.kind == FORWARD and stage.counts:
-            self._place(Item(self.stack, ns, 0, FORWARD_SHOWS[stage.flags & _HOW], stage.source))
+            self._place(Item(self.stack, ns, 0, Shows.FORWARD[stage.flags & _HOW], stage.source))
         elif stage.kind == SCALER:
             self._updated_in_scaler = False
         elif stage.kind == BACKWARD:
@@ -238,13 +226,13 @@ class ThreadAccount(Nesting):
         item.call = self._call(ns, stage, op, payload) if counts else None
         if kind in (BACKWARD, GRAD):
             if counts:
-                item.shows = TRAINED
-                self._phases.happened(source, TRAINED)
+                item.shows = Shows.GRADIENTS
+                self._phases.happened(source, Shows.GRADIENTS)
         elif op == END and UPDATES >> kind & 1 and self.is_outermost(kind):
             self._book.gathered.updates += 1
             self._updated_in_scaler = True
-            item.shows = UPDATE
-            self._phases.happened(source, UPDATE)
+            item.shows = Shows.UPDATE
+            self._phases.happened(source, Shows.UPDATE)
         elif op == END and kind == SCALER:
             self._book.gathered.skipped_updates += not self._updated_in_scaler
         elif op == END and kind == H2D and payload and self.is_outermost(kind):
@@ -311,19 +299,19 @@ class ThreadAccount(Nesting):
         phases = self._phases
         phases.after_stop(-1)
         self._place(self._spend(ns))
-        if op == PASS_END:
+        if op == Op.PASS_END:
             gone = self._passes.pop(_key(source, payload), None) or Pass(source, ended=True)
             if gone.batches and not gone.ended:
                 self._note("endings", source, _DISPOSED, ns)
             phases.dispose(gone)
             self._forget(gone)
-        elif op == MARK:
+        elif op == Op.MARK:
             self._mark_step(payload)
         else:
             phases.boundary(Boundary.SAID)
-            if op == REPORT:
+            if op == Op.REPORT:
                 self._note("reports", ns, payload)
-            elif op == EPOCH:
+            elif op == Op.EPOCH:
                 self._note("epochs", ns, EpochMark.BEGUN, payload)
             else:
                 self._note("epochs", ns, EpochMark.BROKEN if payload else EpochMark.ENDED, -1)

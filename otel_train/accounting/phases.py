@@ -13,17 +13,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
 from otel_train.accounting.nesting import FORWARD
-from otel_train.accounting.steps import (
-    FORWARD_FROZEN,
-    FORWARD_GRAD,
-    FORWARD_NO_GRAD,
-    NOT_SHOWN,
-    TRAINED,
-    UPDATE,
-    Item,
-    StepBook,
-    StepSourceDecision,
-)
+from otel_train.accounting.steps import Item, Shows, StepBook, StepSourceDecision
 from otel_train.accounting.types import EVAL, TRAIN, Activity, SourceTable, StepSource
 
 if TYPE_CHECKING:
@@ -35,8 +25,11 @@ LOOKS_AHEAD: Final = 8
 MOST_ITEMS: Final = 32768
 """Items that wait at most; beyond that what waits is settled as it looks now, so that memory stays bounded."""
 
-_FORWARDS = (FORWARD_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD)
-_CLOSES = {StepSource.UNDECIDED: UPDATE, StepSource.UPDATE: UPDATE, StepSource.BACKWARD: TRAINED}
+_CLOSES = {
+    StepSource.UNDECIDED: Shows.UPDATE,
+    StepSource.UPDATE: Shows.UPDATE,
+    StepSource.BACKWARD: Shows.GRADIENTS,
+}
 """What closes a step where no ask comes, by what steps are counted by."""
 
 
@@ -109,7 +102,7 @@ class Batch:
     @property
     def has_forward(self) -> bool:
         """A forward began in it."""
-        return any(item.shows in _FORWARDS for item in self.items)
+        return any(item.shows in Shows.FORWARD for item in self.items)
 
     @property
     def shown(self) -> int:
@@ -368,10 +361,10 @@ class BatchPhases:
             self._judge_batch(batch.part(items))
             return False
         named_apart = batch.passes and self._sources.named[batch.loader] >= 0
-        ends = (TRAINED, UPDATE, FORWARD_GRAD) if self._certain and not named_apart else (TRAINED, UPDATE)
+        ends = Shows.LIKELY_TRAINING if self._certain and not named_apart else Shows.TRAINING
         trained, tail = self._train_up_to(ends, batch)
         of_step = self._is_of_step(batch, why, asked)
-        forwards = [n for n, item in enumerate(tail) if item.shows in _FORWARDS]
+        forwards = [n for n, item in enumerate(tail) if item.shows in Shows.FORWARD]
         if forwards:
             self._judge_tail(batch, tail, forwards, of_step=of_step, trained=trained)
         elif trained or not batch.passes:
@@ -391,12 +384,12 @@ class BatchPhases:
         forward with them, are evaluation.
         """
         items, batch.items = batch.items, []
-        last, following = -1, NOT_SHOWN
+        last, following = -1, Shows.NOTHING
         for place in range(len(items) - 1, -1, -1):
             item = items[place]
-            if item.shows == FORWARD_FROZEN:  # a backward right after it makes it training
-                trains = following == TRAINED and not self._certain
-                item.shows = FORWARD_GRAD if trains else FORWARD_NO_GRAD
+            if item.shows == Shows.FORWARD_FROZEN:  # a backward right after it makes it training
+                trains = following == Shows.GRADIENTS and not self._certain
+                item.shows = Shows.FORWARD_GRAD if trains else Shows.FORWARD_NO_GRAD
             following = item.shows or following
             if last < 0 and item.shows in ends:
                 last = place
@@ -409,9 +402,11 @@ class BatchPhases:
         return last >= 0, items[last + 1 :]
 
     def _without_evaluation(self, head: list[Item]) -> list[Item]:
-        trains = {item.source for item in head if item.shows == FORWARD_GRAD}
-        first = next((n for n, i in enumerate(head) if i.shows in (FORWARD_GRAD, TRAINED, UPDATE)), len(head))
-        lead = [n for n in range(first) if head[n].shows == FORWARD_NO_GRAD and head[n].source in trains]
+        trains = {item.source for item in head if item.shows == Shows.FORWARD_GRAD}
+        first = next((n for n, i in enumerate(head) if i.shows in Shows.LIKELY_TRAINING), len(head))
+        lead = [
+            n for n in range(first) if head[n].shows == Shows.FORWARD_NO_GRAD and head[n].source in trains
+        ]
         if not lead:
             return head
         before, after = self._cut_out(head[:first], lead)
@@ -426,7 +421,7 @@ class BatchPhases:
         Every forward is a step of its own, up to the next.
         """
         first, end = forwards[0], self._end_of_forward(items, forwards[-1])
-        begins = [n for n in range(first, end) if items[n].shows in _FORWARDS]
+        begins = [n for n in range(first, end) if items[n].shows in Shows.FORWARD]
         for begin, following in zip(begins, [*begins[1:], end], strict=True):
             self._book.evaluate(items[begin:following], EVAL, -1, ())
         return items[:first], items[end:]
@@ -443,7 +438,7 @@ class BatchPhases:
         self, batch: Batch, tail: list[Item], forwards: list[int], *, of_step: bool, trained: bool
     ) -> None:
         """Forwards that no backward followed before the boundary. ``of_step``: what comes after them is the step's."""
-        ahead = next((n for n in forwards if tail[n].shows == FORWARD_GRAD), len(tail))
+        ahead = next((n for n in forwards if tail[n].shows == Shows.FORWARD_GRAD), len(tail))
         evaluated = [n for n in forwards if n < ahead]
         behind = tail[ahead:] if evaluated else tail
         if evaluated:
@@ -491,12 +486,14 @@ class BatchPhases:
 
     def _train(self, items: list[Item], batch: Batch) -> None:
         """Book training time. It waits while the step has neither a batch nor a model's work: it may be of none."""
-        shown = any(item.shows or item.batch is not None or self._book.waits(item) for item in items)
-        if shown or self._book.open.duration_ns or len(self._lead) > MOST_ITEMS:
+        if self._book.open.duration_ns or len(self._lead) > MOST_ITEMS or any(map(self._is_evidence, items)):
             self._flush_lead()
             self._book.train(items, batch.loader, batch.loaders)
         else:
             self._lead += items
+
+    def _is_evidence(self, item: Item) -> bool:
+        return bool(item.shows) or item.batch is not None or self._book.waits(item)
 
     def _flush_lead(self) -> None:
         lead, self._lead = self._lead, []
@@ -528,13 +525,14 @@ class BatchPhases:
         full = sum(len(batch.items) for batch in self.waiting) > MOST_ITEMS
         room = len(self.waiting) - LOOKS_AHEAD
         for place, batch in enumerate(self.waiting):
-            forward, used = batch.has_forward, self.left_over not in batch.passes
-            over = used and all(each.ended for each in batch.passes)
-            ended, batch.fresh = over and ended_too and not batch.fresh, False
+            forward = batch.has_forward
+            over = self.left_over not in batch.passes and all(each.ended for each in batch.passes)
             if forward:
-                ready = ended and (self._trained or self._decision.decided)
+                known = self._trained or self._decision.decided
+                ready = known and over and ended_too and not batch.fresh
             else:
                 ready = over or batch.shown >= 0 or place < room
+            batch.fresh = False
             if ready or full:
                 self._settle(batch, self._eval_phase(batch) if forward and self._trained else -1)
             else:

@@ -29,12 +29,20 @@ if TYPE_CHECKING:
 
 _TRAINS: Final = int(Flag.GRAD | Flag.TRAINING) << FLAG_SHIFT
 
-NOT_SHOWN, FORWARD_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, TRAINED, UPDATE = range(6)
-"""What an item shows: nothing; that a forward begins, with gradients in training mode, with gradients in evaluation
-mode, without gradients; that gradients were made; that an optimizer has updated."""
 
-FORWARD_SHOWS: Final = (FORWARD_NO_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, FORWARD_GRAD)
-"""By ``Flag.GRAD`` and ``Flag.TRAINING`` of a forward."""
+class Shows:
+    """What an item shows. Plain integers, because items are many."""
+
+    NOTHING, FORWARD_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, GRADIENTS, UPDATE = range(6)
+    """Nothing; that a forward begins, with gradients in training mode, with gradients in evaluation mode, without
+    gradients; that gradients were made; that an optimizer has updated."""
+
+    FORWARD = (FORWARD_NO_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, FORWARD_GRAD)
+    """By ``Flag.GRAD`` and ``Flag.TRAINING`` of a forward."""
+
+    TRAINING = (GRADIENTS, UPDATE)
+    LIKELY_TRAINING = (GRADIENTS, UPDATE, FORWARD_GRAD)
+
 
 BACKWARDS_WITHOUT_UPDATE: Final = 64
 """After so many, the run is taken to have no optimizer that can be seen."""
@@ -78,7 +86,7 @@ class Item:
     stack: tuple[int, ...]
     begun_ns: int
     ns: int
-    shows: int = NOT_SHOWN
+    shows: int = Shows.NOTHING
     source: int = -1
     call: tuple[int, int, int, int] | None = None
     batch: tuple[int, int, int, int] | None = None
@@ -263,7 +271,7 @@ class StepBook:
                 rows["starts"].extend((source, step.phase, making_ns, waiting_ns))
             step.fetched = True
             step.samples += max(0, samples)
-        step.trained = step.trained or item.shows >= TRAINED
+        step.trained = step.trained or item.shows >= Shows.GRADIENTS
         if step.phase == TRAIN:
             self._follow_training(item, step)
 
@@ -272,15 +280,15 @@ class StepBook:
         shows, now_ns, worked_ns = item.shows, step.duration_ns, step.duration_ns - step.wait_ns
         lasted_ns = item.call[2] if item.call is not None else 0
         is_loss = item.call is not None and self._sources.losses[item.call[0]]
-        if shows >= TRAINED or is_loss:
+        if shows >= Shows.GRADIENTS or is_loss:
             if step.training_from_ns >= 0:
                 step.training_ns += now_ns - step.training_from_ns
             step.training_from_ns = now_ns
-        if shows == TRAINED:
+        if shows == Shows.GRADIENTS:
             step.loss_ns += lasted_ns if step.loss_from_ns < 0 else worked_ns - step.loss_from_ns
             step.losses += 1
             step.loss_from_ns = -1
-        elif shows == UPDATE:
+        elif shows == Shows.UPDATE:
             step.loss_from_ns = -1
         elif shows:  # a forward begins
             if step.training_from_ns < 0:
