@@ -224,10 +224,9 @@ class ThreadAccount(Nesting):
             return
         self._phases.after_stop(-1)
         item.call = self._call(ns, stage, op, payload) if counts else None
-        if kind in (BACKWARD, GRAD):
-            if counts:
-                item.shows = Shows.GRADIENTS
-                self._phases.happened(source, Shows.GRADIENTS)
+        if kind in (BACKWARD, GRAD) and counts:
+            item.shows = Shows.GRADIENTS
+            self._phases.happened(source, Shows.GRADIENTS)
         elif op == END and UPDATES >> kind & 1 and self.is_outermost(kind):
             self._book.gathered.updates += 1
             self._updated_in_scaler = True

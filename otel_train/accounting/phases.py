@@ -25,13 +25,6 @@ LOOKS_AHEAD: Final = 8
 MOST_ITEMS: Final = 32768
 """Items that wait at most; beyond that what waits is settled as it looks now, so that memory stays bounded."""
 
-_CLOSES = {
-    StepSource.UNDECIDED: Shows.UPDATE,
-    StepSource.UPDATE: Shows.UPDATE,
-    StepSource.BACKWARD: Shows.GRADIENTS,
-}
-"""What closes a step where no ask comes, by what steps are counted by."""
-
 
 class Boundary(IntEnum):
     """What ends a batch, or a step inside it."""
@@ -304,7 +297,8 @@ class BatchPhases:
 
         If steps are counted by it, and no ask comes, it may belong to the next step.
         """
-        if shows != _CLOSES.get(self._decision.source):
+        closing = Shows.GRADIENTS if self._decision.source is StepSource.BACKWARD else Shows.UPDATE
+        if self._certain or shows != closing:
             return
         if self._updated and source in self._updated and self.batch is not None:
             self._part(self.batch)
@@ -347,7 +341,7 @@ class BatchPhases:
 
     @property
     def _certain(self) -> bool:
-        """A forward with gradients in training mode is training, whatever comes."""
+        """A forward with gradients in training mode is training, whatever comes, and no backward or update closes a step."""
         return self._decision.source in (StepSource.BATCH, StepSource.MANUAL)
 
     def _judge(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:

@@ -55,13 +55,7 @@ loader is a pass without an update, and the first mark by hand comes after the f
 MOST_HELD: Final = 16384
 """Edges held back at most while it is not known what steps are counted by."""
 
-
-_ENOUGH: Final = {
-    StepSource.UNDECIDED: 1,
-    StepSource.UPDATE: UPDATES_TO_BE_SURE,
-    StepSource.BACKWARD: BACKWARDS_WITHOUT_UPDATE,
-    StepSource.BATCH: MOST_HELD,
-}
+_ENOUGH: Final = {StepSource.UPDATE: UPDATES_TO_BE_SURE, StepSource.BACKWARD: BACKWARDS_WITHOUT_UPDATE}
 """How many signs make sure of it."""
 
 _IN_TRAINING: Final = (Activity.PRODUCTIVE, Activity.DATA_WAIT)
@@ -177,7 +171,7 @@ class StepBook:
 
     def apart(self, items: Sequence[Item], activity: Activity) -> None:
         """Book time in no batch: before the first, outside, in checkpoints."""
-        self._book(items, Step(-1, NO_PHASE), activity=activity)
+        self._book(items, Step(-1, NO_PHASE), (), activity)
 
     def close_step(self, *, counted: bool = True) -> None:
         """The open training step ends with what has been booked."""
@@ -204,11 +198,7 @@ class StepBook:
         return bool(item.stack) and self._sources.kinds[item.stack[-1]] == DATA
 
     def _book(
-        self,
-        items: Sequence[Item],
-        step: Step,
-        loaders: Iterable[int] = (),
-        activity: Activity = Activity.EVAL,
+        self, items: Sequence[Item], step: Step, loaders: Iterable[int], activity: Activity = Activity.EVAL
     ) -> None:
         """Book items, in the order of time, under all that is a sum of them. ``activity``: outside phase train."""
         if not items:
@@ -234,11 +224,8 @@ class StepBook:
                     activity_ns[owner] -= ns
 
     def _book_items(self, items: Sequence[Item], step: Step) -> None:
-        times, kinds, losses = (
-            self.gathered.times[step.phase, step.loader],
-            self._sources.kinds,
-            self._sources.losses,
-        )
+        times = self.gathered.times[step.phase, step.loader]
+        kinds, losses = self._sources.kinds, self._sources.losses
         for item in items:
             stack, ns = item.stack, item.ns
             source = stack[-1] if stack else -1
@@ -377,5 +364,5 @@ class StepSourceDecision:
             due = long_ago or self.decided  # a late update overrules the rest
         else:
             due = long_ago and (self._pass_over or sign is StepSource.UNDECIDED)
-        if due or self._counts[sign] >= _ENOUGH[sign]:
+        if due or self._counts[sign] >= _ENOUGH.get(sign, MOST_HELD):
             self.decide()
