@@ -160,12 +160,8 @@ class BatchPhases:
             elif asked.source in batch.passes[0].mates:
                 self._add_pass(asked, batch)
                 return
-            elif (
-                not asked.batches
-                and all(each.batches <= 1 for each in batch.passes)
-                and len(batch.row) < LOOKS_AHEAD
-            ):
-                row = [*batch.row, batch]
+            elif not asked.batches and all(each.batches <= 1 for each in batch.passes):
+                row = [*batch.row, batch] if len(batch.row) < LOOKS_AHEAD else []
         if not row:
             self.boundary(Boundary.ASK, asked)
             self._asked = True
@@ -354,9 +350,8 @@ class BatchPhases:
         ends = Shows.LIKELY_TRAINING if self._certain and not named_apart else Shows.TRAINING
         trained, tail = self._train_up_to(ends, batch)
         of_step = self._is_of_step(batch, why, asked)
-        forwards = [n for n, item in enumerate(tail) if item.shows in Shows.FORWARD]
-        if forwards:
-            self._judge_tail(batch, tail, forwards, of_step=of_step, trained=trained)
+        if any(item.shows in Shows.FORWARD for item in tail):
+            self._judge_tail(batch, tail, of_step=of_step, trained=trained)
         elif trained or not batch.passes:
             self._train_if(of_step, tail, batch)
         else:  # no model ran
@@ -424,12 +419,10 @@ class BatchPhases:
                 return n + 1
         return len(items)
 
-    def _judge_tail(
-        self, batch: Batch, tail: list[Item], forwards: list[int], *, of_step: bool, trained: bool
-    ) -> None:
+    def _judge_tail(self, batch: Batch, tail: list[Item], *, of_step: bool, trained: bool) -> None:
         """Forwards that no backward followed before the boundary. ``of_step``: what comes after them is the step's."""
-        ahead = next((n for n in forwards if tail[n].shows == Shows.FORWARD_GRAD), len(tail))
-        evaluated = [n for n in forwards if n < ahead]
+        ahead = next((n for n, item in enumerate(tail) if item.shows == Shows.FORWARD_GRAD), len(tail))
+        evaluated = [n for n in range(ahead) if tail[n].shows in Shows.FORWARD]
         behind = tail[ahead:] if evaluated else tail
         if evaluated:
             if batch.passes and not trained:
