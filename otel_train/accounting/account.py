@@ -154,7 +154,6 @@ class ThreadAccount(Nesting):
         """Settle everything up to ``at_ns``. What is left of a step is partial."""
         self._decision.decide()
         self._release()
-        self._phases.after_stop(-1)
         self._place(self._spend(at_ns))
         self._phases.close()
         for each in self._passes.values():
@@ -165,8 +164,9 @@ class ThreadAccount(Nesting):
 
     # -- time --------------------------------------------------------------------------------------
 
-    def _spend(self, ns: int) -> Item:
-        """The time since the edge before, and whose it is."""
+    def _spend(self, ns: int, begins: int = -1) -> Item:
+        """The time since the edge before, and whose it is. ``begins``: what begins after it."""
+        self._phases.after_stop(begins)
         begun_ns = self.settling_ns
         if ns > begun_ns:
             self.settling_ns = ns
@@ -186,8 +186,7 @@ class ThreadAccount(Nesting):
     def begin(self, ns: int, stage: OpenStage) -> None:
         """See ``Nesting.begin``."""
         kind, phases = stage.kind, self._phases
-        phases.after_stop(stage.source)
-        self._place(self._spend(ns))
+        self._place(self._spend(ns, stage.source))
         if kind == DATA and stage.counts:
             asked = self._pass_of(stage.source, stage.payload)
             if stage.flags & _START:
@@ -222,7 +221,6 @@ class ThreadAccount(Nesting):
         if kind == DATA:
             self._end_data(item, stage, op, payload)
             return
-        self._phases.after_stop(-1)
         item.call = self._call(ns, stage, op, payload) if counts else None
         if kind in (BACKWARD, GRAD) and counts:
             item.shows = Shows.GRADIENTS
@@ -295,7 +293,6 @@ class ThreadAccount(Nesting):
     def mark(self, ns: int, op: int, source: int, payload: int) -> None:
         """See ``Nesting.mark``."""
         phases = self._phases
-        phases.after_stop(-1)
         self._place(self._spend(ns))
         if op == Op.PASS_END:
             gone = self._passes.pop(_key(source, payload), None) or Pass(source, ended=True)
