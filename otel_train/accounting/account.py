@@ -259,6 +259,7 @@ class ThreadAccount(Nesting):
             self._ended.pop(source, None)
             if stage.counts:
                 item.call = (source, stage.begun_ns, waited_ns, 0)
+                self._phases.fetched(source)
         self._place(item)
         if starts and stage.counts:
             self._starting = None

@@ -70,9 +70,10 @@ class Batch:
 
     Attributes:
         passes: those that were asked for it; none where no ask came.
-        loader: the one asked last; -1 for none.
+        loader: the one fetched last, else the first asked; -1 for none.
         items: its time.
         shows: a stage that computes has run in it.
+        fetched: it has a batch that a loader gave, and is no step yet.
         row: batches before it that may be one with it: their loaders and its own were asked in a row for the first time.
         left_over: the pass before whose end it was fetched, and after which it is used.
         fresh: it waits since this boundary.
@@ -82,18 +83,14 @@ class Batch:
     loader: int = -1
     items: list[Item] = field(default_factory=list)
     shows: bool = False
+    fetched: bool = False
     row: list[Batch] = field(default_factory=list)
     left_over: Pass | None = None
     fresh: bool = True
 
     def part(self, items: list[Item]) -> Batch:
         """Some of its time, as a batch that waits."""
-        return Batch(self.passes, self.loader, items)
-
-    @property
-    def fetched(self) -> bool:
-        """It has a batch that a loader gave, and is no step yet."""
-        return any(item.batch is not None and item.call is not None for item in self.items)
+        return Batch(self.passes, self.loader, items, fetched=self.fetched)
 
     @property
     def has_forward(self) -> bool:
@@ -166,7 +163,7 @@ class BatchPhases:
             self.boundary(Boundary.ASK, asked)
             self._asked = True
         self.left_over = None
-        self.batch = Batch(row=row)
+        self.batch = Batch(loader=asked.source, row=row)
         self._add_pass(asked, self.batch)
 
     def compute(self) -> None:
@@ -176,6 +173,11 @@ class BatchPhases:
             over = self.left_over
             self.batch = Batch(loader=-1 if over is None else over.source, left_over=over)
         self.batch.shows = True
+
+    def fetched(self, source: int) -> None:
+        """A loader gave a batch."""
+        if self.batch is not None:
+            self.batch.loader, self.batch.fetched = source, True
 
     def place(self, item: Item) -> None:
         """Take time, and what happened at its end."""
@@ -198,7 +200,6 @@ class BatchPhases:
     @staticmethod
     def _add_pass(asked: Pass, batch: Batch) -> None:
         batch.passes.append(asked)
-        batch.loader = asked.source
         asked.batches += 1
         asked.ended = False
         if asked.making:  # the making of an iterator is a wait for its first batch
@@ -221,6 +222,7 @@ class BatchPhases:
         for part in (*batch.row[1:], batch):
             whole.passes += part.passes
             whole.items += part.items
+            whole.fetched |= part.fetched
         whole.loader, whole.shows = batch.loader, batch.shows
         for each in whole.passes:
             each.mates = {other.source for other in whole.passes}
@@ -285,6 +287,8 @@ class BatchPhases:
         if batch is not None:
             self._part(batch)
             trained = self._judge(batch, why, asked)
+            if asked is None:  # the batch goes on, if its pass does
+                batch.fetched = False
         self._close_step_if_over(why)
         self._settle_waiting(ended_too=not trained and why is not Boundary.PASS_END)
 
@@ -358,7 +362,7 @@ class BatchPhases:
             known = self.phase_of(batch.passes[0]) if self._decision.by_hand else batch.shown
             if known >= 0:
                 self._settle(batch.part(tail), known)
-            elif tail:
+            elif tail or batch.fetched:
                 self.waiting.append(batch.part(tail))
         return trained
 
