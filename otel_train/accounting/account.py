@@ -165,7 +165,10 @@ class ThreadAccount(Nesting):
     # -- time --------------------------------------------------------------------------------------
 
     def _spend(self, ns: int, begins: int = -1) -> Item:
-        """The time since the edge before, and whose it is. ``begins``: what begins after it."""
+        """The time since the edge before, and whose it is.
+
+        ``begins``: source of what begins after it, or -1: what goes on with a row of asks in which a pass has ended.
+        """
         self._phases.after_stop(begins)
         begun_ns = self.settling_ns
         if ns > begun_ns:
