@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 from otel_train.accounting.nesting import (
     BACKWARD,
     CHECKPOINT,
+    COMPUTES,
     DATA,
     END,
     FAIL,
     FORWARD,
     GRAD,
     H2D,
-    PASS_END,
     SCALER,
     STAGE,
     STOP,
@@ -25,43 +23,27 @@ from otel_train.accounting.nesting import (
     OpenStage,
 )
 from otel_train.accounting.phases import BatchPhases, Boundary, Pass
-from otel_train.accounting.steps import (
-    COMPUTES,
-    FORWARD_FROZEN,
-    FORWARD_GRAD,
-    FORWARD_NO_GRAD,
-    TRAINED,
-    UPDATE,
-    Item,
-    StepBook,
-    StepSourceDecision,
-)
-from otel_train.accounting.types import NOTHING, Activity, EpochMark, Settled, SourceTable, StepSource, table
+from otel_train.accounting.steps import MOST_HELD, Item, Shows, StepBook, StepSourceDecision
+from otel_train.accounting.types import Activity, EpochMark, Settled, SourceTable, StepSource
 from otel_train.codes import SOURCE_MASK, SOURCE_SHIFT, Ending, Flag, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     from otel_train.accounting.steps import Reclaims
 
-_MARK: Final = int(Op.MARK)
-_EPOCH: Final = int(Op.EPOCH)
-_REPORT: Final = int(Op.REPORT)
 _START: Final = int(Flag.START)
-_WITH_GRAD: Final = int(Flag.GRAD)
-_IN_TRAINING: Final = int(Flag.TRAINING)
+_HOW: Final = int(Flag.GRAD | Flag.TRAINING)
 _ERROR: Final = int(Ending.ERROR)
 _DISPOSED: Final = int(Ending.DISPOSED)
+
+_TOLD: Final = -1
 
 MOST_PASSES: Final = 512
 """Passes that are remembered; one that is never ended or disposed of must not be remembered for ever."""
 
 MOST_PIECES: Final = 4096
 """Suspended stages whose time is remembered; for the same reason."""
-
-
-def _nothing_reclaimed(_: int, __: int) -> Iterable[tuple[Activity, int]]:
-    return ()
 
 
 class ThreadAccount(Nesting):
@@ -78,12 +60,7 @@ class ThreadAccount(Nesting):
     """
 
     def __init__(
-        self,
-        started_ns: int,
-        sources: SourceTable,
-        reclaimed: Reclaims = _nothing_reclaimed,
-        *,
-        by_step: bool = False,
+        self, started_ns: int, sources: SourceTable, reclaimed: Reclaims = None, *, by_step: bool = False
     ) -> None:
         super().__init__(sources.kinds)
         self.settling_ns = started_ns
@@ -93,25 +70,13 @@ class ThreadAccount(Nesting):
         self._phases = BatchPhases(sources, self._book, self._decision)
         self._held: list[tuple[int, int]] = []
         self._latest = Nesting(sources.kinds)
-        self._began = False
-        self._prelude: list[Item] = []
         self._passes: dict[int, Pass] = {}
         self._starting: Pass | None = None
-        self._saving = 0
-        self._failed_passes: dict[int, int] = {}
-        self._stopped: set[int] = set()
+        self._saving = False
+        self._ended: dict[int, int] = {}
+        """Loaders whose pass is over: ``_TOLD``, or when they failed, if they may yet give a batch."""
         self._pieces: dict[int, int] = {}
-        self._updates_at_scaler = 0
-        self._all_updates = 0
-        self._clear()
-
-    def _clear(self) -> None:
-        self._endings: list[tuple[int, int, int]] = []
-        self._failed_asks: list[int] = []
-        self._updates = self._skipped = 0
-        self._epochs: list[tuple[int, int, int]] = []
-        self._reports: list[tuple[int, int]] = []
-        self._moved: list[tuple[int, int]] = []
+        self._updated_in_scaler = False
 
     # -- what is asked of it -----------------------------------------------------------------------
 
@@ -143,36 +108,29 @@ class ThreadAccount(Nesting):
     @property
     def held(self) -> int:
         """Edges and items that are not settled yet."""
-        return sum(map(len, self._phases.unsettled)) + len(self._prelude) + len(self._held)
+        return sum(map(len, self._phases.unsettled)) + len(self._held)
 
     @property
     def settled_ns(self) -> int:
         """Up to when all time has been settled."""
-        waiting = [*self._phases.unsettled, self._prelude, *(each.making for each in self._passes.values())]
+        waiting = [*self._phases.unsettled, *(each.making for each in self._passes.values())]
         return min((items[0].begun_ns for items in waiting if items), default=self.settling_ns)
 
     def feed(self, times: Sequence[int], codes: Sequence[int]) -> None:
         """Take the next edges: nanoseconds, never falling, and codes. Hold them until it is known what steps are."""
-        edges, edge = zip(times, codes, strict=True), self.edge
-        if self._decision.source is not StepSource.UPDATE:
-            self._watch(edges)
-        for ns, code in edges:
-            edge(ns, code)
-
-    def _watch(self, edges: Iterable[tuple[int, int]]) -> None:
-        """Work edges through until it is known that steps are counted by updates, which only a mark by hand changes."""
         decision, kinds = self._decision, self._sources.kinds
-        for ns, code in edges:
-            decision.see(ns, code, kinds[code >> SOURCE_SHIFT & SOURCE_MASK])
+        for ns, code in zip(times, codes, strict=True):
+            if not decision.final:
+                decision.see(ns, code, kinds[code >> SOURCE_SHIFT & SOURCE_MASK])
             if self._latest is self:
                 self.edge(ns, code)
-            else:
-                self._latest.edge(ns, code)
-                self._held.append((ns, code))
-                if decision.decided or decision.shows_nothing:
-                    self._release()
-            if decision.source is StepSource.UPDATE:
-                return
+                continue
+            self._latest.edge(ns, code)
+            self._held.append((ns, code))
+            if len(self._held) >= MOST_HELD:
+                decision.decide()
+            if decision.decided or decision.shows_nothing:
+                self._release()
 
     def _release(self) -> None:
         self.met |= self._latest.met
@@ -184,123 +142,78 @@ class ThreadAccount(Nesting):
 
     def pass_time(self, now_ns: int) -> None:
         """Settle time that no batch claims, up to now: nothing was written since the last edge."""
-        if self._held or self.stages or not self._began or self._phases.batch is not None:
-            return
-        if now_ns > self.settling_ns:
+        idle = self._phases.began and self._phases.batch is None and not self.stages
+        if idle and not self._held and now_ns > self.settling_ns:
             self._place(self._spend(now_ns))
 
     def take(self) -> Settled:
         """Everything settled since the last call."""
-        booked: dict[str, Any] = self._book.take()
-        settled = NOTHING._replace(
-            **booked,
-            endings=table(self._endings, 3),
-            failed_asks=np.array(self._failed_asks, dtype=np.int64),
-            updates=self._updates,
-            skipped_updates=self._skipped,
-            epochs=table(self._epochs, 3),
-            reports=table(self._reports, 2),
-            moved=table(self._moved, 2),
-        )
-        self._clear()
-        return settled
+        return Settled(**self._book.take())
 
     def close(self, at_ns: int) -> Settled:
         """Settle everything up to ``at_ns``. What is left of a step is partial."""
-        self._decision.give_up_waiting()
+        self._decision.decide()
         self._release()
-        self._place(self._spend(max(at_ns, self.settling_ns)))
-        self._phases.after_stop(-1)
+        self._place(self._spend(at_ns))
         self._phases.close()
-        for item in self._prelude:
-            self._book.apart((item,), Activity.INIT)
-        self._prelude = []
         for each in self._passes.values():
             self._forget(each)
-        self._endings += [(source, _ERROR, at) for source, at in self._failed_passes.items()]
-        self._failed_passes = {}
+        for source in list(self._ended):
+            self._end_failed_pass(source)
         return self.take()
 
     # -- time --------------------------------------------------------------------------------------
 
-    def _spend(self, ns: int) -> Item:
-        """The time since the edge before, and whose it is."""
+    def _spend(self, ns: int, begins: int = -1) -> Item:
+        """The time since the edge before, and whose it is.
+
+        ``begins``: source of what begins after it, or -1: what goes on with a row of asks in which a pass has ended.
+        """
+        self._phases.after_stop(begins)
         begun_ns = self.settling_ns
-        if ns <= begun_ns:
-            return Item(self.stack, begun_ns, 0)
-        self.settling_ns = ns
-        return Item(self.stack, begun_ns, ns - begun_ns)
+        if ns > begun_ns:
+            self.settling_ns = ns
+        return Item(self.stack, begun_ns, self.settling_ns - begun_ns)
 
     def _place(self, item: Item) -> None:
         """Put time, and what happened at its end, where it belongs."""
-        batch = self._phases.batch
         if self._saving:
             self._book.apart((item,), Activity.CHECKPOINT)
         elif self._starting is not None:
             self._starting.making.append(item)
-        elif batch is not None:
-            batch.items.append(item)
-        elif self._began:
-            self._book.apart((item,), Activity.OUTSIDE)
         else:
-            self._prelude.append(item)
-            if len(self._prelude) > MOST_PASSES:
-                self._book.apart((self._prelude.pop(0),), Activity.INIT)
-
-    def _begin_training(self) -> None:
-        """What came before the first ask or computation was preparation."""
-        if not self._began:
-            self._began = True
-            self._book.apart(self._prelude, Activity.INIT)
-            self._prelude = []
+            self._phases.place(item)
 
     # -- a stage begins ----------------------------------------------------------------------------
 
     def begin(self, ns: int, stage: OpenStage) -> None:
         """See ``Nesting.begin``."""
-        self._place(self._spend(ns))
-        kind, counts, phases = stage.kind, stage.counts, self._phases
-        if kind == DATA:
-            if counts:
-                self._begin_data(stage)
-            return
-        phases.after_stop(-1)
-        if kind == CHECKPOINT and counts:
+        kind, phases = stage.kind, self._phases
+        self._place(self._spend(ns, stage.source))
+        if kind == DATA and stage.counts:
+            asked = self._pass_of(stage.source, stage.payload)
+            if stage.flags & _START:
+                self._starting = asked
+                self._end_failed_pass(stage.source)
+            elif not self._saving:
+                phases.ask(asked)
+        elif kind == CHECKPOINT and stage.counts:
             phases.boundary(Boundary.CHECKPOINT)
-            self._saving += 1
-        elif self._saving:
-            return
-        elif COMPUTES >> kind & 1:
+            self._saving = True
+        elif COMPUTES >> kind & 1 and not self._saving:
             self._begin_computing(ns, stage)
-        elif kind == STAGE and self._decision.source is StepSource.MANUAL:
-            self._begin_training()
-            if phases.batch is None:
-                phases.compute()
+        elif kind == STAGE and not self._saving and self._decision.by_hand and phases.batch is None:
+            phases.compute()
 
     def _begin_computing(self, ns: int, stage: OpenStage) -> None:
-        kind, counts = stage.kind, stage.counts
-        if counts or not self.stack:
-            self._begin_training()
+        if stage.counts or not self.stack:
             self._phases.compute()
-        if kind == FORWARD and counts:
-            shows = FORWARD_NO_GRAD
-            if stage.flags & _WITH_GRAD:
-                shows = FORWARD_GRAD if stage.flags & _IN_TRAINING else FORWARD_FROZEN
-            self._place(Item(self.stack, ns, 0, shows, stage.source))
-        elif kind == SCALER:
-            self._updates_at_scaler = self._all_updates
-        elif kind == BACKWARD:
+        if stage.kind == FORWARD and stage.counts:
+            self._place(Item(self.stack, ns, 0, Shows.FORWARD[stage.flags & _HOW], stage.source))
+        elif stage.kind == SCALER:
+            self._updated_in_scaler = False
+        elif stage.kind == BACKWARD:
             self._book.backward_seen = True
-
-    def _begin_data(self, stage: OpenStage) -> None:
-        asked = self._pass_of(stage)
-        self._phases.after_stop(stage.source)
-        if stage.flags & _START:
-            self._starting = asked
-            self._end_failed_pass(stage.source)
-        elif not self._saving:
-            self._begin_training()
-            self._phases.ask(asked)
 
     # -- a stage ends ------------------------------------------------------------------------------
 
@@ -311,30 +224,27 @@ class ThreadAccount(Nesting):
         if kind == DATA:
             self._end_data(item, stage, op, payload)
             return
-        item.source = source
         item.call = self._call(ns, stage, op, payload) if counts else None
-        if kind in (BACKWARD, GRAD):
-            if counts:
-                item.shows = TRAINED
-                if self._decision.source is StepSource.BACKWARD:
-                    self._phases.closer(source)
+        if kind in (BACKWARD, GRAD) and counts:
+            item.shows = Shows.GRADIENTS
+            self._phases.happened(source, Shows.GRADIENTS)
         elif op == END and UPDATES >> kind & 1 and self.is_outermost(kind):
-            self._updates += 1
-            self._all_updates += 1
-            item.shows = UPDATE
-            self._phases.update(source)
+            self._book.gathered.updates += 1
+            self._updated_in_scaler = True
+            item.shows = Shows.UPDATE
+            self._phases.happened(source, Shows.UPDATE)
         elif op == END and kind == SCALER:
-            self._skipped += self._updates_at_scaler == self._all_updates
+            self._book.gathered.skipped_updates += not self._updated_in_scaler
         elif op == END and kind == H2D and payload and self.is_outermost(kind):
-            self._moved.append((source, payload - 1))
+            self._note("moved", source, payload - 1)
         self._place(item)
-        if kind == CHECKPOINT and counts and self._saving:
-            self._saving -= 1
+        if kind == CHECKPOINT and counts:
+            self._saving = False
 
     def _call(self, ended_ns: int, stage: OpenStage, op: int, token: int) -> tuple[int, int, int, int] | None:
         """The call that has ended; None where it goes on later."""
         ns = ended_ns - stage.begun_ns
-        if token and stage.kind == STAGE and op != STOP:
+        if token and stage.kind == STAGE:
             ns += self._pieces.pop(token, 0)
             if op == SUSPEND:
                 self._pieces[token] = ns
@@ -343,80 +253,67 @@ class ThreadAccount(Nesting):
         return None if op in (STOP, SUSPEND) else (stage.source, stage.begun_ns, ns, int(op == FAIL))
 
     def _end_data(self, item: Item, stage: OpenStage, op: int, payload: int) -> None:
-        asked, counts = self._passes.get(_key(stage)), stage.counts
-        lasted_ns = self.settling_ns - stage.begun_ns
-        if op == END and not stage.flags & _START:
-            self._got(item, stage, asked, payload)
+        source, asked = stage.source, self._pass_of(stage.source, stage.payload)
+        starts = stage.flags & _START
+        if op == END and not starts:
+            waited_ns = self.settling_ns - stage.begun_ns
+            item.batch = (source, payload - 1, asked.making_ns, waited_ns)
+            asked.making_ns = -1
+            self._ended.pop(source, None)
+            if stage.counts:
+                item.call = (source, stage.begun_ns, waited_ns, 0)
+                self._phases.fetched(source)
         self._place(item)
-        if stage.flags & _START:
-            if counts:
-                self._starting = None
-                if asked is not None and op == END:
-                    asked.making_ns = max(0, asked.making_ns) + lasted_ns
-        elif op in (STOP, FAIL) and counts:
+        if starts and stage.counts:
+            self._starting = None
+        elif op in (STOP, FAIL) and stage.counts:
             self._gave_none(stage, asked, op, payload)
 
-    def _got(self, item: Item, stage: OpenStage, asked: Pass | None, payload: int) -> None:
-        source, lasted_ns = stage.source, self.settling_ns - stage.begun_ns
-        self._failed_passes.pop(source, None)
-        self._stopped.discard(source)
-        making_ns, waiting_ns = -1, -1
-        if asked is not None and asked.making_ns >= 0:
-            making_ns, waiting_ns, asked.making_ns = asked.making_ns, lasted_ns, -1
-        item.source, item.batch = source, (source, payload - 1, making_ns, waiting_ns)
-        if stage.counts:
-            item.call = (source, stage.begun_ns, lasted_ns, 0)
-            self._phases.fetched(source)
-
-    def _gave_none(self, stage: OpenStage, asked: Pass | None, op: int, why: int) -> None:
+    def _gave_none(self, stage: OpenStage, asked: Pass, op: int, why: int) -> None:
         source = stage.source
-        if op == STOP:
-            if source not in self._stopped:  # a loader at its end ends once, however often it is asked
-                self._stopped.add(source)
-                self._endings.append((source, why, self.settling_ns))
-            self._failed_passes.pop(source, None)
-        else:
-            self._failed_asks.append(source)
+        if op == FAIL:
+            self._note("failed_asks", source)
             if why == _ERROR:
-                self._failed_passes[source] = self.settling_ns
-        if asked is not None:
-            self._phases.stop(asked)
-            if op == STOP and (
-                not stage.payload or asked is not self._phases.left_over
-            ):  # nothing of it is left
-                self._passes.pop(_key(stage), None)
+                self._ended[source] = self.settling_ns
+        elif self._ended.get(source) != _TOLD:  # a loader at its end ends once, however often it is asked
+            self._ended[source] = _TOLD
+            self._note("endings", source, why, self.settling_ns)
+        self._phases.stop(asked)
+        if op == STOP and not (stage.payload and asked is self._phases.left_over):  # nothing of it is left
+            del self._passes[_key(source, stage.payload)]
 
     def _end_failed_pass(self, source: int) -> None:
         """An exception ended a pass if the loader is then begun anew."""
-        at = self._failed_passes.pop(source, None)
-        self._stopped.discard(source)
-        if at is not None:
-            self._endings.append((source, _ERROR, at))
+        failed_ns = self._ended.pop(source, _TOLD)
+        if failed_ns != _TOLD:
+            self._note("endings", source, _ERROR, failed_ns)
+
+    def _note(self, field: str, *row: int) -> None:
+        """Add a row to a field of ``Settled``."""
+        self._book.gathered.rows[field].extend(row)
 
     # -- marks, and passes that are gone ------------------------------------------------------------
 
     def mark(self, ns: int, op: int, source: int, payload: int) -> None:
         """See ``Nesting.mark``."""
-        self._place(self._spend(ns))
         phases = self._phases
-        gone = self._passes.pop(payload or -1 - source, None) if op == PASS_END else None
-        phases.after_stop(-1)
-        if op == PASS_END:
-            if gone is not None and gone.batches and not gone.ended:
-                self._endings.append((source, _DISPOSED, ns))
+        self._place(self._spend(ns))
+        if op == Op.PASS_END:
+            gone = self._passes.pop(_key(source, payload), None) or Pass(source, ended=True)
+            if gone.batches and not gone.ended:
+                self._note("endings", source, _DISPOSED, ns)
             phases.dispose(gone)
-            if gone is not None:
-                self._forget(gone)
-        elif op == _MARK:
+            self._forget(gone)
+        elif op == Op.MARK:
             self._mark_step(payload)
         else:
             phases.boundary(Boundary.SAID)
-            if op == _REPORT:
-                self._reports.append((ns, payload))
-            elif op == _EPOCH:
-                self._epochs.append((ns, int(EpochMark.BEGUN), payload))
+            if op == Op.REPORT:
+                self._note("reports", ns, payload)
+            elif op == Op.EPOCH:
+                self._note("epochs", ns, EpochMark.BEGUN, payload)
             else:
-                self._epochs.append((ns, int(EpochMark.BROKEN if payload else EpochMark.ENDED), -1))
+                self._note("epochs", ns, EpochMark.BROKEN if payload else EpochMark.ENDED, -1)
 
     def _mark_step(self, payload: int) -> None:
         if payload:
@@ -424,28 +321,26 @@ class ThreadAccount(Nesting):
             return
         self._decision.mark()
         self._book.now_ns = self.settling_ns
-        if not self._began:  # nothing before it was a sign of training: all of it was the step
-            prelude, self._prelude, self._began = self._prelude, [], True
-            self._book.train(prelude, -1, ())
+        self._phases.began = True  # if nothing before it was a sign of training, all of it was the step
         self._phases.boundary(Boundary.MARK)
 
     def _forget(self, gone: Pass) -> None:
         """The making of an iterator that is asked no more was a wait for nothing."""
         making, gone.making = gone.making, []
-        self._book.wait(making, self._phases.phase_of(gone), gone.source)
+        self._book.beside(making, self._phases.phase_of(gone), gone.source)
 
-    def _pass_of(self, stage: OpenStage) -> Pass:
+    def _pass_of(self, source: int, number: int) -> Pass:
         """The pass that an ask belongs to; loaders that do not number their passes have one at a time."""
-        key = _key(stage)
+        key = _key(source, number)
         found = self._passes.get(key)
         if found is None:
             while len(self._passes) >= MOST_PASSES:
                 over = (number for number, each in self._passes.items() if each.ended)
                 self._forget(self._passes.pop(next(over, next(iter(self._passes)))))
-            found = self._passes[key] = Pass(stage.source)
+            found = self._passes[key] = Pass(source)
         return found
 
 
-def _key(stage: OpenStage) -> int:
+def _key(source: int, number: int) -> int:
     """Number of the iterator that is asked; of a loader that has none, one below 0."""
-    return stage.payload or -1 - stage.source
+    return number or -1 - source

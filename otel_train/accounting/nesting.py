@@ -20,29 +20,16 @@ from otel_train.codes import (
     SourceKind,
 )
 
-BEGIN: Final = int(Op.BEGIN)
-RESUME: Final = int(Op.RESUME)
-END: Final = int(Op.END)
-FAIL: Final = int(Op.FAIL)
-STOP: Final = int(Op.STOP)
-SUSPEND: Final = int(Op.SUSPEND)
-PASS_END: Final = int(Op.PASS_END)
-
-DATA: Final = int(SourceKind.DATA)
-H2D: Final = int(SourceKind.H2D)
-FORWARD: Final = int(SourceKind.FORWARD)
-BACKWARD: Final = int(SourceKind.BACKWARD)
-GRAD: Final = int(SourceKind.GRAD)
-OPTIMIZER: Final = int(SourceKind.OPTIMIZER)
-SCALER: Final = int(SourceKind.SCALER)
-STAGE: Final = int(SourceKind.STAGE)
-CHECKPOINT: Final = int(SourceKind.CHECKPOINT)
-WHOLE: Final = int(SourceKind.WHOLE)
+BEGIN, RESUME, END, FAIL, STOP, SUSPEND, MARK, EPOCH, EPOCH_END, REPORT, PASS_END = map(int, Op)
+DATA, H2D, FORWARD, BACKWARD, GRAD, OPTIMIZER, SCALER, STAGE, CHECKPOINT, _, WHOLE = map(int, SourceKind)
+"""As integers: members of an enumeration take ten times as long to look up, several times per edge."""
 
 DEEPEST: Final = 64
 """Stages inside each other that are told apart; what lies deeper belongs to the innermost of them."""
 
 UPDATES: Final = 1 << OPTIMIZER | 1 << WHOLE
+COMPUTES: Final = 1 << FORWARD | 1 << BACKWARD | 1 << GRAD | 1 << OPTIMIZER | 1 << SCALER | 1 << WHOLE
+"""Kinds that only a thread that runs models has."""
 _GRADIENTS: Final = 1 << BACKWARD | 1 << GRAD
 _HIDDEN_IN: Final = [0] * 16
 """By kind: kinds of the open stages inside which a call is a part of theirs."""
@@ -63,7 +50,8 @@ class OpenStage:
         source: who was called.
         kind: its ``SourceKind``.
         begun_ns: when.
-        code: of its begin edge.
+        flags: ``Flag`` of its begin edge.
+        payload: of its begin edge.
         outer: ``Nesting.stack`` when it began.
         counts: it is an occurrence of its own, not a part of an outer one.
         has_inner: other stages began inside it.
@@ -72,20 +60,11 @@ class OpenStage:
     source: int
     kind: int
     begun_ns: int
-    code: int
+    flags: int
+    payload: int
     outer: tuple[int, ...]
     counts: bool
     has_inner: bool = False
-
-    @property
-    def flags(self) -> int:
-        """``Flag`` of its begin edge."""
-        return self.code >> FLAG_SHIFT & FLAG_MASK
-
-    @property
-    def payload(self) -> int:
-        """Of its begin edge."""
-        return self.code >> PAYLOAD_SHIFT
 
 
 class Nesting:
@@ -151,7 +130,8 @@ class Nesting:
             self._too_deep += 1
             return
         self.met |= 1 << kind
-        stage = OpenStage(source, kind, ns, code, self.stack, self._counts(source, kind))
+        flags, payload = code >> FLAG_SHIFT & FLAG_MASK, code >> PAYLOAD_SHIFT
+        stage = OpenStage(source, kind, ns, flags, payload, self.stack, self._counts(source, kind))
         self.begin(ns, stage)
         if stages:
             stages[-1].has_inner = True
@@ -161,19 +141,15 @@ class Nesting:
 
     def _end(self, ns: int, op: int, source: int, payload: int) -> None:
         stages = self.stages
-        if stages and stages[-1].source == source and not self._too_deep:
-            self._pop(ns, op, payload)
-            return
-        innermost = height = len(stages) - 1
+        height = len(stages) - 1
         while height >= 0 and stages[height].source != source:
             height -= 1
-        if self._too_deep and (height < 0 or height == innermost):
+        if self._too_deep and (height < 0 or height == len(stages) - 1):
             self._too_deep -= 1
         elif height < 0:
             self.ignored += 1
         else:
-            if height < innermost:
-                self._close_down_to(height + 1, ns)
+            self._close_down_to(height + 1, ns)
             self._pop(ns, op, payload)
 
     def _pop(self, ns: int, op: int, payload: int) -> None:

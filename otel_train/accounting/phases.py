@@ -12,18 +12,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import TYPE_CHECKING, Final
 
-from otel_train.accounting.nesting import DATA, FORWARD
-from otel_train.accounting.steps import (
-    FORWARD_FROZEN,
-    FORWARD_GRAD,
-    FORWARD_NO_GRAD,
-    NOT_SHOWN,
-    TRAINED,
-    UPDATE,
-    Item,
-    StepBook,
-    StepSourceDecision,
-)
+from otel_train.accounting.nesting import FORWARD
+from otel_train.accounting.steps import Item, Shows, StepBook, StepSourceDecision
 from otel_train.accounting.types import EVAL, TRAIN, Activity, SourceTable, StepSource
 
 if TYPE_CHECKING:
@@ -34,8 +24,6 @@ LOOKS_AHEAD: Final = 8
 
 MOST_ITEMS: Final = 32768
 """Items that wait at most; beyond that what waits is settled as it looks now, so that memory stays bounded."""
-
-_FORWARDS = (FORWARD_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD)
 
 
 class Boundary(IntEnum):
@@ -85,8 +73,8 @@ class Batch:
         loader: the one fetched last, else the first asked; -1 for none.
         items: its time.
         shows: a stage that computes has run in it.
-        fetched: it has a batch that a loader gave.
-        joins: it may be one with the batch before it: two loaders were asked in a row for the first time.
+        fetched: it has a batch that a loader gave, and is no step yet.
+        row: batches before it that may be one with it: their loaders and its own were asked in a row for the first time.
         left_over: the pass before whose end it was fetched, and after which it is used.
         fresh: it waits since this boundary.
     """
@@ -96,14 +84,18 @@ class Batch:
     items: list[Item] = field(default_factory=list)
     shows: bool = False
     fetched: bool = False
-    joins: bool = False
+    row: list[Batch] = field(default_factory=list)
     left_over: Pass | None = None
     fresh: bool = True
+
+    def part(self, items: list[Item]) -> Batch:
+        """Some of its time, as a batch that waits."""
+        return Batch(self.passes, self.loader, items, fetched=self.fetched)
 
     @property
     def has_forward(self) -> bool:
         """A forward began in it."""
-        return any(item.shows in _FORWARDS for item in self.items)
+        return any(item.shows in Shows.FORWARD for item in self.items)
 
     @property
     def shown(self) -> int:
@@ -112,8 +104,8 @@ class Batch:
 
     @property
     def loaders(self) -> list[int]:
-        """Every loader that was asked for it."""
-        return [each.source for each in self.passes] or ([self.loader] if self.loader >= 0 else [])
+        """Every loader that was asked for it; -1 for none."""
+        return [each.source for each in self.passes] or [self.loader]
 
 
 class BatchPhases:
@@ -128,12 +120,14 @@ class BatchPhases:
         batch: the open one; None in time that no batch claims.
         waiting: batches before it that have not shown what they are for.
         left_over: a pass that has ended with a batch fetched and not used.
+        began: there was an ask, a computation or a mark by hand; what came before was preparation.
     """
 
     def __init__(self, sources: SourceTable, book: StepBook, decision: StepSourceDecision) -> None:
         self.batch: Batch | None = None
         self.waiting: list[Batch] = []
         self.left_over: Pass | None = None
+        self.began = False
         self._sources = sources
         self._book = book
         self._decision = decision
@@ -141,38 +135,40 @@ class BatchPhases:
         self._trained = False
         self._updated: tuple[int, int] | None = None
         self._asked = False
-        self._stopped: tuple[int, int] | None = None
+        self._stopped: Pass | None = None
         self._lead: list[Item] = []
 
     @property
     def unsettled(self) -> list[list[Item]]:
-        """Items of the open batch, of those that wait, and those of a step that has shown nothing yet."""
-        batches = [batch.items for batch in self.waiting] + [self._lead]
-        return batches if self.batch is None else [*batches, self.batch.items]
+        """Items of all batches that wait, of the open one, and those of a step that has shown nothing yet."""
+        open_too = [] if self.batch is None else [*self.batch.row, self.batch]
+        return [self._lead, *(batch.items for batch in (*self.waiting, *open_too))]
 
     # -- what opens a batch ------------------------------------------------------------------------
 
     def ask(self, asked: Pass) -> None:
         """A loader is asked for a batch."""
+        self._begin()
         self._join_or_part(asked)
-        batch = self.batch
+        batch, row = self.batch, []
         if batch is not None and batch.passes and not batch.shows:
             if asked in batch.passes:
                 asked.ahead = asked.ahead + 1 if asked.batches == asked.ahead + 1 else -MOST_ITEMS
             elif asked.source in batch.passes[0].mates:
-                batch.passes.append(asked)
-                self._begin_pass(asked, batch)
+                self._add_pass(asked, batch)
                 return
             elif not asked.batches and all(each.batches <= 1 for each in batch.passes):
-                self.waiting.append(batch)
-                self._open(asked, joins=True)
-                return
-        self.boundary(Boundary.ASK, asked)
-        self._open(asked)
-        self._asked = True
+                row = [*batch.row, batch] if len(batch.row) < LOOKS_AHEAD else []
+        if not row:
+            self.boundary(Boundary.ASK, asked)
+            self._asked = True
+        self.left_over = None
+        self.batch = Batch(loader=asked.source, row=row)
+        self._add_pass(asked, self.batch)
 
     def compute(self) -> None:
         """A stage that only training and evaluation have begins."""
+        self._begin()
         if self.batch is None:
             over = self.left_over
             self.batch = Batch(loader=-1 if over is None else over.source, left_over=over)
@@ -183,17 +179,32 @@ class BatchPhases:
         if self.batch is not None:
             self.batch.loader, self.batch.fetched = source, True
 
-    def _open(self, asked: Pass, *, joins: bool = False) -> None:
-        self.left_over = None
-        self.batch = Batch([asked], asked.source, joins=joins)
-        self._begin_pass(asked, self.batch)
+    def place(self, item: Item) -> None:
+        """Take time, and what happened at its end."""
+        if self.batch is not None:
+            self.batch.items.append(item)
+            if len(self.batch.items) > MOST_ITEMS:
+                self.boundary(Boundary.SAID)
+        elif self.began:
+            self._book.apart((item,), Activity.OUTSIDE)
+        else:
+            self._lead.append(item)
+            if len(self._lead) > MOST_ITEMS:
+                self._drop_lead()
+
+    def _begin(self) -> None:
+        if not self.began:
+            self._drop_lead()
+            self.began = True
 
     @staticmethod
-    def _begin_pass(asked: Pass, batch: Batch) -> None:
+    def _add_pass(asked: Pass, batch: Batch) -> None:
+        batch.passes.append(asked)
         asked.batches += 1
         asked.ended = False
         if asked.making:  # the making of an iterator is a wait for its first batch
             batch.items = sorted(batch.items + asked.making, key=lambda item: item.begun_ns)
+            asked.making_ns = sum(item.ns for item in asked.making)
             asked.making = []
 
     def _join_or_part(self, asked: Pass | None) -> None:
@@ -203,24 +214,24 @@ class BatchPhases:
         more is asked, and they were together.
         """
         batch = self.batch
-        if batch is None or not batch.joins:
+        if batch is None or not batch.row:
             return
-        row = [batch]
-        while row[0].joins and self.waiting:
-            row.insert(0, self.waiting.pop())
-        whole, again = row[0], asked in batch.passes
-        if asked is not None and asked not in whole.passes and (again or not batch.shows):
-            batch.joins = not again  # else the row grows: a third loader
-            self.waiting += row[:-1]
-            return
-        for part in row[1:]:
+        whole = batch.row[0]
+        if asked in batch.passes or not (asked is None or asked in whole.passes or batch.shows):
+            return  # or the row grows: a third loader
+        for part in (*batch.row[1:], batch):
             whole.passes += part.passes
             whole.items += part.items
+            whole.fetched |= part.fetched
         whole.loader, whole.shows = batch.loader, batch.shows
-        whole.fetched = any(part.fetched for part in row)
         for each in whole.passes:
             each.mates = {other.source for other in whole.passes}
         self.batch = whole
+
+    def _part(self, batch: Batch) -> None:
+        """What may have been one batch is several."""
+        self.waiting += batch.row
+        batch.row = []
 
     # -- what ends a batch -------------------------------------------------------------------------
 
@@ -231,98 +242,67 @@ class BatchPhases:
         if batch is None or stopped not in batch.passes:
             return
         if batch.fetched and not batch.shows:  # as ``zip`` at its end; or it is begun anew at once
-            self._stopped = (stopped.source, len(batch.items))
+            self._stopped = stopped
         else:
             self._end_of_pass(batch, stopped)
 
     def after_stop(self, source: int) -> None:
-        """What comes first after an end inside a row of asks; ``source``: the loader that is asked, or -1.
+        """What comes first after an end inside a row of asks, before its time; ``source``: what begins, or -1.
 
         Where the loader that had ended is asked anew, the batch goes on. Else it is over: what was fetched for it
         was for nothing.
         """
-        if self._stopped is None:
-            return
-        (stopped, at), self._stopped = self._stopped, None
-        batch = self.batch
-        if batch is None or stopped == source:
-            return
-        rest, batch.items = batch.items[at:], batch.items[:at]
-        self._end_of_pass(batch, batch.passes[-1])
-        self._book.apart(rest, Activity.OUTSIDE)
+        stopped, self._stopped = self._stopped, None
+        if stopped is not None and stopped.source != source and self.batch is not None:
+            self._end_of_pass(self.batch, self.batch.passes[-1])
 
-    def dispose(self, gone: Pass | None) -> None:
-        """The iterator of a pass is gone; None: of a pass that was at its end."""
+    def dispose(self, gone: Pass) -> None:
+        """The iterator of a pass is gone."""
         batch = self.batch
         if batch is None:  # no backward comes any more for what was evaluated with gradients
             self._settle_waiting(ended_too=True)
-        if gone is None:
-            return
         gone.ended = True
         if batch is None or (gone not in batch.passes and gone is not batch.left_over):
             return
-        if batch.fetched and not batch.shows and len(batch.passes) == 1 and not batch.joins:
+        if batch.fetched and not batch.shows and len(batch.passes) == 1 and not batch.row:
             self.left_over = gone  # as after next(iter(loader)): it may be used yet
             self.waiting.append(batch)
         else:
-            self.boundary(Boundary.PASS_END, gone)
+            self.boundary(Boundary.PASS_END)
         self.batch = None
 
     def _end_of_pass(self, batch: Batch, ended: Pass) -> None:
         used_some = ended.ahead < ended.batches - 1  # of those that were fetched ahead: else the pass is over
         self.left_over = ended if ended.ahead > 0 and used_some else None
+        self._part(batch)
         self._settle_waiting(ended_too=False)
-        self._book.wait(batch.items, self.phase_of(ended), batch.loader)
+        self._book.beside(batch.items, self.phase_of(ended), batch.loader)
         self.batch = None
 
     def boundary(self, why: Boundary, asked: Pass | None = None) -> None:
-        """Judge the open batch up to here. ``asked``: the pass that is asked next, or that ends."""
-        if why is not Boundary.ASK:
+        """Judge the open batch up to here. ``asked``: the pass that is asked next."""
+        if asked is None:
             self._join_or_part(None)
-        batch = self.batch
-        if batch is None:
-            self._settle_waiting(ended_too=True)
-            self._close_step_if_over(why)
-            return
-        items = _backwards_decide(batch.items, certain=self._certain)
-        batch.items = []
-        declared = self._declared(batch)
-        if declared > TRAIN:
-            self._show(batch, declared)
-            self._settle_waiting(ended_too=True)
-            self._evaluate(items, declared, batch, step=batch.fetched)
-            return
-        last = _last_shown(items, self._ends_head(batch))
-        head, tail = items[: last + 1], items[last + 1 :]
-        if head:
-            self._train_waiting()
-            self._train_head(head, batch)
-        of_step = self._is_of_step(batch, why, asked)
-        forwards = [n for n, item in enumerate(tail) if item.shows in _FORWARDS]
-        if forwards:
-            self._judge_tail(batch, tail, forwards, of_step=of_step, trained=bool(head))
-        elif head or (self._updated and not batch.passes):
-            self._train_if(of_step, tail, batch)
-        else:
-            self._judge_nothing(batch, tail, why)
+        batch, trained = self.batch, False
+        if batch is not None:
+            self._part(batch)
+            trained = self._judge(batch, why, asked)
+            if asked is None:  # the batch goes on, if its pass does
+                batch.fetched = False
         self._close_step_if_over(why)
-        self._settle_waiting(ended_too=not head and why is not Boundary.PASS_END)
-        if why is not Boundary.ASK:  # the batch goes on, if its pass does
-            batch.fetched = False
+        self._settle_waiting(ended_too=not trained and why is not Boundary.PASS_END)
 
-    def update(self, source: int) -> None:
-        """An outermost update ends, and is not in the open batch yet."""
-        if self._decision.source in (StepSource.UPDATE, StepSource.UNDECIDED):
-            self.closer(source)
+    def happened(self, source: int, shows: int) -> None:
+        """A backward or an outermost update ends, and is not in the open batch yet.
 
-    def closer(self, source: int) -> None:
-        """What steps are counted by has happened: where no ask comes, it may belong to the next step."""
+        If steps are counted by it, and no ask comes, it may belong to the next step.
+        """
+        closing = Shows.GRADIENTS if self._decision.source is StepSource.BACKWARD else Shows.UPDATE
+        if self._certain or shows != closing:
+            return
         if self._updated and source in self._updated and self.batch is not None:
-            items = _backwards_decide(self.batch.items, certain=self._certain)
-            last = _last_shown(items, self._closes)
-            self.batch.items = items[last + 1 :]
-            self._train_waiting()
-            self._train_head(items[: last + 1], self.batch)
+            self._part(self.batch)
+            _, self.batch.items = self._train_up_to((shows,), self.batch)
             self._close_step()
         self._updated = (source, source) if self._updated is None else (self._updated[0], source)
 
@@ -333,25 +313,11 @@ class BatchPhases:
         for batch in self.waiting:
             self._settle(batch, self._eval_phase(batch) if several and batch.has_forward else -1)
         self.waiting = []
-        self._book.apart(self._lead, Activity.OUTSIDE)  # of a step that has shown nothing
-        self._lead = []
+        self._drop_lead()
         if self._book.open.duration_ns:
             self._book.close_step(counted=False)
 
     # -- judging -----------------------------------------------------------------------------------
-
-    @property
-    def _certain(self) -> bool:
-        """A forward with gradients in training mode is training, whatever comes."""
-        return self._decision.source in (StepSource.BATCH, StepSource.MANUAL)
-
-    def _ends_head(self, batch: Batch) -> tuple[int, ...]:
-        named_apart = batch.passes and self._sources.named[batch.loader] > TRAIN
-        return (TRAINED, UPDATE, FORWARD_GRAD) if self._certain and not named_apart else (TRAINED, UPDATE)
-
-    @property
-    def _closes(self) -> tuple[int, ...]:
-        return (TRAINED,) if self._decision.source is StepSource.BACKWARD else (UPDATE,)
 
     def phase_of(self, asked: Pass) -> int:
         """What batches of a pass are for that show nothing: what the pass, else its loader, was used for; else its name."""
@@ -365,129 +331,138 @@ class BatchPhases:
 
     def _eval_phase(self, batch: Batch) -> int:
         """Which phase outside training: what the loader's name says, else evaluation."""
-        if batch.loader < 0:
-            return EVAL
-        declared, named = self._sources.declared[batch.loader], self._sources.named[batch.loader]
-        return declared if declared >= 0 else named if named > TRAIN else EVAL
+        sources, loader = self._sources, batch.loader
+        known = (sources.declared[loader], sources.named[loader]) if loader >= 0 else ()
+        return next((phase for phase in known if phase >= 0), EVAL)
 
     def _show(self, batch: Batch, phase: int) -> None:
         for each in batch.passes:
             each.phase = self._phases[each.source] = phase
 
-    def _train_head(self, head: list[Item], batch: Batch) -> None:
-        """Up to the last backward or update all is training.
+    @property
+    def _certain(self) -> bool:
+        """A forward with gradients in training mode is training, whatever comes, and no backward or update closes a step."""
+        return self._decision.source in (StepSource.BATCH, StepSource.MANUAL)
+
+    def _judge(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
+        """Judge a batch up to here; whether some of it was training for certain."""
+        if self._declared(batch) > TRAIN:
+            items, batch.items = batch.items, []
+            self._judge_batch(batch.part(items))
+            return False
+        named_apart = batch.passes and self._sources.named[batch.loader] >= 0
+        ends = Shows.LIKELY_TRAINING if self._certain and not named_apart else Shows.TRAINING
+        trained, tail = self._train_up_to(ends, batch)
+        of_step = self._is_of_step(batch, why, asked)
+        if any(item.shows in Shows.FORWARD for item in tail):
+            self._judge_tail(batch, tail, of_step=of_step, trained=trained)
+        elif trained or not batch.passes:
+            self._train_if(of_step, tail, batch)
+        else:  # no model ran
+            known = self.phase_of(batch.passes[0]) if self._decision.by_hand else batch.shown
+            if known >= 0:
+                self._settle(batch.part(tail), known)
+            elif tail or batch.fetched:
+                self.waiting.append(batch.part(tail))
+        return trained
+
+    def _train_up_to(self, ends: tuple[int, ...], batch: Batch) -> tuple[bool, list[Item]]:
+        """Book a batch as training up to the last item that shows one of these: whether there is one, and the rest.
 
         But where no ask came in this step, forwards without gradients of a model that then trains in it, before its first
         forward with them, are evaluation.
         """
-        self._trained = True
-        if not self._asked:
-            head = self._without_evaluation(head)
-        self._show(batch, TRAIN)
-        self._train(head, batch)
+        items, batch.items = batch.items, []
+        last, following = -1, Shows.NOTHING
+        for place in range(len(items) - 1, -1, -1):
+            item = items[place]
+            if item.shows == Shows.FORWARD_FROZEN:  # a backward right after it makes it training
+                trains = following == Shows.GRADIENTS and not self._certain
+                item.shows = Shows.FORWARD_GRAD if trains else Shows.FORWARD_NO_GRAD
+            following = item.shows or following
+            if last < 0 and item.shows in ends:
+                last = place
+        if last >= 0:
+            self._train_waiting()
+            self._trained = True
+            head = items[: last + 1] if self._asked else self._without_evaluation(items[: last + 1])
+            self._show(batch, TRAIN)
+            self._train(head, batch)
+        return last >= 0, items[last + 1 :]
 
     def _without_evaluation(self, head: list[Item]) -> list[Item]:
-        trains = {item.source for item in head if item.shows in (FORWARD_GRAD, FORWARD_FROZEN)}
-        first = next((n for n, i in enumerate(head) if i.shows in (FORWARD_GRAD, TRAINED, UPDATE)), len(head))
-        lead = [n for n in range(first) if head[n].shows == FORWARD_NO_GRAD and head[n].source in trains]
+        trains = {item.source for item in head if item.shows == Shows.FORWARD_GRAD}
+        first = next((n for n, i in enumerate(head) if i.shows in Shows.LIKELY_TRAINING), len(head))
+        lead = [
+            n for n in range(first) if head[n].shows == Shows.FORWARD_NO_GRAD and head[n].source in trains
+        ]
         if not lead:
             return head
-        ends = (n + 1 for n in range(lead[-1], first) if self._ends_forward(head[n]))
-        begin, end = lead[0], next(ends, first)
-        before, after = head[:begin], head[end:]
-        self._evaluate_forwards(head[begin:end])
+        before, after = self._cut_out(head[:first], lead)
         if any(item.shows for item in before):
-            return before + after
+            return before + after + head[first:]
         self._book.apart(before, Activity.OUTSIDE)  # the loop's own code between an update and an evaluation
-        return after
+        return after + head[first:]
 
-    def _ends_forward(self, item: Item) -> bool:
-        return item.call is not None and self._sources.kinds[item.call[0]] == FORWARD
+    def _cut_out(self, items: list[Item], forwards: list[int]) -> tuple[list[Item], list[Item]]:
+        """Book evaluation without a loader, from the first forward to the end of the last; what is before and after it.
 
-    def _end_of_last_forward(self, items: Sequence[Item]) -> int:
-        """Place after the end of the last forward; the end of all if it has not ended."""
-        for n in range(len(items) - 1, -1, -1):
-            if self._ends_forward(items[n]):
+        Every forward is a step of its own, up to the next.
+        """
+        first, end = forwards[0], self._end_of_forward(items, forwards[-1])
+        begins = [n for n in range(first, end) if items[n].shows in Shows.FORWARD]
+        for begin, following in zip(begins, [*begins[1:], end], strict=True):
+            self._book.evaluate(items[begin:following], EVAL, -1, ())
+        return items[:first], items[end:]
+
+    def _end_of_forward(self, items: Sequence[Item], begin: int) -> int:
+        """Place after the end of the forward that begins there; the end of all if it has not ended."""
+        for n in range(begin, len(items)):
+            call = items[n].call
+            if call is not None and self._sources.kinds[call[0]] == FORWARD:
                 return n + 1
-            if items[n].shows in _FORWARDS:
-                break
         return len(items)
 
-    def _judge_tail(
-        self, batch: Batch, tail: list[Item], forwards: list[int], *, of_step: bool, trained: bool
-    ) -> None:
+    def _judge_tail(self, batch: Batch, tail: list[Item], *, of_step: bool, trained: bool) -> None:
         """Forwards that no backward followed before the boundary. ``of_step``: what comes after them is the step's."""
-        ahead = next((n for n in forwards if tail[n].shows == FORWARD_GRAD), len(tail))
-        before, behind = tail[:ahead], tail[ahead:]
-        if forwards[0] == ahead:
-            before, behind = [], tail
-        elif batch.passes and not trained:
-            if self._declared(batch) == TRAIN:
-                self._train_head(before, batch)
+        ahead = next((n for n, item in enumerate(tail) if item.shows == Shows.FORWARD_GRAD), len(tail))
+        evaluated = [n for n in range(ahead) if tail[n].shows in Shows.FORWARD]
+        behind = tail[ahead:] if evaluated else tail
+        if evaluated:
+            if batch.passes and not trained:
+                self._judge_batch(batch.part(tail[:ahead]))
             else:
-                phase = self._eval_phase(batch)
-                self._show(batch, phase)
-                self._evaluate(before, phase, batch, step=batch.fetched)
-        elif (
-            batch.left_over is not None
-        ):  # fetched before the end of its pass: up to the end of its last forward
-            end = self._end_of_last_forward(before)
-            self._evaluate(before[:end], self._eval_phase(batch), batch, step=False)
-            self._book.apart(before[end:], Activity.OUTSIDE)
-        else:
-            self._evaluate_without_loader(batch, before, of_step=bool(behind) or of_step)
-        if behind and before:  # they use a batch that was fetched before
-            batch = Batch([], self._book.train_loader)
+                self._evaluate_apart(batch, tail[:ahead], evaluated, of_step=of_step or bool(behind))
+            batch = Batch(loader=self._book.train_loader)  # what comes then uses one that was fetched before
         if behind:  # their backward may come after the boundary
-            part = Batch(batch.passes, batch.loader, behind, shows=True, fetched=batch.fetched)
-            self.waiting.append(part)
+            self.waiting.append(batch.part(behind))
 
-    def _evaluate_without_loader(self, batch: Batch, items: list[Item], *, of_step: bool) -> None:
-        """From the first forward to the end of the last. What is around it is the open step's, or nobody's.
+    def _judge_batch(self, batch: Batch) -> None:
+        """A batch that was asked for, whose forwards no backward followed."""
+        phase = self._eval_phase(batch)
+        self._show(batch, phase)
+        self._settle(batch, phase)
 
-        ``of_step``: what comes after it is.
-        """
-        begin = next(n for n, item in enumerate(items) if item.shows in _FORWARDS)
-        end = self._end_of_last_forward(items)
-        self._evaluate_forwards(items[begin:end])
+    def _evaluate_apart(self, batch: Batch, items: list[Item], forwards: list[int], *, of_step: bool) -> None:
+        """Evaluation in no batch of its own lasts to the end of its last forward. ``of_step``: what comes then is the step's."""
+        if batch.left_over is not None:  # fetched before the end of its pass
+            end = self._end_of_forward(items, forwards[-1])
+            self._book.beside(items[:end], self._eval_phase(batch), batch.loader, batch.loaders)
+            self._book.apart(items[end:], Activity.OUTSIDE)
+            return
+        before, after = self._cut_out(items, forwards)
         in_step = self._book.open.trained and self._updated is None
-        self._train_if(in_step, items[:begin], batch)
-        self._train_if(in_step or of_step, items[end:], batch)
-
-    def _evaluate_forwards(self, items: list[Item]) -> None:
-        """Every forward without a loader is a step of its own, up to the next."""
-        begins = [n for n, item in enumerate(items) if item.shows in _FORWARDS]
-        for begin, end in zip(begins, [*begins[1:], len(items)], strict=True):
-            self._book.evaluate(items[begin:end], EVAL, -1, (), step=True)
+        self._train_if(in_step, before, batch)
+        self._train_if(in_step or of_step, after, batch)
 
     def _is_of_step(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
         """The loop's own code after an update is the step's if it goes on with the pass, or with another that trains."""
-        if self._updated is None:
-            return self._book.open.trained or self._book.open.fetched
-        if why is Boundary.SAID:
-            return any(not each.ended for each in batch.passes)
-        if why is not Boundary.ASK or asked is None:
-            return why is Boundary.MARK
-        return asked in batch.passes or (asked.batches > 0 and asked.phase == TRAIN)
-
-    def _judge_nothing(self, batch: Batch, tail: list[Item], why: Boundary) -> None:
-        """A batch in which no model ran."""
-        manual = self._decision.source is StepSource.MANUAL
-        if not batch.passes:  # in a loop counted by hand it is the step's, else it goes with the open step
-            by_hand = manual and why is not Boundary.CLOSE
-            self._train_if(by_hand or self._book.open.trained or self._book.open.fetched, tail, batch)
-            return
-        known = batch.shown
-        if known < 0 and (why is Boundary.MARK or manual):
-            known = self.phase_of(batch.passes[0])
-        rest = Batch(batch.passes, batch.loader, tail, fetched=batch.fetched)
-        if known >= 0:
-            self._settle(rest, known)
-        elif tail or batch.fetched:
-            self.waiting.append(rest)
-
-    def _evaluate(self, items: list[Item], phase: int, batch: Batch, *, step: bool) -> None:
-        self._book.evaluate(items, phase, batch.loader, batch.loaders, step=step)
+        if self._updated is None:  # in a loop counted by hand what no loader gave is the step's
+            by_hand = self._decision.by_hand and not batch.passes and why is not Boundary.CLOSE
+            return by_hand or self._book.open.trained or self._book.open.fetched
+        if asked is not None:
+            return asked in batch.passes or (asked.batches > 0 and asked.phase == TRAIN)
+        return why is Boundary.MARK or (why is Boundary.SAID and any(not each.ended for each in batch.passes))
 
     def _train_if(self, of_step: bool, items: list[Item], batch: Batch) -> None:  # noqa: FBT001 - its question
         """Time in which no model ran: the step's, or nobody's."""
@@ -505,13 +480,17 @@ class BatchPhases:
             self._lead += items
 
     def _is_evidence(self, item: Item) -> bool:
-        waits = bool(item.stack) and self._sources.kinds[item.stack[-1]] == DATA
-        return waits or item.shows != NOT_SHOWN or item.batch is not None
+        return bool(item.shows) or item.batch is not None or self._book.waits(item)
 
     def _flush_lead(self) -> None:
         lead, self._lead = self._lead, []
         if lead:
-            self._book.train(lead, -1, ())
+            self._book.train(lead, -1, (-1,))
+
+    def _drop_lead(self) -> None:
+        """What waited was of no step."""
+        lead, self._lead = self._lead, []
+        self._book.apart(lead, Activity.OUTSIDE if self.began else Activity.INIT)
 
     # -- what waits --------------------------------------------------------------------------------
 
@@ -519,8 +498,7 @@ class BatchPhases:
         """A backward or an update has come: all before it is training, but for batches of a loader with another purpose."""
         waiting, self.waiting = self.waiting, []
         for batch in waiting:
-            shown = any(item.shows for item in batch.items) or not batch.passes
-            self._settle(batch, TRAIN if shown else self.phase_of(batch.passes[0]))
+            self._settle(batch, TRAIN if any(item.shows for item in batch.items) else -1)
 
     def _settle_waiting(self, *, ended_too: bool) -> None:
         """Settle what can be settled by now.
@@ -533,19 +511,17 @@ class BatchPhases:
         kept: list[Batch] = []
         full = sum(len(batch.items) for batch in self.waiting) > MOST_ITEMS
         room = len(self.waiting) - LOOKS_AHEAD
-        joins = [*(batch.joins for batch in self.waiting[1:]), False]
         for place, batch in enumerate(self.waiting):
-            forward, used = batch.has_forward, self.left_over not in batch.passes
-            over = used and all(each.ended for each in batch.passes)
-            ended, batch.fresh = over and ended_too and not batch.fresh, False
-            if batch.joins or joins[place]:
-                kept.append(batch)
-            elif full or (ended and forward and self._trained):
+            forward = batch.has_forward
+            over = self.left_over not in batch.passes and all(each.ended for each in batch.passes)
+            if forward:
+                known = self._trained or self._decision.decided
+                ready = known and over and ended_too and not batch.fresh
+            else:
+                ready = over or batch.shown >= 0 or place < room
+            batch.fresh = False
+            if ready or full:
                 self._settle(batch, self._eval_phase(batch) if forward and self._trained else -1)
-            elif not forward and (batch.shown >= 0 or over or place < room):
-                self._settle(batch, batch.shown)
-            elif ended and self._decision.decided and not self._trained:
-                self._settle(batch, -1)
             else:
                 kept.append(batch)
         self.waiting = kept
@@ -560,15 +536,15 @@ class BatchPhases:
             self._trained = self._trained or batch.has_forward
             self._train(batch.items, batch)
         else:
-            self._evaluate(batch.items, phase, batch, step=batch.fetched)
+            book = self._book.evaluate if batch.fetched else self._book.beside  # a batch is a step once
+            book(batch.items, phase, batch.loader, batch.loaders)
 
     # -- steps -------------------------------------------------------------------------------------
 
     def _close_step_if_over(self, why: Boundary) -> None:
-        source = self._decision.source
-        if source is StepSource.MANUAL:
+        if self._decision.by_hand:
             over = why is Boundary.MARK
-        elif source is StepSource.BATCH:
+        elif self._decision.source is StepSource.BATCH:
             over = self._book.open.fetched and (why is Boundary.ASK or why is Boundary.CLOSE)
         else:
             over = self._updated is not None
@@ -579,22 +555,3 @@ class BatchPhases:
         self._flush_lead()
         self._book.close_step()
         self._updated, self._asked = None, False
-
-
-def _backwards_decide(items: list[Item], *, certain: bool) -> list[Item]:
-    """In evaluation mode with gradients, what comes next decides: a backward makes it training."""
-    following = NOT_SHOWN
-    for item in reversed(items):
-        if item.shows == FORWARD_FROZEN:
-            item.shows = FORWARD_GRAD if following == TRAINED and not certain else FORWARD_NO_GRAD
-        if item.shows:
-            following = item.shows
-    return items
-
-
-def _last_shown(items: Sequence[Item], what: tuple[int, ...]) -> int:
-    """Place of the last item that shows one of these; -1 for none."""
-    last = len(items) - 1
-    while last >= 0 and items[last].shows not in what:
-        last -= 1
-    return last

@@ -2,56 +2,47 @@
 
 from __future__ import annotations
 
-from array import array
-from collections import defaultdict
 from dataclasses import dataclass, field
-from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple
-
-import numpy as np
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.accounting.nesting import (
     BACKWARD,
     BEGIN,
+    COMPUTES,
     DATA,
     END,
     FORWARD,
     GRAD,
-    OPTIMIZER,
+    MARK,
     PASS_END,
-    SCALER,
     STOP,
     UPDATES,
-    WHOLE,
 )
-from otel_train.accounting.types import (
-    NO_PHASE,
-    TRAIN,
-    Activity,
-    Occurrences,
-    SourceTable,
-    StageTimes,
-    StepRows,
-    StepSource,
-    columns,
-    table,
-)
-from otel_train.codes import FLAG_SHIFT, OP_MASK, PAYLOAD_SHIFT, Flag, Op
+from otel_train.accounting.types import NO_PHASE, TRAIN, Activity, Gathered, SourceTable, StepRows, StepSource
+from otel_train.codes import FLAG_SHIFT, OP_MASK, PAYLOAD_SHIFT, Flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    Reclaims = Callable[[int, int], Iterable[tuple[Activity, int]]]
+    Reclaims = Callable[[int, int], Iterable[tuple[Activity, int]]] | None
 
-_MARK: Final = int(Op.MARK)
 _TRAINS: Final = int(Flag.GRAD | Flag.TRAINING) << FLAG_SHIFT
 
-COMPUTES: Final = 1 << FORWARD | 1 << BACKWARD | 1 << GRAD | 1 << OPTIMIZER | 1 << SCALER | 1 << WHOLE
-"""Kinds that only a thread that runs models has."""
 
-NOT_SHOWN, FORWARD_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, TRAINED, UPDATE = range(6)
-"""What an item shows: nothing; that a forward begins, with gradients in training mode, with gradients in evaluation
-mode, without gradients; that gradients were made; that an optimizer has updated."""
+class Shows:
+    """What an item shows. Plain integers, because items are many."""
+
+    NOTHING, FORWARD_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, GRADIENTS, UPDATE = range(6)
+    """Nothing; that a forward begins, with gradients in training mode, with gradients in evaluation mode, without
+    gradients; that gradients were made; that an optimizer has updated."""
+
+    FORWARD = (FORWARD_NO_GRAD, FORWARD_FROZEN, FORWARD_NO_GRAD, FORWARD_GRAD)
+    """By ``Flag.GRAD`` and ``Flag.TRAINING`` of a forward."""
+
+    TRAINING = (GRADIENTS, UPDATE)
+    LIKELY_TRAINING = (GRADIENTS, UPDATE, FORWARD_GRAD)
+
 
 BACKWARDS_WITHOUT_UPDATE: Final = 64
 """After so many, the run is taken to have no optimizer that can be seen."""
@@ -61,24 +52,14 @@ SURE_AFTER_NS: Final = 5 * 10**9
 """Updates, or time since the first sign, after which the loop is taken to be what it looks like. (The end of an inner
 loader is a pass without an update, and the first mark by hand comes after the first update.)"""
 
-MOST_OWNERS: Final = 4096
-"""Stacks of open calls that are looked up; beyond that they are worked out anew, so that memory stays bounded."""
-
 MOST_HELD: Final = 16384
 """Edges held back at most while it is not known what steps are counted by."""
 
+_ENOUGH: Final = {StepSource.UPDATE: UPDATES_TO_BE_SURE, StepSource.BACKWARD: BACKWARDS_WITHOUT_UPDATE}
+"""How many signs make sure of it."""
 
-_SIGNS: Final = (
-    (StepSource.UPDATE, UPDATES_TO_BE_SURE),
-    (StepSource.BACKWARD, BACKWARDS_WITHOUT_UPDATE),
-    (StepSource.BATCH, MOST_HELD),
-)
-"""From the strongest on, and how many of each make sure of it. All but updates are weighed after the end of a pass."""
-
-_NEVER: Final = 1 << 62
-
-_NO_TIMES: Final[partial[dict[int, list[int]]]] = partial(defaultdict, partial(list, (0, 0)))
-"""By source: no time yet. No lambda, because an account is pickled for whoever reports a process that is killed."""
+_IN_TRAINING: Final = (Activity.PRODUCTIVE, Activity.DATA_WAIT)
+"""What training time goes to that is not a wait for data, and that is."""
 
 
 @dataclass(slots=True)
@@ -90,16 +71,16 @@ class Item:
         begun_ns: when the time began.
         ns: how long it is.
         shows: evidence of what the batch is for.
-        source: whose evidence.
+        source: which model's forward begins.
         call: of a call that ended here: source, begin, nanoseconds, 1 if it failed.
-        batch: of a batch fetched here: source, samples (-1 unknown), nanoseconds to make the iterator and to wait for
-            this batch where it is the first of its pass, else -1 and -1.
+        batch: of a batch fetched here: source, samples (-1 unknown), nanoseconds to make the iterator (-1 unless this is
+            the first batch of its pass) and to wait for it.
     """
 
     stack: tuple[int, ...]
     begun_ns: int
     ns: int
-    shows: int = NOT_SHOWN
+    shows: int = Shows.NOTHING
     source: int = -1
     call: tuple[int, int, int, int] | None = None
     batch: tuple[int, int, int, int] | None = None
@@ -107,14 +88,24 @@ class Item:
 
 @dataclass(slots=True)
 class Step:
-    """Sums of a step that has not closed."""
+    """Sums of what is booked together; those of a step become its row of ``StepRows``.
+
+    Attributes:
+        serial: tells steps apart; -1 for time that is of none.
+        fetched: a loader has given a batch for it.
+        trained: gradients were made in it, or an optimizer has updated.
+        times: by source: its time as the innermost.
+        loss_from_ns: of its time without waits: where the forward began of the loss that is being computed; -1 for none.
+        training_from_ns: of its time: where the last update or backward ended, else where it first computed; -1 before.
+    """
 
     serial: int
-    phase: int = TRAIN
+    phase: int
     loader: int = -1
     started_ns: int = -1
     ended_ns: int = 0
     duration_ns: int = 0
+    counted: int = 1
     failed: int = 0
     samples: int = 0
     wait_ns: int = 0
@@ -126,39 +117,10 @@ class Step:
     trained: bool = False
     times: dict[int, int] = field(default_factory=dict)
     loss_from_ns: int = -1
-    """Of its time without waits: where the forward began of the loss that is being computed; -1 for none."""
     training_from_ns: int = -1
-    """Of its time: where the last update or backward ended, else the first forward began; -1 before that."""
-
-    def row(self, counted: int) -> tuple[int, ...]:
-        """As a row of ``StepRows``."""
-        return (
-            self.phase, self.loader, self.started_ns, self.ended_ns, self.duration_ns, counted, self.failed,
-            self.samples, self.wait_ns, self.loss_ns, self.losses, self.training_ns, self.number,
-        )  # fmt: skip
 
 
-class _Owner(NamedTuple):
-    """What a stack of open calls comes to: whose time it is, and what is around that."""
-
-    source: int
-    waits: bool
-    computes: bool
-    around: tuple[int, ...]
-
-
-class _Rows:
-    """Rows of ``width`` integers, kept flat: they become a table without a look at each. ``add`` puts a row."""
-
-    def __init__(self, width: int) -> None:
-        self._flat = array("q")
-        self._width = width
-        self.add = self._flat.extend
-
-    def table(self, *by: int) -> np.ndarray:
-        """int64[rows, width], sorted by the sum of some columns; equal rows in the order they came."""
-        rows = np.array(self._flat, dtype=np.int64).reshape(-1, self._width)
-        return rows[np.argsort(rows[:, by].sum(axis=1), kind="stable")] if by else rows
+_ROW: Final = attrgetter(*StepRows._fields, "serial")
 
 
 class StepBook:
@@ -172,13 +134,15 @@ class StepBook:
 
     Attributes:
         open: the training step that has not closed.
+        gathered: what was booked since the last ``take``.
         backward_seen: a backward has run: losses are told from it, not from stages by hand.
         train_loader: loader of the last training batch; -1 for none.
         now_ns: when a step was marked by hand last.
     """
 
     def __init__(self, sources: SourceTable, reclaimed: Reclaims, *, by_step: bool) -> None:
-        self.open = Step(0)
+        self.open = Step(0, TRAIN)
+        self.gathered = Gathered()
         self.backward_seen = False
         self.train_loader = -1
         self.now_ns = 0
@@ -186,211 +150,140 @@ class StepBook:
         self._sources = sources
         self._reclaimed = reclaimed
         self._by_step = by_step
-        self._owners: dict[tuple[int, ...], _Owner] = {}
-        self._clear()
-
-    def _clear(self) -> None:
-        self._steps = _Rows(14)  # serial, and a row of ``StepRows``
-        self._step_times: list[tuple[int, int, int]] = []
-        self._calls = _Rows(7)
-        self._times: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(_NO_TIMES)
-        """By phase and loader, and by source: time as the innermost, and time around that of others."""
-        self._activity_ns = [0] * len(Activity)
-        self._loader_ns, self._batches, self._starts = _Rows(4), _Rows(4), _Rows(4)
 
     def train(self, items: Sequence[Item], loader: int, loaders: Iterable[int]) -> None:
         """Book training time, which belongs to the open step."""
         if loader >= 0:
             self.train_loader = loader
-        self._book(items, (TRAIN, self.train_loader), loaders or (self.train_loader,), step=self.open)
+        self.open.loader = self.train_loader
+        self._book(items, self.open, loaders if loader >= 0 else (self.train_loader,))
 
-    def evaluate(
-        self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int], *, step: bool
-    ) -> None:
-        """Book time outside training. ``step``: it is a step of its own."""
-        own = self._next_step(phase, loader) if step else None
-        self._book(items, (phase, loader), loaders, step=own)
-        if own is not None:
-            self._end_step(own, 1)
+    def evaluate(self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int]) -> None:
+        """Book a step outside training."""
+        self._serial += 1
+        step = Step(self._serial, phase, loader)
+        self._book(items, step, loaders)
+        self._end_step(step)
 
-    def wait(self, items: Sequence[Item], phase: int, loader: int) -> None:
-        """Book asks that gave no batch: of no step."""
-        self._book(items, (phase, loader))
+    def beside(self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int] = ()) -> None:
+        """Book time of a phase that is of no step, as of asks that gave no batch."""
+        self._book(items, Step(-1, phase, loader), loaders)
 
     def apart(self, items: Sequence[Item], activity: Activity) -> None:
         """Book time in no batch: before the first, outside, in checkpoints."""
-        self._book(items, (NO_PHASE, -1), activity=activity)
+        self._book(items, Step(-1, NO_PHASE), (), activity)
 
     def close_step(self, *, counted: bool = True) -> None:
         """The open training step ends with what has been booked."""
         if self.open.started_ns < 0:  # marks by hand with nothing between
             self.open.started_ns = self.open.ended_ns = self.now_ns
-        self._end_step(self.open, int(counted))
-        self.open = self._next_step(TRAIN, -1)
-
-    def take(self) -> dict[str, object]:
-        """Everything booked since the last call, as fields of ``Settled``."""
-        steps, calls = self._steps.table(4), self._calls.table(3, 4)  # by their ends
-        row_of = {serial: row for row, serial in enumerate([*steps[:, 0].tolist(), self.open.serial])}
-        calls[:, 6] = [row_of.get(serial, -1) for serial in calls[:, 6].tolist()]
-        times = [
-            (source, loader, phase, self_ns, self_ns + around_ns if source >= 0 else 0)
-            for (phase, loader), by_source in self._times.items()
-            for source, (self_ns, around_ns) in by_source.items()
-        ]
-        found: dict[str, object] = {
-            "steps": StepRows(*np.ascontiguousarray(steps[:, 1:].T)),
-            "occurrences": Occurrences(*np.ascontiguousarray(calls.T)),
-            "times": StageTimes(*columns(times, 5)),
-            "activity_ns": np.array(self._activity_ns, dtype=np.int64),
-            "loader_ns": self._loader_ns.table(3),
-            "batches": self._batches.table(3),
-            "starts": self._starts.table(),
-            "step_times": table([(row_of[serial], *time) for serial, *time in self._step_times], 3),
-        }
-        self._clear()
-        return found
-
-    def _end_step(self, step: Step, counted: int) -> None:
-        self._steps.add((step.serial, *step.row(counted)))
-        self._step_times += [(step.serial, source, ns) for source, ns in step.times.items()]
-
-    def _next_step(self, phase: int, loader: int) -> Step:
+        self.open.counted = int(counted)
+        self._end_step(self.open)
         self._serial += 1
-        return Step(self._serial, phase, loader)
+        self.open = Step(self._serial, TRAIN)
 
-    def _owner(self, stack: tuple[int, ...]) -> _Owner:
-        if len(self._owners) > MOST_OWNERS:
-            self._owners.clear()
-        kinds, losses = self._sources.kinds, self._sources.losses
-        last = stack[-1] if stack else -1
-        computes = any(COMPUTES >> kinds[source] & 1 or losses[source] for source in stack)
-        found = _Owner(last, last >= 0 and kinds[last] == DATA, computes, stack[:-1])
-        self._owners[stack] = found
+    def take(self) -> dict[str, Any]:
+        """Everything booked since the last call, as fields of ``Settled``."""
+        found, self.gathered = self.gathered.fields(self.open.serial), Gathered()
         return found
+
+    def _end_step(self, step: Step) -> None:
+        rows = self.gathered.rows
+        rows["steps"].extend(_ROW(step))
+        for source, ns in step.times.items():
+            rows["step_times"].extend((step.serial, source, ns))
+
+    def waits(self, item: Item) -> bool:
+        """Whether its time is a wait for data."""
+        return bool(item.stack) and self._sources.kinds[item.stack[-1]] == DATA
 
     def _book(
-        self,
-        items: Sequence[Item],
-        of: tuple[int, int],
-        loaders: Iterable[int] = (),
-        *,
-        step: Step | None = None,
-        activity: Activity | None = None,
+        self, items: Sequence[Item], step: Step, loaders: Iterable[int], activity: Activity = Activity.EVAL
     ) -> None:
-        """Book items, in the order of time, under all that is a sum of them. ``of``: phase, and loader of the batch."""
-        if step is not None and of[1] >= 0:
-            step.loader = of[1]
+        """Book items, in the order of time, under all that is a sum of them. ``activity``: outside phase train."""
         if not items:
             return
-        spent_ns, waited_ns = spent = self._book_stages(items, of, step)
+        had_ns, had_waited_ns = step.duration_ns, step.wait_ns
+        self._book_items(items, step)
+        spent_ns, waited_ns = step.duration_ns - had_ns, step.wait_ns - had_waited_ns
         begun_ns, ended_ns = items[0].begun_ns, items[-1].begun_ns + items[-1].ns
-        for loader in (
-            set(loaders) if spent_ns else ()
-        ):  # two passes of one loader, asked together, are one loader
-            if loader >= 0:
-                self._loader_ns.add((loader, of[0], spent_ns, ended_ns))
-        if step is not None:
-            self._add_to_step(step, items, (begun_ns, ended_ns), spent)
-        if activity is None and of[0] != TRAIN:
-            activity = Activity.EVAL
-        if activity is None:
-            self._activity_ns[Activity.DATA_WAIT] += waited_ns
-            self._activity_ns[Activity.PRODUCTIVE] += spent_ns - waited_ns
-        else:
-            self._activity_ns[activity] += spent_ns
-        if tuple(self._reclaimed(begun_ns, ended_ns)):
-            self._reclaim(items, activity)
+        step.started_ns = begun_ns if step.started_ns < 0 else min(step.started_ns, begun_ns)
+        step.ended_ns = max(step.ended_ns, ended_ns)
+        if spent_ns:
+            for loader in set(loaders) - {-1}:  # two passes of one loader, asked together, are one loader
+                self.gathered.rows["loader_ns"].extend((loader, step.phase, spent_ns, ended_ns))
+        working, waiting = _IN_TRAINING if step.phase == TRAIN else (activity, activity)
+        activity_ns = self.gathered.activity_ns
+        activity_ns[working] += spent_ns - waited_ns
+        activity_ns[waiting] += waited_ns
+        if self._reclaimed is not None and any(self._reclaimed(begun_ns, ended_ns)):
+            for item in items:
+                owner = waiting if self.waits(item) else working
+                for reclaimed, ns in self._reclaimed(item.begun_ns, item.begun_ns + item.ns):
+                    activity_ns[reclaimed] += ns
+                    activity_ns[owner] -= ns
 
-    def _book_stages(self, items: Sequence[Item], of: tuple[int, int], step: Step | None) -> tuple[int, int]:
-        """Book items under their stages; the nanoseconds of all, and of waits."""
-        owners, times = self._owners, self._times[of]
-        spent_ns = waited_ns = 0
+    def _book_items(self, items: Sequence[Item], step: Step) -> None:
+        times = self.gathered.times[step.phase, step.loader]
+        kinds, losses = self._sources.kinds, self._sources.losses
         for item in items:
-            owner = owners.get(item.stack) or self._owner(item.stack)
-            if step is not None and owner.computes and step.training_from_ns < 0:
-                step.training_from_ns = step.duration_ns + spent_ns
-            ns = item.ns
+            stack, ns = item.stack, item.ns
+            source = stack[-1] if stack else -1
+            if step.training_from_ns < 0 and stack and (COMPUTES >> kinds[source] & 1 or losses[source]):
+                step.training_from_ns = step.duration_ns
             if ns:
-                spent_ns += ns
-                if owner.waits:
-                    waited_ns += ns
-                times[owner.source][0] += ns
-                for source in owner.around:
-                    times[source][1] += ns
+                step.duration_ns += ns
+                if stack and kinds[source] == DATA:
+                    step.wait_ns += ns
+                times[source][0] += ns
+                for outer in stack[:-1]:
+                    times[outer][1] += ns
+                if self._by_step:
+                    step.times[source] = step.times.get(source, 0) + ns
             if item.shows or item.call is not None or item.batch is not None:
-                self._happened(item, of, step)
-                if step is not None:
-                    self._happened_in(step, item, spent_ns, waited_ns)
-        return spent_ns, waited_ns
+                self._happened(item, step)
 
-    def _reclaim(self, items: Sequence[Item], activity: Activity | None) -> None:
-        """Take from the activities what belongs to others, whatever stage was open. None: of training."""
-        for item in items:
-            waits = Activity.DATA_WAIT if self._owner(item.stack).waits else Activity.PRODUCTIVE
-            for reclaimed, ns in self._reclaimed(item.begun_ns, item.begun_ns + item.ns) if item.ns else ():
-                self._activity_ns[reclaimed] += ns
-                self._activity_ns[waits if activity is None else activity] -= ns
-
-    def _add_to_step(
-        self, step: Step, items: Sequence[Item], within: tuple[int, int], spent: tuple[int, int]
-    ) -> None:
-        step.started_ns = within[0] if step.started_ns < 0 else min(step.started_ns, within[0])
-        step.ended_ns = max(step.ended_ns, within[1])
-        step.duration_ns += spent[0]
-        step.wait_ns += spent[1]
-        for item in items if self._by_step else ():
-            source = item.stack[-1] if item.stack else -1
-            step.times[source] = step.times.get(source, 0) + item.ns
-
-    def _happened(self, item: Item, of: tuple[int, int], step: Step | None) -> None:
+    def _happened(self, item: Item, step: Step) -> None:
+        """Book what has happened at the end of an item."""
+        rows = self.gathered.rows
         if item.call is not None:
             source, begun_ns, ns, failed = item.call
-            loader = source if self._sources.kinds[source] == DATA else of[1]
-            self._calls.add(
-                (source, loader, of[0], begun_ns, ns, failed, -1 if step is None else step.serial)
-            )
+            loader = source if self._sources.kinds[source] == DATA else step.loader
+            rows["occurrences"].extend((source, loader, step.phase, begun_ns, ns, failed, step.serial))
+            step.failed += failed
         if item.batch is not None:
             source, samples, making_ns, waiting_ns = item.batch
-            self._batches.add((source, of[0], samples, item.begun_ns + item.ns))
-            if waiting_ns >= 0:
-                self._starts.add((source, of[0], making_ns, waiting_ns))
-
-    def _happened_in(self, step: Step, item: Item, spent_ns: int, waited_ns: int) -> None:
-        """What has happened in a step, after so much of the time that is being booked."""
-        shows, call = item.shows, item.call
-        if call is not None and call[3]:
-            step.failed += 1
-        if item.batch is not None:
+            rows["batches"].extend((source, step.phase, samples, item.begun_ns + item.ns))
+            if making_ns >= 0:
+                rows["starts"].extend((source, step.phase, making_ns, waiting_ns))
             step.fetched = True
-            step.samples += max(0, item.batch[1])
-        if shows >= TRAINED:
-            step.trained = True
-        if step is self.open and (shows or (call is not None and self._sources.losses[call[0]])):
-            now_ns = step.duration_ns + spent_ns
-            self._follow_training(step, item, now_ns, now_ns - step.wait_ns - waited_ns)
+            step.samples += max(0, samples)
+        step.trained = step.trained or item.shows >= Shows.GRADIENTS
+        if step.phase == TRAIN:
+            self._follow_training(item, step)
 
-    def _follow_training(self, step: Step, item: Item, now_ns: int, worked_ns: int) -> None:
-        """See ``StepRows.training_ns`` and ``StepRows.loss_ns``; the step's time up to now, and without waits."""
-        shows, call = item.shows, item.call
-        if FORWARD_GRAD <= shows <= FORWARD_NO_GRAD:
-            step.training_from_ns = now_ns if step.training_from_ns < 0 else step.training_from_ns
-            step.loss_from_ns = worked_ns if step.loss_from_ns < 0 else step.loss_from_ns
-            return
-        loss_ns = call[2] if call is not None and self._sources.losses[call[0]] else -1
-        if shows >= TRAINED or loss_ns >= 0:
+    def _follow_training(self, item: Item, step: Step) -> None:
+        """See ``StepRows.training_ns`` and ``StepRows.loss_ns``."""
+        shows, now_ns, worked_ns = item.shows, step.duration_ns, step.duration_ns - step.wait_ns
+        lasted_ns = item.call[2] if item.call is not None else 0
+        is_loss = item.call is not None and self._sources.losses[item.call[0]]
+        if shows >= Shows.GRADIENTS or is_loss:
             if step.training_from_ns >= 0:
                 step.training_ns += now_ns - step.training_from_ns
             step.training_from_ns = now_ns
-        if shows == TRAINED:
-            alone_ns = call[2] if call is not None else 0
-            step.loss_ns += worked_ns - step.loss_from_ns if step.loss_from_ns >= 0 else alone_ns
+        if shows == Shows.GRADIENTS:
+            step.loss_ns += lasted_ns if step.loss_from_ns < 0 else worked_ns - step.loss_from_ns
             step.losses += 1
             step.loss_from_ns = -1
-        elif shows == UPDATE:
+        elif shows == Shows.UPDATE:
             step.loss_from_ns = -1
-        elif loss_ns >= 0 and not self.backward_seen:
-            step.loss_ns += loss_ns
+        elif shows:  # a forward begins
+            if step.training_from_ns < 0:
+                step.training_from_ns = now_ns
+            if step.loss_from_ns < 0:
+                step.loss_from_ns = worked_ns
+        elif is_loss and not self.backward_seen:
+            step.loss_ns += lasted_ns
             step.losses += 1
 
 
@@ -399,68 +292,77 @@ class StepSourceDecision:
 
     It needs to see more than the first update, because the first mark by hand comes after it: edges are held back
     until ``decided``.
+
+    Attributes:
+        source: what steps are counted by, as far as it is known.
+        decided: enough was seen to go by it. Stronger signs still overrule it.
+        final: only a mark by hand overrules it.
     """
 
     def __init__(self) -> None:
         self.source = StepSource.UNDECIDED
         self.decided = False
-        self._first_ns: dict[StepSource, int] = {}
+        self.final = False
         self._counts = dict.fromkeys(StepSource, 0)
-        self._edges = 0
+        self._first_ns: dict[StepSource, int] = {}
         self._began_ns = -1
         self._pass_over = False
 
     def see(self, ns: int, code: int, kind: int) -> None:
-        """Take in the next edge. Updates are final but for a mark by hand, which is."""
+        """Take in the next edge."""
         op = code & OP_MASK
-        if op == _MARK and not code >> PAYLOAD_SHIFT:
+        if op == MARK and not code >> PAYLOAD_SHIFT:
             self.mark()
-        if self.source in (StepSource.MANUAL, StepSource.UPDATE):
-            return
-        sign = StepSource.UNDECIDED
-        if op == END and UPDATES >> kind & 1:
-            sign = StepSource.UPDATE
+        elif op == END and UPDATES >> kind & 1:
+            self._count(StepSource.UPDATE, ns)
         elif op == BEGIN:
             self._began_ns = ns if self._began_ns < 0 else self._began_ns
             if kind in (BACKWARD, GRAD):
-                sign = StepSource.BACKWARD
+                self._count(StepSource.BACKWARD, ns)
             elif kind == FORWARD and code & _TRAINS == _TRAINS:
-                sign = StepSource.BATCH
-        if sign is not StepSource.UNDECIDED:
-            self._counts[sign] += 1
-            self._first_ns.setdefault(sign, ns)
-        if kind == DATA and op in (STOP, PASS_END):
+                self._count(StepSource.BATCH, ns)
+        elif kind == DATA and op in (STOP, PASS_END):
             self._pass_over = True
-        self._edges += 1
-        self._weigh(ns)
+        if not self.decided:
+            self._weigh(ns)
 
     def mark(self) -> None:
         """A step was marked by hand."""
-        self.source, self.decided = StepSource.MANUAL, True
+        self.source, self.decided, self.final = StepSource.MANUAL, True, True
+
+    def decide(self) -> None:
+        """Go by what there is: enough was seen, or no more can be."""
+        self.decided = True
+        if not self.final:
+            self.source = self._strongest
+            self.final = self.source is StepSource.UPDATE
+
+    @property
+    def by_hand(self) -> bool:
+        """Steps are marked by hand."""
+        return self.source is StepSource.MANUAL
 
     @property
     def shows_nothing(self) -> bool:
         """A pass is over in which nothing was trained: what was held back so far is in no training step."""
-        return self._pass_over and not any(self._counts.values())
+        return self._pass_over and not self._first_ns
 
-    def give_up_waiting(self) -> None:
-        """Nothing more comes: decide by what there is."""
-        self._pass_over = self.decided = True
-        if self.source not in (StepSource.MANUAL, StepSource.UPDATE):
-            self._weigh(_NEVER)
+    @property
+    def _strongest(self) -> StepSource:
+        return min(self._first_ns, default=StepSource.UNDECIDED)
+
+    def _count(self, sign: StepSource, ns: int) -> None:
+        self._counts[sign] += 1
+        self._first_ns.setdefault(sign, ns)
+        self._weigh(ns)
 
     def _weigh(self, now_ns: int) -> None:
-        full = self._edges >= MOST_HELD
-        for source, enough in _SIGNS:
-            count = self._counts[source]
-            if not count:
-                continue
-            update = source is StepSource.UPDATE
-            due = (update or self._pass_over) and now_ns - self._first_ns[source] >= SURE_AFTER_NS
-            if (
-                due or full or count >= enough or (update and self.decided)
-            ):  # a late update overrules the rest
-                self.source, self.decided = source, True
-            return
-        if full or 0 <= self._began_ns <= now_ns - SURE_AFTER_NS:
-            self.decided = True
+        """Decide if that can be. All but updates are weighed after the end of a pass, or when there are many."""
+        sign = self._strongest
+        long_ago = 0 <= self._first_ns.get(sign, self._began_ns) <= now_ns - SURE_AFTER_NS
+        if sign is StepSource.UPDATE:
+            due = long_ago or self.decided  # a late update overrules the rest
+        else:
+            due = long_ago and (self._pass_over or sign is StepSource.UNDECIDED)
+        if due or self._counts[sign] >= _ENOUGH.get(sign, MOST_HELD):
+            self.decide()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from array import array
+from collections import defaultdict
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     from otel_train.codes import Source
 
@@ -207,19 +210,77 @@ class Settled(NamedTuple):
     step_times: np.ndarray
 
 
-def table(rows: Sequence[Sequence[int]], width: int) -> np.ndarray:
-    """Rows of ``width`` integers as int64[rows, width]."""
-    return np.array(rows, dtype=np.int64).reshape(-1, width)
+_TABLES: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
+    "steps": (len(StepRows._fields) + 1, (3,)),
+    "occurrences": (len(Occurrences._fields), (3, 4)),
+    "loader_ns": (4, (3,)),
+    "batches": (4, (3,)),
+    "starts": (4, ()),
+    "endings": (3, ()),
+    "failed_asks": (1, ()),
+    "epochs": (3, ()),
+    "reports": (2, ()),
+    "moved": (2, ()),
+    "step_times": (3, ()),
+}
+"""Fields of ``Settled`` that are gathered in rows: how many integers make a row, and the columns whose sum is the time to
+sort by, where rows do not come in the order of time. While they are gathered, steps end with a serial number, and
+occurrences and ``step_times`` name their step by it."""
+
+_NO_TIMES: Final[partial[dict[int, list[int]]]] = partial(defaultdict, partial(list, (0, 0)))
+"""By source: no time yet. No lambda, because an account is pickled for whoever reports a process that is killed."""
 
 
-def columns(rows: Sequence[Sequence[int]], width: int) -> list[np.ndarray]:
-    """Columns of rows of ``width`` integers."""
-    return list(np.ascontiguousarray(table(rows, width).T))
+class Gathered:
+    """What becomes a ``Settled``.
+
+    Attributes:
+        rows: by field: its rows, one after another; they become a table without a look at each.
+        times: by phase and loader, and by source: time as the innermost, and time around that of others.
+        activity_ns: by ``Activity``.
+        updates: see ``Settled``.
+        skipped_updates: see ``Settled``.
+    """
+
+    def __init__(self) -> None:
+        self.rows = {name: array("q") for name in _TABLES}
+        self.times: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(_NO_TIMES)
+        self.activity_ns = [0] * len(Activity)
+        self.updates = self.skipped_updates = 0
+
+    def fields(self, open_step: int = -1) -> dict[str, Any]:
+        """All of it, as fields of ``Settled``; ``open_step``: serial number of the step that has not closed."""
+        tables = {name: _table(self.rows[name], width, by) for name, (width, by) in _TABLES.items()}
+        steps, calls, step_times = tables["steps"], tables["occurrences"], tables["step_times"]
+        row_of = {serial: row for row, serial in enumerate([*steps[:, -1].tolist(), open_step])}
+        for column in (calls[:, -1], step_times[:, 0]):
+            column[:] = [row_of.get(serial, -1) for serial in column.tolist()]
+        times = [
+            (source, loader, phase, self_ns, self_ns + around_ns if source >= 0 else 0)
+            for (phase, loader), by_source in self.times.items()
+            for source, (self_ns, around_ns) in by_source.items()
+        ]
+        return {
+            **tables,
+            "steps": StepRows(*_columns(steps[:, :-1])),
+            "occurrences": Occurrences(*_columns(calls)),
+            "times": StageTimes(*_columns(np.array(times, dtype=np.int64).reshape(-1, 5))),
+            "failed_asks": tables["failed_asks"][:, 0],
+            "activity_ns": np.array(self.activity_ns, dtype=np.int64),
+            "updates": self.updates,
+            "skipped_updates": self.skipped_updates,
+        }
 
 
-NOTHING = Settled(
-    StepRows(*columns((), 13)), Occurrences(*columns((), 7)), StageTimes(*columns((), 5)),
-    np.zeros(len(Activity), dtype=np.int64), table((), 4), table((), 4), table((), 4), table((), 3),
-    np.zeros(0, dtype=np.int64), 0, 0, table((), 3), table((), 2), table((), 2), table((), 3),
-)  # fmt: skip
+def _table(rows: array[int], width: int, by: tuple[int, ...]) -> np.ndarray:
+    """int64[rows, width], sorted by the sum of some columns; equal rows in the order they came."""
+    found = np.array(rows, dtype=np.int64).reshape(-1, width)
+    return found[np.argsort(found[:, by].sum(axis=1), kind="stable")] if by else found
+
+
+def _columns(rows: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(rows.T)
+
+
+NOTHING = Settled(**Gathered().fields())
 """Nothing was settled."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -267,3 +268,17 @@ def test_nothing_grows_with_the_run(pairs: list[tuple[int, int]], rounds: int) -
 
         assert len(account.open) <= DEEPEST
         assert account.held <= MOST_HELD + MOST_ITEMS + len(tape.times) * (LOOKS_AHEAD + 1) + MOST_PASSES
+
+
+@pytest.mark.parametrize("what", ["forward", "eval forward", "stage", "start", "new pass"])
+def test_a_loop_that_meets_no_boundary_does_not_wait_for_ever(what: str) -> None:
+    """A server evaluates for weeks without a loader."""
+    tape = program([what] * MOST_ITEMS)
+    account = ThreadAccount(tape.started_ns, SourceTable().extend(tape.sources))
+
+    account.feed(tape.times, tape.codes)
+
+    assert account.held <= MOST_HELD + MOST_ITEMS
+    assert_everything_is_accounted_for(
+        Book(tape.sources, [account.take(), account.close(tape.now_ns)]), tape, tape.now_ns
+    )

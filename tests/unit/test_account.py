@@ -633,3 +633,14 @@ def test_a_whole_update_that_fails_makes_no_step() -> None:
 
     assert book.durations() == [50]
     assert book.updates == 1
+
+
+def test_a_checkpoint_inside_a_declared_batch_makes_no_further_step_of_it() -> None:
+    """A batch is a step once, whether its phase was declared or found."""
+    tape = Tape().step().ask("held out", phase="eval").forward(11, flags=0)
+    tape.run(SourceKind.CHECKPOINT, "checkpoint", 40).spend(2).stop("held out", phase="eval")
+
+    book = settle(tape)
+
+    assert book.durations("eval") == [16]
+    assert book.self_ns("phase") == {"train": STEP, "eval": 23, "": 40}
