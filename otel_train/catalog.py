@@ -283,6 +283,7 @@ DROP_REASON: Final = Label(
         "sampled_out",
         "overrun",
         "export_failed",
+        "rejected",
     ),
 )
 OVERFLOWN: Final = Label(
