@@ -198,13 +198,13 @@ class _Signal:
         """Send what a rank's queue holds, and remove what was accepted."""
         counts = Counts()
         while not self._away:
-            delivery = self._insist(lambda: self._unless_busy(queue))
+            delivery = self._insist(lambda suspect: self._unless_busy(queue, suspect=suspect))
             if delivery.busy:
                 left = sum(1 for _ in queue.waiting())
                 return counts + _kept(left, "is asked by another process, which holds the lock of this spool")
             if delivery.answer is None:
                 break
-            counts += _counted(delivery.answer)
+            counts += _counted(delivery.answer) + Counts(accepted=delivery.behind)
         counts += _kept(sum(1 for _ in queue.waiting()), self._away) + Counts(torn=queue.torn)
         queue.close()
         return counts
@@ -220,26 +220,30 @@ class _Signal:
                 answer = None
                 if not self._away:
                     request = line[:-1]
-                    answer = self._insist(lambda request=request: Delivery(self._post(request))).answer  # type: ignore[misc]  # a default binds it
+                    answer = self._insist(lambda _, request=request: Delivery(self._post(request))).answer  # type: ignore[misc]  # a default binds it
                 counts += _counted(answer) if answer and not self._away else _kept(1, self._away)
         return counts
 
     def _post(self, line: bytes) -> Answer:
         return self._transport.send(self._signal, line, _REQUEST_TIMEOUT_S)
 
-    def _unless_busy(self, queue: SpoolQueue) -> Delivery:
+    def _unless_busy(self, queue: SpoolQueue, *, suspect: bool) -> Delivery:
         for _ in range(_BUSY_TRIES):
-            delivery = deliver(queue, self._signal, self._transport, _REQUEST_TIMEOUT_S)
+            delivery = deliver(queue, self._signal, self._transport, _REQUEST_TIMEOUT_S, suspect=suspect)
             if not delivery.busy:
                 break
             time.sleep(_BUSY_S)
         return delivery
 
-    def _insist(self, send: Callable[[], Delivery]) -> Delivery:
-        """Try a request until it is answered well, a few times at most."""
+    def _insist(self, send: Callable[[bool], Delivery]) -> Delivery:
+        """Try a request until it is answered well, a few times at most.
+
+        Args:
+            send: tries once; told whether it is the last time.
+        """
         backoff = Backoff()
         for left in range(_PATIENCE - 1, -1, -1):
-            delivery = send()
+            delivery = send(not left)
             answer = delivery.answer
             if answer is None or answer.verdict is not Verdict.RETRY:
                 return delivery

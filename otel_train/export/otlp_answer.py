@@ -209,7 +209,7 @@ def _read_ok(answer: HttpAnswer, signal: str) -> Answer:
 def _read_json(body: bytes, signal: str) -> Answer:
     value = json.loads(body)
     # An empty object accepts everything. Other APIs also answer with objects, so one without the key is theirs.
-    partial = {} if value == {} else value["partialSuccess"]
+    partial = {} if value == {} else value["partialSuccess"] or {}
     rejected = partial.get("rejectedDataPoints" if signal == "metrics" else "rejectedSpans", 0)
     return _partial(int(rejected), str(partial.get("errorMessage", "")))
 

@@ -37,6 +37,9 @@ _BUSY_S: Final = 1.0
 OUTAGE_S: Final = 60.0
 """A collector that has accepted nothing for so long is an outage: what is made then counts as ``export_failed``."""
 
+SUSPECT_AFTER: Final = 2
+"""Server errors in a row to the same request after which the one behind it is tried, too."""
+
 FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_ASKED_S = 1.0, 60.0, 600.0
 
 
@@ -47,11 +50,13 @@ class Delivery(NamedTuple):
         answer: what the collector said; None when it was not asked.
         busy: another process is sending from this queue.
         records: how many records the request had.
+        behind: requests behind it that were accepted with it.
     """
 
     answer: Answer | None = None
     busy: bool = False
     records: int = 0
+    behind: int = 0
 
 
 class Backoff:
@@ -84,7 +89,9 @@ class Backoff:
         return min(asked_s, LONGEST_ASKED_S) + self._numbers.uniform(0.0, FIRST_PAUSE_S)
 
 
-def deliver(queue: SpoolQueue, signal: str, transport: Transport, timeout_s: float) -> Delivery:
+def deliver(
+    queue: SpoolQueue, signal: str, transport: Transport, timeout_s: float, *, suspect: bool = False
+) -> Delivery:
     """Send the oldest request of a queue and do with it what the answer says.
 
     Args:
@@ -92,6 +99,8 @@ def deliver(queue: SpoolQueue, signal: str, transport: Transport, timeout_s: flo
         signal: ``metrics`` or ``traces``.
         transport: carries it.
         timeout_s: how long that may take.
+        suspect: it has failed with server errors before. If it does so again and the request behind it is accepted,
+            it is the cause, and is refused for good: a collector may answer 500 to what it cannot read.
     """
     with queue.sending() as granted:
         if not granted:
@@ -105,6 +114,14 @@ def deliver(queue: SpoolQueue, signal: str, transport: Transport, timeout_s: flo
             answer = ACCEPTED
         else:
             answer = transport.send(signal, head.line, timeout_s)
+        behind = queue.after(head) if suspect and answer.poison else None
+        if behind is not None and transport.send(signal, behind.line, timeout_s).accepted:
+            answer = refused(
+                f"{answer.reason} to this request again and again, and accepts the one behind it"
+            )
+            queue.reject(head, answer.reason)
+            queue.remove(behind)
+            return Delivery(answer, records=records_in(head.line), behind=1)
         if answer.verdict is Verdict.ACCEPTED:
             queue.remove(head)
         elif answer.verdict is Verdict.REFUSED:
@@ -125,6 +142,7 @@ class _Lane:
         self.failing_since_s: float | None = None
         self.asked_to_wait = False
         self.given_up = False  # at close
+        self.server_errors = 0  # in a row
 
 
 class Sender:
@@ -244,7 +262,8 @@ class Sender:
             if timeout_s <= 0:
                 return
             try:
-                delivery = deliver(lane.queue, lane.signal, self._transport, timeout_s)
+                suspect = lane.server_errors >= SUSPECT_AFTER
+                delivery = deliver(lane.queue, lane.signal, self._transport, timeout_s, suspect=suspect)
             except Exception as error:  # noqa: BLE001 - a fault of ours must not end the thread
                 _log.exception("OTLP: sending %s failed; the request stays in the spool", lane.signal)
                 delivery = Delivery(Answer(Verdict.RETRY, f"was not asked ({type(error).__name__})"))
@@ -292,6 +311,7 @@ class Sender:
             self.failures += 1
             lane.asked_to_wait = answer.retry_after_s is not None
             lane.given_up = self._deadline_s is not None
+            lane.server_errors = lane.server_errors + 1 if answer.poison else 0
             lane.due_s += lane.backoff.pause_s(answer.retry_after_s)
             if lane.failing_since_s is None:
                 lane.failing_since_s = now_s
@@ -299,6 +319,7 @@ class Sender:
         elif answer is not None:
             lane.backoff.reset()
             lane.failing_since_s = None
+            lane.server_errors = 0
             if answer.verdict is Verdict.REFUSED:
                 self.failures += 1
                 self.count(lane.signal, "rejected", delivery.records)

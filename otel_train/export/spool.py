@@ -245,7 +245,7 @@ class SpoolQueue:
         try:
             while self._state_fd >= 0 and (numbers := self._numbers()):
                 with suppress(FileNotFoundError):  # it was dropped meanwhile, for want of room
-                    head = self._read(numbers[0])
+                    head = self._read(numbers[0], self._offset(numbers[0], self._state_fd))
                     if head is not None:
                         return head
                     if not self._finished(numbers[0], torn=True):
@@ -257,6 +257,16 @@ class SpoolQueue:
                 return None
             self._memory_sent = True
             return Head(self._memory[0])
+
+    def after(self, head: Head) -> Head | None:
+        """The request behind one on disk; None when there is none. Inside ``sending`` only."""
+        if head.segment < 0:
+            return None
+        with suppress(OSError):
+            behind = self._read(head.segment, head.end)
+            later = [number for number in self._numbers() if number > head.segment]
+            return self._read(later[0], 0) if behind is None and later else behind
+        return None
 
     def remove(self, head: Head) -> None:
         """Take a request away, for good: also when this process is killed right now."""
@@ -361,10 +371,10 @@ class SpoolQueue:
         segment, offset = self._sent_until(fd)
         return offset if segment == number else 0
 
-    def _read(self, number: int) -> Head | None:
+    def _read(self, number: int, offset: int) -> Head | None:
         """The next whole line of a segment."""
         with self._segment(number).open("rb") as file:
-            file.seek(self._offset(number, self._state_fd))
+            file.seek(offset)
             line = file.readline(MOST_LINE_BYTES)
             if line.endswith(b"\n"):
                 return Head(line[:-1], number, file.tell())

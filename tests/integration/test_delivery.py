@@ -109,6 +109,32 @@ def test_a_collector_that_rejects_stops_nothing_and_hides_nothing(tmp_path: Path
     assert waiting(tmp_path) == []
 
 
+def test_a_request_that_the_collector_cannot_bear_stops_nothing_behind_it(tmp_path: Path) -> None:
+    """A Collector answers 500 to what a processor of its cannot read, for ever."""
+    with http_receiver("500") as received:
+        received.poison = b'"asDouble":3.0'
+        otlp = exporter(received.endpoint, tmp_path)
+        for steps in range(6):
+            otlp.export(Batch(snapshot=snapshot(steps)))
+        until(lambda: len(received.metrics) == 5)
+        otlp.close(2)
+        assert arrived(received) == [0, 1, 2, 4, 5]
+    assert otlp.drops == {("metrics", "rejected"): 5}
+    assert "accepts the one behind it" in (tmp_path / "spool" / "rejected" / "metrics.jsonl").read_text()
+
+
+def test_a_collector_that_answers_500_to_everything_has_nothing_moved_aside(tmp_path: Path) -> None:
+    """It is the collector that is broken, not what it is sent."""
+    with http_receiver("500") as received:
+        otlp = exporter(received.endpoint, tmp_path)
+        for steps in range(3):
+            otlp.export(Batch(snapshot=snapshot(steps)))
+        until(lambda: otlp.failures >= 4)
+        otlp.close(0.5)
+    assert waiting(tmp_path) == [0, 1, 2]
+    assert not (tmp_path / "spool" / "rejected").exists()
+
+
 @pytest.mark.parametrize("trouble", ["endless", "trickle"])
 def test_an_answer_without_end_holds_up_nobody(trouble: str, tmp_path: Path) -> None:
     """The request waits on disk, memory stays flat, and the close is on time."""

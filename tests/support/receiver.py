@@ -41,6 +41,7 @@ class Received:
         retry_after: value of that header in answers other than 200; "" for none.
         location: value of that header.
         rejecting: how many records ``partial`` rejects.
+        poison: only bodies with these bytes are answered with the status that the mode is.
     """
 
     def __init__(self) -> None:
@@ -54,6 +55,7 @@ class Received:
         self.retry_after = ""
         self.location = ""
         self.rejecting = 0
+        self.poison = b""
         self._came = threading.Condition()
 
     def take(self, request: Any) -> None:
@@ -158,7 +160,7 @@ def http_receiver(mode: str = "ok", *, slow_s: float = 1.0) -> Iterator[Received
             received.headers = self.headers
             if received.mode == "slow":
                 time.sleep(received.slow_s)
-            if received.mode.isdigit():
+            if received.mode.isdigit() and received.poison in body:
                 self._answer(int(received.mode), b"", "")
                 return
             kind = self.headers["Content-Type"]
