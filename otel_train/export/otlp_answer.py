@@ -139,6 +139,10 @@ def _mendable(answer: HttpAnswer, *, tls: bool) -> str:
         return _redirect(answer)
     if status == HTTPStatus.BAD_REQUEST and not tls and b"https" in answer.body.lower():
         return "speaks TLS only: write https:// in place of http:// in OTEL_EXPORTER_OTLP_ENDPOINT"
+    if (
+        status == HTTPStatus.BAD_REQUEST and b"use protobuf" in answer.body.lower()
+    ):  # as VictoriaMetrics says it
+        return _REASONS[415]
     return _REASONS.get(status, "")
 
 

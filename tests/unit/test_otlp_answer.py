@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.export.otlp_answer import Answer, Verdict
+from otel_train.export.otlp_answer import Answer, HttpAnswer, Verdict, read_http
 from otel_train.export.otlp_json import metrics_line, spans_line
 from otel_train.export.otlp_transport import OtlpTransport
 from otel_train.export.settings import OtlpSettings
@@ -233,10 +233,17 @@ def test_closing_ends_a_request_that_waits_for_its_answer(receiver: Received) ->
     assert [answer.verdict for answer in answers] == [RETRY]
 
 
-def test_a_plain_request_to_a_tls_port_is_tried_again(receiver: Received) -> None:
-    """Servers answer 400 to it, and it is the address that is wrong."""
-    from otel_train.export.otlp_answer import HttpAnswer, read_http
+def test_a_receiver_that_takes_protobuf_alone_loses_nothing() -> None:
+    """Some say so with 400; a setting mends it."""
+    body = b"cannot read: json encoding isn't supported for opentelemetry format. Use protobuf encoding"
+    answer = read_http(HttpAnswer(400, {"content-type": "text/plain"}, body), "metrics")
 
+    assert answer.verdict is RETRY
+    assert "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf" in answer.reason
+
+
+def test_a_plain_request_to_a_tls_port_is_tried_again() -> None:
+    """Servers answer 400 to it, and it is the address that is wrong."""
     body = b"Client sent an HTTP request to an HTTPS server.\n"
     assert read_http(HttpAnswer(400, {}, body), "metrics").verdict is RETRY
     assert read_http(HttpAnswer(400, {}, body), "metrics", tls=True).verdict is REFUSED
