@@ -102,7 +102,7 @@ def read_http(answer: HttpAnswer, signal: str, *, tls: bool = False) -> Answer:
     """What an HTTP answer means.
 
     Accepted is only status 200 with an OTLP content type and a body that is the response message with nothing
-    rejected. An empty body without a content type is the empty response message (Prometheus answers so). Every other
+    rejected. An empty body is the empty response message, also without a content type (Prometheus answers so). Every other
     200 and every other 2xx comes from something else, a login page or a proxy: retry. So do redirects, which are
     never followed, 401, 403, 404, other statuses about address, login or encoding, and all of 5xx. 400, 413 and the
     remaining 4xx are refusals, and so are rejected records in ``partial_success``.
@@ -189,7 +189,7 @@ def _response_class(signal: str) -> Any:  # Any: generated code without types
 
 def _read_ok(answer: HttpAnswer, signal: str) -> Answer:
     kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if not answer.body and not kind:
+    if not answer.body and kind in {"", JSON, PROTOBUF}:
         return ACCEPTED
     readers: dict[str, Callable[[bytes, str], Answer]] = {JSON: _read_json, PROTOBUF: read_message}
     read = readers.get(kind)

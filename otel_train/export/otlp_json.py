@@ -97,6 +97,14 @@ def protobuf_of(line: bytes, signal: str) -> bytes:
         raise ValueError(f"the line is no OTLP request of {signal} ({error})") from error
 
 
+def load_protobuf(signal: str) -> None:
+    """Import what ``protobuf_of`` needs, so that the first request does not hold the interpreter for that."""
+    from google.protobuf import json_format
+
+    del json_format
+    _request_class(signal)
+
+
 _LISTS = {
     "metrics": ("resourceMetrics", "scopeMetrics", "metrics"),
     "traces": ("resourceSpans", "scopeSpans", "spans"),

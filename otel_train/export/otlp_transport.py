@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from otel_train.export.otlp_answer import JSON, PROTOBUF, Answer, refused
-from otel_train.export.otlp_json import protobuf_of
+from otel_train.export.otlp_json import load_protobuf, protobuf_of
 from otel_train.export.reasons import printable
 from otel_train.export.settings import GRPC, HTTP_JSON
 
@@ -59,6 +59,8 @@ class OtlpTransport:
             client.close()
 
     def _open(self, signal: str, target: Target) -> None:
+        if target.protocol != HTTP_JSON:
+            load_protobuf(signal)
         if target.protocol == GRPC:
             from otel_train.export.otlp_grpc import GrpcClient
 

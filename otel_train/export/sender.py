@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from otel_train.children import free_in_forks
 from otel_train.export.otlp_answer import ACCEPTED, Answer, Verdict, refused
 from otel_train.export.otlp_json import records_in
 from otel_train.export.spool import DEFAULT_MAX_BYTES, SpoolQueue
@@ -186,8 +187,8 @@ class Sender:
         self._timeout_s = timeout_s
         self._monotonic_s = monotonic_s
         self._pid = os.getpid()
-        self._changed = threading.Condition()
-        self._counting = threading.Lock()
+        self._changed = free_in_forks(threading.Condition())
+        self._counting = free_in_forks(threading.Lock())
         self._lanes = {
             signal: _Lane(signal, self._queue(signal, directory, max_bytes // 2, on_error))
             for signal in signals

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_train.atomic import dump_json
+from otel_train.children import free_in_forks
 from otel_train.export.jsonl import BoundedLines
 from otel_train.export.otlp_json import records_in
 
@@ -112,7 +113,7 @@ class SpoolQueue:
         self._memory_bytes = memory_bytes
         self._on_loss = on_loss
         self._on_error = on_error
-        self._guard = threading.Lock()
+        self._guard = free_in_forks(threading.Lock())
         self._memory: deque[bytes] = deque()
         self._memory_sent = False  # the first of them is under way
         self._fd = -1

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import time
 from collections import Counter
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,10 @@ from otel_train.export.otlp import OtlpExporter, OtlpSettings
 from otel_train.export.spool import SpoolQueue
 from otel_train.records import Batch
 from tests.support.figures import RESOURCE, snapshot, spans
-from tests.support.receiver import Received, http_receiver
+from tests.support.receiver import Received, grpc_receiver, http_receiver
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).parents[2]
 PROTOCOLS = ("http/json", "http/protobuf")
@@ -85,6 +86,22 @@ def test_after_any_trouble_every_snapshot_arrives_once_and_in_order(
         otlp.close(2)
         assert arrived(received) == list(range(10))
     assert not otlp.drops
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("trouble", ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED", "INTERNAL"])
+def test_over_grpc_every_snapshot_arrives_once_and_in_order(trouble: str, tmp_path: Path) -> None:
+    """One mechanism, whatever carries the requests."""
+    with grpc_receiver() as received:
+        received.mode = trouble
+        otlp = exporter(received.endpoint, tmp_path, OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
+        for steps in range(10):
+            otlp.export(Batch(snapshot=snapshot(steps), spans=spans()))
+        until(lambda: otlp.failures >= 2)
+        received.mode = "ok"
+        until(lambda: len(received.metrics) == len(received.traces) == 10)
+        otlp.close(2)
+        assert arrived(received) == list(range(10))
     assert list(tmp_path.iterdir()) == []
 
 
@@ -227,14 +244,22 @@ PROGRAM = textwrap.dedent(
 )
 
 
-def started(directory: Path, endpoint: str, first: int, count: int) -> subprocess.Popen[str]:
-    return subprocess.Popen(
+@contextmanager
+def started(directory: Path, endpoint: str, first: int, count: int) -> Iterator[subprocess.Popen[str]]:
+    """A process that has put ``count`` snapshots, and does not outlive the test."""
+    with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, str(directory), str(first), str(count)],
         env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "PYTHONPATH": str(ROOT)},
         cwd=ROOT,
         stdout=subprocess.PIPE,
         text=True,
-    )
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "put\n"
+            yield process
+        finally:
+            process.kill()
 
 
 def test_sigkill_in_the_middle_of_sending_loses_nothing(tmp_path: Path) -> None:
@@ -243,10 +268,7 @@ def test_sigkill_in_the_middle_of_sending_loses_nothing(tmp_path: Path) -> None:
     kills = 4
     with http_receiver("slow", slow_s=0.01) as received:
         for attempt in range(kills):
-            process = started(rank, received.endpoint, attempt * 50, 50)
-            with process:
-                assert process.stdout is not None
-                assert process.stdout.readline() == "put\n"
+            with started(rank, received.endpoint, attempt * 50, 50) as process:
                 time.sleep(0.05 * attempt)
                 process.kill()
         counts = replay(tmp_path, endpoint=received.endpoint)
@@ -261,8 +283,6 @@ def test_a_second_sigterm_in_the_middle_of_a_send_loses_nothing(tmp_path: Path) 
     rank = tmp_path / "rank0"
     with http_receiver("slow", slow_s=30) as received:
         with started(rank, received.endpoint, 0, 5) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "put\n"
             until(lambda: received.requests)
             process.send_signal(signal.SIGTERM)
             time.sleep(0.3)
@@ -274,13 +294,110 @@ def test_a_second_sigterm_in_the_middle_of_a_send_loses_nothing(tmp_path: Path) 
         assert arrived(received) == [0, 1, 2, 3, 4]
 
 
+TRAINING = textwrap.dedent(
+    """
+    import sys, time, torch
+    import otel_train
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(4, 2)
+    data = torch.utils.data.DataLoader(torch.randn(80, 4), batch_size=4)
+    otel_train.instrument(model, {"train": data}, run_dir=sys.argv[1], run_id="r", prometheus=False,
+                          export_every_s=0.2, turn_every_s=0.05, console=False, exit_timeout_s=5.0)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    print("trains", flush=True)
+    while True:
+        for x in data:
+            model(x).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(0.001)
+    """
+)
+
+
+@contextmanager
+def training(folder: Path, endpoint: str) -> Iterator[subprocess.Popen[str]]:
+    """A run that trains until it is told to end, and not beyond the test."""
+    with subprocess.Popen(
+        [sys.executable, "-c", TRAINING, str(folder)],
+        env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "trains\n"
+            yield process
+        finally:
+            process.kill()
+
+
+def recorded_ns(rank: Path) -> list[int]:
+    """When the snapshots in the recording of a rank were made."""
+    lines = (rank / "metrics.otlp.jsonl").read_text().splitlines()
+    return [int(time_ns) for line in lines for time_ns in sorted(times_in(json.loads(line)))]
+
+
+def times_in(line: Any) -> set[str]:
+    metrics = line["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
+    return {
+        point["timeUnixNano"]
+        for metric in metrics
+        if metric["name"] == "train.heartbeat.time"
+        for point in metric["gauge"]["dataPoints"]
+    }
+
+
+def arrived_ns(*receivers: Received) -> list[int]:
+    """When the snapshots that arrived were made, in the order of their arrival."""
+    return [
+        metric.gauge.data_points[0].time_unix_nano
+        for received in receivers
+        for request in received.metrics
+        for metric in request.resource_metrics[0].scope_metrics[0].metrics
+        if metric.name == "train.heartbeat.time"
+    ]
+
+
+def test_a_run_whose_collector_dies_and_returns_has_no_hole(tmp_path: Path) -> None:
+    """The whole program: what the run recorded is what arrived, each once and in order."""
+    rank = tmp_path / "r" / "rank0"
+    with ExitStack() as stack:
+        with http_receiver() as first:
+            port = int(first.endpoint.rpartition(":")[2])
+            process = stack.enter_context(training(tmp_path, first.endpoint))
+            until(lambda: len(first.metrics) >= 2, 60)
+        time.sleep(1.5)  # nobody listens there
+        with http_receiver(port=port) as second:
+            until(lambda: len(second.metrics) >= 8, 60)
+            process.send_signal(signal.SIGTERM)
+            process.wait(20)
+    assert arrived_ns(first, second) == recorded_ns(rank)
+    assert not (rank / "spool").exists()
+
+
+def test_two_sigterms_in_the_middle_of_a_send_of_a_run_lose_nothing(tmp_path: Path) -> None:
+    """The whole program: what the run recorded arrives by a replay, each once and in order."""
+    rank = tmp_path / "r" / "rank0"
+    with http_receiver("slow", slow_s=60) as received, training(tmp_path, received.endpoint) as process:
+        until(lambda: received.requests, 60)
+        time.sleep(0.7)
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGTERM)
+        process.wait(20)
+    with http_receiver() as after:
+        counts = replay(tmp_path / "r", endpoint=after.endpoint)
+    assert (counts.kept, counts.rejected, counts.torn) == (0, 0, 0)
+    assert arrived_ns(after) == recorded_ns(rank)
+    assert len(recorded_ns(rank)) >= 3
+
+
 def test_a_replay_beside_a_running_process_sends_nothing_twice(tmp_path: Path) -> None:
     """Cron on a login node calls it while the job runs."""
     rank = tmp_path / "rank0"
     with http_receiver("503") as received:
         with started(rank, received.endpoint, 0, 40) as process:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "put\n"
             received.mode = "ok"
             counts = replay(tmp_path, endpoint=received.endpoint)
             until(lambda: len(received.metrics) >= 40)

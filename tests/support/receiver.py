@@ -9,10 +9,10 @@ import socket
 import threading
 import time
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from google.protobuf import json_format
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
@@ -140,7 +140,7 @@ def _response(path: str, kind: str, received: Received) -> bytes:
 
 
 @contextmanager
-def http_receiver(mode: str = "ok", *, slow_s: float = 1.0) -> Iterator[Received]:
+def http_receiver(mode: str = "ok", *, slow_s: float = 1.0, port: int = 0) -> Iterator[Received]:
     """A receiver of OTLP over HTTP, in JSON and in protobuf.
 
     Modes: ok; slow (answers after ``slow_s``); a status (429 with Retry-After: 30); html (a login page with status 200);
@@ -210,11 +210,16 @@ def http_receiver(mode: str = "ok", *, slow_s: float = 1.0) -> Iterator[Received
     class Server(ThreadingHTTPServer):
         daemon_threads = True
         block_on_close = False
+        connections: ClassVar[list[socket.socket]] = []
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            self.connections.append(request)
+            super().process_request(request, client_address)
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             """A sender that gave up is no error."""
 
-    server = Server(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", port), Handler)
     received.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -224,6 +229,9 @@ def http_receiver(mode: str = "ok", *, slow_s: float = 1.0) -> Iterator[Received
         server.shutdown()
         server.server_close()
         thread.join()
+        for connection in Server.connections:  # those that are kept, too
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager

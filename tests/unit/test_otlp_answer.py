@@ -67,6 +67,15 @@ def test_an_empty_answer_without_a_type_is_accepted(receiver: Received) -> None:
 
 
 @pytest.mark.parametrize(
+    "kind", ["application/json", "application/x-protobuf", "application/json; charset=utf-8", ""]
+)
+def test_an_empty_body_is_the_empty_message(kind: str) -> None:
+    """Nothing rejected takes no bytes in protobuf, and many answer so in JSON."""
+    assert read_http(HttpAnswer(200, {"content-type": kind}, b""), "metrics").accepted
+    assert not read_http(HttpAnswer(200, {"content-type": "text/html"}, b""), "metrics").accepted
+
+
+@pytest.mark.parametrize(
     ("mode", "says"),
     [
         ("html", "login page"),
