@@ -316,7 +316,8 @@ class Sender:
             lane.due_s += lane.backoff.pause_s(answer.retry_after_s)
             if lane.failing_since_s is None:
                 lane.failing_since_s = now_s
-            self._says.lost(answer.reason)
+            if not self._abandoned:  # else it is we who ended the connection
+                self._says.lost(answer.reason)
         elif answer is not None:
             lane.backoff.reset()
             lane.failing_since_s = None
@@ -383,7 +384,9 @@ class _Says:
         left = [queue for queue in self._queues if any(True for _ in queue.waiting())]
         if left and not self._told_away:
             self._log.warning(
-                "OTLP: requests wait in %s; the next start of the run sends them, and so does `otel-train replay`",
+                "OTLP: %s has not accepted everything in the time to close; requests wait in %s, and the next start of "
+                "the run or `otel-train replay` sends them",
+                self._endpoint,
                 left[0].folder,
             )
 

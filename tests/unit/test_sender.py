@@ -301,6 +301,21 @@ def test_closing_on_a_hanging_collector_takes_no_longer_than_it_may(
     assert sender.drops == {("metrics", "shutdown"): POINTS}
 
 
+def test_what_waits_at_the_end_is_said_without_a_false_reason(
+    make: Callable[..., Sender], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The connection was ended by us: a remark about TLS would send people on a wrong track."""
+    collector = Collector(held=True)
+    sender = make(collector)
+    sender.put("metrics", metrics())
+    assert collector.entered.wait(5)
+    sender.close(0.3)
+    [line] = caplog.messages
+
+    assert "has not accepted everything in the time to close" in line
+    assert str(tmp_path / "spool") in line
+
+
 def test_without_a_disk_sending_works_from_memory_and_losses_are_counted(
     make: Callable[..., Sender], tmp_path: Path
 ) -> None:
