@@ -190,11 +190,14 @@ class SpoolQueue:
         finally:
             os.close(state)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        while self._fd < 0:
+        while True:
             number += 1
             with suppress(FileExistsError):
                 self._fd = os.open(self._segment(number), flags, 0o644)
-        _locked(self._fd)
+                # Until it is locked it is an empty segment, which whoever sends may remove.
+                if _locked(self._fd) and os.fstat(self._fd).st_nlink:
+                    return
+                self._close_segment()
 
     def _close_segment(self) -> None:
         fd, self._fd = self._fd, -1
@@ -312,6 +315,8 @@ class SpoolQueue:
     def close(self) -> None:
         """Let go of the files, and remove what says nothing any more. What waits in memory is lost, and counted."""
         with self._guard:
+            while self._memory and self._written(self._memory[0]):
+                self._memory.popleft()
             self._close_segment()
             for line in self._memory:
                 self._on_loss(records_in(line), "shutdown")

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from otel_train.export import spool
 from otel_train.export.jsonl import BoundedLines, predecessor, read_jsonl
 from otel_train.export.spool import SpoolQueue
 
@@ -233,6 +234,36 @@ def test_a_segment_is_not_removed_under_its_writer(tmp_path: Path) -> None:
     out += drained(sender)
 
     assert out == list(range(50))
+
+
+def test_a_segment_removed_before_its_first_line_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new segment is empty for an instant, and an empty one is done."""
+    locked = spool._locked
+
+    def late(fd: int) -> bool:
+        monkeypatch.setattr(spool, "_locked", locked)
+        assert drained(queue(tmp_path)) == []
+        return locked(fd)
+
+    monkeypatch.setattr(spool, "_locked", late)
+    queue(tmp_path).append(request(1))
+
+    assert drained(queue(tmp_path)) == [1]
+
+
+def test_what_waits_in_memory_at_the_end_goes_to_disk_where_that_is_possible_again(tmp_path: Path) -> None:
+    """Somebody made room meanwhile."""
+    (tmp_path / "spool").write_text("in the way")
+    losses: list[int] = []
+    waiting = queue(tmp_path, on_loss=lambda records, _: losses.append(records))
+    waiting.append(request(1))
+    (tmp_path / "spool").unlink()
+    waiting.close()
+
+    assert numbers(queue(tmp_path).waiting()) == [1]
+    assert losses == []
 
 
 def test_appending_while_another_thread_sends_loses_nothing(tmp_path: Path) -> None:
