@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -276,6 +277,64 @@ def test_sigkill_in_the_middle_of_sending_loses_nothing(tmp_path: Path) -> None:
     assert (counts.kept, counts.rejected) == (0, 0)
     assert sorted(times) == list(range(50 * kills))
     assert sum(times.values()) - len(times) <= kills
+
+
+QUEUE = textwrap.dedent(
+    """
+    import json, os, random, sys, time
+    from pathlib import Path
+    from otel_train.export.spool import SpoolQueue
+    role, folder, first = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
+    queue = SpoolQueue(folder, "metrics")
+    log = os.open(folder / role, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+    number = first
+    while True:
+        if role == "put":
+            queue.append(json.dumps({"n": number, "pad": "x" * random.choice([10, 3000, 90_000])}).encode())
+            os.write(log, f"{number}\\n".encode())
+            number += 1
+            time.sleep(0.0005)
+            continue
+        with queue.sending() as granted:
+            head = queue.head() if granted else None
+            if head is not None:
+                os.write(log, f"{json.loads(head.line)['n']}\\n".encode())
+                queue.remove(head)
+        time.sleep(0 if head else 0.001)
+    """
+)
+
+
+def test_random_kills_of_one_that_appends_and_two_that_send_lose_nothing(tmp_path: Path) -> None:
+    """Twice only what was under way at a kill; everything else once, whoever dies when."""
+
+    def run(role: str, first: int = 0) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", QUEUE, role, str(tmp_path), str(first)]
+        return subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(ROOT)})
+
+    chance, kills = random.Random(7), 0
+    processes = [run("put"), run("sent"), run("sent")]
+    try:
+        for round_ in range(1, 13):
+            time.sleep(chance.uniform(0.3, 0.6))
+            which = chance.randrange(3)
+            processes[which].kill()
+            processes[which].wait()
+            kills += which > 0
+            processes[which] = run("sent" if which else "put", round_ * 1_000_000)
+        processes[0].kill()
+        processes[0].wait()
+        put = (tmp_path / "put").read_text().split()
+        until(lambda: set(put) <= set((tmp_path / "sent").read_text().split()))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    sent = Counter((tmp_path / "sent").read_text().split())
+
+    assert len(put) > 100
+    assert sum(sent.values()) - len(sent) <= kills
+    assert len(set(sent) - set(put)) <= 12  # appended, and killed before that was written down
 
 
 def test_a_second_sigterm_in_the_middle_of_a_send_loses_nothing(tmp_path: Path) -> None:
