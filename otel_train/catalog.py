@@ -283,6 +283,7 @@ DROP_REASON: Final = Label(
         "sampled_out",
         "overrun",
         "export_failed",
+        "rejected",
     ),
 )
 OVERFLOWN: Final = Label(
@@ -957,7 +958,7 @@ TELEMETRY_DROPS: Final = Metric(
     name="train.telemetry.drops",
     unit="{record}",
     kind=Kind.COUNTER,
-    meaning="Records that were not exported, by signal and reason. Dashboards are incomplete while it grows.",
+    meaning="Records that did not arrive, by signal and reason: `rejected` ones lie in spool/rejected, `export_failed` ones wait in the spool. Dashboards are incomplete while it grows.",
     labels=(SIGNAL, DROP_REASON),
 )
 TELEMETRY_OVERHEAD_TIME: Final = Metric(

@@ -105,7 +105,7 @@ class Config:
     """Stage names of your own in metrics, 0 to 32; further ones become ``_OTHER``."""
 
     exit_timeout_s: float = 1.5
-    """Seconds that sending may delay the end of the program, 0 to 60. What is left goes to the spool."""
+    """Seconds that sending may delay the end of the program, 0 to 60. What is left waits in the spool."""
 
     total_steps: int = 0
     """Steps planned, for progress. 0: unknown."""

@@ -26,7 +26,7 @@ TELEMETRY: Final = AlertGroup(
             "10m",
             WARNING,
             "Run {{ $labels.train_run_id }}: {{ $labels.train_telemetry_signal }} are dropped ({{ $labels.train_telemetry_drop_reason }}).",
-            "Dashboards of this run are incomplete. Traces left out by design do not count.",
+            "Dashboards of this run are incomplete. Traces left out by design do not count. What was rejected lies in spool/rejected of the run.",
         ),
         Alert(
             "TrainTelemetryExportFailing",
@@ -34,7 +34,7 @@ TELEMETRY: Final = AlertGroup(
             "10m",
             WARNING,
             "Run {{ $labels.train_run_id }}: {{ $labels.train_telemetry_signal }} cannot be sent.",
-            "What could not be sent lies in the run directory and can be replayed. Seen on /metrics while the OTLP endpoint is dead, and afterwards.",
+            "Requests wait in the spool of the run and are sent when the endpoint accepts them. Seen on /metrics while the OTLP endpoint is dead.",
         ),
         Alert(
             "TrainTelemetryOverheadHigh",

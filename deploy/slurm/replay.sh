@@ -9,7 +9,7 @@ set -uo pipefail
 runs=${1:?usage: replay.sh RUNS ENDPOINT} endpoint=${2:?usage: replay.sh RUNS ENDPOINT}
 kept=0
 for run in "$runs"/*/; do
-    compgen -G "$run/rank*/spool/*" >/dev/null || continue
+    compgen -G "$run/rank*/spool/*.otlp.jsonl" >/dev/null || continue
     otel-train replay "$run" --endpoint "$endpoint" || kept=1
 done
 exit $kept

@@ -5,36 +5,44 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+import time
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from otel_train.cli.ranks import default_run_dir
 from otel_train.errors import ConfigError, OtelTrainError
-from otel_train.export.jsonl import parse_line, predecessor
-from otel_train.export.otlp_read import unreadable
-from otel_train.export.quiet import CallerLogs
-from otel_train.export.reasons import why
+from otel_train.export.jsonl import predecessor
+from otel_train.export.otlp_answer import Verdict
+from otel_train.export.otlp_transport import OtlpTransport
 from otel_train.export.rundir import find_run, rank_directories
-from otel_train.export.settings import OtlpSettings, otlp_configured
-from otel_train.export.spool import FOLDER, METRICS_FILE, SPANS_FILE
+from otel_train.export.sender import Backoff, Delivery, deliver
+from otel_train.export.settings import SIGNALS, OtlpSettings, otlp_configured
+from otel_train.export.spool import NAMES, SpoolQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
+
+    from otel_train.export.otlp_answer import Answer
 
 _REQUEST_TIMEOUT_S = 10.0
 """The default time limit of the OpenTelemetry exporters. Nobody is waiting for a training step here."""
 
 _PATIENCE = 3
-"""Refusals in a row after which the collector is taken to be away, and the rest kept untried."""
+"""Tries in a row without a good answer after which the collector is taken to be away, and the rest kept untried."""
+
+_BUSY_S = 0.2
+_BUSY_TRIES = 75
+"""How often, and how many times, to look at a spool that a running process is sending from."""
 
 _HELP = """\
 Send what the spool of a run holds to a collector, oldest first.
 
-While a run's collector was away, its figures went to RUN/rank*/spool. This sends them, from every rank
-of the run, and removes what was accepted. What was not stays for the next time, so calling it again never
-sends a figure twice. A line that a crash tore off is skipped and counted.
+A run sends from RUN/rank*/spool and removes what the collector accepts. What is left there when it ends, because the
+collector was away, is sent by this, from every rank of the run. Only one process sends from a spool at a time, so a
+request is not sent twice. What the collector refuses for good, and what is no OTLP, is moved to spool/rejected/ with
+the reason. What gets no good answer stays for the next time. A line that a crash tore off is skipped and counted.
 
 The address comes from --endpoint or from the standard OTEL_EXPORTER_OTLP_* variables, which also name
 protocol, headers, compression and certificates.
@@ -44,32 +52,45 @@ examples:
   otel-train replay runs/my-run --dry-run                   only say what there is
   otel-train replay runs/my-run --all                       the whole recording, to an empty back end
 
-exit status: 0 everything was accepted, 1 something was kept, 2 bad input.
+exit status: 0 everything was accepted, 1 something was kept or rejected, 2 bad input.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counts:
-    """What became of the lines of a run.
+    """What became of the requests of a run.
 
     Attributes:
-        sent: accepted by the collector; in a dry run, what would be sent.
-        kept: refused, still on disk.
-        torn: unreadable, skipped.
-        reason: why something was kept, as the rest of a sentence about the collector; "" when nothing was.
+        accepted: by the collector; in a dry run, what would be sent.
+        kept: still in the spool, or still to be sent from the recording.
+        rejected: refused for good, or no OTLP; moved to ``spool/rejected/``.
+        torn: torn off by a crash, skipped.
+        kept_because: why, and how many.
+        rejected_because: why, and how many.
     """
 
-    sent: int = 0
+    accepted: int = 0
     kept: int = 0
+    rejected: int = 0
     torn: int = 0
-    reason: str = field(default="", compare=False)
+    kept_because: Counter[str] = field(default_factory=Counter, compare=False)
+    rejected_because: Counter[str] = field(default_factory=Counter, compare=False)
 
     def __add__(self, other: Counts) -> Counts:
-        return Counts(sent=self.sent + other.sent, kept=self.kept + other.kept, torn=self.torn + other.torn)
+        return Counts(
+            accepted=self.accepted + other.accepted,
+            kept=self.kept + other.kept,
+            rejected=self.rejected + other.rejected,
+            torn=self.torn + other.torn,
+            kept_because=self.kept_because + other.kept_because,
+            rejected_because=self.rejected_because + other.rejected_because,
+        )
 
-
-Send = Callable[[dict[str, Any]], bool]
-"""Sends one OTLP/JSON object; whether it was accepted."""
+    def line(self, verb: str = "accepted") -> str:
+        """The numbers on one line."""
+        return (
+            f"{self.accepted} {verb}, {self.kept} kept, {self.rejected} rejected, {self.torn} torn (requests)"
+        )
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -106,13 +127,16 @@ def run(args: argparse.Namespace) -> int:
         print(error, file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"{error.filename}: {error.strerror}", file=sys.stderr)
+        print(f"{error.filename or 'the spool'}: {error.strerror or error}", file=sys.stderr)
         return 2
-    verb = "to send" if args.dry_run else "sent"
-    print(f"{directory}: {counts.sent} {verb}, {counts.kept} kept, {counts.torn} unreadable (requests)")
-    if counts.reason:
-        print(f"The collector {counts.reason}. What was kept can be sent later.", file=sys.stderr)
-    return 1 if counts.kept else 0
+    print(f"{directory}: {counts.line('to send' if args.dry_run else 'accepted')}")
+    for reason, number in counts.kept_because.most_common():
+        print(f"{number} kept: the collector {reason}. What was kept can be sent later.", file=sys.stderr)
+    for reason, number in counts.rejected_because.most_common():
+        print(f"{number} rejected: the collector {reason}.", file=sys.stderr)
+    if earlier := [str(path) for path in _rejected_files(directory)]:
+        print(f"Rejected requests lie in {', '.join(earlier)}, each with its reason.", file=sys.stderr)
+    return 1 if counts.kept or counts.rejected else 0
 
 
 def replay(
@@ -137,7 +161,7 @@ def replay(
 
     Raises:
         ConfigError: no endpoint is named, or a setting is wrong.
-        OSError: a spool cannot be read or rewritten.
+        OSError: a spool or a recording cannot be read, or a spool cannot be changed.
     """
     if dry_run:
         return _count_all(run_directory, recorded=recorded)
@@ -146,124 +170,132 @@ def replay(
             "No collector is named. Give --endpoint http://host:4318, or set OTEL_EXPORTER_OTLP_ENDPOINT."
         )
     settings = OtlpSettings.read(environ, endpoint=endpoint)
-    collector = _Collector(settings)
-    try:
-        with CallerLogs() as logs:
-            counts = _send_all(run_directory, collector, recorded=recorded)
-            return replace(counts, reason=why(logs.said())) if counts.kept else counts
-    finally:
-        collector.close()
-
-
-def _send_all(run_directory: Path, collector: _Collector, *, recorded: bool) -> Counts:
+    transport = OtlpTransport(settings.targets)
     counts = Counts()
-    for rank in rank_directories(run_directory):
-        for name in collector.files:
-            if recorded:
-                for part in _parts(rank / name):
-                    counts += _send_lines(part, collector.send, keep_file=True)
-            counts += _send_spool(rank / FOLDER / name, collector.send)
+    try:
+        for signal in settings.targets:
+            one = _Signal(signal, transport)
+            for rank in rank_directories(run_directory):
+                if recorded:
+                    for part in _parts(rank / f"{NAMES[signal]}.otlp.jsonl"):
+                        counts += one.send_file(part)
+                counts += one.send_spool(SpoolQueue(rank, signal, on_error=_raised))
+    finally:
+        transport.close()
     return counts
 
 
-class _Collector:
-    """Sends lines with the SDK's exporters."""
+class _Signal:
+    """Sends the requests of one signal, until its collector is taken to be away."""
 
-    def __init__(self, settings: OtlpSettings) -> None:
-        from otel_train.export.otlp_sdk import SdkTransport
+    def __init__(self, signal: str, transport: OtlpTransport) -> None:
+        self._signal = signal
+        self._transport = transport
+        self._away = ""
+        """Why nothing more is tried; "" while something is."""
 
-        self.files = [
-            name
-            for name, signal in ((METRICS_FILE, "metrics"), (SPANS_FILE, "traces"))
-            if signal in settings.protocols
-        ]
-        self._transport = SdkTransport(settings, {}, version="")
+    def send_spool(self, queue: SpoolQueue) -> Counts:
+        """Send what a rank's queue holds, and remove what was accepted."""
+        counts = Counts()
+        while not self._away:
+            delivery = self._insist(lambda suspect: self._unless_busy(queue, suspect=suspect))
+            if delivery.busy:
+                left = sum(1 for _ in queue.waiting())
+                return counts + _kept(left, "is asked by another process, which holds the lock of this spool")
+            if delivery.answer is None:
+                break
+            counts += _counted(delivery.answer) + Counts(accepted=delivery.behind)
+        counts += _kept(sum(1 for _ in queue.waiting()), self._away) + Counts(torn=queue.torn)
+        queue.close()
+        return counts
 
-    def close(self) -> None:
-        self._transport.close()
+    def send_file(self, path: Path) -> Counts:
+        """Send every line of a recording, which stays as it is."""
+        counts = Counts()
+        with path.open("rb") as lines:
+            for line in lines:
+                if not line.endswith(b"\n"):
+                    counts += Counts(torn=1)
+                    continue
+                answer = None
+                if not self._away:
+                    request = line[:-1]
+                    answer = self._insist(lambda _, request=request: Delivery(self._post(request))).answer  # type: ignore[misc]  # a default binds it
+                counts += _counted(answer) if answer and not self._away else _kept(1, self._away)
+        return counts
 
-    def send(self, line: dict[str, Any]) -> bool:
-        from otel_train.export.otlp_read import read_metrics, read_spans
+    def _post(self, line: bytes) -> Answer:
+        return self._transport.send(self._signal, line, _REQUEST_TIMEOUT_S)
 
-        if "resourceSpans" in line:
-            return self._transport.send_readable_spans(read_spans(line), _REQUEST_TIMEOUT_S)
-        groups = list(read_metrics(line))
-        return all(self._transport.send_metrics_data(data, _REQUEST_TIMEOUT_S) for data in groups)
+    def _unless_busy(self, queue: SpoolQueue, *, suspect: bool) -> Delivery:
+        for _ in range(_BUSY_TRIES):
+            delivery = deliver(queue, self._signal, self._transport, _REQUEST_TIMEOUT_S, suspect=suspect)
+            if not delivery.busy:
+                break
+            time.sleep(_BUSY_S)
+        return delivery
+
+    def _insist(self, send: Callable[[bool], Delivery]) -> Delivery:
+        """Try a request until it is answered well, a few times at most.
+
+        Args:
+            send: tries once; told whether it is the last time.
+        """
+        backoff = Backoff()
+        for left in range(_PATIENCE - 1, -1, -1):
+            delivery = send(not left)
+            answer = delivery.answer
+            if answer is None or answer.verdict is not Verdict.RETRY:
+                return delivery
+            if not left or (answer.retry_after_s or 0.0) > _REQUEST_TIMEOUT_S:
+                self._away = answer.reason
+                return delivery
+            time.sleep(backoff.pause_s(answer.retry_after_s))
+        return delivery
+
+
+def _raised(error: OSError) -> None:
+    """A spool that cannot be read or changed: nothing can be sent from it."""
+    raise error
+
+
+def _counted(answer: Answer) -> Counts:
+    if answer.verdict is Verdict.ACCEPTED:
+        return Counts(accepted=1)
+    if answer.verdict is Verdict.REFUSED:
+        return Counts(rejected=1, rejected_because=Counter({answer.reason: 1}))
+    return Counts()  # it is counted with what is kept
+
+
+def _kept(number: int, reason: str) -> Counts:
+    return Counts(kept=number, kept_because=Counter({reason: number}) if number else Counter())
 
 
 def _count_all(run_directory: Path, *, recorded: bool) -> Counts:
     counts = Counts()
     for rank in rank_directories(run_directory):
-        for folder in (rank, rank / FOLDER) if recorded else (rank / FOLDER,):
-            for name in (METRICS_FILE, SPANS_FILE):
-                for part in _parts(folder / name):
+        for signal in SIGNALS:
+            counts += Counts(accepted=sum(1 for _ in SpoolQueue(rank, signal).waiting()))
+            if recorded:
+                for part in _parts(rank / f"{NAMES[signal]}.otlp.jsonl"):
                     counts += _count(part)
     return counts
 
 
 def _count(path: Path) -> Counts:
     with path.open("rb") as lines:
-        readable = [parse_line(line) is not None for line in lines]
-    return Counts(sent=sum(readable), torn=len(readable) - sum(readable))
+        whole = [line.endswith(b"\n") for line in lines]
+    return Counts(accepted=sum(whole), torn=len(whole) - sum(whole))
 
 
 def _parts(path: Path) -> list[Path]:
-    """What a bounded file and an earlier replay left, oldest first."""
-    return [part for part in (_taken(path), predecessor(path), path) if part.exists()]
+    """A bounded file and its older half, oldest first."""
+    return [part for part in (predecessor(path), path) if part.exists()]
 
 
-def _taken(path: Path) -> Path:
-    return path.with_name(path.name + ".replay")
-
-
-def _send_spool(path: Path, send: Send) -> Counts:
-    counts = Counts()
-    for part in _parts(path):
-        if counts.kept:
-            counts += Counts(kept=_count(part).sent)
-            continue
-        if part != _taken(path):
-            # Out of the way of a run that may still be writing.
-            part.replace(_taken(path))
-        counts += _send_lines(_taken(path), send, keep_file=False)
-    return counts
-
-
-def _send_lines(path: Path, send: Send, *, keep_file: bool) -> Counts:
-    counts = Counts()
-    kept: list[bytes] = []
-    refusals = 0
-    with path.open("rb") as lines:
-        try:
-            for line in lines:
-                # Until it is known to be accepted it belongs to what stays, also when we are interrupted.
-                kept.append(line)
-                outcome = _send_line(line, send) if refusals < _PATIENCE else Counts(kept=1)
-                refusals = refusals + 1 if outcome.kept else 0
-                if not outcome.kept:
-                    kept.pop()
-                counts += outcome
-        finally:
-            if not keep_file:
-                _leave(path, [*kept, *lines])
-    return counts
-
-
-def _send_line(line: bytes, send: Send) -> Counts:
-    request = parse_line(line)
-    if request is None:
-        return Counts(torn=1)
-    try:
-        accepted = send(request)
-    except unreadable:
-        return Counts(torn=1)
-    return Counts(sent=1) if accepted else Counts(kept=1)
-
-
-def _leave(path: Path, lines: list[bytes]) -> None:
-    if not lines:
-        path.unlink()
-        return
-    fresh = path.with_name(f".{path.name}.{os.getpid()}")
-    fresh.write_bytes(b"".join(lines))
-    fresh.replace(path)
+def _rejected_files(run_directory: Path) -> Iterator[Path]:
+    for rank in rank_directories(run_directory):
+        for signal in SIGNALS:
+            path = SpoolQueue(rank, signal).rejected_file
+            if path is not None and path.exists():
+                yield path

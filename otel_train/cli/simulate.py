@@ -92,14 +92,14 @@ def run(args: argparse.Namespace) -> int:
         export_every_s=args.export_every,
     )
     settings = OtlpSettings.read(os.environ, endpoint=args.endpoint, wanted=True)
-    if not settings.protocols:
+    if not settings.targets:
         raise ConfigError(
             "OTEL_SDK_DISABLED or OTEL_*_EXPORTER switches metrics and traces off: nothing would be sent"
         )
     conductor = _conductor(args, config, settings)
     figures = conductor.tally.figures
     if not args.json:
-        where = ", ".join(dict.fromkeys(settings.endpoints.values()))
+        where = settings.addresses
         print(f"{config.run_id}: {_several(figures.senders)} of {figures.ranks} send to {where}", flush=True)
     try:
         conductor.run(args.duration or math.inf, (lambda: None) if args.json else (lambda: _say(figures)))

@@ -35,7 +35,7 @@ class Endpoint:
 
     Attributes:
         address: as people write it.
-        protocol: ``http/protobuf`` or ``grpc``.
+        protocol: ``http/json``, ``http/protobuf`` or ``grpc``.
         host: to connect to.
         port: there.
         tls: whether it is asked to speak TLS.
@@ -61,26 +61,24 @@ def settings_of(
         ConfigError: the variables cannot be honoured.
     """
     settings = OtlpSettings.read(environ, endpoint=endpoint, wanted=wanted)
-    return settings if settings.protocols else None
+    return settings if settings.targets else None
 
 
 def endpoints(settings: OtlpSettings, environ: Mapping[str, str]) -> list[Endpoint]:
     """Every address once."""
     token = any(name.endswith("_HEADERS") and value for name, value in environ.items() if "_OTLP_" in name)
     found: dict[tuple[str, int], Endpoint] = {}
-    for signal, address in settings.endpoints.items():
+    for target in settings.targets.values():
+        address = target.address
         parts = urlsplit(address if "://" in address else f"{GRPC}://{address}")
-        # A bare host:port of gRPC is TLS unless the variables say otherwise.
-        insecure = environ.get("OTEL_EXPORTER_OTLP_INSECURE", "").lower() == "true"
-        tls = parts.scheme == HTTPS or (parts.scheme == GRPC and not insecure)
         where = parts.hostname or "", parts.port or PORTS.get(parts.scheme, 0)
         found[where] = Endpoint(
             address=address,
-            protocol=settings.protocols[signal],
+            protocol=target.protocol,
             host=where[0],
             port=where[1],
-            tls=tls,
-            certificate=settings.certificates.get(signal, ""),
+            tls=target.tls,
+            certificate=target.certificate,
             token=token,
         )
     return list(found.values())

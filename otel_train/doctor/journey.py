@@ -15,15 +15,15 @@ from otel_train.doctor import ask
 from otel_train.doctor.endpoint import settings_of, skew
 from otel_train.doctor.findings import NOTE, OK, PROBLEM, Finding
 from otel_train.errors import ConfigError
-from otel_train.export.quiet import CallerLogs
-from otel_train.export.reasons import why
+from otel_train.export.otlp_json import metrics_line, spans_line
+from otel_train.export.otlp_transport import OtlpTransport
 from otel_train.records import Family, Point, Snapshot, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from otel_train.export.settings import OtlpSettings
-    from otel_train.export.spool import Payload
+    from otel_train.records import AttributeValue
 
 AREA = "end to end"
 SEND_WITHIN_S = 5.0
@@ -70,7 +70,7 @@ class Probe:
             unix_ns=now_ns,
         )
 
-    def payloads(self) -> dict[str, Payload]:
+    def requests(self, resource: Mapping[str, AttributeValue]) -> dict[str, bytes]:
         """What is sent, by signal."""
         point = Point((), self.unix_ns / NS_PER_S)
         span = Span(
@@ -81,9 +81,10 @@ class Probe:
             end_unix_ns=self.unix_ns,
             attributes={c.RUN_ID.name: self.run_id},
         )
+        snapshot = Snapshot(self.unix_ns, self.unix_ns, (Family(c.PROBE_TIME, (point,)),))
         return {
-            "metrics": Snapshot(self.unix_ns, self.unix_ns, (Family(c.PROBE_TIME, (point,)),)),
-            "traces": (span,),
+            "metrics": metrics_line(snapshot, resource, "").encode(),
+            "traces": spans_line((span,), resource, "").encode(),
         }
 
     def query(self) -> str:
@@ -129,27 +130,24 @@ def look(
 
 
 def _send(probe: Probe, settings: OtlpSettings, environ: Mapping[str, str]) -> Iterator[tuple[Finding, str]]:
-    from otel_train.export.otlp_sdk import SdkTransport
-
     resource = {
         "service.name": environ.get("OTEL_SERVICE_NAME") or "otel-train",
         c.RUN_ID.name: probe.run_id,
     }
-    transport = SdkTransport(settings, resource, version="")
+    transport = OtlpTransport(settings.targets)
     try:
-        for signal, payload in probe.payloads().items():
-            if signal not in settings.protocols:
+        for signal, line in probe.requests(resource).items():
+            if signal not in settings.targets:
                 continue
-            with CallerLogs() as logs:
-                accepted = transport.send(payload, SEND_WITHIN_S)
-            address = settings.endpoints[signal]
-            if accepted:
+            address = settings.targets[signal].address
+            answer = transport.send(signal, line, SEND_WITHIN_S)
+            if answer.accepted:
                 yield (
                     Finding(area=AREA, state=OK, what=f"{address} accepted {signal} ({probe.run_id})"),
                     signal,
                 )
                 continue
-            said, _, remedy = why(logs.said()).partition(": ")
+            said, _, remedy = answer.reason.partition(": ")
             remedy = remedy or "correct OTEL_EXPORTER_OTLP_ENDPOINT, or start what listens there"
             yield Finding(area=AREA, state=PROBLEM, what=f"{signal}: {address} {said}", remedy=remedy), signal
     finally:

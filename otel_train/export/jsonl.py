@@ -81,7 +81,7 @@ class BoundedLines:
         self._size_bytes = _without_torn_line(self._fd)
 
     def _taken_away(self) -> bool:
-        # A replay moves the file aside to send it; what we write from then on belongs into a new one.
+        # Somebody tidied up, or rotated it: what we write from then on belongs into a new one.
         try:
             return self.path.stat().st_ino != os.fstat(self._fd).st_ino
         except FileNotFoundError:

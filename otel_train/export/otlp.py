@@ -1,60 +1,71 @@
-"""OTLP: snapshots and spans to a collector, or to the spool when it is away."""
+"""OTLP: snapshots and spans into the spool, and from its head to a collector."""
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
-from otel_train.export.otlp_sdk import SdkTransport
-from otel_train.export.sender import Places, Sender
+from otel_train.export.otlp_json import metrics_line, spans_line
+from otel_train.export.otlp_transport import OtlpTransport
+from otel_train.export.sender import Sender
 from otel_train.export.settings import OtlpSettings, otlp_configured
+from otel_train.export.spool import DEFAULT_MAX_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
 
-    from otel_train.export.sender import Transport
-    from otel_train.export.spool import Payload, Spool
+    from otel_train.export.otlp_transport import Transport
     from otel_train.records import AttributeValue, Batch
 
 __all__ = ["OtlpExporter", "OtlpSettings", "otlp_configured"]
 
+_log = logging.getLogger("otel_train")
+
+_SPANS_PER_REQUEST = 512  # the batch size that the SDK's own span processor uses by default
+
 
 class OtlpExporter:
-    """Hands every batch to a sender thread of its own and returns at once.
+    """Appends every batch to the spool and returns; a thread of its own sends from there.
 
     Args:
         settings: what to send, and how; ``OtlpSettings.read(os.environ)``.
-        resource: who we are.
+        resource: who we are; every request repeats it.
         version: version of the instrumentation scope.
-        spool: where unsent figures are kept; None drops them.
-        transport: what carries them, in place of the SDK's exporters.
-
-    Raises:
-        ConfigError: the exporters refuse their settings.
+        directory: the folder of the rank, where the spool lies; None keeps what waits in memory.
+        max_bytes: bound on the spool on disk.
+        on_error: told of every ``OSError`` of the spool.
+        transport: carries requests, in place of HTTP or gRPC.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two by keyword
         self,
         settings: OtlpSettings,
         resource: Mapping[str, AttributeValue],
         *,
         version: str,
-        spool: Spool | None = None,
+        directory: Path | None = None,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        on_error: Callable[[OSError], None] = lambda _error: None,
         transport: Transport | None = None,
     ) -> None:
-        self._metrics = "metrics" in settings.protocols
-        self._traces = "traces" in settings.protocols
-        self._spool = spool
-        endpoint = ", ".join(dict.fromkeys(settings.endpoints.values()))
+        self._signals = frozenset(settings.targets)
+        self._resource = dict(resource)
+        self._version = version
+        self._told = False
         self._sender = Sender(
-            transport or SdkTransport(settings, resource, version=version),
-            spool or _Nowhere(),
-            places=Places(endpoint, str(spool.directory) if spool else ""),
+            self._signals,
+            transport or OtlpTransport(settings.targets),
+            directory=directory,
+            endpoint=settings.addresses,
             timeout_s=settings.timeout_s,
+            max_bytes=max_bytes,
+            on_error=on_error,
         )
 
     @property
     def drops(self) -> Mapping[tuple[str, str], int]:
-        """Records not exported, by (signal, reason); see ``Sender``."""
+        """Records that are not where people look, by (signal, reason); see ``Sender.drops``."""
         return self._sender.drops
 
     @property
@@ -63,23 +74,29 @@ class OtlpExporter:
         return self._sender.failures
 
     def export(self, batch: Batch) -> None:
-        """Queue the figures of one batch."""
-        snapshot = batch.snapshot if self._metrics else None
-        spans = batch.spans if self._traces else ()
-        if snapshot is not None or spans:
-            self._sender.put(snapshot, spans)
+        """Append one batch to the spool."""
+        snapshot = batch.snapshot
+        if snapshot is not None and "metrics" in self._signals:
+            points = sum(len(family.points) for family in snapshot.families)
+            self._put("metrics", points, lambda: metrics_line(snapshot, self._resource, self._version))
+        if batch.spans and "traces" in self._signals:
+            for first in range(0, len(batch.spans), _SPANS_PER_REQUEST):
+                spans = batch.spans[first : first + _SPANS_PER_REQUEST]
+                self._put("traces", len(spans), lambda: spans_line(spans, self._resource, self._version))  # noqa: B023 - called at once
+
+    def _put(self, signal: str, records: int, line: Callable[[], str]) -> None:
+        try:
+            request = line().encode("utf-8", "replace")
+        except Exception:  # noqa: BLE001 - whatever is in a label, the pump goes on
+            self._sender.count(signal, "serialization", records)
+            if not self._told:
+                self._told = True
+                _log.exception(
+                    "OTLP: %d records of %s cannot be written as a request; dropped", records, signal
+                )
+            return
+        self._sender.put(signal, request)
 
     def close(self, timeout_s: float) -> None:
-        """Send or spool what is left, in at most ``timeout_s`` seconds."""
+        """Send what waits, in at most ``timeout_s`` seconds; the rest stays in the spool."""
         self._sender.close(timeout_s)
-        if self._spool is not None:
-            self._spool.close()
-
-
-class _Nowhere:
-    """Keeps nothing."""
-
-    def put(self, payload: Payload) -> bool:
-        """Drop one payload."""
-        del payload
-        return False

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from typing import TYPE_CHECKING, TypeVar
+from base64 import b64encode
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_train.catalog import Kind
 from otel_train.records import HistogramPoint
@@ -57,9 +58,90 @@ def metrics_line(snapshot: Snapshot, resource: Mapping[str, AttributeValue], ver
     return _envelope("metrics", metrics, resource, version)
 
 
+def with_resource(line: str, resource: Mapping[str, AttributeValue]) -> str:
+    """A line that was made with an empty resource, with another one."""
+    return line.replace(_dump({"attributes": []}), _dump({"attributes": _attributes(resource)}), 1)
+
+
 def spans_line(spans: Sequence[Span], resource: Mapping[str, AttributeValue], version: str) -> str:
     """One ``ExportTraceServiceRequest`` on one line, without the newline."""
     return _envelope("spans", (_dump(_span(span)) for span in spans), resource, version)
+
+
+def protobuf_of(line: bytes, signal: str) -> bytes:
+    """The request on a line as a protobuf message. Fields that the protocol does not know are left out.
+
+    Raises:
+        ValueError: the line is no such request.
+    """
+    from google.protobuf import json_format
+
+    try:
+        value = json.loads(line)
+        message = _request_class(signal)()
+        resources, scopes, items = _LISTS[signal]
+        for group in value.pop(resources):
+            target = getattr(message, f"resource_{items}").add()
+            parts = group.pop(scopes, ())
+            json_format.ParseDict(group, target, ignore_unknown_fields=True)
+            for part in parts:
+                scope = getattr(target, f"scope_{items}").add()
+                records = part.pop(items, ())
+                json_format.ParseDict(part, scope, ignore_unknown_fields=True)
+                for record in paced(records):
+                    json_format.ParseDict(
+                        _ids_in_base64(record), getattr(scope, items).add(), ignore_unknown_fields=True
+                    )
+        return bytes(message.SerializeToString())
+    except (json_format.Error, LookupError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the line is no OTLP request of {signal} ({error})") from error
+
+
+def load_protobuf(signal: str) -> None:
+    """Import what ``protobuf_of`` needs, so that the first request does not hold the interpreter for that."""
+    from google.protobuf import json_format
+
+    del json_format
+    _request_class(signal)
+
+
+_LISTS = {
+    "metrics": ("resourceMetrics", "scopeMetrics", "metrics"),
+    "traces": ("resourceSpans", "scopeSpans", "spans"),
+}
+
+
+def _request_class(signal: str) -> Any:  # Any: generated code without types
+    if signal == "metrics":
+        from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics
+
+        return metrics.ExportMetricsServiceRequest
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace
+
+    return trace.ExportTraceServiceRequest
+
+
+def _ids_in_base64(node: Any) -> Any:  # Any: JSON
+    """OTLP/JSON spells ids in hex, where protobuf's own JSON spells bytes in base64."""
+    if isinstance(node, dict):
+        return {
+            key: b64encode(bytes.fromhex(value)).decode() if key in _IDS else _ids_in_base64(value)
+            for key, value in node.items()
+        }
+    return [_ids_in_base64(item) for item in node] if isinstance(node, list) else node
+
+
+_IDS = frozenset({"traceId", "spanId", "parentSpanId"})
+
+
+def records_in(line: bytes) -> int:
+    """How many data points or spans a request on a line has, without reading all of it.
+
+    Every data point and every exemplar has a time; exemplars of ours also have a span id. Every span has a start.
+    """
+    if b'"resourceSpans"' in line[:64]:
+        return line.count(b'"startTimeUnixNano"')
+    return max(0, line.count(b'"timeUnixNano"') - line.count(b'"spanId"'))
 
 
 def _envelope(key: str, parts: Iterator[str], resource: Mapping[str, AttributeValue], version: str) -> str:

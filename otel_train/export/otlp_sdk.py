@@ -1,22 +1,15 @@
-"""Figures as the OpenTelemetry SDK's own data classes, in the hands of the SDK's exporters.
+"""Snapshots and spans as the OpenTelemetry SDK's own data classes, for providers of the program's own.
 
-Only this room imports opentelemetry, and it does so when an object is made, not when it is imported. No
-provider, reader or processor of the SDK is used: those restart themselves in forked children.
+opentelemetry is imported when an object is made, not when this module is.
 """
 
 from __future__ import annotations
 
 import math
-import random
-import sys
 from typing import TYPE_CHECKING, Any
 
 from otel_train.catalog import Kind
-from otel_train.errors import ConfigError
-from otel_train.export.certified import certified_session
 from otel_train.export.otlp_json import SCOPE_NAME, paced, span_attributes
-from otel_train.export.quiet import import_grpc_quietly
-from otel_train.records import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -27,14 +20,13 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-    from otel_train.export.settings import OtlpSettings
-    from otel_train.export.spool import Payload
     from otel_train.records import (
         AttributeValue,
         Exemplar,
         Family,
         HistogramPoint,
         Point,
+        Snapshot,
         Span,
     )
 
@@ -46,135 +38,6 @@ class _Paced(tuple):  # type: ignore[type-arg]  # holds what the SDK asks for
 
     def __iter__(self) -> Iterator[Any]:  # Any: the SDK's encoders are untyped
         return paced(super().__iter__())
-
-
-class SdkTransport:
-    """Sends payloads with the SDK's OTLP exporters, which read the standard ``OTEL_*`` variables.
-
-    Args:
-        settings: which signals go out, by which protocol.
-        resource: who we are.
-        version: version of the instrumentation scope.
-
-    Raises:
-        ConfigError: the exporters refuse their settings (a certificate file that is not there, say).
-    """
-
-    def __init__(
-        self,
-        settings: OtlpSettings,
-        resource: Mapping[str, AttributeValue],
-        *,
-        version: str,
-    ) -> None:
-        self._settings = settings
-        self._resource = sdk_resource(resource)
-        self._scope = sdk_scope(version)
-        # By signal: the exporter, and the time limit it was made with.
-        self._exporters: dict[str, tuple[Any, float]] = {}  # Any: http and grpc share no base class
-        for signal in settings.protocols:
-            self._exporter(signal, settings.timeout_s)
-
-    def send(self, payload: Payload, timeout_s: float) -> bool:
-        """Send one payload in at most ``timeout_s`` seconds, the SDK's own retries included."""
-        if isinstance(payload, Snapshot):
-            data = to_metrics_data(payload, self._resource, self._scope)
-            return self.send_metrics_data(data, timeout_s)
-        spans = [to_readable_span(span, self._resource, self._scope) for span in paced(payload)]
-        return self.send_readable_spans(spans, timeout_s)
-
-    def send_metrics_data(self, data: MetricsData, timeout_s: float) -> bool:
-        """Send metrics that are already in the SDK's form."""
-        from opentelemetry.sdk.metrics.export import MetricExportResult
-
-        result = self._exporter("metrics", timeout_s).export(data)
-        return bool(result is MetricExportResult.SUCCESS)
-
-    def send_readable_spans(self, spans: Sequence[ReadableSpan], timeout_s: float) -> bool:
-        """Send spans that are already in the SDK's form."""
-        from opentelemetry.sdk.trace.export import SpanExportResult
-
-        result = self._exporter("traces", timeout_s).export(_Paced(spans))
-        return bool(result is SpanExportResult.SUCCESS)
-
-    def close(self) -> None:
-        """Drop connections; a send that is waiting to retry gives up."""
-        exporters, self._exporters = self._exporters, {}
-        for exporter, _ in exporters.values():
-            exporter.shutdown()
-
-    def _exporter(self, signal: str, timeout_s: float) -> Any:  # Any: see above
-        # An exporter's time limit is fixed when it is made, and the last flush has less time than usual.
-        timeout_s = min(timeout_s, self._settings.timeout_s)
-        made = self._exporters.get(signal)
-        if made is not None and made[1] <= timeout_s:
-            return made[0]
-        if made is not None:
-            made[0].shutdown()
-        exporter = make_exporter(signal, self._settings, timeout_s)
-        self._exporters[signal] = (exporter, timeout_s)
-        return exporter
-
-
-def make_exporter(signal: str, settings: OtlpSettings, timeout_s: float) -> Any:  # Any: http or grpc
-    """The SDK's exporter for ``metrics`` or ``traces``.
-
-    Raises:
-        ConfigError: it refuses its settings.
-    """
-    kind = _exporter_class(signal, settings.protocols[signal])
-    _leave_the_generator_alone()
-    endpoint = settings.explicit_endpoint(signal)
-    chosen: dict[str, Any] = {"endpoint": endpoint} if endpoint else {}
-    if settings.protocols[signal] != "grpc" and signal in settings.certificates:
-        chosen["session"] = certified_session(settings.certificates[signal])
-    try:
-        return kind(timeout=timeout_s, **chosen)
-    except (ValueError, OSError, RuntimeError) as error:
-        raise ConfigError(
-            f"OTLP exporter for {signal}: {error}. Check the OTEL_EXPORTER_OTLP_* variables, "
-            "or set OTEL_SDK_DISABLED=true to run without OTLP."
-        ) from error
-
-
-def _leave_the_generator_alone() -> None:
-    """Let the SDK's exporters draw the time until they try again from a generator of their own.
-
-    They draw it from Python's global one, which the training program has seeded: a Collector that is away would change
-    its augmentations.
-    """
-    for name, module in list(sys.modules.items()):
-        if name.startswith("opentelemetry.exporter.otlp") and getattr(module, "random", None) is random:
-            vars(module)["random"] = random.Random()  # noqa: S311 - as good as what it replaces
-
-
-def _exporter_class(signal: str, protocol: str) -> Any:  # Any: see above
-    if protocol == "grpc":
-        import_grpc_quietly()
-        if signal == "metrics":
-            from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import (
-                OTLPMetricExporter as GrpcMetrics,
-            )
-
-            return GrpcMetrics
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (
-            OTLPSpanExporter as GrpcSpans,
-        )
-
-        return GrpcSpans
-    import netrc  # noqa: F401  # requests imports it with the first request, which would fall into a step
-
-    if signal == "metrics":
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import (
-            OTLPMetricExporter as HttpMetrics,
-        )
-
-        return HttpMetrics
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import (
-        OTLPSpanExporter as HttpSpans,
-    )
-
-    return HttpSpans
 
 
 def sdk_resource(attributes: Mapping[str, AttributeValue]) -> Resource:

@@ -1,17 +1,15 @@
-"""Why a collector did not accept figures, in words that somebody can act on."""
+"""Why a collector did not accept a request, in words that somebody can act on."""
 
 from __future__ import annotations
 
 from typing import Final
 
-_UNAUTHORIZED: Final = "refuses the token ({}): set OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20<token> to the one it expects"
+UNAUTHORIZED: Final = "refuses the token ({}): set OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20<token> to the one it expects"
 _UNTRUSTED: Final = "has a certificate that is not trusted ({}): set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of its authority"
 
 _REASONS: Final = (
-    ("code: 401", _UNAUTHORIZED.format("401")),
-    ("unauthenticated", _UNAUTHORIZED.format("UNAUTHENTICATED")),
-    ("code: 403", _UNAUTHORIZED.format("403")),
-    ("permission_denied", _UNAUTHORIZED.format("PERMISSION_DENIED")),
+    ("unauthenticated", UNAUTHORIZED.format("UNAUTHENTICATED")),
+    ("permission_denied", UNAUTHORIZED.format("PERMISSION_DENIED")),
     ("has expired", _UNTRUSTED.format("it has expired")),
     (
         "mismatch",
@@ -26,44 +24,46 @@ _REASONS: Final = (
         "wrong_version_number",
         "does not speak TLS: write http:// in place of https:// in OTEL_EXPORTER_OTLP_ENDPOINT",
     ),
-    (
-        "socket closed",
-        "closes connections: it may want TLS, https:// in place of http:// in OTEL_EXPORTER_OTLP_ENDPOINT",
-    ),
-    (
-        "code: 400",
-        "answers 400: it may want TLS, https:// in place of http:// in OTEL_EXPORTER_OTLP_ENDPOINT",
-    ),
     *(
         (
             word,
             "closes connections: it may want TLS, https:// in place of http:// in OTEL_EXPORTER_OTLP_ENDPOINT",
         )
-        for word in ("connection aborted", "connection broken", "connection reset")
-    ),
-    (
-        "code: 404",
-        "answers 404: nothing takes OTLP at this path; 4318 is the usual port for http/protobuf",
+        for word in (
+            "socket closed",
+            "remotedisconnected",
+            "badstatusline",
+            "connection reset",
+            "broken pipe",
+        )
     ),
     ("refused", "refuses connections"),
     ("resolve", "has a name that cannot be resolved"),
     ("resolution", "has a name that cannot be resolved"),
-    # The SDK says no more than this when its first try takes all the time there is.
-    ("due to timeout, max retries", "cannot be reached, or does not answer"),
+    ("name or service not known", "has a name that cannot be resolved"),
+    ("gaierror", "has a name that cannot be resolved"),
     ("timed out", "does not answer"),
     ("timeout", "does not answer"),
     ("deadline", "does not answer"),
 )
-"""What an exporter's messages contain, the telling ones first, and what that means."""
+"""What messages of OpenSSL, sockets and gRPC contain, the telling ones first, and what that means."""
 
 SHOWN_CHARACTERS = 160
 
 
+def printable(text: str) -> str:
+    """The first line of a text from elsewhere, without control characters and short enough for a log."""
+    first = next((line for line in text.splitlines() if line.strip()), "").strip()
+    return "".join(
+        each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in first[:SHOWN_CHARACTERS]
+    )
+
+
 def why(said: str) -> str:
-    """What an exporter's own messages mean.
+    """What the message of a failed request means.
 
     Args:
-        said: the messages about one request, one a line; "" when there were none.
+        said: the message; "" when there was none.
 
     Returns:
         The rest of a sentence that begins with the collector's address.
@@ -72,5 +72,4 @@ def why(said: str) -> str:
     for word, reason in _REASONS:
         if word in text:
             return reason
-    first = said.strip().splitlines()[0][:SHOWN_CHARACTERS] if said.strip() else "no reason given"
-    return f"does not accept figures ({first})"
+    return f"does not accept requests ({printable(said) or 'no reason given'})"

@@ -20,7 +20,6 @@ from otel_train.export.pump import Route
 from otel_train.export.restart import down_s
 from otel_train.export.rundir import RunDirectory, RunDirectoryExporter, folder_name
 from otel_train.export.settings import OtlpSettings, otlp_configured
-from otel_train.export.spool import Spool
 from otel_train.export.typeset import Page
 from otel_train.guard import Guard
 from otel_train.records import Batch
@@ -41,8 +40,11 @@ PAGE_EVERY_S = 5.0
 PROVIDED_EVERY_S = 5.0
 """Readers of the program's own collect when they please, and get figures that are not older than this."""
 
-LOSSES = ("queue_full", "serialization", "shutdown", "export_failed")
-"""Why a sender loses records; counted from 0, for a counter that is born at 1 raises no alert."""
+LOSSES = ("queue_full", "shutdown", "export_failed", "rejected")
+"""Why records do not arrive; counted from 0, for a counter that is born at 1 raises no alert.
+
+A snapshot that cannot be written as a request (``serialization``) is followed by others.
+"""
 
 _log = logging.getLogger("otel_train")
 
@@ -146,13 +148,14 @@ class Routes:
                 self._prometheus = self._open_prometheus(resource)
                 routes.append(Route(self._prometheus, Guard("/metrics"), min(every, PAGE_EVERY_S)))
         if settings is not None:
-            spool = None
-            if self._directory.writable:
-                spool = Spool(
-                    self._directory.rank_path, resource, version=VERSION, on_error=self._directory.note
-                )
             with _or_without("OTLP export"):
-                self._otlp = OtlpExporter(settings, resource, version=VERSION, spool=spool)
+                self._otlp = OtlpExporter(
+                    settings,
+                    resource,
+                    version=VERSION,
+                    directory=self.rank_folder,
+                    on_error=self._directory.note,
+                )
                 routes.append(Route(Part(self._otlp, profile), Guard("OTLP export"), every))
         recorder = RunDirectoryExporter(self._directory, resource, version=VERSION)
         routes.append(Route(Part(recorder, profile), Guard("run directory"), every))

@@ -1,79 +1,166 @@
-"""One thread that carries payloads to a collector, so that nobody else ever waits for a network."""
+"""One thread that sends what waits in the spool, so that nothing else ever waits for a network."""
 
 from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 import time
-from collections import Counter, deque
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from otel_train.export.quiet import CallerLogs
-from otel_train.export.reasons import why
-from otel_train.records import Snapshot
+from otel_train.children import free_in_forks
+from otel_train.export.otlp_answer import ACCEPTED, Answer, Verdict, refused
+from otel_train.export.otlp_json import records_in
+from otel_train.export.spool import DEFAULT_MAX_BYTES, SpoolQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
 
-    from otel_train.export.spool import Payload
-    from otel_train.records import Span
+    from otel_train.export.otlp_transport import Transport
 
 _log = logging.getLogger("otel_train")
 
-_MAX_SPANS = 4096
-"""Spans that may wait. At the cap of two kept steps a second with six spans each: over five minutes."""
+_LINE_INTERVAL_S: Final = 60.0
+"""At most one line a minute about a collector that comes and goes, and one about refusals."""
 
-_SPANS_PER_REQUEST = 512  # the batch size that the SDK's own span processor uses by default
+_CLOSE_SHARE_S: Final = 0.1
+"""What of the time to close is kept back for ending a request that gets no answer."""
 
-_LINE_INTERVAL_S = 60.0  # at most one line a minute about a collector that comes and goes
+_LAST_TRY_S: Final = 0.5
+"""What a collector that was away a moment ago gets at close."""
 
-_SPOOL_SHARE_S = 0.2
-"""What of the time to close is kept back for writing the rest to the spool."""
+_BUSY_S: Final = 1.0
+"""Until the next look at a queue that another process is sending from."""
 
-_LAST_TRY_S = 0.5  # what a collector that was away a moment ago gets at close
+OUTAGE_S: Final = 60.0
+"""A collector that has accepted nothing for so long is an outage: what is made then counts as ``export_failed``."""
 
+SUSPECT_AFTER: Final = 2
+"""Server errors in a row to the same request after which the one behind it is tried, too."""
 
-class Transport(Protocol):
-    """Where payloads go."""
-
-    def send(self, payload: Payload, timeout_s: float) -> bool:
-        """Deliver one payload within ``timeout_s`` seconds; whether it was accepted."""
-
-    def close(self) -> None:
-        """Drop connections; a send that is waiting to retry gives up."""
+FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_ASKED_S = 1.0, 60.0, 600.0
 
 
-class Keeper(Protocol):
-    """Where payloads that were not accepted go."""
-
-    def put(self, payload: Payload) -> bool:
-        """Keep one payload; whether it is safe."""
-
-
-class Places(NamedTuple):
-    """What the log says about where figures go.
+class Delivery(NamedTuple):
+    """What became of the oldest request of a queue.
 
     Attributes:
-        endpoint: the collector's address.
-        spool: where unsent figures are kept, or "" when nowhere.
+        answer: what the collector said; None when it was not asked.
+        busy: another process is sending from this queue.
+        records: how many records the request had.
+        behind: requests behind it that were accepted with it.
     """
 
-    endpoint: str
-    spool: str
+    answer: Answer | None = None
+    busy: bool = False
+    records: int = 0
+    behind: int = 0
+
+
+class Backoff:
+    """How long to wait before a failed request is sent again: longer each time, bounded, never the same for two ranks.
+
+    Args:
+        numbers: where the jitter comes from; a generator of its own, because the training program seeds Python's.
+    """
+
+    def __init__(self, numbers: random.Random | None = None) -> None:
+        self._numbers = numbers or random.Random()  # noqa: S311 - spreads load, keeps no secret
+        self._failures = 0
+
+    def reset(self) -> None:
+        """A request was answered well."""
+        self._failures = 0
+
+    def pause_s(self, asked_s: float | None = None) -> float:
+        """Seconds until the next try.
+
+        Args:
+            asked_s: what the collector asks for; up to 10 minutes it gets that.
+        """
+        longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures, 16))
+        self._failures += 1
+        own_s = longest_s * self._numbers.uniform(0.5, 1.0)
+        if asked_s is None:
+            return own_s
+        # Everybody was asked to wait as long: the jitter comes on top.
+        return min(asked_s, LONGEST_ASKED_S) + self._numbers.uniform(0.0, FIRST_PAUSE_S)
+
+
+def deliver(
+    queue: SpoolQueue, signal: str, transport: Transport, timeout_s: float, *, suspect: bool = False
+) -> Delivery:
+    """Send the oldest request of a queue and do with it what the answer says.
+
+    Args:
+        queue: where it waits.
+        signal: ``metrics`` or ``traces``.
+        transport: carries it.
+        timeout_s: how long that may take.
+        suspect: it has failed with server errors before. If it does so again and the request behind it is accepted,
+            it is the cause, and is refused for good: a collector may answer 500 to what it cannot read.
+    """
+    with queue.sending() as granted:
+        if not granted:
+            return Delivery(busy=True)
+        head = queue.head()
+        if head is None:
+            return Delivery()
+        if head.problem:
+            answer = refused(head.problem)
+        elif not head.line.strip():
+            answer = ACCEPTED
+        else:
+            answer = transport.send(signal, head.line, timeout_s)
+        behind = queue.after(head) if suspect and answer.poison else None
+        if behind is not None and transport.send(signal, behind.line, timeout_s).accepted:
+            answer = refused(
+                f"{answer.reason} to this request again and again, and accepts the one behind it"
+            )
+            queue.reject(head, answer.reason)
+            queue.remove(behind)
+            return Delivery(answer, records=records_in(head.line), behind=1)
+        if answer.verdict is Verdict.ACCEPTED:
+            queue.remove(head)
+        elif answer.verdict is Verdict.REFUSED:
+            queue.reject(head, answer.reason)
+        records = records_in(head.line)
+    return Delivery(answer, records=records if answer.rejected is None else min(answer.rejected, records))
+
+
+class _Lane:
+    """A queue and when it is its turn."""
+
+    def __init__(self, signal: str, queue: SpoolQueue) -> None:
+        self.signal = signal
+        self.queue = queue
+        self.backoff = Backoff()
+        self.pending = True  # an earlier process may have left something
+        self.due_s = 0.0
+        self.failing_since_s: float | None = None
+        self.asked_to_wait = False
+        self.given_up = False  # at close
+        self.server_errors = 0  # in a row
 
 
 class Sender:
-    """A daemon thread with a small queue in front of it: the newest snapshot, and some spans.
+    """A daemon thread that empties the spool from its head.
 
-    Metrics are cumulative, so a newer snapshot makes an unsent older one superfluous: it is dropped and
-    counted. Whatever is not accepted goes to the keeper. In a forked child every call does nothing.
+    ``put`` appends a request to the spool and returns: nothing waits for a network, and what is on disk survives
+    this process. A request that gets no good answer stays where it is, and so does all behind it, until its next try.
+    In a forked child every call does nothing.
 
     Args:
-        transport: where payloads go. Used from the sender's thread only, until it is closed.
-        keeper: takes what was not accepted.
-        places: what the log calls them.
+        signals: those that are sent.
+        transport: carries requests. Used from the sender's thread only, until it is closed.
+        directory: the folder of the rank, where the spool lies; None keeps what waits in memory.
+        endpoint: the collector's address, for the log.
         timeout_s: longest one request may take.
+        max_bytes: bound on the spool on disk.
+        on_error: told of every ``OSError`` of the spool.
         monotonic_s: seconds of a monotonic clock.
         log: where lines for people go.
 
@@ -81,204 +168,231 @@ class Sender:
         failures: requests that were not accepted.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but two by keyword
         self,
+        signals: Iterable[str],
         transport: Transport,
-        keeper: Keeper,
         *,
-        places: Places,
+        directory: Path | None,
+        endpoint: str,
         timeout_s: float,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        on_error: Callable[[OSError], None] = lambda _error: None,
         monotonic_s: Callable[[], float] = time.monotonic,
         log: logging.Logger = _log,
     ) -> None:
         self.failures = 0
         self._drops: Counter[tuple[str, str]] = Counter()
         self._transport = transport
-        self._keeper = keeper
         self._timeout_s = timeout_s
         self._monotonic_s = monotonic_s
-        self._reachability = _Reachability(places, monotonic_s, log)
         self._pid = os.getpid()
-        self._changed = threading.Condition()
-        self._snapshot: Snapshot | None = None
-        self._spans: deque[Span] = deque()
-        self._in_flight: Payload | None = None
-        self._keeping = False
+        self._changed = free_in_forks(threading.Condition())
+        self._counting = free_in_forks(threading.Lock())
+        self._lanes = {
+            signal: _Lane(signal, self._queue(signal, directory, max_bytes // 2, on_error))
+            for signal in signals
+        }
+        self._says = _Says(endpoint, [lane.queue for lane in self._lanes.values()], monotonic_s, log)
         self._deadline_s: float | None = None
         self._abandoned = False
-        self._logs = CallerLogs()
         self._thread = threading.Thread(target=self._run, name="otel_train-sender", daemon=True)
         self._thread.start()
 
     @property
     def drops(self) -> dict[tuple[str, str], int]:
-        """Records not exported, by (signal, reason).
+        """Records that are not where people look, by (signal, reason).
 
-        Signals are ``metrics`` (data points) and ``traces`` (spans); reasons ``queue_full``,
-        ``export_failed``, ``serialization`` and ``shutdown``. What was spooled counts too: until it is
-        replayed it is not where people look.
+        Signals are ``metrics`` (data points) and ``traces`` (spans). Reasons: ``queue_full``, the spool was full and
+        the oldest went; ``rejected``, refused for good and moved to ``spool/rejected/``; ``serialization``, could not
+        be written as a request; ``shutdown``, was in memory when the time to close was up; ``export_failed``, made
+        during an outage of more than a minute: it waits in the spool.
         """
-        with self._changed:
+        with self._counting:
             return dict(self._drops)
 
-    def put(self, snapshot: Snapshot | None, spans: tuple[Span, ...]) -> None:
-        """Queue figures and return at once."""
+    def put(self, signal: str, line: bytes) -> None:
+        """Append a request to the spool and return."""
         if os.getpid() != self._pid:
             return
+        if self._deadline_s is not None:
+            self.count(signal, "shutdown", records_in(line))
+            return
+        lane = self._lanes[signal]
+        since_s = lane.failing_since_s
+        if since_s is not None and self._monotonic_s() - since_s > OUTAGE_S:
+            self.count(signal, "export_failed", records_in(line))
+        lane.queue.append(line)
         with self._changed:
-            if self._deadline_s is not None:
-                self._count_loss(snapshot, spans, "shutdown")
-                return
-            if snapshot is not None:
-                self._count_loss(self._snapshot, (), "queue_full")
-                self._snapshot = snapshot
-            self._spans.extend(spans)
-            while len(self._spans) > _MAX_SPANS:
-                self._count_loss(None, (self._spans.popleft(),), "queue_full")
+            lane.pending = True
             self._changed.notify()
 
+    def count(self, signal: str, reason: str, records: int) -> None:
+        """Count records that do not arrive."""
+        with self._counting:
+            self._drops[signal, reason] += records
+
     def close(self, timeout_s: float) -> None:
-        """Send what is queued within ``timeout_s`` seconds; the rest goes to the keeper. Idempotent."""
+        """Send what waits within ``timeout_s`` seconds; the rest stays in the spool. Idempotent."""
         if os.getpid() != self._pid or self._deadline_s is not None:
             return
-        network_s = max(timeout_s - _SPOOL_SHARE_S, timeout_s / 2)
+        network_s = max(timeout_s - _CLOSE_SHARE_S, timeout_s / 2)
         with self._changed:
             self._deadline_s = self._monotonic_s() + network_s
             self._changed.notify()
         self._thread.join(network_s)
         with self._changed:
-            self._abandoned = self._thread.is_alive()
-            rest = self._take_all() if self._abandoned else []
-            keeping = self._keeping
+            self._abandoned = True
         self._transport.close()
-        if keeping:  # what has been refused is on its way to the keeper, which is closed after us
-            self._thread.join(_SPOOL_SHARE_S)
-        for payload in rest:
-            self._keep(payload, "shutdown")
+        self._thread.join(max(0.0, timeout_s - network_s))
+        self._says.closing()
+        for lane in self._lanes.values():
+            lane.queue.close()
+
+    def _queue(
+        self, signal: str, directory: Path | None, max_bytes: int, on_error: Callable[[OSError], None]
+    ) -> SpoolQueue:
+        def lost(records: int, reason: str) -> None:
+            self.count(signal, reason, records)
+
+        return SpoolQueue(directory, signal, max_bytes=max_bytes, on_loss=lost, on_error=on_error)
 
     def _run(self) -> None:
-        with self._logs:
-            while True:
-                payload = self._next()
-                if payload is None:
-                    return
-                accepted, reason = self._attempt(payload)
-                with self._changed:
-                    if self._abandoned:
-                        return
-                    self._in_flight = None
-                    self._keeping = not accepted
-                if not accepted:
-                    self._keep(payload, reason)
-                    self._keeping = False
+        while (lane := self._next()) is not None:
+            timeout_s = self._limit_s(lane)
+            if timeout_s <= 0:
+                return
+            try:
+                suspect = lane.server_errors >= SUSPECT_AFTER
+                delivery = deliver(lane.queue, lane.signal, self._transport, timeout_s, suspect=suspect)
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not end the thread
+                _log.exception("OTLP: sending %s failed; the request stays in the spool", lane.signal)
+                delivery = Delivery(Answer(Verdict.RETRY, f"was not asked ({type(error).__name__})"))
+            self._settle(lane, delivery)
 
-    def _next(self) -> Payload | None:
+    def _next(self) -> _Lane | None:
+        """The queue whose turn it is; None when there is no more to do."""
         with self._changed:
-            while self._snapshot is None and not self._spans:
+            while not self._abandoned:
+                now_s = self._monotonic_s()
+                waiting = [lane for lane in self._lanes.values() if lane.pending]
+                if self._deadline_s is None:
+                    ready = [lane for lane in waiting if lane.due_s <= now_s]
+                else:
+                    # One short chance for a collector that is away, none if it asked to be left alone.
+                    ready = [lane for lane in waiting if not (lane.given_up or lane.asked_to_wait)]
+                if ready:
+                    lane = min(ready, key=lambda lane: lane.due_s)
+                    lane.pending = False  # before it is looked at: what is appended meanwhile sets it again
+                    return lane
                 if self._deadline_s is not None:
                     return None
-                self._changed.wait()
-            self._in_flight = self._take()
-            return self._in_flight
+                self._changed.wait(min((lane.due_s - now_s for lane in waiting), default=None))
+        return None
 
-    def _take(self) -> Payload:
-        snapshot, self._snapshot = self._snapshot, None
-        if snapshot is not None:
-            return snapshot
-        count = min(len(self._spans), _SPANS_PER_REQUEST)
-        return tuple(self._spans.popleft() for _ in range(count))
-
-    def _take_all(self) -> list[Payload]:
-        rest: list[Payload] = [] if self._in_flight is None else [self._in_flight]
-        self._in_flight = None
-        while self._snapshot is not None or self._spans:
-            rest.append(self._take())
-        return rest
-
-    def _attempt(self, payload: Payload) -> tuple[bool, str]:
-        timeout_s, reason = self._limit()
-        if timeout_s <= 0:
-            return False, reason
-        self._logs.clear()
-        try:
-            accepted = self._transport.send(payload, timeout_s)
-        except Exception as error:  # noqa: BLE001  # a fault in an exporter must not end the thread
-            self.failures += 1
-            self._reachability.lost(f"{type(error).__name__}: {error}")
-            return False, "serialization"
-        if accepted:
-            self._reachability.found()
-            return True, ""
-        self.failures += 1
-        self._reachability.lost(self._logs.said())
-        return False, reason
-
-    def _limit(self) -> tuple[float, str]:
+    def _limit_s(self, lane: _Lane) -> float:
         deadline_s = self._deadline_s
         if deadline_s is None:
-            return self._timeout_s, "export_failed"
+            return self._timeout_s
         left_s = min(deadline_s - self._monotonic_s(), self._timeout_s)
-        if self._reachability.away:
-            # One short chance for a collector that is away, none for the payloads after that.
-            left_s = 0.0 if self._reachability.gave_last_chance() else min(left_s, _LAST_TRY_S)
-        return left_s, "shutdown"
+        if lane.failing_since_s is not None:
+            left_s = min(left_s, _LAST_TRY_S)
+        return left_s
 
-    def _keep(self, payload: Payload, reason: str) -> None:
-        if isinstance(payload, Snapshot):
-            self._count_loss(payload, (), reason)
-        else:
-            self._count_loss(None, payload, reason)
-        try:
-            self._keeper.put(payload)
-        except Exception:  # noqa: BLE001  # as above
-            _log.exception("OTLP: unsent figures could not be spooled; training is not affected")
-
-    def _count_loss(self, snapshot: Snapshot | None, spans: tuple[Span, ...], reason: str) -> None:
+    def _settle(self, lane: _Lane, delivery: Delivery) -> None:
+        answer, now_s = delivery.answer, self._monotonic_s()
+        lane.due_s = now_s
+        lane.asked_to_wait = False
+        if answer is None and not delivery.busy:
+            return
+        if delivery.busy:
+            lane.due_s += _BUSY_S
+            lane.given_up = self._deadline_s is not None
+        elif answer is not None and answer.verdict is Verdict.RETRY:
+            self.failures += 1
+            lane.asked_to_wait = answer.retry_after_s is not None
+            lane.given_up = self._deadline_s is not None
+            lane.server_errors = lane.server_errors + 1 if answer.poison else 0
+            lane.due_s += lane.backoff.pause_s(answer.retry_after_s)
+            if lane.failing_since_s is None:
+                lane.failing_since_s = now_s
+            if not self._abandoned:  # else it is we who ended the connection
+                self._says.lost(answer.reason)
+        elif answer is not None:
+            lane.backoff.reset()
+            lane.failing_since_s = None
+            lane.server_errors = 0
+            if answer.verdict is Verdict.REFUSED:
+                self.failures += 1
+                self.count(lane.signal, "rejected", delivery.records)
+                self._says.refused(answer.reason, lane.queue)
+            if all(each.failing_since_s is None for each in self._lanes.values()):
+                self._says.found(answer)
         with self._changed:
-            if snapshot is not None:
-                points = sum(len(family.points) for family in snapshot.families)
-                self._drops["metrics", reason] += points
-            if spans:
-                self._drops["traces", reason] += len(spans)
+            lane.pending = True
 
 
-class _Reachability:
-    """Whether the collector answers, told to people once when it changes and at most once a minute."""
+class _Says:
+    """What the log is told: once when the collector goes, once when it is back, once a minute about refusals."""
 
-    def __init__(self, places: Places, monotonic_s: Callable[[], float], log: logging.Logger) -> None:
-        self.away = False
-        self._places = places
+    def __init__(
+        self,
+        endpoint: str,
+        queues: list[SpoolQueue],
+        monotonic_s: Callable[[], float],
+        log: logging.Logger,
+    ) -> None:
+        self._endpoint = endpoint
+        self._queues = queues
         self._monotonic_s = monotonic_s
         self._log = log
         self._told_away = False
-        self._last_line_s: float | None = None
-        self._last_chance_given = False
+        self._last_s: dict[str, float] = {}
 
-    def gave_last_chance(self) -> bool:
-        """Whether the one try at close was already used; marks it as used."""
-        given, self._last_chance_given = self._last_chance_given, True
-        return given
-
-    def lost(self, said: str) -> None:
-        """A request was not accepted."""
-        self.away = True
-        if self._told_away or not self._may_speak():
+    def lost(self, reason: str) -> None:
+        """A request has to wait."""
+        if self._told_away or not self._may_speak("away"):
             return
         self._told_away = True
-        place = self._places.spool
-        kept = f"figures are spooled in {place}" if place else "figures are dropped"
-        self._log.warning("OTLP: %s %s; %s, training is not affected", self._places.endpoint, why(said), kept)
+        folder = next((queue.folder for queue in self._queues if queue.folder), None)
+        where = f"in {folder}" if folder else "in memory, up to its bound,"
+        self._log.warning(
+            "OTLP: %s %s; requests wait %s and are sent when it accepts them, training is not affected",
+            self._endpoint,
+            reason,
+            where,
+        )
 
-    def found(self) -> None:
-        """A request was accepted."""
-        self.away = False
-        if self._told_away and self._may_speak():
+    def found(self, answer: Answer) -> None:
+        """A request was answered well, and no other signal waits for that."""
+        if self._told_away and self._may_speak("away"):
             self._told_away = False
-            self._log.warning("OTLP: %s accepts figures again", self._places.endpoint)
+            self._log.warning("OTLP: %s accepts requests again", self._endpoint)
+        if answer.accepted and answer.reason and self._may_speak("warning"):
+            self._log.warning("OTLP: %s %s", self._endpoint, answer.reason)
 
-    def _may_speak(self) -> bool:
+    def refused(self, reason: str, queue: SpoolQueue) -> None:
+        """A request was refused for good."""
+        if self._may_speak("refused"):
+            where = f"it is moved to {queue.rejected_file}" if queue.rejected_file else "it is dropped"
+            self._log.warning(
+                "OTLP: %s %s; %s and counted, training is not affected", self._endpoint, reason, where
+            )
+
+    def closing(self) -> None:
+        """Nothing more is sent from here."""
+        left = [queue for queue in self._queues if any(True for _ in queue.waiting())]
+        if left and not self._told_away:
+            self._log.warning(
+                "OTLP: %s has not accepted everything in the time to close; requests wait in %s, and the next start of "
+                "the run or `otel-train replay` sends them",
+                self._endpoint,
+                left[0].folder,
+            )
+
+    def _may_speak(self, about: str) -> bool:
         now_s = self._monotonic_s()
-        if self._last_line_s is not None and now_s - self._last_line_s < _LINE_INTERVAL_S:
+        if now_s - self._last_s.get(about, -_LINE_INTERVAL_S) < _LINE_INTERVAL_S:
             return False
-        self._last_line_s = now_s
+        self._last_s[about] = now_s
         return True

@@ -6,25 +6,18 @@ import heapq
 import queue
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_train.clock import system_clock
 from otel_train.errors import StackError
-from otel_train.export.otlp_sdk import (
-    SdkTransport,
-    metrics_data,
-    sdk_resource,
-    sdk_scope,
-    to_metrics_data,
-    to_readable_span,
-)
+from otel_train.export.otlp_json import metrics_line, spans_line, with_resource
+from otel_train.export.otlp_transport import OtlpTransport
 from otel_train.export.profile import LEAN_INTERVALS
-from otel_train.export.quiet import CallerLogs
 from otel_train.guard import Guard
 from otel_train.simulate.tally import Sizes, Tally, sizes_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from otel_train.export.settings import OtlpSettings
     from otel_train.simulate.actor import Reading
@@ -49,7 +42,7 @@ class _Scene(NamedTuple):
     """A reading, ready for every rank that shares it."""
 
     reading: Reading
-    metrics: Any  # Any: the SDK's metrics of one scope
+    metrics: str  # a request without a resource
     sizes: Sizes
 
 
@@ -76,7 +69,7 @@ class Conductor:
         self._cast = cast
         self._settings = settings
         self._every_s = every_s
-        self._scope = sdk_scope(version)
+        self._version = version
         self._ranks = cast.senders
         self.tally = Tally(len(cast.ranks), len(self._ranks))
         self._turns: queue.Queue[_Turn | None] = queue.Queue(2 * senders)
@@ -85,7 +78,7 @@ class Conductor:
         self._told: dict[int, int] = {}
         self._started_ns = system_clock()
         # Made here: the first one imports, and nobody is late for that.
-        transports = [SdkTransport(settings, {}, version=version) for _ in range(senders)]
+        transports = [OtlpTransport(settings.targets) for _ in range(senders)]
         self._threads = [
             threading.Thread(target=self._send_all, args=(transport,), daemon=True)
             for transport in transports
@@ -172,41 +165,39 @@ class Conductor:
     def _check_heard(self) -> None:
         figures = self.tally.figures
         if not figures.requests and figures.failures >= PATIENCE:
-            where = ", ".join(dict.fromkeys(self._settings.endpoints.values()))
+            where = self._settings.addresses
             raise StackError(
                 f"{where} accepted none of {figures.failures} requests. Is a Collector there? `otel-train stack up` "
                 "starts one; --endpoint and the OTEL_EXPORTER_OTLP_* variables say where it is"
             )
 
-    def _send_all(self, transport: SdkTransport) -> None:
+    def _send_all(self, transport: OtlpTransport) -> None:
         guard = Guard("sending for a simulated rank")
-        with CallerLogs():
-            while (turn := self._turns.get()) is not None:
-                self.tally.late(max(0, system_clock() - turn.due_ns) / NS_PER_S)
-                faults = guard.faults
-                with guard:
-                    self._send(transport, turn)
-                self.tally.fault(guard.faults - faults)
-                self._busy.discard(turn.rank.info.rank)
-                self._turns.task_done()
+        while (turn := self._turns.get()) is not None:
+            self.tally.late(max(0, system_clock() - turn.due_ns) / NS_PER_S)
+            faults = guard.faults
+            with guard:
+                self._send(transport, turn)
+            self.tally.fault(guard.faults - faults)
+            self._busy.discard(turn.rank.info.rank)
+            self._turns.task_done()
         transport.close()
 
-    def _send(self, transport: SdkTransport, turn: _Turn) -> None:
+    def _send(self, transport: OtlpTransport, turn: _Turn) -> None:
         rank, limit_s = turn.rank, self._settings.timeout_s
         scene = self._scene_of(rank, final=turn.final)
-        resource = sdk_resource(self._cast.resource(rank))
-        if rank.profile.metrics and "metrics" in self._settings.protocols:
-            accepted = transport.send_metrics_data(
-                metrics_data(scene.metrics, resource, self._scope), limit_s
-            )
-            self.tally.metrics(rank.info.rank, scene.sizes, accepted=accepted)
+        resource = self._cast.resource(rank)
+        if rank.profile.metrics and "metrics" in self._settings.targets:
+            line = with_resource(scene.metrics, resource).encode()
+            answer = transport.send("metrics", line, limit_s)
+            self.tally.metrics(rank.info.rank, scene.sizes, accepted=answer.accepted)
         before = self._told.get(rank.info.rank, 0)
         self._told[rank.info.rank] = scene.reading.spans_until
         spans = self._cast.spans_of(rank, before, scene.reading.spans_until)
-        if spans and "traces" in self._settings.protocols:
-            readable = [to_readable_span(span, resource, self._scope) for span in spans]
-            accepted = transport.send_readable_spans(readable, limit_s)
-            self.tally.spans(len(spans), _spans_bytes(readable), accepted=accepted)
+        if spans and "traces" in self._settings.targets:
+            line = spans_line(spans, resource, self._version).encode()
+            answer = transport.send("traces", line, limit_s)
+            self.tally.spans(len(spans), len(line), accepted=answer.accepted)
 
     def _scene_of(self, rank: Rank, *, final: bool) -> _Scene:
         with self._cast.actors[rank.actor].lock:
@@ -219,19 +210,7 @@ class Conductor:
             return scene
 
     def _scene(self, actor: int, reading: Reading) -> _Scene:
-        resource = sdk_resource(self._cast.resource(self._cast.ranks[self._cast.actors[actor].info.rank]))
-        data = to_metrics_data(reading.snapshot, resource, self._scope)
-        sizes = sizes_of(reading.snapshot.families, _metrics_bytes(data))
-        return _Scene(reading, data.resource_metrics[0].scope_metrics[0].metrics, sizes)
-
-
-def _metrics_bytes(data: Any) -> int:
-    from opentelemetry.exporter.otlp.proto.common.metrics_encoder import encode_metrics
-
-    return int(encode_metrics(data).ByteSize())
-
-
-def _spans_bytes(spans: Sequence[Any]) -> int:
-    from opentelemetry.exporter.otlp.proto.common.trace_encoder import encode_spans
-
-    return int(encode_spans(spans).ByteSize())
+        resource = self._cast.resource(self._cast.ranks[self._cast.actors[actor].info.rank])
+        line = metrics_line(reading.snapshot, {}, self._version)
+        sizes = sizes_of(reading.snapshot.families, len(with_resource(line, resource)))
+        return _Scene(reading, line, sizes)

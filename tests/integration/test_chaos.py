@@ -169,8 +169,8 @@ def test_a_collector_that_is_away_delays_no_exit_and_loses_nothing(
 
     assert delay_s <= LATER_S
     assert spooled
-    assert (counts.kept, counts.torn) == (0, 0)
-    assert counts.sent > 0
+    assert (counts.kept, counts.rejected, counts.torn) == (0, 0, 0)
+    assert counts.accepted > 0
     assert steps == written["steps"]["train"]
 
 

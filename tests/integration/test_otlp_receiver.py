@@ -16,7 +16,6 @@ import pytest
 from otel_train.cli.replay import Counts, replay
 from otel_train.errors import ConfigError
 from otel_train.export.otlp import OtlpExporter, OtlpSettings
-from otel_train.export.spool import Spool
 from otel_train.records import Batch
 from tests.support.figures import RESOURCE, SPAN_ID, TRACE_ID, snapshot, spans
 from tests.support.receiver import Received, black_hole, grpc_receiver, http_receiver, refusing_address
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-RECEIVERS = {"http/protobuf": http_receiver, "grpc": grpc_receiver}
+RECEIVERS = {"http/json": http_receiver, "http/protobuf": http_receiver, "grpc": grpc_receiver}
 
 
 @pytest.fixture(params=RECEIVERS)
@@ -39,9 +38,7 @@ def receiver(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def exporter(directory: Path) -> OtlpExporter:
-    errors: list[OSError] = []
-    spool = Spool(directory, RESOURCE, version="1.2", on_error=errors.append)
-    return OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1.2", spool=spool)
+    return OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1.2", directory=directory)
 
 
 def attributes(owner: Any) -> dict[str, Any]:
@@ -124,7 +121,7 @@ def no_place(name: str) -> AbstractContextManager[Any]:
 TROUBLES = ["refuse", "black hole", "500", "429", "slow"]
 
 
-@pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])
+@pytest.mark.parametrize("protocol", ["http/json", "grpc"])
 @pytest.mark.parametrize("trouble", TROUBLES)
 def test_in_every_trouble_closing_is_bounded_and_what_is_left_is_replayed_once(  # noqa: PLR0917  # fixtures
     trouble: str, protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
@@ -139,10 +136,10 @@ def test_in_every_trouble_closing_is_bounded_and_what_is_left_is_replayed_once( 
         start_s = time.monotonic()
         otlp.close(1.5)
         assert time.monotonic() - start_s < 2
-        assert otlp.drops == {("metrics", "shutdown"): 5, ("traces", "shutdown"): 2}
+        assert not otlp.drops
     with http_receiver() as received:
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
-        assert replay(tmp_path, endpoint=received.endpoint) == Counts(sent=2)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")
+        assert replay(tmp_path, endpoint=received.endpoint) == Counts(accepted=2)
         assert replay(tmp_path, endpoint=received.endpoint) == Counts()
         assert received.points()["train.steps"].sum.data_points[0].as_double == 7
         assert attributes(received.metrics[0].resource_metrics[0].resource) == RESOURCE
@@ -182,7 +179,7 @@ def test_the_log_names_the_reason_and_the_spool(
     lines = [record for record in caplog.records if record.levelno >= logging.WARNING]
     [line] = lines
     assert line.name == "otel_train"
-    assert f"OTLP: {place} refuses connections; figures are spooled in {tmp_path}" in line.getMessage()
+    assert f"OTLP: {place} refuses connections; requests wait in {tmp_path}" in line.getMessage()
 
 
 def test_after_closing_no_thread_is_left(receiver: Received, tmp_path: Path) -> None:
@@ -194,7 +191,7 @@ def test_after_closing_no_thread_is_left(receiver: Received, tmp_path: Path) -> 
     otlp.close(2)
     otlp.close(2)
     assert [thread for thread in set(threading.enumerate()) - before if "otel_train" in thread.name] == []
-    assert not (tmp_path / "spool").exists()
+    assert not tmp_path.exists() or list(tmp_path.iterdir()) == []
 
 
 SCRIPT = textwrap.dedent(
@@ -203,11 +200,9 @@ SCRIPT = textwrap.dedent(
     sys.path.insert(0, os.getcwd())
     from pathlib import Path
     from otel_train.export.otlp import OtlpExporter, OtlpSettings
-    from otel_train.export.spool import Spool
     from otel_train.records import Batch
     from tests.support.figures import RESOURCE, snapshot, spans
-    spool = Spool(Path(sys.argv[1]), RESOURCE, version="1", on_error=print)
-    otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1", spool=spool)
+    otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1", directory=Path(sys.argv[1]))
     otlp.export(Batch(snapshot=snapshot(), spans=spans()))
     if "fork" in sys.argv:
         pid = os.fork()
@@ -270,31 +265,14 @@ def test_a_forked_child_exports_nothing(
     assert not (tmp_path / "spool").exists()
 
 
-def test_replay_keeps_what_a_collector_refuses(tmp_path: Path) -> None:
-    """A replay into a broken collector loses nothing, and the next one sends it."""
-    spool = Spool(tmp_path / "rank0", RESOURCE, version="1", on_error=lambda _: None)
-    for second in range(3):
-        spool.put(snapshot(second=second))
-    spool.close()
-    with http_receiver("400") as received:
-        assert replay(tmp_path, endpoint=received.endpoint) == Counts(kept=3)
-        received.mode = "ok"
-        assert replay(tmp_path, endpoint=received.endpoint) == Counts(sent=3)
-        times = [
-            request.resource_metrics[0].scope_metrics[0].metrics[1].sum.data_points[0].time_unix_nano
-            for request in received.metrics
-        ]
-        assert times == sorted(times)
-        assert len(times) == 3
-
-
 def test_replay_speaks_grpc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some collectors only listen on 4317."""
-    spool = Spool(tmp_path / "rank0", RESOURCE, version="1", on_error=lambda _: None)
-    spool.put(snapshot())
-    spool.put(spans())
-    spool.close()
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")
+    with refusing_address() as place:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", place)
+        otlp = exporter(tmp_path / "rank0")
+        otlp.export(Batch(snapshot=snapshot(), spans=spans()))
+        otlp.close(1)
     with grpc_receiver() as received:
-        assert replay(tmp_path, endpoint=received.endpoint) == Counts(sent=2)
+        assert replay(tmp_path, endpoint=received.endpoint) == Counts(accepted=2)
         assert len(received.metrics) == len(received.traces) == 1

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import json
 import socket
 import threading
 import time
 from concurrent import futures
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from google.protobuf import json_format
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
     ExportMetricsServiceRequest,
     ExportMetricsServiceResponse,
@@ -29,10 +33,15 @@ class Received:
 
     Attributes:
         endpoint: base address.
+        mode: how it answers; may be changed at any time.
         metrics: accepted metrics requests.
         traces: accepted trace requests.
         requests: how many came, accepted or not.
         headers: those of the last http request.
+        retry_after: value of that header in answers other than 200; "" for none.
+        location: value of that header.
+        rejecting: how many records ``partial`` rejects.
+        poison: only bodies with these bytes are answered with the status that the mode is.
     """
 
     def __init__(self) -> None:
@@ -42,7 +51,11 @@ class Received:
         self.metrics: list[ExportMetricsServiceRequest] = []
         self.traces: list[ExportTraceServiceRequest] = []
         self.requests = 0
-        self.headers: dict[str, str] = {}
+        self.headers = Message()
+        self.retry_after = ""
+        self.location = ""
+        self.rejecting = 0
+        self.poison = b""
         self._came = threading.Condition()
 
     def take(self, request: Any) -> None:
@@ -77,51 +90,136 @@ class Received:
         ]
 
 
-@contextmanager
-def http_receiver(mode: str = "ok", *, slow_s: float = 1.0) -> Iterator[Received]:
-    """A receiver on http/protobuf.
+ANSWERS = {
+    "html": (b"<html><form action=/login></form></html>", "text/html; charset=utf-8"),
+    "text": (b"OK", "text/plain"),
+    "odd": (b'{"status": "healthy"}', "application/json"),
+}
+"""What is answered with status 200 by what is no collector: body and content type."""
 
-    Modes: ok, slow (answers after ``slow_s``), 500, 400, 429 (with Retry-After: 30).
+
+def request_of(path: str, body: bytes, kind: str) -> Any:
+    """A request as a message; None when it is none."""
+    message: Any = (
+        ExportMetricsServiceRequest() if path.endswith("/v1/metrics") else ExportTraceServiceRequest()
+    )
+    try:
+        if kind == "application/json":
+            return json_format.ParseDict(ids_in_base64(json.loads(body)), message)
+        message.ParseFromString(body)
+    except Exception:  # noqa: BLE001 - whatever came
+        return None
+    return message
+
+
+def ids_in_base64(node: Any) -> Any:
+    """OTLP/JSON differs from protobuf's own JSON only in how ids are spelled."""
+    if isinstance(node, dict):
+        return {
+            key: base64.b64encode(bytes.fromhex(value)).decode()
+            if key in {"traceId", "spanId", "parentSpanId"}
+            else ids_in_base64(value)
+            for key, value in node.items()
+        }
+    return [ids_in_base64(item) for item in node] if isinstance(node, list) else node
+
+
+def _response(path: str, kind: str, received: Received) -> bytes:
+    metrics = path.endswith("/v1/metrics")
+    if received.mode != "partial":
+        return b"{}" if kind == "application/json" and received.mode != "bare" else b""
+    if kind == "application/json":
+        key = "rejectedDataPoints" if metrics else "rejectedSpans"
+        partial = {key: str(received.rejecting), "errorMessage": "too old"}
+        return json.dumps({"partialSuccess": partial}).encode()
+    response: Any = ExportMetricsServiceResponse() if metrics else ExportTraceServiceResponse()
+    name = "rejected_data_points" if metrics else "rejected_spans"
+    setattr(response.partial_success, name, received.rejecting)
+    response.partial_success.error_message = "too old"
+    return bytes(response.SerializeToString())
+
+
+@contextmanager
+def http_receiver(mode: str = "ok", *, slow_s: float = 1.0, port: int = 0) -> Iterator[Received]:
+    """A receiver of OTLP over HTTP, in JSON and in protobuf.
+
+    Modes: ok; slow (answers after ``slow_s``); a status (429 with Retry-After: 30); html (a login page with status 200);
+    text (status 200 with plain text); partial (accepts with rejected records); odd (status 200, JSON that is no OTLP);
+    bare (status 200 without body and type); endless (status 200, a body without end); trickle (headers, a byte at a
+    time); close (the connection is closed without an answer).
     """
     received = Received()
     received.mode, received.slow_s = mode, slow_s
+    if mode == "429":
+        received.retry_after = "30"
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             received.requests += 1
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            received.headers = dict(self.headers.items())
+            received.headers = self.headers
             if received.mode == "slow":
                 time.sleep(received.slow_s)
-            if received.mode.isdigit():
-                self.send_response(int(received.mode))
-                if received.mode == "429":
-                    self.send_header("Retry-After", "30")
-                self.send_header("Content-Length", "0")
-                self.end_headers()
+            if received.mode.isdigit() and received.poison in body:
+                self._answer(int(received.mode), b"", "")
+                return
+            kind = self.headers["Content-Type"]
+            if received.mode in ANSWERS:
+                self._answer(200, *ANSWERS[received.mode])
+                return
+            if received.mode in {"endless", "trickle", "close"}:
+                self._misbehave(kind)
                 return
             if self.headers.get("Content-Encoding") == "gzip":
                 body = gzip.decompress(body)
-            kind: dict[str, Any] = {
-                "/v1/metrics": ExportMetricsServiceRequest,
-                "/v1/traces": ExportTraceServiceRequest,
-            }
-            received.take(kind[self.path].FromString(body))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
+            asked = request_of(self.path, body, kind)
+            if asked is None:
+                self._answer(400, b"not OTLP", "text/plain")
+                return
+            received.take(asked)
+            self._answer(200, _response(self.path, kind, received), "" if received.mode == "bare" else kind)
+
+        def _answer(self, status: int, body: bytes, kind: str) -> None:
+            self.send_response(status)
+            if received.retry_after and status != 200:
+                self.send_header("Retry-After", received.retry_after)
+            if received.location:
+                self.send_header("Location", received.location)
+            if kind:
+                self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
             self.end_headers()
+            self.wfile.write(body)
+
+        def _misbehave(self, kind: str) -> None:
+            self.close_connection = True
+            if received.mode == "endless":
+                self.wfile.write(f"HTTP/1.1 200 OK\r\nContent-Type: {kind}\r\n\r\n{{".encode())
+                while True:
+                    self.wfile.write(b" " * (1 << 16))
+            if received.mode == "trickle":
+                for each in b"HTTP/1.1 200 OK\r\nX-Slow: " + b"x" * 10_000:
+                    self.wfile.write(bytes([each]))
+                    time.sleep(0.05)
 
         def log_message(self, *args: object) -> None:
             pass
 
+        protocol_version = "HTTP/1.1"
+
     class Server(ThreadingHTTPServer):
         daemon_threads = True
         block_on_close = False
+        connections: ClassVar[list[socket.socket]] = []
+
+        def process_request(self, request: Any, client_address: Any) -> None:
+            self.connections.append(request)
+            super().process_request(request, client_address)
 
         def handle_error(self, request: Any, client_address: Any) -> None:
             """A sender that gave up is no error."""
 
-    server = Server(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", port), Handler)
     received.endpoint = f"http://127.0.0.1:{server.server_address[1]}"
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
@@ -131,26 +229,35 @@ def http_receiver(mode: str = "ok", *, slow_s: float = 1.0) -> Iterator[Received
         server.shutdown()
         server.server_close()
         thread.join()
+        for connection in Server.connections:  # those that are kept, too
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
 def grpc_receiver() -> Iterator[Received]:
-    """A receiver on gRPC."""
+    """A receiver on gRPC. Modes: ok, partial, the name of a status."""
     import grpc
     from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as metrics_grpc
     from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as trace_grpc
 
     received = Received()
 
+    def answer(request: Any, context: Any, path: str) -> Any:
+        received.requests += 1
+        if received.mode not in {"ok", "partial"}:
+            context.abort(getattr(grpc.StatusCode, received.mode), "as told")
+        received.take(request)
+        kind: Any = ExportMetricsServiceResponse if path == "/v1/metrics" else ExportTraceServiceResponse
+        return kind.FromString(_response(path, "", received))
+
     class Metrics(metrics_grpc.MetricsServiceServicer):
         def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
-            received.take(request)
-            return ExportMetricsServiceResponse()
+            return answer(request, context, "/v1/metrics")
 
     class Traces(trace_grpc.TraceServiceServicer):
         def Export(self, request: Any, context: Any) -> Any:  # noqa: N802
-            received.take(request)
-            return ExportTraceServiceResponse()
+            return answer(request, context, "/v1/traces")
 
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=2))
     metrics_grpc.add_MetricsServiceServicer_to_server(Metrics(), server)  # type: ignore[no-untyped-call]  # generated

@@ -301,7 +301,7 @@ def test_an_address_where_nobody_listens_is_a_problem() -> None:
 def test_a_name_that_cannot_be_resolved_and_a_protocol_that_is_none_are_problems() -> None:
     """Typing mistakes, told apart."""
     assert "cannot be resolved" in only(looked_at("http://no-such-host.invalid:4318"), PROBLEM).what
-    grpcs = looked_at("http://h:1", OTEL_EXPORTER_OTLP_PROTOCOL="http/json")
+    grpcs = looked_at("http://h:1", OTEL_EXPORTER_OTLP_PROTOCOL="http/xml")
     assert "http/protobuf" in only(grpcs, PROBLEM).what
 
 

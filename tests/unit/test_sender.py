@@ -4,60 +4,58 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_train.export.quiet import CallerLogs
-from otel_train.export.sender import Places, Sender
-from otel_train.records import Snapshot
-from tests.support.figures import snapshot, spans
+from otel_train.export.otlp_answer import ACCEPTED, Answer, Verdict, refused, retry
+from otel_train.export.otlp_json import metrics_line, spans_line
+from otel_train.export.sender import LONGEST_ASKED_S, LONGEST_PAUSE_S, Backoff, Sender
+from otel_train.export.spool import SpoolQueue
+from tests.support.figures import RESOURCE, snapshot, spans
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from otel_train.export.spool import Payload
+    from pathlib import Path
 
 POINTS = sum(len(family.points) for family in snapshot().families)
+SPANS = spans_line(spans(), RESOURCE, "1").encode()
+
+
+def metrics(steps: float = 7.0) -> bytes:
+    return metrics_line(snapshot(steps), RESOURCE, "1").encode()
 
 
 class Collector:
-    """A transport: accepts, refuses, hangs or breaks, as told."""
+    """A transport: gives the answers it is told to, or hangs."""
 
-    def __init__(self, *, accepts: bool = True, held: bool = False) -> None:
-        self.accepts = accepts
-        self.breaks = False
-        self.got: list[Payload] = []
+    def __init__(self, answer: Answer = ACCEPTED, *, held: bool = False) -> None:
+        self.answer = answer
+        self.answers: dict[str, Answer] = {}
+        self.asked: list[tuple[str, bytes]] = []
+        self.got: list[bytes] = []
         self.gate = threading.Event()
         self.entered = threading.Event()
-        self.closed = threading.Event()
         if not held:
             self.gate.set()
 
-    def send(self, payload: Payload, timeout_s: float) -> bool:
+    def send(self, signal: str, line: bytes, timeout_s: float) -> Answer:
+        self.asked.append((signal, line))
         self.entered.set()
-        self.gate.wait()
-        if self.breaks:
-            raise TypeError("cannot encode")
-        if self.accepts:
-            self.got.append(payload)
-        return self.accepts
+        if not self.gate.wait(timeout_s):
+            return retry("does not answer")
+        answer = self.answers.get(signal, self.answer)
+        if answer.accepted:
+            self.got.append(line)
+        return answer
 
     def close(self) -> None:
-        self.closed.set()
-
-
-class Kept:
-    """A keeper in memory."""
-
-    def __init__(self) -> None:
-        self.payloads: list[Payload] = []
-
-    def put(self, payload: Payload) -> bool:
-        self.payloads.append(payload)
-        return True
+        self.gate.set()
+        self.answer = retry("is gone")
+        self.answers.clear()
 
 
 class Time:
@@ -70,30 +68,29 @@ class Time:
         return self.now_s
 
 
-class SlowKept(Kept):
-    """A full disk's cousin: still writing when the time to close is up."""
-
-    def __init__(self, collector: Collector) -> None:
-        super().__init__()
-        self._collector = collector
-
-    def put(self, payload: Payload) -> bool:
-        self._collector.closed.wait(10)  # which is when close has given up waiting for us
-        time.sleep(0.05)
-        return super().put(payload)
-
-
 @pytest.fixture
-def make() -> Iterator[Callable[..., tuple[Sender, Kept]]]:
-    """Senders that are closed after the test."""
+def make(tmp_path: Path) -> Iterator[Callable[..., Sender]]:
+    """Senders with a spool in ``tmp_path``, closed after the test."""
     made: list[tuple[Sender, Collector]] = []
 
-    def build(collector: Collector, monotonic_s: Callable[[], float] = time.monotonic) -> tuple[Sender, Kept]:
-        kept = Kept()
-        places = Places("http://collector:4318", "runs/r/rank0/spool")
-        sender = Sender(collector, kept, places=places, timeout_s=5, monotonic_s=monotonic_s)
+    def build(
+        collector: Collector,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        *,
+        directory: Path | None = tmp_path,
+        max_bytes: int = 1 << 20,
+    ) -> Sender:
+        sender = Sender(
+            ("metrics", "traces"),
+            collector,
+            directory=directory,
+            endpoint="http://collector:4318",
+            timeout_s=5,
+            max_bytes=max_bytes,
+            monotonic_s=monotonic_s,
+        )
         made.append((sender, collector))
-        return sender, kept
+        return sender
 
     yield build
     for sender, collector in made:
@@ -102,174 +99,316 @@ def make() -> Iterator[Callable[..., tuple[Sender, Kept]]]:
 
 
 def until(true: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 5
+    deadline_s = time.monotonic() + 10
     while not true():
         assert time.monotonic() < deadline_s, "this never became true"
         time.sleep(0.005)
 
 
-def test_what_is_put_is_sent(make: Callable[..., tuple[Sender, Kept]]) -> None:
+def left(folder: Path, signal: str = "metrics") -> list[bytes]:
+    return list(SpoolQueue(folder, signal).waiting())
+
+
+def test_what_is_put_is_sent_and_leaves_nothing(make: Callable[..., Sender], tmp_path: Path) -> None:
     """The whole point."""
     collector = Collector()
-    sender, kept = make(collector)
-    sender.put(snapshot(), spans())
+    sender = make(collector)
+    sender.put("metrics", metrics())
+    sender.put("traces", SPANS)
     until(lambda: len(collector.got) == 2)
-    assert collector.got == [snapshot(), spans()]
-    assert not kept.payloads
+    sender.close(2)
+
+    assert set(collector.got) == {metrics(), SPANS}
+    assert list(tmp_path.iterdir()) == []
     assert not sender.drops
 
 
-def test_putting_never_waits_for_a_collector_that_hangs(make: Callable[..., tuple[Sender, Kept]]) -> None:
+def test_what_is_put_is_on_disk_before_it_is_sent(make: Callable[..., Sender], tmp_path: Path) -> None:
+    """SIGKILL in the middle of a request must lose nothing."""
+    collector = Collector(held=True)
+    sender = make(collector)
+    for steps in (1, 2, 3):
+        sender.put("metrics", metrics(steps))
+    assert collector.entered.wait(5)
+
+    assert left(tmp_path) == [metrics(1), metrics(2), metrics(3)]
+
+
+def test_putting_never_waits_for_a_collector_that_hangs(make: Callable[..., Sender]) -> None:
     """The pump also feeds the heartbeat and /metrics: those must go on."""
     collector = Collector(held=True)
-    sender, _ = make(collector)
-    sender.put(snapshot(), ())
+    sender = make(collector)
+    sender.put("metrics", metrics())
     assert collector.entered.wait(5)
     start_s = time.monotonic()
-    for _ in range(1000):
-        sender.put(snapshot(), spans())
-    assert time.monotonic() - start_s < 1
+    for _ in range(500):
+        sender.put("metrics", metrics())
+    assert time.monotonic() - start_s < 2
 
 
-def test_only_the_newest_unsent_snapshot_waits(make: Callable[..., tuple[Sender, Kept]]) -> None:
-    """Metrics are cumulative: the newest says all, and the queue stays small."""
-    collector = Collector(held=True)
-    sender, _ = make(collector)
-    sender.put(snapshot(1), ())
-    assert collector.entered.wait(5)
-    for steps in (2, 3, 4):
-        sender.put(snapshot(steps), ())
-    collector.gate.set()
-    until(lambda: len(collector.got) == 2)
-    assert collector.got == [snapshot(1), snapshot(4)]
-    assert sender.drops == {("metrics", "queue_full"): 2 * POINTS}
+def test_every_snapshot_arrives_in_order_after_an_outage(make: Callable[..., Sender]) -> None:
+    """A retry that occupied the only place left holes in every graph."""
+    collector, clock = Collector(retry("answers 503")), Time()
+    sender = make(collector, clock)
+    for steps in range(20):
+        sender.put("metrics", metrics(steps))
+    until(lambda: sender.failures == 1)
+    collector.answer = ACCEPTED
+    clock.now_s += LONGEST_PAUSE_S
+    sender.put("metrics", metrics(20))
+    until(lambda: len(collector.got) == 21)
+
+    assert collector.got == [metrics(steps) for steps in range(21)]
+    assert not sender.drops
 
 
-def test_spans_beyond_the_bound_are_dropped_and_counted(make: Callable[..., tuple[Sender, Kept]]) -> None:
-    """Memory stays flat while a collector is away for hours."""
-    collector = Collector(held=True)
-    sender, _ = make(collector)
-    sender.put(snapshot(), ())
-    assert collector.entered.wait(5)
-    sender.put(None, spans() * 2050)
-    assert sender.drops == {("traces", "queue_full"): 4}
-
-
-def test_what_is_refused_is_kept_and_counted(make: Callable[..., tuple[Sender, Kept]]) -> None:
-    """Nothing is lost because a collector restarts."""
-    sender, kept = make(Collector(accepts=False))
-    sender.put(snapshot(), spans())
-    until(lambda: len(kept.payloads) == 2)
-    assert kept.payloads == [snapshot(), spans()]
-    assert sender.drops == {("metrics", "export_failed"): POINTS, ("traces", "export_failed"): 2}
-    assert sender.failures == 2
-
-
-def test_a_fault_in_an_exporter_does_not_end_the_thread(make: Callable[..., tuple[Sender, Kept]]) -> None:
-    """One odd attribute must not silence a run for good."""
+def test_one_signal_does_not_wait_for_the_other(make: Callable[..., Sender]) -> None:
+    """Traces and metrics may have collectors of their own."""
     collector = Collector()
-    collector.breaks = True
-    sender, kept = make(collector)
-    sender.put(None, spans())
-    until(lambda: len(kept.payloads) == 1)
-    collector.breaks = False
-    sender.put(snapshot(), ())
-    until(lambda: collector.got == [snapshot()])
-    assert sender.drops == {("traces", "serialization"): 2}
+    collector.answers["metrics"] = retry("answers 503")
+    sender = make(collector)
+    sender.put("metrics", metrics())
+    sender.put("traces", SPANS)
+    until(lambda: collector.got == [SPANS])
 
 
-def test_closing_sends_what_is_queued(make: Callable[..., tuple[Sender, Kept]]) -> None:
+def test_what_is_refused_stops_nothing_behind_it(make: Callable[..., Sender], tmp_path: Path) -> None:
+    """Five refused lines stopped a whole spool."""
+    collector = Collector(refused("refuses a request (400)"))
+    sender = make(collector)
+    for steps in range(5):
+        sender.put("metrics", metrics(steps))
+    until(lambda: sender.failures == 5)
+    collector.answer = ACCEPTED
+    sender.put("metrics", metrics(5))
+    until(lambda: collector.got == [metrics(5)])
+
+    rejected = (tmp_path / "spool" / "rejected" / "metrics.jsonl").read_text()
+    assert rejected.count("refuses a request (400)") == 5
+    assert sender.drops == {("metrics", "rejected"): 5 * POINTS}
+    assert left(tmp_path) == []
+
+
+def test_only_the_rejected_records_of_a_request_are_counted(make: Callable[..., Sender]) -> None:
+    """The rest has arrived."""
+    sender = make(Collector(refused("rejects 2 records", 2)))
+    sender.put("metrics", metrics())
+    until(lambda: sender.drops == {("metrics", "rejected"): 2})
+
+
+def test_a_fault_in_a_transport_does_not_end_the_thread(make: Callable[..., Sender]) -> None:
+    """A mistake of ours must not silence a run for good, nor lose what it was made on."""
+    collector, clock = Collector(), Time()
+    usual = collector.send
+    collector.send = lambda *_: 1 / 0  # type: ignore[method-assign, assignment]  # breaks
+    sender = make(collector, clock)
+    sender.put("metrics", metrics())
+    until(lambda: sender.failures == 1)
+    collector.send = usual  # type: ignore[method-assign]  # works again
+    clock.now_s += LONGEST_PAUSE_S
+    sender.put("traces", SPANS)
+    until(lambda: set(collector.got) == {metrics(), SPANS})
+
+
+def test_a_collector_is_left_alone_as_long_as_it_asks(make: Callable[..., Sender]) -> None:
+    """An overloaded collector that is asked all the same stays overloaded."""
+    collector, clock = Collector(retry("answers 429", 40)), Time()
+    sender = make(collector, clock)
+    sender.put("metrics", metrics())
+    until(lambda: sender.failures == 1)
+    collector.answer = ACCEPTED
+    clock.now_s = 39.0
+    sender.put("metrics", metrics())
+    time.sleep(0.05)
+    assert collector.got == []
+    clock.now_s = 42.0
+    sender.put("metrics", metrics())
+    until(lambda: len(collector.got) == 3)
+
+
+def test_pauses_grow_are_bounded_and_differ() -> None:
+    """A thousand ranks that lost one collector must not come back in step."""
+    state = random.getstate()
+    pauses = [[backoff.pause_s() for _ in range(12)] for backoff in (Backoff(), Backoff())]
+
+    assert pauses[0] != pauses[1]
+    for each in pauses:
+        assert 0.5 <= each[0] <= 1
+        assert LONGEST_PAUSE_S / 2 <= each[-1] <= LONGEST_PAUSE_S
+        assert each[4] > each[0]
+    assert Backoff().pause_s(7) >= 7
+    assert Backoff().pause_s(1e9) <= LONGEST_ASKED_S + 1
+    assert random.getstate() == state, "the training program seeds that generator"
+
+
+def test_the_next_start_sends_what_the_last_one_left(make: Callable[..., Sender]) -> None:
+    """Nobody has to remember to replay."""
+    before = make(Collector(retry("answers 503")))
+    before.put("metrics", metrics(1))
+    before.put("traces", SPANS)
+    before.close(1)
+    collector = Collector()
+    make(collector)
+
+    until(lambda: set(collector.got) == {metrics(1), SPANS})
+
+
+def test_two_never_send_at_once(make: Callable[..., Sender], tmp_path: Path) -> None:
+    """Else both send the head, and it arrives twice."""
+    first = Collector(held=True)
+    sender = make(first)
+    sender.put("metrics", metrics())
+    assert first.entered.wait(5)
+
+    with SpoolQueue(tmp_path, "metrics").sending() as granted:
+        assert not granted
+    second = Collector()
+    make(second)
+    time.sleep(0.1)
+    assert second.asked == []
+    first.gate.set()
+    until(lambda: first.got == [metrics()])
+    time.sleep(0.1)
+    assert second.asked == []
+
+
+def test_closing_sends_what_waits(make: Callable[..., Sender]) -> None:
     """The last figures of a run matter most."""
     collector = Collector()
-    sender, kept = make(collector)
-    sender.put(snapshot(9), spans())
+    sender = make(collector)
+    for steps in range(5):
+        sender.put("metrics", metrics(steps))
     sender.close(2)
-    assert collector.got == [snapshot(9), spans()]
-    assert not kept.payloads
+    assert collector.got == [metrics(steps) for steps in range(5)]
 
 
 def test_closing_on_a_hanging_collector_takes_no_longer_than_it_may(
-    make: Callable[..., tuple[Sender, Kept]],
+    make: Callable[..., Sender], tmp_path: Path
 ) -> None:
     """Exit is never held up, and what hangs and what waits is on disk."""
     collector = Collector(held=True)
-    sender, kept = make(collector)
-    sender.put(snapshot(1), ())
+    sender = make(collector)
+    sender.put("metrics", metrics(1))
     assert collector.entered.wait(5)
-    sender.put(snapshot(2), spans())
+    sender.put("metrics", metrics(2))
     start_s = time.monotonic()
     sender.close(0.5)
+
     assert time.monotonic() - start_s < 0.7
-    assert kept.payloads == [snapshot(1), snapshot(2), spans()]
-    assert sender.drops == {("metrics", "shutdown"): 2 * POINTS, ("traces", "shutdown"): 2}
+    assert left(tmp_path) == [metrics(1), metrics(2)]
+    assert not sender.drops
+    sender.put("metrics", metrics(3))
+    assert sender.drops == {("metrics", "shutdown"): POINTS}
+
+
+def test_what_waits_at_the_end_is_said_without_a_false_reason(
+    make: Callable[..., Sender], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The connection was ended by us: a remark about TLS would send people on a wrong track."""
+    collector = Collector(held=True)
+    sender = make(collector)
+    sender.put("metrics", metrics())
+    assert collector.entered.wait(5)
+    sender.close(0.3)
+    [line] = caplog.messages
+
+    assert "has not accepted everything in the time to close" in line
+    assert str(tmp_path / "spool") in line
+
+
+def test_without_a_disk_sending_works_from_memory_and_losses_are_counted(
+    make: Callable[..., Sender], tmp_path: Path
+) -> None:
+    """A read-only run directory must not cost the dashboard."""
+    collector = Collector(held=True)
+    sender = make(collector, directory=None)
+    sender.put("metrics", metrics(1))
+    assert collector.entered.wait(5)
+    sender.put("metrics", metrics(2))
     collector.gate.set()
-    sender.put(snapshot(3), ())
-    assert sender.drops["metrics", "shutdown"] == 3 * POINTS
+    until(lambda: collector.got == [metrics(1), metrics(2)])
 
-
-def test_closing_waits_for_what_is_just_being_kept() -> None:
-    """Else the process ends, or the spool is closed, under the last figures of a run."""
-    collector = Collector(accepts=False)
-    kept = SlowKept(collector)
-    sender = Sender(collector, kept, places=Places("here", "there"), timeout_s=10)
-
-    sender.put(snapshot(), ())
-    until(lambda: sender.failures == 1)
+    collector.answer = retry("answers 503")
+    sender.put("metrics", metrics(3))
     sender.close(0.5)
+    assert sender.drops == {("metrics", "shutdown"): POINTS}
+    assert list(tmp_path.iterdir()) == []
 
-    assert kept.payloads == [snapshot()]
+
+def test_records_made_during_a_long_outage_are_counted(make: Callable[..., Sender]) -> None:
+    """An alert says that a run cannot be seen; a short interruption is not worth one."""
+    clock = Time()
+    sender = make(Collector(retry("answers 503")), clock)
+    sender.put("metrics", metrics())
+    until(lambda: sender.failures == 1)
+    clock.now_s = 59
+    sender.put("metrics", metrics())
+    assert sender.drops == {}
+    clock.now_s = 62
+    sender.put("metrics", metrics())
+    assert sender.drops == {("metrics", "export_failed"): POINTS}
 
 
 def test_people_are_told_once_when_the_collector_goes_and_once_when_it_is_back(
-    make: Callable[..., tuple[Sender, Kept]], caplog: pytest.LogCaptureFixture
+    make: Callable[..., Sender], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A console full of retries hides the loss curve."""
-    collector, clock = Collector(accepts=False), Time()
-    sender, kept = make(collector, clock)
+    collector, clock = Collector(retry("refuses connections")), Time()
+    sender = make(collector, clock)
     for count in range(1, 6):
-        clock.now_s += 50
-        sender.put(snapshot(), ())
-        until(lambda count=count: len(kept.payloads) == count)  # type: ignore[misc]  # a default binds it
+        clock.now_s += 100
+        sender.put("metrics", metrics())
+        until(lambda count=count: sender.failures == count)  # type: ignore[misc]  # a default binds it
     assert len(caplog.messages) == 1
-    assert "http://collector:4318" in caplog.text
-    assert "runs/r/rank0/spool, training is not affected" in caplog.text
-    collector.accepts = True
+    assert "http://collector:4318 refuses connections" in caplog.text
+    assert f"{tmp_path / 'spool'}" in caplog.text
+    assert "training is not affected" in caplog.text
+    collector.answer = ACCEPTED
     clock.now_s += 100
-    sender.put(snapshot(), ())
-    until(lambda: len(collector.got) == 1)
+    sender.put("metrics", metrics())
+    until(lambda: len(collector.got) == 6)
     sender.close(1)
-    assert "accepts figures again" in caplog.messages[-1]
+    assert "accepts requests again" in caplog.messages[-1]
     assert len(caplog.messages) == 2
 
 
-def test_a_forked_child_sends_nothing(make: Callable[..., tuple[Sender, Kept]]) -> None:
-    """DataLoader workers are forks: their figures would be counted twice."""
+def test_people_are_told_of_refusals_once_a_minute(
+    make: Callable[..., Sender], caplog: pytest.LogCaptureFixture
+) -> None:
+    """What is moved aside must be known, and with it where it lies."""
+    sender = make(Collector(refused("refuses a request (400, bad name)")))
+    for _ in range(5):
+        sender.put("metrics", metrics())
+    until(lambda: sender.failures == 5)
+    [line] = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+    assert "refuses a request (400, bad name)" in line
+    assert "spool/rejected/metrics.jsonl" in line
+
+
+def test_a_forked_child_sends_nothing_and_holds_no_lock(make: Callable[..., Sender], tmp_path: Path) -> None:
+    """DataLoader workers are forks: their figures would be counted twice, and they may outlive their parent."""
     collector = Collector(held=True)
-    sender, _ = make(collector)
+    sender = make(collector)
+    sender.put("metrics", metrics())
+    assert collector.entered.wait(5)
+    out, into = os.pipe()
     pid = os.fork()
     if pid == 0:
-        sender.put(snapshot(), spans())
+        sender.put("metrics", metrics())
         sender.close(1)
-        os._exit(0 if sender._snapshot is None and not sender._spans else 1)
+        os.read(out, 1)
+        os._exit(0)
+    collector.gate.set()
+    until(lambda: len(collector.got) == 1)
+    sender.close(1)
+    with SpoolQueue(tmp_path, "metrics").sending() as granted:
+        assert granted
+    os.write(into, b"x")
     assert os.waitpid(pid, 0)[1] == 0
+    assert collector.got == [metrics()]
 
 
-def test_only_our_own_thread_is_kept_quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """The user's own exporters go on saying what they have to say."""
-    logger = logging.getLogger("opentelemetry.exporter.otlp.common.http")
-    logs = CallerLogs()
-    with logs:
-        logger.error("ours %s", 1)
-        theirs = threading.Thread(target=logger.error, args=("theirs",))
-        theirs.start()
-        theirs.join()
-    logger.error("after")
-    assert logs.said() == "ours 1"
-    assert caplog.messages == ["theirs", "after"]
-    assert logs not in logger.filters
-
-
-def test_a_snapshot_is_told_from_spans() -> None:
-    """Both are tuples; mixing them up would write one into the other's file."""
-    assert isinstance(snapshot(), Snapshot)
-    assert not isinstance(spans(), Snapshot)
+def test_the_verdicts_are_three() -> None:
+    """Each has a branch in the sender; a fourth would be taken for accepted."""
+    assert len(Verdict) == 3

@@ -6,17 +6,19 @@ import json
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from otel_train.export import spool
 from otel_train.export.jsonl import BoundedLines, predecessor, read_jsonl
-from otel_train.export.spool import Spool
-from tests.support.figures import RESOURCE, snapshot, spans
+from otel_train.export.spool import SpoolQueue
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
 
@@ -47,7 +49,7 @@ def line(number: int, padding: int = 0) -> str:
 
 
 def test_nothing_is_created_before_the_first_line(tmp_path: Path, errors: list[OSError]) -> None:
-    """A run whose collector was always there leaves no spool to wonder about."""
+    """A run without events leaves no empty file to wonder about."""
     file = BoundedLines(tmp_path / "deep" / "a.jsonl", max_bytes=1000, on_error=errors.append)
     assert list(tmp_path.iterdir()) == []
     assert file.append(line(1))
@@ -130,7 +132,7 @@ def test_a_disk_that_fills_up_in_mid_line_leaves_whole_lines(tmp_path: Path) -> 
 
 
 def test_a_file_taken_away_is_begun_anew(tmp_path: Path, errors: list[OSError]) -> None:
-    """A replay moves the spool of a live run aside; nothing may be written after it."""
+    """People tidy up below live runs; what is written into a file without a name is lost."""
     file = BoundedLines(tmp_path / "a.jsonl", max_bytes=1000, on_error=errors.append)
     file.append(line(1))
     file.path.rename(tmp_path / "taken")
@@ -140,36 +142,269 @@ def test_a_file_taken_away_is_begun_anew(tmp_path: Path, errors: list[OSError]) 
     assert lines_of(tmp_path / "taken") == [1]
 
 
-def test_closing_gives_the_file_back(tmp_path: Path, errors: list[OSError]) -> None:
-    """After close() no file of ours is open."""
+def queue(folder: Path, **settings: Any) -> SpoolQueue:
+    return SpoolQueue(folder, "metrics", **settings)
+
+
+def request(number: int, padding: int = 0) -> bytes:
+    """A line with one data point."""
+    text = json.dumps({"resourceMetrics": [], "n": number, "timeUnixNano": "x" * padding})
+    return text.replace('": "x', '":"x').encode()
+
+
+def numbers(lines: Iterable[bytes]) -> list[int]:
+    return [json.loads(each)["n"] for each in lines]
+
+
+def drained(waiting: SpoolQueue) -> list[int]:
+    """What the queue hands out, in order, each taken away."""
+    out = []
+    with waiting.sending() as granted:
+        assert granted
+        while (head := waiting.head()) is not None:
+            out.append(json.loads(head.line)["n"])
+            waiting.remove(head)
+    return out
+
+
+def test_closing_gives_the_files_back_and_leaves_nothing_that_says_nothing(tmp_path: Path) -> None:
+    """After close() no file of ours is open, and an empty spool is none."""
     before = open_files()
-    spool = Spool(tmp_path, RESOURCE, version="1", on_error=errors.append)
-    spool.put(snapshot())
-    spool.put(spans())
-    spool.close()
+    waiting = queue(tmp_path)
+    waiting.append(request(1))
+    assert drained(waiting) == [1]
+    waiting.append(request(2))
+    assert drained(waiting) == [2]
+    waiting.close()
+
     assert open_files() == before
+    assert list(tmp_path.iterdir()) == []
 
 
-def test_the_spool_holds_one_request_a_line(tmp_path: Path, errors: list[OSError]) -> None:
+def test_the_spool_holds_one_request_a_line(tmp_path: Path) -> None:
     """Any collector's file receiver reads this format."""
-    spool = Spool(tmp_path, RESOURCE, version="1", on_error=errors.append)
-    assert spool.put(snapshot())
-    assert spool.put(snapshot(8))
-    assert spool.put(spans())
-    spool.close()
-    metrics = list(read_jsonl(tmp_path / "spool" / "metrics.otlp.jsonl"))
-    traces = list(read_jsonl(tmp_path / "spool" / "spans.otlp.jsonl"))
-    assert [list(request) for request in metrics] == [["resourceMetrics"]] * 2
-    assert [list(request) for request in traces] == [["resourceSpans"]]
+    waiting = queue(tmp_path)
+    waiting.append(request(1))
+    waiting.append(request(2))
+    waiting.close()
+    [segment] = (tmp_path / "spool").glob("metrics-*.otlp.jsonl")
+
+    assert segment.read_bytes() == request(1) + b"\n" + request(2) + b"\n"
 
 
-def test_a_full_spool_drops_its_oldest_lines_and_counts_them(tmp_path: Path, errors: list[OSError]) -> None:
-    """A collector away for a week must not fill the disk that checkpoints need."""
-    spool = Spool(tmp_path, RESOURCE, version="1", on_error=errors.append, max_bytes=40_000)
-    for step in range(40):
-        assert spool.put(snapshot(step))
-    spool.close()
-    folder = tmp_path / "spool"
-    assert sum(path.stat().st_size for path in folder.iterdir()) <= 40_000
-    assert spool.dropped_lines > 0
-    assert spool.dropped_lines + len(list(read_jsonl(folder / "metrics.otlp.jsonl"))) == 40
+def test_another_process_goes_on_where_the_last_one_stopped(tmp_path: Path) -> None:
+    """The offset is on disk, so SIGKILL sends nothing twice that was taken away."""
+    killed = queue(tmp_path)
+    for number in range(6):
+        killed.append(request(number))
+    with killed.sending():
+        for _ in range(3):
+            head = killed.head()
+            assert head is not None
+            killed.remove(head)
+
+    assert numbers(queue(tmp_path).waiting()) == [3, 4, 5]
+    assert drained(queue(tmp_path)) == [3, 4, 5]
+    assert drained(queue(tmp_path)) == []
+
+
+def test_a_line_that_a_kill_left_half_written_is_skipped_and_counted(tmp_path: Path) -> None:
+    """What is behind it must get through."""
+    before = queue(tmp_path)
+    before.append(request(1))
+    before.close()
+    [segment] = (tmp_path / "spool").glob("metrics-*.otlp.jsonl")
+    with segment.open("ab") as file:
+        file.write(request(2)[:-5])
+    after = queue(tmp_path)
+    after.append(request(3))
+
+    assert drained(after) == [1, 3]
+    assert after.torn == 1
+
+
+def test_a_segment_is_not_removed_under_its_writer(tmp_path: Path) -> None:
+    """Two processes: one appends, the other sends all there is, again and again."""
+    writer, sender = queue(tmp_path), queue(tmp_path)
+    out: list[int] = []
+    for number in range(50):
+        writer.append(request(number))
+        if number % 3 == 0:
+            out += drained(sender)
+    out += drained(sender)
+
+    assert out == list(range(50))
+
+
+def test_a_segment_removed_before_its_first_line_is_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new segment is empty for an instant, and an empty one is done."""
+    locked = spool._locked
+
+    def late(fd: int) -> bool:
+        monkeypatch.setattr(spool, "_locked", locked)
+        assert drained(queue(tmp_path)) == []
+        return locked(fd)
+
+    monkeypatch.setattr(spool, "_locked", late)
+    queue(tmp_path).append(request(1))
+
+    assert drained(queue(tmp_path)) == [1]
+
+
+def test_what_waits_in_memory_at_the_end_goes_to_disk_where_that_is_possible_again(tmp_path: Path) -> None:
+    """Somebody made room meanwhile."""
+    (tmp_path / "spool").write_text("in the way")
+    losses: list[int] = []
+    waiting = queue(tmp_path, on_loss=lambda records, _: losses.append(records))
+    waiting.append(request(1))
+    (tmp_path / "spool").unlink()
+    waiting.close()
+
+    assert numbers(queue(tmp_path).waiting()) == [1]
+    assert losses == []
+
+
+def test_appending_while_another_thread_sends_loses_nothing(tmp_path: Path) -> None:
+    """The pump appends while the sender removes segments."""
+    waiting, out = queue(tmp_path), []
+    done = threading.Event()
+
+    def send() -> None:
+        while not done.is_set():
+            out.extend(drained(waiting))
+        out.extend(drained(waiting))
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    for number in range(2000):
+        waiting.append(request(number))
+    done.set()
+    thread.join(30)
+
+    assert out == list(range(2000))
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+@given(sizes=st.lists(st.integers(1, 700), min_size=1, max_size=60), taken=st.integers(0, 20))
+def test_a_full_spool_drops_its_oldest_and_counts_them(
+    sizes: list[int], taken: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Law: what was sent, what waits and what was counted is what was put, and the bound holds throughout."""
+    folder = tmp_path_factory.mktemp("law")
+    losses: list[int] = []
+    waiting = queue(folder, max_bytes=4000, on_loss=lambda records, _: losses.append(records))
+    sent = []
+    for number, size in enumerate(sizes):
+        waiting.append(request(number, size))
+        files = (folder / "spool").glob("metrics-*")
+        assert sum(path.stat().st_size for path in files) <= 4000
+        if number < taken:
+            with waiting.sending():
+                head = waiting.head()
+                assert head is not None
+                sent.append(json.loads(head.line)["n"])
+                waiting.remove(head)
+    there = numbers(waiting.waiting())
+    waiting.close()
+
+    assert len(sent) + len(there) + sum(losses) == len(sizes)
+    assert sent + there == sorted(sent + there)
+    assert (sent + there)[-1] == len(sizes) - 1
+
+
+def test_a_line_larger_than_the_spool_is_dropped_and_counted(tmp_path: Path) -> None:
+    """One monster must not wipe out everything else."""
+    losses: list[tuple[int, str]] = []
+    waiting = queue(
+        tmp_path, max_bytes=1000, on_loss=lambda records, reason: losses.append((records, reason))
+    )
+    waiting.append(request(1))
+    waiting.append(request(2, 2000))
+
+    assert numbers(waiting.waiting()) == [1]
+    assert losses == [(1, "queue_full")]
+
+
+def test_what_the_disk_does_not_take_waits_in_memory_bounded(tmp_path: Path, errors: list[OSError]) -> None:
+    """A file where the folder should be, as good as a full or read-only disk."""
+    (tmp_path / "spool").write_text("in the way")
+    losses: list[int] = []
+    waiting = queue(
+        tmp_path,
+        memory_bytes=3 * len(request(1)),
+        on_error=errors.append,
+        on_loss=lambda n, _: losses.append(n),
+    )
+    for number in range(5):
+        waiting.append(request(number))
+
+    assert waiting.in_memory == 3
+    assert sum(losses) == 2
+    assert errors
+    (tmp_path / "spool").unlink()
+    waiting.append(request(5))
+    assert numbers(waiting.waiting()) == [2, 3, 4, 5]
+
+
+FULL_SPOOL = """
+import json, resource, signal, sys
+from pathlib import Path
+from otel_train.export.spool import SpoolQueue
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+errors = []
+queue = SpoolQueue(Path(sys.argv[1]), "metrics", on_error=errors.append)
+for number in range(6):
+    queue.append(json.dumps({"n": number, "pad": "x" * 400}).encode())
+sent = []
+with queue.sending():
+    while (head := queue.head()) is not None:
+        sent.append(json.loads(head.line)["n"])
+        queue.remove(head)
+print(json.dumps([sent, bool(errors)]))
+"""
+
+
+def test_a_disk_that_fills_up_loses_nothing_while_there_is_memory(tmp_path: Path) -> None:
+    """Half a line on disk, and the rest in memory, would be a line lost."""
+    told = subprocess.run(
+        [sys.executable, "-c", FULL_SPOOL, str(tmp_path)], check=True, capture_output=True, text=True
+    )
+
+    assert json.loads(told.stdout) == [[0, 1, 2, 3, 4, 5], True]
+
+
+def test_what_is_rejected_lies_aside_with_its_reason(tmp_path: Path) -> None:
+    """People find out what was wrong with it, and can send it again."""
+    waiting = queue(tmp_path)
+    waiting.append(request(1))
+    waiting.append(request(2))
+    with waiting.sending():
+        head = waiting.head()
+        assert head is not None
+        waiting.reject(head, "refuses a request (400)")
+    [kept] = read_jsonl(tmp_path / "spool" / "rejected" / "metrics.jsonl")
+
+    assert kept["reason"] == "refuses a request (400)"
+    assert str(kept["line"]).encode() == request(1)
+    assert numbers(waiting.waiting()) == [2]
+
+
+def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever may write into the folder must not be able to end the process."""
+    monkeypatch.setattr("otel_train.export.spool.MOST_LINE_BYTES", 4096)
+    (tmp_path / "spool").mkdir()
+    segment = tmp_path / "spool" / "metrics-0000000001.otlp.jsonl"
+    segment.write_bytes(b"x" * 20_000 + b"\n" + request(2) + b"\n")
+    waiting = queue(tmp_path)
+    with waiting.sending():
+        head = waiting.head()
+        assert head is not None
+        assert "more than 4096 bytes" in head.problem
+        assert len(head.line) <= 4096
+        waiting.reject(head, head.problem)
+
+    assert drained(waiting) == [2]

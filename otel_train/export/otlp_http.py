@@ -1,0 +1,272 @@
+"""OTLP over HTTP: one POST at a time on a connection that is kept, bounded in bytes and in time."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import io
+import os
+import select
+import socket
+import ssl
+import time
+import zlib
+from base64 import b64encode
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from otel_train.export.otlp_answer import MOST_ANSWER_BYTES, Answer, HttpAnswer, read_http, retry
+from otel_train.export.reasons import why
+
+if TYPE_CHECKING:
+    from otel_train.export.settings import Target
+
+MOST_RECEIVED_BYTES: Final = 2 * MOST_ANSWER_BYTES
+"""Longest answer with its headers; what is longer is not read."""
+
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+class _Limit:
+    """What one request may still take.
+
+    Args:
+        seconds: until it has failed.
+    """
+
+    def __init__(self, seconds: float) -> None:
+        self._until_s = time.monotonic() + seconds
+        self.bytes_left = MOST_RECEIVED_BYTES
+
+    def seconds_left(self) -> float:
+        """Seconds left.
+
+        Raises:
+            TimeoutError: none.
+        """
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        return left_s
+
+
+class _LimitedReader(io.RawIOBase):
+    """Reads a socket until the limit of the request is reached, however slowly bytes come."""
+
+    def __init__(self, sock: socket.socket, limit: _Limit) -> None:
+        # The unbuffered file keeps the socket open when http.client lets go of it before the body is read.
+        self._file = sock.makefile("rb", buffering=0)
+        self._sock = sock
+        self._limit = limit
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # Any: a buffer
+        limit = self._limit
+        if limit.bytes_left <= 0:
+            return 0
+        self._sock.settimeout(limit.seconds_left())
+        count = self._file.readinto(memoryview(buffer)[: limit.bytes_left]) or 0
+        limit.bytes_left -= count
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+class _LimitedSocket:
+    """What ``http.client`` reads an answer from."""
+
+    def __init__(self, sock: socket.socket, limit: _Limit) -> None:
+        self._sock = sock
+        self._limit = limit
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        del mode
+        return io.BufferedReader(_LimitedReader(self._sock, self._limit))
+
+
+class _Limited(http.client.HTTPConnection):
+    """A connection whose requests have a limit."""
+
+    limit = _Limit(0)
+
+    def response_class(self, sock: Any, **more: Any) -> http.client.HTTPResponse:  # type: ignore[override]  # a factory as good as the class
+        """The answer, read within the limit."""
+        limited: Any = _LimitedSocket(sock, self.limit)
+        return http.client.HTTPResponse(limited, **more)
+
+    def connect(self) -> None:
+        self.timeout = self.limit.seconds_left()
+        super().connect()
+
+    def send(self, data: Any) -> None:
+        if self.sock is not None:
+            self.sock.settimeout(self.limit.seconds_left())
+        super().send(data)
+
+
+class _LimitedTls(_Limited, http.client.HTTPSConnection):
+    """The same over TLS."""
+
+
+class HttpClient:
+    """Posts requests to one URL.
+
+    Redirects are not followed, and nothing is tried twice: that is the sender's part. Proxies come from the standard
+    variables (``HTTPS_PROXY``, ``NO_PROXY``, ...).
+
+    Args:
+        target: where to, and how.
+        signal: ``metrics`` or ``traces``.
+    """
+
+    def __init__(self, target: Target, signal: str) -> None:
+        self._target = target
+        self._signal = signal
+        self._url = urlsplit(target.url)
+        self._connection: _Limited | None = None
+        self._context: ssl.SSLContext | None = None
+        self._forwarded = False
+        self._headers = {
+            "user-agent": "otel-train",
+            "accept": "application/json, application/x-protobuf",
+            **_login(self._url, "authorization"),
+            **target.headers,
+        }
+        if target.compression:
+            self._headers["content-encoding"] = target.compression
+
+    def post(self, body: bytes, content_type: str, timeout_s: float) -> Answer:
+        """Post one request and read its answer, in at most ``timeout_s`` seconds each to connect and for the rest."""
+        if self._target.compression == "gzip":
+            body = gzip.compress(body, compresslevel=6, mtime=0)
+        elif self._target.compression == "deflate":
+            body = zlib.compress(body)
+        try:
+            return read_http(
+                self._exchange(body, content_type, timeout_s), self._signal, tls=self._target.tls
+            )
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.close()
+            return retry(why(f"{type(error).__name__}: {error}"))
+
+    def close(self) -> None:
+        """Drop the connection. What waits for an answer on another thread fails at once."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        sock = connection.sock
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        connection.close()
+
+    def _exchange(self, body: bytes, content_type: str, timeout_s: float) -> HttpAnswer:
+        limit = _Limit(timeout_s)
+        connection = self._connected(limit)
+        path = f"{self._url.path or '/'}{'?' * bool(self._url.query)}{self._url.query}"
+        headers = {**self._headers, "content-type": content_type}
+        if self._forwarded:  # a proxy wants the whole address
+            path = f"{self._url.scheme}://{self._url.netloc.rpartition('@')[2]}{path}"
+        with suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # a server may refuse before it has read everything
+            connection.request("POST", path, body, headers)
+        response = connection.getresponse()
+        answer = HttpAnswer(
+            response.status,
+            {name.lower(): value for name, value in response.getheaders()},
+            response.read(MOST_ANSWER_BYTES + 1),
+        )
+        if not response.isclosed():  # more than an answer has: the connection cannot be used again
+            response.close()
+            self.close()
+        return answer
+
+    def _connected(self, limit: _Limit) -> _Limited:
+        connection = self._connection
+        if connection is not None and (connection.sock is None or _readable(connection.sock)):
+            self.close()
+            connection = None
+        if connection is None:
+            connection = self._connection = self._made()
+        connection.limit = limit
+        if connection.sock is None:
+            connection.connect()
+        return connection
+
+    def _made(self) -> _Limited:
+        host, scheme = self._url.hostname or "", self._url.scheme
+        port = self._url.port or _PORTS[scheme]
+        proxy = "" if proxy_bypass(f"{host}:{port}") else getproxies().get(scheme, "")
+        if not proxy:
+            return _LimitedTls(host, port, context=self._tls()) if self._target.tls else _Limited(host, port)
+        via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        if via.scheme != "http" or not via.hostname:
+            raise ValueError(f"proxy {via.scheme}://{via.hostname or ''}: only http:// proxies can be used")
+        login = _login(via, "proxy-authorization")
+        if not self._target.tls:
+            self._headers |= login
+            self._forwarded = True
+            return _Limited(via.hostname, via.port or _PORTS["http"])
+        connection = _LimitedTls(via.hostname, via.port or _PORTS["http"], context=self._tls())
+        connection.set_tunnel(host, port, login)
+        return connection
+
+    def _tls(self) -> ssl.SSLContext:
+        if self._context is None:
+            self._context = _trusting(self._target)
+        return self._context
+
+
+def _trusting(target: Target) -> ssl.SSLContext:
+    """TLS that checks the collector with the certificate that was named for it, else with those of the machine.
+
+    Many machines name their own authorities in ``REQUESTS_CA_BUNDLE`` or ``CURL_CA_BUNDLE``. The certificate of the
+    collector wins over those.
+    """
+    named = (
+        target.certificate or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or ""
+    )
+    if named:
+        folder = os.path.isdir(named)  # noqa: PTH112 - one of the two arguments takes it as it is
+        context = ssl.create_default_context(
+            cafile=None if folder else named, capath=named if folder else None
+        )
+    else:
+        context = ssl.create_default_context()
+        if not context.cert_store_stats()["x509_ca"]:
+            _trust_certifi(context)
+    if target.client_certificate:
+        context.load_cert_chain(target.client_certificate, target.client_key or None)
+    return context
+
+
+def _trust_certifi(context: ssl.SSLContext) -> None:
+    """Minimal containers have no authorities of their own."""
+    try:
+        import certifi
+    except ImportError:
+        return
+    context.load_verify_locations(certifi.where())
+
+
+def _login(url: SplitResult, header: str) -> dict[str, str]:
+    """User name and password of an address, as a header."""
+    if url.username is None:
+        return {}
+    login = f"{unquote(url.username)}:{unquote(url.password or '')}"
+    return {header: f"Basic {b64encode(login.encode()).decode()}"}
+
+
+def _readable(sock: socket.socket) -> bool:
+    """Whether something came in between two requests: the end of the connection, or what no request asked for."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))

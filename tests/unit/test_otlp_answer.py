@@ -1,0 +1,368 @@
+"""What an answer means, against a server that gives it."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_train.export.otlp_answer import Answer, HttpAnswer, Verdict, read_http
+from otel_train.export.otlp_json import metrics_line, spans_line
+from otel_train.export.otlp_transport import OtlpTransport
+from otel_train.export.settings import OtlpSettings
+from tests.support.figures import RESOURCE, snapshot, spans
+from tests.support.receiver import Received, grpc_receiver, http_receiver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ACCEPTED, RETRY, REFUSED = Verdict.ACCEPTED, Verdict.RETRY, Verdict.REFUSED
+METRICS = metrics_line(snapshot(), RESOURCE, "1").encode()
+SPANS = spans_line(spans(), RESOURCE, "1").encode()
+PROTOCOLS = ("http/json", "http/protobuf")
+
+
+def asked(
+    endpoint: str,
+    protocol: str = "http/json",
+    *,
+    signal: str = "metrics",
+    timeout_s: float = 5.0,
+    **more: str,
+) -> Answer:
+    """The answer to one request."""
+    environ = {f"OTEL_EXPORTER_OTLP_{name.upper()}": value for name, value in more.items()}
+    environ["OTEL_EXPORTER_OTLP_PROTOCOL"] = protocol
+    transport = OtlpTransport(OtlpSettings.read(environ, endpoint=endpoint).targets)
+    try:
+        return transport.send(signal, METRICS if signal == "metrics" else SPANS, timeout_s)
+    finally:
+        transport.close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Received]:
+    with http_receiver() as received:
+        yield received
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("signal", ["metrics", "traces"])
+def test_an_otlp_answer_with_nothing_rejected_is_accepted(
+    receiver: Received, protocol: str, signal: str
+) -> None:
+    """The one answer after which a request may be forgotten."""
+    assert asked(receiver.endpoint, protocol, signal=signal).verdict is ACCEPTED
+    assert len(receiver.metrics) + len(receiver.traces) == 1
+
+
+def test_an_empty_answer_without_a_type_is_accepted(receiver: Received) -> None:
+    """Prometheus answers so, and an empty message is one with nothing rejected."""
+    receiver.mode = "bare"
+    assert asked(receiver.endpoint).verdict is ACCEPTED
+
+
+@pytest.mark.parametrize(
+    "kind", ["application/json", "application/x-protobuf", "application/json; charset=utf-8", ""]
+)
+def test_an_empty_body_is_the_empty_message(kind: str) -> None:
+    """Nothing rejected takes no bytes in protobuf, and many answer so in JSON."""
+    assert read_http(HttpAnswer(200, {"content-type": kind}, b""), "metrics").accepted
+    assert not read_http(HttpAnswer(200, {"content-type": "text/html"}, b""), "metrics").accepted
+
+
+@pytest.mark.parametrize(
+    ("mode", "says"),
+    [
+        ("html", "login page"),
+        ("text", "text/plain"),
+        ("odd", "no OTLP response"),
+        ("204", "204"),
+        ("301", "redirects"),
+        ("302", "redirects"),
+        ("307", "redirects"),
+        ("401", "refuses the token"),
+        ("403", "refuses the token"),
+        ("404", "nothing takes OTLP at this path"),
+        ("405", "405"),
+        ("408", "408"),
+        ("415", "OTEL_EXPORTER_OTLP_PROTOCOL"),
+        ("429", "asks to wait 30 s"),
+        ("500", "500"),
+        ("502", "502"),
+        ("503", "503"),
+        ("504", "504"),
+        ("close", "closes connections"),
+    ],
+)
+def test_what_an_operator_or_time_can_mend_is_tried_again(receiver: Received, mode: str, says: str) -> None:
+    """A wrong address, an expired login, a redirect or an overload must lose nothing."""
+    receiver.mode = mode
+    receiver.retry_after = "30" if mode == "429" else ""
+    receiver.location = f"{receiver.endpoint}/elsewhere" if mode.startswith("3") else ""
+    answer = asked(receiver.endpoint)
+
+    assert answer.verdict is RETRY
+    assert says in answer.reason
+    assert receiver.requests == 1, "a redirect was followed, or a request was sent twice"
+
+
+@pytest.mark.parametrize("mode", ["400", "413", "409", "422"])
+def test_what_would_be_refused_again_is_refused_for_good(receiver: Received, mode: str) -> None:
+    """Sending it again would stop everything behind it."""
+    receiver.mode = mode
+    answer = asked(receiver.endpoint)
+
+    assert answer.verdict is REFUSED
+    assert mode in answer.reason
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("signal", ["metrics", "traces"])
+def test_rejected_records_are_refused_for_good_and_counted(
+    receiver: Received, protocol: str, signal: str
+) -> None:
+    """The specification forbids to send a partly accepted request again."""
+    receiver.mode, receiver.rejecting = "partial", 3
+    answer = asked(receiver.endpoint, protocol, signal=signal)
+
+    assert (answer.verdict, answer.rejected) == (REFUSED, 3)
+    assert "too old" in answer.reason
+
+
+def test_a_warning_without_rejected_records_is_accepted(receiver: Received) -> None:
+    """So the specification wants it."""
+    receiver.mode, receiver.rejecting = "partial", 0
+    answer = asked(receiver.endpoint)
+
+    assert answer.verdict is ACCEPTED
+    assert "too old" in answer.reason
+
+
+def test_how_long_to_wait_is_read_from_seconds_and_from_a_date(receiver: Received) -> None:
+    """Both forms of Retry-After are in use."""
+    receiver.mode, receiver.retry_after = "503", "7"
+    assert asked(receiver.endpoint).retry_after_s == 7
+
+    receiver.retry_after = time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(time.time() + 20))
+    assert asked(receiver.endpoint).retry_after_s == pytest.approx(20, abs=3)
+
+    receiver.retry_after = "tomorrow"
+    assert asked(receiver.endpoint).retry_after_s is None
+
+
+def test_an_endless_answer_is_bounded_in_bytes_and_time(receiver: Received) -> None:
+    """Such a body took 805 MiB."""
+    receiver.mode = "endless"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    start_s = time.monotonic()
+    answer = asked(receiver.endpoint, timeout_s=2)
+
+    assert answer.verdict is RETRY
+    assert "more than 65536 bytes" in answer.reason
+    assert time.monotonic() - start_s < 3
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10  # KiB
+
+
+def test_an_answer_that_trickles_is_bounded_in_time(receiver: Received) -> None:
+    """A byte now and then keeps every timeout of a single read from firing."""
+    receiver.mode = "trickle"
+    start_s = time.monotonic()
+    answer = asked(receiver.endpoint, timeout_s=0.7)
+
+    assert answer.verdict is RETRY
+    assert "does not answer" in answer.reason
+    assert time.monotonic() - start_s < 1.5
+
+
+def test_headers_without_end_are_bounded() -> None:
+    """A client that waits for the blank line reads for ever."""
+
+    def flood(listening: socket.socket) -> None:
+        with listening, listening.accept()[0] as connection:
+            connection.recv(1 << 16)
+            try:
+                connection.sendall(b"HTTP/1.1 200 OK\r\n")
+                while True:
+                    connection.sendall(b"X: " + b"y" * 1000 + b"\r\n")
+            except OSError:
+                return
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=flood, args=(listening,))
+    thread.start()
+    answer = asked(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout_s=3)
+    thread.join(10)
+
+    assert answer.verdict is RETRY
+    assert not thread.is_alive()
+
+
+def test_a_refusal_before_the_body_was_read_is_understood() -> None:
+    """A body over the limit is refused by its length, and the rest of it meets a closed connection."""
+
+    def refuse(listening: socket.socket) -> None:
+        with listening, listening.accept()[0] as connection:
+            connection.recv(1 << 16)
+            connection.sendall(b"HTTP/1.1 413 Payload Too Large\r\nContent-Length: 0\r\n\r\n")
+            connection.shutdown(socket.SHUT_RD)
+            time.sleep(0.5)
+
+    listening = socket.create_server(("127.0.0.1", 0))
+    thread = threading.Thread(target=refuse, args=(listening,))
+    thread.start()
+    transport = OtlpTransport(
+        OtlpSettings.read({}, endpoint=f"http://127.0.0.1:{listening.getsockname()[1]}").targets
+    )
+    line = b'{"resourceMetrics":[' + b" " * (8 << 20) + b"]}"
+    answer = transport.send("metrics", line, 5)
+    transport.close()
+    thread.join(10)
+
+    assert answer.verdict is REFUSED
+    assert "max_request_body_size" in answer.reason
+
+
+def test_closing_ends_a_request_that_waits_for_its_answer(receiver: Received) -> None:
+    """The end of a program does not wait for a collector."""
+    receiver.mode, receiver.slow_s = "slow", 30
+    transport = OtlpTransport(OtlpSettings.read({}, endpoint=receiver.endpoint).targets)
+    answers: list[Answer] = []
+    thread = threading.Thread(target=lambda: answers.append(transport.send("metrics", METRICS, 20)))
+    thread.start()
+    while not receiver.requests:
+        time.sleep(0.01)
+    transport.close()
+    thread.join(5)
+
+    assert [answer.verdict for answer in answers] == [RETRY]
+
+
+def test_a_receiver_that_takes_protobuf_alone_loses_nothing() -> None:
+    """Some say so with 400; a setting mends it."""
+    body = b"cannot read: json encoding isn't supported for opentelemetry format. Use protobuf encoding"
+    answer = read_http(HttpAnswer(400, {"content-type": "text/plain"}, body), "metrics")
+
+    assert answer.verdict is RETRY
+    assert "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf" in answer.reason
+
+
+def test_a_plain_request_to_a_tls_port_is_tried_again() -> None:
+    """Servers answer 400 to it, and it is the address that is wrong."""
+    body = b"Client sent an HTTP request to an HTTPS server.\n"
+    assert read_http(HttpAnswer(400, {}, body), "metrics").verdict is RETRY
+    assert read_http(HttpAnswer(400, {}, body), "metrics", tls=True).verdict is REFUSED
+
+
+@pytest.mark.parametrize(
+    ("line", "signal"),
+    [
+        (b"not JSON", "metrics"),
+        (b'{"resourceMetrics": [', "metrics"),
+        (b'{"resourceLogs": []}', "metrics"),
+        (METRICS, "traces"),
+        (b"\xff\xfe", "traces"),
+    ],
+)
+def test_what_is_no_request_is_refused_without_asking(receiver: Received, line: bytes, signal: str) -> None:
+    """It would be answered 400 at best, and by a lenient collector be accepted as nothing."""
+    transport = OtlpTransport(OtlpSettings.read({}, endpoint=receiver.endpoint).targets)
+    answer = transport.send(signal, line, 5)
+    transport.close()
+
+    assert answer.verdict is REFUSED
+    assert "is not asked" in answer.reason
+    assert receiver.requests == 0
+
+
+def test_lines_are_posted_as_they_are_stored(receiver: Received) -> None:
+    """What another exporter wrote survives, also fields that we never write."""
+    line = (
+        b'{ "resourceMetrics" : [{"scopeMetrics":[{"metrics":[{"name":"theirs","histogram":{"dataPoints":[{"count":"1",'
+        b'"bucketCounts":["1"]}],"aggregationTemporality":2}}, {"name":"whole","sum":{"dataPoints":[{"asInt":"3"}]}}]}]}]}'
+    )
+    transport = OtlpTransport(OtlpSettings.read({}, endpoint=receiver.endpoint).targets)
+    assert transport.send("metrics", line, 5).accepted
+    transport.close()
+
+    assert receiver.headers["Content-Type"] == "application/json"
+    assert receiver.points()["theirs"].histogram.data_points[0].count == 1
+    assert receiver.points()["whole"].sum.data_points[0].as_int == 3
+
+
+@pytest.mark.parametrize("compression", ["gzip", "deflate", "none"])
+def test_compression_is_honoured(receiver: Received, compression: str) -> None:
+    """It saves the link; clusters set it."""
+    answer = asked(receiver.endpoint, compression=compression)
+    said = receiver.headers.get("Content-Encoding")
+
+    assert said == (None if compression == "none" else compression)
+    assert answer.verdict is (
+        REFUSED if compression == "deflate" else ACCEPTED
+    )  # which this receiver cannot read
+
+
+def test_the_connection_is_kept_and_made_anew_when_it_was_closed(receiver: Received) -> None:
+    """A handshake for every request would cost a collector of a thousand ranks a core."""
+    transport = OtlpTransport(OtlpSettings.read({}, endpoint=receiver.endpoint).targets)
+    client: Any = transport._clients["metrics"]
+    assert transport.send("metrics", METRICS, 5).accepted
+    first = client._connection.sock
+    assert transport.send("metrics", METRICS, 5).accepted
+    assert client._connection.sock is first
+
+    first.shutdown(socket.SHUT_RDWR)
+    assert transport.send("metrics", METRICS, 5).accepted
+    assert client._connection.sock is not first
+    transport.close()
+    assert len(receiver.metrics) == 3
+
+
+def test_a_proxy_of_the_environment_is_used(receiver: Received, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes of clusters often reach nothing else."""
+    monkeypatch.setenv("http_proxy", receiver.endpoint.replace("http://", "http://me:secret@"))
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    answer = asked("http://collector.example:4318")
+
+    assert answer.accepted
+    assert receiver.headers["Host"] == "collector.example:4318"
+    assert receiver.headers["proxy-authorization"] == "Basic bWU6c2VjcmV0"
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict"),
+    [
+        ("UNAVAILABLE", RETRY),
+        ("DEADLINE_EXCEEDED", RETRY),
+        ("RESOURCE_EXHAUSTED", RETRY),
+        ("ABORTED", RETRY),
+        ("UNAUTHENTICATED", RETRY),
+        ("PERMISSION_DENIED", RETRY),
+        ("UNIMPLEMENTED", RETRY),
+        ("INTERNAL", RETRY),
+        ("INVALID_ARGUMENT", REFUSED),
+        ("FAILED_PRECONDITION", REFUSED),
+        ("ok", ACCEPTED),
+    ],
+)
+def test_grpc_statuses_mean_the_same(status: str, verdict: Verdict) -> None:
+    """One rule, whatever carries it."""
+    with grpc_receiver() as received:
+        received.mode = status
+        assert asked(received.endpoint, "grpc").verdict is verdict
+        assert received.requests == 1
+
+
+@pytest.mark.parametrize("signal", ["metrics", "traces"])
+def test_grpc_tells_of_rejected_records(signal: str) -> None:
+    """The status is OK all the same."""
+    with grpc_receiver() as received:
+        received.mode, received.rejecting = "partial", 2
+        answer = asked(received.endpoint, "grpc", signal=signal)
+
+    assert (answer.verdict, answer.rejected) == (REFUSED, 2)
