@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_train.errors import ConfigError, RunDirectoryError
+from otel_train.errors import RunDirectoryError
 from otel_train.export.rundir import earlier_trainings, find_run, rank_directories
 from otel_train.sources import settle
 
@@ -46,12 +45,7 @@ def add_run_dir(parser: argparse.ArgumentParser) -> None:
 
 def default_run_dir() -> str:
     """Where a program that is started here leaves its runs, unless it says so itself."""
-    try:
-        return settle().config.run_dir
-    except (
-        ConfigError
-    ):  # a reader of runs needs no other setting: otel-train doctor says what is wrong with them
-        return os.environ.get("OTEL_TRAIN_RUN_DIR") or "runs"
+    return settle().config.run_dir  # what is wrong in other settings, otel-train doctor says
 
 
 def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]:

@@ -135,7 +135,9 @@ def _listen(host: str, port: int, registry: CollectorRegistry) -> _Server:
     for candidate in ports:
         try:
             return _Server(host, candidate, registry)
-        except OSError as error:  # noqa: PERF203  # trying is how one finds a free port
+        except UnicodeError as error:  # noqa: PERF203  # no name of a host: a label of more than 63 letters, say
+            raise _cannot_listen(host, port, error) from error
+        except OSError as error:
             if error.errno in _USED_UP:
                 raise
             if error.errno not in {errno.EADDRINUSE, errno.EACCES}:
@@ -143,7 +145,7 @@ def _listen(host: str, port: int, registry: CollectorRegistry) -> _Server:
     raise _cannot_listen(host, port, OSError("every port is taken"))
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+def _cannot_listen(host: str, port: int, error: Exception) -> ConfigError:
     return ConfigError(
         f"Prometheus endpoint {host}:{port}: {error}. Use an address of this machine, "
         "such as 127.0.0.1, or switch the endpoint off."

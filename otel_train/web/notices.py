@@ -191,6 +191,10 @@ def _missing(summary: Mapping[str, Any]) -> Iterator[Notice]:
         yield Notice(
             "warning", "faults of otel_train", "Parts of the telemetry failed; training went on.", facts=parts
         )
+    for row in _rows(summary.get("settings_ignored")):
+        used = _long(row.get("used"))
+        facts = (f"in force: {used}",) if used else ()
+        yield Notice("info", "setting ignored", _long(row.get("problem")), facts=facts)
     for row in _rows(summary.get("unobserved")):
         about = " ".join(part for part in (text(row.get("what")), text(row.get("name"))) if part)
         yield Notice("info", f"not observed: {about}", _long(row.get("reason")))
