@@ -115,8 +115,8 @@ def pulse_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> Pulse:
     try:
         flight = read_flight(path)
         recent = flight._replace(threads=tuple(map(_end_of, flight.threads)))
-        told = told_by(recent, path, summary)
-        timeline = timeline_in(recent, path)
+        told = told_by(recent, summary)
+        timeline = timeline_in(recent)
     except _BROKEN as error:
         return Pulse(problem=f"{path.name} cannot be read: {error}")
     beat = beat_of(path)
