@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train.errors import ConfigError
+from otel_train.text import PrintableRecords
 from otel_train.values import (
     FILE_VARIABLE,
     MIB,
@@ -29,6 +30,7 @@ CODE, ENVIRONMENT = "code", "environment"
 """What ``Settled.origins`` says of settings that no file has; else it has the path of the file."""
 
 _log = logging.getLogger("otel_train")
+_log.addFilter(PrintableRecords())
 
 _warned: set[str] = set()
 

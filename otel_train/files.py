@@ -30,6 +30,9 @@ FOLDER_MODE: Final = 0o700
 MOST_JSON_BYTES: Final = 16 << 20
 """A summary of 64 loaders has some 200 kB."""
 
+MOST_BYTES: Final = 16 << 30
+"""Of any file of ours: captures are the largest. One of holes costs a reader seconds, and no memory."""
+
 MOST_DEPTH: Final = 64
 """Nesting of a JSON document. Ours have 8 levels; Python's own limit ends in a RecursionError somewhere later."""
 
@@ -157,9 +160,33 @@ def open_binary(path: Path, *, root: Path | None = None) -> BinaryIO:
     """A file to read from its beginning.
 
     Raises:
-        OSError: see ``open_below``.
+        OSError: it has more than ``MOST_BYTES``; see ``open_below``.
     """
-    return os.fdopen(open_below(path, root=root), "rb")
+    descriptor = open_below(path, root=root)
+    if os.fstat(descriptor).st_size > MOST_BYTES:
+        os.close(descriptor)
+        raise OSError(errno.EFBIG, f"has more than {MOST_BYTES >> 30} GiB, more than any of ours")
+    return os.fdopen(descriptor, "rb")
+
+
+def open_given(path: Path) -> BinaryIO:
+    """A file that somebody named: links are followed, unless it lies in a folder of a run directory.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    if len(divided(path)[1]) > 1:
+        return open_binary(path)
+    return os.fdopen(_named(path), "rb")
+
+
+def problem_of(path: Path, *, root: Path | None = None) -> str:
+    """Why a file cannot be read; "" if it can."""
+    try:
+        os.close(open_below(path, root=root))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def open_to_append(path: Path) -> int:
@@ -275,11 +302,15 @@ def read_named(path: str | os.PathLike[str], most_bytes: int) -> bytes:
     Raises:
         OSError: it cannot be read, is a pipe or a device, or has more than ``most_bytes``.
     """
+    return _bounded(_named(path), most_bytes)
+
+
+def _named(path: str | os.PathLike[str]) -> int:
     descriptor = os.open(path, _READ & ~os.O_NOFOLLOW)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise OSError(errno.EINVAL, "no regular file")
-    return _bounded(descriptor, most_bytes)
+    return descriptor
 
 
 def _bounded(descriptor: int, most_bytes: int) -> bytes:
@@ -318,6 +349,44 @@ def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES, *, root: Path | Non
     if not isinstance(value, dict):
         raise RunDirectoryError(f"{path.name} is no JSON object.")
     return value
+
+
+class Documents:
+    """JSON objects by path, read again only when their file has changed.
+
+    Args:
+        most: how many are kept.
+    """
+
+    def __init__(self, most: int = 4096) -> None:
+        self._most = most
+        self._kept: dict[Path, tuple[Mark, dict[str, Any]]] = {}
+
+    def get(self, path: Path) -> dict[str, Any]:
+        """What the file says.
+
+        Raises:
+            RunDirectoryError: as ``read_json``.
+        """
+        mark = mark_of(path)
+        kept = self._kept.get(path)
+        if mark is not None and kept is not None and kept[0] == mark:
+            return kept[1]
+        value = read_json(path)
+        if mark is not None:
+            while len(self._kept) >= self._most:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[path] = (mark, value)
+        return value
+
+    def get_or_empty(self, path: Path, notes: list[str]) -> dict[str, Any]:
+        """As ``get``; what cannot be read is empty, and a note says why unless it is not there."""
+        try:
+            return self.get(path)
+        except RunDirectoryError as error:
+            if os.path.lexists(path):
+                notes.append(str(error))
+            return {}
 
 
 def parse_json(text: bytes | str) -> object:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_train.arguments import near
 from otel_train.errors import ConfigError
+from otel_train.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -22,10 +23,13 @@ PREFIX: Final = "OTEL_TRAIN_"
 FILE_VARIABLE: Final = "OTEL_TRAIN_CONFIG"
 """Names a YAML file with settings."""
 
+DEBUG_VARIABLE: Final = "OTEL_TRAIN_DEBUG"
+"""Where it is set, a command that fails unexpectedly shows the traceback."""
+
 RESERVED: Final = frozenset(
-    {FILE_VARIABLE, "OTEL_TRAIN_TEST_BIN", "OTEL_TRAIN_LAUNCH", "OTEL_TRAIN_LAUNCH_RUN"}
+    {FILE_VARIABLE, DEBUG_VARIABLE, "OTEL_TRAIN_TEST_BIN", "OTEL_TRAIN_LAUNCH", "OTEL_TRAIN_LAUNCH_RUN"}
 )
-"""Names with our prefix that are no settings: of a file with settings, of the project's own tests, and of
+"""Names with our prefix that are no settings: of a file with settings, of commands, of the project's own tests, and of
 ``otel-train run``."""
 
 MIB: Final = 1 << 20
@@ -278,6 +282,7 @@ def _shown(name: str, value: object) -> str:
 def unknown(name: str, known: Iterable[str]) -> str:
     """What the user reads when there is no such setting."""
     # The prefix, which all share, would make any two names look alike.
+    name = printable(name)
     plain = {each.removeprefix(PREFIX): each for each in known}
     close = near(name.removeprefix(PREFIX), plain)
     remedy = f"Did you mean {plain[close]}?" if close else "Known: " + ", ".join(known)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from otel_train.text import printable
+
 _UNAUTHORIZED: Final = "refuses the token ({}): set OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20<token> to the one it expects"
 _UNTRUSTED: Final = "has a certificate that is not trusted ({}): set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of its authority"
 
@@ -72,5 +74,7 @@ def why(said: str) -> str:
     for word, reason in _REASONS:
         if word in text:
             return reason
-    first = said.strip().splitlines()[0][:SHOWN_CHARACTERS] if said.strip() else "no reason given"
+    first = "no reason given"
+    if said.strip():
+        first = printable(said.strip().splitlines()[0], most=SHOWN_CHARACTERS)
     return f"does not accept figures ({first})"

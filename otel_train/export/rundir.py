@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import logging
 import os
 import re
@@ -18,6 +17,7 @@ from otel_train.atomic import dump_json, make_ignored, replace_json, replace_tex
 from otel_train.errors import RunDirectoryError
 from otel_train.export.jsonl import BoundedLines, read_jsonl
 from otel_train.export.otlp_json import metrics_line, spans_line
+from otel_train.files import folders_in, is_folder, make_folder, mark_of, rank_folders, read_json, read_word
 from otel_train.runinfo import process_mark
 
 if TYPE_CHECKING:
@@ -143,7 +143,7 @@ class RunDirectory:
         Args:
             known: attempts that the launcher, or the program, knows of.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
+        make_folder(self.path)
         mine, owner = process_mark(self._pid), self.rank_path / _OWNER
         with _alone_in(self.path):
             theirs, _, closed = _text(owner).partition(" ")
@@ -153,7 +153,7 @@ class RunDirectory:
             if known <= self._previous_attempt() and (state == "finished" or (state and over)):
                 self._put_training_aside()
             self.training = 1 + len(earlier_trainings(self.path, self.rank))
-            self.rank_path.mkdir(exist_ok=True)
+            make_folder(self.rank_path)
             replace_text(owner, mine)
         return True
 
@@ -161,16 +161,17 @@ class RunDirectory:
         """Make of what this rank wrote in the training that is over a part of a run directory of its own."""
         before = earlier_trainings(self.path, self.rank)
         home = self.path / f"{TRAINING}{len(before) + 1}"
-        home.mkdir(exist_ok=True)
+        make_folder(home)
         self.rank_path.rename(home / self.rank_path.name)
-        self.rank_path.mkdir()
+        make_folder(self.rank_path)
         with suppress(FileNotFoundError):  # what has not been sent is sent by who comes next
             (home / self.rank_path.name / "spool").rename(self.rank_path / "spool")
         if not (home / "run.json").exists():
-            replace_text(home / "run.json", _text(self.path / "run.json"))
+            with suppress(RunDirectoryError):
+                replace_json(home / "run.json", read_json(self.path / "run.json"))
         captures = list((self.path / "captures").glob(f"*-rank{self.rank}.*"))
         for path in captures:
-            (home / "captures").mkdir(exist_ok=True)
+            make_folder(home / "captures")
             path.rename(home / "captures" / path.name)
         if self.rank == 0:
             for name in ("artifacts", "report.html"):
@@ -247,10 +248,10 @@ class RunDirectory:
 
     def _previous_attempt(self) -> int:
         try:
-            text = (self.rank_path / "attempt").read_text()
-        except FileNotFoundError:
+            text = read_word(self.rank_path / "attempt")
+        except OSError:  # somebody else's: what it says is not believed
             return -1
-        return int(text) if text.strip().isdigit() else -1
+        return int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
 
     def _put_flight_aside(self, previous: int) -> None:
         if self.flight_path.exists():
@@ -336,9 +337,9 @@ def find_run(run: str | Path | None, root: Path) -> Path:
     if run is None:
         return _newest(root)
     for path in (Path(run), root / folder_name(str(run))):
-        if (path / "run.json").is_file() or rank_directories(path):
+        if mark_of(path / "run.json") is not None or rank_directories(path):
             return path
-        if path.name.startswith("rank") and (path.parent / "run.json").is_file():
+        if path.name.startswith("rank") and mark_of(path.parent / "run.json") is not None:
             return path.parent
     raise RunDirectoryError(
         f"{str(run)!r} is neither a run directory nor the id of a run below {root}. "
@@ -353,27 +354,30 @@ def earlier_trainings(run: Path, rank: int | None = None) -> list[Path]:
         run: the run directory.
         rank: those that this rank took part in; all when None.
     """
-    found = [path for path in run.glob(f"{TRAINING}*") if path.name[len(TRAINING) :].isdigit()]
-    mine = [path for path in found if (path if rank is None else path / f"rank{rank}").is_dir()]
-    return sorted(mine, key=lambda path: int(path.name[len(TRAINING) :]))
+    numbers = sorted(
+        int(name[len(TRAINING) :])
+        for name in folders_in(run)
+        if re.fullmatch(f"{TRAINING}[1-9][0-9]{{0,8}}", name)
+    )
+    found = [run / f"{TRAINING}{number}" for number in numbers]
+    return [path for path in found if rank is None or is_folder(path / f"rank{rank}")]
 
 
 def state_of(rank_dir: Path) -> str:
     """How a rank's ``summary.json`` says that it ended; "" where it does not."""
     try:
-        return str(json.loads((rank_dir / "summary.json").read_text(encoding="utf-8"))["state"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(read_json(rank_dir / "summary.json").get("state") or "")
+    except RunDirectoryError:
         return ""
 
 
 def rank_directories(run: Path) -> list[Path]:
     """The folders of a run's ranks, by rank."""
-    found = [path for path in run.glob("rank*") if path.name[4:].isdigit() and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name[4:]))
+    return list(rank_folders(run).values())
 
 
 def _newest(root: Path) -> Path:
-    runs = [path.parent for path in root.glob("*/run.json")]
+    runs = [root / name for name in folders_in(root) if mark_of(root / name / "run.json") is not None]
     if not runs:
         raise RunDirectoryError(
             f"No run below {root}. Give a run directory, or name the parent of your runs in OTEL_TRAIN_RUN_DIR."
@@ -410,8 +414,8 @@ def _locked(held: int) -> bool:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
+        return read_word(path)
+    except OSError:
         return ""
 
 

@@ -14,8 +14,8 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response, S
 from starlette.routing import Route
 
 from otel_train.analyze.report_style import COLORS, SCRIPT, STYLE
+from otel_train.files import Documents, open_below
 from otel_train.web.artifacts import Captures
-from otel_train.web.files import Documents, opened
 from otel_train.web.listing import files_of
 from otel_train.web.page import TABS, gone_page, run_page
 from otel_train.web.runs_page import runs_page
@@ -133,7 +133,7 @@ def _download(run: Path, rank: int | None, name: str) -> Response:
     try:
         if file is None:
             raise FileNotFoundError
-        descriptor = opened(file.path)
+        descriptor = open_below(file.path)
     except OSError:
         return PlainTextResponse("There is no such file.\n", 404)
     size = os.fstat(descriptor).st_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_train.web.files import Mark, is_folder, mark_of
+from otel_train.files import Mark, is_folder, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

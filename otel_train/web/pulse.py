@@ -12,8 +12,8 @@ from otel_train.artifacts.left import FLIGHT
 from otel_train.artifacts.timeline import timeline_in
 from otel_train.errors import RunDirectoryError
 from otel_train.export.series import in_order
+from otel_train.files import mark_of
 from otel_train.flight import read_flight
-from otel_train.web.files import mark_of
 from otel_train.web.liveness import beat_of
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.artifacts.timeline import Timeline
+    from otel_train.files import Mark
     from otel_train.flight import Flight, ThreadEdges
-    from otel_train.web.files import Mark
     from otel_train.web.liveness import Beat
 
 STEPS_SHOWN = 200

@@ -277,7 +277,9 @@ def test_a_table_of_names_that_is_none_is_refused(tmp_path: Path, names: Any) ->
 def test_an_identity_with_something_else_in_it_loses_that_alone(tmp_path: Path) -> None:
     """Who wrote a file is for people; it hides no step."""
     memory = FlightMemory(16, ANCHOR, path=tmp_path / "flight.bin")
-    memory.write_names({"identity": {"run_id": "r1", "rank": "0", "attempt": -1, "host": ["h"], "world_size": 2}})
+    memory.write_names(
+        {"identity": {"run_id": "r1", "rank": "0", "attempt": -1, "host": ["h"], "world_size": 2}}
+    )
     memory.close()
 
     assert read_flight(tmp_path / "flight.bin").identity == {"run_id": "r1", "world_size": 2}

@@ -17,10 +17,10 @@ from otel_train.cli.main import main
 from otel_train.clock import Anchor
 from otel_train.codes import Op, SourceKind, code
 from otel_train.errors import ConfigError
+from otel_train.files import Documents
 from otel_train.flight import FlightMemory
 from otel_train.record.recorder import Recorder
 from otel_train.testing import FakeClock
-from otel_train.web.files import Documents
 from otel_train.web.history import MOST_MOMENTS, History
 from otel_train.web.liveness import QUIET_S, Beat, beat_of, liveness
 from otel_train.web.serve import address_of, has_screen, listen
