@@ -184,7 +184,7 @@ class FlightMemory:
         kind = self._kind_of(path.parent)
         if kind.startswith(REMOTE):
             raise OSError(0, f"{kind} is a network file system")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             # A map of a file that is merely truncated to size kills the process with SIGBUS on a full disk.
             os.posix_fallocate(descriptor, 0, self._bytes)
