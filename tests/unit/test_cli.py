@@ -389,16 +389,15 @@ def test_an_error_that_nobody_expected_is_one_line_with_its_place(
     run_of_two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A traceback tells a user nothing, and a script needs the exit code."""
-    (run_of_two / "rank0" / "summary.json").write_text(
-        '{"schema": "otel_train.summary/1", "steps": 5}'
-    )
+    (run_of_two / "rank0" / "summary.json").write_text('{"schema": "otel_train.summary/1", "steps": 5}')
 
     assert main(["summary", str(run_of_two)]) == 2
 
     line = capsys.readouterr().err
     assert line.count("\n") == 1
     assert re.search(
-        r"^otel-train: AttributeError: 'int' object .* in \w+\.py, line \d+: this command did not expect that", line
+        r"^otel-train: AttributeError: 'int' object .* in \w+\.py, line \d+: this command did not expect that",
+        line,
     )
 
     monkeypatch.setenv("OTEL_TRAIN_DEBUG", "1")
