@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
 import re
 import threading
-import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_train.atomic import dump_json, make_ignored, replace_json, replace_text
 from otel_train.errors import RunDirectoryError
+from otel_train.export.claim import RankClaim
 from otel_train.export.jsonl import BoundedLines, read_jsonl
 from otel_train.export.otlp_json import metrics_line, spans_line
 from otel_train.files import folders_in, is_folder, make_folder, mark_of, rank_folders, read_json, read_word
-from otel_train.runinfo import process_mark
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from otel_train.records import AttributeValue, Batch, Event
 
@@ -46,12 +44,7 @@ FLIGHTS_KEPT = 3
 TRAINING = "training-"
 """Begins the name of the folder of an earlier training; its number follows."""
 
-_OWNER = "owner"
-"""Says which process writes into the folder of a rank, and whether it is done."""
-
 _MOST_AT_ONCE = 4096
-_PATIENCE_S = 2.0
-"""How long to wait for another process that opens the same run directory."""
 
 _SHARES = {"events.jsonl": 1 / 8, "metrics.otlp.jsonl": 5 / 8, "spans.otlp.jsonl": 2 / 8}
 
@@ -83,6 +76,7 @@ class RunDirectory:
         self.previous_attempt = -1
         self.writable = False
         self.faults = 0
+        self._claim: RankClaim | None = None
         self._told = False
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -134,6 +128,7 @@ class RunDirectory:
             directory.writable = True
         except OSError as error:
             directory.attempt = attempt or directory.attempt
+            directory._let_go()
             directory.note(error)
         return directory
 
@@ -144,17 +139,14 @@ class RunDirectory:
             known: attempts that the launcher, or the program, knows of.
         """
         make_folder(self.path)
-        mine, owner = process_mark(self._pid), self.rank_path / _OWNER
-        with _alone_in(self.path):
-            theirs, _, closed = _text(owner).partition(" ")
-            if theirs and theirs != mine and not closed and theirs == process_mark(_pid_of(theirs)):
-                return False
-            state, over = state_of(self.rank_path), theirs == mine and bool(closed)
-            if known <= self._previous_attempt() and (state == "finished" or (state and over)):
-                self._put_training_aside()
-            self.training = 1 + len(earlier_trainings(self.path, self.rank))
-            make_folder(self.rank_path)
-            replace_text(owner, mine)
+        self._claim = RankClaim.take(self.path / f"rank{self.rank}.lock")
+        if self._claim is None:
+            return False
+        state, over = state_of(self.rank_path), self._claim.closed_here
+        if known <= self._previous_attempt() and (state == "finished" or (state and over)):
+            self._put_training_aside()
+        self.training = 1 + len(earlier_trainings(self.path, self.rank))
+        make_folder(self.rank_path)
         return True
 
     def _put_training_aside(self) -> None:
@@ -185,10 +177,16 @@ class RunDirectory:
     def again(
         cls, path: Path, rank: int, *, attempt: int, max_bytes: int = DEFAULT_MAX_BYTES
     ) -> RunDirectory:
-        """The folder ``rank`` of the run at ``path``, to go on writing for a process that is gone."""
+        """The folder ``rank`` of the run at ``path``, to go on writing for a process that is gone.
+
+        Not writable where there is none, or where another process has it by now.
+        """
         directory = cls(path, rank, max_bytes)
         directory.attempt = attempt
-        directory.writable = directory.rank_path.is_dir()
+        if is_folder(directory.rank_path):
+            with suppress(OSError):
+                directory._claim = RankClaim.take(path / f"rank{rank}.lock")
+        directory.writable = directory._claim is not None
         return directory
 
     @property
@@ -229,11 +227,12 @@ class RunDirectory:
             with self._lock:
                 for file in self._files.values():
                     file.close()
-            owner = self.rank_path / _OWNER
-            mine = process_mark(self._pid)
-            if self.run_id and _text(owner) == mine:
-                with suppress(OSError):
-                    replace_text(owner, f"{mine} closed")
+            self._let_go()
+
+    def _let_go(self) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.release()
 
     def note(self, error: OSError) -> None:
         """Count a failed write; the first is logged."""
@@ -387,38 +386,3 @@ def _newest(root: Path) -> Path:
 
 def _last_change_ns(run: Path) -> int:
     return max(path.stat().st_mtime_ns for path in (run, *rank_directories(run)))
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep other processes that open this folder out; where the file system has no locks, nobody is kept out."""
-    held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        until_s = time.monotonic() + _PATIENCE_S
-        while not _locked(held) and time.monotonic() < until_s:
-            time.sleep(0.01)
-        yield
-    finally:
-        os.close(held)
-
-
-def _locked(held: int) -> bool:
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _text(path: Path) -> str:
-    try:
-        return read_word(path)
-    except OSError:
-        return ""
-
-
-def _pid_of(mark: str) -> int:
-    pid = mark.split("/")[1:2]
-    return int(pid[0]) if pid and pid[0].isdigit() else 0

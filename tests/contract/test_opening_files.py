@@ -38,7 +38,6 @@ ELSEWHERE = {
     "export/peaks.py": "/proc",
     "export/process.py": "/proc",
     "export/routes.py": "its own method of that name",
-    "export/rundir.py": "a lock on a folder",
     "files.py": "this is the module",
     "flight.py": "the map that the writer keeps",
     "launch/": "the launcher's own temporary folder, and the program that it starts",

@@ -11,7 +11,6 @@ import pytest
 
 from otel_train.cli import run as run_command
 from otel_train.errors import ConfigError
-from otel_train.launch.claims import claim
 from otel_train.launch.command import SITE, command_line, environment, interpreter_flags
 from otel_train.runinfo import detect
 
@@ -141,20 +140,6 @@ def test_a_wrong_option_is_refused_and_a_wrong_variable_is_left_to_the_program(t
     with pytest.raises(ConfigError, match="OTEL_TRAIN_EXPORT_EVERY_S=-1"):
         environment({}, wrong, tmp_path)
     assert environment(wrong, {}, tmp_path)["OTEL_TRAIN_EXPORT_EVERY_S"] == "-1"
-
-
-def test_two_processes_of_one_rank_are_two_runs(tmp_path: Path) -> None:
-    """Side by side they would write into one folder; one after the other they are attempts of one run."""
-    other = os.getppid()
-    assert claim(tmp_path, 0) == 1
-    assert claim(tmp_path, 0) == 1  # the same process, another session
-    (tmp_path / "rank0.1").write_text(str(other))
-    (tmp_path / f"{other}.will").touch()
-    assert claim(tmp_path, 0) == 2
-    assert claim(tmp_path, 1) == 1
-    (tmp_path / f"{other}.will").unlink()  # its session has closed
-    os.utime(tmp_path / "rank0.1", (1, 1))
-    assert claim(tmp_path, 0) == 1
 
 
 def test_the_folder_on_the_path_is_no_package_of_modules() -> None:

@@ -469,5 +469,5 @@ def test_files_are_read_where_a_session_starts_and_nowhere_else() -> None:
     }
 
     assert {user for user in users if not user.startswith(("cli/", "doctor/"))} == {
-        "front.py", "integrations/shared.py", "launch/child.py", "launch/command.py",
+        "front.py", "integrations/shared.py", "launch/command.py",
     }  # fmt: skip
