@@ -4,7 +4,8 @@ A run directory is untrusted: others may have put links, pipes, devices and endl
 the run directory, which somebody named and up to which links are followed, and the part below it, which has folders of
 our own layout (``rank<r>``, ``captures``, ``training-<n>``, ...). Below it every folder and file is opened relative to
 the descriptor of the one above, no link is followed, a pipe does not block, and only regular files and folders of
-trusted owners are opened: of this process' user and of root; for root also of whoever owns the run directory.
+trusted owners are opened: of this process' user and of root. Also of whoever owns the run directory where this process is
+root's, or where a network file system may show other owners than those who wrote.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
 from otel_train.errors import RunDirectoryError
+from otel_train.mounts import REMOTE, file_system
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -59,21 +61,48 @@ class Mark(NamedTuple):
 # --- opening ----------------------------------------------------------------------------------------
 
 
+class _Owners(NamedTuple):
+    """Whose files are opened below a run directory.
+
+    Attributes:
+        home: the run directory.
+        uid: of its owner.
+    """
+
+    home: Path
+    uid: int
+
+    def check(self, told: os.stat_result) -> None:
+        """Refuse what belongs to somebody else.
+
+        Raises:
+            OSError: it does.
+        """
+        mine = os.geteuid()
+        if told.st_uid in {mine, 0}:
+            return
+        if told.st_uid == self.uid and (mine == 0 or file_system(self.home).startswith(REMOTE)):
+            return
+        raise OSError(
+            errno.EACCES,
+            f"owned by user {told.st_uid}, which is neither ours ({mine}) nor root. "
+            "Run the command as the user who trained",
+        )
+
+
 @contextmanager
-def _folder_of(path: Path, root: Path | None) -> Iterator[tuple[int, str, frozenset[int]]]:
+def _folder_of(path: Path, root: Path | None) -> Iterator[tuple[int, str, _Owners]]:
     """Descriptor of the folder that ``path`` lies in, its name there, and the owners that are trusted there."""
     outer, below = divided(path, root)
     at = os.open(outer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        owners = {os.geteuid(), 0}
-        if os.geteuid() == 0:
-            owners.add(os.fstat(at).st_uid)
+        owners = _Owners(outer, os.fstat(at).st_uid)
         for name in below[:-1]:
             inner = _opened(name, _FOLDER, at)
             os.close(at)
             at = inner
-            _check_owner(os.fstat(at), owners)
-        yield at, below[-1], frozenset(owners)
+            owners.check(os.fstat(at))
+        yield at, below[-1], owners
     finally:
         os.close(at)
 
@@ -116,16 +145,7 @@ def _kind(name: str, at: int) -> str:
     return "a link" if stat.S_ISLNK(mode) else "a socket" if stat.S_ISSOCK(mode) else "no folder"
 
 
-def _check_owner(told: os.stat_result, owners: set[int] | frozenset[int]) -> None:
-    if told.st_uid not in owners:
-        raise OSError(
-            errno.EACCES,
-            f"owned by user {told.st_uid}, which is neither ours ({os.geteuid()}) nor root. "
-            "Run the command as the user who trained",
-        )
-
-
-def _checked(descriptor: int, owners: frozenset[int]) -> int:
+def _checked(descriptor: int, owners: _Owners) -> int:
     """The descriptor, if it is of a regular file with a trusted owner."""
     try:
         _check_file(os.fstat(descriptor), owners)
@@ -135,11 +155,11 @@ def _checked(descriptor: int, owners: frozenset[int]) -> int:
     return descriptor
 
 
-def _check_file(told: os.stat_result, owners: frozenset[int]) -> None:
+def _check_file(told: os.stat_result, owners: _Owners) -> None:
     if not stat.S_ISREG(told.st_mode):
         kind = "a folder" if stat.S_ISDIR(told.st_mode) else "a pipe or a device"
         raise OSError(errno.EINVAL, f"{kind}: only regular files are opened")
-    _check_owner(told, owners)
+    owners.check(told)
 
 
 def open_below(path: Path, *, root: Path | None = None) -> int:
@@ -219,6 +239,27 @@ def make_folder(path: Path) -> None:
         return
     make_folder(path.parent)  # mkdir(parents=True) would make these with the mode of the umask
     path.mkdir(mode=FOLDER_MODE, exist_ok=True)
+
+
+def check_run_folder(run: Path, rank: Path) -> None:
+    """Refuse to write into a run directory of somebody else, or through a link in it.
+
+    Args:
+        run: the run directory.
+        rank: the folder of a rank in it, if there is one yet.
+
+    Raises:
+        OSError: it is one.
+    """
+    told = run.stat()
+    owners = _Owners(run, told.st_uid)
+    owners.check(told)
+    if not os.path.lexists(rank):
+        return
+    told = rank.lstat()
+    if not stat.S_ISDIR(told.st_mode):
+        raise OSError(errno.ENOTDIR, f"{rank.name} is a link: nothing is written where it leads")
+    owners.check(told)
 
 
 # --- looking ----------------------------------------------------------------------------------------

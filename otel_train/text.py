@@ -44,7 +44,13 @@ class PrintableRecords(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Change the record; keep it."""
-        record.msg, record.args = printable(record.getMessage(), lines=True), None
+        try:
+            said = record.getMessage()
+        except (TypeError, ValueError):  # its arguments do not fit; who formats it says so
+            return True
+        shown = printable(said, lines=True)
+        if shown != said:
+            record.msg, record.args = shown, None
         if record.exc_info and not record.exc_text:
             # Formatters take the text that is there.
             told = logging.Formatter().formatException(record.exc_info)

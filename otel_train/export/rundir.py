@@ -16,7 +16,16 @@ from otel_train.errors import RunDirectoryError
 from otel_train.export.claim import RankClaim
 from otel_train.export.jsonl import BoundedLines, read_jsonl
 from otel_train.export.otlp_json import metrics_line, spans_line
-from otel_train.files import folders_in, is_folder, make_folder, mark_of, rank_folders, read_json, read_word
+from otel_train.files import (
+    check_run_folder,
+    folders_in,
+    is_folder,
+    make_folder,
+    mark_of,
+    rank_folders,
+    read_json,
+    read_word,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -139,6 +148,7 @@ class RunDirectory:
             known: attempts that the launcher, or the program, knows of.
         """
         make_folder(self.path)
+        check_run_folder(self.path, self.rank_path)
         self._claim = RankClaim.take(self.path / f"rank{self.rank}.lock")
         if self._claim is None:
             return False

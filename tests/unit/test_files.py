@@ -147,6 +147,26 @@ def test_root_reads_a_run_directory_of_a_user(run: Path) -> None:
     assert read_json(run / "rank0" / "summary.json") == {}
 
 
+@pytest.mark.parametrize(
+    ("kind", "read"), [("ext4", False), ("nfs4", True), ("fuse.sshfs", True), ("cifs", True)]
+)
+def test_on_a_network_file_system_the_owner_of_the_run_directory_is_trusted(
+    run: Path, monkeypatch: pytest.MonkeyPatch, kind: str, read: bool
+) -> None:
+    """A file server may show every file as one user's: what this process has written would be a stranger's."""
+    if os.geteuid():
+        pytest.skip("giving files away needs root")
+    (run / "rank0" / "summary.json").write_text("{}")
+    for path in (run, run / "rank0", run / "rank0" / "summary.json"):
+        os.chown(path, STRANGER, STRANGER)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr("otel_train.files.file_system", lambda _: kind)
+
+    assert (problem_of(run / "rank0" / "summary.json") == "") is read
+    os.chown(run / "rank0" / "summary.json", STRANGER + 1, STRANGER)
+    assert "owned by user 12346" in problem_of(run / "rank0" / "summary.json")
+
+
 def test_links_up_to_the_run_directory_are_followed(run: Path, tmp_path: Path) -> None:
     """A user names it, and may keep runs on another disk."""
     (tmp_path / "latest").symlink_to(run)

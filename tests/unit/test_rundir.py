@@ -210,6 +210,27 @@ def test_a_process_may_open_its_folder_twice_and_keeps_it_until_both_are_closed(
     assert in_another_process(tmp_path, hold=False) == "job 1 2"
 
 
+def test_nothing_is_written_through_a_link_or_into_a_folder_of_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where everybody may write, a run id can be guessed and its folder be there before the run."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "rank0").symlink_to(tmp_path / "outside")
+
+    assert not RunDirectory.open(tmp_path, "job", rank=0).writable
+    assert list((tmp_path / "outside").iterdir()) == []
+
+    if os.geteuid():
+        pytest.skip("giving a folder away needs root")
+    (tmp_path / "other").mkdir()
+    os.chown(tmp_path / "other", 54_321, 54_321)
+    monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+    monkeypatch.setattr("otel_train.files.file_system", lambda _: "ext4")
+    assert not RunDirectory.open(tmp_path, "other", rank=0).writable
+    assert not (tmp_path / "other" / "rank0" / "attempt").exists()
+
+
 def test_a_lock_file_that_is_a_link_is_not_opened(tmp_path: Path) -> None:
     """It would be emptied."""
     (tmp_path / "job").mkdir()
