@@ -25,7 +25,8 @@ OPENERS = {
 }
 
 ELSEWHERE = {
-    "analyze/": "operands of one event of a trace that has been read",
+    "analyze/decode.py": "events of a trace that has been read",
+    "analyze/operands.py": "one event of a trace that has been read",
     "aggregate/digest.py": "a record that ranks leave in the job's store",
     "capturing/": "the profiler's own files, and the body of a request",
     "cli/catalog.py": "reference pages of a checkout",
@@ -40,7 +41,8 @@ ELSEWHERE = {
     "export/routes.py": "its own method of that name",
     "files.py": "this is the module",
     "flight.py": "the map that the writer keeps",
-    "launch/": "the launcher's own temporary folder, and the program that it starts",
+    "launch/command.py": "the program that is started",
+    "launch/will.py": "the launcher's own temporary folder",
     "runinfo.py": "/proc",
     "session.py": "its own methods of that name",
     "stack/": "the state of the stack",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import socket
@@ -12,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from otel_train import files
@@ -164,7 +166,7 @@ def test_on_a_network_file_system_the_owner_of_the_run_directory_is_trusted(
 
     assert (problem_of(run / "rank0" / "summary.json") == "") is read
     os.chown(run / "rank0" / "summary.json", STRANGER + 1, STRANGER)
-    assert "owned by user 12346" in problem_of(run / "rank0" / "summary.json")
+    assert f"owned by user {STRANGER + read}" in problem_of(run / "rank0" / "summary.json")
 
 
 def test_links_up_to_the_run_directory_are_followed(run: Path, tmp_path: Path) -> None:
@@ -340,3 +342,39 @@ def test_no_command_hangs_fails_or_follows_whatever_lies_in_a_run_directory(
     assert time.monotonic() - begun < 20
     assert threading.active_count() < 50
     assert files.problem_of(run / name) or make in {huge, deep}
+
+
+VALUES = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4),
+        st.sampled_from(["otel_train.summary/1", "finished", "running", "train", "\x1b[2J", "\ud800", "../../x"]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["name", "file", "train", "stage", "loader", "value", "stages"]), inner, max_size=4),
+    ),
+    max_leaves=6,
+)  # fmt: skip
+KEYS = (
+    "state", "steps", "stages", "activities", "verdicts", "captures", "telemetry", "loaders", "ranks", "rates", "throughput",
+    "unobserved", "settings_from", "settings_ignored", "run_id", "wall_seconds", "world_size", "step_durations", "attempt",
+)  # fmt: skip
+
+
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(figures=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=3))
+def test_no_command_ends_in_a_traceback_whatever_a_summary_says(
+    figures: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """An older version wrote it, or somebody by hand."""
+    run = tmp_path_factory.getbasetemp() / "any" / "r1"
+    if not run.exists():
+        leave_run(run.parent, [3])
+    say_summary(run, **figures)
+
+    for command in ("summary", "postmortem", "report", "check", "artifacts", "compare"):
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            assert main([command, *[str(run)] * (2 if command == "compare" else 1)]) in {0, 1, 2}
+        assert "Traceback" not in said.getvalue()
+        assert "\x1b[2J" not in said.getvalue()
