@@ -36,6 +36,7 @@ from otel_train.files import (
     read_word,
 )
 from tests.support.left_run import leave_run, say_summary
+from tests.support.made_trace import training
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -314,7 +315,7 @@ NAMES = (
     "rank0/attempt",
     "rank0/metrics.otlp.jsonl",
     "rank0/events.jsonl",
-    "captures/x-rank0.json",
+    "captures/x-rank0.json.gz",
     "captures/x-rank0.record.json",
 )
 
@@ -328,6 +329,7 @@ def test_no_command_hangs_fails_or_follows_whatever_lies_in_a_run_directory(
     run = leave_run(tmp_path / "runs", [3])
     say_summary(run)
     (run / "captures").mkdir()
+    training(steps=2).write(run / "captures" / "x-rank0.json.gz")
     (run / name).unlink(missing_ok=True)
     make(run / name)
     begun = time.monotonic()
