@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from otel_train.launch.jax_evidence import JaxEvidence
     from otel_train.session import Session
 
-_NEEDED = ("otel_train.session", "otel_train.launch.claims", "otel_train.launch.will")
+_NEEDED = ("otel_train.sources", "otel_train.session", "otel_train.launch.will")
 
 _attachments: list[Attachment] = []
 
@@ -38,7 +38,7 @@ class Attachment:
     """Starts the session of this process when it trains, or joins the one that the program starts itself.
 
     Args:
-        folder: of the launcher; see ``otel_train.launch.claims``.
+        folder: of the launcher, where what is needed after a crash is left.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
 
 from otel_train.cli import run as run_command
 from otel_train.errors import ConfigError
+from otel_train.launch import child
 from otel_train.launch.command import SITE, command_line, environment, interpreter_flags
 from otel_train.runinfo import detect
 
@@ -146,3 +148,8 @@ def test_the_folder_on_the_path_is_no_package_of_modules() -> None:
     """Whatever lies there can shadow a module of the user's."""
     assert sorted(path.name for path in SITE.glob("*.py")) == ["__init__.py", "sitecustomize.py"]
     assert str(SITE) not in sys.path
+
+
+def test_what_a_session_needs_can_be_imported_before_it_starts() -> None:
+    """A name that is none would end the watching at the first sign of training."""
+    assert [import_module(name).__name__ for name in child._NEEDED] == list(child._NEEDED)
