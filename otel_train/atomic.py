@@ -9,18 +9,21 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
+from otel_train.files import FOLDER_MODE, create
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 
 def make_ignored(folder: Path) -> None:
-    """Make a folder of ours that is missing, with its parents, and let git ignore it. One that is there stays as it is.
+    """Make a folder of ours that is missing, for our user alone, and let git ignore it. One that is there stays as it is.
 
     Raises:
         OSError: it cannot be made.
     """
+    folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        folder.mkdir(parents=True)
+        folder.mkdir(mode=FOLDER_MODE)
     except FileExistsError:
         return
     replace_text(folder / ".gitignore", "*\n")
@@ -36,14 +39,16 @@ def replace_json(path: Path, value: object) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Replace a file as a whole.
+    """Replace a file as a whole; only our user may read it.
 
     Raises:
         OSError: it cannot be written; the old file is as it was.
     """
     fresh = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
     try:
-        fresh.write_text(text, encoding="utf-8", errors="replace")
+        fresh.unlink(missing_ok=True)  # of a process with our number that was killed here
+        with os.fdopen(create(fresh), "w", encoding="utf-8", errors="replace", newline="") as file:
+            file.write(text)
         fresh.replace(path)
     except OSError:
         with contextlib.suppress(OSError):

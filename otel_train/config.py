@@ -2,15 +2,40 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train.errors import ConfigError
-from otel_train.values import FILE_VARIABLE, MIB, PREFIX, RESERVED, check, parsed, text_of, typed, unknown
+from otel_train.text import PrintableRecords
+from otel_train.values import (
+    FILE_VARIABLE,
+    MIB,
+    PREFIX,
+    RESERVED,
+    SECRET,
+    IgnoredSetting,
+    check,
+    parsed,
+    text_of,
+    typed,
+    unknown,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+CODE, ENVIRONMENT = "code", "environment"
+"""What ``Settled.origins`` says of settings that no file has; else it has the path of the file."""
+
+_log = logging.getLogger("otel_train")
+_log.addFilter(PrintableRecords())
+
+_warned: set[str] = set()
+
+_MOST_CHARS: Final = 200
+"""Of the name of a variable, as a mistake in it is told."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,10 +271,12 @@ class Config:
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:
         """Read ``OTEL_TRAIN_FLIGHT_EDGES`` and so on. An empty value counts as not set.
 
-        Raises:
-            ConfigError: a value does not fit, or a name with our prefix is not a setting.
+        A value that does not fit, and a name with our prefix that is not a setting, is warned of and ignored.
         """
-        return cls(**settings_in(environ))
+        values, ignored = settings_in(environ)
+        config = cls(**values)
+        warn(in_force(ignored, config))
+        return config
 
     def to_env(self) -> dict[str, str]:
         """The settings that differ from their default, as environment variables.
@@ -263,25 +290,88 @@ DEFAULTS: Final[dict[str, Any]] = {field.name: field.default for field in fields
 """Every setting and the value it has when nobody says anything."""
 
 
+class Origins(dict[str, str]):
+    """Where each setting that somebody has given comes from, by name.
+
+    Attributes:
+        ignored: what an environment or a file gives and is not honoured.
+    """
+
+    ignored: tuple[IgnoredSetting, ...] = ()
+
+
+class Settled(NamedTuple):
+    """What holds for a run.
+
+    Attributes:
+        config: the settings.
+        origins: where each setting that somebody has given comes from, by name, and what is ignored.
+        given: trackers that a file describes by a table, by the name of their setting.
+    """
+
+    config: Config
+    origins: Origins
+    given: Mapping[str, Mapping[str, Any]]
+
+
 def changed(config: Config) -> dict[str, Any]:
     """The settings that differ from their default."""
     values = {name: getattr(config, name) for name in DEFAULTS}
     return {name: value for name, value in values.items() if value != DEFAULTS[name]}
 
 
-def settings_in(environ: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that an environment holds.
-
-    Raises:
-        ConfigError: a value does not parse, or a name with our prefix is not a setting.
-    """
+def settings_in(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[IgnoredSetting]]:
+    """The settings that an environment holds, and what in it cannot be honoured."""
     names = {PREFIX + name.upper(): name for name in DEFAULTS}
     values: dict[str, Any] = {}
+    ignored: list[IgnoredSetting] = []
     for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable in RESERVED:
+        if not variable.startswith(PREFIX) or variable in RESERVED or not text:
             continue
-        if variable not in names:
-            raise ConfigError(unknown(variable, (*names, FILE_VARIABLE)))
-        if text:
-            values[names[variable]] = parsed(variable, text, DEFAULTS[names[variable]])
-    return values
+        name = names.get(variable)
+        if name is None:
+            problem = unknown(variable[:_MOST_CHARS], (*names, FILE_VARIABLE))
+            ignored.append(IgnoredSetting(variable[:_MOST_CHARS], ENVIRONMENT, problem))
+            continue
+        try:
+            values[name] = read_value(name, variable, text)
+        except ConfigError as error:
+            ignored.append(IgnoredSetting(variable, ENVIRONMENT, str(error)))
+    return values, ignored
+
+
+def read_value(name: str, variable: str, text: str) -> Any:  # Any: of the type of the setting
+    """The value of a setting that is given as text.
+
+    Args:
+        name: of the setting.
+        variable: what whoever gave it calls it.
+        text: the value.
+
+    Raises:
+        ConfigError: it does not fit.
+    """
+    value: Any = parsed(variable, text, DEFAULTS[name])
+    try:
+        return getattr(Config(**{name: value}), name)
+    except ConfigError as error:
+        raise ConfigError(variable + str(error).removeprefix(name)) from None
+
+
+def in_force(ignored: Iterable[IgnoredSetting], config: Config) -> tuple[IgnoredSetting, ...]:
+    """The same, each with what holds in its place."""
+    return tuple(
+        each._replace(used=_used(each.name.removeprefix(PREFIX).lower(), config)) for each in ignored
+    )
+
+
+def _used(name: str, config: Config) -> str:
+    return f"{name}={getattr(config, name)!r}" if name in DEFAULTS and name != SECRET else ""
+
+
+def warn(ignored: Iterable[IgnoredSetting]) -> None:
+    """Log each setting that is ignored, once per process."""
+    for each in ignored:
+        if each.problem not in _warned:
+            _warned.add(each.problem)
+            _log.warning("settings: %s", each)

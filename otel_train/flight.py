@@ -16,12 +16,13 @@ import mmap
 import os
 import struct
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from otel_train.codes import EDGE_WORDS
+from otel_train.codes import EDGE_WORDS, MAX_SOURCES, Source, SourceKind
 from otel_train.errors import RunDirectoryError
+from otel_train.files import open_binary, parse_json
 from otel_train.mounts import REMOTE, file_system
 
 if TYPE_CHECKING:
@@ -47,6 +48,31 @@ _NAMES_HALF = 128 * 1024
 _RINGS_OFFSET = _NAMES_OFFSET + 2 * _NAMES_HALF
 _SIDE_EDGES = 8192
 _WORD = 8
+_WAS_USED = 2
+
+_MOST_NS = 1 << 62
+"""Of an instant on the wall clock: the year 2116. Sums and differences of two fit into 64 bits."""
+
+_MOST_CLOCK_NS = 1 << 58
+"""Of an instant on the monotonic clock, which begins when the machine starts: nine years."""
+
+_MOST_EDGES = 1 << 24
+_MOST_SIDE_EDGES = 1 << 16
+_FIELDS: Final[dict[str, tuple[int, int]]] = {
+    "pid": (1, (1 << 31) - 1),
+    "anchor_unix_ns": (0, _MOST_NS),
+    "anchor_clock_ns": (0, _MOST_CLOCK_NS),
+    "main_edges": (1, _MOST_EDGES),
+    "side_edges": (1, _MOST_SIDE_EDGES),
+    "side_rings": (1, SIDE_RINGS),
+    "names_half": (0, 1),
+    "names_bytes": (0, _NAMES_HALF),
+    "turn_unix_ns": (0, _MOST_NS),
+}
+"""What a header may hold."""
+
+_TEXTS, _NUMBERS = ("run_id", "host"), ("rank", "attempt", "world_size", "started_unix_ns")
+_KINDS = frozenset(map(int, SourceKind))
 
 
 class Header(NamedTuple):
@@ -212,7 +238,7 @@ class FlightMemory:
         kind = self._kind_of(path.parent)
         if kind.startswith(REMOTE):
             raise OSError(0, f"{kind} is a network file system")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             # A map of a file that is merely truncated to size kills the process with SIGBUS on a full disk.
             os.posix_fallocate(descriptor, 0, self._bytes)
@@ -319,14 +345,16 @@ class ThreadEdges(NamedTuple):
 
 
 class Flight(NamedTuple):
-    """What a flight file holds.
+    """What a flight file holds. It was checked when it was read: every number is in its range, every name is text.
 
     Attributes:
         pid: the process that wrote it.
         anchor_unix_ns: an instant on the wall clock ...
         anchor_clock_ns: ... and on the monotonic one.
         turn_unix_ns: when the pump was last alive.
-        names: sources and identity, see ``Recorder``.
+        identity: who wrote it; any of ``run_id`` and ``host`` (text), ``rank``, ``attempt``, ``world_size`` and
+            ``started_unix_ns`` (whole numbers from 0).
+        sources: by their numbers in the codes.
         threads: one entry per ring that was used.
     """
 
@@ -334,7 +362,8 @@ class Flight(NamedTuple):
     anchor_unix_ns: int
     anchor_clock_ns: int
     turn_unix_ns: int
-    names: dict[str, Any]
+    identity: dict[str, Any]
+    sources: tuple[Source, ...]
     threads: tuple[ThreadEdges, ...]
 
 
@@ -345,23 +374,84 @@ def read_flight(path: Path) -> Flight:
         RunDirectoryError: it is missing, or is not a flight file.
     """
     try:
-        before, data = path.read_bytes(), path.read_bytes()
+        with open_binary(path) as file:
+            most = _bytes_of(_header(file.read(_RINGS_OFFSET)))
+            file.seek(0)
+            before = file.read(most)
+            file.seek(0)
+            data = file.read(most)
+        return flight_in(before, data)
     except OSError as error:
-        raise RunDirectoryError(f"{path}: {error.strerror}. Was the run started with flight=True?") from error
-    if min(len(before), len(data)) < _RINGS_OFFSET or data[: len(MAGIC)] != MAGIC:
-        raise RunDirectoryError(f"{path} is not a flight file of this version (expected {MAGIC.decode()}).")
-    header = Header(*HEADER.unpack_from(data))
-    if not (header.names_half in (0, 1) and 0 < header.side_rings <= SIDE_RINGS and min(header[4:6]) > 0):
-        raise RunDirectoryError(f"{path}: its header cannot be right: {header}.")
+        why = error.strerror or error
+        raise RunDirectoryError(f"{path}: {why}. Was the run started with flight=True?") from error
+    except ValueError as error:
+        raise RunDirectoryError(f"{path}: {error}") from error
+
+
+def flight_in(before: bytes, data: bytes) -> Flight:
+    """What a flight file holds, of which the content was read twice: what changed meanwhile is left out.
+
+    Raises:
+        ValueError: it is not a flight file, or something in it cannot be right.
+    """
+    header = _header(data)
+    if len(before) < _RINGS_OFFSET:
+        raise ValueError("it was cut off while it was read.")
     start = _NAMES_OFFSET + header.names_half * _NAMES_HALF
     try:
-        names = json.loads(data[start : start + header.names_bytes] or b"{}")
+        names = parse_json(data[start : start + header.names_bytes] or b"{}")
     except ValueError as error:
-        raise RunDirectoryError(f"{path}: its table of names cannot be read ({error}).") from error
+        raise ValueError(f"its table of names cannot be read ({error}).") from error
+    if not isinstance(names, dict):
+        raise ValueError("its table of names is no JSON object.")  # noqa: TRY004  # of the file, not of an argument
     return Flight(
-        header.pid, header.anchor_unix_ns, header.anchor_clock_ns, header.turn_unix_ns, names,
+        header.pid, header.anchor_unix_ns, header.anchor_clock_ns, header.turn_unix_ns,
+        _identity(names.get("identity")), _sources(names.get("sources")),
         tuple(_threads(before, data, header)),
     )  # fmt: skip
+
+
+def _header(data: bytes) -> Header:
+    if len(data) < _RINGS_OFFSET or data[: len(MAGIC)] != MAGIC:
+        raise ValueError(f"not a flight file of this version (expected {MAGIC.decode()}).")
+    header = Header(*HEADER.unpack_from(data))
+    for name, (least, most) in _FIELDS.items():
+        if not least <= (value := getattr(header, name)) <= most:
+            raise ValueError(f"its header cannot be right: {name} is {value}, expected {least} to {most}.")
+    return header
+
+
+def _bytes_of(header: Header) -> int:
+    offset, edges = _ring_place(header.side_rings, header.main_edges, header.side_edges)
+    return offset + edges * EDGE_WORDS * _WORD
+
+
+def _identity(told: object) -> dict[str, Any]:
+    """Who wrote a file, as far as that is well-formed."""
+    known = told if isinstance(told, dict) else {}
+    texts = {name: known[name] for name in _TEXTS if isinstance(known.get(name), str)}
+    numbers = {name: known[name] for name in _NUMBERS if type(known.get(name)) is int and known[name] >= 0}
+    return {**texts, **{name: number for name, number in numbers.items() if number <= _MOST_NS}}
+
+
+def _sources(told: object) -> tuple[Source, ...]:
+    """The table of sources.
+
+    Raises:
+        ValueError: an entry is none.
+    """
+    rows = [] if told is None else told
+    if not isinstance(rows, list) or len(rows) > MAX_SOURCES:
+        raise ValueError(f"its table of sources cannot be read (expected a list of at most {MAX_SOURCES}).")
+    return tuple(map(_source, rows))
+
+
+def _source(row: object) -> Source:
+    if isinstance(row, list) and len(row) == len(Source._fields):
+        kind, name, phase = row
+        if type(kind) is int and kind in _KINDS and isinstance(name, str) and isinstance(phase, str):
+            return Source(SourceKind(kind), name, phase)
+    raise ValueError(f"its table of sources cannot be read (an entry is {row!r:.80}).")
 
 
 def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges]:
@@ -371,6 +461,8 @@ def _threads(before: bytes, data: bytes, header: Header) -> Iterable[ThreadEdges
         used, ident, written, shown, _, thread, engine = _ENTRY.unpack_from(
             before, PAGE + index * _ENTRY_BYTES
         )
+        if not (0 <= used <= _WAS_USED and 0 <= written <= _MOST_NS and 0 <= shown <= _MOST_NS):
+            raise ValueError(f"its entry of ring {index} cannot be right: used is {used}, written {written}.")
         written = max(written, shown // EDGE_WORDS)
         offset, edges = _ring_place(index, header.main_edges, header.side_edges)
         if offset + edges * EDGE_WORDS * _WORD > min(len(data), len(before)):
@@ -413,7 +505,7 @@ def _in_order(pairs: np.ndarray, stable: np.ndarray, written: int) -> tuple[np.n
     # The slot after the newest edge may be half written: what it held before is not to be trusted.
     pairs, stable = np.roll(pairs, -newer, axis=0)[1:], np.roll(stable, -newer)[1:]
     times = pairs[:, 1]
-    kept = stable & (times > 0)
+    kept = stable & (times > 0) & (times <= _MOST_CLOCK_NS)
     times, codes = times[kept], pairs[kept, 0]
     rising = times >= np.maximum.accumulate(times) if len(times) else kept[:0]
     return times[rising], codes[rising], newer

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from otel_train.config import Config
+    from otel_train.config import Config, Settled
     from otel_train.session import Session
-    from otel_train.sources import Settled
 
 T = TypeVar("T")
 
@@ -69,8 +68,8 @@ def instrument(
         no threads or descriptors left: then a warning says so, and training goes on unobserved.
 
     Raises:
-        ConfigError: a setting, a model or a loader is not what it should be; says value, rule and remedy. Not where
-            telemetry is disabled.
+        ConfigError: an argument is not what it should be; says value, rule and remedy. Not where telemetry is disabled.
+            What is wrong in the environment or in a settings file is warned of once and ignored.
     """
     with _starting, deaths_held_back():  # what torch raises when a worker has died is raised when we are done
         try:
@@ -122,16 +121,19 @@ def _settled(
     config: Config | None, settings: Mapping[str, Any], config_file: str | os.PathLike[str] | None
 ) -> tuple[Settled, dict[str, Any]]:
     """What holds, and the trackers that are given. Where telemetry is disabled, whatever else is wrong."""
+    from otel_train.config import warn
     from otel_train.sources import settle
-    from otel_train.trackers import told_apart
+    from otel_train.trackers import told_apart, without_unusable
 
     try:
         plain, trackers = told_apart(settings)
-        return settle(config, plain, config_file=config_file, environ=os.environ), trackers
+        settled = without_unusable(settle(config, plain, config_file=config_file, environ=os.environ))
     except ConfigError:
         if not settings.get("disabled", getattr(config, "disabled", False) or disabled_here()):
             raise
         return settle(settings={"disabled": True}, environ={}), {}
+    warn(settled.origins.ignored)
+    return settled, trackers
 
 
 def _check(model: Any, loaders: Any) -> None:  # Any: the user's own

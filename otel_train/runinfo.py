@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
+from otel_train.config import ENVIRONMENT
 from otel_train.launchers import LOOPBACK, Place, given_run_id, place_of, ray_environment, restarts
+from otel_train.values import IgnoredSetting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from otel_train.config import Config
 
 log = logging.getLogger("otel_train")
+
+RESOURCE: Final = "OTEL_RESOURCE_ATTRIBUTES"
 
 INSTANCE_NAMESPACE: Final = "4d63009a-8d0f-11ee-aad7-4c796ed8e320"
 """Source: OpenTelemetry semantic conventions, ``service.instance.id``, namespace for UUID version 5."""
@@ -208,21 +212,27 @@ def resource_attributes(
 
 
 def resource_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """``OTEL_RESOURCE_ATTRIBUTES`` as a mapping, percent-decoded.
+    """``OTEL_RESOURCE_ATTRIBUTES`` as a mapping, percent-decoded; empty where it is wrong.
 
     Source: OpenTelemetry specification, resource SDK: on any error the whole value is discarded, and
     the error reported.
     """
     attributes = {}
-    for item in environ.get("OTEL_RESOURCE_ATTRIBUTES", "").split(","):
-        name, equals, value = item.partition("=")
-        if not item.strip():
-            continue
-        if not equals or not name.strip():
-            log.warning("OTEL_RESOURCE_ATTRIBUTES ignored: %r is not name=value", item)
-            return {}
-        attributes[unquote(name.strip())] = unquote(value.strip())
-    return attributes
+    for item in environ.get(RESOURCE, "").split(","):
+        name, _, value = item.partition("=")
+        if name.strip():
+            attributes[unquote(name.strip())] = unquote(value.strip())
+    return {} if wrong_resource(environ) else attributes
+
+
+def wrong_resource(environ: Mapping[str, str]) -> list[IgnoredSetting]:
+    """What is wrong in ``OTEL_RESOURCE_ATTRIBUTES``."""
+    for item in environ.get(RESOURCE, "").split(","):
+        name, equals, _ = item.partition("=")
+        if item.strip() and not (equals and name.strip()):
+            rule = "expected name=value, several divided by commas. Correct or unset the variable"
+            return [IgnoredSetting(RESOURCE, ENVIRONMENT, f"{RESOURCE}: {item[:200]!r}: {rule}")]
+    return []
 
 
 def run_id_of_start(unix_ns: int, entropy: bytes) -> str:

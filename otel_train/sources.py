@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
-from otel_train.config import DEFAULTS, Config, changed, settings_in
+from otel_train.config import (
+    CODE,
+    DEFAULTS,
+    ENVIRONMENT,
+    Config,
+    Origins,
+    Settled,
+    changed,
+    in_force,
+    settings_in,
+)
 from otel_train.errors import ConfigError
-from otel_train.values import CHOICES, FILE_VARIABLE, SWITCHED, parsed, refusal, unknown
-
-CODE, ENVIRONMENT = "code", "environment"
-"""What ``Settled.origins`` says of settings that no file has; else it has the path of the file."""
+from otel_train.files import read_named
+from otel_train.values import CHOICES, FILE_VARIABLE, SWITCHED, IgnoredSetting, parsed, refusal, unknown
 
 PROJECT, TABLE = "pyproject.toml", "otel_train"
 
-_log = logging.getLogger("otel_train")
+MOST_FILE_BYTES: Final = 4 << 20
+"""Of a file with settings. A larger one is something else, such as a device that never ends."""
 
 
-class Settled(NamedTuple):
-    """What holds for a run.
-
-    Attributes:
-        config: the settings.
-        origins: where each setting that somebody has given comes from, by name.
-        given: trackers that a file describes by a table, by the name of their setting.
-    """
-
-    config: Config
-    origins: Mapping[str, str]
-    given: Mapping[str, Mapping[str, Any]]
+MOST_CHARS: Final = 200
+"""Of the name of a key, as a mistake in it is told."""
 
 
 class Source(NamedTuple):
@@ -42,10 +40,12 @@ class Source(NamedTuple):
     Attributes:
         origin: which, as people are told.
         values: by name.
+        ignored: what cannot be honoured.
     """
 
     origin: str
     values: Mapping[str, Any]
+    ignored: Iterable[IgnoredSetting] = ()
 
 
 def settle(
@@ -59,7 +59,8 @@ def settle(
     """What holds: keywords over ``config`` over the environment over the YAML file over ``pyproject.toml``.
 
     A field of ``config`` that has its default value says nothing, so a source further away may fill it. Where one of
-    the first three says ``disabled``, no file is read.
+    the first three says ``disabled``, no file is read. What is wrong in the environment or in a file counts as not
+    given, and is in ``Settled.origins.ignored``.
 
     Args:
         config: settings as an object.
@@ -69,7 +70,8 @@ def settle(
         folder: where to begin to look for ``pyproject.toml``; the working directory when None.
 
     Raises:
-        ConfigError: a value does not fit, a name is not a setting, or a file cannot be read.
+        ConfigError: in ``config`` or ``settings`` a value does not fit or a name is not a setting; ``config_file`` cannot
+            be read.
     """
     if config is not None and not isinstance(config, Config):
         raise ConfigError(f"config={config!r}: expected an otel_train.Config. Pass Config(run_id=...)")
@@ -83,7 +85,7 @@ def settle(
     sources = [
         Source(CODE, settings or {}),
         Source(CODE, changed(config) if config is not None else {}),
-        Source(ENVIRONMENT, settings_in(environ)),
+        Source(ENVIRONMENT, *settings_in(environ)),
     ]
     if not next((source.values["disabled"] for source in sources if "disabled" in source.values), False):
         sources += _files(config_file, environ, folder)
@@ -93,13 +95,15 @@ def settle(
 def _merged(sources: list[Source]) -> Settled:
     """The nearest source that has a setting decides."""
     values: dict[str, Any] = {}
-    origins: dict[str, str] = {}
+    origins = Origins()
     for source in sources:
         for name, value in source.values.items():
             if name not in values:
                 values[name], origins[name] = value, source.origin
     given = {name: values[name] for name in SWITCHED if isinstance(values.get(name), dict)}
-    return Settled(Config(**{**values, **dict.fromkeys(given, "on")}), origins, given)
+    config = Config(**{**values, **dict.fromkeys(given, "on")})
+    origins.ignored = in_force((each for source in sources for each in source.ignored), config)
+    return Settled(config, origins, given)
 
 
 def _files(
@@ -108,12 +112,14 @@ def _files(
     found = []
     if config_file is not None:
         found.append(_from_yaml(Path(config_file), f"config_file={str(config_file)!r}"))
-    elif environ.get(FILE_VARIABLE):
-        found.append(_from_yaml(Path(environ[FILE_VARIABLE]), f"{FILE_VARIABLE}={environ[FILE_VARIABLE]!r}"))
+    elif path := environ.get(FILE_VARIABLE):
+        try:
+            found.append(_from_yaml(Path(path), f"{FILE_VARIABLE}={path!r}"))
+        except ConfigError as error:
+            found.append(Source(ENVIRONMENT, {}, [IgnoredSetting(FILE_VARIABLE, ENVIRONMENT, str(error))]))
     project = project_file(folder)
-    table = None if project is None else _project_table(project)
-    if table is not None:
-        found.append(Source(str(project), _checked(table, f"{project}: [tool.{TABLE}]")))
+    if project is not None:
+        found.append(_from_project(project))
     return found
 
 
@@ -132,36 +138,39 @@ def project_file(folder: Path | None = None) -> Path | None:
     return next((place / PROJECT for place in places[: root + 1] if (place / PROJECT).is_file()), None)
 
 
-def _project_table(path: Path) -> object:
-    """What ``[tool.otel_train]`` holds; None where there is none."""
+def _from_project(path: Path) -> Source:
+    """What ``[tool.otel_train]`` holds."""
     try:
-        raw = path.read_bytes()
+        raw = read_named(path, MOST_FILE_BYTES)
+        # Nearly every project has this file, and few of them speak of us: those are not parsed.
+        if b"otel_train" not in raw and b"tool.otel-train" not in raw:
+            return Source(str(path), {})
+        tool = _toml(raw.decode("utf-8", "replace")).get("tool")
     except OSError as error:
-        _log.warning("%s cannot be read (%s); settings in it do not hold", path, error.strerror)
-        return None
-    # Nearly every project has this file, and few of them speak of us: those are not parsed.
-    if b"otel_train" not in raw and b"tool.otel-train" not in raw:
-        return None
-    text = raw.decode("utf-8", "replace")
-    tool = _toml(path, text).get("tool")
+        return _unread(path, f"{path}: cannot be read: {error.strerror}. Make it readable")
+    except (ValueError, RecursionError) as error:
+        return _unread(path, f"{path}: no TOML: {error}. Correct it; otel_train reads [tool.{TABLE}] in it")
     tables = tool if isinstance(tool, dict) else {}
     if "otel-train" in tables:
-        raise ConfigError(f"{path}: [tool.otel-train]: no table of ours. Write [tool.{TABLE}]")
-    return tables.get(TABLE)
+        return _unread(path, f"{path}: [tool.otel-train]: no table of ours. Write [tool.{TABLE}]")
+    return _checked(tables.get(TABLE), str(path), f"{path}: [tool.{TABLE}]")
 
 
-def _toml(path: Path, text: str) -> dict[str, Any]:
+def _unread(path: Path, problem: str) -> Source:
+    return Source(str(path), {}, [IgnoredSetting(path.name, str(path), problem)])
+
+
+def _toml(text: str) -> dict[str, Any]:
     toml = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    try:
-        return dict(toml.loads(text))
-    except ValueError as error:
-        raise ConfigError(
-            f"{path}: no TOML: {error}. Correct it; otel_train reads [tool.{TABLE}] in it"
-        ) from None
+    return dict(toml.loads(text))
 
 
 def _from_yaml(path: Path, named: str) -> Source:
-    """The settings in a YAML file that was asked for."""
+    """The settings in a YAML file that was asked for.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
     try:
         import yaml
     except ModuleNotFoundError:
@@ -170,50 +179,68 @@ def _from_yaml(path: Path, named: str) -> Source:
             f"or give the settings in [tool.{TABLE}] of {PROJECT}"
         ) from None
     try:
-        text = path.read_bytes()
+        text = read_named(path, MOST_FILE_BYTES)
     except OSError as error:
         raise ConfigError(
             f"{named}: cannot be read: {error.strerror}. Give the path of a YAML file"
         ) from None
     try:
         held = yaml.safe_load(text)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{named}: no YAML: {' '.join(str(error).split())}. Correct it") from None
-    return Source(str(path.absolute()), _checked({} if held is None else held, named))
+    except (
+        yaml.YAMLError,
+        UnicodeDecodeError,
+        ValueError,
+        RecursionError,
+    ) as error:  # ValueError: the 31st of February
+        return _unread(path.absolute(), f"{named}: no YAML: {' '.join(str(error).split())}. Correct it")
+    return _checked(held, str(path.absolute()), named)
 
 
-def _checked(held: object, where: str) -> dict[str, Any]:
+def _checked(held: object, origin: str, where: str) -> Source:
     """The settings in a file, each as good as one from code.
 
-    Raises:
-        ConfigError: one of them is not; the message names the file.
+    Args:
+        held: what the file holds.
+        origin: its path.
+        where: the file, as a mistake in it is told.
     """
+    if held is None:
+        return Source(origin, {})
     if not isinstance(held, Mapping):
-        raise ConfigError(f"{where}: {type(held).__name__}: expected names of settings with a value each")
+        rule = "expected names of settings with a value each"
+        problem = f"{where}: {type(held).__name__}: {rule}. Write run_name: mine"
+        return Source(origin, {}, [IgnoredSetting(Path(origin).name, origin, problem)])
     values: dict[str, Any] = {}
+    ignored = []
     for name, value in held.items():
-        if name not in DEFAULTS:
-            raise ConfigError(f"{where}: {unknown(str(name), DEFAULTS)}")
-        if value is None:
-            continue  # as an empty variable is
         try:
-            values[name] = _native(name, value)
-            if name not in SWITCHED or not isinstance(value, Mapping):
-                Config(**{name: values[name]})
+            native = _native(name, value)
         except ConfigError as error:
-            raise ConfigError(f"{where}: {error}") from None
-    return values
+            ignored.append(IgnoredSetting(str(name)[:MOST_CHARS], origin, f"{where}: {error}"))
+            continue
+        if native is not None:  # null is as an empty variable
+            values[name] = native
+    return Source(origin, values, ignored)
 
 
 def _native(name: str, value: object) -> object:
-    """What a file holds, as code would say it."""
+    """What a file holds, as code would say it.
+
+    Raises:
+        ConfigError: it is no setting, or cannot be honoured.
+    """
+    if name not in DEFAULTS:
+        raise ConfigError(unknown(str(name)[:MOST_CHARS], DEFAULTS))
     default = DEFAULTS[name]
+    if value is None:
+        return None
     if isinstance(value, Mapping):
         if name not in SWITCHED:
             raise ConfigError(refusal(name, dict(value), "one value, no table", default))
         return dict(value)
     if isinstance(value, bool) and "off" in CHOICES.get(name, ()):
-        return "on" if value else "off"  # to YAML the bare words on and off are true and false
-    if isinstance(value, str) and not isinstance(default, str):
-        return parsed(name, value, default)  # as in the environment; to YAML 1e9 is text
+        value = "on" if value else "off"  # to YAML the bare words on and off are true and false
+    elif isinstance(value, str) and not isinstance(default, str):
+        value = parsed(name, value, default)  # as in the environment; to YAML 1e9 is text
+    Config(**{name: cast("Any", value)})
     return value

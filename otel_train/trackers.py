@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter, signature
@@ -13,13 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.arguments import near, one_of, refused, shown
+from otel_train.config import CODE, DEFAULTS, in_force
+from otel_train.config import Settled as Sources
 from otel_train.errors import ConfigError
 from otel_train.export.trackers.blocks import FLAT_BLOCKS, BlocksOutlet
 from otel_train.export.trackers.desk import Desk
 from otel_train.export.trackers.mlflow import KEYS, MlflowOutlet
 from otel_train.export.trackers.tensorboard import TensorBoardOutlet
 from otel_train.export.trackers.wandb import WandbOutlet
-from otel_train.values import CHOICES, SWITCHED, switch_of, words_of
+from otel_train.values import CHOICES, SWITCHED, IgnoredSetting, switch_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -54,6 +57,30 @@ def told_apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
         if not isinstance(value, bool) and not _is_choice(name, value):
             given[name], plain[name] = _checked(name, value), "on"
     return plain, given
+
+
+def without_unusable(settled: Sources) -> Sources:
+    """The settings less trackers that the environment or a file asks for and that cannot be had here."""
+    config, origins, given, ignored = settled.config, settled.origins, dict(settled.given), []
+    for name in SWITCHED:
+        if origins.get(name, CODE) == CODE or getattr(config, name) != "on":
+            continue
+        try:
+            check_installed(name, "on")
+            _checked(name, given.get(name, {}))
+        except ConfigError as error:
+            problem = str(error)
+        except Exception as error:  # noqa: BLE001 - whatever its import does
+            problem = (
+                f"{name}='on': {name} cannot be imported: {type(error).__name__}: {error}. Install it again"
+            )
+        else:
+            continue
+        ignored.append(IgnoredSetting(name, origins.pop(name), problem))
+        given.pop(name, None)
+        config = replace(config, **{name: DEFAULTS[name]})
+    origins.ignored += in_force(ignored, config)
+    return Sources(config, origins, given)
 
 
 def _is_choice(name: str, value: object) -> bool:

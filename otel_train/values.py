@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import os
 import re
+import reprlib
 from collections.abc import Sequence
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_train.arguments import near
 from otel_train.errors import ConfigError
+from otel_train.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -21,13 +23,19 @@ PREFIX: Final = "OTEL_TRAIN_"
 FILE_VARIABLE: Final = "OTEL_TRAIN_CONFIG"
 """Names a YAML file with settings."""
 
+DEBUG_VARIABLE: Final = "OTEL_TRAIN_DEBUG"
+"""Where it is set, a command that fails unexpectedly shows the traceback."""
+
 RESERVED: Final = frozenset(
-    {FILE_VARIABLE, "OTEL_TRAIN_TEST_BIN", "OTEL_TRAIN_LAUNCH", "OTEL_TRAIN_LAUNCH_RUN"}
+    {FILE_VARIABLE, DEBUG_VARIABLE, "OTEL_TRAIN_TEST_BIN", "OTEL_TRAIN_LAUNCH", "OTEL_TRAIN_LAUNCH_RUN"}
 )
-"""Names with our prefix that are no settings: of a file with settings, of the project's own tests, and of
+"""Names with our prefix that are no settings: of a file with settings, of commands, of the project's own tests, and of
 ``otel-train run``."""
 
 MIB: Final = 1 << 20
+
+SECRET: Final = "capture_token"  # noqa: S105  # its name, not its value
+"""The setting whose value is shown nowhere."""
 
 _SWITCH: Final = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
@@ -123,6 +131,30 @@ PLAIN: Final = (
 
 FILLED: Final = (*NAMES, "run_dir", "prometheus_host", "dcgm_endpoint")
 """Texts that may not be empty."""
+
+
+class IgnoredSetting(NamedTuple):
+    """A setting in the environment or in a file that is not honoured: the run goes on as if it were not there.
+
+    Attributes:
+        name: of the variable or the key, or the file that cannot be read.
+        origin: ``environment`` or the path of a file.
+        problem: value, rule and remedy.
+        used: what holds in its place, as text; "" where nothing stands for it.
+    """
+
+    name: str
+    origin: str
+    problem: str
+    used: str = ""
+
+    def __str__(self) -> str:
+        end = "" if self.problem.endswith((".", "?")) else "."
+        return f"{self.problem}{end} Ignored{f'; in force: {self.used}' if self.used else ''}"
+
+    def document(self) -> dict[str, str]:
+        """As ``summary.json`` has it."""
+        return {"name": self.name, "from": self.origin, "problem": self.problem, "used": self.used}
 
 
 def check(values: Mapping[str, object], defaults: Mapping[str, object]) -> None:
@@ -232,12 +264,26 @@ def text_of(value: object) -> str:
 
 def refusal(name: str, value: object, rule: str, default: object) -> str:
     """What the user reads: value, rule, remedy."""
-    return f"{name}={value!r}: expected {rule}. Leave it out for the default, {default!r}"
+    return f"{name}={_shown(name, value)}: expected {rule}. Leave it out for the default, {default!r}"
+
+
+class _Shown(reprlib.Repr):
+    """A value as people read it: a file of settings may hold a megabyte, or a list that holds itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = 200
+        self.maxlevel = 3
+
+
+def _shown(name: str, value: object) -> str:
+    return "(not shown)" if name.removeprefix(PREFIX).lower() == SECRET else _Shown().repr(value)
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
     """What the user reads when there is no such setting."""
     # The prefix, which all share, would make any two names look alike.
+    name = printable(name)
     plain = {each.removeprefix(PREFIX): each for each in known}
     close = near(name.removeprefix(PREFIX), plain)
     remedy = f"Did you mean {plain[close]}?" if close else "Known: " + ", ".join(known)

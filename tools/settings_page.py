@@ -81,11 +81,19 @@ wandb = {project = "mine"}
   `disabled`, no file is read.
 - A path in a file means what it means in code: it begins at the working directory.
 
-## What is refused
+## What is refused, and what is ignored
 
-A value that cannot be honoured raises `ConfigError` at once, with the file, the key, the value, the rule and the remedy.
-So does a keyword, a key or an `OTEL_TRAIN_*` variable that is not in this table; the nearest name is suggested. A value
-is checked also where a nearer place overrides it.
+A wrong keyword or `Config` raises `ConfigError` at the call, with value, rule and remedy; so does the path of a
+`config_file` that cannot be read, and an option of a command. A keyword that is not in this table is wrong as well; the
+nearest name is suggested.
+
+A wrong `OTEL_TRAIN_*` or `OTEL_*` variable, and whatever is wrong in a settings file, never stops training. It counts as
+not given: the next place decides, at last the default. It is warned of once per process, is in `settings_ignored` of
+`summary.json` and `run.json` (`name`, `from`, `problem`, `used`), on the card, and `otel-train doctor` names it. A value is
+checked also where a nearer place overrides it. A settings file has at most 4 MiB and is a regular file.
+
+Of the `OTEL_*` variables a wrong protocol and a wrong time limit fall back to their defaults. A wrong endpoint, certificate
+or key has none: figures go nowhere that nobody named, so what was meant for it is not sent by OTLP.
 
 In the environment `true`, `1`, `yes`, `on` and `false`, `0`, `no`, `off` are switches, and an empty value counts as not
 set; so does `null` in YAML. A tracker may be a table in YAML and TOML, where code takes a dict.
@@ -105,7 +113,7 @@ def meanings() -> Mapping[str, str]:
     (body,) = (
         node.body
         for node in ast.parse(inspect.getsource(config.Config)).body
-        if isinstance(node, ast.ClassDef)
+        if isinstance(node, ast.ClassDef) and node.name == "Config"
     )
     found = {}
     for field, text in pairwise(body):

@@ -17,6 +17,7 @@ from otel_train.agent.process import serve_here, start
 from otel_train.agent.reports import Reports
 from otel_train.cache_sizes import CacheSizes
 from otel_train.children import free_in_forks
+from otel_train.config import CODE
 from otel_train.guard import Guard
 from otel_train.recording import Recording
 from otel_train.runinfo import detect
@@ -72,7 +73,7 @@ class AgentService:
     ) -> None:
         self._config = config
         self._environ = dict(environ)
-        self._origins = dict(origins)
+        self._origins = origins  # with what is ignored
         self._anchor = anchor
         self._main = threading.get_ident()
         self.info = detect(config, environ)
@@ -411,18 +412,13 @@ class AgentService:
         """Refuse what the agent could only refuse later.
 
         Raises:
-            ConfigError: something that was asked for is not installed, or a variable of OTLP has a wrong value.
+            ConfigError: something that the program asks for is not installed.
         """
         from otel_train.values import SWITCHED
 
         config = self._config
-        if config.otlp == "on" or (
-            config.otlp == "auto" and any(name.startswith("OTEL_EXPORTER_OTLP") for name in self._environ)
-        ):
-            from otel_train.export.settings import OtlpSettings
-
-            OtlpSettings.read(self._environ, wanted=config.otlp == "on")
-        if config.exporters.strip() not in ("auto", "off"):
+        asked = self._origins.get("exporters", CODE) == CODE
+        if asked and config.exporters.strip() not in ("auto", "off"):
             from otel_train.export.brought import check_known
 
             check_known(config.exporters)

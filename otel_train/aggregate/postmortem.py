@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from otel_train.accounting.types import SourceTable
-from otel_train.aggregate.story import Story, sources_of, story_of, trained
+from otel_train.aggregate.story import Story, story_of, trained
 from otel_train.catalog import STAGES
 from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
+from otel_train.errors import RunDirectoryError
+from otel_train.files import read_json
 from otel_train.flight import read_flight
 
 if TYPE_CHECKING:
@@ -37,26 +38,22 @@ def read(rank_dir: Path) -> dict[str, Any]:
     Raises:
         RunDirectoryError: there is no flight file, or it cannot be read.
     """
-    return told_by(read_flight(rank_dir / FILE_NAME), rank_dir / FILE_NAME, _summary(rank_dir))
+    return told_by(read_flight(rank_dir / FILE_NAME), _summary(rank_dir))
 
 
-def told_by(flight: Flight, path: Path, summary: Mapping[str, Any]) -> dict[str, Any]:
+def told_by(flight: Flight, summary: Mapping[str, Any]) -> dict[str, Any]:
     """What ``read`` says, of a flight file that has been read.
 
     Args:
         flight: what is in the file.
-        path: where it lies, for messages.
         summary: the last that the process wrote; empty if there is none.
-
-    Raises:
-        RunDirectoryError: its table of sources cannot be read.
     """
-    sources = sources_of(flight, path)
+    sources = flight.sources
     known = SourceTable().extend(sources)
     stories = [story_of(thread, known) for thread in flight.threads if len(thread.times)]
     main = max(stories, key=lambda story: (story.steps, len(story.thread.times)), default=None)
     teller = _Teller(flight, sources)
-    identity = flight.names.get("identity") or {}
+    identity = flight.identity
     notes: list[str] = []
     report = {
         "run_id": identity.get("run_id") or summary.get("run_id"),
@@ -115,7 +112,8 @@ def _closed_before(main: Story, summary: Mapping[str, Any], notes: list[str]) ->
     overwritten = main.thread.entry.written > len(main.thread.times) + 1
     if not overwritten:
         return 0
-    counted = (summary.get("steps") or {}).get("train")
+    steps = summary.get("steps")
+    counted = steps.get("train") if isinstance(steps, dict) else None
     if isinstance(counted, int) and counted >= main.steps:
         notes.append("The file no longer holds the first steps: steps are numbered back from summary.json.")
         return counted - main.steps
@@ -126,10 +124,9 @@ def _closed_before(main: Story, summary: Mapping[str, Any], notes: list[str]) ->
 def _summary(rank_dir: Path) -> dict[str, Any]:
     """The last summary the process wrote, if any."""
     try:
-        summary = json.loads((rank_dir / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(rank_dir / "summary.json")
+    except RunDirectoryError:
         return {}
-    return summary if isinstance(summary, dict) else {}
 
 
 class _Teller:
@@ -163,7 +160,9 @@ class _Teller:
     def after(self, story: Story) -> str:
         """Built-in stage that ended last, "" if the last edge began one."""
         last = int(story.thread.codes[-1])
-        stage = self._sources[(last >> SOURCE_SHIFT) & SOURCE_MASK].stage
+        number = (last >> SOURCE_SHIFT) & SOURCE_MASK
+        # A source that came after the table was full, or a code that is none.
+        stage = self._sources[number].stage if number < len(self._sources) else ""
         return stage if stage in STAGES and Op.END <= last & OP_MASK <= Op.SUSPEND else ""
 
     def thread(self, story: Story) -> dict[str, Any]:

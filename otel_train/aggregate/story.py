@@ -8,14 +8,11 @@ import numpy as np
 
 from otel_train.accounting.account import ThreadAccount
 from otel_train.accounting.types import TRAIN, Settled, SourceTable
-from otel_train.codes import SOURCE_MASK, SOURCE_SHIFT, Source, SourceKind
-from otel_train.errors import RunDirectoryError
+from otel_train.codes import SOURCE_MASK, SOURCE_SHIFT
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from otel_train.accounting.nesting import OpenStage
-    from otel_train.flight import Flight, ThreadEdges
+    from otel_train.flight import ThreadEdges
 
 
 class Story(NamedTuple):
@@ -37,22 +34,6 @@ class Story(NamedTuple):
     def steps(self) -> int:
         """Training steps that closed."""
         return int(np.count_nonzero(trained(self.settled)))
-
-
-def sources_of(flight: Flight, path: Path) -> list[Source]:
-    """The sources that a flight file names.
-
-    Raises:
-        RunDirectoryError: its table of them cannot be read.
-    """
-    try:
-        return [
-            Source(SourceKind(kind), str(name), str(phase)) for kind, name, phase in flight.names["sources"]
-        ]
-    except KeyError:
-        return []
-    except (TypeError, ValueError) as error:
-        raise RunDirectoryError(f"{path}: its table of sources cannot be read ({error}).") from error
 
 
 def story_of(thread: ThreadEdges, sources: SourceTable) -> Story:

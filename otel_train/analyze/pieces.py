@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.analyze.decode import BrokenTextError, json_value
 from otel_train.errors import TraceError
+from otel_train.files import open_given
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -65,11 +67,12 @@ class Source:
         self._path = path
         self._limits = limits
         self._progress = progress
-        self.size = path.stat().st_size
+        with open_given(path) as file:
+            self.size = os.fstat(file.fileno()).st_size
 
     def __iter__(self) -> Iterator[bytes]:
         """The text, in parts of some hundred kilobytes."""
-        with self._path.open("rb") as file:
+        with open_given(self._path) as file:
             zipped = file.read(2) == _GZIP
             file.seek(0)
             parts = self._unzipped(file) if zipped else self._plain(file)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
+import io
 import math
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.artifacts import documents
-from otel_train.artifacts.left import plain_file, read_document
 from otel_train.artifacts.traces import ABOUT, MOST_BYTES
 from otel_train.artifacts.write import (
     BY_STAGE,
@@ -23,6 +23,7 @@ from otel_train.artifacts.write import (
     TRACE,
 )
 from otel_train.errors import RunDirectoryError
+from otel_train.files import open_binary, parse_json, problem_of, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -80,7 +81,7 @@ def check(folder: Path) -> list[Fault]:
 
 
 def _read(folder: Path, name: str, schema: str) -> dict[str, Any]:
-    document = read_document(folder / name)
+    document = read_json(folder / name, root=folder)
     found, wanted = document.get("schema"), documents.schema(schema)
     if found != wanted:
         raise RunDirectoryError(f"{name} has schema {found!r}, expected {wanted!r}.")
@@ -97,10 +98,12 @@ def _presence(folder: Path, told: Document) -> Iterator[Fault]:
                 yield Fault(name, f"is there, and {SUMMARY} says it is not")
         elif "files" in entry:
             for file in map(str, entry["files"] if isinstance(entry["files"], list) else ()):
-                problem = "its name is a path" if "/" in file else plain_file(folder / name / file)
+                problem = (
+                    "its name is a path" if "/" in file else problem_of(folder / name / file, root=folder)
+                )
                 if problem:
                     yield Fault(f"{name}/{file}", problem)
-        elif problem := plain_file(folder / name):
+        elif problem := problem_of(folder / name, root=folder):
             yield Fault(name, problem)
         elif (size := (folder / name).stat().st_size) != entry.get("bytes"):
             yield Fault(name, f"has {size:,} bytes; {SUMMARY} says {entry.get('bytes')}")
@@ -108,7 +111,7 @@ def _presence(folder: Path, told: Document) -> Iterator[Fault]:
 
 def _operations(path: Path) -> Iterator[str]:
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with io.TextIOWrapper(open_binary(path, root=path.parent), encoding="utf-8", newline="") as file:
             rows = csv.reader(file, strict=True)
             if tuple(next(rows, ())) != OP_COLUMNS:
                 yield f"its columns are not {', '.join(OP_COLUMNS)}"
@@ -122,11 +125,11 @@ def _operations(path: Path) -> Iterator[str]:
 
 
 def _trace(path: Path) -> Iterator[str]:
-    size = path.stat().st_size
-    if size > MOST_BYTES + _EDGE_BYTES:
-        yield f"has {size:,} bytes: more than a viewer opens"
-        return
-    with path.open("rb") as file:
+    with open_binary(path, root=path.parent) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > MOST_BYTES + _EDGE_BYTES:
+            yield f"has {size:,} bytes: more than a viewer opens"
+            return
         if size > _MOST_TRACE_BYTES:
             head = file.read(_EDGE_BYTES)
             file.seek(size - _EDGE_BYTES)
@@ -134,14 +137,15 @@ def _trace(path: Path) -> Iterator[str]:
                 yield "does not say what it was made from, or is cut off"
             return
         try:
-            document = json.loads(file.read())
-        except (ValueError, RecursionError) as error:
+            document = parse_json(file.read(_MOST_TRACE_BYTES))
+        except ValueError as error:
             yield f"cannot be read: {error}"
             return
-    events = document.get("traceEvents") if isinstance(document, dict) else None
+    told = document if isinstance(document, dict) else {}
+    events = told.get("traceEvents")
     if not isinstance(events, list) or not events:
         yield "has no events"
-    elif ABOUT not in document:
+    elif ABOUT not in told:
         yield "does not say what it was made from"
 
 

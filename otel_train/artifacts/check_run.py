@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.check import Fault, check
 from otel_train.artifacts.laws import laws_of
-from otel_train.artifacts.left import FLIGHT, METRICS, SUMMARY, left_by, plain_file, read_document
+from otel_train.artifacts.left import FLIGHT, METRICS, SUMMARY, left_by
 from otel_train.artifacts.write import SUMMARY as ARTIFACTS_SUMMARY
 from otel_train.artifacts.write import home_of
 from otel_train.errors import RunDirectoryError
 from otel_train.export.jsonl import parse_line, predecessor
 from otel_train.export.rundir import rank_directories
+from otel_train.files import lines_of, open_binary, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -33,7 +35,7 @@ def check_run(run: Path) -> list[Fault]:
 
 def _document(path: Path) -> Iterator[Fault]:
     try:
-        read_document(path)
+        read_json(path)
     except RunDirectoryError as error:
         yield Fault(path.name, str(error))
 
@@ -67,13 +69,14 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
 def _lines(path: Path) -> Iterator[Fault]:
     """Lines that are whole must be JSON; a last one that a crash tore off is none of those."""
     for part in (predecessor(path), path):
-        if not part.exists():
+        if not os.path.lexists(part):
             continue
-        if problem := plain_file(part):
-            yield Fault(f"{part.parent.name}/{part.name}", problem)
+        try:
+            with open_binary(part) as file:
+                broken = sum(parse_line(line) is None for line in lines_of(file) if line.endswith(b"\n"))
+        except OSError as error:
+            yield Fault(f"{part.parent.name}/{part.name}", error.strerror or str(error))
             continue
-        with part.open("rb") as lines:
-            broken = sum(parse_line(line) is None for line in lines if line.endswith(b"\n"))
         if broken:
             yield Fault(f"{part.parent.name}/{part.name}", f"{broken} lines are no JSON objects")
 

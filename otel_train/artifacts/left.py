@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
-import stat
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.timeline import Timeline, timeline_of
+from otel_train.capturing.record import RECORD_SUFFIX, record_of
 from otel_train.capturing.taken import OF_A_RANK, captures_of
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.export.jsonl import last_metrics
 from otel_train.export.summary import SCHEMA as SUMMARY_SCHEMA
+from otel_train.files import is_folder, problem_of, read_json, read_word
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.analyze.trace import Trace
-
-MOST_JSON_BYTES = 64 << 20
-"""A summary of ours has some kilobytes: what is larger than this is no summary."""
-
-MOST_FLIGHT_BYTES = 1 << 30
-"""``flight_edges`` at its highest is 256 MiB."""
 
 SUMMARY, FLIGHT, METRICS = "summary.json", "flight.bin", "metrics.otlp.jsonl"
 RUNNING = ("running", None)
@@ -98,7 +93,7 @@ def left_by(run: Path, rank: int) -> Left:
 def _left_by(run: Path, rank: int) -> Left:
     folder = run / f"rank{rank}"
     left = Left(run=run, rank=rank)
-    if folder.is_symlink() or not folder.is_dir():
+    if not is_folder(folder):
         raise RunDirectoryError(f"{folder}: is no folder of a rank")
     left.about = _document(left, run / "run.json")
     left.summary = _document(left, folder / SUMMARY)
@@ -119,41 +114,32 @@ def _left_by(run: Path, rank: int) -> Left:
     return left
 
 
-def plain_file(path: Path) -> str:
-    """Why a path is not a file that may be read: a link leads elsewhere, a pipe never ends; "" if it may."""
+def record_beside(capture: Path) -> dict[str, Any]:
+    """The record of a capture; empty where there is none that can be read."""
     try:
-        mode = path.lstat().st_mode
-    except OSError as error:
-        return error.strerror or str(error)
-    return "" if stat.S_ISREG(mode) else "a link" if stat.S_ISLNK(mode) else "no plain file"
+        return read_json(record_of(capture))
+    except RunDirectoryError:
+        return {}
 
 
-def read_document(path: Path) -> dict[str, Any]:
-    """A JSON object in a file of its own.
+def records_below(run: Path) -> list[dict[str, Any]]:
+    """The records of a run's captures, the oldest first; one that cannot be read is left out."""
+    found = []
+    for path in (run / "captures").glob(f"*{RECORD_SUFFIX}"):
+        with suppress(RunDirectoryError):
+            found.append(read_json(path))
+    return sorted(found, key=lambda record: (_whole(record.get("ended_unix_ns")), _whole(record.get("rank"))))
 
-    Raises:
-        RunDirectoryError: it is not there, not plain, too large, or no such object.
-    """
-    problem = plain_file(path)
-    if problem:
-        raise RunDirectoryError(f"{path.name} cannot be read: {problem}.")
-    size = path.stat().st_size
-    if size > MOST_JSON_BYTES:
-        raise RunDirectoryError(f"{path.name} has {size:,} bytes: more than any of ours.")
-    try:
-        value = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError) as error:
-        raise RunDirectoryError(f"{path.name} cannot be read: {error}.") from error
-    if not isinstance(value, dict):
-        raise RunDirectoryError(f"{path.name} is no JSON object.")
-    return value
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _is_of_an_earlier_start(summary: dict[str, Any], path: Path) -> bool:
     """A rank that was killed right after a restart has not written one of its own."""
     try:
-        text = "" if plain_file(path) else path.read_text(encoding="ascii").strip()
-    except (OSError, ValueError):
+        text = read_word(path)
+    except OSError:
         return False
     return text.isdecimal() and summary.get("attempt") != int(text)
 
@@ -162,29 +148,24 @@ def _document(left: Left, path: Path) -> dict[str, Any]:
     if not os.path.lexists(path):
         return {}
     try:
-        return read_document(path)
+        return read_json(path)
     except RunDirectoryError as error:
         left.notes.append(str(error))
         return {}
 
 
 def _timeline(left: Left, path: Path) -> Timeline | None:
-    problem = plain_file(path)
-    if not problem and path.stat().st_size > MOST_FLIGHT_BYTES:
-        problem = "larger than any flight file"
-    if problem:
-        if os.path.lexists(path):
-            left.notes.append(f"{path.name} cannot be read: {problem}.")
+    if not os.path.lexists(path):
         return None
     try:
         return timeline_of(path)
-    except (RunDirectoryError, LookupError, ValueError, OverflowError) as error:
+    except RunDirectoryError as error:
         left.notes.append(f"{path.name} cannot be read: {error}")
         return None
 
 
 def _metrics(left: Left, path: Path) -> dict[str, Any]:
-    if plain_file(path):
+    if not os.path.lexists(path):
         return {}
     try:
         return last_metrics(path)
@@ -197,8 +178,7 @@ def _is_mine(left: Left, path: Path) -> bool:
     told = OF_A_RANK.search(path.name)
     if told is None or int(told[1]) != left.rank:
         return False
-    problem = plain_file(path)
-    if problem or path.parent.is_symlink():
-        left.notes.append(f"The capture {path.name} is passed over: {problem or 'its folder is a link'}.")
+    if problem := problem_of(path):
+        left.notes.append(f"The capture {path.name} is passed over: {problem}.")
         return False
     return True

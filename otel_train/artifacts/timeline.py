@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.accounting.types import NO_PHASE, PHASES, EpochMark, SourceTable
-from otel_train.aggregate.story import Story, sources_of, story_of, trained
+from otel_train.aggregate.story import Story, story_of, trained
 from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.flight import read_flight
 
@@ -168,20 +168,12 @@ def timeline_of(path: Path) -> Timeline | None:
     Raises:
         RunDirectoryError: the file cannot be read.
     """
-    return timeline_in(read_flight(path), path)
+    return timeline_in(read_flight(path))
 
 
-def timeline_in(flight: Flight, path: Path) -> Timeline | None:
-    """The timeline in a flight file that has been read; None if no thread has written anything.
-
-    Args:
-        flight: what is in the file.
-        path: where it lies, for messages.
-
-    Raises:
-        RunDirectoryError: its table of sources cannot be read.
-    """
-    sources = sources_of(flight, path)
+def timeline_in(flight: Flight) -> Timeline | None:
+    """The timeline in a flight file that has been read; None if no thread has written anything."""
+    sources = flight.sources
     known = SourceTable().extend(sources)
     stories = [story_of(thread, known) for thread in flight.threads if len(thread.times)]
     main = max(stories, key=lambda story: (story.steps, len(story.thread.times)), default=None)

@@ -6,9 +6,10 @@ import contextlib
 import gzip
 import json
 import os
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, BinaryIO, cast
 
 from otel_train.errors import RunDirectoryError
+from otel_train.files import create, open_given
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,8 +103,10 @@ def _named(what: str, track: int, name: str) -> dict[str, Any]:
     return {"ph": "M", "name": what, "pid": 0, "tid": track, "args": {"name": name}}
 
 
-def _opened(capture: Path) -> IO[bytes]:
-    return gzip.open(capture, "rb") if capture.suffix == ".gz" else capture.open("rb")  # type: ignore[return-value]  # GzipFile reads bytes
+@contextlib.contextmanager
+def _opened(capture: Path) -> Iterator[BinaryIO]:
+    with open_given(capture) as file:
+        yield cast("BinaryIO", gzip.GzipFile(fileobj=file)) if capture.suffix == ".gz" else file
 
 
 @contextlib.contextmanager
@@ -111,7 +114,7 @@ def _replacing(target: Path) -> Iterator[IO[bytes]]:
     """A file that takes its place when it is whole."""
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with fresh.open("xb") as sink:
+        with os.fdopen(create(fresh), "wb") as sink:
             yield sink
         fresh.replace(target)
     finally:

@@ -14,6 +14,7 @@ from otel_train.artifacts.left import Left, left_by
 from otel_train.atomic import make_ignored, replace_json, replace_text
 from otel_train.capturing.record import RECORD_SUFFIX
 from otel_train.errors import RunDirectoryError
+from otel_train.files import create, make_folder, open_given, problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -108,7 +109,7 @@ def _write(left: Left, folder: Path) -> Written:
         BY_STAGE: documents.by_stage(left, rows),
     }
     for name, document in plain.items():
-        (folder / name).parent.mkdir(exist_ok=True)
+        make_folder((folder / name).parent)
         replace_json(folder / name, document)
         written.put(name)
     found = left.newest_trace()
@@ -205,11 +206,11 @@ def _captures(left: Left, written: Written) -> None:
         written.files[CAPTURES] = {"absent": _NO_CAPTURE}
         return
     folder = written.folder / CAPTURES
-    folder.mkdir(exist_ok=True)
+    make_folder(folder)
     for path in left.captures:
         beside = path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + RECORD_SUFFIX)
         for one in (path, beside):
-            if one.is_file() and not one.is_symlink():
+            if not problem_of(one):
                 _copy(one, folder / one.name)
     written.files[CAPTURES] = {"files": sorted(path.name for path in left.captures)}
 
@@ -217,7 +218,8 @@ def _captures(left: Left, written: Written) -> None:
 def _copy(source: Path, target: Path) -> None:
     fresh = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        shutil.copyfile(source, fresh)
+        with open_given(source) as from_, os.fdopen(create(fresh), "wb") as to:
+            shutil.copyfileobj(from_, to)
         fresh.replace(target)
     finally:
         fresh.unlink(missing_ok=True)

@@ -14,11 +14,12 @@ from otel_train.analyze.ranks import waits
 from otel_train.analyze.scene import Scene
 from otel_train.analyze.summary import summarize
 from otel_train.atomic import dump_json
-from otel_train.capturing.record import note_analysis
+from otel_train.capturing.record import note_analysis, record_of
 from otel_train.cli import captures
 from otel_train.cli.analysis_page import render
 from otel_train.cli.ranks import add_run_dir
 from otel_train.export.typeset import Page
+from otel_train.files import problem_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -69,7 +70,8 @@ def run(args: argparse.Namespace) -> int:
     traces = captures.read_all(captures.chosen(args.trace, Path(args.run_dir)))
     documents = documents_of(traces, most=args.top)
     for trace, document in zip(traces, documents, strict=True):
-        note_analysis(trace.path, document)
+        if not problem_of(record_of(trace.path)):  # it is read and replaced
+            note_analysis(trace.path, document)
     if args.shapes:
         for trace, document in zip(traces, documents, strict=True):
             document["shapes"] = {args.shapes: shapes(trace.path, args.shapes, most=args.top)}

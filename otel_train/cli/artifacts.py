@@ -13,6 +13,7 @@ from otel_train.cli import ranks
 from otel_train.errors import RunDirectoryError
 from otel_train.export.rundir import find_run, rank_directories
 from otel_train.export.typeset import Page
+from otel_train.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,7 +66,7 @@ def say(written: Written, *, as_json: bool = False) -> None:
         print(dump_json({"folder": str(written.folder), "artifacts": written.files, "notes": written.notes}))
         return
     page = Page.of(sys.stdout)
-    print(written.folder)
+    print(printable(written.folder))
     for name, entry in sorted(written.files.items()):
         print(f"  {name:<35}{page.safe(_told(entry))}")
     for note in written.notes:

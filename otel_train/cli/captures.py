@@ -11,6 +11,7 @@ from otel_train.analyze.trace import Trace, read
 from otel_train.capturing.taken import OF_A_RANK, captures_of, together
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.export.rundir import find_run
+from otel_train.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -89,7 +90,7 @@ def progress(path: Path, stream: TextIO) -> Callable[[int, int], None] | None:
             return
         shown[0] = now
         rate = done / 1e6 / max(now - begun, 1e-9)
-        text = f"reading {path.name}  {done / size:4.0%}  {rate:,.0f} MB/s"
+        text = f"reading {printable(path.name)}  {done / size:4.0%}  {rate:,.0f} MB/s"
         print(f"\r\x1b[K{text}" if done < size else "\r\x1b[K", end="", file=stream, flush=True)
 
     return show

@@ -10,13 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.check import Fault, check
 from otel_train.artifacts.check_run import check_run
-from otel_train.artifacts.left import left_by, read_document
+from otel_train.artifacts.left import left_by
 from otel_train.artifacts.write import MARK, SUMMARY
 from otel_train.atomic import dump_json, replace_text
 from otel_train.cli.ranks import add_run_dir, tell_earlier
 from otel_train.errors import OtelTrainError, RunDirectoryError
 from otel_train.export.rundir import find_run, rank_directories
 from otel_train.export.typeset import Page
+from otel_train.files import read_json
+from otel_train.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -72,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
         try:
             _show(args, folder, _document(folder, made=made))
         except (OtelTrainError, TypeError, KeyError, AttributeError, ValueError, OSError) as error:
-            print(f"otel-train: {folder} cannot be shown: {error}", file=sys.stderr)
+            print(printable(f"otel-train: {folder} cannot be shown: {error}"), file=sys.stderr)
             return 1
     return 1 if faults else 0
 
@@ -83,7 +85,7 @@ def _chosen(args: argparse.Namespace) -> tuple[Path, bool]:
         folder = Path(args.dir)
         if any(os.path.lexists(folder / name) for name in (SUMMARY, MARK)):
             return folder, True
-        if folder.is_dir() and not (folder / "run.json").exists() and not rank_directories(folder):
+        if folder.is_dir() and not os.path.lexists(folder / "run.json") and not rank_directories(folder):
             raise RunDirectoryError(f"{folder}: is neither a run directory nor a folder of artifacts")
     return find_run(args.dir, Path(args.run_dir)), False
 
@@ -95,13 +97,13 @@ def _say(folder: Path, faults: Sequence[Fault]) -> None:
     verdict = (
         "all is there, and it agrees" if not faults else f"{len(faults)} faults" if faults[1:] else "1 fault"
     )
-    print(f"{folder}: {page.paint(verdict, 'red' if faults else 'green')}")
+    print(f"{printable(folder)}: {page.paint(verdict, 'red' if faults else 'green')}")
 
 
 def _document(folder: Path, *, made: bool) -> dict[str, Any]:
     """The figures, and what the newest capture says, as far as there is one."""
     if made:
-        summary = read_document(folder / SUMMARY)
+        summary = read_json(folder / SUMMARY, root=folder)
         return {"summary": summary, "capture": summary["capture"]}
     left = left_by(folder, min((int(path.name[4:]) for path in rank_directories(folder)), default=0))
     found = left.newest_trace()
@@ -129,7 +131,7 @@ def _show(args: argparse.Namespace, folder: Path, document: Mapping[str, Any]) -
     if args.report:
         path = folder / REPORT
         replace_text(path, _page_of(summary, capture))
-        print(path, file=sys.stderr if args.json else sys.stdout)
+        print(printable(path), file=sys.stderr if args.json else sys.stdout)
 
 
 def _page_of(summary: Mapping[str, Any], capture: Mapping[str, Any]) -> str:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import traceback
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from otel_train.errors import OtelTrainError
+from otel_train.text import printable
+from otel_train.values import DEBUG_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -74,21 +78,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the words after ``otel-train``; those of this process if None.
 
     Returns:
-        The exit code. Errors of ours are one line on stderr, never a traceback.
+        The exit code. Every error is one line on stderr; ``OTEL_TRAIN_DEBUG=1`` shows the traceback of one that nobody
+        expected.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         code = _run(words)
         sys.stdout.flush()
     except OtelTrainError as error:
-        print(f"otel-train: {' '.join(str(error).split())}", file=sys.stderr)
+        _tell(str(error))
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
         _forget_stdout()
         return BROKEN_PIPE
+    except Exception as error:  # whatever a damaged file or a machine at its limits makes of a command
+        if os.environ.get(DEBUG_VARIABLE):
+            raise
+        _tell(unexpected(error))
+        return FAILED
     return code
+
+
+def unexpected(error: Exception) -> str:
+    """What a user reads of an error that nobody expected."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "otel_train" in frame.filename]
+    where = f" in {Path(frames[-1].filename).name}, line {frames[-1].lineno}" if frames else ""
+    return (
+        f"{type(error).__name__}: {error}{where}: this command did not expect that. A file that it reads may be damaged "
+        f"('otel-train check' looks); {DEBUG_VARIABLE}=1 shows where it happened"
+    )
+
+
+def _tell(message: str) -> None:
+    print(f"otel-train: {printable(' '.join(message.split()))}", file=sys.stderr)
 
 
 def _run(words: Sequence[str]) -> int:

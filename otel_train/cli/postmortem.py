@@ -8,7 +8,8 @@ import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from otel_train.capturing.record import claim_of, records_of
+from otel_train.artifacts.left import records_below
+from otel_train.capturing.record import claim_of
 from otel_train.cli import overview, ranks
 from otel_train.export import typeset
 from otel_train.export.typeset import INDENT, Page, bar, cut, duration, known, pad, right
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
     folders = ranks.chosen_ranks(args, FILE_NAME)
     reports = [read(folder) for folder in folders.values()]
-    records = records_of(next(iter(folders.values())).parent / "captures")
+    records = records_below(next(iter(folders.values())).parent)
     named = compare(reports)
     for report in reports:
         report["captures"] = [each for each in records if each.get("rank") == report["rank"]]

@@ -6,13 +6,16 @@ import argparse
 import json
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from otel_train.capturing.asked import activities
 from otel_train.capturing.office import leave
-from otel_train.capturing.record import RECORD_SUFFIX, read_record
+from otel_train.capturing.record import RECORD_SUFFIX
 from otel_train.cli import ranks
 from otel_train.errors import OtelTrainError, RunDirectoryError
+from otel_train.files import read_json
+from otel_train.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -95,7 +98,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.json:
         same = ", the same ones on each" if len(folders) > 1 else ""
         said = f"asked rank {', '.join(map(str, folders))} for {args.steps} steps{same}; waiting"
-        print(said, file=sys.stderr)
+        print(printable(said), file=sys.stderr)
     found = _wait(captures, before, time.monotonic() + args.timeout)
     for rank in folders:
         _say(rank, found.get(rank), captures, as_json=args.json, timeout_s=args.timeout)
@@ -139,7 +142,8 @@ def _wait(captures: Path, before: Mapping[int, set[Path]], deadline: float) -> d
     while time.monotonic() < deadline:
         for rank in before:
             for path in _records(captures, rank) - before[rank]:
-                found[rank] = read_record(path)
+                with suppress(RunDirectoryError):
+                    found[rank] = read_json(path)
         if len(found) == len(before):
             if all(record["finding"] or not record["file"] for record in found.values()):
                 break
@@ -158,9 +162,12 @@ def _say(
     else:
         if record["file"]:
             steps = "-".join(str(step) for step in record["steps"])
-            print(f"rank {rank}: steps {steps}: {captures / record['file']} ({record['bytes']:,} bytes)")
+            where = captures / record["file"]
+            print(printable(f"rank {rank}: steps {steps}: {where} ({record['bytes']:,} bytes)"))
         for said in (record["problem"], *record["notes"], record["finding"].get("claim", "")):
             if said:
-                print(f"rank {rank}: {said}")
+                print(printable(f"rank {rank}: {said}"))
         if record["file"] and not record["finding"]:
-            print(f"rank {rank}: look into it with: otel-train analyze {captures / record['file']}")
+            print(
+                printable(f"rank {rank}: look into it with: otel-train analyze {captures / record['file']}")
+            )

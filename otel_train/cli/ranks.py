@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_train.errors import ConfigError, RunDirectoryError
+from otel_train.errors import RunDirectoryError
 from otel_train.export.rundir import earlier_trainings, find_run, rank_directories
+from otel_train.files import mark_of
 from otel_train.sources import settle
+from otel_train.text import printable
 
 if TYPE_CHECKING:
     import argparse
@@ -46,12 +47,7 @@ def add_run_dir(parser: argparse.ArgumentParser) -> None:
 
 def default_run_dir() -> str:
     """Where a program that is started here leaves its runs, unless it says so itself."""
-    try:
-        return settle().config.run_dir
-    except (
-        ConfigError
-    ):  # a reader of runs needs no other setting: otel-train doctor says what is wrong with them
-        return os.environ.get("OTEL_TRAIN_RUN_DIR") or "runs"
+    return settle().config.run_dir  # what is wrong in other settings, otel-train doctor says
 
 
 def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]:
@@ -61,7 +57,9 @@ def chosen_ranks(args: argparse.Namespace, file_name: str) -> Mapping[int, Path]
         RunDirectoryError: there is no such run, or no rank of it left such a file.
     """
     run = find_run(args.run, Path(args.run_dir))
-    found = {_rank(folder): folder for folder in rank_directories(run) if (folder / file_name).is_file()}
+    found = {
+        _rank(folder): folder for folder in rank_directories(run) if mark_of(folder / file_name) is not None
+    }
     if not found:
         raise RunDirectoryError(f"{run}: no rank has a {file_name} yet. Has training begun?")
     asked = asked_rank(args)
@@ -78,11 +76,9 @@ def tell_earlier(run: Path) -> None:
     earlier = earlier_trainings(run)
     if earlier:
         others = "the one before" if len(earlier) == 1 else f"the {len(earlier)} before"
-        print(
-            f"otel-train: {run} shows training {len(earlier) + 1} of its run. To see {others}, give as RUN: "
-            + ", ".join(str(path) for path in earlier[-_MOST_NAMED:]),
-            file=sys.stderr,
-        )
+        said = f"{run} shows training {len(earlier) + 1} of its run. To see {others}, give as RUN: "
+        named = ", ".join(str(path) for path in earlier[-_MOST_NAMED:])
+        print(printable(f"otel-train: {said}{named}"), file=sys.stderr)
 
 
 def asked_rank(args: argparse.Namespace) -> int | None:

@@ -10,6 +10,7 @@ from otel_train.atomic import dump_json, replace_text
 from otel_train.cli import ranks, summary
 from otel_train.cli.report_data import gather
 from otel_train.errors import RunDirectoryError
+from otel_train.text import printable
 
 FILE_NAME = "report.html"
 EPILOG = """\
@@ -52,6 +53,6 @@ def run(args: argparse.Namespace) -> int:
         replace_text(path, render(document))
     except OSError as error:
         raise RunDirectoryError(f"{path}: cannot be written: {error.strerror or error}") from error
-    print(path)
+    print(printable(path))
     ranks.tell_earlier(home)
     return 0

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 from otel_train.analyze.flame import flame
 from otel_train.analyze.scene import Scene
-from otel_train.capturing.record import records_of
+from otel_train.artifacts.left import records_below
 from otel_train.capturing.taken import captures_of, together
 from otel_train.cli import captures, summary
 from otel_train.cli.run_side import METRICS
+from otel_train.errors import RunDirectoryError
 from otel_train.export.series import histograms_of, moment_of, series_of
+from otel_train.files import lines_of, mark_of, open_binary, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -42,7 +43,7 @@ def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> dict[str, An
         "ranks": list(summaries.values()),
         "series": series_of([moment_of(line) for line in lines]),
         "histograms": histograms_of(lines[-1]) if lines else [],
-        "records": records_of(run / "captures"),
+        "records": records_below(run),
         "captures": [_capture(trace.path.name, Scene(trace)) for trace in captures.read_all(newest)],
     }
 
@@ -55,7 +56,7 @@ def _capture(name: str, scene: Scene) -> dict[str, Any]:
 
 def _lines(folder: Path) -> Iterator[dict[str, Any]]:
     """Lines of metrics, evenly spaced, the last two included: of those one may be torn, and is skipped."""
-    paths = [path for path in (folder / f"{METRICS}.1", folder / METRICS) if path.is_file()]
+    paths = [path for path in (folder / f"{METRICS}.1", folder / METRICS) if mark_of(path) is not None]
     total = sum(1 for path in paths for _ in _read(path))
     every = max(1, total // MOST_LINES)
     for number, line in enumerate((line for path in paths for line in _read(path)), 1):
@@ -64,13 +65,16 @@ def _lines(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _read(path: Path) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        yield from file
+    try:
+        with open_binary(path) as file:
+            yield from lines_of(file)
+    except OSError as error:
+        raise RunDirectoryError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _parsed(line: bytes) -> Iterator[dict[str, Any]]:
     try:
-        value = json.loads(line)
+        value = parse_json(line)
     except ValueError:
         return
     if isinstance(value, dict) and "resourceMetrics" in value:

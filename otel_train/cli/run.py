@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from otel_train.config import DEFAULTS
 from otel_train.errors import ConfigError, OtelTrainError
+from otel_train.text import printable
 from otel_train.values import FILE_VARIABLE, PREFIX
 
 if TYPE_CHECKING:
@@ -156,8 +157,9 @@ def _settle(folder: Path, ended: Ended, environ: Mapping[str, str]) -> None:
         except OtelTrainError as error:
             said = f"rank {rank.rank} is gone ({error})"
         lost = f", {rank.lost} edges had been overwritten" if rank.lost else ""
-        print(f"otel-train: {said}; {rank.steps} steps exported{lost}", file=sys.stderr)
-        print(f"otel-train: more: otel-train postmortem {shlex.quote(str(rank.rank_path))}", file=sys.stderr)
+        print(printable(f"otel-train: {said}; {rank.steps} steps exported{lost}"), file=sys.stderr)
+        more = f"otel-train: more: otel-train postmortem {shlex.quote(str(rank.rank_path))}"
+        print(printable(more), file=sys.stderr)
 
 
 def settings_of(args: argparse.Namespace) -> Mapping[str, str]:

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.analyze.report_text import activity_shares, steps_per_second
-from otel_train.capturing.record import claim_of, read_record, record_of
+from otel_train.artifacts.left import record_beside
+from otel_train.capturing.record import claim_of
 from otel_train.cli import ranks
 from otel_train.errors import RunDirectoryError
 from otel_train.export import typeset
 from otel_train.export.console import render_card
 from otel_train.export.typeset import Page, pad, right
+from otel_train.files import read_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +51,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Print what the ranks left in ``summary.json``."""
     folders = ranks.chosen_ranks(args, FILE_NAME)
-    summaries = [_looked_into(read(folder / FILE_NAME)) for folder in folders.values()]
+    summaries = [_looked_into(read(folder / FILE_NAME), folder.parent) for folder in folders.values()]
     if args.json:
         for summary in summaries:
             print(json.dumps(summary))
@@ -62,16 +64,21 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _looked_into(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+def _looked_into(summary: Mapping[str, Any], run_directory: Path) -> Mapping[str, Any]:
     """The summary, with what was found in its captures after the run had ended."""
     rows = summary.get("captures") or ()
+    # A summary may come from anywhere, and a run directory may have been moved: only the name in a path counts.
     found = [
-        {**row, "finding": row["finding"] or claim_of(read_record(record_of(Path(row["file"]))))}
+        {**row, "finding": row["finding"] or claim_of(record_beside(_capture(run_directory, row["file"])))}
         if row.get("file")
         else row
         for row in rows
     ]
     return {**summary, "captures": found} if found else summary
+
+
+def _capture(run_directory: Path, file: str) -> Path:
+    return run_directory / "captures" / Path(file).name
 
 
 def read(path: Path) -> Mapping[str, Any]:
@@ -81,11 +88,11 @@ def read(path: Path) -> Mapping[str, Any]:
         RunDirectoryError: it cannot be read, is not JSON, or is of a version this one does not know.
     """
     try:
-        summary = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise RunDirectoryError(f"{path}: cannot be read: {error}") from error
-    schema = summary.get("schema") if isinstance(summary, dict) else None
-    if not isinstance(summary, dict) or schema != SCHEMA:
+        summary = read_json(path)
+    except RunDirectoryError as error:
+        raise RunDirectoryError(f"{path.parent}: {error}") from error
+    schema = summary.get("schema")
+    if schema != SCHEMA:
         raise RunDirectoryError(
             f"{path}: schema is {schema!r}, expected {SCHEMA!r}. Use the otel-train that wrote it"
         )

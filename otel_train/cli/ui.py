@@ -9,6 +9,7 @@ from pathlib import Path
 from otel_train.cli.ranks import default_run_dir
 from otel_train.errors import ConfigError, RunDirectoryError
 from otel_train.optional import require
+from otel_train.text import printable
 from otel_train.web import serve
 from otel_train.web.shelf import is_run
 
@@ -76,13 +77,16 @@ def run(args: argparse.Namespace) -> int:
     root, only = _chosen(args.runs)
     sock = serve.listen(args.host, args.port)
     address = serve.address_of(sock)
-    print(f"{only or root} at {address}", flush=True)
+    print(printable(f"{only or root} at {address}"), flush=True)
     if args.port and sock.getsockname()[1] != args.port:
         print(f"otel-train: port {args.port} is taken", file=sys.stderr)
     if args.host not in (HOST, "localhost", "::1"):
         print("otel-train: whoever can reach this address can read these runs", file=sys.stderr)
     if not root.exists():
-        print(f"otel-train: {root} is not there yet; the page shows its runs when they come", file=sys.stderr)
+        print(
+            f"otel-train: {printable(root)} is not there yet; the page shows its runs when they come",
+            file=sys.stderr,
+        )
     if serve.has_screen() if args.open is None else args.open:
         serve.show(address)
     serve.serve(root, sock, only=only, hosts=(args.host,))

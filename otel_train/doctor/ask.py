@@ -9,6 +9,8 @@ import urllib.request
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
+from otel_train.text import printable
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -65,7 +67,7 @@ def get(url: str, *, headers: Mapping[str, str] | None = None, certificate: str 
         with error:
             return _answer(error)
     except (OSError, ValueError) as error:
-        return Answer(0, {}, b"", str(getattr(error, "reason", error)))
+        return Answer(0, {}, b"", printable(getattr(error, "reason", error)))
 
 
 def _answer(response: Any) -> Answer:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from otel_train.doctor import endpoint, installed, journey, machine, settled
 from otel_train.doctor.findings import Check, Finding, run
 from otel_train.errors import OtelTrainError
+from otel_train.sources import settle
 from otel_train.stack import files
 from otel_train.stack.local import LocalStack
 from otel_train.stack.ports import HOST, Ports
@@ -34,7 +35,7 @@ def examine(
         endpoint_url: base address in place of the standard variables'.
         wait_s: how long what was sent may take to arrive; 0 sends nothing.
     """
-    config = settled.config_of(environ)
+    config = settle(environ=environ).config
     wanted = config.otlp == "on"
     ours = _version()
     checks = [

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
 import socket
@@ -12,7 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
+from otel_train.errors import RunDirectoryError
 from otel_train.export.rundir import rank_directories
+from otel_train.files import folders_in, mark_of, read_json
 from otel_train.mounts import REMOTE, file_system
 from otel_train.values import MIB
 
@@ -108,7 +109,8 @@ def _denied(folder: Path) -> str:
 
 
 def _versions(root: Path, version: str | None) -> Iterator[Finding]:
-    paths = sorted(root.glob("*/run.json"), key=_changed_ns, reverse=True)[:LOOKED_AT]
+    named = [root / name / "run.json" for name in folders_in(root)]
+    paths = sorted(filter(mark_of, named), key=_changed_ns, reverse=True)[:LOOKED_AT]
     if not paths:
         return
     others = {found for path in paths if (found := _written_by(path)) and version and found != version}
@@ -126,10 +128,9 @@ def _versions(root: Path, version: str | None) -> Iterator[Finding]:
 
 def _written_by(path: Path) -> str:
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return str(read_json(path).get("version", ""))
+    except RunDirectoryError:
         return ""
-    return str(told.get("version", "")) if isinstance(told, dict) else ""
 
 
 def _changed_ns(path: Path) -> int:

@@ -6,18 +6,19 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from otel_train.config import Config
+from otel_train.config import ENVIRONMENT
 from otel_train.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
-from otel_train.errors import ConfigError
 from otel_train.export.settings import otlp_configured
-from otel_train.sources import ENVIRONMENT, settle
+from otel_train.runinfo import wrong_resource
+from otel_train.sources import settle
+from otel_train.trackers import without_unusable
 from otel_train.values import PREFIX, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from otel_train.sources import Settled
+    from otel_train.config import Settled
 
 AREA = "settings"
 SECRET = ("HEADERS", "TOKEN", "PASSWORD", "KEY")
@@ -27,14 +28,6 @@ _LOGIN = re.compile(r"//[^/@\s]*@")
 """User name and password in an address."""
 
 
-def config_of(environ: Mapping[str, str]) -> Config:
-    """The settings a program would get here; the defaults where they cannot be read, which ``look`` has told of."""
-    try:
-        return settle(environ=environ).config
-    except ConfigError:
-        return Config()
-
-
 def look(environ: Mapping[str, str], *, folder: Path | None = None) -> Iterator[Finding]:
     """Say what the environment and files set. What a program passes to ``instrument`` is not seen from here.
 
@@ -42,16 +35,14 @@ def look(environ: Mapping[str, str], *, folder: Path | None = None) -> Iterator[
         environ: the environment that a run would have.
         folder: where it would start; the working directory when None.
     """
-    try:
-        settled = settle(environ=environ, folder=folder)
-    except ConfigError as error:
+    settled = without_unusable(settle(environ=environ, folder=folder))
+    for wrong in (*settled.origins.ignored, *wrong_resource(environ)):
         yield Finding(
             area=AREA,
             state=PROBLEM,
-            what=str(error),
+            what=str(wrong),
             remedy="correct it, or take it away: a variable is OTEL_TRAIN_ and the name in capitals",
         )
-        return
     yield from _switched_off(settled, environ)
     for name, (value, origin) in {**_ours(settled), **_standard(environ)}.items():
         shown = "(set, not shown)" if _secret(name) else _LOGIN.sub("//***@", value)

@@ -244,12 +244,14 @@ def _footer(page: Page, summary: Summary) -> list[str]:
 
 
 def _settings(page: Page, summary: Summary) -> list[str]:
-    """Those that a file has: whoever started the run may not know of it."""
+    """Those that a file has, and those that are ignored: whoever started the run may not know of them."""
     files: dict[str, list[str]] = {}
     for name, origin in (summary.get("settings_from") or {}).items():
         if origin not in {"code", "environment"}:
             files.setdefault(origin, []).append(name)
-    return [page.safe(f"{', '.join(names)} from {file}") for file, names in files.items()]
+    told = [f"{', '.join(names)} from {file}" for file, names in files.items()]
+    told += [f"ignored: {known(row.get('problem'))}" for row in summary.get("settings_ignored") or ()]
+    return [page.safe(line) for line in told]
 
 
 def _cost(page: Page, summary: Summary) -> list[str]:

@@ -125,9 +125,7 @@ class Documents:
             "tokens": {name: facts.tokens for name, facts in loaders.items() if facts.tokens},
             "unobserved": [{key: thing[key] for key in ("what", "name", "reason")} for thing in things],
             "telemetry": self._telemetry(sum(edges["steps"].values()), window),
-            "metrics_url": self._routes.metrics_url,
-            "run_dir": str(self._routes.run_directory) if self._routes.run_directory else None,
-            "settings_from": dict(self._routes.origins),
+            **self._routes.document(),
         }
 
     def _cost(self) -> Cost:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import TYPE_CHECKING, Any
 
 from otel_train.errors import RunDirectoryError
+from otel_train.files import lines_of, make_folder, open_binary, open_to_append, parse_json, read_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -76,8 +76,8 @@ class BoundedLines:
         if self._fd >= 0 and not self._taken_away():
             return
         self.close()
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        make_folder(self.path.parent)
+        self._fd = open_to_append(self.path)
         self._size_bytes = _without_torn_line(self._fd)
 
     def _taken_away(self) -> bool:
@@ -122,10 +122,10 @@ def read_jsonl(path: Path) -> Iterator[dict[str, object]]:
         OSError: the file is there but cannot be read.
     """
     for part in (predecessor(path), path):
-        if not part.exists():
+        if not os.path.lexists(part):
             continue
-        with part.open("rb") as lines:
-            for line in lines:
+        with open_binary(part) as file:
+            for line in lines_of(file):
                 value = parse_line(line)
                 if value is not None:
                     yield value
@@ -138,16 +138,14 @@ def last_metrics(path: Path) -> dict[str, Any]:
         RunDirectoryError: there is none.
     """
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _METRICS_TAIL_BYTES))
-            lines = file.read().splitlines()
+        lines = read_part(path, -_METRICS_TAIL_BYTES, _METRICS_TAIL_BYTES).splitlines()
     except OSError as error:
         raise RunDirectoryError(
             f"{path}: cannot be read: {error.strerror or error}. Has training begun?"
         ) from error
     for line in reversed(lines):
         try:
-            value = json.loads(line)
+            value = parse_json(line)
         except ValueError:
             continue
         if isinstance(value, dict) and "resourceMetrics" in value:
@@ -160,7 +158,7 @@ def parse_line(line: bytes) -> dict[str, object] | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        value = json.loads(line)
+        value = parse_json(line)
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
@@ -182,5 +180,5 @@ def _without_torn_line(fd: int) -> int:
 
 
 def _count_lines(path: Path) -> int:
-    with path.open("rb") as lines:
+    with open_binary(path) as lines:
         return sum(chunk.count(b"\n") for chunk in iter(lambda: lines.read(1 << 20), b""))

@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from otel_train.export.reasons import UNAUTHORIZED, printable, why
+from otel_train.export.reasons import UNAUTHORIZED, first_line, why
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -155,7 +155,7 @@ def read_grpc(code: str, details: str, retry_after_s: float | None = None) -> An
         retry_after_s: what ``RetryInfo`` asks for.
     """
     if code in _GRPC_REFUSALS:
-        return refused(f"refuses a request ({code}, {printable(details)})")
+        return refused(f"refuses a request ({code}, {first_line(details)})")
     return retry(why(f"{code}: {details}"), retry_after_s, poison=code in {"INTERNAL", "UNKNOWN"})
 
 
@@ -194,7 +194,7 @@ def _read_ok(answer: HttpAnswer, signal: str) -> Answer:
     readers: dict[str, Callable[[bytes, str], Answer]] = {JSON: _read_json, PROTOBUF: read_message}
     read = readers.get(kind)
     if read is None:
-        what = f"the content type {printable(kind)}" if kind else "no content type"
+        what = f"the content type {first_line(kind)}" if kind else "no content type"
         return retry(
             f"answers 200 with {what}, which is no OTLP answer: a login page or a proxy stands in its place; correct "
             "OTEL_EXPORTER_OTLP_ENDPOINT or log in"
@@ -219,7 +219,7 @@ def _read_json(body: bytes, signal: str) -> Answer:
 
 
 def _partial(rejected: int, message: str) -> Answer:
-    said = f" ({printable(message)})" if message else ""
+    said = f" ({first_line(message)})" if message else ""
     if rejected > 0:
         return refused(f"rejects {rejected} records of a request{said}", rejected)
     return Answer(Verdict.ACCEPTED, f"accepts with a warning{said}" if said else "")
@@ -231,7 +231,7 @@ def _redirect(answer: HttpAnswer) -> str:
         where = f"{to.scheme}://{to.hostname}" if to.scheme and to.hostname else to.path
     except ValueError:
         where = ""
-    place = f" to {printable(where)}" if where else ""
+    place = f" to {first_line(where)}" if where else ""
     return (
         f"redirects{place} ({answer.status}), which is not followed: set OTEL_EXPORTER_OTLP_ENDPOINT to the address "
         "that takes OTLP, or log in"
@@ -252,7 +252,7 @@ def _said(answer: HttpAnswer) -> str:
         text = _status_message(answer.body)
     elif kind == "text/plain":
         text = answer.body.decode("utf-8", "replace")
-    return f", {shown}" if (shown := printable(text)) else ""
+    return f", {shown}" if (shown := first_line(text)) else ""
 
 
 def _status_message(body: bytes) -> str:

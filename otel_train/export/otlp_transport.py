@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from otel_train.export.otlp_answer import JSON, PROTOBUF, Answer, refused
 from otel_train.export.otlp_json import load_protobuf, protobuf_of
-from otel_train.export.reasons import printable
+from otel_train.export.reasons import first_line
 from otel_train.export.settings import GRPC, HTTP_JSON
 
 if TYPE_CHECKING:
@@ -98,5 +98,5 @@ def _converted(line: bytes, signal: str, post: Callable[[bytes], Answer]) -> Ans
     try:
         message = protobuf_of(line, signal)
     except ValueError as error:
-        return refused(f"is not asked: {printable(str(error))}")
+        return refused(f"is not asked: {first_line(str(error))}")
     return post(message)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import gzip
+import io
 import os
+import re
 import selectors
 import socket
 import socketserver
 import threading
+import time
 import weakref
 from contextlib import suppress
 from http import HTTPStatus
@@ -17,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.atomic import dump_json, replace_json
 from otel_train.errors import ConfigError
+from otel_train.hosts import REQUEST_BYTES, REQUEST_S, is_known_host, is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -33,13 +37,10 @@ _NEXT_PORTS = 64
 """How many ports further to look: more ranks than any host has."""
 
 _MAX_CONNECTIONS = 16
-"""Clients served at once. Prometheus needs one, a person with a browser a few."""
+"""Clients served at once. Prometheus needs one, a person with a browser a few; one more drops the oldest."""
 
-_MAX_BODY = 1 << 16
-"""Bytes; a request for a capture takes a hundred."""
-
-_SILENCE_S = 5.0
-"""How long a client may say nothing before its connection is closed."""
+_ANSWER_S = 5.0
+"""How long a client may take to read its answer."""
 
 _TARGET_FILE = "prometheus_target.json"
 
@@ -135,7 +136,9 @@ def _listen(host: str, port: int, registry: CollectorRegistry) -> _Server:
     for candidate in ports:
         try:
             return _Server(host, candidate, registry)
-        except OSError as error:  # noqa: PERF203  # trying is how one finds a free port
+        except UnicodeError as error:  # noqa: PERF203  # no name of a host: a label of more than 63 letters, say
+            raise _cannot_listen(host, port, error) from error
+        except OSError as error:
             if error.errno in _USED_UP:
                 raise
             if error.errno not in {errno.EADDRINUSE, errno.EACCES}:
@@ -143,7 +146,7 @@ def _listen(host: str, port: int, registry: CollectorRegistry) -> _Server:
     raise _cannot_listen(host, port, OSError("every port is taken"))
 
 
-def _cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+def _cannot_listen(host: str, port: int, error: Exception) -> ConfigError:
     return ConfigError(
         f"Prometheus endpoint {host}:{port}: {error}. Use an address of this machine, "
         "such as 127.0.0.1, or switch the endpoint off."
@@ -163,12 +166,13 @@ class _Server(socketserver.ThreadingTCPServer):
     def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
         self.registry = registry
         self.posts: dict[str, Callable[[bytes, str], tuple[int, object]]] = {}
-        self._clients: set[socket.socket] = set()
+        self._clients: dict[socket.socket, None] = {}  # in the order in which they came
         self._lock = threading.Lock()
         self._stopped = False
         if ":" in host:
             self.address_family = socket.AF_INET6
         super().__init__((host, port), _Handler)
+        self.local = is_loopback(str(self.server_address[0]))
         # A client may be gone again between select and accept.
         self.socket.setblocking(False)
         self._wake_read, self._wake_write = socket.socketpair()
@@ -189,21 +193,22 @@ class _Server(socketserver.ThreadingTCPServer):
                 if not self._stopped:
                     self.handle_request()
 
-    def verify_request(self, request: Any, client_address: Any) -> bool:  # Any: as the base class has it
-        """Refuse more clients than we serve at once."""
-        del request, client_address
-        return len(self._clients) < _MAX_CONNECTIONS
-
-    def process_request(self, request: Any, client_address: Any) -> None:  # Any: as above
-        """Answer in a thread of its own."""
+    def process_request(self, request: Any, client_address: Any) -> None:  # Any: as the base class has it
+        """Answer in a thread of its own. Where there are too many, the one goes that has been unfinished for longest."""
         with self._lock:
-            self._clients.add(request)
+            dropped = list(self._clients)[: max(0, len(self._clients) + 1 - _MAX_CONNECTIONS)]
+            for client in dropped:
+                del self._clients[client]
+            self._clients[request] = None
+        for client in dropped:
+            with suppress(OSError):  # its thread reads the end, and closes it
+                client.shutdown(socket.SHUT_RDWR)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:  # Any: as above
         """End one connection."""
         with self._lock:
-            self._clients.discard(request)
+            self._clients.pop(request, None)
         super().shutdown_request(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # Any: as above
@@ -247,11 +252,82 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
 
 
+class TooLargeError(Exception):
+    """A request has more bytes than one may have."""
+
+
+class _Incoming(io.RawIOBase):
+    """What a client sends, in a bounded time and with a bounded size in all: one that trickles ends like any other.
+
+    Args:
+        connection: of the client.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__()
+        self._connection = connection
+        self._left_bytes = REQUEST_BYTES
+        self._until_s = time.monotonic() + REQUEST_S
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # Any: a buffer
+        """Read what is there.
+
+        Raises:
+            TimeoutError: its time is over.
+            TooLargeError: it has sent as much as it may, and goes on.
+        """
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("a request took too long")
+        if not self._left_bytes:
+            raise TooLargeError
+        self._connection.settimeout(left_s)
+        read = self._connection.recv_into(memoryview(buffer)[: self._left_bytes])
+        self._left_bytes -= read
+        return read
+
+
 class _Handler(BaseHTTPRequestHandler):
     server: _Server
-    timeout = _SILENCE_S
+    timeout = REQUEST_S
     server_version = "otel_train"
     sys_version = ""
+
+    def setup(self) -> None:
+        """Bound what comes in."""
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_Incoming(self.connection))
+
+    def handle_one_request(self) -> None:
+        """Answer one request; one that is too large gets that as its answer, and nothing else is done with it."""
+        try:
+            super().handle_one_request()
+        except TooLargeError:
+            self.close_connection = True
+            self.connection.settimeout(_ANSWER_S)
+            self.wfile.write(b"HTTP/1.0 431 Request Header Fields Too Large\r\nContent-Length: 0\r\n\r\n")
+
+    def parse_request(self) -> bool:
+        """Whether to go on with it: not under another site's name, where only this machine can ask."""
+        if not super().parse_request():
+            return False
+        self.connection.settimeout(_ANSWER_S)
+        host = self.headers.get("Host")
+        # No browser leaves it out.
+        if not self.server.local or host is None or is_known_host(host):
+            return True
+        text = (
+            "This endpoint listens on loopback, so it answers to localhost and to addresses only. "
+            "Use http://127.0.0.1 and its port; or set OTEL_TRAIN_PROMETHEUS_HOST to an address that other names lead to.\n"
+        )
+        headers = {"Content-Type": "text/plain; charset=utf-8", "Connection": "close"}
+        self._answer(text.encode(), headers, HTTPStatus.MISDIRECTED_REQUEST)
+        return False
 
     def do_GET(self) -> None:  # the base class asks for this name
         """Answer with the page, or say where it is."""
@@ -270,11 +346,13 @@ class _Handler(BaseHTTPRequestHandler):
         length = self.headers.get("Content-Length", "0")
         if take is None:
             self.send_error(HTTPStatus.NOT_FOUND)
-        elif not length.isdigit() or int(length) > _MAX_BODY:
+        elif not re.fullmatch("[0-9]{1,9}", length) or int(length) > REQUEST_BYTES:
             self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
         else:
+            body = self.rfile.read(int(length))
             scheme, _, token = self.headers.get("Authorization", "").partition(" ")
-            status, answer = take(self.rfile.read(int(length)), token.strip() if scheme == "Bearer" else "")
+            self.connection.settimeout(_ANSWER_S)
+            status, answer = take(body, token.strip() if scheme == "Bearer" else "")
             self._answer(dump_json(answer).encode() + b"\n", {"Content-Type": "application/json"}, status)
 
     do_HEAD = do_GET  # noqa: N815  # as above

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from otel_train.text import printable
+
 UNAUTHORIZED: Final = "refuses the token ({}): set OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20<token> to the one it expects"
 _UNTRUSTED: Final = "has a certificate that is not trusted ({}): set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of its authority"
 
@@ -51,12 +53,10 @@ _REASONS: Final = (
 SHOWN_CHARACTERS = 160
 
 
-def printable(text: str) -> str:
+def first_line(text: str) -> str:
     """The first line of a text from elsewhere, without control characters and short enough for a log."""
     first = next((line for line in text.splitlines() if line.strip()), "").strip()
-    return "".join(
-        each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in first[:SHOWN_CHARACTERS]
-    )
+    return printable(first, most=SHOWN_CHARACTERS)
 
 
 def why(said: str) -> str:
@@ -72,4 +72,4 @@ def why(said: str) -> str:
     for word, reason in _REASONS:
         if word in text:
             return reason
-    return f"does not accept requests ({printable(said) or 'no reason given'})"
+    return f"does not accept requests ({first_line(said) or 'no reason given'})"

@@ -7,8 +7,10 @@ import sys
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from otel_train.config import CODE, ENVIRONMENT, Config, Origins, in_force, warn
+from otel_train.errors import ConfigError
 from otel_train.export.brought import Brought, brought
 from otel_train.export.console import render_card
 from otel_train.export.otlp import OtlpExporter
@@ -23,15 +25,18 @@ from otel_train.export.settings import OtlpSettings, otlp_configured
 from otel_train.export.typeset import Page
 from otel_train.guard import Guard
 from otel_train.records import Batch
+from otel_train.runinfo import wrong_resource
+from otel_train.values import SECRET, IgnoredSetting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from otel_train.config import Config
     from otel_train.export import Exporter
     from otel_train.export.profile import Profile
     from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo
+
+_T = TypeVar("_T")
 
 VERSION = "0.1.0"
 PAGE_EVERY_S = 5.0
@@ -62,6 +67,7 @@ class Routes:
     Attributes:
         info: who we are, as the run directory counts it.
         terminal: the page that is printed on, and what prints; None for standard error.
+        ignored: what the environment or a file gives and is not honoured.
     """
 
     def __init__(
@@ -76,6 +82,8 @@ class Routes:
         known = directory.run_id  # "" where a process that is gone is brought to its end
         self.info = info.placed(known, directory.training, directory.attempt) if known else info
         self.origins = origins
+        self.ignored = list(origins.ignored) if isinstance(origins, Origins) else []
+        self._ignore(*wrong_resource(environ))
         self._config = config
         self._environ = environ
         self._directory = directory
@@ -131,23 +139,36 @@ class Routes:
         """Address of ``/metrics``."""
         return self._prometheus.url if self._prometheus else None
 
+    def document(self) -> dict[str, object]:
+        """What ``summary.json`` says of places and settings."""
+        return {
+            "metrics_url": self.metrics_url,
+            "run_dir": str(self.run_directory) if self.run_directory else None,
+            "settings_from": dict(self.origins),
+            "settings_ignored": [setting.document() for setting in self.ignored],
+        }
+
     def connect(self, routes: list[Route], resource: Mapping[str, AttributeValue], profile: Profile) -> None:
         """Open what the settings ask for, as far as this rank exports it.
 
         Raises:
-            ConfigError: a setting cannot be honoured.
+            ConfigError: an argument of the program cannot be honoured.
         """
         every = self._config.export_every_s * (LEAN_INTERVALS if profile.lean else 1)
         self._routes, self._profile, self._resource = routes, profile, resource
         settings = None
         if self._wants_otlp() and (profile.metrics or profile.spans):  # refused before anything listens
-            settings = OtlpSettings.read(self._environ, wanted=self._config.otlp == "on")
-        self._brought = brought(self._config.exporters, resource, timeout_s=self._config.exit_timeout_s)
+            settings = OtlpSettings.read(
+                self._environ, wanted=self._config.otlp == "on", on_wrong=self._ignore_variable
+            )
+        self._brought = self._or_default(
+            "exporters", lambda wish: brought(wish, resource, timeout_s=self._config.exit_timeout_s)
+        )
         if self._config.prometheus and profile.metrics:
             with _or_without("/metrics"):
                 self._prometheus = self._open_prometheus(resource)
                 routes.append(Route(self._prometheus, Guard("/metrics"), min(every, PAGE_EVERY_S)))
-        if settings is not None:
+        if settings is not None and settings.targets:
             with _or_without("OTLP export"):
                 self._otlp = OtlpExporter(
                     settings,
@@ -161,6 +182,30 @@ class Routes:
         routes.append(Route(Part(recorder, profile), Guard("run directory"), every))
         # After ours, which close first: theirs close meanwhile, on threads of their own.
         self._add(self._brought, every)
+
+    def _or_default(self, name: str, do: Callable[[Any], _T]) -> _T:  # Any: the value of a setting
+        """``do`` with the value of a setting; with its default where the environment or a file has one that fails.
+
+        Raises:
+            ConfigError: the program has one that fails.
+        """
+        try:
+            return do(getattr(self._config, name))
+        except ConfigError as error:
+            origin = self.origins.get(name, CODE)
+            if origin == CODE:
+                raise
+            default = Config()
+            ignored = IgnoredSetting(name, origin, str(error))
+            self._ignore(*in_force([ignored], default))
+            return do(getattr(default, name))
+
+    def _ignore_variable(self, name: str, problem: str, used: str) -> None:
+        self._ignore(IgnoredSetting(name, ENVIRONMENT, problem, used))
+
+    def _ignore(self, *ignored: IgnoredSetting) -> None:
+        self.ignored += ignored
+        warn(ignored)
 
     def through(self, providers: Mapping[str, Any]) -> None:  # Any: providers of the SDK
         """Export by way of the program's own providers: ``meters``, ``tracers``, or both.
@@ -267,7 +312,9 @@ class Routes:
                 labels[name.replace(".", "_")] = str(resource[name])
         config = self._config
         port = config.prometheus_port + self.info.local_rank if config.prometheus_port else 0
-        exporter = PrometheusExporter(config.prometheus_host, port, labels, resource)
+        exporter = self._or_default(
+            "prometheus_host", lambda host: PrometheusExporter(host, port, labels, resource)
+        )
         if self._directory.writable:
             try:
                 exporter.write_target(self._directory.rank_path)
@@ -293,5 +340,10 @@ def _or_without(part: str) -> Iterator[None]:
 def _run_document(config: Config, info: RunInfo, origins: Mapping[str, str]) -> dict[str, object]:
     from dataclasses import asdict
 
-    settings = {"settings": asdict(config), "settings_from": dict(origins)}
+    ignored = origins.ignored if isinstance(origins, Origins) else ()
+    settings = {
+        "settings": {**asdict(config), SECRET: "(set)" if getattr(config, SECRET) else ""},
+        "settings_from": dict(origins),
+        "settings_ignored": [each.document() for each in ignored],
+    }
     return {**asdict(info), **settings, "version": VERSION}

@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
-import json
 import logging
 import os
 import re
 import threading
-import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_train.atomic import dump_json, make_ignored, replace_json, replace_text
 from otel_train.errors import RunDirectoryError
+from otel_train.export.claim import RankClaim
 from otel_train.export.jsonl import BoundedLines, read_jsonl
 from otel_train.export.otlp_json import metrics_line, spans_line
-from otel_train.runinfo import process_mark
+from otel_train.files import (
+    check_run_folder,
+    folders_in,
+    is_folder,
+    make_folder,
+    mark_of,
+    rank_folders,
+    read_json,
+    read_word,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from otel_train.records import AttributeValue, Batch, Event
 
@@ -46,12 +53,7 @@ FLIGHTS_KEPT = 3
 TRAINING = "training-"
 """Begins the name of the folder of an earlier training; its number follows."""
 
-_OWNER = "owner"
-"""Says which process writes into the folder of a rank, and whether it is done."""
-
 _MOST_AT_ONCE = 4096
-_PATIENCE_S = 2.0
-"""How long to wait for another process that opens the same run directory."""
 
 _SHARES = {"events.jsonl": 1 / 8, "metrics.otlp.jsonl": 5 / 8, "spans.otlp.jsonl": 2 / 8}
 
@@ -83,6 +85,7 @@ class RunDirectory:
         self.previous_attempt = -1
         self.writable = False
         self.faults = 0
+        self._claim: RankClaim | None = None
         self._told = False
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -134,6 +137,7 @@ class RunDirectory:
             directory.writable = True
         except OSError as error:
             directory.attempt = attempt or directory.attempt
+            directory._let_go()
             directory.note(error)
         return directory
 
@@ -143,34 +147,33 @@ class RunDirectory:
         Args:
             known: attempts that the launcher, or the program, knows of.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        mine, owner = process_mark(self._pid), self.rank_path / _OWNER
-        with _alone_in(self.path):
-            theirs, _, closed = _text(owner).partition(" ")
-            if theirs and theirs != mine and not closed and theirs == process_mark(_pid_of(theirs)):
-                return False
-            state, over = state_of(self.rank_path), theirs == mine and bool(closed)
-            if known <= self._previous_attempt() and (state == "finished" or (state and over)):
-                self._put_training_aside()
-            self.training = 1 + len(earlier_trainings(self.path, self.rank))
-            self.rank_path.mkdir(exist_ok=True)
-            replace_text(owner, mine)
+        make_folder(self.path)
+        check_run_folder(self.path, self.rank_path)
+        self._claim = RankClaim.take(self.path / f"rank{self.rank}.lock")
+        if self._claim is None:
+            return False
+        state, over = state_of(self.rank_path), self._claim.closed_here
+        if known <= self._previous_attempt() and (state == "finished" or (state and over)):
+            self._put_training_aside()
+        self.training = 1 + len(earlier_trainings(self.path, self.rank))
+        make_folder(self.rank_path)
         return True
 
     def _put_training_aside(self) -> None:
         """Make of what this rank wrote in the training that is over a part of a run directory of its own."""
         before = earlier_trainings(self.path, self.rank)
         home = self.path / f"{TRAINING}{len(before) + 1}"
-        home.mkdir(exist_ok=True)
+        make_folder(home)
         self.rank_path.rename(home / self.rank_path.name)
-        self.rank_path.mkdir()
+        make_folder(self.rank_path)
         with suppress(FileNotFoundError):  # what has not been sent is sent by who comes next
             (home / self.rank_path.name / "spool").rename(self.rank_path / "spool")
         if not (home / "run.json").exists():
-            replace_text(home / "run.json", _text(self.path / "run.json"))
+            with suppress(RunDirectoryError):
+                replace_json(home / "run.json", read_json(self.path / "run.json"))
         captures = list((self.path / "captures").glob(f"*-rank{self.rank}.*"))
         for path in captures:
-            (home / "captures").mkdir(exist_ok=True)
+            make_folder(home / "captures")
             path.rename(home / "captures" / path.name)
         if self.rank == 0:
             for name in ("artifacts", "report.html"):
@@ -184,10 +187,16 @@ class RunDirectory:
     def again(
         cls, path: Path, rank: int, *, attempt: int, max_bytes: int = DEFAULT_MAX_BYTES
     ) -> RunDirectory:
-        """The folder ``rank`` of the run at ``path``, to go on writing for a process that is gone."""
+        """The folder ``rank`` of the run at ``path``, to go on writing for a process that is gone.
+
+        Not writable where there is none, or where another process has it by now.
+        """
         directory = cls(path, rank, max_bytes)
         directory.attempt = attempt
-        directory.writable = directory.rank_path.is_dir()
+        if is_folder(directory.rank_path):
+            with suppress(OSError):
+                directory._claim = RankClaim.take(path / f"rank{rank}.lock")
+        directory.writable = directory._claim is not None
         return directory
 
     @property
@@ -228,11 +237,12 @@ class RunDirectory:
             with self._lock:
                 for file in self._files.values():
                     file.close()
-            owner = self.rank_path / _OWNER
-            mine = process_mark(self._pid)
-            if self.run_id and _text(owner) == mine:
-                with suppress(OSError):
-                    replace_text(owner, f"{mine} closed")
+            self._let_go()
+
+    def _let_go(self) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.release()
 
     def note(self, error: OSError) -> None:
         """Count a failed write; the first is logged."""
@@ -247,10 +257,10 @@ class RunDirectory:
 
     def _previous_attempt(self) -> int:
         try:
-            text = (self.rank_path / "attempt").read_text()
-        except FileNotFoundError:
+            text = read_word(self.rank_path / "attempt")
+        except OSError:  # somebody else's: what it says is not believed
             return -1
-        return int(text) if text.strip().isdigit() else -1
+        return int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
 
     def _put_flight_aside(self, previous: int) -> None:
         if self.flight_path.exists():
@@ -336,9 +346,9 @@ def find_run(run: str | Path | None, root: Path) -> Path:
     if run is None:
         return _newest(root)
     for path in (Path(run), root / folder_name(str(run))):
-        if (path / "run.json").is_file() or rank_directories(path):
+        if mark_of(path / "run.json") is not None or rank_directories(path):
             return path
-        if path.name.startswith("rank") and (path.parent / "run.json").is_file():
+        if path.name.startswith("rank") and mark_of(path.parent / "run.json") is not None:
             return path.parent
     raise RunDirectoryError(
         f"{str(run)!r} is neither a run directory nor the id of a run below {root}. "
@@ -353,27 +363,30 @@ def earlier_trainings(run: Path, rank: int | None = None) -> list[Path]:
         run: the run directory.
         rank: those that this rank took part in; all when None.
     """
-    found = [path for path in run.glob(f"{TRAINING}*") if path.name[len(TRAINING) :].isdigit()]
-    mine = [path for path in found if (path if rank is None else path / f"rank{rank}").is_dir()]
-    return sorted(mine, key=lambda path: int(path.name[len(TRAINING) :]))
+    numbers = sorted(
+        int(name[len(TRAINING) :])
+        for name in folders_in(run)
+        if re.fullmatch(f"{TRAINING}[1-9][0-9]{{0,8}}", name)
+    )
+    found = [run / f"{TRAINING}{number}" for number in numbers]
+    return [path for path in found if rank is None or is_folder(path / f"rank{rank}")]
 
 
 def state_of(rank_dir: Path) -> str:
     """How a rank's ``summary.json`` says that it ended; "" where it does not."""
     try:
-        return str(json.loads((rank_dir / "summary.json").read_text(encoding="utf-8"))["state"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(read_json(rank_dir / "summary.json").get("state") or "")
+    except RunDirectoryError:
         return ""
 
 
 def rank_directories(run: Path) -> list[Path]:
     """The folders of a run's ranks, by rank."""
-    found = [path for path in run.glob("rank*") if path.name[4:].isdigit() and path.is_dir()]
-    return sorted(found, key=lambda path: int(path.name[4:]))
+    return list(rank_folders(run).values())
 
 
 def _newest(root: Path) -> Path:
-    runs = [path.parent for path in root.glob("*/run.json")]
+    runs = [root / name for name in folders_in(root) if mark_of(root / name / "run.json") is not None]
     if not runs:
         raise RunDirectoryError(
             f"No run below {root}. Give a run directory, or name the parent of your runs in OTEL_TRAIN_RUN_DIR."
@@ -383,38 +396,3 @@ def _newest(root: Path) -> Path:
 
 def _last_change_ns(run: Path) -> int:
     return max(path.stat().st_mtime_ns for path in (run, *rank_directories(run)))
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Keep other processes that open this folder out; where the file system has no locks, nobody is kept out."""
-    held = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        until_s = time.monotonic() + _PATIENCE_S
-        while not _locked(held) and time.monotonic() < until_s:
-            time.sleep(0.01)
-        yield
-    finally:
-        os.close(held)
-
-
-def _locked(held: int) -> bool:
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except (OSError, ValueError):
-        return ""
-
-
-def _pid_of(mark: str) -> int:
-    pid = mark.split("/")[1:2]
-    return int(pid[0]) if pid and pid[0].isdigit() else 0

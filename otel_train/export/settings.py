@@ -5,13 +5,15 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from otel_train.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
+
+OnWrong: TypeAlias = "Callable[[str, str, str], object]"
 
 SIGNALS = ("metrics", "traces")
 
@@ -70,23 +72,36 @@ class OtlpSettings:
     timeout_s: float = RUNNING_TIMEOUT_S
 
     @classmethod
-    def read(cls, environ: Mapping[str, str], *, endpoint: str = "", wanted: bool = False) -> OtlpSettings:
+    def read(
+        cls,
+        environ: Mapping[str, str],
+        *,
+        endpoint: str = "",
+        wanted: bool = False,
+        on_wrong: OnWrong | None = None,
+    ) -> OtlpSettings:
         """The settings that an environment asks for.
 
         Args:
             environ: the process environment.
             endpoint: a base address that overrides the variables and switches both signals on.
             wanted: send what no variable switches off, without an endpoint to the standard one.
+            on_wrong: told of each wrong variable: its name, the problem, and what holds in its place. A protocol and a
+                time limit have a default that holds. An address, a certificate and a key have none: what is meant for
+                them is not sent.
 
         Raises:
-            ConfigError: a protocol we cannot speak, an address that is none, a time limit that is none.
+            ConfigError: without ``on_wrong``: a protocol we cannot speak, an address that is none, a time limit that is
+                none, a file that is no certificate.
         """
+        tell = _teller(on_wrong)
         targets = {
-            signal: _target(environ, signal, endpoint)
+            signal: _target(environ, signal, endpoint, tell)
             for signal in SIGNALS
             if endpoint or _signal_on(environ, signal, wanted=wanted)
         }
-        return cls(targets=targets, timeout_s=_timeout_s(environ))
+        known = {signal: target for signal, target in targets.items() if target is not None}
+        return cls(targets=known, timeout_s=_timeout_s(environ, tell))
 
     @property
     def addresses(self) -> str:
@@ -111,16 +126,39 @@ def _signal_on(environ: Mapping[str, str], signal: str, *, wanted: bool = False)
     return wanted or bool(_for_signal(environ, signal, "ENDPOINT"))
 
 
+def _teller(on_wrong: OnWrong | None) -> OnWrong:
+    """What is called with the name, the problem and the substitute of a wrong variable; once for each."""
+    told: set[str] = set()
+
+    def tell(variable: str, problem: str, used: str) -> None:
+        if on_wrong is None:
+            raise ConfigError(problem)
+        if variable not in told:
+            told.add(variable)
+            on_wrong(variable, problem, used)
+
+    return tell
+
+
+def _variable(environ: Mapping[str, str], signal: str, name: str) -> str:
+    """The variable that holds for a signal: its own, else that of all."""
+    own = f"OTEL_EXPORTER_OTLP_{signal.upper()}_{name}"
+    return own if environ.get(own, "").strip() else f"OTEL_EXPORTER_OTLP_{name}"
+
+
 def _for_signal(environ: Mapping[str, str], signal: str, name: str) -> str:
-    own = environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_{name}", "").strip()
-    return own or environ.get(f"OTEL_EXPORTER_OTLP_{name}", "").strip()
+    return environ.get(_variable(environ, signal, name), "").strip()
 
 
-def _target(environ: Mapping[str, str], signal: str, endpoint: str) -> Target:
-    protocol = _protocol(environ, signal)
+def _target(environ: Mapping[str, str], signal: str, endpoint: str, tell: OnWrong) -> Target | None:
+    """Where a signal goes; None where what is set for it cannot be used."""
+    protocol = _protocol(environ, signal, tell)
+    certificate = _certificate(environ, signal, tell)
     address = endpoint or _for_signal(environ, signal, "ENDPOINT") or _DEFAULT_ENDPOINTS[protocol]
     own = not endpoint and environ.get(f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "").strip()
-    shown = _shown(address, signal, protocol)
+    shown = _shown(environ, address, signal, protocol, tell)
+    if certificate is None or not shown:
+        return None
     if protocol == GRPC:
         # A bare host:port is encrypted unless a variable says otherwise.
         insecure = _for_signal(environ, signal, "INSECURE").lower() == "true"
@@ -133,39 +171,47 @@ def _target(environ: Mapping[str, str], signal: str, endpoint: str) -> Target:
         url=address if own or protocol == GRPC else f"{address.rstrip('/')}/v1/{signal}",
         address=shown,
         headers=_headers(environ, signal),
-        compression=_compression(environ, signal, protocol),
+        compression=_compression(environ, signal, protocol, tell),
         tls=tls,
-        certificate=_certificate(environ, signal),
+        certificate=certificate,
         client_certificate=_for_signal(environ, signal, "CLIENT_CERTIFICATE"),
         client_key=_for_signal(environ, signal, "CLIENT_KEY"),
     )
 
 
-def _protocol(environ: Mapping[str, str], signal: str) -> str:
+def _protocol(environ: Mapping[str, str], signal: str, tell: OnWrong) -> str:
     protocol = _for_signal(environ, signal, "PROTOCOL") or HTTP_JSON
-    if protocol not in _DEFAULT_ENDPOINTS:
-        raise ConfigError(
-            f"OTEL_EXPORTER_OTLP_PROTOCOL={protocol!r} for {signal}: expected 'http/json', 'http/protobuf' or "
-            "'grpc'. Every Collector takes the first two; unset the variable to use http/json."
-        )
-    return protocol
+    if protocol in _DEFAULT_ENDPOINTS:
+        return protocol
+    name = _variable(environ, signal, "PROTOCOL")
+    rule = (
+        "expected 'http/json', 'http/protobuf' or 'grpc'. Every Collector takes the first two; unset the variable to "
+        "use http/json."
+    )
+    tell(name, f"{name}={protocol!r} for {signal}: {rule}", HTTP_JSON)
+    return HTTP_JSON
 
 
-def _shown(address: str, signal: str, protocol: str) -> str:
+def _shown(environ: Mapping[str, str], address: str, signal: str, protocol: str, tell: OnWrong) -> str:  # noqa: PLR0917  # one caller, and each is in its message
+    """An address without user name, password and query; "" where it is none."""
     # gRPC also takes a bare host:port, which parses as a scheme without a host.
     if protocol == GRPC and "://" not in address:
         return address
     try:
         parts = urlsplit(address)
-        known = parts.scheme in {"http", "https"} and parts.hostname and (parts.port or True)
-    except ValueError:
-        known = False
-    if not known:
-        raise ConfigError(
-            f"OTLP endpoint {address!r} for {signal}: expected http://host:port or https://host:port. "
-            "Set OTEL_EXPORTER_OTLP_ENDPOINT, for example to http://127.0.0.1:4318."
-        )
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
+        if parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0:
+            return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment=""))
+    except ValueError:  # a port that is no number, half an IPv6 address
+        pass
+    scheme, slashes, rest = address.rpartition("//")
+    tell(
+        _variable(environ, signal, "ENDPOINT"),
+        f"OTLP endpoint {f'{scheme}{slashes}' + rest.rpartition('@')[2]!r} for {signal}: "
+        "expected http://host:port or https://host:port. "
+        "Set OTEL_EXPORTER_OTLP_ENDPOINT, for example to http://127.0.0.1:4318.",
+        "OTLP off",
+    )
+    return ""
 
 
 def _headers(environ: Mapping[str, str], signal: str) -> dict[str, str]:
@@ -179,36 +225,39 @@ def _headers(environ: Mapping[str, str], signal: str) -> dict[str, str]:
     return headers
 
 
-def _compression(environ: Mapping[str, str], signal: str, protocol: str) -> str:
+def _compression(environ: Mapping[str, str], signal: str, protocol: str, tell: OnWrong) -> str:
     compression = _for_signal(environ, signal, "COMPRESSION").lower()
     if compression in {"", "none"}:
         return ""
-    if compression not in _COMPRESSIONS[protocol]:
-        known = " or ".join(repr(name) for name in _COMPRESSIONS[protocol])
-        raise ConfigError(
-            f"OTEL_EXPORTER_OTLP_COMPRESSION={compression!r} for {signal}: expected {known} with {protocol}. "
-            "Correct the variable, or unset it to send uncompressed."
-        )
-    return compression
+    if compression in _COMPRESSIONS[protocol]:
+        return compression
+    known = " or ".join(repr(name) for name in _COMPRESSIONS[protocol])
+    name = _variable(environ, signal, "COMPRESSION")
+    rule = f"expected {known} with {protocol}. Correct the variable, or unset it to send uncompressed."
+    tell(name, f"{name}={compression!r} for {signal}: {rule}", "none")
+    return ""
 
 
-def _certificate(environ: Mapping[str, str], signal: str) -> str:
+def _certificate(environ: Mapping[str, str], signal: str, tell: OnWrong) -> str | None:
+    """The authority that is named for a signal; "" for none, None where a file is not what it should be."""
     for name in ("CERTIFICATE", "CLIENT_KEY", "CLIENT_CERTIFICATE"):
-        path = _for_signal(environ, signal, name)
+        path, variable = _for_signal(environ, signal, name), _variable(environ, signal, name)
         if path and not Path(path).is_file():
-            raise ConfigError(
-                f"OTEL_EXPORTER_OTLP_{name}={path!r} for {signal}: expected the path of a PEM file. "
-                "Correct or unset the variable."
-            )
-    path = _for_signal(environ, signal, "CERTIFICATE")
+            rule = "expected the path of a PEM file. Correct or unset the variable."
+            tell(variable, f"{variable}={path!r} for {signal}: {rule}", "OTLP off")
+            return None
+    path, variable = _for_signal(environ, signal, "CERTIFICATE"), _variable(environ, signal, "CERTIFICATE")
     if path:
         try:
             ssl.create_default_context(cafile=path)
         except (ssl.SSLError, OSError) as error:
-            raise ConfigError(
-                f"OTEL_EXPORTER_OTLP_CERTIFICATE={path!r} for {signal}: expected a PEM file with certificates, and "
-                f"it cannot be read as one ({error}). Name the file of the authority that signed the collector's."
-            ) from None
+            tell(
+                variable,
+                f"{variable}={path!r} for {signal}: expected a PEM file with certificates, and "
+                f"it cannot be read as one ({error}). Name the file of the authority that signed the collector's.",
+                "OTLP off",
+            )
+            return None
     shown = _for_signal(environ, signal, "CLIENT_CERTIFICATE")
     if shown:
         try:
@@ -216,26 +265,29 @@ def _certificate(environ: Mapping[str, str], signal: str) -> str:
                 shown, _for_signal(environ, signal, "CLIENT_KEY") or None
             )
         except (ssl.SSLError, OSError) as error:
-            raise ConfigError(
-                f"OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE={shown!r} for {signal}: expected a PEM file with a certificate "
-                f"whose key is in OTEL_EXPORTER_OTLP_CLIENT_KEY or in the same file ({error}). Correct both variables."
-            ) from None
+            name = _variable(environ, signal, "CLIENT_CERTIFICATE")
+            tell(
+                name,
+                f"{name}={shown!r} for {signal}: expected a PEM file with a certificate whose key is in "
+                f"OTEL_EXPORTER_OTLP_CLIENT_KEY or in the same file ({error}). Correct both variables.",
+                "OTLP off",
+            )
+            return None
     return path
 
 
-def _timeout_s(environ: Mapping[str, str]) -> float:
+def _timeout_s(environ: Mapping[str, str], tell: OnWrong) -> float:
     limits = [RUNNING_TIMEOUT_S]
     for signal in SIGNALS:
-        text = _for_signal(environ, signal, "TIMEOUT")
+        text, variable = _for_signal(environ, signal, "TIMEOUT"), _variable(environ, signal, "TIMEOUT")
+        used = f"{RUNNING_TIMEOUT_S:g} s"
         try:
-            limits.append(float(text or RUNNING_TIMEOUT_S))
+            timeout_s = float(text or RUNNING_TIMEOUT_S)
         except ValueError:
-            raise ConfigError(
-                f"OTEL_EXPORTER_OTLP_TIMEOUT={text!r}: expected a number of seconds, such as 5."
-            ) from None
-    timeout_s = min(limits)
-    if not timeout_s > 0:
-        raise ConfigError(
-            f"OTEL_EXPORTER_OTLP_TIMEOUT={timeout_s:g}: expected more than 0 seconds, such as 5."
-        )
-    return timeout_s
+            tell(variable, f"{variable}={text!r}: expected a number of seconds, such as 5.", used)
+            continue
+        if timeout_s > 0:
+            limits.append(timeout_s)
+        else:
+            tell(variable, f"{variable}={text}: expected more than 0 seconds, such as 5.", used)
+    return min(limits)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from otel_train.analyze.report_text import ABSENT, duration, figure, percent
+from otel_train.text import escaped, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -49,7 +50,6 @@ _ASCII = str.maketrans(
     }
 )
 _EIGHTHS = " ▏▎▍▌▋▊▉"
-_UNPRINTABLE = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +93,10 @@ class Page:
     def safe(self, value: object) -> str:
         """A stranger's text, such as a loader's name, with nothing in it that could move the cursor."""
         text = str(value)[:_NAME_CHARACTERS]
-        if not self.unicode:
-            text = text.translate(_ASCII)
-        return "".join(character if self._shows(character) else _escaped(character) for character in text)
+        if self.unicode:
+            return printable(text)
+        text = printable(text.translate(_ASCII))
+        return "".join(letter if letter.isascii() else escaped(letter) for letter in text)
 
     def prose(self, value: object, *, indent: int = 0) -> list[str]:
         """A sentence of ours or a stranger's, wrapped to what the indent leaves of the page."""
@@ -117,11 +118,6 @@ class Page:
         """The lines as one text, trailing blanks gone, in ASCII where nothing else can be shown."""
         text = "\n".join(line.rstrip() for line in lines) + "\n"
         return text if self.unicode else text.translate(_ASCII)
-
-    def _shows(self, character: str) -> bool:
-        if not self.unicode and not character.isascii():
-            return False
-        return unicodedata.category(character) not in _UNPRINTABLE
 
 
 def display_width(text: str) -> int:
@@ -237,10 +233,6 @@ def _prefix(text: str, columns: int) -> str:
         if used > columns:
             return text[:index]
     return text
-
-
-def _escaped(character: str) -> str:
-    return character.encode("unicode_escape", "surrogatepass").decode("ascii")
 
 
 def _writes_unicode(stream: TextIO) -> bool:

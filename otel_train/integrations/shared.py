@@ -8,15 +8,16 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from otel_train import front
+from otel_train.config import CODE
 from otel_train.guard import Guard
-from otel_train.sources import CODE, Settled, settle
+from otel_train.sources import settle
 from otel_train.trackers import told_apart
 from otel_train.values import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.config import Config
+    from otel_train.config import Config, Settled
     from otel_train.record.epochs import Epoch
     from otel_train.session import Session
 

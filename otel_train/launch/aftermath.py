@@ -16,6 +16,7 @@ from otel_train.export.loaders import LoaderWatch
 from otel_train.export.profile import profile_of
 from otel_train.export.routes import Routes
 from otel_train.export.rundir import RunDirectory, earlier_trainings
+from otel_train.files import read_word
 from otel_train.launch.rest import Rest, count_the_rest
 from otel_train.launch.untold import untold_events, untold_spans
 from otel_train.launch.will import read_wills
@@ -90,7 +91,7 @@ def _lives(pid: int) -> bool:
 def _is_superseded(estate: Estate) -> bool:
     """Whether a later training or start of the same rank goes on in its folder."""
     try:
-        text = (estate.path / f"rank{estate.info.rank}" / "attempt").read_text(encoding="ascii")
+        text = read_word(estate.path / f"rank{estate.info.rank}" / "attempt")
     except OSError:
         return True
     later = len(earlier_trainings(estate.path, estate.info.rank)) >= estate.info.training

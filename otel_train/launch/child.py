@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from otel_train.launch.jax_evidence import JaxEvidence
     from otel_train.session import Session
 
-_NEEDED = ("otel_train.session", "otel_train.launch.claims", "otel_train.launch.will")
+_NEEDED = ("otel_train.sources", "otel_train.session", "otel_train.launch.will")
 
 _attachments: list[Attachment] = []
 
@@ -38,7 +38,7 @@ class Attachment:
     """Starts the session of this process when it trains, or joins the one that the program starts itself.
 
     Args:
-        folder: of the launcher; see ``otel_train.launch.claims``.
+        folder: of the launcher, where what is needed after a crash is left.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -86,7 +86,7 @@ class Attachment:
             self._give_up()
             return
         with self._guard:
-            front.instrument(**self._identity())
+            front.instrument()
         if self._guard.faults:
             self._give_up()
 
@@ -96,16 +96,6 @@ class Attachment:
             with self._guard:
                 for name in _NEEDED:
                     import_module(name)
-
-    def _identity(self) -> dict[str, Any]:
-        """Which run this is, where another process of this launch has taken the rank already."""
-        from otel_train.launch.claims import claim
-        from otel_train.runinfo import detect
-        from otel_train.sources import settle
-
-        info = detect(settle().config)
-        number = claim(self._folder, info.rank)
-        return {} if number == 1 else {"run_id": f"{info.run_id}-{number}"}
 
     def _join(self, session: Session | None) -> None:
         """A session has started, ours or the program's own; None: the program wants none."""

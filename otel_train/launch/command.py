@@ -9,7 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from otel_train.config import settings_in
 from otel_train.errors import ConfigError
+from otel_train.export.settings import OtlpSettings
 from otel_train.launch.names import FOLDER
 from otel_train.runinfo import LAUNCH_RUN, detect
 from otel_train.sources import settle
@@ -96,8 +98,10 @@ def environment(environ: Mapping[str, str], settings: Mapping[str, str], folder:
         folder: of this launch.
 
     Raises:
-        ConfigError: a setting, given here or in the environment, cannot be honoured.
+        ConfigError: a setting that was given as an option cannot be honoured. One of the environment is ignored, and the
+            program warns of it.
     """
+    _refuse_wrong(settings, environ)
     result = {**environ, **settings}
     config = settle(environ=result).config
     if config.disabled:
@@ -110,3 +114,21 @@ def environment(environ: Mapping[str, str], settings: Mapping[str, str], folder:
     result[LAUNCH_RUN] = detect(config, environ).run_id
     result["PYTHONPATH"] = os.pathsep.join([str(SITE), *filter(None, [environ.get("PYTHONPATH")])])
     return result
+
+
+def _refuse_wrong(settings: Mapping[str, str], environ: Mapping[str, str]) -> None:
+    """Refuse wrong options.
+
+    Raises:
+        ConfigError: one of them cannot be honoured.
+    """
+    for wrong in settings_in(settings)[1]:
+        raise ConfigError(wrong.problem)
+    if path := settings.get(FILE_VARIABLE):
+        settle(config_file=path, environ={})
+
+    def refuse(variable: str, problem: str, _: str) -> None:
+        if variable in settings:
+            raise ConfigError(problem)
+
+    OtlpSettings.read({**environ, **settings}, on_wrong=refuse)

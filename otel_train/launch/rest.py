@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_train.aggregate.run import SLICE_EDGES
-from otel_train.codes import Source, SourceKind
 from otel_train.errors import RunDirectoryError
 from otel_train.export.estate import Position
 from otel_train.flight import ThreadEdges, read_flight
@@ -45,7 +44,7 @@ def count_the_rest(estate: Estate, flight_path: Path) -> Rest:
         flight = read_flight(flight_path)
     except RunDirectoryError:  # no flight file was wanted, or possible: what was counted last stands
         return Rest(run.settled_ns, 0, 0)
-    run.learn([Source(SourceKind(kind), *rest) for kind, *rest in flight.names.get("sources", ())])
+    run.learn(list(flight.sources))
     last_ns = max(run.settled_ns, flight.turn_unix_ns - anchor.unix_ns + anchor.clock_ns)
     edges = lost = 0
     found = []

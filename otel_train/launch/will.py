@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.export.estate import Estate
@@ -52,6 +53,9 @@ class Will:
         estate = self._session.estate()
         if estate is None:  # nothing could be found of it later
             return
+        estate = estate._replace(
+            config=replace(estate.config, capture_token="")
+        )  # nobody is captured any more
         part = self._path.with_suffix(".part")
         with part.open("wb") as opened:
             pickle.Pickler(_Breathing(opened), protocol=5).dump(estate)

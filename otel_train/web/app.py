@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import ipaddress
 import os
 import threading
 from importlib import resources
@@ -14,8 +13,9 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response, S
 from starlette.routing import Route
 
 from otel_train.analyze.report_style import COLORS, SCRIPT, STYLE
+from otel_train.files import Documents, open_below
+from otel_train.hosts import is_known_host
 from otel_train.web.artifacts import Captures
-from otel_train.web.files import Documents, opened
 from otel_train.web.listing import files_of
 from otel_train.web.page import TABS, gone_page, run_page
 from otel_train.web.runs_page import runs_page
@@ -133,7 +133,7 @@ def _download(run: Path, rank: int | None, name: str) -> Response:
     try:
         if file is None:
             raise FileNotFoundError
-        descriptor = opened(file.path)
+        descriptor = open_below(file.path)
     except OSError:
         return PlainTextResponse("There is no such file.\n", 404)
     size = os.fstat(descriptor).st_size
@@ -157,15 +157,11 @@ def _bytes(file: BinaryIO, size: int) -> Iterator[bytes]:
 
 
 class _Doorkeeper:
-    """Refuses what is asked for under another site's name, and says on every answer what a browser may do with it.
-
-    A hostile site can point its own name to this machine and have the reader's browser ask: the request then carries
-    that name in ``Host``. An address that is a number cannot be bent like that.
-    """
+    """Refuses what is asked for under another site's name, and says on every answer what a browser may do with it."""
 
     def __init__(self, inside: ASGIApp, hosts: Collection[str]) -> None:
         self._inside = inside
-        self._hosts = {"localhost", *(host.lower() for host in hosts)}
+        self._hosts = {host.lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -173,8 +169,11 @@ class _Doorkeeper:
             return
         told = dict(scope["headers"])
         answer: ASGIApp = self._inside
-        if not self._known(told.get(b"host", b"").decode("latin-1")):
-            answer = PlainTextResponse("This page answers to localhost and to addresses only.\n", 421)
+        if not is_known_host(told.get(b"host", b"").decode("latin-1"), self._hosts):
+            answer = PlainTextResponse(
+                "This page answers to localhost and to addresses only: use http://127.0.0.1 and its port.\n",
+                421,
+            )
         elif scope["method"] not in ("GET", "HEAD"):
             answer = PlainTextResponse("This page can only be read.\n", 405, headers={"Allow": "GET, HEAD"})
 
@@ -185,13 +184,3 @@ class _Doorkeeper:
             await send(message)
 
         await answer(scope, receive, marked)
-
-    def _known(self, host: str) -> bool:
-        name = host.rsplit(":", 1)[0] if host.rpartition(":")[2].isdecimal() else host
-        if name.lower() in self._hosts:
-            return True
-        try:
-            ipaddress.ip_address(name.strip("[]"))
-        except ValueError:
-            return False
-        return True

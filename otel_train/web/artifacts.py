@@ -11,7 +11,7 @@ from otel_train.analyze.report import finding, flame_graph, share_bar, table
 from otel_train.analyze.report_text import ABSENT, bytes_of, duration, figure
 from otel_train.artifacts.documents import without_secrets
 from otel_train.errors import RunDirectoryError, TraceError
-from otel_train.web.files import Mark, document, is_folder
+from otel_train.files import Mark, is_folder, read_json
 from otel_train.web.listing import MOST_FILES, files_of
 from otel_train.web.parts import address, moment, section, texts
 from otel_train.web.shelf import number, text
@@ -152,7 +152,7 @@ def _capture_row(view: View, name: str, file: File, *, chosen: bool) -> list[str
 
 def _record(trace: Path) -> Mapping[str, Any]:
     try:
-        return document(trace.with_name(trace.name.removesuffix(".gz").removesuffix(".json") + RECORD))
+        return read_json(trace.with_name(trace.name.removesuffix(".gz").removesuffix(".json") + RECORD))
     except RunDirectoryError:
         return {}
 
@@ -164,7 +164,7 @@ def _account(view: View) -> str:
     if not is_folder(view.run / "artifacts"):
         return absent
     try:
-        told = document(view.run / ACCOUNT).get("artifacts") or {}
+        told = read_json(view.run / ACCOUNT).get("artifacts") or {}
     except RunDirectoryError:
         return absent
     rows = [[f"<code>{escape(name[:200])}</code>", _there(row)] for name, row in told.items()]

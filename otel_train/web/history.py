@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from otel_train.artifacts.left import METRICS
 from otel_train.export.series import histograms_of, moment_of, series_of
-from otel_train.web.files import opened
+from otel_train.files import lines_of, open_binary, parse_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from io import BufferedReader
     from pathlib import Path
 
 MOST_MOMENTS = 300
 """Points of a chart: more than that no screen can show."""
-
-_MOST_LINE_BYTES = 8 << 20
-"""Longer than any line of ours; a longer one is read in pieces, none of which is JSON."""
 
 _CHUNK_BYTES = 1 << 20
 _FOREIGN = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError)
@@ -45,11 +40,11 @@ class History:
         """Read what is new; what ``series_of`` and ``histograms_of`` make of all. Both are empty without lines."""
         path = self._folder / METRICS
         try:
-            descriptor = opened(path)
+            file = open_binary(path)
         except OSError:
             return self._series, self._histograms
-        with os.fdopen(descriptor, "rb") as file:
-            told = os.fstat(descriptor)
+        with file:
+            told = os.fstat(file.fileno())
             if told.st_ino != self._inode or told.st_size < self._read_bytes:
                 if self._inode < 0:
                     self._older()
@@ -61,14 +56,14 @@ class History:
     def _older(self) -> None:
         """The half that was put aside before we came."""
         try:
-            descriptor = opened(self._folder / f"{METRICS}.1")
+            file = open_binary(self._folder / f"{METRICS}.1")
         except OSError:
             return
-        with os.fdopen(descriptor, "rb") as file:
+        with file:
             self._take(file)
         self._read_bytes = 0
 
-    def _take(self, file: BufferedReader) -> None:
+    def _take(self, file: BinaryIO) -> None:
         file.seek(self._read_bytes)
         total = sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(_CHUNK_BYTES), b""))
         every = max(1, total // MOST_MOMENTS)
@@ -78,7 +73,7 @@ class History:
             if (total - number) % every:
                 continue
             try:
-                value = json.loads(line)
+                value: Any = parse_json(line)
                 self._moments.append(moment_of(value))
             except _FOREIGN:
                 continue
@@ -88,9 +83,9 @@ class History:
         if last:
             self._settle(last)
 
-    def _whole_lines(self, file: BufferedReader) -> Iterator[bytes]:
+    def _whole_lines(self, file: BinaryIO) -> Iterator[bytes]:
         """Lines up to the last that is whole; the next turn begins behind it."""
-        while line := file.readline(_MOST_LINE_BYTES):
+        for line in lines_of(file):
             if line.endswith(b"\n"):
                 self._read_bytes = file.tell()
                 yield line

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_train.web.files import Mark, is_folder, mark_of
+from otel_train.files import Mark, is_folder, mark_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,7 @@ _SHOWN = re.compile(
     r"report\.html|captures/[^/]+\.json(?:\.gz)?|artifacts/.+|"
     r"rank\d+/(?:summary\.json|flight(?:-\d+)?\.bin|(?:events|metrics\.otlp|spans\.otlp)\.jsonl(?:\.1)?)"
 )
-"""What may be taken away. Other files may open doors: ``run.json`` and ``capture-token`` hold the token that arms captures."""
+"""What may be taken away. Others may open doors: ``capture-token`` arms captures, and ``run.json`` of older versions has it."""
 
 
 class File(NamedTuple):

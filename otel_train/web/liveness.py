@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
+from otel_train.files import read_part
 from otel_train.flight import HEADER, MAGIC, Header
-from otel_train.web.files import read_part
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

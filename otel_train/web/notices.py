@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train import catalog
-from otel_train.web.files import read_part
+from otel_train.files import parse_json, read_part
 from otel_train.web.shelf import number, text, whole
 
 if TYPE_CHECKING:
@@ -73,8 +72,8 @@ def events_of(folder: Path) -> list[dict[str, Any]]:
 
 def _event(line: bytes) -> dict[str, Any] | None:
     try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
+        value = parse_json(line)
+    except ValueError:
         return None
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
@@ -191,6 +190,10 @@ def _missing(summary: Mapping[str, Any]) -> Iterator[Notice]:
         yield Notice(
             "warning", "faults of otel_train", "Parts of the telemetry failed; training went on.", facts=parts
         )
+    for row in _rows(summary.get("settings_ignored")):
+        used = _long(row.get("used"))
+        facts = (f"in force: {used}",) if used else ()
+        yield Notice("info", "setting ignored", _long(row.get("problem")), facts=facts)
     for row in _rows(summary.get("unobserved")):
         about = " ".join(part for part in (text(row.get("what")), text(row.get("name"))) if part)
         yield Notice("info", f"not observed: {about}", _long(row.get("reason")))

@@ -12,8 +12,8 @@ from otel_train.artifacts.left import FLIGHT
 from otel_train.artifacts.timeline import timeline_in
 from otel_train.errors import RunDirectoryError
 from otel_train.export.series import in_order
+from otel_train.files import mark_of
 from otel_train.flight import read_flight
-from otel_train.web.files import mark_of
 from otel_train.web.liveness import beat_of
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.artifacts.timeline import Timeline
+    from otel_train.files import Mark
     from otel_train.flight import Flight, ThreadEdges
-    from otel_train.web.files import Mark
     from otel_train.web.liveness import Beat
 
 STEPS_SHOWN = 200
@@ -115,8 +115,8 @@ def pulse_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> Pulse:
     try:
         flight = read_flight(path)
         recent = flight._replace(threads=tuple(map(_end_of, flight.threads)))
-        told = told_by(recent, path, summary)
-        timeline = timeline_in(recent, path)
+        told = told_by(recent, summary)
+        timeline = timeline_in(recent)
     except _BROKEN as error:
         return Pulse(problem=f"{path.name} cannot be read: {error}")
     beat = beat_of(path)

@@ -80,11 +80,12 @@ def served(
     require("starlette", extra=EXTRA)
     uvicorn = require("uvicorn", extra=EXTRA)
     from otel_train.web.app import application
+    from otel_train.web.connections import BoundedProtocol
 
     # A page that a browser is still asking for must not hold up Ctrl-C.
     config = uvicorn.Config(
         application(root, only=only, hosts=hosts), log_level="warning", access_log=False, lifespan="off",
-        timeout_graceful_shutdown=1, server_header=False, ws="none",
+        timeout_graceful_shutdown=1, server_header=False, ws="none", http=BoundedProtocol,
     )  # fmt: skip
     server = uvicorn.Server(config)
     try:

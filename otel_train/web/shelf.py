@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.left import FLIGHT, SUMMARY
 from otel_train.export.summary import SCHEMA
-from otel_train.web.files import Documents, folders_in, is_folder, mark_of, rank_folders
+from otel_train.files import Documents, folders_in, is_folder, mark_of, rank_folders
 from otel_train.web.liveness import Liveness, beat_of, liveness
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.left import FLIGHT, SUMMARY
-from otel_train.web.files import Documents, mark_of, rank_folders
+from otel_train.files import Documents, mark_of, rank_folders
 from otel_train.web.history import History
 from otel_train.web.liveness import Liveness, beat_of, liveness
 from otel_train.web.notices import Notice, events_of, notices

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.config import DEFAULTS, Config
-from otel_train.errors import ConfigError
+from otel_train.config import DEFAULTS, Config, settings_in
 from otel_train.sources import settle
 from otel_train.values import ABOVE, CHOICES, FILLED, LISTS, NUMBERS, PREFIX, RANGES
 
@@ -67,11 +66,20 @@ def test_resolving_a_config_with_itself_in_the_environment_changes_nothing(one: 
 
 
 @given(st.text(st.characters(categories=["Lu", "Nd"], max_codepoint=127), min_size=1))
-def test_an_unknown_name_with_our_prefix_is_always_an_error(rest: str) -> None:
+def test_an_unknown_name_with_our_prefix_is_always_told(rest: str) -> None:
     """No misspelling goes unnoticed."""
     name = PREFIX + rest
     known = {PREFIX + setting.upper() for setting in DEFAULTS}
 
     if name not in known:
-        with pytest.raises(ConfigError, match=name):
-            Config.from_env({name: "1"})
+        [ignored] = settings_in({name: "1"})[1]
+        assert name in ignored.problem
+
+
+@given(st.dictionaries(st.sampled_from([PREFIX + name.upper() for name in DEFAULTS]), st.text(max_size=30)))
+def test_no_text_in_the_environment_keeps_a_config_from_being_made(environ: dict[str, str]) -> None:
+    """Whatever a variable holds, training starts."""
+    settled = settle(environ=environ, folder=Path("/"))
+
+    assert {one.name for one in settled.origins.ignored} <= set(environ)
+    assert all(one.problem.startswith(one.name) for one in settled.origins.ignored)

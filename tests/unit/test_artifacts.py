@@ -15,10 +15,10 @@ import jsonschema  # type: ignore[import-untyped]  # it publishes no types
 import pytest
 
 from otel_train.artifacts.documents import MOST_STEPS
-from otel_train.artifacts.left import MOST_JSON_BYTES
 from otel_train.artifacts.write import write
 from otel_train.cli.main import main
 from otel_train.errors import RunDirectoryError
+from otel_train.files import MOST_JSON_BYTES
 from tests.support.left_run import STAGES_MS, STEP_S, TOKEN, leave_run, say_summary
 from tests.support.made_trace import training
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ import pytest
 
 from otel_train.cli import demo, postmortem, summary
 from otel_train.cli.main import COMMANDS, main
+from otel_train.export.reasons import why
 from otel_train.export.typeset import Page, display_width
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -211,7 +213,8 @@ def test_json_is_one_object_per_rank(run_of_two: Path, capsys: pytest.CaptureFix
     ("text", "message"),
     [
         ("{", "cannot be read"),
-        ("[]", "schema is None"),
+        ("[]", "is no JSON object"),
+        ("{}", "schema is None"),
         ('{"schema": "otel_train.summary/2"}', "expected 'otel_train.summary/1'"),
         ("\x00\xff", "cannot be read"),
     ],
@@ -380,3 +383,44 @@ def test_pages_are_written_for_the_stream_they_go_to(run_of_two: Path) -> None:
     assert "\x1b" not in ended.stdout
     assert max(map(len, ended.stdout.splitlines())) <= 120
     assert io.StringIO(ended.stdout).readline().startswith("== otel_train ==")
+
+
+def test_an_error_that_nobody_expected_is_one_line_with_its_place(
+    run_of_two: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A traceback tells a user nothing, and a script needs the exit code."""
+    (run_of_two / "rank0" / "summary.json").write_text('{"schema": "otel_train.summary/1", "steps": 5}')
+
+    assert main(["summary", str(run_of_two)]) == 2
+
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert re.search(
+        r"^otel-train: AttributeError: 'int' object .* in \w+\.py, line \d+: this command did not expect that",
+        line,
+    )
+
+    monkeypatch.setenv("OTEL_TRAIN_DEBUG", "1")
+    with pytest.raises(AttributeError):
+        main(["summary", str(run_of_two)])
+
+
+def test_no_name_of_a_folder_and_no_reason_of_a_server_moves_the_cursor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A name may hold an escape sequence that renames the terminal, hides lines or types into a shell."""
+    evil = "\x1b]0;owned\x07\x1b[2J\u202e\x9b"
+    (tmp_path / evil / "rank0").mkdir(parents=True)
+    (tmp_path / evil / "run.json").write_text("{}")
+
+    for command in ("summary", "postmortem", "artifacts", "report", "check", "analyze"):
+        assert main([command, str(tmp_path / evil)]) in {1, 2}
+    assert main(["summary", evil]) == 2
+    logging.getLogger("otel_train").warning("the collector says %s", evil)
+
+    out, err = capsys.readouterr()
+    for text in (out, err, caplog.text, why(f"503 {evil}")):
+        assert not set("\x1b\x07\x9b\u202e") & set(text)
+    assert "\\x1b]0;owned" in err
+    assert "\\x1b[2J" in caplog.text
+    assert "\\x1b[2J" in why(f"503 {evil}")

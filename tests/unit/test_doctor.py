@@ -180,8 +180,10 @@ def test_settings_are_shown_with_where_they_come_from_and_secrets_are_not() -> N
 @pytest.mark.parametrize(
     ("environ", "state", "word"),
     [
-        ({"OTEL_TRAIN_FLIGHT_EDGES": "5"}, PROBLEM, "flight_edges=5"),
+        ({"OTEL_TRAIN_FLIGHT_EDGES": "5"}, PROBLEM, "OTEL_TRAIN_FLIGHT_EDGES=5"),
         ({"OTEL_TRAIN_RUN_DIRR": "x"}, PROBLEM, "OTEL_TRAIN_RUN_DIRR"),
+        ({"OTEL_RESOURCE_ATTRIBUTES": "oops"}, PROBLEM, "OTEL_RESOURCE_ATTRIBUTES: 'oops'"),
+        ({"OTEL_TRAIN_CONFIG": "/nowhere.yaml"}, PROBLEM, "OTEL_TRAIN_CONFIG='/nowhere.yaml'"),
         ({"OTEL_TRAIN_DISABLED": "true"}, PROBLEM, "switches everything off"),
         ({"OTEL_SDK_DISABLED": "true"}, WARNING, "switches OTLP off"),
         (

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from otel_train.clock import Anchor
 from otel_train.codes import Source, SourceKind
 from otel_train.errors import RunDirectoryError
-from otel_train.flight import FlightMemory, RingEntry, read_flight
+from otel_train.flight import FlightMemory, RingEntry, flight_in, read_flight
 from otel_train.mounts import file_system
 from otel_train.record.recorder import Recorder
 from otel_train.testing import FakeClock
@@ -56,7 +56,8 @@ def test_a_file_says_who_wrote_what_and_when(tmp_path: Path) -> None:
     assert (flight.pid, flight.anchor_unix_ns, flight.anchor_clock_ns, flight.turn_unix_ns) == (
         os.getpid(), 5_000, 100, 7_000
     )  # fmt: skip
-    assert flight.names == {"identity": {"run_id": "r1"}, "sources": [[0, "code", "train"]]}
+    assert flight.identity == {"run_id": "r1"}
+    assert flight.sources == (Source(SourceKind.DATA, "code", "train"),)
     (thread,) = flight.threads
     assert thread.codes.tolist() == list(range(26, 41))
     assert thread.times.tolist() == list(range(125, 140))
@@ -80,16 +81,6 @@ def test_edges_that_the_pump_never_saw_are_found_by_their_times(tmp_path: Path) 
     memory.close()
 
 
-class Moving:
-    """A file that is written while it is read: each reading finds the next of its contents."""
-
-    def __init__(self, *contents: bytes) -> None:
-        self._contents = list(contents)
-
-    def read_bytes(self) -> bytes:
-        return self._contents.pop(0)
-
-
 def test_what_was_written_while_the_file_was_read_is_no_gap(tmp_path: Path) -> None:
     """Of 16 edges 6 came between the two readings, and the pump saw them: the 10 before are all there are, none is missing."""
     path = tmp_path / "flight.bin"
@@ -105,7 +96,7 @@ def test_what_was_written_while_the_file_was_read_is_no_gap(tmp_path: Path) -> N
             contents.append(path.read_bytes())
     memory.close()
 
-    (thread,) = read_flight(cast("Path", Moving(*contents))).threads
+    (thread,) = flight_in(*contents).threads
 
     assert thread.codes.tolist() == list(range(1, 11))
     assert thread.entry.written == 10
@@ -138,11 +129,9 @@ def test_names_are_whole_after_every_change(tmp_path: Path) -> None:
     for number in range(5):
         recorder.source(SourceKind.STAGE, f"stage {number}")
 
-        names = read_flight(tmp_path / "flight.bin").names["sources"]
+        sources = read_flight(tmp_path / "flight.bin").sources
 
-        assert [Source(SourceKind(k), n, p).name for k, n, p in names] == [
-            f"stage {n}" for n in range(number + 1)
-        ]
+        assert [source.name for source in sources] == [f"stage {n}" for n in range(number + 1)]
     memory.close()
 
 
@@ -152,7 +141,7 @@ def test_names_that_do_not_fit_leave_the_older_ones(tmp_path: Path) -> None:
     memory.write_names({"sources": [[0, "code", ""]]})
     memory.write_names({"sources": [[0, "x" * 200_000, ""]]})
 
-    assert read_flight(tmp_path / "flight.bin").names == {"sources": [[0, "code", ""]]}
+    assert read_flight(tmp_path / "flight.bin").sources == (Source(SourceKind.DATA, "code"),)
     memory.close()
 
 
@@ -230,6 +219,70 @@ def test_a_network_file_system_is_not_mapped(tmp_path: Path) -> None:
 def test_the_file_system_of_a_folder_is_known(small_disk: Path) -> None:
     """The longest mount point above it counts."""
     assert file_system(small_disk) == "tmpfs"
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "said"),
+    [
+        (8, 0, "pid is 0, expected 1 to 2147483647"),
+        (8, -1, "pid is -1"),
+        (16, -5, "anchor_unix_ns is -5"),
+        (24, 1 << 62, "anchor_clock_ns is 4611686018427387904"),
+        (32, 1 << 40, "main_edges is 1099511627776, expected 1 to 16777216"),
+        (40, 0, "side_edges is 0"),
+        (48, 99, "side_rings is 99, expected 1 to 15"),
+        (56, 2, "names_half is 2"),
+        (64, -1, "names_bytes is -1"),
+        (72, -1, "turn_unix_ns is -1"),
+        (4096, 7, "entry of ring 0 cannot be right: used is 7"),
+        (4096 + 16, -1, "written -1"),
+    ],
+)
+def test_a_number_out_of_its_range_is_refused_by_name(
+    tmp_path: Path, offset: int, value: int, said: str
+) -> None:
+    """A file may come from anywhere; what reads it computes with every one of these."""
+    memory = FlightMemory(16, ANCHOR, path=tmp_path / "flight.bin")
+    memory.close()
+    with (tmp_path / "flight.bin").open("r+b") as file:
+        file.seek(offset)
+        file.write(value.to_bytes(8, "little", signed=True))
+
+    with pytest.raises(RunDirectoryError, match=said):
+        read_flight(tmp_path / "flight.bin")
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        [],
+        {"sources": {}},
+        {"sources": [[99, "x", ""]]},
+        {"sources": [[0, 7, ""]]},
+        {"sources": [[0, "x"]]},
+        {"sources": [[True, "x", ""]]},
+        {"sources": [["0", "x", ""]] * 2},
+    ],
+)
+def test_a_table_of_names_that_is_none_is_refused(tmp_path: Path, names: Any) -> None:
+    """Codes that point into it would name the wrong stage."""
+    memory = FlightMemory(16, ANCHOR, path=tmp_path / "flight.bin")
+    memory.write_names(names)
+    memory.close()
+
+    with pytest.raises(RunDirectoryError, match="its table of"):
+        read_flight(tmp_path / "flight.bin")
+
+
+def test_an_identity_with_something_else_in_it_loses_that_alone(tmp_path: Path) -> None:
+    """Who wrote a file is for people; it hides no step."""
+    memory = FlightMemory(16, ANCHOR, path=tmp_path / "flight.bin")
+    memory.write_names(
+        {"identity": {"run_id": "r1", "rank": "0", "attempt": -1, "host": ["h"], "world_size": 2}}
+    )
+    memory.close()
+
+    assert read_flight(tmp_path / "flight.bin").identity == {"run_id": "r1", "world_size": 2}
 
 
 @pytest.mark.parametrize("content", [b"", b"OTELTRN1" + b"\0" * 400_000, b"x" * 400_000])

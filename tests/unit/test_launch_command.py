@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
 
 from otel_train.cli import run as run_command
 from otel_train.errors import ConfigError
-from otel_train.launch.claims import claim
+from otel_train.launch import child
 from otel_train.launch.command import SITE, command_line, environment, interpreter_flags
 from otel_train.runinfo import detect
 
@@ -134,27 +135,21 @@ def test_a_program_that_is_to_run_bare_has_the_environment_of_a_bare_one(tmp_pat
     assert environment(bare, {}, tmp_path) == bare
 
 
-def test_a_wrong_setting_in_the_environment_is_refused(tmp_path: Path) -> None:
-    """Before the program starts, not in a warning above ten thousand lines of log."""
-    with pytest.raises(ConfigError, match="export_every_s"):
-        environment({"OTEL_TRAIN_EXPORT_EVERY_S": "-1"}, {}, tmp_path)
+def test_a_wrong_option_is_refused_and_a_wrong_variable_is_left_to_the_program(tmp_path: Path) -> None:
+    """An option is typed for this start; an environment may be of a whole cluster, and stops no training."""
+    wrong = {"OTEL_TRAIN_EXPORT_EVERY_S": "-1"}
 
-
-def test_two_processes_of_one_rank_are_two_runs(tmp_path: Path) -> None:
-    """Side by side they would write into one folder; one after the other they are attempts of one run."""
-    other = os.getppid()
-    assert claim(tmp_path, 0) == 1
-    assert claim(tmp_path, 0) == 1  # the same process, another session
-    (tmp_path / "rank0.1").write_text(str(other))
-    (tmp_path / f"{other}.will").touch()
-    assert claim(tmp_path, 0) == 2
-    assert claim(tmp_path, 1) == 1
-    (tmp_path / f"{other}.will").unlink()  # its session has closed
-    os.utime(tmp_path / "rank0.1", (1, 1))
-    assert claim(tmp_path, 0) == 1
+    with pytest.raises(ConfigError, match="OTEL_TRAIN_EXPORT_EVERY_S=-1"):
+        environment({}, wrong, tmp_path)
+    assert environment(wrong, {}, tmp_path)["OTEL_TRAIN_EXPORT_EVERY_S"] == "-1"
 
 
 def test_the_folder_on_the_path_is_no_package_of_modules() -> None:
     """Whatever lies there can shadow a module of the user's."""
     assert sorted(path.name for path in SITE.glob("*.py")) == ["__init__.py", "sitecustomize.py"]
     assert str(SITE) not in sys.path
+
+
+def test_what_a_session_needs_can_be_imported_before_it_starts() -> None:
+    """A name that is none would end the watching at the first sign of training."""
+    assert [import_module(name).__name__ for name in child._NEEDED] == list(child._NEEDED)

@@ -11,6 +11,7 @@ import signal
 import socket
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -23,6 +24,7 @@ from otel_train.errors import ConfigError
 from otel_train.export.prometheus import PrometheusExporter
 from otel_train.records import Batch, Exemplar, Family, HistogramPoint, Point, Snapshot
 from tests.support.figures import BEAT, RESOURCE, SPAN_ID, STEP, STEPS, TRACE_ID, WORKERS, snapshot
+from tests.support.slow_clients import trickling
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -234,16 +236,121 @@ def test_clients_that_say_nothing_block_nobody(exporter: PrometheusExporter) -> 
             client.close()
 
 
-def test_more_clients_than_served_are_turned_away_and_not_piled_up(exporter: PrometheusExporter) -> None:
-    """Threads are memory of the training process."""
-    before = set(threading.enumerate())
-    silent = [socket.create_connection(("127.0.0.1", exporter.port)) for _ in range(40)]
+def test_a_normal_client_is_served_while_forty_trickle(exporter: PrometheusExporter) -> None:
+    """Each sends a byte now and then, so that no silence ends it; threads are memory of the training process."""
+    before, sent_s = set(threading.enumerate()), []
+    with trickling(exporter.port, 40):
+        for _ in range(20):
+            begun_s = time.monotonic()
+            assert get(exporter.port)[0] == 200
+            sent_s.append(time.monotonic() - begun_s)
+            time.sleep(0.05)
+        assert (
+            len([each for each in set(threading.enumerate()) - before if each.name.startswith("Thread")])
+            <= 17
+        )
+
+    assert max(sent_s) < 1
+
+
+def test_of_too_many_clients_the_one_goes_that_has_been_unfinished_for_longest(
+    exporter: PrometheusExporter,
+) -> None:
+    """The newest is the one that somebody waits for."""
+    clients = [socket.create_connection(("127.0.0.1", exporter.port)) for _ in range(17)]
     try:
-        time.sleep(0.2)
-        assert len(set(threading.enumerate()) - before) <= 16
+        clients[0].settimeout(1)
+        assert clients[0].recv(1) == b""
+        clients[16].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert clients[16].recv(15) == b"HTTP/1.0 200 OK"
+        clients[1].sendall(b"GET /metrics HTTP/1.0\r\n\r\n")
+        assert clients[1].recv(15) == b"HTTP/1.0 200 OK"
     finally:
-        for client in silent:
+        for client in clients:
             client.close()
+
+
+def test_a_request_has_two_seconds_in_all(exporter: PrometheusExporter) -> None:
+    """A limit on silence alone is reset by every byte."""
+    begun_s = time.monotonic()
+    with socket.create_connection(("127.0.0.1", exporter.port)) as client, suppress(OSError):
+        client.settimeout(0.1)
+        while time.monotonic() < begun_s + 10:
+            client.sendall(b"X")
+            with suppress(TimeoutError):
+                if client.recv(1) == b"":
+                    break
+
+    assert 1.5 < time.monotonic() - begun_s < 4
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /" + b"x" * 9000 + b" HTTP/1.1\r\nHost: evil.example\r\n\r\n",
+        b"GET /metrics HTTP/1.1\r\n" + b"A: b\r\n" * 2000 + b"\r\n",
+    ],
+)
+def test_a_request_has_eight_kilobytes_in_all(exporter: PrometheusExporter, request_: bytes) -> None:
+    """What stands behind them, the name of the host say, is not passed over: nothing is answered."""
+    with socket.create_connection(("127.0.0.1", exporter.port)) as client:
+        client.settimeout(3)
+        with suppress(OSError):
+            client.sendall(request_)
+        try:
+            answer = client.recv(1000)
+        except ConnectionResetError:  # it is closed while we still send
+            answer = b""
+
+    assert answer == b"" or answer.startswith(b"HTTP/1.0 431")
+
+
+@pytest.mark.parametrize("length", ["8193", "1" * 30, "-1", "x"])
+def test_a_body_that_is_too_large_is_refused(exporter: PrometheusExporter, length: str) -> None:
+    """Before it is read."""
+    exporter.posts["/capture"] = lambda body, _: (200, len(body))
+
+    assert get(exporter.port, {"Content-Length": length}, "/capture", "POST")[0] == 413
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:9464", 200),
+        ("127.0.0.1:9464", 200),
+        ("[::1]:9464", 200),
+        ("10.0.0.7", 200),
+        ("evil.example", 421),
+        ("evil.example:9464", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("", 421),
+    ],
+)
+def test_a_hostile_site_cannot_have_a_browser_read_or_arm_anything(
+    exporter: PrometheusExporter, host: str, status: int
+) -> None:
+    """It points its own name at 127.0.0.1; the browser says that name."""
+    exporter.posts["/capture"] = lambda *_: (200, {})
+
+    answers = [
+        get(exporter.port, {"Host": host}),
+        get(exporter.port, {"Host": host, "Content-Length": "0"}, "/capture", "POST"),
+    ]
+
+    assert [answer[0] for answer in answers] == [status, status]
+    if status == 421:
+        assert b"Use http://127.0.0.1" in answers[0][2]
+        assert b"OTEL_TRAIN_PROMETHEUS_HOST" in answers[0][2]
+
+
+def test_an_endpoint_that_is_open_to_a_network_answers_to_every_name() -> None:
+    """Prometheus asks by the name of a service."""
+    exporter = PrometheusExporter("0.0.0.0", 0, LABELS, RESOURCE)
+    try:
+        assert get(exporter.port, {"Host": "trainer-0.trainers:9464"})[0] == 200
+    finally:
+        exporter.close(1)
 
 
 def test_closing_frees_the_port_and_ends_the_threads() -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
+import subprocess
+import sys
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -24,6 +28,7 @@ from otel_train.records import Batch, Event
 from tests.support.figures import RESOURCE, snapshot, spans
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 ANY_TEXT = st.text(st.characters(exclude_categories=[]), max_size=300)
@@ -106,15 +111,136 @@ def test_a_rank_moves_its_own_files_alone(tmp_path: Path) -> None:
     assert (tmp_path / "job" / "training-1" / "rank1" / "summary.json").exists()
 
 
-@pytest.mark.parametrize("text", ["", "x", "boot/1/2", "a/b/c closed", "//// ////"])
+@pytest.mark.parametrize("text", ["", "x", "boot/1/2", "a/b/c closed", "//// ////", "\x00" * 500])
 def test_a_folder_whose_owner_is_gone_or_not_known_is_taken(text: str, tmp_path: Path) -> None:
-    """A torn file, or a process of another host, must not send a restart elsewhere."""
-    RunDirectory.open(tmp_path, "job", rank=0)
-    (tmp_path / "job" / "rank0" / "owner").write_text(text)
+    """Only a lock that is held counts, whatever a dead process or a torn page has left in its file."""
+    other = in_another_process(tmp_path, hold=False)
+    assert other == "job 1 0"
+    (tmp_path / "job" / "rank0.lock").write_text(text)
 
     again = RunDirectory.open(tmp_path, "job", rank=0)
 
     assert (again.run_id, again.training, again.attempt) == ("job", 1, 1)
+
+
+HOLDER = """
+import os, sys, time
+from pathlib import Path
+from otel_train.export.rundir import RunDirectory
+
+directory = RunDirectory.open(Path(sys.argv[1]), "job", rank=0)
+print(directory.run_id, directory.training, directory.attempt, flush=True)
+if sys.argv[2] == "worker" and os.fork() == 0:
+    print(os.getpid(), flush=True)
+    time.sleep(60)
+if sys.argv[2] != "end":
+    time.sleep(60)
+"""
+
+
+@contextmanager
+def holder(root: Path, what: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that has the folder of rank 0."""
+    words = [sys.executable, "-c", HOLDER, str(root), what]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def in_another_process(root: Path, *, hold: bool) -> str:
+    with holder(root, "hold" if hold else "end") as process:
+        assert process.stdout is not None
+        said = process.stdout.readline().strip()
+        if not hold:
+            process.wait()
+        return said
+
+
+def test_the_folder_of_a_living_process_is_its_own_for_life(tmp_path: Path) -> None:
+    """Two trainings side by side would write into one file; the lock is there before the first of them writes."""
+    with holder(tmp_path, "hold") as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().split() == ["job", "1", "0"]
+
+        beside = RunDirectory.open(tmp_path, "job", rank=0)
+        other_rank = RunDirectory.open(tmp_path, "job", rank=1)
+        assert not RunDirectory.again(tmp_path / "job", 0, attempt=0).writable
+
+    assert (beside.run_id, other_rank.run_id) == ("job-2", "job")
+    assert RunDirectory.again(tmp_path / "job", 0, attempt=0).writable
+    assert RunDirectory.open(tmp_path, "job", rank=0).run_id == "job"
+
+
+def test_many_processes_that_start_at_once_share_no_folder(tmp_path: Path) -> None:
+    """A launcher starts them within a millisecond."""
+    with ExitStack() as stack:
+        others = [stack.enter_context(holder(tmp_path, "hold")) for _ in range(6)]
+        names = sorted(other.stdout.readline().split()[0] for other in others if other.stdout is not None)
+
+    assert names == ["job", *(f"job-{number}" for number in range(2, 7))]
+
+
+def test_a_worker_that_outlives_its_process_holds_no_folder(tmp_path: Path) -> None:
+    """DataLoader workers of a run that was killed live on for seconds; its restart is an attempt of the same run."""
+    with holder(tmp_path, "worker") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        worker = int(process.stdout.readline())
+        try:
+            process.kill()
+            process.wait()
+            again = RunDirectory.open(tmp_path, "job", rank=0)
+        finally:
+            os.kill(worker, signal.SIGKILL)
+
+    assert (again.run_id, again.attempt) == ("job", 1)
+
+
+def test_a_process_may_open_its_folder_twice_and_keeps_it_until_both_are_closed(tmp_path: Path) -> None:
+    """Closing one descriptor of a file takes all locks of the process on it away."""
+    first, second = (RunDirectory.open(tmp_path, "job", rank=0) for _ in range(2))
+    first.close()
+
+    assert in_another_process(tmp_path, hold=False) == "job-2 1 0"
+
+    second.close()
+
+    assert in_another_process(tmp_path, hold=False) == "job 1 2"
+
+
+def test_nothing_is_written_through_a_link_or_into_a_folder_of_somebody_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where everybody may write, a run id can be guessed and its folder be there before the run."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "rank0").symlink_to(tmp_path / "outside")
+
+    assert not RunDirectory.open(tmp_path, "job", rank=0).writable
+    assert list((tmp_path / "outside").iterdir()) == []
+
+    if os.geteuid():
+        pytest.skip("giving a folder away needs root")
+    (tmp_path / "other").mkdir()
+    os.chown(tmp_path / "other", 54_321, 54_321)
+    monkeypatch.setattr(os, "geteuid", lambda: 12_345)
+    monkeypatch.setattr("otel_train.files.file_system", lambda _: "ext4")
+    assert not RunDirectory.open(tmp_path, "other", rank=0).writable
+    assert not (tmp_path / "other" / "rank0" / "attempt").exists()
+
+
+def test_a_lock_file_that_is_a_link_is_not_opened(tmp_path: Path) -> None:
+    """It would be emptied."""
+    (tmp_path / "job").mkdir()
+    (tmp_path / "precious").write_text("precious")
+    (tmp_path / "job" / "rank0.lock").symlink_to(tmp_path / "precious")
+
+    directory = RunDirectory.open(tmp_path, "job", rank=0)
+
+    assert not directory.writable
+    assert (tmp_path / "precious").read_text() == "precious"
 
 
 def test_flight_files_of_many_trainings_are_bounded(tmp_path: Path) -> None:

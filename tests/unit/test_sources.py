@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import logging
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,14 @@ def refused(**arguments: Any) -> str:
     with pytest.raises(ConfigError) as caught:
         settle(**{"environ": {}, **arguments})
     return str(caught.value)
+
+
+def ignored(**arguments: Any) -> str:
+    """The problem of the one setting that is ignored."""
+    settled = settle(**{"environ": {}, **arguments})
+    assert settled.config == Config(**arguments.get("settings", {}))
+    [one] = settled.origins.ignored
+    return one.problem
 
 
 # --- who wins -------------------------------------------------------------------------------------
@@ -161,19 +169,44 @@ def test_a_project_file_that_does_not_speak_of_us_is_not_parsed(project: Path) -
 
 
 def test_a_project_file_that_cannot_be_read_is_said_and_passed_over(
-    project: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It was found by luck: no run stops because of it."""
     path = table(project, 'run_name = "x"')
 
-    def denied(self: Path) -> bytes:
+    def denied(*_: object) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(Path, "read_bytes", denied)  # root may read everything
-    with caplog.at_level(logging.WARNING, logger="otel_train"):
-        assert settle(environ={}, folder=project).config == Config()
+    monkeypatch.setattr("otel_train.sources.read_named", denied)  # root may read everything
 
-    assert f"{path} cannot be read (Permission denied)" in caplog.text
+    assert ignored(folder=project) == f"{path}: cannot be read: Permission denied. Make it readable"
+
+
+def test_a_settings_file_that_never_ends_or_never_begins_is_not_read(tmp_path: Path) -> None:
+    """A device gives bytes for ever, and a pipe without a writer blocks the start of training."""
+    pipe, endless = tmp_path / "pipe", tmp_path / "endless.yaml"
+    os.mkfifo(pipe)
+    with endless.open("wb") as file:
+        file.truncate(1 << 40)
+
+    assert "no regular file" in ignored(environ={FILE_VARIABLE: "/dev/zero"})
+    assert "no regular file" in ignored(environ={FILE_VARIABLE: str(pipe)})
+    assert "has more than 4,194,304 bytes" in ignored(environ={FILE_VARIABLE: str(endless)})
+
+
+def test_a_settings_file_nested_without_end_is_not_honoured(tmp_path: Path, project: Path) -> None:
+    """Parsers that call themselves run out of stack; one that expands aliases runs out of memory."""
+    deep = yaml_file(tmp_path, "run_id: " + "[" * 5000)
+    assert "no YAML" in ignored(environ={FILE_VARIABLE: str(deep)})
+
+    layers = "\n".join(f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12))
+    bomb = yaml_file(tmp_path, f"a0: &a0 [x]\n{layers}\nrun_id: *a11\n")
+    problem = settle(environ={FILE_VARIABLE: str(bomb)}).origins.ignored[-1].problem
+    assert "expected text" in problem
+    assert len(problem) < 3000
+
+    table(project, "x = " + "[" * 5000)
+    assert "no TOML" in ignored(folder=project)
 
 
 # --- how values read ------------------------------------------------------------------------------
@@ -229,14 +262,14 @@ def test_a_tracker_may_be_described_by_a_table(project: Path) -> None:
         ("run_id: !!python/object:os.system x", "no YAML: "),
     ],
 )
-def test_a_mistake_in_a_yaml_file_is_told_with_the_file_and_the_key(
+def test_a_mistake_in_a_yaml_file_is_told_with_the_file_and_the_key_and_ignored(
     tmp_path: Path, text: str, said: str
 ) -> None:
     """Whoever reads the message knows where to look, what is wrong, and what would be right."""
     path = yaml_file(tmp_path, text)
 
-    assert refused(config_file=path).startswith(f"config_file={str(path)!r}: {said}")
-    assert refused(environ={FILE_VARIABLE: str(path)}).startswith(f"{FILE_VARIABLE}={str(path)!r}: {said}")
+    assert ignored(config_file=path).startswith(f"config_file={str(path)!r}: {said}")
+    assert ignored(environ={FILE_VARIABLE: str(path)}).startswith(f"{FILE_VARIABLE}={str(path)!r}: {said}")
 
 
 @pytest.mark.parametrize(
@@ -247,36 +280,58 @@ def test_a_mistake_in_a_yaml_file_is_told_with_the_file_and_the_key(
         ("x = [", ": no TOML: "),
     ],
 )
-def test_a_mistake_in_pyproject_is_told_with_the_file_the_table_and_the_key(
+def test_a_mistake_in_pyproject_is_told_with_the_file_the_table_and_the_key_and_ignored(
     project: Path, text: str, said: str
 ) -> None:
     """As above."""
     path = table(project, text)
 
-    assert refused(folder=project).startswith(str(path) + said)
+    assert ignored(folder=project).startswith(str(path) + said)
 
 
 def test_a_mistake_in_a_file_is_told_even_where_code_overrides_it(project: Path) -> None:
     """It would come into force on the day when the keyword goes."""
     table(project, "prometheus_port = -1")
 
-    assert "prometheus_port=-1" in refused(settings={"prometheus_port": 0}, folder=project)
+    assert "prometheus_port=-1" in ignored(settings={"prometheus_port": 0}, folder=project)
 
 
 def test_a_table_with_a_dash_is_not_passed_over(project: Path) -> None:
     """The package is called otel-train; whoever writes that must be told."""
     table(project, "run_id = 'x'", name="tool.otel-train")
 
-    assert "Write [tool.otel_train]" in refused(folder=project)
+    assert "Write [tool.otel_train]" in ignored(folder=project)
 
 
 def test_a_yaml_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
-    """It was asked for by name."""
-    message = refused(config_file=tmp_path / "no.yaml")
+    """It was asked for by name. A variable that names one is of the environment, and stops nothing."""
+    path = tmp_path / "no.yaml"
+    end = f"={str(path)!r}: cannot be read: No such file or directory. Give the path of a YAML file"
 
-    assert message.endswith(
-        "no.yaml': cannot be read: No such file or directory. Give the path of a YAML file"
-    )
+    assert refused(config_file=path) == f"config_file{end}"
+    assert ignored(environ={FILE_VARIABLE: str(path)}) == f"{FILE_VARIABLE}{end}"
+
+
+def test_what_is_wrong_leaves_the_rest_of_its_file_and_the_places_below_in_force(project: Path) -> None:
+    """A wrong value is as if it were not there."""
+    path = table(project, 'run_name = "mine"\nexport_every_s = 5\nprometheus_port = -1')
+
+    settled = settle(environ={"OTEL_TRAIN_EXPORT_EVERY_S": "fast"}, folder=project)
+
+    assert (settled.config.run_name, settled.config.export_every_s) == ("mine", 5.0)
+    assert settled.config.prometheus_port == 9464
+    assert [(one.name, one.origin, one.used) for one in settled.origins.ignored] == [
+        ("OTEL_TRAIN_EXPORT_EVERY_S", "environment", "export_every_s=5.0"),
+        ("prometheus_port", str(path), "prometheus_port=9464"),
+    ]
+
+
+def test_a_token_that_is_wrong_is_not_shown(tmp_path: Path) -> None:
+    """The message lands in a log, and in summary.json."""
+    [one] = settle(environ={"OTEL_TRAIN_CAPTURE_TOKEN": "s3c\nret"}, folder=tmp_path).origins.ignored
+
+    assert one.problem.startswith("OTEL_TRAIN_CAPTURE_TOKEN=(not shown): expected no control characters")
+    assert one.used == ""
 
 
 def test_without_yaml_the_message_says_what_to_install(
@@ -291,7 +346,7 @@ def test_without_yaml_the_message_says_what_to_install(
 
 def test_a_variable_close_to_that_of_the_file_is_told_its_name() -> None:
     """``OTEL_TRAIN_CONFIG_FILE`` would be passed over in silence otherwise."""
-    message = refused(environ={"OTEL_TRAIN_CONFIG_FILE": "x.yaml"})
+    message = ignored(environ={"OTEL_TRAIN_CONFIG_FILE": "x.yaml"})
 
     assert message.endswith("Did you mean OTEL_TRAIN_CONFIG?")
 
@@ -365,18 +420,24 @@ def test_a_program_below_the_launcher_gets_the_same_file_wherever_it_goes(
     assert environ["OTEL_TRAIN_RUN_DIR"] == str(tmp_path / "here")
 
 
-def test_the_command_line_reports_a_mistake_in_a_file_as_its_own_line(
-    project: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (["--set", "export_every_s=fast"], "OTEL_TRAIN_EXPORT_EVERY_S='fast': expected a number"),
+        (["--config", "no.yaml"], "cannot be read: No such file"),
+        (["--endpoint", "collector"], "OTLP endpoint 'collector' for metrics: expected http://host:port"),
+    ],
+)
+def test_the_command_line_refuses_a_wrong_option_before_anything_runs(
+    option: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Exit code 2 and one line, before anything runs."""
-    path = table(project, "run_dri = 1")
-    monkeypatch.chdir(project)
-    (project / "train.py").write_text("print('ran')", encoding="utf-8")
+    """Exit code 2 and one line: an option is an argument, not a part of the environment."""
+    (tmp_path / "train.py").write_text("print('ran')", encoding="utf-8")
 
-    assert main(["run", "train.py"]) == 2
+    assert main(["run", *option, str(tmp_path / "train.py")]) == 2
 
     out, err = capsys.readouterr()
-    assert str(path) in err
+    assert said in err
     assert "ran" not in out
 
 
@@ -393,6 +454,7 @@ def test_commands_look_for_runs_where_the_settings_of_the_folder_put_them(
 
     table(project, "run_dri = 1")
 
+    monkeypatch.delenv("OTEL_TRAIN_RUN_DIR", raising=False)
     assert main(["summary"]) == 2  # the default folder, which has no run
     assert "No run below runs" in capsys.readouterr().err
 
@@ -407,5 +469,5 @@ def test_files_are_read_where_a_session_starts_and_nowhere_else() -> None:
     }
 
     assert {user for user in users if not user.startswith(("cli/", "doctor/"))} == {
-        "front.py", "integrations/shared.py", "launch/child.py", "launch/command.py",
+        "front.py", "integrations/shared.py", "launch/command.py",
     }  # fmt: skip

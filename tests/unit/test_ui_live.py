@@ -9,6 +9,9 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,15 +20,16 @@ from otel_train.cli.main import main
 from otel_train.clock import Anchor
 from otel_train.codes import Op, SourceKind, code
 from otel_train.errors import ConfigError
+from otel_train.files import Documents
 from otel_train.flight import FlightMemory
 from otel_train.record.recorder import Recorder
 from otel_train.testing import FakeClock
-from otel_train.web.files import Documents
 from otel_train.web.history import MOST_MOMENTS, History
 from otel_train.web.liveness import QUIET_S, Beat, beat_of, liveness
-from otel_train.web.serve import address_of, has_screen, listen
+from otel_train.web.serve import address_of, has_screen, listen, served
 from otel_train.web.view import Viewer
 from tests.support.left_run import MS, leave_run, say_summary
+from tests.support.slow_clients import trickling
 from tests.unit.test_report import metrics_line
 
 if TYPE_CHECKING:
@@ -365,3 +369,82 @@ def test_the_beat_of_a_file_that_is_none_of_ours_is_none(tmp_path: Path) -> None
     for data in (b"", b"OTELTRN1", b"x" * 200):
         path.write_bytes(data)
         assert beat_of(path) is None
+
+
+@pytest.fixture
+def port(tmp_path: Path) -> Iterator[int]:
+    """Of the page, as the command serves it."""
+    with listen("127.0.0.1", 0) as sock:
+        with served(tmp_path, sock) as serve:
+            thread = threading.Thread(target=serve)
+            thread.start()
+            yield int(sock.getsockname()[1])
+        thread.join(10)
+
+
+def status_of(port: int, *, host: str = "localhost") -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        connection.request("GET", "/", headers={"Host": host})
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def test_the_page_comes_while_forty_clients_trickle(port: int) -> None:
+    """More than it serves at once, and none of them is ever silent."""
+    took_s = []
+    with trickling(port, 40), trickling(port, 40):
+        time.sleep(0.3)
+        for _ in range(10):
+            begun_s = time.monotonic()
+            assert status_of(port) == 200
+            took_s.append(time.monotonic() - begun_s)
+            time.sleep(0.05)
+
+    assert max(took_s) < 2
+
+
+def test_a_request_for_the_page_has_two_seconds_and_eight_kilobytes_in_all(port: int) -> None:
+    """Its server knows neither limit."""
+    begun_s = time.monotonic()
+    with socket.create_connection(("127.0.0.1", port)) as client, suppress(OSError):
+        client.settimeout(0.1)
+        while time.monotonic() < begun_s + 10:
+            client.sendall(b"G")
+            with suppress(TimeoutError):
+                if client.recv(1) == b"":
+                    break
+    assert 1.5 < time.monotonic() - begun_s < 5
+
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        client.settimeout(5)
+        with suppress(OSError):
+            client.sendall(b"GET /?" + b"x" * 9000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with suppress(ConnectionResetError):  # it is closed while we still send
+            assert client.recv(100) == b""
+
+
+def test_a_browser_keeps_its_connection_from_page_to_page(port: int) -> None:
+    """The bounds are of one request, not of a connection."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+    try:
+        for _ in range(30):
+            connection.request("GET", "/", headers={"Cookie": "x" * 1000})
+            response = connection.getresponse()
+            assert response.status == 200
+            response.read()
+        time.sleep(2.5)
+        connection.request("GET", "/")
+        assert connection.getresponse().status == 200
+    finally:
+        connection.close()
+
+
+def test_the_served_page_answers_to_its_own_names_alone(port: int) -> None:
+    """As it is started by the command."""
+    assert [status_of(port, host=host) for host in ("localhost:1", "127.0.0.1", "evil.example")] == [
+        200,
+        200,
+        421,
+    ]

@@ -1,0 +1,476 @@
+"""Files below a run directory, which may hold anything: the one module that opens them.
+
+A run directory is untrusted: others may have put links, pipes, devices and endless files there. A path is divided into
+the run directory, which somebody named and up to which links are followed, and the part below it, which has folders of
+our own layout (``rank<r>``, ``captures``, ``training-<n>``, ...). Below it every folder and file is opened relative to
+the descriptor of the one above, no link is followed, a pipe does not block, and only regular files and folders of
+trusted owners are opened: of this process' user and of root. Also of whoever owns the run directory where this process is
+root's, or where a network file system may show other owners than those who wrote.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import stat
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
+
+from otel_train.errors import RunDirectoryError
+from otel_train.mounts import REMOTE, file_system
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+FILE_MODE: Final = 0o600
+FOLDER_MODE: Final = 0o700
+"""What we write says what is trained, where and how: it is its owner's alone."""
+
+MOST_JSON_BYTES: Final = 16 << 20
+"""A summary of 64 loaders has some 200 kB."""
+
+MOST_BYTES: Final = 16 << 30
+"""Of any file of ours: captures are the largest. One of holes costs a reader seconds, and no memory."""
+
+MOST_DEPTH: Final = 64
+"""Nesting of a JSON document. Ours have 8 levels; Python's own limit ends in a RecursionError somewhere later."""
+
+MOST_LINE_BYTES: Final = 8 << 20
+"""Longer than a line of metrics is at the widest profile."""
+
+_MOST_DIGITS: Final = 20
+"""Of an integer: 64 bits and a sign. Larger ones overflow whatever computes with them."""
+
+_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_FOLDER: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
+_OURS: Final = re.compile(r"rank\d+|training-\d+|captures|artifacts|spool|rejected|tensorboard|launches")
+"""Folders of a run directory."""
+
+
+class Mark(NamedTuple):
+    """What tells one version of a file from the next."""
+
+    inode: int
+    size_bytes: int
+    changed_ns: int
+
+
+# --- opening ----------------------------------------------------------------------------------------
+
+
+class _Owners(NamedTuple):
+    """Whose files are opened below a run directory.
+
+    Attributes:
+        home: the run directory.
+        uid: of its owner.
+    """
+
+    home: Path
+    uid: int
+
+    def check(self, told: os.stat_result) -> None:
+        """Refuse what belongs to somebody else.
+
+        Raises:
+            OSError: it does.
+        """
+        mine = os.geteuid()
+        if told.st_uid in {mine, 0}:
+            return
+        if told.st_uid == self.uid and (mine == 0 or file_system(self.home).startswith(REMOTE)):
+            return
+        raise OSError(
+            errno.EACCES,
+            f"owned by user {told.st_uid}, which is neither ours ({mine}) nor root. "
+            "Run the command as the user who trained",
+        )
+
+
+@contextmanager
+def _folder_of(path: Path, root: Path | None) -> Iterator[tuple[int, str, _Owners]]:
+    """Descriptor of the folder that ``path`` lies in, its name there, and the owners that are trusted there."""
+    outer, below = divided(path, root)
+    at = os.open(outer, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        owners = _Owners(outer, os.fstat(at).st_uid)
+        for name in below[:-1]:
+            inner = _opened(name, _FOLDER, at)
+            os.close(at)
+            at = inner
+            owners.check(os.fstat(at))
+        yield at, below[-1], owners
+    finally:
+        os.close(at)
+
+
+def divided(path: Path, root: Path | None = None) -> tuple[Path, tuple[str, ...]]:
+    """The folder up to which links are followed, and the names below it.
+
+    Args:
+        path: of a file.
+        root: that folder; where None the last one above the folders of a run directory's own layout.
+    """
+    if root is not None:
+        below = path.relative_to(root).parts
+    else:
+        parts, count = path.parts, 1
+        while count < len(parts) and _OURS.fullmatch(parts[-count - 1]):
+            count += 1
+        root, below = path.parents[count - 1], parts[-count:]
+    if not below or ".." in below:
+        raise OSError(errno.EINVAL, "no path below a run directory")
+    return root, below
+
+
+def _opened(name: str, flags: int, at: int, mode: int = FILE_MODE) -> int:
+    try:
+        return os.open(name, flags, mode, dir_fd=at)
+    except OSError as error:
+        # A folder that is a link fails with ENOTDIR, a file with ELOOP; a socket with ENXIO.
+        if error.errno in {errno.ELOOP, errno.ENOTDIR, errno.ENXIO}:
+            kind = _kind(name, at)
+            raise OSError(error.errno, f"{kind}: only regular files are opened") from error
+        raise
+
+
+def _kind(name: str, at: int) -> str:
+    try:
+        mode = os.stat(name, dir_fd=at, follow_symlinks=False).st_mode
+    except OSError:
+        return "no regular file"
+    return "a link" if stat.S_ISLNK(mode) else "a socket" if stat.S_ISSOCK(mode) else "no folder"
+
+
+def _checked(descriptor: int, owners: _Owners) -> int:
+    """The descriptor, if it is of a regular file with a trusted owner."""
+    try:
+        _check_file(os.fstat(descriptor), owners)
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_file(told: os.stat_result, owners: _Owners) -> None:
+    if not stat.S_ISREG(told.st_mode):
+        kind = "a folder" if stat.S_ISDIR(told.st_mode) else "a pipe or a device"
+        raise OSError(errno.EINVAL, f"{kind}: only regular files are opened")
+    owners.check(told)
+
+
+def open_below(path: Path, *, root: Path | None = None) -> int:
+    """A descriptor of a file to read.
+
+    Args:
+        path: of the file.
+        root: where the untrusted part of ``path`` begins; see ``divided``.
+
+    Raises:
+        OSError: there is none: it is gone, a link, a pipe, a device, of somebody else, or may not be read.
+    """
+    with _folder_of(path, root) as (at, name, owners):
+        return _checked(_opened(name, _READ, at), owners)
+
+
+def open_binary(path: Path, *, root: Path | None = None) -> BinaryIO:
+    """A file to read from its beginning.
+
+    Raises:
+        OSError: it has more than ``MOST_BYTES``; see ``open_below``.
+    """
+    descriptor = open_below(path, root=root)
+    if os.fstat(descriptor).st_size > MOST_BYTES:
+        os.close(descriptor)
+        raise OSError(errno.EFBIG, f"has more than {MOST_BYTES >> 30} GiB, more than any of ours")
+    return os.fdopen(descriptor, "rb")
+
+
+def open_given(path: Path) -> BinaryIO:
+    """A file that somebody named: links are followed, unless it lies in a folder of a run directory.
+
+    Raises:
+        OSError: it cannot be read, or is no regular file.
+    """
+    if len(divided(path)[1]) > 1:
+        return open_binary(path)
+    return os.fdopen(_named(path), "rb")
+
+
+def problem_of(path: Path, *, root: Path | None = None) -> str:
+    """Why a file cannot be read; "" if it can."""
+    try:
+        os.close(open_below(path, root=root))
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def open_to_append(path: Path) -> int:
+    """A descriptor of a file to append to and to read, made where it is missing.
+
+    Raises:
+        OSError: it cannot be opened; see ``open_below``.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+    with _folder_of(path, None) as (at, name, owners):
+        return _checked(_opened(name, flags, at), owners)
+
+
+def create(path: Path) -> int:
+    """A descriptor of a new file to write; nothing lies there yet, not even a link.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, and those above it, for our user alone. One that is there stays as it is.
+
+    Raises:
+        OSError: it cannot be made, or something else lies there.
+    """
+    if path.is_dir():
+        return
+    make_folder(path.parent)  # mkdir(parents=True) would make these with the mode of the umask
+    path.mkdir(mode=FOLDER_MODE, exist_ok=True)
+
+
+def check_run_folder(run: Path, rank: Path) -> None:
+    """Refuse to write into a run directory of somebody else, or through a link in it.
+
+    Args:
+        run: the run directory.
+        rank: the folder of a rank in it, if there is one yet.
+
+    Raises:
+        OSError: it is one.
+    """
+    told = run.stat()
+    owners = _Owners(run, told.st_uid)
+    owners.check(told)
+    if not os.path.lexists(rank):
+        return
+    told = rank.lstat()
+    if not stat.S_ISDIR(told.st_mode):
+        raise OSError(errno.ENOTDIR, f"{rank.name} is a link: nothing is written where it leads")
+    owners.check(told)
+
+
+# --- looking ----------------------------------------------------------------------------------------
+
+
+def mark_of(path: Path) -> Mark | None:
+    """The version of a regular file that lies there now; None if there is none."""
+    try:
+        told = path.lstat()
+    except OSError:
+        return None
+    return Mark(told.st_ino, told.st_size, told.st_mtime_ns) if stat.S_ISREG(told.st_mode) else None
+
+
+def is_folder(path: Path) -> bool:
+    """Whether it is a folder of its own; a link to one is not."""
+    try:
+        return stat.S_ISDIR(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def folders_in(path: Path) -> list[str]:
+    """Names of the folders in a folder, links left out; none if it cannot be read."""
+    try:
+        with os.scandir(path) as entries:
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:
+        return []
+
+
+def rank_folders(run: Path) -> dict[int, Path]:
+    """The folder of each rank of a run, by rank."""
+    found = {
+        int(name[4:]): run / name
+        for name in folders_in(run)
+        if re.fullmatch(r"rank(0|[1-9][0-9]{0,8})", name)
+    }
+    return dict(sorted(found.items()))
+
+
+# --- reading ----------------------------------------------------------------------------------------
+
+
+def read_part(path: Path, start: int, most_bytes: int, *, root: Path | None = None) -> bytes:
+    """Bytes of a file; from its end where ``start`` is negative.
+
+    Raises:
+        OSError: it cannot be read; see ``open_below``.
+    """
+    with open_binary(path, root=root) as file:
+        size = os.fstat(file.fileno()).st_size
+        file.seek(start if start >= 0 else max(0, size + start))
+        return file.read(most_bytes)
+
+
+def read_bytes(path: Path, most_bytes: int, *, root: Path | None = None) -> bytes:
+    """A file as a whole.
+
+    Raises:
+        OSError: it cannot be read, or has more than ``most_bytes``.
+    """
+    return _bounded(open_below(path, root=root), most_bytes)
+
+
+def read_word(path: Path) -> str:
+    """The text of a file with one short line, without its end; "" if there is none.
+
+    Raises:
+        OSError: it cannot be read; not where it is missing.
+    """
+    try:
+        return read_bytes(path, 4096).decode("utf-8", "replace").strip()
+    except FileNotFoundError:
+        return ""
+
+
+def read_named(path: str | os.PathLike[str], most_bytes: int) -> bytes:
+    """A regular file that a user has named, wherever it lies: links are followed.
+
+    Raises:
+        OSError: it cannot be read, is a pipe or a device, or has more than ``most_bytes``.
+    """
+    return _bounded(_named(path), most_bytes)
+
+
+def _named(path: str | os.PathLike[str]) -> int:
+    descriptor = os.open(path, _READ & ~os.O_NOFOLLOW)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "no regular file")
+    return descriptor
+
+
+def _bounded(descriptor: int, most_bytes: int) -> bytes:
+    with os.fdopen(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        if size <= most_bytes:
+            data = file.read(most_bytes + 1)
+            size = len(data)
+    if size > most_bytes:
+        raise OSError(errno.EFBIG, f"has more than {most_bytes:,} bytes, more than any of ours")
+    return data
+
+
+def lines_of(file: BinaryIO, most_bytes: int = MOST_LINE_BYTES) -> Iterator[bytes]:
+    """The lines of a file with their ends; of a longer line comes what is allowed, without an end."""
+    while line := file.readline(most_bytes):
+        yield line
+        while len(line) == most_bytes and not line.endswith(b"\n"):
+            line = file.readline(most_bytes)
+
+
+# --- JSON -------------------------------------------------------------------------------------------
+
+
+def read_json(path: Path, most_bytes: int = MOST_JSON_BYTES, *, root: Path | None = None) -> dict[str, Any]:
+    """A JSON object in a file of its own; see ``parse_json``.
+
+    Raises:
+        RunDirectoryError: it is not there, not regular, too large, too deep, or no such object.
+    """
+    try:
+        value = parse_json(read_bytes(path, most_bytes, root=root))
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise RunDirectoryError(f"{path.name} cannot be read: {why}.") from error
+    if not isinstance(value, dict):
+        raise RunDirectoryError(f"{path.name} is no JSON object.")
+    return value
+
+
+class Documents:
+    """JSON objects by path, read again only when their file has changed.
+
+    Args:
+        most: how many are kept.
+    """
+
+    def __init__(self, most: int = 4096) -> None:
+        self._most = most
+        self._kept: dict[Path, tuple[Mark, dict[str, Any]]] = {}
+
+    def get(self, path: Path) -> dict[str, Any]:
+        """What the file says.
+
+        Raises:
+            RunDirectoryError: as ``read_json``.
+        """
+        mark = mark_of(path)
+        kept = self._kept.get(path)
+        if mark is not None and kept is not None and kept[0] == mark:
+            return kept[1]
+        value = read_json(path)
+        if mark is not None:
+            while len(self._kept) >= self._most:
+                self._kept.pop(next(iter(self._kept)))
+            self._kept[path] = (mark, value)
+        return value
+
+    def get_or_empty(self, path: Path, notes: list[str]) -> dict[str, Any]:
+        """As ``get``; what cannot be read is empty, and a note says why unless it is not there."""
+        try:
+            return self.get(path)
+        except RunDirectoryError as error:
+            if os.path.lexists(path):
+                notes.append(str(error))
+            return {}
+
+
+def parse_json(text: bytes | str) -> object:
+    """A JSON value. What is no number that can be computed with is read as absent.
+
+    NaN, Infinity, what overflows a float and integers beyond 64 bits become None: we write null for them, and one wrong
+    number must not hide the rest of a document.
+
+    Raises:
+        ValueError: it is no JSON, or nested deeper than ``MOST_DEPTH``.
+    """
+    try:
+        value = _decoder.decode(text if isinstance(text, str) else text.decode())
+    except RecursionError:
+        raise ValueError(f"nested deeper than {MOST_DEPTH} levels") from None
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        level = [child for each in level for child in _children(each)]
+        if not level:
+            return value
+    raise ValueError(f"nested deeper than {MOST_DEPTH} levels")
+
+
+def _children(value: object) -> list[object]:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [each for each in inner if isinstance(each, (dict, list))]
+
+
+def _integer(text: str) -> int | None:
+    return int(text) if len(text) <= _MOST_DIGITS else None
+
+
+def _float(text: str) -> float | None:
+    value = float(text)
+    return value if value - value == 0 else None  # infinity less itself is not a number
+
+
+def _absent(_: str) -> None:
+    return None
+
+
+_decoder: Final = json.JSONDecoder(
+    parse_float=cast("Callable[[str], float]", _float),
+    parse_int=cast("Callable[[str], int]", _integer),
+    parse_constant=_absent,
+)

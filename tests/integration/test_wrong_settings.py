@@ -1,0 +1,128 @@
+"""Whatever the environment or a settings file says, training starts; what is wrong in them is said."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import otel_train
+from otel_train.errors import ConfigError
+from otel_train.export.console import render_card
+from otel_train.web import notices
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WRONG = [
+    ("OTEL_TRAIN_EXPORT_EVERY_S", "fast"),
+    ("OTEL_TRAIN_PROMETHEUS_PORT", "70000"),
+    ("OTEL_TRAIN_PROMETHEUS", "maybe"),
+    ("OTEL_TRAIN_RUN_DRI", "x"),
+    ("OTEL_TRAIN_OTLP", "yes please"),
+    ("OTEL_TRAIN_PROMETHEUS_HOST", "no.such.host.invalid"),
+    ("OTEL_TRAIN_PROMETHEUS_HOST", "192.0.2.1"),
+    ("OTEL_TRAIN_PROMETHEUS_HOST", "x" * 70),
+    ("OTEL_TRAIN_EXPORTERS", "nosuch"),
+    ("OTEL_TRAIN_WANDB", "on"),
+    ("OTEL_TRAIN_CONFIG", "/nowhere.yaml"),
+    ("OTEL_TRAIN_CONFIG", "/dev/zero"),
+    ("OTEL_TRAIN_RUN_ID", "a\nb"),
+    ("OTEL_TRAIN_ATTEMPT", "x"),
+    ("OTEL_TRAIN_DISABLED", "maybe"),
+    ("OTEL_TRAIN_CAPTURE_ACTIVITIES", "cpu,gpu"),
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector"),
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1"),
+    ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:port"),
+    ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "udp"),
+    ("OTEL_EXPORTER_OTLP_TIMEOUT", "ten"),
+    ("OTEL_EXPORTER_OTLP_TIMEOUT", "-1"),
+    ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere.pem"),
+    ("OTEL_EXPORTER_OTLP_CLIENT_KEY", "/nowhere.key"),
+    ("OTEL_RESOURCE_ATTRIBUTES", "oops"),
+]
+
+
+@pytest.mark.parametrize(("variable", "value"), WRONG)
+def test_a_wrong_variable_stops_no_training_and_is_in_the_summary(
+    variable: str, value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable may be of a whole cluster; whoever starts a run there did not write it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setattr("otel_train.trackers.find_spec", lambda _: None)
+    monkeypatch.setenv("OTEL_TRAIN_PROMETHEUS_PORT", "0")
+    monkeypatch.setenv("OTEL_TRAIN_EXIT_TIMEOUT_S", "0.1")
+    if "OTLP" in variable:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv(variable, value)
+
+    with otel_train.instrument(console=False) as session:
+        [ignored] = session.summary()["settings_ignored"]
+
+    assert ignored["name"].replace(" ", "") in {variable, variable.removeprefix("OTEL_TRAIN_").lower()}
+    assert ignored["problem"]
+    assert ignored["from"] == "environment"
+    [path] = (tmp_path / "runs").glob("*/rank0/summary.json")
+    assert json.loads(path.read_text(encoding="utf-8"))["settings_ignored"] == [ignored]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"prometheus_port": 70000},
+        {"prometheus_host": "no.such.host.invalid"},
+        {"exporters": "nosuch"},
+        {"run_dri": "x"},
+        {"config_file": "nowhere.yaml"},
+    ],
+)
+def test_a_wrong_argument_is_refused_at_the_call(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is in the program, so whoever can correct it is looking."""
+    monkeypatch.chdir(tmp_path)
+    arguments: dict[str, Any] = {"run_dir": str(tmp_path), "console": False, **settings}
+
+    with pytest.raises(ConfigError, match=r"expected|not a setting|cannot be read|Use an address"):
+        otel_train.instrument(**arguments)
+
+    assert otel_train.current() is None
+
+
+def test_a_program_under_the_launcher_trains_with_a_wrong_environment_and_warns_once(tmp_path: Path) -> None:
+    """Exit code and output are the program's; the warning is one line on stderr."""
+    (tmp_path / "train.py").write_text(
+        "import otel_train\notel_train.instrument().close()\nprint('trained')\n"
+    )
+    (tmp_path / "pyproject.toml").write_text("[tool.otel_train]\nrun_dri = 1\n")
+    environ = {**os.environ, "OTEL_TRAIN_STALL_AFTER_S": "soon", "OTEL_TRAIN_PROMETHEUS": "off"}
+    command = [sys.executable, "-m", "otel_train", "run", "train.py"]
+
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False, timeout=60
+    )
+
+    assert (done.returncode, done.stdout) == (0, "trained\n")
+    assert (
+        done.stderr.count("OTEL_TRAIN_STALL_AFTER_S='soon': expected a number") == 2
+    )  # the log, and the card
+    assert "run_dri: not a setting of otel_train. Did you mean run_dir?" in done.stderr
+
+
+def test_what_is_ignored_is_on_the_card_and_on_the_page() -> None:
+    """Whoever looks at a run that behaves otherwise than set finds the reason there."""
+    ignored = {
+        "name": "OTEL_TRAIN_OTLP",
+        "from": "environment",
+        "problem": "otlp='x': wrong",
+        "used": "otlp='auto'",
+    }
+    summary = {"settings_ignored": [ignored]}
+
+    assert "ignored: otlp='x': wrong" in render_card(summary, width=120, color=False, unicode=True)
+    assert any("otlp='x': wrong" in notice.claim for notice in notices._missing(summary))

@@ -1,0 +1,382 @@
+"""Files below a run directory, which may hold anything."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from otel_train import files
+from otel_train.cli.main import main
+from otel_train.errors import RunDirectoryError
+from otel_train.files import (
+    divided,
+    lines_of,
+    make_folder,
+    open_binary,
+    open_given,
+    open_to_append,
+    parse_json,
+    problem_of,
+    rank_folders,
+    read_bytes,
+    read_json,
+    read_named,
+    read_word,
+)
+from tests.support.left_run import leave_run, say_summary
+from tests.support.made_trace import training
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STRANGER = 12_345
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run directory with a rank."""
+    (tmp_path / "run" / "rank0").mkdir(parents=True)
+    return tmp_path / "run"
+
+
+def link(path: Path) -> None:
+    elsewhere = path.parent.parent.parent / "secret"
+    elsewhere.write_text('{"secret": 1}')
+    path.symlink_to(elsewhere)
+
+
+def device(path: Path) -> None:
+    path.symlink_to("/dev/zero")
+
+
+def unix_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as sock:
+        sock.bind(str(path))
+
+
+def huge(path: Path) -> None:
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+
+
+def deep(path: Path) -> None:
+    path.write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
+
+
+def strangers(path: Path) -> None:
+    path.write_text("{}")
+    if os.geteuid():
+        pytest.skip("giving a file away needs root")
+    os.chown(path, STRANGER, STRANGER)
+
+
+HOSTILE: list[tuple[Callable[[Path], object], str]] = [
+    (link, "a link: only regular files are opened"),
+    (device, "a link: only regular files are opened"),
+    (os.mkfifo, "a pipe or a device: only regular files are opened"),
+    (unix_socket, "a socket: only regular files are opened"),
+    (lambda path: path.mkdir(), "a folder: only regular files are opened"),
+    (huge, "has more than 16,777,216 bytes, more than any of ours"),
+    (deep, "nested deeper than 64 levels"),
+    (
+        strangers,
+        "owned by user 12345, which is neither ours (0) nor root. Run the command as the user who trained",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "said"), HOSTILE)
+def test_what_is_no_regular_file_of_ours_is_not_read_and_its_kind_is_said(
+    make: Callable[[Path], object], said: str, run: Path
+) -> None:
+    """A link leads out of the folder, a pipe blocks for ever, a device never ends."""
+    path = run / "rank0" / "summary.json"
+    make(path)
+
+    with pytest.raises(RunDirectoryError) as caught:
+        read_json(path)
+
+    assert said in str(caught.value)
+    if "nested" not in said and "more than" not in said:
+        assert problem_of(path) in str(caught.value)
+
+
+def test_a_folder_below_a_run_directory_that_is_a_link_is_not_entered(run: Path, tmp_path: Path) -> None:
+    """The file behind it is regular; it is another program's."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "summary.json").write_text("{}")
+    (run / "rank1").symlink_to(outside)
+
+    with pytest.raises(RunDirectoryError, match="a link"):
+        read_json(run / "rank1" / "summary.json")
+    with pytest.raises(OSError, match="a link"):
+        os.close(open_to_append(run / "rank1" / "events.jsonl"))
+    assert list(rank_folders(run)) == [0]
+    assert list(outside.iterdir()) == [outside / "summary.json"]
+
+
+def test_a_folder_of_somebody_else_is_not_entered(run: Path) -> None:
+    """Its owner may exchange what is in it at any time."""
+    if os.geteuid():
+        pytest.skip("giving a folder away needs root")
+    (run / "rank0" / "summary.json").write_text("{}")
+    os.chown(run / "rank0", STRANGER, STRANGER)
+
+    with pytest.raises(RunDirectoryError, match="owned by user 12345"):
+        read_json(run / "rank0" / "summary.json")
+
+
+def test_root_reads_a_run_directory_of_a_user(run: Path) -> None:
+    """Whoever looks after a cluster looks at the runs of others; root could become their owner anyway."""
+    if os.geteuid():
+        pytest.skip("giving files away needs root")
+    (run / "rank0" / "summary.json").write_text("{}")
+    for path in (run, run / "rank0", run / "rank0" / "summary.json"):
+        os.chown(path, STRANGER, STRANGER)
+
+    assert read_json(run / "rank0" / "summary.json") == {}
+
+
+@pytest.mark.parametrize(
+    ("kind", "read"), [("ext4", False), ("nfs4", True), ("fuse.sshfs", True), ("cifs", True)]
+)
+def test_on_a_network_file_system_the_owner_of_the_run_directory_is_trusted(
+    run: Path, monkeypatch: pytest.MonkeyPatch, kind: str, read: bool
+) -> None:
+    """A file server may show every file as one user's: what this process has written would be a stranger's."""
+    if os.geteuid():
+        pytest.skip("giving files away needs root")
+    (run / "rank0" / "summary.json").write_text("{}")
+    for path in (run, run / "rank0", run / "rank0" / "summary.json"):
+        os.chown(path, STRANGER, STRANGER)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    monkeypatch.setattr("otel_train.files.file_system", lambda _: kind)
+
+    assert (problem_of(run / "rank0" / "summary.json") == "") is read
+    os.chown(run / "rank0" / "summary.json", STRANGER + 1, STRANGER)
+    assert f"owned by user {STRANGER + read}" in problem_of(run / "rank0" / "summary.json")
+
+
+def test_links_up_to_the_run_directory_are_followed(run: Path, tmp_path: Path) -> None:
+    """A user names it, and may keep runs on another disk."""
+    (tmp_path / "latest").symlink_to(run)
+    (run / "rank0" / "summary.json").write_text("{}")
+
+    assert read_json(tmp_path / "latest" / "rank0" / "summary.json") == {}
+
+
+@pytest.mark.parametrize(
+    ("path", "root", "below"),
+    [
+        ("/d/runs/r/rank0/summary.json", "/d/runs/r", "rank0/summary.json"),
+        ("/d/runs/r/run.json", "/d/runs/r", "run.json"),
+        ("/d/r/training-2/rank10/spool/rejected/x", "/d/r", "training-2/rank10/spool/rejected/x"),
+        ("rank0/flight.bin", ".", "rank0/flight.bin"),
+        ("/rank0/x", "/", "rank0/x"),
+        ("/d/rankings/x", "/d/rankings", "x"),
+    ],
+)
+def test_a_path_is_divided_where_folders_of_our_own_layout_begin(path: str, root: str, below: str) -> None:
+    """Above it lies what a user has named, below it what anybody may have put there."""
+    assert divided(Path(path)) == (Path(root), Path(below).parts)
+
+
+def test_a_path_that_climbs_out_is_refused(run: Path) -> None:
+    """``..`` leaves the folder it is looked for in."""
+    with pytest.raises(OSError, match="no path below"):
+        open_binary(run / "rank0" / ".." / "x", root=run)
+
+
+def test_a_file_that_a_user_names_may_be_a_link_but_no_pipe(tmp_path: Path) -> None:
+    """A trace on another disk is fine; waiting for ever is not."""
+    (tmp_path / "trace.json").write_text("[]")
+    (tmp_path / "link.json").symlink_to(tmp_path / "trace.json")
+    os.mkfifo(tmp_path / "pipe.json")
+
+    assert read_named(tmp_path / "link.json", 10) == b"[]"
+    with open_given(tmp_path / "link.json") as file:
+        assert file.read() == b"[]"
+    with pytest.raises(OSError, match="no regular file"):
+        read_named(tmp_path / "pipe.json", 10)
+    with pytest.raises(OSError, match="more than 1 bytes"):
+        read_named(tmp_path / "trace.json", 1)
+
+
+def test_a_file_that_grows_while_it_is_read_ends_at_its_bound(tmp_path: Path) -> None:
+    """A writer may be faster than a reader."""
+    path = tmp_path / "x"
+    path.write_bytes(b"x" * 10)
+
+    assert read_bytes(path, 10) == b"x" * 10
+    with pytest.raises(OSError, match="more than 9 bytes"):
+        read_bytes(path, 9)
+
+
+def test_a_line_without_an_end_takes_no_more_memory_than_is_allowed(tmp_path: Path) -> None:
+    """A disk that was full leaves gigabytes of zeros without a newline."""
+    (tmp_path / "x").write_bytes(b"ab\n" + b"z" * 1000 + b"\ncd\n" + b"z" * 8)
+
+    with (tmp_path / "x").open("rb") as file:
+        assert list(lines_of(file, 8)) == [b"ab\n", b"z" * 8, b"cd\n", b"z" * 8]
+
+
+def test_a_word_of_a_file_that_is_missing_is_empty(tmp_path: Path) -> None:
+    """A run that was just begun has none yet."""
+    assert read_word(tmp_path / "attempt") == ""
+
+
+def test_what_we_make_is_its_owners_alone(tmp_path: Path) -> None:
+    """Whatever the umask of a job is."""
+    before = os.umask(0)
+    try:
+        make_folder(tmp_path / "a" / "b")
+        os.close(open_to_append(tmp_path / "a" / "lines"))
+    finally:
+        os.umask(before)
+
+    modes = [stat.S_IMODE((tmp_path / "a" / name).stat().st_mode) for name in (".", "b", "lines")]
+    assert modes == [0o700, 0o700, 0o600]
+
+
+# --- JSON -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ('{"a": NaN, "b": Infinity, "c": -Infinity}', {"a": None, "b": None, "c": None}),
+        ("[1e999, -1e999, 1.5]", [None, None, 1.5]),
+        (f"[{'9' * 30}, {2**63}]", [None, 2**63]),
+        (f"[{'9' * 5000}]", [None]),
+        ("[" * 63 + "1" + "]" * 63, json.loads("[" * 63 + "1" + "]" * 63)),
+    ],
+)
+def test_what_is_no_number_that_can_be_computed_with_is_absent(text: str, value: Any) -> None:
+    """One wrong number must not hide the rest of a document, and must not reach a sum."""
+    assert parse_json(text) == value
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[1,]", "\x00", b"\xff\xfe\xff", "[" * 66 + "]" * 66, "[" * 200_000]
+)
+def test_what_is_no_json_is_a_value_error(text: str | bytes) -> None:
+    """Callers catch one kind of error."""
+    with pytest.raises(ValueError):  # noqa: PT011  # what it says depends on the text
+        parse_json(text)
+
+
+@given(
+    st.recursive(
+        st.one_of(
+            st.none(),
+            st.booleans(),
+            st.integers(-(2**63), 2**63),
+            st.text(),
+            st.floats(allow_nan=False, allow_infinity=False),
+        ),
+        lambda x: st.lists(x) | st.dictionaries(st.text(), x),
+        max_leaves=20,
+    )
+)
+def test_what_we_write_is_what_we_read(value: Any) -> None:
+    """Bounds take nothing from documents of ours."""
+    assert parse_json(json.dumps(value)) == value
+
+
+@pytest.mark.parametrize("text", ["[]", "1", "null", '"x"'])
+def test_a_document_that_is_no_object_is_refused(run: Path, text: str) -> None:
+    """Readers look up keys."""
+    (run / "run.json").write_text(text)
+
+    with pytest.raises(RunDirectoryError, match=r"run.json is no JSON object"):
+        read_json(run / "run.json")
+
+
+# --- commands ---------------------------------------------------------------------------------------
+
+COMMANDS = ("summary", "postmortem", "report", "check", "artifacts", "compare", "analyze")
+NAMES = (
+    "run.json",
+    "rank0/summary.json",
+    "rank0/flight.bin",
+    "rank0/attempt",
+    "rank0/metrics.otlp.jsonl",
+    "rank0/events.jsonl",
+    "captures/x-rank0.json.gz",
+    "captures/x-rank0.record.json",
+)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("make", [link, device, os.mkfifo, unix_socket, huge, deep, strangers])
+def test_no_command_hangs_fails_or_follows_whatever_lies_in_a_run_directory(
+    make: Callable[[Path], object], name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each ends with its exit code and a sentence, and within seconds."""
+    run = leave_run(tmp_path / "runs", [3])
+    say_summary(run)
+    (run / "captures").mkdir()
+    training(steps=2).write(run / "captures" / "x-rank0.json.gz")
+    (run / name).unlink(missing_ok=True)
+    make(run / name)
+    begun = time.monotonic()
+
+    for command in COMMANDS:
+        words = [str(run)] * (2 if command == "compare" else 1)
+        assert main([command, *words]) in {0, 1, 2}, command
+
+    out, err = capsys.readouterr()
+    assert "Traceback" not in err
+    assert "secret" not in out
+    assert time.monotonic() - begun < 20
+    assert threading.active_count() < 50
+    assert files.problem_of(run / name) or make in {huge, deep}
+
+
+VALUES = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4),
+        st.sampled_from(["otel_train.summary/1", "finished", "running", "train", "\x1b[2J", "\ud800", "../../x"]),
+    ),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.dictionaries(st.sampled_from(["name", "file", "train", "stage", "loader", "value", "stages"]), inner, max_size=4),
+    ),
+    max_leaves=6,
+)  # fmt: skip
+KEYS = (
+    "state", "steps", "stages", "activities", "verdicts", "captures", "telemetry", "loaders", "ranks", "rates", "throughput",
+    "unobserved", "settings_from", "settings_ignored", "run_id", "wall_seconds", "world_size", "step_durations", "attempt",
+)  # fmt: skip
+
+
+@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@given(figures=st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=3))
+def test_no_command_ends_in_a_traceback_whatever_a_summary_says(
+    figures: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """An older version wrote it, or somebody by hand."""
+    run = tmp_path_factory.getbasetemp() / "any" / "r1"
+    if not run.exists():
+        leave_run(run.parent, [3])
+    say_summary(run, **figures)
+
+    for command in ("summary", "postmortem", "report", "check", "artifacts", "compare"):
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            assert main([command, *[str(run)] * (2 if command == "compare" else 1)]) in {0, 1, 2}
+        assert "Traceback" not in said.getvalue()
+        assert "\x1b[2J" not in said.getvalue()
