@@ -184,7 +184,7 @@ def test_a_file_that_is_no_certificate_is_refused_before_training(tmp_path: Path
         ("ConnectionRefusedError: [Errno 111] Connection refused", "refuses connections", ""),
         ("gaierror: [Errno -2] Name or service not known", "cannot be resolved", ""),
         ("TimeoutError: timed out", "does not answer", ""),
-        ("something\x1b[2J\nnew", "something\N{REPLACEMENT CHARACTER}[2J", ""),
+        ("something\x1b[2J\nnew", "something\\x1b[2J", ""),
         ("", "no reason given", ""),
     ],
 )
