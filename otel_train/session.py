@@ -60,17 +60,34 @@ class Service(Protocol):
         """Begin to record."""
 
     def track(self, given: Mapping[str, Any]) -> None:
-        """See ``Session``, as for what follows."""
+        """Log to runs and writers that the program has."""
 
-    def provide(self, providers: Mapping[str, Any]) -> None: ...  # noqa: D102
-    def show_blocks(self, blocks: frozenset[str]) -> None: ...  # noqa: D102
-    def epoch_captures(self) -> EpochCaptures: ...  # noqa: D102
-    def capture(self, request: dict[str, Any]) -> str: ...  # noqa: D102
-    def add_route(self, route: Route) -> None: ...  # noqa: D102
-    def estate(self) -> Estate | None: ...  # noqa: D102
-    def summary(self, state: str) -> dict[str, Any]: ...  # noqa: D102
-    def reset_window(self) -> None: ...  # noqa: D102
-    def unobserved(self) -> list[dict[str, str]]: ...  # noqa: D102
+    def provide(self, providers: Mapping[str, Any]) -> None:
+        """Export by way of providers of the program's own."""
+
+    def show_blocks(self, blocks: frozenset[str]) -> None:
+        """Print these blocks as well."""
+
+    def epoch_captures(self) -> EpochCaptures:
+        """Captures that begin and end with epochs."""
+
+    def capture(self, request: dict[str, Any]) -> str:
+        """Why no capture will be made; "" if one will."""
+
+    def add_route(self, route: Route) -> None:
+        """Export to somebody else as well."""
+
+    def estate(self) -> Estate | None:
+        """What is known now; None where somebody else has it."""
+
+    def summary(self, state: str) -> dict[str, Any]:
+        """The figures up to now, or since ``reset_window``."""
+
+    def reset_window(self) -> None:
+        """Let ``summary`` start from now."""
+
+    def unobserved(self) -> list[dict[str, str]]:
+        """What could not be seen."""
 
     def close(self, state: str) -> None:
         """Count to the end, export, and give everything back. Never raises."""

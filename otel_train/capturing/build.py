@@ -98,12 +98,7 @@ class Capturing:
             self._desk, plan, who, place_of_requests, loop=training.loop, token=config.capture_token
         )
         self._snapshots = OomSnapshots(ooms, place.folder, info.rank)
-        every = _every_of(config)
-        if every.ever:
-            self.office.schedule = Schedule(every, plan._replace(trigger="schedule"), system_clock)
-        if config.capture == "auto":
-            self.office.slow = SlowSteps(plan._replace(trigger="slow_step"))
-            self.office.slow_steps = training.slow_steps
+        _add_triggers(self.office, config, plan, training)
 
     @property
     def within_ns(self) -> tuple[int, int]:
@@ -239,6 +234,16 @@ def rule_of(run: RunAccount) -> Rule | None:
     return Rule(
         work, leading.account.asks, frozenset(names[loader] for loader, _ in run.totals.batches) - trained
     )
+
+
+def _add_triggers(office: Office, config: Config, plan: Plan, training: Training) -> None:
+    """Captures that nobody asks for: by schedule, and of slow steps."""
+    every = _every_of(config)
+    if every.ever:
+        office.schedule = Schedule(every, plan._replace(trigger="schedule"), system_clock)
+    if config.capture == "auto":
+        office.slow = SlowSteps(plan._replace(trigger="slow_step"))
+        office.slow_steps = training.slow_steps
 
 
 def _every_of(config: Config) -> Every:

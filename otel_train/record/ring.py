@@ -146,7 +146,7 @@ class Ring(RingReader):
         self._elsewhere = elsewhere
         make = _native_writer if native else _writer
         self.edge, self._counts, self.disown, self._lend = make(
-            words, clock, owner, elsewhere, progress=progress
+            words, clock, owner, elsewhere, shown=_unseen() if progress is None else progress
         )
 
     def let_go(self) -> None:
@@ -213,63 +213,51 @@ _WriterParts: TypeAlias = (
 )
 
 
+def _unseen() -> memoryview:
+    """In the place of memory that readers in other processes look at."""
+    return memoryview(bytearray(16)).cast("q")
+
+
 def _native_writer(
-    words: memoryview,
-    clock: Clock,
-    owner: int,
-    elsewhere: Callable[[int], None],
-    *,
-    progress: memoryview | None,
+    words: memoryview, clock: Clock, owner: int, elsewhere: Callable[[int], None], *, shown: memoryview
 ) -> _WriterParts:
     # A clock that was replaced before we were imported is Python's to read.
     own = clock is system_clock and isinstance(clock, BuiltinFunctionType)
-    writer = _edges.Writer(words, None if own else clock, owner, elsewhere, progress)
+    writer = _edges.Writer(words, None if own else clock, owner, elsewhere, shown)
     return writer.edge, writer.read, writer.disown, writer.lend
 
 
 def _writer(
-    words: memoryview,
-    clock: Clock,
-    owner: int,
-    elsewhere: Callable[[int], None],
-    *,
-    progress: memoryview | None,
+    words: memoryview, clock: Clock, owner: int, elsewhere: Callable[[int], None], *, shown: memoryview
 ) -> _WriterParts:
     mask, sample = len(words) - 1, SAMPLED * EDGE_WORDS - 1
-    position = spent = 0
-    shown = memoryview(bytearray(16)).cast("q") if progress is None else progress
+    position = 0
 
     def edge(code: int) -> None:
-        nonlocal position, spent
+        nonlocal position
         if get_ident() != owner:
             elsewhere(code)
             return
         slot = position & mask
-        if slot & sample:
-            words[slot] = code
-            words[slot + 1] = clock()
-            position += 2
-            shown[0] = position
-            return
-        begun = clock()
+        begun = None if slot & sample else clock()
         words[slot] = code
         words[slot + 1] = clock()
         position += 2
         shown[0] = position
-        lasted = clock() - begun
-        if lasted < PREEMPTED_NS:
-            spent += lasted
-            shown[1] = spent
+        if begun is not None:
+            lasted = clock() - begun
+            if lasted < PREEMPTED_NS:
+                shown[1] += lasted
 
     def read() -> tuple[int, int]:
-        return position, spent
+        return position, shown[1]
 
     def disown() -> None:
         nonlocal owner, words, shown
         owner = 0
         # A thread in the middle of an edge finishes it here: the ring's own memory is free to go.
         words = memoryview(bytearray(len(words) * words.itemsize)).cast("q")
-        shown = memoryview(bytearray(16)).cast("q")
+        shown = memoryview(bytearray(shown)).cast("q")
 
     def lend(to: int, others: _Edge) -> None:
         nonlocal owner, elsewhere
