@@ -45,6 +45,7 @@ _MOST_DIGITS: Final = 20
 """Of an integer: 64 bits and a sign. Larger ones overflow whatever computes with them."""
 
 _READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _FOLDER: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_DIRECTORY | os.O_CLOEXEC
 _OURS: Final = re.compile(r"rank\d+|training-\d+|captures|artifacts|spool|rejected|tensorboard|launches")
 """Folders of a run directory."""
@@ -215,9 +216,18 @@ def open_to_append(path: Path) -> int:
     Raises:
         OSError: it cannot be opened; see ``open_below``.
     """
-    flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
     with _folder_of(path, None) as (at, name, owners):
-        return _checked(_opened(name, flags, at), owners)
+        return _checked(_opened(name, _WRITE | os.O_APPEND, at), owners)
+
+
+def open_to_change(path: Path) -> int:
+    """The same of a file whose bytes are changed in place.
+
+    Raises:
+        OSError: it cannot be opened; see ``open_below``.
+    """
+    with _folder_of(path, None) as (at, name, owners):
+        return _checked(_opened(name, _WRITE, at), owners)
 
 
 def create(path: Path) -> int:
@@ -227,6 +237,17 @@ def create(path: Path) -> int:
         OSError: it cannot be made.
     """
     return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+
+
+def create_to_append(path: Path) -> int:
+    """A descriptor of a new file to append to and to read.
+
+    Raises:
+        FileExistsError: something lies there.
+        OSError: it cannot be made.
+    """
+    with _folder_of(path, None) as (at, name, owners):
+        return _checked(_opened(name, _WRITE | os.O_APPEND | os.O_EXCL, at), owners)
 
 
 def make_folder(path: Path) -> None:

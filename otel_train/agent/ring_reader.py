@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from otel_train.codes import EDGE_WORDS, Source, SourceKind
+from otel_train.files import open_to_change
 from otel_train.flight import SharedLayout
 from otel_train.record.ring import SAMPLED, RingReader
 
@@ -183,7 +184,8 @@ class FlightCopy:
             OSError: the disk is full, or gone.
         """
         if self._file < 0:
-            self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+            self._file = open_to_change(self._path)
+            os.ftruncate(self._file, 0)
             os.ftruncate(self._file, len(self._memory))
         layout, memory = self._layout, self._memory
         positions = {slot: written for slot, written, _, _ in layout.positions(memory)}

@@ -21,6 +21,7 @@ from otel_train.atomic import dump_json
 from otel_train.children import free_in_forks
 from otel_train.export.jsonl import BoundedLines
 from otel_train.export.otlp_json import records_in
+from otel_train.files import create_to_append, make_folder, open_below, open_binary, open_to_change
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -182,18 +183,17 @@ class SpoolQueue:
     def _new_segment(self) -> None:
         assert self.folder is not None
         self._close_segment()
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         # Made before anything is appended: when the disk is full later, the offset needs no more room.
         state = self._open_state()
         try:
             number = max([self._sent_until(state)[0], *self._numbers()])
         finally:
             os.close(state)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         while True:
             number += 1
             with suppress(FileExistsError):
-                self._fd = os.open(self._segment(number), flags, 0o644)
+                self._fd = create_to_append(self._segment(number))
                 # Until it is locked it is an empty segment, which whoever sends may remove.
                 if _locked(self._fd) and os.fstat(self._fd).st_nlink:
                     return
@@ -356,7 +356,7 @@ class SpoolQueue:
         return self.folder / f"{self._name}.offset"
 
     def _open_state(self) -> int:
-        fd = os.open(self._state_path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+        fd = open_to_change(self._state_path)
         try:
             if os.fstat(fd).st_size < _STATE_BYTES:
                 os.pwrite(fd, _state(0, 0), 0)
@@ -379,7 +379,7 @@ class SpoolQueue:
 
     def _read(self, number: int, offset: int) -> Head | None:
         """The next whole line of a segment."""
-        with self._segment(number).open("rb") as file:
+        with open_binary(self._segment(number)) as file:
             file.seek(offset)
             line = file.readline(MOST_LINE_BYTES)
             if line.endswith(b"\n"):
@@ -400,7 +400,7 @@ class SpoolQueue:
             torn: it has no further whole line, so that what is left was torn off by a crash.
         """
         path = self._segment(number)
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = open_below(path)
         try:
             if not _locked(fd):
                 return False  # somebody is appending
@@ -418,12 +418,12 @@ class SpoolQueue:
     def _waiting(self, number: int) -> Iterator[bytes]:
         offset = 0
         with suppress(OSError):
-            fd = os.open(self._state_path, os.O_RDONLY | os.O_CLOEXEC)
+            fd = open_below(self._state_path)
             try:
                 offset = self._offset(number, fd)
             finally:
                 os.close(fd)
-        with self._segment(number).open("rb") as file:
+        with open_binary(self._segment(number)) as file:
             file.seek(offset)
             yield from (line[:-1] for line in file if line.endswith(b"\n"))
 

@@ -25,6 +25,10 @@ OPENERS = {
 }
 
 ELSEWHERE = {
+    "agent/in_process.py": "a method of that name",
+    "agent/in_thread.py": "a method of that name",
+    "agent/rank_end.py": "/proc",
+    "agent/ring_reader.py": "names in shared memory",
     "analyze/decode.py": "events of a trace that has been read",
     "analyze/operands.py": "one event of a trace that has been read",
     "aggregate/digest.py": "a record that ranks leave in the job's store",
@@ -36,6 +40,10 @@ ELSEWHERE = {
     "cli/stack.py": "logs of the stack",
     "demo/": "texts that come with Python",
     "doctor/ask.py": "answers over http",
+    "export/otlp_answer.py": "answers over http",
+    "export/otlp_grpc.py": "certificates that variables name",
+    "export/otlp_json.py": "a line of the spool that has been read",
+    "export/otlp_transport.py": "a line of the spool that has been read",
     "export/peaks.py": "/proc",
     "export/process.py": "/proc",
     "export/routes.py": "its own method of that name",
@@ -44,7 +52,6 @@ ELSEWHERE = {
     "launch/command.py": "the program that is started",
     "launch/will.py": "the launcher's own temporary folder",
     "runinfo.py": "/proc",
-    "session.py": "its own methods of that name",
     "stack/": "the state of the stack",
     "web/app.py": "files of the package",
 }

@@ -62,8 +62,13 @@ def device(path: Path) -> None:
 
 
 def unix_socket(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as sock:
-        sock.bind(str(path))
+    here = Path.cwd()
+    os.chdir(path.parent)  # the path of a socket has 107 characters at most
+    try:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(path.name)
+    finally:
+        os.chdir(here)
 
 
 def huge(path: Path) -> None:
