@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from otel_train import catalog
 from otel_train.aggregate.flat_epochs import EpochWindow, no_memory
 from otel_train.aggregate.flat_names import left_out
 from otel_train.aggregate.operations import calls_of
@@ -257,7 +256,7 @@ class Pumping:
             with Guard("captures"):
                 self.capturing.end(patience_s)
             if cause or state == "killed":
-                self._tell_kill(cause or "killed")
+                self.run.killed(cause or "killed")
             else:
                 self.run.teller.span(self._tracer.run_end(now, self.run.step_number))
             self._reporter.state = "finished" if state == "finished" else "failed"
@@ -270,17 +269,6 @@ class Pumping:
         self._routes.write_summary(document)
         if self._config.console:
             self._routes.print_card(document)
-
-    def _tell_kill(self, cause: str) -> None:
-        run = self.run
-        doing = run.open_stages()
-        attributes: dict[str, AttributeValue] = {
-            catalog.STEP_NUMBER.name: run.step_number,
-            catalog.RUN_END_CAUSE.name: cause,
-            catalog.SPAN_STAGE.name: doing[-1].stage if doing else "other",
-        }
-        run.teller.event(catalog.RUN_KILLED_EVENT.name, run.settled_ns, attributes)
-        run.teller.end(run.settled_ns, run.step_number, error=cause)
 
     def undo(self) -> None:
         """Stop what has been started: the session does not come about."""

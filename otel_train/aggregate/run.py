@@ -24,7 +24,14 @@ from otel_train.aggregate.stalls import Stalls
 from otel_train.aggregate.tell import MOST_CHILDREN, Teller
 from otel_train.aggregate.totals import Totals
 from otel_train.aggregate.transfers import Transfers
-from otel_train.catalog import RECOMPILE_EVENT, STAGES, STEP_NUMBER
+from otel_train.catalog import (
+    RECOMPILE_EVENT,
+    RUN_END_CAUSE,
+    RUN_KILLED_EVENT,
+    SPAN_STAGE,
+    STAGES,
+    STEP_NUMBER,
+)
 from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op
 
 if TYPE_CHECKING:
@@ -34,7 +41,7 @@ if TYPE_CHECKING:
     from otel_train.aggregate.traces import Tracer
     from otel_train.clock import Anchor
     from otel_train.codes import Source
-    from otel_train.records import Compile
+    from otel_train.records import AttributeValue, Compile
 
 
 _BETWEEN_BREATHS = 32
@@ -244,6 +251,17 @@ class RunAccount:
         """A capture is over."""
         self.captures.add(capture)
         self.teller.capture(capture)
+
+    def killed(self, cause: str) -> None:
+        """The process was ended from outside; ``cause``: a signal's name, ``exit code <n>``, or what is known."""
+        doing = self.open_stages()
+        attributes: dict[str, AttributeValue] = {
+            STEP_NUMBER.name: self.step_number,
+            RUN_END_CAUSE.name: cause,
+            SPAN_STAGE.name: doing[-1].stage if doing else "other",
+        }
+        self.teller.event(RUN_KILLED_EVENT.name, self.settled_ns, attributes)
+        self.teller.end(self.settled_ns, self.step_number, error=cause)
 
     def end_thread(self, thread: int) -> None:
         """A thread is over and has been read to its end."""

@@ -7,7 +7,6 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from otel_train import catalog
 from otel_train.artifacts.ending import write_at_the_end
 from otel_train.clock import system_clock
 from otel_train.export.document import Documents
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from otel_train.export.estate import Estate
     from otel_train.export.pump import Route
     from otel_train.launch.parent import Ended
-    from otel_train.records import AttributeValue, Snapshot
+    from otel_train.records import Snapshot
 
 PATIENCE_S = 3.0
 """How long processes that the program left behind may take to end by themselves."""
@@ -171,7 +170,7 @@ class _Executor:
         run, info = self._estate.run, self._estate.info
         self._rest = count_the_rest(self._estate, self._directory.flight_path)
         run.close(self._rest.last_ns)
-        self._tell_the_end()
+        run.killed(self._cause)
         routes: list[Route] = []
         self._routes.connect(routes, self._estate.resource, profile_of(self._estate.config, info))
         batch = self._batch(self._reporter.snapshot())
@@ -185,17 +184,6 @@ class _Executor:
         write_at_the_end(self._estate.config, info.rank, self._directory.path)
         steps = run.totals.steps_by_phase().get("train", 0)
         return Settled(self._directory.rank_path, info.rank, steps, self._rest.lost)
-
-    def _tell_the_end(self) -> None:
-        run, cause = self._estate.run, self._cause
-        doing = run.open_stages()
-        attributes: dict[str, AttributeValue] = {
-            catalog.STEP_NUMBER.name: run.step_number,
-            catalog.RUN_END_CAUSE.name: cause,
-            catalog.SPAN_STAGE.name: doing[-1].stage if doing else "other",
-        }
-        run.teller.event(catalog.RUN_KILLED_EVENT.name, run.settled_ns, attributes)
-        run.teller.end(run.settled_ns, run.step_number, error=cause)
 
     def _batch(self, snapshot: Snapshot) -> Batch:
         """What has not been told before: counting again makes the same spans and events again."""
