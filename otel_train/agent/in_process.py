@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 import threading
 import time
@@ -90,7 +91,10 @@ class AgentService:
         self._is_open = threading.Event()
         self._over: bool = False
         self._ending = False
+        self._interrupted = False
         self._starts = 0
+        self._signals = 0
+        self._listener: Any = None
         self._last: tuple[dict[str, Any], list[dict[str, str]]] | None = None
         self._training = _RemoteTraining(self.recording, self._ask, self._tell, anchor)
         self._requests = _RemoteRequests(self._ask, self._tell)
@@ -114,6 +118,7 @@ class AgentService:
             RuntimeError: no thread can be started.
         """
         self.recording.begin()
+        self._listen()
         try:
             self._say_hello(self._link)  # before anything else is sent
             self._thread.start()
@@ -122,6 +127,22 @@ class AgentService:
             self._link.close()
             self.recording.close()
             raise
+
+    def _listen(self) -> None:
+        """Listen for SIGUSR2 if nobody else does: unheard, it would end the program."""
+        here = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGUSR2")
+        if here and self._config.capture != "off" and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
+            self._listener = self._heard
+            signal.signal(signal.SIGUSR2, self._listener)
+
+    def _heard(self, number: int, frame: object) -> None:
+        del number, frame
+        self._signals += 1
+
+    def _listen_no_more(self) -> None:
+        here = threading.current_thread() is threading.main_thread()
+        if here and self._listener is not None and signal.getsignal(signal.SIGUSR2) == self._listener:
+            signal.signal(signal.SIGUSR2, signal.SIG_DFL)
 
     # -- what the session asks -------------------------------------------------------------------
 
@@ -231,8 +252,10 @@ class AgentService:
             state: how the run ended.
         """
         timeout_s, guard = self._config.exit_timeout_s, Guard("close")
+        self._interrupted = state == "interrupted"
         parts: tuple[Callable[[], object], ...] = (
             self._stop_capturing,
+            self._listen_no_more,
             self.recording.end,
             lambda: self._open(timeout_s),
             lambda: self._report(fresh=True),
@@ -353,10 +376,12 @@ class AgentService:
         self._opened = opened
         self.info = opened.info
         self._training.clock = self._anchor
-        with Guard("trackers"):
-            self._make_trackers(opened)
-        with Guard("captures"):
-            self._make_capturing(opened)
+        # After Ctrl-C the interpreter ends by that signal, unless modules that make classes are imported meanwhile.
+        if not self._interrupted:
+            with Guard("trackers"):
+                self._make_trackers(opened)
+            with Guard("captures"):
+                self._make_capturing(opened)
         self._is_open.set()
         self._report(fresh=True)
 
@@ -455,6 +480,9 @@ class AgentService:
     def _turn_captures(self) -> None:
         if self._capturing is not None:
             with Guard("captures"), self._reporting:
+                if self._signals and self._capturing.office is not None:
+                    self._signals = 0
+                    self._capturing.office.signalled()
                 self._capturing.turn(_nothing)
 
     def _end(self, state: str, timeout_s: float) -> None:

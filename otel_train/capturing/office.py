@@ -277,9 +277,13 @@ class Office:
         if refusal:
             _log.warning("%s: %s", asked.REQUEST_FILE, document if isinstance(document, str) else refusal)
 
+    def signalled(self) -> None:
+        """SIGUSR2 has come."""
+        self._signalled = True
+
     def _on_signal(self, number: int, frame: object) -> None:
         del number, frame
-        self._signalled = True
+        self.signalled()
 
 
 def _common_step(plan: Plan, loop: Loop) -> int:
