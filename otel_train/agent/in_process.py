@@ -99,7 +99,6 @@ class AgentService:
         self._training = _RemoteTraining(self.recording, self._ask, self._tell, anchor)
         self._requests = _RemoteRequests(self._ask, self._tell)
         self._capturing: Any = None
-        self._blocks: set[str] = set()
         self._brought: Any = None
         try:
             self._check_settings()
@@ -375,7 +374,6 @@ class AgentService:
     def _take_opened(self, opened: Opened) -> None:
         self._opened = opened
         self.info = opened.info
-        self._training.clock = self._anchor
         # After Ctrl-C the interpreter ends by that signal, unless modules that make classes are imported meanwhile.
         if not self._interrupted:
             with Guard("trackers"):
