@@ -295,12 +295,13 @@ class SharedLayout:
         start = _NAMES_OFFSET + header.names_half * _NAMES_HALF
         return bytes(memory[start : start + header.names_bytes])
 
-    def positions(self, memory: Any) -> Iterable[tuple[int, int, int, int]]:
-        """Of every ring that is or was used: its number, words written, whether it is used, and by whom."""
-        for slot in range(self.side_rings + 1):
-            used, ident, _, written, _, _, _ = _ENTRY.unpack_from(memory, PAGE + slot * _ENTRY_BYTES)
-            if used:
-                yield slot, written, used, ident
+    def positions(self, memory: Any) -> list[tuple[int, int]]:  # Any: a buffer
+        """Of every ring that is or was used: its number, and words written."""
+        found = (
+            (slot, _ENTRY.unpack_from(memory, PAGE + slot * _ENTRY_BYTES))
+            for slot in range(self.side_rings + 1)
+        )
+        return [(slot, entry[3]) for slot, entry in found if entry[0]]
 
     def entries(self, memory: Any) -> Iterable[tuple[int, int, int, str, bool]]:
         """Of every ring that is used: its number, whether its thread is over, and the thread."""

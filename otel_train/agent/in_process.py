@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.agent.messages import Answer, Ask, Hello, Opened
+from otel_train.agent.messages import Answer, Ask, Hello, LoopFigures, Opened
 from otel_train.agent.process import serve_here, start
 from otel_train.agent.reports import Reports
 from otel_train.cache_sizes import CacheSizes
@@ -339,9 +339,8 @@ class AgentService:
             folder = os.getcwd()  # noqa: PTH109 - it may be gone
         except OSError:
             folder = "/"
-        columns = (page.width, page.color, page.unicode)
         return Hello(
-            self._config, self.info, self._environ, self._origins, self._anchor, resource, folder, columns,
+            self._config, self.info, self._environ, self._origins, self._anchor, resource, folder, page,
             again=self._opened is not None,
         )  # fmt: skip
 
@@ -407,7 +406,7 @@ class AgentService:
         if self._brought is not None:
             self._brought.export(batch)
 
-    def _do_loop(self, loop: tuple[Any, ...]) -> None:
+    def _do_loop(self, loop: LoopFigures) -> None:
         self._training.told = loop
 
     def _do_post(self, body: bytes, token: str) -> tuple[int, object]:
@@ -623,7 +622,7 @@ class _RemoteTraining:
     def __init__(
         self, recording: Recording, ask: Callable[..., Any], tell: Callable[..., None], anchor: Anchor
     ) -> None:
-        self.told: tuple[Any, ...] = (None, 0, 0, 0, 1, 0, 0)
+        self.told = LoopFigures()
         self.clock = anchor
         self._recording = recording
         self._ask = ask
@@ -633,27 +632,26 @@ class _RemoteTraining:
         from otel_train.capturing.around import Loop
         from otel_train.capturing.gate import Thread
 
-        rule, slot, step, median_ns, epoch, settled_ns, _ = self.told
+        told = self.told
         recorder = self._recording.recorder
         rings = {ring.slot: ring for ring in list(recorder.threads)}
-        ring = rings.get(slot, recorder.main)
+        ring = rings.get(told.ring, recorder.main)
         thread = Thread(ring.ident, recorder.sources, ring.ring.divert)
-        return Loop(rule, thread, step, median_ns, epoch, settled_ns)
+        return Loop(told.rule, thread, told.step, told.median_ns, told.epoch, told.settled_ns)
 
     def number(self, at_ns: int) -> int:
         answer = self._ask("number", at_ns)
-        return self.told[2] if answer is None else int(answer)
+        return self.told.step if answer is None else int(answer)
 
     def epoch(self, at_ns: int) -> int:
         answer = self._ask("epoch", at_ns)
-        return self.told[4] if answer is None else int(answer)
+        return self.told.epoch if answer is None else int(answer)
 
     def unix_ns(self, clock_ns: int) -> int:
         return self.clock.unix(clock_ns)
 
     def slow_steps(self) -> int:
-        slow: int = self.told[6]
-        return slow
+        return self.told.slow
 
     def over(self, capture: Capture) -> None:
         self._ask("captured", capture)

@@ -9,8 +9,10 @@ if TYPE_CHECKING:
 
     import numpy as np
 
+    from otel_train.capturing.boundary import Rule
     from otel_train.clock import Anchor
     from otel_train.config import Config
+    from otel_train.export.typeset import Page
     from otel_train.record.build_times import Builds
     from otel_train.record.crew import Death
     from otel_train.record.loader_state import LoaderState
@@ -30,7 +32,7 @@ class Hello(NamedTuple):
         anchor: one instant on both clocks.
         resource: attributes of the OpenTelemetry resource that only the rank knows.
         folder: its working directory: paths of settings are relative to it.
-        columns: width of its terminal, whether it shows colours, and whether it shows Unicode.
+        page: what its terminal shows.
         again: an agent has opened its run directory before, and is gone.
     """
 
@@ -41,8 +43,25 @@ class Hello(NamedTuple):
     anchor: Anchor
     resource: Mapping[str, AttributeValue]
     folder: str
-    columns: tuple[int, bool, bool]
+    page: Page
     again: bool = False
+
+
+class LoopFigures(NamedTuple):
+    """What a rank must know of its loop to make captures; but for ``ring`` and ``slow`` as in ``capturing.around.Loop``.
+
+    Attributes:
+        ring: of the thread that trains.
+        slow: slow steps up to now.
+    """
+
+    rule: Rule | None = None
+    ring: int = 0
+    step: int = 0
+    median_ns: int = 0
+    epoch: int = 1
+    settled_ns: int = 0
+    slow: int = 0
 
 
 class Opened(NamedTuple):

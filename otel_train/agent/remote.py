@@ -16,7 +16,7 @@ from otel_train.records import Compile, DeviceTimes, Outcomes, Pace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from otel_train.agent.messages import Report
+    from otel_train.agent.messages import LoopFigures, Report
     from otel_train.agent.ring_reader import SharedRings
     from otel_train.aggregate.flat import FlatRow
     from otel_train.aggregate.run import RunAccount
@@ -323,7 +323,7 @@ class RemoteCapturing:
         run: RunAccount,
         send: Send,
         *,
-        loop: Callable[[], Any],
+        loop: Callable[[], LoopFigures],
         post: Callable[[bytes, str], tuple[int, object]],
         waiting: Callable[[], object],
     ) -> None:
@@ -333,7 +333,7 @@ class RemoteCapturing:
         self._loop = loop
         self._post = post
         self._waiting = waiting
-        self._told: Any = None
+        self._told: LoopFigures | None = None
         self._asked: object = None
         run.keeper.captured_ns = lambda: remote.state.captured_ns
 

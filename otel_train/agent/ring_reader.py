@@ -88,7 +88,6 @@ class SharedRings:
         self._copy = FlightCopy(copy, self._map, self._layout) if copy is not None else None
         self._copied_s = 0.0
         self._limited = True
-        self.identity: dict[str, object] = {}
         self._sources: list[Source] = []
         self.main = self._find()[0]
 
@@ -110,7 +109,6 @@ class SharedRings:
                 return
             with suppress(ValueError):  # it was torn
                 found = json.loads(text or b"{}")
-                self.identity = found.get("identity", {})
                 new = found.get("sources", ())[len(self._sources) :]
                 self._sources += [Source(SourceKind(kind), *rest) for kind, *rest in new]
                 self._names = text
@@ -188,14 +186,14 @@ class FlightCopy:
             os.ftruncate(self._file, 0)
             os.ftruncate(self._file, len(self._memory))
         layout, memory = self._layout, self._memory
-        positions = {slot: written for slot, written, _, _ in layout.positions(memory)}
+        positions = layout.positions(memory)
         names = layout.names(memory)
         if names != self._names:
             self._write(layout.names_offset, layout.rings_offset)
             self._names = names
         head = bytearray(memory[: layout.names_offset])
         head[layout.turn_offset : layout.turn_offset + _WORD] = struct.pack("<q", unix_ns)
-        for slot, words in positions.items():
+        for slot, words in positions:
             self._save_ring(slot, words)
         os.pwrite(self._file, head, 0)
 

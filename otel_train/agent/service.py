@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.agent.messages import Answer, Ask, Hello, Opened, Report
+from otel_train.agent.messages import Answer, Ask, Hello, LoopFigures, Opened, Report
 from otel_train.agent.rank_end import how_it_ended
 from otel_train.agent.remote import (
     RemoteCapturing,
@@ -29,7 +29,6 @@ from otel_train.export.memories import Memories
 from otel_train.export.peaks import TreeReader
 from otel_train.export.ranks import Job
 from otel_train.export.routes import Routes
-from otel_train.export.typeset import Page
 from otel_train.guard import Guard
 from otel_train.pumping import Pumping
 
@@ -78,8 +77,7 @@ class RankService:
         opening = Routes.open_again if hello.again else Routes.open
         self._routes = opening(config, info, hello.environ, origins=hello.origins)
         self.info = self._routes.info
-        page = Page(*hello.columns)
-        self._routes.terminal = (page, lambda text: self._tell("say", text))
+        self._routes.terminal = (hello.page, lambda text: self._tell("say", text))
         self._rings = SharedRings(memory, self._routes.flight_path)
         self._remote = RemoteRecording(self._rings)
         self._requests = RequestFolder(self._routes.rank_folder if config.capture != "off" else None)
@@ -169,7 +167,7 @@ class RankService:
     def _do_unobserved(self) -> list[dict[str, str]]:
         return self._pumping.unobserved()
 
-    def _do_settle(self) -> object:
+    def _do_settle(self) -> LoopFigures:
         """Everything that was reported is settled; how the loop goes."""
         with self._pump.settled():
             return loop_of(self._pumping.run, self._rings)
@@ -271,13 +269,13 @@ class RankService:
             self._posts.pop(number, None)
 
 
-def loop_of(run: RunAccount, rings: SharedRings) -> tuple[Any, ...]:
-    """What the rank must know of its loop to make captures: see ``RemoteTraining``."""
+def loop_of(run: RunAccount, rings: SharedRings) -> LoopFigures:
+    """What the rank must know of its loop."""
     leading = run.leading
     slots = {id(thread): thread.slot for thread in rings.threads}
-    slot = slots.get(leading.key, 0) if leading else 0
-    return (
-        rule_of(run), slot, run.step_number, run.keeper.median_ns, run.epochs.at(run.settled_ns),
+    ring = slots.get(leading.key, 0) if leading else 0
+    return LoopFigures(
+        rule_of(run), ring, run.step_number, run.keeper.median_ns, run.epochs.at(run.settled_ns),
         run.settled_ns, run.keeper.slow,
     )  # fmt: skip
 

@@ -26,6 +26,7 @@ from tests.support.receiver import Received, grpc_receiver, http_receiver
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 ROOT = Path(__file__).parents[2]
 PROTOCOLS = ("http/json", "http/protobuf")
@@ -246,10 +247,10 @@ PROGRAM = textwrap.dedent(
 
 
 @contextmanager
-def started(directory: Path, endpoint: str, first: int, count: int) -> Iterator[subprocess.Popen[str]]:
-    """A process that has put ``count`` snapshots, and does not outlive the test."""
+def running(program: str, *arguments: str, endpoint: str, until: str) -> Iterator[subprocess.Popen[str]]:
+    """A program that has said a word, and does not outlive the test."""
     with subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, str(directory), str(first), str(count)],
+        [sys.executable, "-c", program, *arguments],
         env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "PYTHONPATH": str(ROOT)},
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -257,10 +258,17 @@ def started(directory: Path, endpoint: str, first: int, count: int) -> Iterator[
     ) as process:
         try:
             assert process.stdout is not None
-            assert process.stdout.readline() == "put\n"
+            assert process.stdout.readline() == f"{until}\n"
             yield process
         finally:
             process.kill()
+
+
+def started(
+    directory: Path, endpoint: str, first: int, count: int
+) -> AbstractContextManager[subprocess.Popen[str]]:
+    """A process that has put ``count`` snapshots."""
+    return running(PROGRAM, str(directory), str(first), str(count), endpoint=endpoint, until="put")
 
 
 def test_sigkill_in_the_middle_of_sending_loses_nothing(tmp_path: Path) -> None:
@@ -374,21 +382,9 @@ TRAINING = textwrap.dedent(
 )
 
 
-@contextmanager
-def training(folder: Path, endpoint: str) -> Iterator[subprocess.Popen[str]]:
-    """A run that trains until it is told to end, and not beyond the test."""
-    with subprocess.Popen(
-        [sys.executable, "-c", TRAINING, str(folder)],
-        env={**os.environ, "OTEL_EXPORTER_OTLP_ENDPOINT": endpoint, "PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "trains\n"
-            yield process
-        finally:
-            process.kill()
+def training(folder: Path, endpoint: str) -> AbstractContextManager[subprocess.Popen[str]]:
+    """A run that trains until it is told to end."""
+    return running(TRAINING, str(folder), endpoint=endpoint, until="trains")
 
 
 def recorded_ns(rank: Path) -> list[int]:
