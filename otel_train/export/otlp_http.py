@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 - getaddrinfo encodes names with it: the first request would import it
 import gzip
 import http.client
 import io
