@@ -1,4 +1,4 @@
-"""What the pump does beside reading edges: what it must know before it reads them, and what it looks after."""
+"""What the pump must know before it reads edges."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from otel_train.export.loaders import LoaderWatch
     from otel_train.export.pump import Breath
     from otel_train.recording import Recording
-
-_LOOK_EVERY_S = 2.0
-_SAVE_EVERY_S = 30.0
 
 
 def before_reading(
@@ -34,15 +31,4 @@ def before_reading(
         Chore(read_scaler, Guard("gradient scaler"), 0.0),
         Chore(lambda: run.compiled(recording.compiles()), Guard("compiler"), 0.0),
         Chore(watch.read_builds, Guard("build times"), 0.0),
-    ]
-
-
-def looking_after(recording: Recording, watch: LoaderWatch) -> list[Chore]:
-    """What changes by itself: devices, compiled models, workers, the flight file where it is not mapped."""
-    return [
-        Chore(recording.devices.look, Guard("devices"), 0.0),
-        Chore(recording.transfers.look, Guard("transfers"), 0.0),
-        Chore(recording.follow_compiler, Guard("compiled models"), 0.0),
-        Chore(watch.look_at_workers, Guard("loader workers"), _LOOK_EVERY_S),
-        Chore(recording.save, Guard("flight file"), _SAVE_EVERY_S),
     ]

@@ -79,9 +79,9 @@ class Config:
     export_every_s: float = 15.0
     """Seconds between exports of metrics, 0.1 to 3600. Alert rules assume at most 60."""
 
-    agent: str = "thread"
-    """Where everything but recording is done: ``process`` (an agent beside the program), ``thread`` (of the program, for
-    places that forbid a process) or ``off`` (nothing is recorded)."""
+    agent: str = "process"
+    """Where everything but recording is done: ``process`` (an agent beside the program; a thread of it where none can be
+    started), ``thread`` (of the program, for places that forbid a process) or ``off`` (nothing is recorded)."""
 
     turn_every_s: float = 0.5
     """Seconds between two looks of the pump at what was recorded, 0.01 to 10."""

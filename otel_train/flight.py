@@ -15,6 +15,7 @@ import json
 import mmap
 import os
 import struct
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
@@ -116,14 +117,12 @@ class FlightMemory:
         anchor: one instant on both clocks, so that a reader can tell the time.
         path: the file; None for plain memory.
         kind_of: type of the file system of a folder.
-        shared: memory that another process may be handed, by its descriptor; it has no file, and no disk stands
-            behind it.
+        shared: an agent reads it; it has no file, and no disk stands behind it.
 
     Attributes:
-        descriptor: of memory that is shared; -1 where it is not.
-
-    Raises:
-        OSError: no memory can be shared here.
+        shared: as above.
+        map: the memory itself.
+        descriptor: what another process is handed to map it; -1 where that cannot be.
     """
 
     def __init__(
@@ -137,13 +136,14 @@ class FlightMemory:
     ) -> None:
         self.path = path
         self.descriptor = -1
+        self.shared = shared
         self.mapped = False
         self.problem = ""
         self._kind_of = kind_of or file_system
         self._main_edges = main_edges
         self._bytes = _RINGS_OFFSET + (main_edges + SIDE_RINGS * _SIDE_EDGES) * EDGE_WORDS * _WORD
-        self._map = self._share() if shared else self._allocate()
-        self._view = memoryview(self._map)
+        self.map = self._share() if shared else self._allocate()
+        self._view = memoryview(self.map)
         self._header = Header(
             MAGIC, os.getpid(), *anchor, main_edges, _SIDE_EDGES, SIDE_RINGS, 0, 0, anchor.unix_ns
         )
@@ -156,7 +156,7 @@ class FlightMemory:
 
     def progress(self, index: int) -> memoryview | None:
         """Where the writer of ring ``index`` says how far it is, for another process; None where none reads."""
-        if self.descriptor < 0:
+        if not self.shared:
             return None
         offset = PAGE + index * _ENTRY_BYTES + _PROGRESS_OFFSET
         return self._view[offset : offset + 2 * _WORD].cast("q")
@@ -215,16 +215,20 @@ class FlightMemory:
             self.descriptor = -1
         self._view.release()
         with contextlib.suppress(BufferError):  # a thread may still hold its ring: freed with it
-            self._map.close()
+            self.map.close()
 
     def _share(self) -> mmap.mmap:
-        self.descriptor = os.memfd_create("otel_train", os.MFD_CLOEXEC)
         try:
+            self.descriptor = _anonymous()
             os.ftruncate(self.descriptor, self._bytes)
             return mmap.mmap(self.descriptor, self._bytes)
-        except OSError:
-            os.close(self.descriptor)
-            raise
+        except (
+            OSError
+        ):  # none is left, or RLIMIT_FSIZE forbids it: then the agent is a thread of this process
+            if self.descriptor >= 0:
+                os.close(self.descriptor)
+                self.descriptor = -1
+            return mmap.mmap(-1, self._bytes)
 
     def _allocate(self) -> mmap.mmap:
         if self.path is not None:
@@ -255,6 +259,18 @@ class FlightMemory:
 
     def _write_header(self) -> None:
         self._view[: HEADER.size] = HEADER.pack(*self._header)
+
+
+def _anonymous() -> int:
+    """A descriptor of memory without a name; of a file without one where the system has no such memory.
+
+    Raises:
+        OSError: neither can be had.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("otel_train", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as opened:
+        return os.dup(opened.fileno())
 
 
 def _ring_place(index: int, main_edges: int, side_edges: int) -> tuple[int, int]:

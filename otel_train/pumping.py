@@ -11,25 +11,19 @@ from otel_train.aggregate.operations import calls_of
 from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.signals import Signals
 from otel_train.aggregate.traces import Ids, Tracer
-from otel_train.cache_sizes import CacheSizes
-from otel_train.capturing.build import Capturing, TrainingHere
-from otel_train.capturing.told import BLOCK
-from otel_train.chores import before_reading, looking_after
+from otel_train.chores import before_reading
 from otel_train.clock import system_clock
 from otel_train.export.document import Documents, Window
-from otel_train.export.estate import Estate, Known, known_loaders
 from otel_train.export.live import Health, Reporter
 from otel_train.export.notes import NoteReader
 from otel_train.export.profile import keep_rules, profile_of
-from otel_train.export.pump import BREATH_AFTER_NS, Breath, Chore, Pump
+from otel_train.export.pump import Breath, Chore, Pump
 from otel_train.export.ranks import Ranks
 from otel_train.guard import Guard
-from otel_train.record.loader_state import look
 from otel_train.runinfo import resource_attributes
-from otel_train.trackers import Trackers
 from otel_train.tracking import Tracking
 from otel_train.unobserved import Missing, unobserved
-from otel_train.wiring import job_of, memories_of, readings_of
+from otel_train.wiring import readings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -46,13 +40,17 @@ if TYPE_CHECKING:
     from otel_train.tracking import Listeners
 
 NS_PER_S = 10**9
-NEVER_NS = 1 << 62
+_LOOK_EVERY_S = 2.0
 BY_HAND = "values by hand"
 """The part that reads what the program says, and calls what it has us call."""
 
 
 class Elsewhere(Protocol):
-    """Stands for what lives in the training process, where that is another one: see ``otel_train.agent``."""
+    """Stands for what lives in the training process alone: see ``otel_train.agent``."""
+
+    @property
+    def breath_after_ns(self) -> int:
+        """How long the interpreter may be held: training may wait for it."""
 
     @property
     def resource(self) -> Mapping[str, AttributeValue]:
@@ -85,7 +83,7 @@ class Pumping:
         routes: the ways out, not connected yet.
         anchor: one instant on both clocks.
         key_prefix: of this job's keys in its store.
-        elsewhere: what stands for the parts that live in another process; None where all are here.
+        elsewhere: what stands for the parts that live in the training process.
 
     Attributes:
         run: the account.
@@ -93,7 +91,6 @@ class Pumping:
         capturing: profiler captures.
         tracking: rows for trackers of experiments.
         trackers: who gets them.
-        caches: of the program's own.
 
     Raises:
         ConfigError: a setting of captures cannot be honoured.
@@ -108,7 +105,7 @@ class Pumping:
         routes: Routes,
         anchor: Anchor,
         key_prefix: str,
-        elsewhere: Elsewhere | None = None,
+        elsewhere: Elsewhere,
     ) -> None:
         self._config = config
         self._elsewhere = elsewhere
@@ -120,9 +117,7 @@ class Pumping:
         self._resource: dict[str, Any] = {}
         self._printed_step = 0
         self._printed_reports = 0
-        self.caches = CacheSizes()
-        # Where training is another process, nobody waits for this one's interpreter.
-        breath = self._breath = Breath(system_clock, after_ns=NEVER_NS if elsewhere else BREATH_AFTER_NS)
+        breath = self._breath = Breath(system_clock, after_ns=elsewhere.breath_after_ns)
         self._tracer = Tracer(Ids(info.ids_of, info.attempt, info.rank), anchor)
         self.run = RunAccount(
             anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=keep_rules(config, self._profile),
@@ -130,15 +125,8 @@ class Pumping:
         )  # fmt: skip
         self.run.down_s = routes.down_s(anchor.unix_ns)
         self._report(breath, key_prefix)
-        self.capturing: Any = (
-            elsewhere.capturing(self.run)
-            if elsewhere is not None
-            else Capturing(
-                config, info, training=TrainingHere(self.run, recording.recorder),
-                rank_folder=routes.rank_folder, ooms=recording.devices.ooms,
-            )
-        )  # fmt: skip
-        self._track(breath)
+        self.capturing: Any = elsewhere.capturing(self.run)
+        self._track()
 
     def _report(self, breath: Breath, key_prefix: str) -> None:
         config, info, recording, run = self._config, self._info, self._recording, self.run
@@ -146,15 +134,11 @@ class Pumping:
         health = Health(self._drops, self._faults, self._overhead_s, self.unobserved)
         readings = readings_of(
             recording, run, self._signals, health, config=config, anchor=self._anchor, pid=info.pid,
-            look=look if self._elsewhere is None else self._elsewhere.look,
+            look=self._elsewhere.look,
         )  # fmt: skip
         self._hardware, self._watch = readings.hardware, readings.watch
         self._reporter = Reporter(run, readings, info=info, config=config, breathe=breath)
-        job = (
-            job_of(recording, self._reporter, prefix=key_prefix)
-            if self._elsewhere is None
-            else self._elsewhere.job(self._reporter.events, key_prefix)
-        )
+        job = self._elsewhere.job(self._reporter.events, key_prefix)
         self._ranks = Ranks(run, info, config=config, job=job, clock=system_clock, breathe=breath)
         self._reporter.more.append(self._ranks.write)
         self._notes_reader = NoteReader(recording.notes, self._signals, run)
@@ -171,22 +155,14 @@ class Pumping:
         )  # fmt: skip
         self._missing = Missing(run, recording.probes, loaded=lambda: recording.loaded)
 
-    def _track(self, breath: Breath) -> None:
+    def _track(self) -> None:
         config = self._config
-        self._memories = (
-            memories_of(self._recording, self.caches, breath)
-            if self._elsewhere is None
-            else self._elsewhere.memories()
-        )
+        self._memories = self._elsewhere.memories()
         looks = config.log_every_epochs and not left_out(config.throughput_parts, "memory")
         epochs = EpochWindow(
             self.run.totals, self._watch.facts, memory=self._memories.values if looks else no_memory
         )
-        if self._elsewhere is None:
-            self.trackers: Any = Trackers(config, self._info, self._routes.run_directory)
-            self.trackers.before_finish = self.hand_over
-        else:
-            self.trackers = self._elsewhere.trackers
+        self.trackers = self._elsewhere.trackers
         self.tracking = Tracking(
             config, trackers=self.trackers, run=self.run, epochs=epochs, anchor=self._anchor,
             first=self._info.rank == 0,
@@ -202,13 +178,13 @@ class Pumping:
         """
         self._resource = {
             **resource_attributes(self._info, environ),
-            **(self._elsewhere.resource if self._elsewhere is not None else {}),
+            **self._elsewhere.resource,
             "train.export.profile": self._profile.name,
         }
         self._routes.connect(self.pump.routes, self._resource, self._profile)
 
     def start(self) -> None:
-        """Begin to record, and start the thread."""
+        """Start the thread."""
         notes_guard = Guard(BY_HAND)
         # A step is judged when it is read: what was logged in it must be known by then.
         self.pump.first += [
@@ -216,7 +192,7 @@ class Pumping:
             Chore(self._read_operations, notes_guard, 0.0),
         ]
         self.pump.chores += [
-            *looking_after(self._recording, self._watch),
+            Chore(self._watch.look_at_workers, Guard("loader workers"), _LOOK_EVERY_S),
             Chore(self._notes_reader.tell, notes_guard, 0.0),
             Chore(self._write_summary, Guard("summary"), self._config.summary_every_s),
             Chore(lambda: self.capturing.turn(self.pump.settle), Guard("captures"), 0.0),
@@ -225,7 +201,6 @@ class Pumping:
             Chore(self._missing.tell, Guard("unobserved"), 2.0),
         ]
         self.run.teller.span(self._tracer.run_start(self._anchor.clock_ns, system_clock()))
-        self._recording.begin()
         with Guard("captures"):
             self.capturing.open(self._routes.on_post)
         self.pump.start()
@@ -294,12 +269,6 @@ class Pumping:
         """
         return self._documents.write(state, window)
 
-    def show_blocks(self, blocks: frozenset[str]) -> None:
-        """Print these blocks as well."""
-        self.trackers.show(blocks)
-        if BLOCK in blocks:
-            self.capturing.show_block()
-
     def window(self) -> Window:
         """A window of figures that begins now."""
         self.tracking.reset()
@@ -308,21 +277,6 @@ class Pumping:
     def unobserved(self) -> list[dict[str, str]]:
         """What could not be seen, with the reason and what to do."""
         return unobserved(self.run, self._recording.probes, loaded=self._recording.loaded)
-
-    def estate(self) -> Estate | None:
-        """What is known now; None without a run directory. Called by an exporter: nothing moves meanwhile."""
-        path = self._routes.run_directory
-        if path is None:
-            return None
-        pump, loaders = self.pump, known_loaders(self._recording.probes.loaders)
-        known = Known(
-            pump.edges, pump.missed, pump.cpu_s, self._overhead_s(), self._drops(), pump.faults(),
-            self.unobserved(), dict(self._watch.worker_exits),
-        )  # fmt: skip
-        return Estate(
-            self._config, self._info, self._resource, self._anchor, self.run, self._signals, loaders, known,
-            pump.positions(), pump.waiting, path, dict(self._routes.origins),
-        )  # fmt: skip
 
     def _read_operations(self) -> None:
         calls = calls_of(self._recording.timers.take(self._breath))
@@ -346,7 +300,6 @@ class Pumping:
 
     def _faults(self) -> dict[str, int]:
         hardware, faults = self._hardware.guard, self.pump.faults()
-        given = (self.caches, self._recording.timers, self._recording.hooks)
         for part, batches in self._routes.lost().items():
             faults[part] = faults.get(part, 0) + batches
         return {
@@ -354,7 +307,6 @@ class Pumping:
             **faults,
             "ranks": faults.get("ranks", 0) + self._ranks.faults,
             **self.tracking.faults(),
-            BY_HAND: faults.get(BY_HAND, 0) + sum(each.faults for each in given),
         } | {part: faults.get(part, 0) + number for part, number in self._recording.faults().items()}
 
     def _log_progress(self) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
+from otel_train.agent.in_process import AgentService
 from otel_train.arguments import callable_, one_of, text
 from otel_train.children import deaths_held_back
 from otel_train.clock import Anchor
@@ -19,93 +19,12 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from otel_train.cache_sizes import CacheSizes
     from otel_train.capturing.epochs import EpochCaptures
     from otel_train.config import Config
-    from otel_train.export.estate import Estate
-    from otel_train.export.pump import Route
     from otel_train.handle import Handle
     from otel_train.record.operations import Token
     from otel_train.record.roots import RootFinder
-    from otel_train.recording import Recording
     from otel_train.runinfo import RunInfo
-
-_log = logging.getLogger("otel_train")
-
-
-class Service(Protocol):
-    """Everything that is not recording: in a process beside this one, or in a thread of it. See ``otel_train.agent``."""
-
-    @property
-    def info(self) -> RunInfo:
-        """Who we are."""
-
-    @property
-    def recording(self) -> Recording:
-        """What writes."""
-
-    @property
-    def caches(self) -> CacheSizes:
-        """The program's own."""
-
-    @property
-    def run_directory(self) -> Path | None:
-        """Folder of this run."""
-
-    @property
-    def metrics_url(self) -> str | None:
-        """Address of ``/metrics``."""
-
-    def start(self) -> None:
-        """Begin to record."""
-
-    def track(self, given: Mapping[str, Any]) -> None:
-        """Log to runs and writers that the program has."""
-
-    def provide(self, providers: Mapping[str, Any]) -> None:
-        """Export by way of providers of the program's own."""
-
-    def show_blocks(self, blocks: frozenset[str]) -> None:
-        """Print these blocks as well."""
-
-    def epoch_captures(self) -> EpochCaptures:
-        """Captures that begin and end with epochs."""
-
-    def capture(self, request: dict[str, Any]) -> str:
-        """Why no capture will be made; "" if one will."""
-
-    def add_route(self, route: Route) -> None:
-        """Export to somebody else as well."""
-
-    def estate(self) -> Estate | None:
-        """What is known now; None where somebody else has it."""
-
-    def summary(self, state: str) -> dict[str, Any]:
-        """The figures up to now, or since ``reset_window``."""
-
-    def reset_window(self) -> None:
-        """Let ``summary`` start from now."""
-
-    def unobserved(self) -> list[dict[str, str]]:
-        """What could not be seen."""
-
-    def close(self, state: str) -> None:
-        """Count to the end, export, and give everything back. Never raises."""
-
-
-def _service(config: Config, environ: Mapping[str, str], origins: Mapping[str, str]) -> Service:
-    """Where the work is done. A machine that cannot start a process, or share memory with one, has it done in a thread."""
-    anchor = Anchor.now()
-    if config.agent == "process":
-        from otel_train.agent.in_process import AgentService
-
-        try:
-            return AgentService(config, environ, origins=origins, anchor=anchor)
-        except (OSError, AttributeError) as error:  # the latter: no memfd, no pidfd on this system
-            _log.warning("No agent can run beside this process (%s): a thread of it does its work", error)
-    from otel_train.agent.in_thread import ThreadService
-
-    return ThreadService(config, environ, origins=origins, anchor=anchor)
 
 
 class Session:
@@ -134,7 +53,7 @@ class Session:
         self.config = config
         self.closed = False
         self._pid = os.getpid()
-        self._service = _service(config, environ, origins)
+        self._service = AgentService(config, environ, origins=origins, anchor=Anchor.now())
         self._recording = self._service.recording
         self._outcome = Outcome(self.close, lambda: self._recording.recorder.main.ring.written)
         self._outcome.watch()
@@ -209,14 +128,6 @@ class Session:
     def epoch_captures(self) -> EpochCaptures:
         """Captures that begin and end with epochs, asked for by whoever owns the loop."""
         return self._service.epoch_captures()
-
-    def add_route(self, route: Route) -> None:
-        """Export to somebody else as well: an empty batch at once, while nothing moves."""
-        self._service.add_route(route)
-
-    def estate(self) -> Estate | None:
-        """What is known now; None without a run directory. Called by an exporter: nothing moves meanwhile."""
-        return self._service.estate()
 
     def let_go_in_fork(self) -> None:
         """In a forked child: take out the hooks, and leave files, threads and sockets to the parent."""

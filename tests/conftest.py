@@ -51,8 +51,8 @@ def bare_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
             monkeypatch.delenv(name)
     if request.node.get_closest_marker("stack") is None:
         monkeypatch.setenv("OTEL_TRAIN_TEST_BIN", os.devnull)
-    if os.environ.get("TEST_AGENT"):  # these tests with the agent in the other place
-        monkeypatch.setenv("OTEL_TRAIN_AGENT", os.environ["TEST_AGENT"])
+    # Sessions of the tests' own process: a thread starts faster. Programs that tests start have the default.
+    monkeypatch.setenv("OTEL_TRAIN_AGENT", os.environ.get("TEST_AGENT", "thread"))
 
 
 @pytest.fixture(params=[False, True], ids=["python", "c"])

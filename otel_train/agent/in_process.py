@@ -14,12 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.messages import Answer, Ask, Hello, LoopFigures, Opened
-from otel_train.agent.process import serve_here, start
+from otel_train.agent.process import AgentThread, start
 from otel_train.agent.reports import Reports
 from otel_train.cache_sizes import CacheSizes
 from otel_train.children import free_in_forks
 from otel_train.config import CODE
+from otel_train.errors import ConfigError
 from otel_train.guard import Guard
+from otel_train.launch.ends import LauncherFolder
 from otel_train.recording import Recording
 from otel_train.runinfo import detect
 
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
     from otel_train.capturing.epochs import EpochCaptures
     from otel_train.clock import Anchor
     from otel_train.config import Config
+
+UP_S = 10.0
+"""Longest that the end of a session waits for the agent's interpreter to start: on a busy machine a short program is
+over before."""
 
 OPEN_S = 10.0
 """Longest that somebody who asks for the run directory waits for the agent to open it."""
@@ -59,6 +65,7 @@ class AgentService:
         anchor: one instant on both clocks.
 
     Attributes:
+        here: the agent, where it is a thread of this process.
         info: who we are; run and attempt are known for good once the agent has opened the run directory.
         recording: what writes.
         caches: of the program's own.
@@ -88,6 +95,7 @@ class AgentService:
         self._answered = threading.Condition(free_in_forks(threading.Lock()))
         self._number = 0
         self._opened: Opened | None = None
+        self._is_up = threading.Event()
         self._is_open = threading.Event()
         self._over: bool = False
         self._ending = False
@@ -100,9 +108,11 @@ class AgentService:
         self._requests = _RemoteRequests(self._ask, self._tell)
         self._capturing: Any = None
         self._brought: Any = None
+        self._refusal = ""
+        self.here: AgentThread | None = None
         try:
             self._check_settings()
-            self._link = start()
+            self._link = self._first_agent()
         except BaseException:
             self.recording.end()
             self.recording.close()
@@ -114,6 +124,8 @@ class AgentService:
         """Begin to record, and to report.
 
         Raises:
+            ConfigError: an agent in a thread cannot honour a setting. One in a process logs it.
+            OSError: the agent is gone.
             RuntimeError: no thread can be started.
         """
         self.recording.begin()
@@ -121,11 +133,42 @@ class AgentService:
         try:
             self._say_hello(self._link)  # before anything else is sent
             self._thread.start()
-        except (OSError, RuntimeError):
+            if self.here is not None:
+                self._await_opening()
+        except (OSError, RuntimeError, ConfigError):
+            self._over = True
+            self._listen_no_more()
             self.recording.end()
             self._link.close()
+            for thread in (self._thread, self.here):
+                if thread is not None and thread.is_alive():
+                    thread.join(self._config.exit_timeout_s)
             self.recording.close()
             raise
+
+    def _await_opening(self) -> None:
+        self._is_open.wait(OPEN_S)
+        if self._refusal:
+            raise ConfigError(self._refusal)
+        if self._opened is None:
+            raise RuntimeError("the agent did not begin")
+
+    def _first_agent(self) -> Link:
+        if self._config.agent == "process" and self.recording.memory.descriptor < 0:
+            _log.warning("No memory can be shared with an agent: a thread of this process does its work")
+        elif self._config.agent == "process":
+            launcher = LauncherFolder(self._environ, self.info.pid)
+            launcher.opened()
+            try:
+                return start()
+            except OSError as error:
+                launcher.closed()
+                _log.warning("No agent can run beside this process (%s): a thread of it does its work", error)
+        return self._agent_here()
+
+    def _agent_here(self) -> Link:
+        self.here = AgentThread(self.recording.memory.map, self._config.exit_timeout_s)
+        return self.here.link
 
     def _listen(self) -> None:
         """Listen for SIGUSR2 if nobody else does: unheard, it would end the program."""
@@ -215,12 +258,6 @@ class AgentService:
         refusal: str = self._capturing.ask(request)
         return refusal
 
-    def add_route(self, route: object) -> None:
-        """Nothing: who would be told has an agent that outlives this process."""
-
-    def estate(self) -> None:
-        """None: the agent has it."""
-
     def summary(self, state: str) -> dict[str, Any]:
         """The figures up to now, or since ``reset_window``; empty where there is no agent any more."""
         if self._last is not None:
@@ -256,6 +293,7 @@ class AgentService:
             self._stop_capturing,
             self._listen_no_more,
             self.recording.end,
+            lambda: self._is_up.wait(UP_S),
             lambda: self._open(timeout_s),
             lambda: self._report(fresh=True),
             lambda: self._end_captures(timeout_s),
@@ -276,18 +314,26 @@ class AgentService:
             with guard:
                 self._serve_one()
             self._fail_waiting()
-            if self._over or self._ending:
-                return
+            if self._over or self._ending or (self.here is not None and self._opened is None):
+                break
             with guard:
                 self._start_again()
+        if self.here is not None and self.here.problem:
+            _log.error("Nothing more is exported: %s", self.here.problem)
+        self._is_up.set()
         self._is_open.set()
 
     def _say_hello(self, link: Link) -> None:
+        if self.here is not None:
+            link.send(self._hello())
+            return
         process = _descriptor_of(os.getpid())
+        given = (self.recording.memory.descriptor, process)
         try:
-            link.send(self._hello(), (self.recording.memory.descriptor, process))
+            link.send(self._hello(), tuple(descriptor for descriptor in given if descriptor >= 0))
         finally:
-            os.close(process)
+            if process >= 0:
+                os.close(process)
 
     def _serve_one(self) -> None:
         """Report, and do what the agent asks for, until it is gone or the session is over."""
@@ -315,13 +361,13 @@ class AgentService:
         try:
             if self._opened is None:  # it cannot run here
                 _log.warning("The agent ended before it began: a thread of this process does its work")
-                link = serve_here()
+                link = self._agent_here()
             else:
                 _log.warning("The agent has ended; another one goes on")
-                link = start()
+                link = start() if self.here is None else self._agent_here()
         except OSError as error:
             _log.warning("No other agent can be started (%s): a thread of this process goes on", error)
-            link = serve_here()
+            link = self._agent_here()
         self._say_hello(link)
         self._link = link
 
@@ -391,9 +437,15 @@ class AgentService:
 
     def _do_refused(self, why: str) -> None:
         """The agent cannot honour a setting that could not be checked here."""
-        _log.error("Nothing is exported: %s", why)
+        if self.here is None:
+            _log.error("Nothing is exported: %s", why)
+        self._refusal = why
         self._over = True
         self._is_open.set()
+
+    def _do_up(self) -> None:
+        """The agent runs; nothing has been opened yet."""
+        self._is_up.set()
 
     def _do_log(self, level: int, text: str) -> None:
         _log.log(level, "%s", text)
@@ -581,6 +633,8 @@ class AgentService:
     def _let_go(self) -> None:
         self._over = True
         self._link.close()
+        if self.here is not None:  # it ends with this process: what it cannot send by then stays in the spool
+            self.here.join(self._config.exit_timeout_s)
 
     def let_go_in_fork(self) -> None:
         """In a forked child: the connection is the parent's."""
@@ -666,10 +720,12 @@ class _RemoteTraining:
 def _descriptor_of(pid: int) -> int:
     """A descriptor of a process: its end is seen at once, and no later process of its number is taken for it.
 
-    Raises:
-        OSError: this system has none.
+    -1 where this system has none: then the end of the connection is the end of the process.
     """
-    return os.pidfd_open(pid)
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return -1
 
 
 def _nothing() -> None:

@@ -60,7 +60,7 @@ class Link:
         return self._read(self._exactly(_LENGTH.size))
 
     def receive_first(self, descriptors: int) -> tuple[Any, list[int]]:
-        """The next message, with so many descriptors.
+        """The next message, with up to so many descriptors.
 
         Raises:
             EOFError: the other end is gone.

@@ -11,13 +11,20 @@ import sys
 import threading
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.agent.link import Link
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Sequence
     from types import FrameType
+
+    from otel_train.agent.messages import Hello
+    from otel_train.agent.service import RankService
+
+DELIVERY_S: Final = 60.0
+"""Longest that an agent outlives its last rank, with a Collector that does not answer."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 _THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -86,28 +93,21 @@ def _another_has_ended() -> bool:
 
 
 def main(descriptor: int) -> None:
-    """Serve the rank at the other end of this socket."""
-    from otel_train.agent.messages import Ask, Hello
-    from otel_train.errors import ConfigError
-
+    """Serve the rank at the other end of this socket, in the agent's own process."""
     link = Link(socket.socket(fileno=descriptor))
     handler = LogsToRank(link)
     logger = logging.getLogger("otel_train")
     logger.addHandler(handler)
     logger.propagate = False
     try:
-        hello, (memory, process) = link.receive_first(2)
-    except (EOFError, ValueError):
+        hello, descriptors = link.receive_first(2)
+    except EOFError:
         return
-    assert isinstance(hello, Hello)
     with suppress(OSError):
         os.chdir(hello.folder)
-    from otel_train.agent.service import RankService
-
-    try:
-        service = RankService(link, hello, memory, process)
-    except ConfigError as error:
-        link.send(Ask(0, "refused", (str(error),)))
+    process = descriptors[1] if len(descriptors) > 1 else -1
+    service = _opened(link, hello, descriptors[0], process, deliver_s=DELIVERY_S)
+    if service is None:
         return
 
     def terminated(number: int, frame: FrameType | None) -> None:
@@ -120,27 +120,68 @@ def main(descriptor: int) -> None:
     service.serve()
 
 
-def serve_here() -> Link:
-    """The same in a thread of this process; the connection to it.
+class AgentThread(threading.Thread):
+    """An agent in a thread of the training process: where no process can be started, or none is wanted.
+
+    Args:
+        memory: that the rank writes to.
+        deliver_s: longest that it delivers after the rank has let go of it.
+
+    Attributes:
+        link: the rank's end of the connection.
+        service: what serves, once the rank has said hello.
+        problem: why it could not begin; "" where it could.
 
     Raises:
         OSError: no descriptor is left.
         RuntimeError: no thread can be started.
     """
-    ours, theirs = socket.socketpair()
 
-    def serve() -> None:
-        from otel_train.agent.service import RankService
-
-        link = Link(theirs)
+    def __init__(self, memory: mmap.mmap, deliver_s: float) -> None:
+        super().__init__(name="otel-train-agent", daemon=True)
+        ours, theirs = socket.socketpair()
+        self.link, self._theirs = Link(ours), Link(theirs)
+        self.service: RankService | None = None
+        self.problem = ""
+        self._memory = memory
+        self._deliver_s = deliver_s
         try:
-            hello, (memory, process) = link.receive_first(2)
-        except (EOFError, ValueError):
-            return
-        RankService(link, hello, memory, process).serve()
+            self.start()
+        except BaseException:
+            self.link.close()
+            self._theirs.close()
+            raise
 
-    threading.Thread(target=serve, name="otel-train-agent", daemon=True).start()
-    return Link(ours)
+    def run(self) -> None:
+        """Serve the rank."""
+        try:
+            hello = self._theirs.receive()
+            self.service = _opened(self._theirs, hello, self._memory, -1, deliver_s=self._deliver_s)
+            if self.service is not None:
+                self.service.serve()
+        except EOFError:
+            pass
+        except Exception as error:  # noqa: BLE001 - no fault of ours reaches the program
+            self.problem = f"{type(error).__name__}: {error}"
+        finally:
+            self._theirs.close()
+
+
+def _opened(
+    link: Link, hello: Hello, memory: int | mmap.mmap, process: int, *, deliver_s: float
+) -> RankService | None:
+    """What serves the rank; None where it has set what cannot be honoured, and is told so."""
+    from otel_train.agent.messages import Ask
+    from otel_train.agent.service import RankService
+    from otel_train.errors import ConfigError
+
+    with suppress(OSError):  # a rank that is gone is counted to its end all the same
+        link.send(Ask(0, "up"))
+    try:
+        return RankService(link, hello, memory, process, deliver_s=deliver_s)
+    except ConfigError as error:
+        link.send(Ask(0, "refused", (str(error),)))
+        return None
 
 
 class LogsToRank(logging.Handler):

@@ -57,6 +57,7 @@ class Reports:
                 "compiled models", "loader workers", "values by hand", "device memory", "ranks", "state",
             )
         }  # fmt: skip
+        self._watched = (0, 0)
         self._due_s: dict[str, float] = {}
         self._memory: tuple[Any, ...] = ()
         self._taken: dict[str, int] = {}
@@ -76,6 +77,9 @@ class Reports:
             for thread in list(recording.recorder.threads)
             if thread.slot >= 0
         )
+        watched = len(recording.probes.loaders), len(recording.probes.models)
+        fresh = fresh or watched != self._watched
+        self._watched = watched
         deaths: list[tuple[str, Death]] = []
         if fresh or self._is_due("look", _STATE_EVERY_S):
             deaths = self._do("loader workers", self._look_at_workers, [])

@@ -75,12 +75,12 @@ class SharedRings:
     """What a ``Recorder`` of another process writes, for the pump.
 
     Args:
-        descriptor: of the memory.
+        memory: of the rank, or its descriptor.
         copy: file that gets the last steps, a second old at most; None for none.
     """
 
-    def __init__(self, descriptor: int, copy: Path | None = None) -> None:
-        self._map = mmap.mmap(descriptor, 0)
+    def __init__(self, memory: int | mmap.mmap, copy: Path | None = None) -> None:
+        self._map = mmap.mmap(memory, 0) if isinstance(memory, int) else memory
         self._layout = SharedLayout.of(self._map)
         self._threads: dict[int, SharedThread] = {}
         self._names = b""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
 import queue
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,12 +28,15 @@ from otel_train.capturing.office import RequestFolder
 from otel_train.clock import system_clock
 from otel_train.export.memories import Memories
 from otel_train.export.peaks import TreeReader
+from otel_train.export.pump import BREATH_AFTER_NS
 from otel_train.export.ranks import Job
 from otel_train.export.routes import Routes
 from otel_train.guard import Guard
+from otel_train.launch.ends import LauncherFolder, RankEnd
 from otel_train.pumping import Pumping
 
 if TYPE_CHECKING:
+    import mmap
     from collections.abc import Callable, Iterable, Mapping
 
     from otel_train.agent.link import Link
@@ -44,8 +48,8 @@ if TYPE_CHECKING:
 STALE_S = 3.0
 """A rank that reports nothing for so long hangs, with the interpreter lock held: its edges are read all the same."""
 
-DELIVERY_S = 60.0
-"""Longest that an agent outlives its last rank, with a Collector that does not answer."""
+NEVER_NS = 1 << 62
+"""Where training is another process, nobody waits for the interpreter of this one."""
 
 _POST_S = 2.0
 _log = logging.getLogger("otel_train")
@@ -57,11 +61,23 @@ class RankService:
     Args:
         link: to the rank.
         hello: its first message.
-        memory: descriptor of its memory.
+        memory: its memory, or the descriptor of it.
         process: descriptor of its process; -1 where there is none.
+        deliver_s: longest that it delivers after the rank has ended.
+
+    Attributes:
+        pumping: the account, and what is made of it.
+        pump: the thread that reads.
+        routes: where that goes.
+
+    Raises:
+        ConfigError: a setting cannot be honoured.
     """
 
-    def __init__(self, link: Link, hello: Hello, memory: int, process: int) -> None:
+    def __init__(
+        self, link: Link, hello: Hello, memory: int | mmap.mmap, process: int, *, deliver_s: float
+    ) -> None:
+        self._deliver_s = deliver_s
         self._link = link
         self._hello = hello
         self._process = process
@@ -75,36 +91,53 @@ class RankService:
         self._asked: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
         config, info = hello.config, hello.info
         opening = Routes.open_again if hello.again else Routes.open
-        self._routes = opening(config, info, hello.environ, origins=hello.origins)
-        self.info = self._routes.info
-        self._routes.terminal = (hello.page, lambda text: self._tell("say", text))
-        self._rings = SharedRings(memory, self._routes.flight_path)
+        self.routes = opening(config, info, hello.environ, origins=hello.origins)
+        with ExitStack() as undo:  # what has been set up when a part fails
+            undo.callback(self.routes.close, 0)
+            self._set_up(memory)
+            undo.pop_all()
+
+    def _set_up(self, memory: int | mmap.mmap) -> None:
+        hello = self._hello
+        config, info = hello.config, hello.info
+        self.info = self.routes.info
+        self.routes.terminal = (hello.page, lambda text: self._tell("say", text))
+        self._rings = SharedRings(memory, self.routes.flight_path)
+        self._launcher = LauncherFolder(hello.environ, info.pid)
+        if info.pid != os.getpid():  # a thread of the rank could not say how it ended
+            self._launcher.opened(os.getpid())
         self._remote = RemoteRecording(self._rings)
-        self._requests = RequestFolder(self._routes.rank_folder if config.capture != "off" else None)
+        self._requests = RequestFolder(self.routes.rank_folder if config.capture != "off" else None)
         elsewhere = _Elsewhere(
             self._remote, self._tell, resource=hello.resource, pid=info.pid, post=self._post,
             waiting=self._requests.waiting,
+            breath_after_ns=BREATH_AFTER_NS if info.pid == os.getpid() else NEVER_NS,
         )  # fmt: skip
         recording: Any = self._remote
-        self._pumping = Pumping(
-            config, self.info, recording=recording, routes=self._routes, anchor=hello.anchor,
+        self.pumping = Pumping(
+            config, self.info, recording=recording, routes=self.routes, anchor=hello.anchor,
+            # What the launcher counts is the same on all ranks; what lies in a rank's folder need not be.
             key_prefix=f"otel_train/{info.attempt}", elsewhere=elsewhere,
         )  # fmt: skip
-        self._pumping.connect(hello.environ)
-        self._pump = self._pumping.pump
+        self.pumping.connect(hello.environ)
+        self.pump = self.pumping.pump
         self._reported_s = time.monotonic()
         self._worker = threading.Thread(target=self._answer_all, name="otel-train-asks", daemon=True)
 
     def serve(self) -> None:
         """Serve the rank until it has ended and everything of it is delivered, or kept."""
-        self._pumping.start()
-        self._worker.start()
-        directory = self._routes.run_directory
+        with ExitStack() as undo:
+            undo.callback(self.routes.close, 0)
+            undo.callback(self.pumping.undo)
+            self.pumping.start()
+            self._worker.start()
+            undo.pop_all()
+        directory = self.routes.run_directory
         opened = Opened(
             self.info,
             str(directory) if directory else "",
-            self._routes.metrics_url or "",
-            self._pumping.resource,
+            self.routes.metrics_url or "",
+            self.pumping.resource,
         )
         with suppress(OSError):
             self._link.send(opened)
@@ -157,37 +190,37 @@ class RankService:
                 self._ended.set()
 
     def _do_summary(self, state: str) -> dict[str, Any]:
-        with self._pump.settled():
-            return self._pumping.document(state, self._window)
+        with self.pump.settled():
+            return self.pumping.document(state, self._window)
 
     def _do_reset_window(self) -> None:
-        with self._pump.settled():
-            self._window = self._pumping.window()
+        with self.pump.settled():
+            self._window = self.pumping.window()
 
     def _do_unobserved(self) -> list[dict[str, str]]:
-        return self._pumping.unobserved()
+        return self.pumping.unobserved()
 
     def _do_settle(self) -> LoopFigures:
         """Everything that was reported is settled; how the loop goes."""
-        with self._pump.settled():
-            return loop_of(self._pumping.run, self._rings)
+        with self.pump.settled():
+            return loop_of(self.pumping.run, self._rings)
 
     def _do_number(self, at_ns: int) -> int:
-        return self._pumping.run.recent.at(at_ns, self._pumping.run.step_number)
+        return self.pumping.run.recent.at(at_ns, self.pumping.run.step_number)
 
     def _do_epoch(self, at_ns: int) -> int:
-        return self._pumping.run.epochs.at(at_ns)
+        return self.pumping.run.epochs.at(at_ns)
 
     def _do_captured(self, capture: Any) -> None:
-        with self._pump.lock:
-            self._pumping.run.captured(capture)
+        with self.pump.lock:
+            self.pumping.run.captured(capture)
 
     def _do_active(self, active: bool) -> None:  # noqa: FBT001 - a message
-        self._pumping.run.captures.active = active
+        self.pumping.run.captures.active = active
 
     def _do_hand_over(self) -> bool:
         """The rows of what has been settled up to now."""
-        return self._pumping.hand_over()
+        return self.pumping.hand_over()
 
     def _do_publish(self, token: str) -> None:
         self._requests.publish(token)
@@ -199,20 +232,20 @@ class RankService:
         return self._requests.pass_on(rank, request)
 
     def _do_providers(self) -> None:
-        with self._pump.lock:
-            self._routes.add_elsewhere(RemoteProviders(self._tell))
+        with self.pump.lock:
+            self.routes.add_elsewhere(RemoteProviders(self._tell))
 
     def _do_last_settle(self) -> None:
         """Nothing is recorded any more: the last steps get their numbers."""
-        self._pump.stop(self._hello.config.exit_timeout_s)
-        with self._pump.lock:
-            self._pump.settle()
-            self._pumping.run.close(system_clock())
+        self.pump.stop(self._hello.config.exit_timeout_s)
+        with self.pump.lock:
+            self.pump.settle()
+            self.pumping.run.close(system_clock())
 
     def _do_end(self, state: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
         """The run is over: its figures, and what could not be seen."""
         self._finish(state)
-        return self._pumping.document(state, self._window), self._pumping.unobserved()
+        return self.pumping.document(state, self._window), self.pumping.unobserved()
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -221,20 +254,20 @@ class RankService:
             if self._over:
                 return
             self._over = True
-            pumping, config = self._pumping, self._hello.config
+            pumping, config = self.pumping, self._hello.config
             with Guard("close"):
-                self._pump.stop(config.exit_timeout_s)
+                self.pump.stop(config.exit_timeout_s)
                 pumping.last_turn(state, cause=cause)
             with Guard("close"):
                 pumping.close(config.exit_timeout_s)
             with Guard("flight file"):
                 self._rings.close()
             with Guard("artifacts"):
-                write_at_the_end(config, self.info.rank, self._routes.run_directory)
+                write_at_the_end(config, self.info.rank, self.routes.run_directory)
             with Guard("captures"):
                 self._requests.withdraw()
             with Guard("run directory"):  # the next start of this rank must not wait for a Collector
-                self._routes.close_files()
+                self.routes.close_files()
 
     def _finish_without_it(self) -> None:
         """The rank is gone, or its connection is: bring it to its end."""
@@ -243,10 +276,15 @@ class RankService:
             state, cause = self._said, ""
         self._rings.limit(None)
         self._finish(state, cause=cause)
+        steps = self.pumping.run.totals.steps_by_phase().get("train", 0)
+        path = self.routes.rank_folder
+        if path is not None:
+            self._launcher.ended(RankEnd(path, self.info.rank, steps, self.pump.missed))
 
     def _deliver(self) -> None:
         """Send what waits, or leave it in the spool."""
-        self._routes.close(DELIVERY_S)
+        self._launcher.closed()
+        self.routes.close(self._deliver_s)
         self._link.close()
 
     # -- what the rank is asked --------------------------------------------------------------------
@@ -283,7 +321,7 @@ def loop_of(run: RunAccount, rings: SharedRings) -> LoopFigures:
 class _Elsewhere:
     """See ``otel_train.pumping.Elsewhere``."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - most by keyword
         self,
         remote: RemoteRecording,
         tell: Callable[..., None],
@@ -292,7 +330,9 @@ class _Elsewhere:
         pid: int,
         post: Callable[[bytes, str], tuple[int, object]],
         waiting: Callable[[], object],
+        breath_after_ns: int,
     ) -> None:
+        self.breath_after_ns = breath_after_ns
         self._waiting = waiting
         self.resource = resource
         self.trackers = RemoteTrackers(remote, tell)

@@ -6,12 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.accounting.types import TRAIN, StepSource
 from otel_train.aggregate.captures import CAPTURES_FOLDER
-from otel_train.capturing.around import Limits, Loop, Story
+from otel_train.capturing.around import Limits, Story
 from otel_train.capturing.asked import options_of
 from otel_train.capturing.boundary import Rule
 from otel_train.capturing.desk import Desk
 from otel_train.capturing.epochs import EpochCaptures
-from otel_train.capturing.gate import Thread
 from otel_train.capturing.memory_snapshot import OomSnapshots
 from otel_train.capturing.office import Identity, Office, RequestFolder
 from otel_train.capturing.plan import Plan
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
     from otel_train.capturing.around import Training
     from otel_train.capturing.office import Requests
     from otel_train.config import Config
-    from otel_train.record.recorder import Recorder
     from otel_train.runinfo import RunInfo
 
 _WORK = {
@@ -165,63 +163,6 @@ class Capturing:
         self._training.over(capture)
         if self._console is not None:
             self._console.tell(capture)
-
-
-class TrainingHere:
-    """The account of a run that lies in this process.
-
-    Args:
-        run: the account.
-        recorder: the rings.
-    """
-
-    def __init__(self, run: RunAccount, recorder: Recorder) -> None:
-        self._run = run
-        self._recorder = recorder
-
-    def loop(self) -> Loop:
-        """The training loop as it is now."""
-        run, sources = self._run, self._recorder.sources
-        leading = run.leading
-        rings = {id(ring): ring for ring in self._recorder.threads}
-        ring = rings.get(leading.key, self._recorder.main) if leading else self._recorder.main
-        thread = Thread(ring.ident, sources, ring.ring.divert)
-        return Loop(
-            rule_of(run),
-            thread,
-            run.step_number,
-            run.keeper.median_ns,
-            run.epochs.at(run.settled_ns),
-            run.settled_ns,
-        )
-
-    def number(self, at_ns: int) -> int:
-        """Number of the step that ran at an instant."""
-        return self._run.recent.at(at_ns, self._run.step_number)
-
-    def epoch(self, at_ns: int) -> int:
-        """The pass over the training data that ran at an instant, from 1."""
-        return self._run.epochs.at(at_ns)
-
-    def unix_ns(self, clock_ns: int) -> int:
-        """Wall time of an instant."""
-        return self._run.teller.unix(clock_ns)
-
-    def slow_steps(self) -> int:
-        """Slow steps up to now."""
-        return self._run.keeper.slow
-
-    def over(self, capture: Capture) -> None:
-        """A capture is over."""
-        self._run.captured(capture)
-
-    def active(self, *, active: bool) -> None:
-        """Whether one runs."""
-        self._run.captures.active = active
-
-    def watch(self, within_ns: Callable[[], tuple[int, int]]) -> None:
-        """Keep the steps of what was recorded last."""
-        self._run.keeper.captured_ns = within_ns
 
 
 def rule_of(run: RunAccount) -> Rule | None:

@@ -19,7 +19,7 @@ from otel_train.values import FILE_VARIABLE, PREFIX
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from otel_train.launch.aftermath import Settled
+    from otel_train.launch.ends import RankEnd
     from otel_train.launch.parent import Ended
 
 EPILOG = """\
@@ -118,47 +118,40 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
         ConfigError: a setting cannot be honoured, or there is no such program.
     """
     from otel_train.launch import command, parent
-    from otel_train.launch.names import WILL
+    from otel_train.launch.ends import wait_for_ends
 
     if module is not None and not module:
         raise ConfigError("-m: expected the name of a module")
     line = command.command_line(words, module=module or "", flags=command.interpreter_flags())
     folder = Path(tempfile.mkdtemp(prefix="otel-train-"))
+    ends: list[RankEnd] = []
     try:
         environ = command.environment(os.environ, settings, folder)
         if (flag := command.unreachable()) and line[0] == sys.executable:
             print(f"otel-train: python {flag} keeps us out; the program runs unobserved", file=sys.stderr)
         try:
-            ended = parent.start_and_wait(line, environ)
+            ended = parent.start_and_wait(line, environ, lambda: ends.extend(wait_for_ends(folder)))
         except OSError as error:
             raise ConfigError(f"{line[0]} cannot be started: {error.strerror}") from error
-        if any(folder.glob(f"*{WILL}")):
-            _settle(folder, ended, environ)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    _say(ends)
     return ended
 
 
-def _settle(folder: Path, ended: Ended, environ: Mapping[str, str]) -> None:
-    """Export what was left behind, and say so."""
+def _say(ends: Sequence[RankEnd]) -> None:
+    """Say what ended without a word, and what was counted of it."""
     from otel_train.aggregate import postmortem
     from otel_train.cli.postmortem import headline
-    from otel_train.guard import Guard
-    from otel_train.launch.aftermath import settle
 
-    # The OpenTelemetry exporters read their settings from the environment of their process.
-    os.environ.update({name: value for name, value in environ.items() if name.startswith("OTEL_")})
-    ranks: list[Settled] = []
-    with Guard("exporting what was left behind", limit=1):  # the program's exit code matters more
-        ranks = settle(folder, ended, environ)
-    for rank in ranks:
+    for end in ends:
         try:
-            said = headline(postmortem.read(rank.rank_path))
+            said = headline(postmortem.read(end.rank_path))
         except OtelTrainError as error:
-            said = f"rank {rank.rank} is gone ({error})"
-        lost = f", {rank.lost} edges had been overwritten" if rank.lost else ""
-        print(printable(f"otel-train: {said}; {rank.steps} steps exported{lost}"), file=sys.stderr)
-        more = f"otel-train: more: otel-train postmortem {shlex.quote(str(rank.rank_path))}"
+            said = f"rank {end.rank} is gone ({error})"
+        lost = f", {end.lost} edges had been overwritten" if end.lost else ""
+        print(printable(f"otel-train: {said}; {end.steps} steps exported{lost}"), file=sys.stderr)
+        more = f"otel-train: more: otel-train postmortem {shlex.quote(str(end.rank_path))}"
         print(printable(more), file=sys.stderr)
 
 

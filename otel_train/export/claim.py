@@ -33,22 +33,24 @@ class RankClaim:
     On a network file system it also holds against other hosts. The same process may take it several times.
 
     Attributes:
-        closed_here: the last to let go was this process.
+        closed_here: the last to let go wrote for the same process.
     """
 
-    def __init__(self, descriptor: int, key: tuple[int, int], *, closed_here: bool) -> None:
+    def __init__(self, descriptor: int, key: tuple[int, int], owner: str, *, closed_here: bool) -> None:
         self.closed_here = closed_here
+        self._owner = owner
         self._descriptor = descriptor
         self._key = key
         self._pid = os.getpid()
         self._times = 1
 
     @classmethod
-    def take(cls, path: Path) -> RankClaim | None:
+    def take(cls, path: Path, owner: int = 0) -> RankClaim | None:
         """The claim; None while a living process has it.
 
         Args:
             path: of the file with the lock; made where it is missing.
+            owner: the training process that is written for; 0 for this one.
 
         Raises:
             OSError: it cannot be opened.
@@ -64,9 +66,10 @@ class RankClaim:
             if not _locked(descriptor, said):
                 os.close(descriptor)
                 return None
-            mine = process_mark(os.getpid())
-            claim = cls(descriptor, (told.st_dev, told.st_ino), closed_here=said == f"{mine} {_CLOSED}")
-            claim._say(mine)
+            whose = process_mark(owner or os.getpid())
+            key = told.st_dev, told.st_ino
+            claim = cls(descriptor, key, whose, closed_here=said == f"{whose} {_CLOSED}")
+            claim._say(process_mark(os.getpid()))
             _held[claim._key] = claim
             return claim
 
@@ -82,7 +85,7 @@ class RankClaim:
             if self._times or self._pid != os.getpid():
                 return
             _held.pop(self._key, None)
-            self._say(f"{process_mark(self._pid)} {_CLOSED}")
+            self._say(f"{self._owner} {_CLOSED}")
             os.close(self._descriptor)
 
     def _say(self, text: str) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.ma  # numpy imports it with the first np.unique: 30 ms that would fall into a step
 
 from otel_train.aggregate.run import SLICE_EDGES
-from otel_train.export.estate import Position
 from otel_train.guard import Guard
 from otel_train.records import Batch
 
@@ -139,20 +138,6 @@ class Pump:
         for guard in dict.fromkeys((self.guard, *(each.guard for each in driven))):  # some share one
             faults[guard.part] = faults.get(guard.part, 0) + guard.faults
         return faults
-
-    def positions(self) -> tuple[Position, ...]:
-        """How far every ring that lies in the flight file has been read."""
-        main = self._recorder.main
-        return tuple(
-            Position(t.slot, t.ident, t.name, id(t), t is main, t.engine, t.ring.taken)
-            for t in self._recorder.threads
-            if t.slot >= 0
-        )
-
-    @property
-    def waiting(self) -> list[tuple[np.ndarray, np.ndarray]]:
-        """Times and codes of autograd's threads that have been read and wait for the main thread's edges."""
-        return self._engine
 
     def start(self) -> None:
         """Start the thread."""

@@ -102,7 +102,7 @@ class Routes:
         directory = RunDirectory.open(
             Path(config.run_dir), info.run_id, rank=info.rank, attempt=config.attempt if config.attempt >= 0 else None,
             restarts=info.attempt,
-            run=_run_document(config, info, origins), max_bytes=config.max_run_dir_bytes,
+            run=_run_document(config, info, origins), max_bytes=config.max_run_dir_bytes, owner=info.pid,
         )  # fmt: skip
         return cls(config, info, environ, directory, origins=origins)
 
@@ -113,7 +113,7 @@ class Routes:
         """Go on in the run directory that ``info`` has been placed in, which somebody else of ours opened."""
         directory = RunDirectory.again(
             Path(config.run_dir) / folder_name(info.run_id), info.rank, attempt=info.attempt,
-            max_bytes=config.max_run_dir_bytes,
+            max_bytes=config.max_run_dir_bytes, owner=info.pid,
         )  # fmt: skip
         return cls(config, info, environ, directory, origins=origins)
 

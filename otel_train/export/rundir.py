@@ -86,6 +86,7 @@ class RunDirectory:
         self.writable = False
         self.faults = 0
         self._claim: RankClaim | None = None
+        self._owner = 0
         self._told = False
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -105,6 +106,7 @@ class RunDirectory:
         attempt: int | None = None,
         restarts: int = 0,
         max_bytes: int = DEFAULT_MAX_BYTES,
+        owner: int = 0,
     ) -> RunDirectory:
         """Make, or come back to, the folder of one rank.
 
@@ -116,6 +118,7 @@ class RunDirectory:
             attempt: which attempt this is, when somebody knows; else counted.
             restarts: how often the launcher has restarted the job: the attempt is at least this.
             max_bytes: bound on events, metrics and spans of this rank together.
+            owner: the training process that is written for; 0 for this one.
         """
         known = restarts if attempt is None else attempt
         directory = cls(root / folder_name(run_id), rank, max_bytes)
@@ -126,6 +129,7 @@ class RunDirectory:
                 name = run_id if number == 1 else f"{run_id}-{number}"
                 directory = cls(root / folder_name(name), rank, max_bytes)
                 directory.run_id = name
+                directory._owner = owner
                 if directory._take(known):
                     break
             previous = directory.previous_attempt = directory._previous_attempt()
@@ -149,7 +153,7 @@ class RunDirectory:
         """
         make_folder(self.path)
         check_run_folder(self.path, self.rank_path)
-        self._claim = RankClaim.take(self.path / f"rank{self.rank}.lock")
+        self._claim = RankClaim.take(self.path / f"rank{self.rank}.lock", self._owner)
         if self._claim is None:
             return False
         state, over = state_of(self.rank_path), self._claim.closed_here
@@ -185,9 +189,9 @@ class RunDirectory:
 
     @classmethod
     def again(
-        cls, path: Path, rank: int, *, attempt: int, max_bytes: int = DEFAULT_MAX_BYTES
+        cls, path: Path, rank: int, *, attempt: int, max_bytes: int = DEFAULT_MAX_BYTES, owner: int = 0
     ) -> RunDirectory:
-        """The folder ``rank`` of the run at ``path``, to go on writing for a process that is gone.
+        """The folder ``rank`` of the run at ``path``, to go on where another process of ours stopped.
 
         Not writable where there is none, or where another process has it by now.
         """
@@ -195,7 +199,7 @@ class RunDirectory:
         directory.attempt = attempt
         if is_folder(directory.rank_path):
             with suppress(OSError):
-                directory._claim = RankClaim.take(path / f"rank{rank}.lock")
+                directory._claim = RankClaim.take(path / f"rank{rank}.lock", owner)
         directory.writable = directory._claim is not None
         return directory
 

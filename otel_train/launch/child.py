@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train import front
 from otel_train.guard import Guard
-from otel_train.launch.names import FOLDER
 from otel_train.record.hand import switch
 
 if TYPE_CHECKING:
@@ -18,7 +16,7 @@ if TYPE_CHECKING:
     from otel_train.launch.jax_evidence import JaxEvidence
     from otel_train.session import Session
 
-_NEEDED = ("otel_train.sources", "otel_train.session", "otel_train.launch.will")
+_NEEDED = ("otel_train.sources", "otel_train.session")
 
 _attachments: list[Attachment] = []
 
@@ -30,19 +28,14 @@ def begin(package: str) -> None:
         package: what has been imported: ``torch`` or ``jax``.
     """
     if not _attachments:
-        _attachments.append(Attachment(Path(os.environ[FOLDER])))
+        _attachments.append(Attachment())
     _attachments[0].wait(package)
 
 
 class Attachment:
-    """Starts the session of this process when it trains, or joins the one that the program starts itself.
+    """Starts the session of this process when it trains, or joins the one that the program starts itself."""
 
-    Args:
-        folder: of the launcher, where what is needed after a crash is left.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
+    def __init__(self) -> None:
         self._packages: list[str] = []
         self._torch: Evidence | None = None
         self._jax: JaxEvidence | None = None
@@ -106,9 +99,6 @@ class Attachment:
             # First, so that a model of another thread is told to it.
             session.find_models(self._torch.finder)
         self._stop()
-        from otel_train.launch.will import Will
-
-        Will.deposit(session, self._folder)
 
     def _stop(self) -> None:
         """Wait no longer; the finder of models goes on."""

@@ -4,6 +4,3 @@ from typing import Final
 
 FOLDER: Final = "OTEL_TRAIN_LAUNCH"
 """A private folder of the launcher, gone when it ends."""
-
-WILL: Final = ".will"
-"""Ends the name of what a process leaves in the folder while it has a session; before it the process id."""

@@ -47,10 +47,17 @@ class Ended(NamedTuple):
             return f"signal {-self.code}"
 
 
-def start_and_wait(command: Sequence[str], environ: Mapping[str, str]) -> Ended:
+def start_and_wait(
+    command: Sequence[str], environ: Mapping[str, str], before_reaping: Callable[[], None] = lambda: None
+) -> Ended:
     """Run a command as if nobody stood between: same terminal, standard streams, files, group, signals.
 
     Signals that a process sends to us are passed on; those of the terminal reach the command by themselves.
+
+    Args:
+        command: what to run.
+        environ: its environment.
+        before_reaping: called when it has ended, and the kernel still tells everybody how.
 
     Raises:
         OSError: it cannot be started.
@@ -65,16 +72,17 @@ def start_and_wait(command: Sequence[str], environ: Mapping[str, str]) -> Ended:
             close_fds=False,
             preexec_fn=_in_the_child(before),  # noqa: PLW1509 - no thread runs here
         )
-        return Ended(child.pid, _wait(child, waited))
+        _wait(child, waited)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    with contextlib.suppress(KeyboardInterrupt):  # nobody wants to wait for more
+        before_reaping()
+    return Ended(child.pid, child.wait())
 
 
-def _wait(child: subprocess.Popen[bytes], waited: set[signal.Signals]) -> int:
-    while True:
-        code = child.poll()
-        if code is not None:
-            return code
+def _wait(child: subprocess.Popen[bytes], waited: set[signal.Signals]) -> None:
+    """Wait until it has ended, without taking its status away."""
+    while os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
         info = signal.sigwaitinfo(waited)
         if info.si_signo != signal.SIGCHLD and info.si_code <= _SENT_BY_A_PROCESS:
             with contextlib.suppress(ProcessLookupError):

@@ -178,7 +178,7 @@ class Recorder:
     def _join(self) -> Callable[[int], None]:
         """The calling thread's first edge."""
         with self._lock:
-            if not self._free_slots and self._memory.descriptor >= 0:
+            if not self._free_slots and self._memory.shared:
                 self._take_back()
             slot = self._free_slots.popleft() if self._free_slots else -1
             thread = self._add_ring(threading.current_thread().name, slot=slot)
@@ -192,12 +192,12 @@ class Recorder:
 
     def _over(self, thread: ThreadRing) -> None:
         thread.ended = True
-        if thread.slot >= 0 and self._memory.descriptor >= 0:
+        if thread.slot >= 0 and self._memory.shared:
             self._memory.end_entry(thread.slot)
 
     def _announce(self, thread: ThreadRing) -> None:
         """Tell whoever shares the memory whose ring this is."""
-        if thread.slot >= 0 and self._memory.descriptor >= 0:
+        if thread.slot >= 0 and self._memory.shared:
             entry = RingEntry(1, thread.ident, 0, thread.name, thread.engine)
             self._memory.write_entry(thread.slot, entry)
 

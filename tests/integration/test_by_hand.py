@@ -14,7 +14,6 @@ import torch
 
 import otel_train
 from tests.integration.loops.truth import Net, Watch, loader, loss_of, sgd
-from tests.support.inside import inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -148,5 +147,5 @@ def test_a_cache_that_fails_is_a_fault_that_the_summary_names(watch: Watch) -> N
     session = watch()
     session.cache("images", size=lambda: 1 // 0)
 
-    assert inside(session).pumping.caches.read() == {}
+    assert session._service.caches.read() == {}
     assert session.summary()["telemetry"]["faults"] == {"values by hand": 1}

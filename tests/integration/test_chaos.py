@@ -31,6 +31,7 @@ from tests.integration.loops.truth import Net, Watch, dataset, loader, loss_of
 from tests.integration.test_session import FAST, classic, page, rank_folder, train, until
 from tests.support.inside import inside
 from tests.support.receiver import black_hole, http_receiver, refusing_address
+from tests.support.zero_code import environment
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -210,7 +211,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
     program = folder / "program.py"
     program.write_text(textwrap.dedent(KILLED))
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environ = environment()
     process = subprocess.Popen([sys.executable, str(program), str(folder)], env=environ)
     try:
         assert until((folder / "inside").exists, 100)
@@ -331,7 +332,7 @@ def trains_on(
     program = program_folder / "program.py"
     program.write_text(textwrap.dedent(FULL))
     command = [sys.executable, str(program), str(folder), str(limit), *fill]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    environ = environment()
     return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=300, check=False)
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.receiver import http_receiver
+from tests.integration.test_session import until
+from tests.support.receiver import Received, http_receiver
 from tests.support.zero_code import ROOT, counts_of, environment, run_zero_code, summaries_below
 
 if TYPE_CHECKING:
@@ -130,13 +131,22 @@ def test_loader_workers_are_silent(context: str, tmp_path: Path) -> None:
     assert summary["batches"] == {"loader": 8}
 
 
+def steps_in(received: Received) -> float:
+    """Steps in the last metrics that a collector got."""
+    if not received.metrics:
+        return 0.0
+    [steps] = received.points()["train.steps"].sum.data_points
+    return float(steps.as_double)
+
+
 def test_a_killed_training_is_exported_to_its_last_step(tmp_path: Path) -> None:
-    """Sent to the collector by the launcher, which then dies as the program died."""
+    """Sent to the collector by the agent, while the launcher dies as the program died."""
     script = program(tmp_path, TRAINING, "train(500); os.kill(os.getpid(), 9)")
     with http_receiver() as received:
         environ = environment(OTEL_EXPORTER_OTLP_ENDPOINT=received.endpoint)
         done = run_zero_code([script], tmp_path / "runs", environ=environ, otlp="auto", export_every_s="0.2")
-        [steps] = received.points()["train.steps"].sum.data_points
+        assert until(lambda: any(span.name == "train.run.end" for span in received.spans()))
+        assert until(lambda: steps_in(received) == 500)
         ends = [span.status.message for span in received.spans() if span.name == "train.run.end"]
     [summary] = summaries_below(tmp_path / "runs")
 
@@ -144,7 +154,6 @@ def test_a_killed_training_is_exported_to_its_last_step(tmp_path: Path) -> None:
     assert "rank 0 was killed" in done.stderr
     assert "otel-train postmortem" in done.stderr
     assert (summary["state"], summary["steps"]) == ("killed", {"train": 500})
-    assert steps.as_double == 500
     assert ends == ["SIGKILL"]
 
 

@@ -6,7 +6,6 @@ import gc
 import json
 import logging
 import os
-import pickle
 import signal
 import socket
 import threading
@@ -552,7 +551,7 @@ def constant() -> set[str]:
 def test_counters_start_at_zero(watch: Watch) -> None:
     """``increase()`` of a counter that is born at 1 is 0: its alert would never fire."""
     session = watch(None, {"train": loader(2)}, prometheus=True, prometheus_port=0, **FAST)
-    assert until(lambda: "train_run_status" in page(session))
+    assert until(lambda: "train_loader_exhaustions_total" in page(session))
     present = {sample.name for family in classic(page(session)) for sample in family.samples}
     expected = [
         c.RUN_TIME, c.NONFINITE_DETECTIONS, c.STALL_EVENTS, c.STEP_SKIPS, c.CHECKPOINT_FAILURES,
@@ -620,21 +619,6 @@ def test_both_paths_tell_the_same(watch: Watch, monkeypatch: pytest.MonkeyPatch)
 
     assert exemplars
     assert exemplars <= spans
-
-
-def test_what_is_left_behind_can_be_written_whoever_listens(watch: Watch) -> None:
-    """A launcher that cannot read it exports nothing after a kill, and the session of the program is refused."""
-    model, batches = Net(), loader(4)
-    session = watch(model, {"train": batches}, tensorboard=False, console_blocks="throughput")
-    train(model, batches)
-
-    estate = pickle.loads(pickle.dumps(session.estate()))
-
-    assert estate.info == session.info
-    assert estate.run.totals.steps_by_phase() == session.estate().run.totals.steps_by_phase()
-
-
-# --- off ------------------------------------------------------------------------------------------
 
 
 def test_a_disabled_session_has_everything_that_a_session_has(monkeypatch: pytest.MonkeyPatch) -> None:

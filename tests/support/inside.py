@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from otel_train.agent.in_thread import ThreadService
-
 if TYPE_CHECKING:
+    from otel_train.agent.service import RankService
     from otel_train.session import Session
 
 
-def inside(session: Session) -> ThreadService:
+def inside(session: Session) -> RankService:
     """Its account, exports and files."""
-    service = session._service
-    assert isinstance(service, ThreadService), (
-        "the test looks into a thread: run it without TEST_AGENT=process"
-    )
-    return service
+    here = session._service.here
+    assert here is not None, "the test looks into a thread: run it without TEST_AGENT=process"
+    assert here.service is not None
+    return here.service
