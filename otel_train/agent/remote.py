@@ -93,8 +93,9 @@ class RemoteRecording:
         return self.state.modules
 
     def faults(self) -> Mapping[str, int]:
-        """Faults of ours in the rank, by part."""
-        return self.state.faults
+        """Faults of ours in the rank, and in the copy of its last steps, by part."""
+        copy = self.recorder.guard
+        return {**self.state.faults, **({copy.part: copy.faults} if copy.faults else {})}
 
     def begin(self) -> None:
         """It records already."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from otel_train.codes import EDGE_WORDS, Source, SourceKind
 from otel_train.files import open_to_change
 from otel_train.flight import SharedLayout
+from otel_train.guard import Guard
 from otel_train.record.ring import SAMPLED, RingReader
 
 if TYPE_CHECKING:
@@ -77,6 +78,9 @@ class SharedRings:
     Args:
         memory: of the rank, or its descriptor.
         copy: file that gets the last steps, a second old at most; None for none.
+
+    Attributes:
+        guard: contains the faults of the copy.
     """
 
     def __init__(self, memory: int | mmap.mmap, copy: Path | None = None) -> None:
@@ -87,6 +91,7 @@ class SharedRings:
         self._spent_before_ns = 0
         self._copy = FlightCopy(copy, self._map, self._layout) if copy is not None else None
         self._copied_s = 0.0
+        self.guard = Guard("flight file")
         self._limited = True
         self._sources: list[Source] = []
         self.main = self._find()[0]
@@ -129,10 +134,12 @@ class SharedRings:
             self._layout.free(self._map, thread.slot)
 
     def publish(self, unix_ns: int) -> None:
-        """Copy what is new to the file, if it is time. May raise OSError."""
-        if self._copy is not None and time.monotonic() - self._copied_s >= _COPY_EVERY_S:
+        """Copy what is new to the file, if it is time."""
+        due = time.monotonic() - self._copied_s >= _COPY_EVERY_S
+        if self._copy is not None and due and not self.guard.closed:
             self._copied_s = time.monotonic()
-            self._copy.save(unix_ns)
+            with self.guard:  # a full disk
+                self._copy.save(unix_ns)
 
     @property
     def spent_ns(self) -> int:
@@ -142,8 +149,9 @@ class SharedRings:
     def close(self) -> None:
         """Copy what is left, and let go of the memory."""
         if self._copy is not None:
-            with suppress(OSError):
-                self._copy.save(time.time_ns())
+            if not self.guard.closed:
+                with self.guard:
+                    self._copy.save(time.time_ns())
             self._copy.close()
 
     def _find(self) -> dict[int, SharedThread]:
