@@ -81,7 +81,7 @@ class AgentService:
     ) -> None:
         self._config = config
         self._environ = dict(environ)
-        self._origins = origins  # with what is ignored
+        self._origins = origins if isinstance(origins, dict) else dict(origins)  # with what is ignored
         self._anchor = anchor
         self._main = threading.get_ident()
         self.info = detect(config, environ)
@@ -93,15 +93,12 @@ class AgentService:
         self._reporting = free_in_forks(threading.RLock())
         self._answers: dict[int, Answer | None] = {}
         self._answered = threading.Condition(free_in_forks(threading.Lock()))
-        self._number = 0
         self._opened: Opened | None = None
         self._is_up = threading.Event()
         self._is_open = threading.Event()
         self._over: bool = False
-        self._ending = False
-        self._interrupted = False
-        self._starts = 0
-        self._signals = 0
+        self._ending = self._interrupted = False
+        self._number = self._starts = self._signals = 0
         self._listener: Any = None
         self._last: tuple[dict[str, Any], list[dict[str, str]]] | None = None
         self._training = _RemoteTraining(self.recording, self._ask, self._tell, anchor)
@@ -135,7 +132,7 @@ class AgentService:
             self._thread.start()
             if self.here is not None:
                 self._await_opening()
-        except (OSError, RuntimeError, ConfigError):
+        except BaseException:
             self._over = True
             self._listen_no_more()
             self.recording.end()

@@ -95,7 +95,7 @@ class RemoteRecording:
     def faults(self) -> Mapping[str, int]:
         """Faults of ours in the rank, and in the copy of its last steps, by part."""
         copy = self.recorder.guard
-        return {**self.state.faults, **({copy.part: copy.faults} if copy.faults else {})}
+        return {**self.state.faults, copy.part: copy.faults}
 
     def begin(self) -> None:
         """It records already."""

@@ -54,7 +54,7 @@ class Reports:
             part: Guard(part)
             for part in (
                 "device time", "gradient scaler", "compiler", "build times", "devices", "transfers",
-                "compiled models", "loader workers", "values by hand", "device memory", "ranks", "state",
+                "compiled models", "loader workers", "values by hand", "ranks",
             )
         }  # fmt: skip
         self._watched = (0, 0)
@@ -98,7 +98,9 @@ class Reports:
             recording.hand.reports,
             exchange.take() if exchange is not None else None,
             (exchange.off, exchange.guard.faults) if exchange is not None else (False, 0),
-            self._do("state", self._state, None) if fresh or self._is_due("state", _STATE_EVERY_S) else None,
+            self._do("loader workers", self._state, None)
+            if fresh or self._is_due("state", _STATE_EVERY_S)
+            else None,
         )
         self._do("devices", recording.devices.look, None)
         self._do("transfers", recording.transfers.look, None)
@@ -179,9 +181,9 @@ class Reports:
     def _look_at_devices(self) -> None:
         if self._is_due("device memory", _DEVICES_EVERY_S):
             devices = self._recording.devices
-            self._memory = tuple(self._do("device memory", devices.memory, ()))
-            self._taken = self._do("device memory", devices.taken, {})
-            self._hardware = self._do("device memory", devices.hardware_ids, {})
+            self._memory = tuple(self._do("devices", devices.memory, ()))
+            self._taken = self._do("devices", devices.taken, {})
+            self._hardware = self._do("devices", devices.hardware_ids, {})
 
     def _sizes(self) -> dict[str, tuple[int, int]]:
         """By loader: its dataset, and the bytes of it. Read past properties: no code of the program's is run for it."""
@@ -195,7 +197,7 @@ class Reports:
         return found
 
     def _faults(self) -> dict[str, int]:
-        by_part = {part: guard.faults for part, guard in self._guards.items() if guard.faults}
+        by_part = {part: guard.faults for part, guard in self._guards.items()}
         given = (self._caches, self._recording.timers, self._recording.hooks)
         by_hand = sum(each.faults for each in given)
         if by_hand:

@@ -135,9 +135,13 @@ class SharedRings:
 
     def publish(self, unix_ns: int) -> None:
         """Copy what is new to the file, if it is time."""
-        due = time.monotonic() - self._copied_s >= _COPY_EVERY_S
-        if self._copy is not None and due and not self.guard.closed:
+        if time.monotonic() - self._copied_s >= _COPY_EVERY_S:
             self._copied_s = time.monotonic()
+            self.copy_now(unix_ns)
+
+    def copy_now(self, unix_ns: int) -> None:
+        """Copy what is new to the file at once."""
+        if self._copy is not None and not self.guard.closed:
             with self.guard:  # a full disk
                 self._copy.save(unix_ns)
 
@@ -149,9 +153,7 @@ class SharedRings:
     def close(self) -> None:
         """Copy what is left, and let go of the memory."""
         if self._copy is not None:
-            if not self.guard.closed:
-                with self.guard:
-                    self._copy.save(time.time_ns())
+            self.copy_now(time.time_ns())
             self._copy.close()
 
     def _find(self) -> dict[int, SharedThread]:

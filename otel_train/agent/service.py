@@ -69,6 +69,7 @@ class RankService:
         pumping: the account, and what is made of it.
         pump: the thread that reads.
         routes: where that goes.
+        rings: of the rank.
 
     Raises:
         ConfigError: a setting cannot be honoured.
@@ -101,17 +102,18 @@ class RankService:
         hello = self._hello
         config, info = hello.config, hello.info
         self.info = self.routes.info
-        self.routes.terminal = (hello.page, lambda text: self._tell("say", text))
-        self._rings = SharedRings(memory, self.routes.flight_path)
+        self.rings = SharedRings(memory, self.routes.flight_path)
         self._launcher = LauncherFolder(hello.environ, info.pid)
-        if info.pid != os.getpid():  # a thread of the rank could not say how it ended
+        beside = info.pid != os.getpid()
+        if beside:  # a thread of the rank could not say how it ended, and prints itself
             self._launcher.opened(os.getpid())
-        self._remote = RemoteRecording(self._rings)
+            self.routes.terminal = (hello.page, lambda text: self._tell("say", text))
+        self._remote = RemoteRecording(self.rings)
         self._requests = RequestFolder(self.routes.rank_folder if config.capture != "off" else None)
         elsewhere = _Elsewhere(
             self._remote, self._tell, resource=hello.resource, pid=info.pid, post=self._post,
             waiting=self._requests.waiting,
-            breath_after_ns=BREATH_AFTER_NS if info.pid == os.getpid() else NEVER_NS,
+            breath_after_ns=NEVER_NS if beside else BREATH_AFTER_NS,
         )  # fmt: skip
         recording: Any = self._remote
         self.pumping = Pumping(
@@ -152,7 +154,7 @@ class RankService:
             elif self._process in ready:
                 break
             if time.monotonic() - self._reported_s > STALE_S:
-                self._rings.limit(None)
+                self.rings.limit(None)
         if not self._ended.is_set():
             self._finish_without_it()
         self._asked.put(None)
@@ -203,7 +205,7 @@ class RankService:
     def _do_settle(self) -> LoopFigures:
         """Everything that was reported is settled; how the loop goes."""
         with self.pump.settled():
-            return loop_of(self.pumping.run, self._rings)
+            return loop_of(self.pumping.run, self.rings)
 
     def _do_number(self, at_ns: int) -> int:
         return self.pumping.run.recent.at(at_ns, self.pumping.run.step_number)
@@ -261,7 +263,7 @@ class RankService:
             with Guard("close"):
                 pumping.close(config.exit_timeout_s)
             with Guard("flight file"):
-                self._rings.close()
+                self.rings.close()
             with Guard("artifacts"):
                 write_at_the_end(config, self.info.rank, self.routes.run_directory)
             with Guard("captures"):
@@ -274,7 +276,7 @@ class RankService:
         state, cause = how_it_ended(self.info.pid, self._process)
         if self._said and state == "killed":
             state, cause = self._said, ""
-        self._rings.limit(None)
+        self.rings.limit(None)
         self._finish(state, cause=cause)
         steps = self.pumping.run.totals.steps_by_phase().get("train", 0)
         path = self.routes.rank_folder

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from otel_train.atomic import replace_json
 from otel_train.errors import RunDirectoryError
 from otel_train.files import read_json
 from otel_train.launch.names import FOLDER
@@ -71,10 +71,8 @@ class LauncherFolder:
     def _write(self, suffix: str, document: dict[str, object]) -> None:
         if self._path is None:
             return
-        part = self._path.with_suffix(".part")
         with suppress(OSError):  # the launcher is gone, and its folder
-            part.write_text(json.dumps(document), encoding="utf-8")
-            part.replace(self._path.with_suffix(suffix))
+            replace_json(self._path.with_suffix(suffix), document)
 
 
 def wait_for_ends(folder: Path) -> list[RankEnd]:

@@ -26,7 +26,6 @@ OPENERS = {
 
 ELSEWHERE = {
     "agent/in_process.py": "a method of that name",
-    "agent/in_thread.py": "a method of that name",
     "agent/rank_end.py": "/proc",
     "agent/ring_reader.py": "names in shared memory",
     "analyze/decode.py": "events of a trace that has been read",
@@ -50,7 +49,6 @@ ELSEWHERE = {
     "files.py": "this is the module",
     "flight.py": "the map that the writer keeps",
     "launch/command.py": "the program that is started",
-    "launch/will.py": "the launcher's own temporary folder",
     "runinfo.py": "/proc",
     "stack/": "the state of the stack",
     "web/app.py": "files of the package",

@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 import tempfile
+import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,12 @@ from otel_train.cli.main import main
 from tests.contract.goldens import files
 from tests.contract.goldens.loops import LOOPS
 from tests.contract.goldens.machine import clock
+from tests.support.inside import inside
 
 __all__ = ["LOOPS", "write"]
 
 SETTINGS: dict[str, Any] = {
+    "agent": "thread",  # another process has clocks of its own
     "prometheus_port": 0,
     "otlp": "off",
     "hardware": "off",
@@ -106,8 +109,12 @@ def _run(name: str, runs: Path, killed: Path) -> tuple[Console, dict[str, Any] |
         console.url = sessions[0].metrics_url
         return sessions[0]
 
+    def kill() -> None:
+        inside(sessions[0]).rings.copy_now(time.time_ns())
+        shutil.copytree(runs / name, killed / name)
+
     torch.manual_seed(0)
-    clock.restart(KILLED_AFTER, lambda: shutil.copytree(runs / name, killed / name))
+    clock.restart(KILLED_AFTER, kill)
     sys.stderr = console
     try:
         running = LOOPS[name](start)
