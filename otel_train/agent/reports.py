@@ -57,7 +57,7 @@ class Reports:
                 "compiled models", "loader workers", "values by hand", "ranks",
             )
         }  # fmt: skip
-        self._watched = (0, 0)
+        self._watched = (0, 0, False)
         self._due_s: dict[str, float] = {}
         self._memory: tuple[Any, ...] = ()
         self._taken: dict[str, int] = {}
@@ -77,7 +77,8 @@ class Reports:
             for thread in list(recording.recorder.threads)
             if thread.slot >= 0
         )
-        watched = len(recording.probes.loaders), len(recording.probes.models)
+        hurry = self.capturing is not None and self.capturing.in_a_hurry
+        watched = len(recording.probes.loaders), len(recording.probes.models), hurry
         fresh = fresh or watched != self._watched
         self._watched = watched
         deaths: list[tuple[str, Death]] = []

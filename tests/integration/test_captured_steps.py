@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 FAST: dict[str, Any] = {**QUIET, "turn_every_s": 0.02}
 MOST_S = 60
+AT = 500
+"""Half a second ahead: what a step is, and which one runs, is told by the agent."""
+
 PROGRAMS: list[Program] = []
 
 
@@ -274,7 +277,7 @@ def numbered(events: list[dict[str, Any]], prefix: str) -> dict[int, tuple[float
 @pytest.mark.parametrize("loop", PROGRAMS, ids=lambda one: one.__name__)
 def test_the_steps_of_a_capture_are_those_that_the_loop_counts(run: Run, loop: Program, at: str) -> None:
     """A trace whose step 40 is the run's step 39 sends everybody to the wrong place."""
-    wanted = {"at_step": 60} if at == "a step" else {}
+    wanted = {"at_step": AT} if at == "a step" else {}
     assert otel_train.capture(steps=4, **wanted) == ""
     loop(run)
 
