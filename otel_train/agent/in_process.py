@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.agent.messages import Answer, Ask, Hello, LoopFigures, Opened
 from otel_train.agent.process import AgentThread, start
 from otel_train.agent.reports import Reports
+from otel_train.agent.work import Work
 from otel_train.cache_sizes import CacheSizes
 from otel_train.children import free_in_forks
 from otel_train.config import CODE
@@ -35,9 +36,9 @@ if TYPE_CHECKING:
     from otel_train.clock import Anchor
     from otel_train.config import Config
 
-UP_S = 10.0
-"""Longest that the end of a session waits for the agent's interpreter to start: on a busy machine a short program is
-over before."""
+BUSY_S = 10.0
+"""Longest that the end of a session waits for an agent that works, or waits for a processor. One that waits for
+anything else, such as a disk, gets ``exit_timeout_s``."""
 
 OPEN_S = 10.0
 """Longest that somebody who asks for the run directory waits for the agent to open it."""
@@ -98,7 +99,7 @@ class AgentService:
         self._is_open = threading.Event()
         self._over: bool = False
         self._ending = self._interrupted = False
-        self._number = self._starts = self._signals = 0
+        self._number = self._starts = self._signals = self._agent = 0
         self._listener: Any = None
         self._last: tuple[dict[str, Any], list[dict[str, str]]] | None = None
         self._training = _RemoteTraining(self.recording, self._ask, self._tell, anchor)
@@ -290,8 +291,8 @@ class AgentService:
             self._stop_capturing,
             self._listen_no_more,
             self.recording.end,
-            lambda: self._is_up.wait(UP_S),
-            lambda: self._open(timeout_s),
+            lambda: self._is_up.wait(BUSY_S),
+            lambda: self._patiently(self._is_open.wait, timeout_s),
             lambda: self._report(fresh=True),
             lambda: self._end_captures(timeout_s),
             lambda: self._end(state, timeout_s),
@@ -440,8 +441,9 @@ class AgentService:
         self._over = True
         self._is_open.set()
 
-    def _do_up(self) -> None:
-        """The agent runs; nothing has been opened yet."""
+    def _do_up(self, pid: int) -> None:
+        """The agent runs, in this process; nothing has been opened yet."""
+        self._agent = pid
         self._is_up.set()
 
     def _do_log(self, level: int, text: str) -> None:
@@ -533,7 +535,7 @@ class AgentService:
 
     def _end(self, state: str, timeout_s: float) -> None:
         self._ending = True
-        self._last = self._ask("end", state, timeout_s=timeout_s) or ({}, [])
+        self._last = self._ask("end", state, timeout_s=timeout_s, busy=True) or ({}, [])
 
     def _stop_capturing(self) -> None:
         if self._capturing is not None:
@@ -588,8 +590,8 @@ class AgentService:
         with suppress(OSError):
             self._link.send(Ask(0, what, args))
 
-    def _ask(self, what: str, *args: Any, timeout_s: float = ANSWER_S) -> Any:
-        """What the agent answers; None where it does not in time, or cannot."""
+    def _ask(self, what: str, *args: Any, timeout_s: float = ANSWER_S, busy: bool = False) -> Any:
+        """What the agent answers; None where it does not in time, or cannot. ``busy``: longer while it works."""
         if os.getpid() != self.info.pid:
             return None
         with self._answered:
@@ -598,24 +600,36 @@ class AgentService:
             self._answers[number] = None
         try:
             self._link.send(Ask(number, what, args))
-            return self._awaited(number, timeout_s)
+            return self._awaited(number, timeout_s, busy=busy)
         except OSError:
             return None
         finally:
             with self._answered:
                 self._answers.pop(number, None)
 
-    def _awaited(self, number: int, timeout_s: float) -> Any:
+    def _patiently(self, wait: Callable[[float], object], timeout_s: float) -> None:
+        """Wait for the agent, and go on as long as it works."""
+        work, deadline_s = Work(self._agent), time.monotonic() + BUSY_S
+        while not wait(timeout_s) and time.monotonic() < deadline_s and work.goes_on():
+            pass
+
+    def _awaited(self, number: int, timeout_s: float, *, busy: bool) -> Any:
         deadline_s = time.monotonic() + timeout_s
         if threading.current_thread() is self._thread:  # nobody else takes the answer
             while self._answers.get(number) is None and time.monotonic() < deadline_s:
                 if self._link.fileno() in self._link.wait(deadline_s - time.monotonic()):
                     self._take(self._link.receive())
         with self._answered:
-            self._answered.wait_for(
-                lambda: self._answers.get(number) is not None or self._over,
-                max(0.0, deadline_s - time.monotonic()),
-            )
+
+            def wait(seconds: float) -> bool:
+                return self._answered.wait_for(
+                    lambda: self._answers.get(number) is not None or self._over, max(0.0, seconds)
+                )
+
+            if busy:
+                self._patiently(wait, timeout_s)
+            else:
+                wait(deadline_s - time.monotonic())
             answer = self._answers.get(number)
         if answer is not None and answer.error:
             _log.warning("the agent: %s", answer.error)
@@ -650,7 +664,7 @@ class _RemoteRequests:
         self._tell = tell
 
     def publish(self, token: str) -> None:
-        self._tell("publish", token)
+        self._ask("publish", token)  # whoever knows the run directory finds it there
 
     def withdraw(self) -> None:
         """The agent takes the token away at the end."""

@@ -176,7 +176,7 @@ def _opened(
     from otel_train.errors import ConfigError
 
     with suppress(OSError):  # a rank that is gone is counted to its end all the same
-        link.send(Ask(0, "up"))
+        link.send(Ask(0, "up", (os.getpid(),)))
     try:
         return RankService(link, hello, memory, process, deliver_s=deliver_s)
     except ConfigError as error:

@@ -361,6 +361,7 @@ def test_a_run_says_where_each_of_its_settings_comes_from(
     toml = table(project, 'run_name = "from the project"\nconsole = false')
     yaml = yaml_file(tmp_path, f"run_dir: {tmp_path}/runs\nprometheus: false\nartifacts: true")
     monkeypatch.chdir(project / "package")
+    monkeypatch.delenv("OTEL_TRAIN_AGENT")
 
     session = instrument(config_file=yaml, run_id="x")
     session.close()
