@@ -637,8 +637,8 @@ class AgentService:
 
     def _fail_waiting(self) -> None:
         with self._answered:
-            for number in self._answers:
-                self._answers[number] = Answer(number, None)
+            for number, answer in self._answers.items():
+                self._answers[number] = answer or Answer(number, None)
             self._answered.notify_all()
 
     def _let_go(self) -> None:

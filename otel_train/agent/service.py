@@ -158,6 +158,7 @@ class RankService:
         if not self._ended.is_set():
             self._finish_without_it()
         self._asked.put(None)
+        self._worker.join(_POST_S)  # the last answer is on its way
         self._deliver()
 
     def terminate(self) -> None:
@@ -185,11 +186,11 @@ class RankService:
             except Exception as error:  # noqa: BLE001 - said to the rank
                 answer = Answer(ask.number, None, f"{type(error).__name__}: {error}")
                 _log.warning("the agent could not answer %r", ask.what, exc_info=error)
+            if ask.what == "end":  # first: the rank lets go of the connection once it has the answer
+                self._ended.set()
             with suppress(OSError):
                 if ask.number:
                     self._link.send(answer)
-            if ask.what == "end":
-                self._ended.set()
 
     def _do_summary(self, state: str) -> dict[str, Any]:
         with self.pump.settled():
