@@ -166,6 +166,20 @@ SEEN_WHOLE = {"gradient_penalty"}
 """Until the first ``.backward()`` nobody can know that ``autograd.grad`` is not this loop's backward."""
 
 
+BESIDE = sorted(LOOPS)[::5]
+"""Loops that are also run with the agent in a process of its own; ``TEST_AGENT=process`` runs them all so."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BESIDE)
+def test_an_agent_in_a_process_counts_what_one_in_a_thread_counts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One code in two places: the same documents, but for times."""
+    monkeypatch.setenv("OTEL_TRAIN_AGENT", "process")
+    test_a_loop_is_counted_as_it_counts_itself(name, tmp_path)
+
+
 @pytest.mark.parametrize("name", LOOPS)
 def test_a_loop_is_counted_as_it_counts_itself(name: str, tmp_path: Path) -> None:
     """A figure that depends on how the loop is written is a figure nobody can trust."""
