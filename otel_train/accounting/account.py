@@ -24,13 +24,14 @@ from otel_train.accounting.nesting import (
 )
 from otel_train.accounting.phases import BatchPhases, Boundary, Pass
 from otel_train.accounting.steps import MOST_HELD, Item, Shows, StepBook, StepSourceDecision
-from otel_train.accounting.types import Activity, EpochMark, Settled, SourceTable, StepSource
+from otel_train.accounting.types import Activity, EpochMark, SourceTable, StepSource
 from otel_train.codes import SOURCE_MASK, SOURCE_SHIFT, Ending, Flag, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from otel_train.accounting.steps import Reclaims
+    from otel_train.accounting.types import Settled
 
 _START: Final = int(Flag.START)
 _HOW: Final = int(Flag.GRAD | Flag.TRAINING)
@@ -148,7 +149,7 @@ class ThreadAccount(Nesting):
 
     def take(self) -> Settled:
         """Everything settled since the last call."""
-        return Settled(**self._book.take())
+        return self._book.take()
 
     def close(self, at_ns: int) -> Settled:
         """Settle everything up to ``at_ns``. What is left of a step is partial."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from otel_train.accounting.nesting import (
     BACKWARD,
@@ -24,6 +24,8 @@ from otel_train.codes import FLAG_SHIFT, OP_MASK, PAYLOAD_SHIFT, Flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from otel_train.accounting.types import Settled
 
     Reclaims = Callable[[int, int], Iterable[tuple[Activity, int]]] | None
 
@@ -94,7 +96,6 @@ class Step:
         serial: tells steps apart; -1 for time that is of none.
         fetched: a loader has given a batch for it.
         trained: gradients were made in it, or an optimizer has updated.
-        times: by source: its time as the innermost.
         loss_from_ns: of its time without waits: where the forward began of the loss that is being computed; -1 for none.
         training_from_ns: of its time: where the last update or backward ended, else where it first computed; -1 before.
     """
@@ -115,7 +116,6 @@ class Step:
     number: int = -1
     fetched: bool = False
     trained: bool = False
-    times: dict[int, int] = field(default_factory=dict)
     loss_from_ns: int = -1
     training_from_ns: int = -1
 
@@ -182,16 +182,13 @@ class StepBook:
         self._serial += 1
         self.open = Step(self._serial, TRAIN)
 
-    def take(self) -> dict[str, Any]:
-        """Everything booked since the last call, as fields of ``Settled``."""
-        found, self.gathered = self.gathered.fields(self.open.serial), Gathered()
-        return found
+    def take(self) -> Settled:
+        """Everything booked since the last call."""
+        settled, self.gathered = self.gathered.settle(self.open.serial), Gathered()
+        return settled
 
     def _end_step(self, step: Step) -> None:
-        rows = self.gathered.rows
-        rows["steps"].extend(_ROW(step))
-        for source, ns in step.times.items():
-            rows["step_times"].extend((step.serial, source, ns))
+        self.gathered.rows["steps"].extend(_ROW(step))
 
     def waits(self, item: Item) -> bool:
         """Whether its time is a wait for data."""
@@ -224,7 +221,7 @@ class StepBook:
                     activity_ns[owner] -= ns
 
     def _book_items(self, items: Sequence[Item], step: Step) -> None:
-        times = self.gathered.times[step.phase, step.loader]
+        times = self.gathered.times[step.phase, step.loader, step.serial if self._by_step else -1]
         kinds, losses = self._sources.kinds, self._sources.losses
         for item in items:
             stack, ns = item.stack, item.ns
@@ -238,8 +235,6 @@ class StepBook:
                 times[source][0] += ns
                 for outer in stack[:-1]:
                     times[outer][1] += ns
-                if self._by_step:
-                    step.times[source] = step.times.get(source, 0) + ns
             if item.shows or item.call is not None or item.batch is not None:
                 self._happened(item, step)
 

@@ -154,7 +154,7 @@ class Occurrences(NamedTuple):
 
 
 class StageTimes(NamedTuple):
-    """Time by stage and batch, each combination once. All columns are int64[rows].
+    """Time by stage and batch, where asked for by step too, each combination once. All columns are int64[rows].
 
     Attributes:
         source: whose time; -1 for time that no stage claimed.
@@ -162,6 +162,7 @@ class StageTimes(NamedTuple):
         phase: index into ``PHASES``, or ``NO_PHASE``.
         self_ns: time in which it was the innermost stage; over all rows without gap or overlap.
         inclusive_ns: time in which it was open.
+        step: as in ``Occurrences``; -1 where steps were not asked for.
     """
 
     source: np.ndarray
@@ -169,6 +170,7 @@ class StageTimes(NamedTuple):
     phase: np.ndarray
     self_ns: np.ndarray
     inclusive_ns: np.ndarray
+    step: np.ndarray
 
 
 class Settled(NamedTuple):
@@ -184,13 +186,12 @@ class Settled(NamedTuple):
         starts: int64[n, 4]: passes that gave their first batch: loader source, phase, nanoseconds to make the
             iterator, nanoseconds to wait for that batch.
         endings: int64[n, 3]: passes that ended: loader source, ``Ending``, when.
-        failed_asks: int64[n], loader source of every ask that raised.
+        failed_asks: int64[n, 1]: loader source of every ask that raised.
         updates: optimizer updates made.
         skipped_updates: ``GradScaler.step`` calls in which no update was made.
         epochs: int64[n, 3]: epochs marked by hand: when, ``EpochMark``, number of one that begins.
         reports: int64[n, 2]: when one was asked for, and how many had been by then.
         moved: int64[n, 2]: source of transfers, bytes moved, also where their time belongs to another stage.
-        step_times: int64[n, 3]: row of a step, source (-1 for no stage), self nanoseconds; only where asked for.
     """
 
     steps: StepRows
@@ -207,12 +208,12 @@ class Settled(NamedTuple):
     epochs: np.ndarray
     reports: np.ndarray
     moved: np.ndarray
-    step_times: np.ndarray
 
 
 _TABLES: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "steps": (len(StepRows._fields) + 1, (3,)),
     "occurrences": (len(Occurrences._fields), (3, 4)),
+    "times": (len(StageTimes._fields), ()),
     "loader_ns": (4, (3,)),
     "batches": (4, (3,)),
     "starts": (4, ()),
@@ -221,11 +222,13 @@ _TABLES: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "epochs": (3, ()),
     "reports": (2, ()),
     "moved": (2, ()),
-    "step_times": (3, ()),
 }
 """Fields of ``Settled`` that are gathered in rows: how many integers make a row, and the columns whose sum is the time to
-sort by, where rows do not come in the order of time. While they are gathered, steps end with a serial number, and
-occurrences and ``step_times`` name their step by it."""
+sort by, where rows do not come in the order of time. Until they are settled, steps end with a serial number, and
+occurrences and times name their step by it."""
+
+_COLUMNS: Final = {"steps": StepRows, "occurrences": Occurrences, "times": StageTimes}
+"""Those of them that leave as columns."""
 
 _NO_TIMES: Final[partial[dict[int, list[int]]]] = partial(defaultdict, partial(list, (0, 0)))
 """By source: no time yet. No lambda, because an account is pickled for whoever reports a process that is killed."""
@@ -236,7 +239,7 @@ class Gathered:
 
     Attributes:
         rows: by field: its rows, one after another; they become a table without a look at each.
-        times: by phase and loader, and by source: time as the innermost, and time around that of others.
+        times: by phase, loader and step, and by source: time as the innermost, and time around that of others.
         activity_ns: by ``Activity``.
         updates: see ``Settled``.
         skipped_updates: see ``Settled``.
@@ -244,32 +247,30 @@ class Gathered:
 
     def __init__(self) -> None:
         self.rows = {name: array("q") for name in _TABLES}
-        self.times: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(_NO_TIMES)
+        self.times: dict[tuple[int, int, int], dict[int, list[int]]] = defaultdict(_NO_TIMES)
         self.activity_ns = [0] * len(Activity)
         self.updates = self.skipped_updates = 0
 
-    def fields(self, open_step: int = -1) -> dict[str, Any]:
-        """All of it, as fields of ``Settled``; ``open_step``: serial number of the step that has not closed."""
-        tables = {name: _table(self.rows[name], width, by) for name, (width, by) in _TABLES.items()}
-        steps, calls, step_times = tables["steps"], tables["occurrences"], tables["step_times"]
+    def settle(self, open_step: int = -1) -> Settled:
+        """All of it; ``open_step``: serial number of the step that has not closed."""
+        for (phase, loader, step), by_source in self.times.items():
+            for source, (self_ns, around_ns) in by_source.items():
+                inclusive_ns = self_ns + around_ns if source >= 0 else 0
+                self.rows["times"].extend((source, loader, phase, self_ns, inclusive_ns, step))
+        tables: dict[str, Any] = {name: _table(self.rows[name], *form) for name, form in _TABLES.items()}
+        steps, calls, times = (tables[name] for name in _COLUMNS)
         row_of = {serial: row for row, serial in enumerate([*steps[:, -1].tolist(), open_step])}
-        for column in (calls[:, -1], step_times[:, 0]):
+        for column in (calls[:, -1], times[:, -1]):
             column[:] = [row_of.get(serial, -1) for serial in column.tolist()]
-        times = [
-            (source, loader, phase, self_ns, self_ns + around_ns if source >= 0 else 0)
-            for (phase, loader), by_source in self.times.items()
-            for source, (self_ns, around_ns) in by_source.items()
-        ]
-        return {
+        tables["steps"] = steps[:, :-1]
+        for name, columns in _COLUMNS.items():
+            tables[name] = columns(*np.ascontiguousarray(tables[name].T))
+        return Settled(
             **tables,
-            "steps": StepRows(*_columns(steps[:, :-1])),
-            "occurrences": Occurrences(*_columns(calls)),
-            "times": StageTimes(*_columns(np.array(times, dtype=np.int64).reshape(-1, 5))),
-            "failed_asks": tables["failed_asks"][:, 0],
-            "activity_ns": np.array(self.activity_ns, dtype=np.int64),
-            "updates": self.updates,
-            "skipped_updates": self.skipped_updates,
-        }
+            activity_ns=np.array(self.activity_ns, dtype=np.int64),
+            updates=self.updates,
+            skipped_updates=self.skipped_updates,
+        )
 
 
 def _table(rows: array[int], width: int, by: tuple[int, ...]) -> np.ndarray:
@@ -278,9 +279,5 @@ def _table(rows: array[int], width: int, by: tuple[int, ...]) -> np.ndarray:
     return found[np.argsort(found[:, by].sum(axis=1), kind="stable")] if by else found
 
 
-def _columns(rows: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(rows.T)
-
-
-NOTHING = Settled(**Gathered().fields())
+NOTHING = Gathered().settle()
 """Nothing was settled."""

@@ -84,12 +84,12 @@ class Timeline:
         """One row per phase, loader, model and stage, over everything on file."""
         rows: dict[tuple[str, str, str, str], dict[str, Any]] = {}
         times, calls = self._story.settled.times, self._story.settled.occurrences
-        for source, loader, phase, self_ns, inclusive_ns in zip(
+        for source, loader, phase, self_ns, inclusive_ns, _ in zip(
             *(column.tolist() for column in times), strict=True
         ):
             row = self._row(rows, source, loader, phase)
-            row["self_seconds"] += self_ns / NS_PER_S
-            row["inclusive_seconds"] += inclusive_ns / NS_PER_S
+            row["self_seconds"] += self_ns
+            row["inclusive_seconds"] += inclusive_ns
         for source, loader, phase, failed in zip(
             calls.source.tolist(),
             calls.loader.tolist(),
@@ -101,6 +101,8 @@ class Timeline:
             row["count"] += 1
             row["failed"] += failed
         for row in rows.values():
+            row["self_seconds"] /= NS_PER_S
+            row["inclusive_seconds"] /= NS_PER_S
             if row["stage"] == OTHER:
                 row["count"] = row["inclusive_seconds"] = None
         return sorted(
@@ -137,9 +139,11 @@ class Timeline:
         """Self time by step and stage."""
         column = {name: place for place, name in enumerate(self.stages)}
         table = np.zeros((len(mine), len(self.stages)), dtype=np.int64)
-        for row, owner, ns in self._story.settled.step_times.tolist():
-            stage = self._sources[owner].stage if owner >= 0 else OTHER
-            table[row, column[stage or OTHER]] += ns
+        times = self._story.settled.times
+        for row, owner, ns in np.transpose((times.step, times.source, times.self_ns)).tolist():
+            if row >= 0:
+                stage = self._sources[owner].stage if owner >= 0 else OTHER
+                table[row, column[stage or OTHER]] += ns
         return table[mine]
 
     def _marked(self, begun: Ints) -> Ints:

@@ -303,6 +303,7 @@ class TimeRow(NamedTuple):
     phase: int
     self_ns: int
     inclusive_ns: int
+    step: int
 
 
 def phase_name(phase: int) -> str:
