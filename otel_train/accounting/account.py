@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 _START: Final = int(Flag.START)
 _HOW: Final = int(Flag.GRAD | Flag.TRAINING)
-_ERROR: Final = int(Ending.ERROR)
-_DISPOSED: Final = int(Ending.DISPOSED)
 
 _TOLD: Final = -1
 
@@ -105,11 +103,6 @@ class ThreadAccount(Nesting):
     def number(self) -> int:
         """Number of the open step, where it was set by hand; else -1."""
         return self._book.open.number
-
-    @property
-    def held(self) -> int:
-        """Edges and items that are not settled yet."""
-        return sum(map(len, self._phases.unsettled)) + len(self._held)
 
     @property
     def settled_ns(self) -> int:
@@ -274,7 +267,7 @@ class ThreadAccount(Nesting):
         source = stage.source
         if op == FAIL:
             self._note("failed_asks", source)
-            if why == _ERROR:
+            if why == Ending.ERROR:
                 self._ended[source] = self.settling_ns
         elif self._ended.get(source) != _TOLD:  # a loader at its end ends once, however often it is asked
             self._ended[source] = _TOLD
@@ -287,7 +280,7 @@ class ThreadAccount(Nesting):
         """An exception ended a pass if the loader is then begun anew."""
         failed_ns = self._ended.pop(source, _TOLD)
         if failed_ns != _TOLD:
-            self._note("endings", source, _ERROR, failed_ns)
+            self._note("endings", source, Ending.ERROR, failed_ns)
 
     def _note(self, field: str, *row: int) -> None:
         """Add a row to a field of ``Settled``."""
@@ -302,7 +295,7 @@ class ThreadAccount(Nesting):
         if op == Op.PASS_END:
             gone = self._passes.pop(_key(source, payload), None) or Pass(source, ended=True)
             if gone.batches and not gone.ended:
-                self._note("endings", source, _DISPOSED, ns)
+                self._note("endings", source, Ending.DISPOSED, ns)
             phases.dispose(gone)
             self._forget(gone)
         elif op == Op.MARK:

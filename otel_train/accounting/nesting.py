@@ -77,14 +77,12 @@ class Nesting:
         stages: what is open, outermost first.
         stack: sources of the open stages that count, outermost first; the last owns the time.
         met: kinds that have begun, as bits.
-        ignored: ends without a begin so far.
     """
 
     def __init__(self, kinds: list[int]) -> None:
         self.stages: list[OpenStage] = []
         self.stack: tuple[int, ...] = ()
         self.met = 0
-        self.ignored = 0
         self._kinds = kinds
         self._last_ns = 0
         self._too_deep = 0
@@ -126,7 +124,7 @@ class Nesting:
         kind, stages = self._kinds[source], self.stages
         if stages and kind in (DATA, OPTIMIZER):
             self._close_down_to(self._height_kept(source, kind), ns)
-        if self._too_deep or len(stages) == DEEPEST:
+        if len(stages) == DEEPEST:
             self._too_deep += 1
             return
         self.met |= 1 << kind
@@ -146,9 +144,7 @@ class Nesting:
             height -= 1
         if self._too_deep and (height < 0 or height == len(stages) - 1):
             self._too_deep -= 1
-        elif height < 0:
-            self.ignored += 1
-        else:
+        elif height >= 0:
             self._close_down_to(height + 1, ns)
             self._pop(ns, op, payload)
 

@@ -151,7 +151,7 @@ class BatchPhases:
         self._begin()
         self._join_or_part(asked)
         batch, row = self.batch, []
-        if batch is not None and batch.passes and not batch.shows:
+        if batch is not None and not batch.shows:
             if asked in batch.passes:
                 asked.ahead = asked.ahead + 1 if asked.batches == asked.ahead + 1 else -MOST_ITEMS
             elif asked.source in batch.passes[0].mates:
@@ -283,14 +283,14 @@ class BatchPhases:
         """Judge the open batch up to here. ``asked``: the pass that is asked next."""
         if asked is None:
             self._join_or_part(None)
-        batch, trained = self.batch, False
+        batch = self.batch
         if batch is not None:
             self._part(batch)
-            trained = self._judge(batch, why, asked)
+            self._judge(batch, why, asked)
             if asked is None:  # the batch goes on, if its pass does
                 batch.fetched = False
         self._close_step_if_over(why)
-        self._settle_waiting(ended_too=not trained and why is not Boundary.PASS_END)
+        self._settle_waiting(ended_too=why is not Boundary.PASS_END)
 
     def happened(self, source: int, shows: int) -> None:
         """A backward or an outermost update ends, and is not in the open batch yet.
@@ -344,12 +344,12 @@ class BatchPhases:
         """A forward with gradients in training mode is training, whatever comes, and no backward or update closes a step."""
         return self._decision.source in (StepSource.BATCH, StepSource.MANUAL)
 
-    def _judge(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
-        """Judge a batch up to here; whether some of it was training for certain."""
+    def _judge(self, batch: Batch, why: Boundary, asked: Pass | None) -> None:
+        """Judge a batch up to here."""
         if self._declared(batch) > TRAIN:
             items, batch.items = batch.items, []
             self._judge_batch(batch.part(items))
-            return False
+            return
         named_apart = batch.passes and self._sources.named[batch.loader] >= 0
         ends = Shows.LIKELY_TRAINING if self._certain and not named_apart else Shows.TRAINING
         trained, tail = self._train_up_to(ends, batch)
@@ -364,7 +364,6 @@ class BatchPhases:
                 self._settle(batch.part(tail), known)
             elif tail or batch.fetched:
                 self.waiting.append(batch.part(tail))
-        return trained
 
     def _train_up_to(self, ends: tuple[int, ...], batch: Batch) -> tuple[bool, list[Item]]:
         """Book a batch as training up to the last item that shows one of these: whether there is one, and the rest.
@@ -393,9 +392,7 @@ class BatchPhases:
     def _without_evaluation(self, head: list[Item]) -> list[Item]:
         trains = {item.source for item in head if item.shows == Shows.FORWARD_GRAD}
         first = next((n for n, i in enumerate(head) if i.shows in Shows.LIKELY_TRAINING), len(head))
-        lead = [
-            n for n in range(first) if head[n].shows == Shows.FORWARD_NO_GRAD and head[n].source in trains
-        ]
+        lead = [n for n in range(first) if head[n].source in trains]
         if not lead:
             return head
         before, after = self._cut_out(head[:first], lead)
@@ -451,9 +448,8 @@ class BatchPhases:
             self._book.apart(items[end:], Activity.OUTSIDE)
             return
         before, after = self._cut_out(items, forwards)
-        in_step = self._book.open.trained and self._updated is None
-        self._train_if(in_step, before, batch)
-        self._train_if(in_step or of_step, after, batch)
+        self._train_if(self._book.open.trained and self._updated is None, before, batch)
+        self._train_if(of_step, after, batch)
 
     def _is_of_step(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
         """The loop's own code after an update is the step's if it goes on with the pass, or with another that trains."""
@@ -461,7 +457,7 @@ class BatchPhases:
             by_hand = self._decision.by_hand and not batch.passes and why is not Boundary.CLOSE
             return by_hand or self._book.open.trained or self._book.open.fetched
         if asked is not None:
-            return asked in batch.passes or (asked.batches > 0 and asked.phase == TRAIN)
+            return asked.phase == TRAIN
         return why is Boundary.MARK or (why is Boundary.SAID and any(not each.ended for each in batch.passes))
 
     def _train_if(self, of_step: bool, items: list[Item], batch: Batch) -> None:  # noqa: FBT001 - its question
@@ -506,8 +502,6 @@ class BatchPhases:
         Args:
             ended_too: forwards of passes that have ended as well, although a backward may come yet.
         """
-        if not self.waiting:
-            return
         kept: list[Batch] = []
         full = sum(len(batch.items) for batch in self.waiting) > MOST_ITEMS
         room = len(self.waiting) - LOOKS_AHEAD

@@ -46,19 +46,13 @@ class Shows:
     LIKELY_TRAINING = (GRADIENTS, UPDATE, FORWARD_GRAD)
 
 
-BACKWARDS_WITHOUT_UPDATE: Final = 64
-"""After so many, the run is taken to have no optimizer that can be seen."""
-
-UPDATES_TO_BE_SURE: Final = 8
+SURE_AFTER: Final = {StepSource.UPDATE: 8, StepSource.BACKWARD: 64}
 SURE_AFTER_NS: Final = 5 * 10**9
-"""Updates, or time since the first sign, after which the loop is taken to be what it looks like. (The end of an inner
+"""Signs, or time since the first of them, after which the loop is taken to be what it looks like. (The end of an inner
 loader is a pass without an update, and the first mark by hand comes after the first update.)"""
 
 MOST_HELD: Final = 16384
 """Edges held back at most while it is not known what steps are counted by."""
-
-_ENOUGH: Final = {StepSource.UPDATE: UPDATES_TO_BE_SURE, StepSource.BACKWARD: BACKWARDS_WITHOUT_UPDATE}
-"""How many signs make sure of it."""
 
 _IN_TRAINING: Final = (Activity.PRODUCTIVE, Activity.DATA_WAIT)
 """What training time goes to that is not a wait for data, and that is."""
@@ -97,7 +91,7 @@ class Step:
         fetched: a loader has given a batch for it.
         trained: gradients were made in it, or an optimizer has updated.
         loss_from_ns: of its time without waits: where the forward began of the loss that is being computed; -1 for none.
-        training_from_ns: of its time: where the last update or backward ended, else where it first computed; -1 before.
+        training_from_ns: of its time: where it first computed; -1 before.
     """
 
     serial: int
@@ -153,9 +147,7 @@ class StepBook:
 
     def train(self, items: Sequence[Item], loader: int, loaders: Iterable[int]) -> None:
         """Book training time, which belongs to the open step."""
-        if loader >= 0:
-            self.train_loader = loader
-        self.open.loader = self.train_loader
+        self.train_loader = self.open.loader = loader if loader >= 0 else self.train_loader
         self._book(items, self.open, loaders if loader >= 0 else (self.train_loader,))
 
     def evaluate(self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int]) -> None:
@@ -262,10 +254,10 @@ class StepBook:
         shows, now_ns, worked_ns = item.shows, step.duration_ns, step.duration_ns - step.wait_ns
         lasted_ns = item.call[2] if item.call is not None else 0
         is_loss = item.call is not None and self._sources.losses[item.call[0]]
-        if shows >= Shows.GRADIENTS or is_loss:
-            if step.training_from_ns >= 0:
-                step.training_ns += now_ns - step.training_from_ns
+        if step.training_from_ns < 0 and (shows or is_loss):
             step.training_from_ns = now_ns
+        if shows >= Shows.GRADIENTS or is_loss:
+            step.training_ns = now_ns - step.training_from_ns
         if shows == Shows.GRADIENTS:
             step.loss_ns += lasted_ns if step.loss_from_ns < 0 else worked_ns - step.loss_from_ns
             step.losses += 1
@@ -273,8 +265,6 @@ class StepBook:
         elif shows == Shows.UPDATE:
             step.loss_from_ns = -1
         elif shows:  # a forward begins
-            if step.training_from_ns < 0:
-                step.training_from_ns = now_ns
             if step.loss_from_ns < 0:
                 step.loss_from_ns = worked_ns
         elif is_loss and not self.backward_seen:
@@ -359,5 +349,5 @@ class StepSourceDecision:
             due = long_ago or self.decided  # a late update overrules the rest
         else:
             due = long_ago and (self._pass_over or sign is StepSource.UNDECIDED)
-        if due or self._counts[sign] >= _ENOUGH.get(sign, MOST_HELD):
+        if due or self._counts[sign] >= SURE_AFTER.get(sign, MOST_HELD):
             self.decide()
