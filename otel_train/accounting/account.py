@@ -9,29 +9,24 @@ from otel_train.accounting.nesting import (
     CHECKPOINT,
     COMPUTES,
     DATA,
-    END,
-    FAIL,
     FORWARD,
     GRAD,
     H2D,
     SCALER,
     STAGE,
-    STOP,
-    SUSPEND,
     UPDATES,
     Nesting,
     OpenStage,
 )
 from otel_train.accounting.phases import BatchPhases, Boundary, Pass
 from otel_train.accounting.steps import MOST_HELD, Item, Shows, StepBook, StepSourceDecision
-from otel_train.accounting.types import Activity, EpochMark, SourceTable, StepSource
-from otel_train.codes import SOURCE_MASK, SOURCE_SHIFT, Ending, Flag, Op
+from otel_train.accounting.types import Activity, EpochMark, Settled, SourceTable, StepSource
+from otel_train.codes import END, FAIL, SOURCE_MASK, SOURCE_SHIFT, STOP, SUSPEND, Ending, Flag, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from otel_train.accounting.steps import Reclaims
-    from otel_train.accounting.types import Settled
 
 _START: Final = int(Flag.START)
 _HOW: Final = int(Flag.GRAD | Flag.TRAINING)
@@ -116,15 +111,13 @@ class ThreadAccount(Nesting):
         for ns, code in zip(times, codes, strict=True):
             if not decision.final:
                 decision.see(ns, code, kinds[code >> SOURCE_SHIFT & SOURCE_MASK])
-            if self._latest is self:
-                self.edge(ns, code)
-                continue
             self._latest.edge(ns, code)
-            self._held.append((ns, code))
-            if len(self._held) >= MOST_HELD:
-                decision.decide()
-            if decision.decided or decision.shows_nothing:
-                self._release()
+            if self._latest is not self:
+                self._held.append((ns, code))
+                if len(self._held) >= MOST_HELD:
+                    decision.decide()
+                if decision.decided or decision.shows_nothing:
+                    self._release()
 
     def _release(self) -> None:
         self.met |= self._latest.met
@@ -163,7 +156,8 @@ class ThreadAccount(Nesting):
 
         ``begins``: source of what begins after it, or -1: what goes on with a row of asks in which a pass has ended.
         """
-        self._phases.after_stop(begins)
+        if self._phases.stopped >= 0:
+            self._phases.after_stop(begins)
         begun_ns = self.settling_ns
         if ns > begun_ns:
             self.settling_ns = ns
@@ -298,8 +292,13 @@ class ThreadAccount(Nesting):
                 self._note("endings", source, Ending.DISPOSED, ns)
             phases.dispose(gone)
             self._forget(gone)
+        elif op == Op.MARK and payload:
+            self._book.open.number = payload - 1
         elif op == Op.MARK:
-            self._mark_step(payload)
+            self._decision.mark()
+            self._book.now_ns = self.settling_ns
+            phases.began = True  # if nothing before it was a sign of training, all of it was the step
+            phases.boundary(Boundary.MARK)
         else:
             phases.boundary(Boundary.SAID)
             if op == Op.REPORT:
@@ -308,15 +307,6 @@ class ThreadAccount(Nesting):
                 self._note("epochs", ns, EpochMark.BEGUN, payload)
             else:
                 self._note("epochs", ns, EpochMark.BROKEN if payload else EpochMark.ENDED, -1)
-
-    def _mark_step(self, payload: int) -> None:
-        if payload:
-            self._book.open.number = payload - 1
-            return
-        self._decision.mark()
-        self._book.now_ns = self.settling_ns
-        self._phases.began = True  # if nothing before it was a sign of training, all of it was the step
-        self._phases.boundary(Boundary.MARK)
 
     def _forget(self, gone: Pass) -> None:
         """The making of an iterator that is asked no more was a wait for nothing."""

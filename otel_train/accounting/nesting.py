@@ -10,19 +10,21 @@ from dataclasses import dataclass
 from typing import Final
 
 from otel_train.codes import (
+    FAIL,
     FLAG_MASK,
     FLAG_SHIFT,
     OP_MASK,
+    PASS_END,
     PAYLOAD_SHIFT,
+    RESUME,
     SOURCE_MASK,
     SOURCE_SHIFT,
-    Op,
+    SUSPEND,
     SourceKind,
 )
 
-BEGIN, RESUME, END, FAIL, STOP, SUSPEND, MARK, EPOCH, EPOCH_END, REPORT, PASS_END = map(int, Op)
 DATA, H2D, FORWARD, BACKWARD, GRAD, OPTIMIZER, SCALER, STAGE, CHECKPOINT, _, WHOLE = map(int, SourceKind)
-"""As integers: members of an enumeration take ten times as long to look up, several times per edge."""
+"""As integers, for speed."""
 
 DEEPEST: Final = 64
 """Stages inside each other that are told apart; what lies deeper belongs to the innermost of them."""
@@ -89,10 +91,7 @@ class Nesting:
 
     def edge(self, ns: int, code: int) -> None:
         """Take the next edge. Time never goes back: an earlier instant counts as the last one."""
-        if ns < self._last_ns:
-            ns = self._last_ns
-        else:
-            self._last_ns = ns
+        ns = self._last_ns = max(ns, self._last_ns)
         op, source = code & OP_MASK, code >> SOURCE_SHIFT & SOURCE_MASK
         if op <= RESUME:
             self._begin(ns, source, code)

@@ -58,7 +58,7 @@ class Pass:
     phase: int = -1
     batches: int = 0
     ahead: int = 0
-    mates: set[int] = field(default_factory=set)
+    mates: list[int] = field(default_factory=list)
     ended: bool = False
     making: list[Item] = field(default_factory=list)
     making_ns: int = -1
@@ -121,6 +121,7 @@ class BatchPhases:
         waiting: batches before it that have not shown what they are for.
         left_over: a pass that has ended with a batch fetched and not used.
         began: there was an ask, a computation or a mark by hand; what came before was preparation.
+        stopped: the loader that had no further batch, right after an end inside a row of asks; else -1.
     """
 
     def __init__(self, sources: SourceTable, book: StepBook, decision: StepSourceDecision) -> None:
@@ -128,6 +129,7 @@ class BatchPhases:
         self.waiting: list[Batch] = []
         self.left_over: Pass | None = None
         self.began = False
+        self.stopped = -1
         self._sources = sources
         self._book = book
         self._decision = decision
@@ -135,7 +137,6 @@ class BatchPhases:
         self._trained = False
         self._updated: tuple[int, int] | None = None
         self._asked = False
-        self._stopped: Pass | None = None
         self._lead: list[Item] = []
 
     @property
@@ -225,7 +226,7 @@ class BatchPhases:
             whole.fetched |= part.fetched
         whole.loader, whole.shows = batch.loader, batch.shows
         for each in whole.passes:
-            each.mates = {other.source for other in whole.passes}
+            each.mates = whole.loaders
         self.batch = whole
 
     def _part(self, batch: Batch) -> None:
@@ -242,7 +243,7 @@ class BatchPhases:
         if batch is None or stopped not in batch.passes:
             return
         if batch.fetched and not batch.shows:  # as ``zip`` at its end; or it is begun anew at once
-            self._stopped = stopped
+            self.stopped = stopped.source
         else:
             self._end_of_pass(batch, stopped)
 
@@ -252,9 +253,9 @@ class BatchPhases:
         Where the loader that had ended is asked anew, the batch goes on. Else it is over: what was fetched for it
         was for nothing.
         """
-        stopped, self._stopped = self._stopped, None
-        if stopped is not None and stopped.source != source and self.batch is not None:
+        if self.stopped != source and self.batch is not None:
             self._end_of_pass(self.batch, self.batch.passes[-1])
+        self.stopped = -1
 
     def dispose(self, gone: Pass) -> None:
         """The iterator of a pass is gone."""
@@ -289,8 +290,16 @@ class BatchPhases:
             self._judge(batch, why, asked)
             if asked is None:  # the batch goes on, if its pass does
                 batch.fetched = False
-        self._close_step_if_over(why)
-        self._settle_waiting(ended_too=why is not Boundary.PASS_END)
+        if self._decision.by_hand:
+            over = why is Boundary.MARK
+        elif self._decision.source is StepSource.BATCH:
+            over = self._book.open.fetched and (why is Boundary.ASK or why is Boundary.CLOSE)
+        else:
+            over = self._updated is not None
+        if over:
+            self._close_step()
+        if self.waiting:
+            self._settle_waiting(ended_too=why is not Boundary.PASS_END)
 
     def happened(self, source: int, shows: int) -> None:
         """A backward or an outermost update ends, and is not in the open batch yet.
@@ -382,7 +391,9 @@ class BatchPhases:
             if last < 0 and item.shows in ends:
                 last = place
         if last >= 0:
-            self._train_waiting()
+            waiting, self.waiting = self.waiting, []
+            for before in waiting:  # all of it is training, but for batches of a loader with another purpose
+                self._settle(before, TRAIN if any(item.shows for item in before.items) else -1)
             self._trained = True
             head = items[: last + 1] if self._asked else self._without_evaluation(items[: last + 1])
             self._show(batch, TRAIN)
@@ -414,11 +425,10 @@ class BatchPhases:
 
     def _end_of_forward(self, items: Sequence[Item], begin: int) -> int:
         """Place after the end of the forward that begins there; the end of all if it has not ended."""
-        for n in range(begin, len(items)):
-            call = items[n].call
-            if call is not None and self._sources.kinds[call[0]] == FORWARD:
-                return n + 1
-        return len(items)
+        calls = ((n, items[n].call) for n in range(begin, len(items)))
+        return next(
+            (n + 1 for n, call in calls if call and self._sources.kinds[call[0]] == FORWARD), len(items)
+        )
 
     def _judge_tail(self, batch: Batch, tail: list[Item], *, of_step: bool, trained: bool) -> None:
         """Forwards that no backward followed before the boundary. ``of_step``: what comes after them is the step's."""
@@ -490,12 +500,6 @@ class BatchPhases:
 
     # -- what waits --------------------------------------------------------------------------------
 
-    def _train_waiting(self) -> None:
-        """A backward or an update has come: all before it is training, but for batches of a loader with another purpose."""
-        waiting, self.waiting = self.waiting, []
-        for batch in waiting:
-            self._settle(batch, TRAIN if any(item.shows for item in batch.items) else -1)
-
     def _settle_waiting(self, *, ended_too: bool) -> None:
         """Settle what can be settled by now.
 
@@ -532,18 +536,6 @@ class BatchPhases:
         else:
             book = self._book.evaluate if batch.fetched else self._book.beside  # a batch is a step once
             book(batch.items, phase, batch.loader, batch.loaders)
-
-    # -- steps -------------------------------------------------------------------------------------
-
-    def _close_step_if_over(self, why: Boundary) -> None:
-        if self._decision.by_hand:
-            over = why is Boundary.MARK
-        elif self._decision.source is StepSource.BATCH:
-            over = self._book.open.fetched and (why is Boundary.ASK or why is Boundary.CLOSE)
-        else:
-            over = self._updated is not None
-        if over:
-            self._close_step()
 
     def _close_step(self) -> None:
         self._flush_lead()

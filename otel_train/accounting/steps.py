@@ -6,21 +6,9 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
-from otel_train.accounting.nesting import (
-    BACKWARD,
-    BEGIN,
-    COMPUTES,
-    DATA,
-    END,
-    FORWARD,
-    GRAD,
-    MARK,
-    PASS_END,
-    STOP,
-    UPDATES,
-)
+from otel_train.accounting.nesting import BACKWARD, COMPUTES, DATA, FORWARD, GRAD, UPDATES
 from otel_train.accounting.types import NO_PHASE, TRAIN, Activity, Gathered, SourceTable, StepRows, StepSource
-from otel_train.codes import FLAG_SHIFT, OP_MASK, PAYLOAD_SHIFT, Flag
+from otel_train.codes import BEGIN, END, FLAG_SHIFT, MARK, OP_MASK, PASS_END, PAYLOAD_SHIFT, STOP, Flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -148,18 +136,18 @@ class StepBook:
     def train(self, items: Sequence[Item], loader: int, loaders: Iterable[int]) -> None:
         """Book training time, which belongs to the open step."""
         self.train_loader = self.open.loader = loader if loader >= 0 else self.train_loader
-        self._book(items, self.open, loaders if loader >= 0 else (self.train_loader,))
+        self._book(items, self.open, loaders if loader >= 0 else (self.train_loader,), Activity.PRODUCTIVE)
 
     def evaluate(self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int]) -> None:
         """Book a step outside training."""
         self._serial += 1
         step = Step(self._serial, phase, loader)
-        self._book(items, step, loaders)
-        self._end_step(step)
+        self._book(items, step, loaders, Activity.EVAL)
+        self.gathered.rows["steps"].extend(_ROW(step))
 
     def beside(self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int] = ()) -> None:
         """Book time of a phase that is of no step, as of asks that gave no batch."""
-        self._book(items, Step(-1, phase, loader), loaders)
+        self._book(items, Step(-1, phase, loader), loaders, Activity.EVAL)
 
     def apart(self, items: Sequence[Item], activity: Activity) -> None:
         """Book time in no batch: before the first, outside, in checkpoints."""
@@ -170,7 +158,7 @@ class StepBook:
         if self.open.started_ns < 0:  # marks by hand with nothing between
             self.open.started_ns = self.open.ended_ns = self.now_ns
         self.open.counted = int(counted)
-        self._end_step(self.open)
+        self.gathered.rows["steps"].extend(_ROW(self.open))
         self._serial += 1
         self.open = Step(self._serial, TRAIN)
 
@@ -179,16 +167,11 @@ class StepBook:
         settled, self.gathered = self.gathered.settle(self.open.serial), Gathered()
         return settled
 
-    def _end_step(self, step: Step) -> None:
-        self.gathered.rows["steps"].extend(_ROW(step))
-
     def waits(self, item: Item) -> bool:
         """Whether its time is a wait for data."""
         return bool(item.stack) and self._sources.kinds[item.stack[-1]] == DATA
 
-    def _book(
-        self, items: Sequence[Item], step: Step, loaders: Iterable[int], activity: Activity = Activity.EVAL
-    ) -> None:
+    def _book(self, items: Sequence[Item], step: Step, loaders: Iterable[int], activity: Activity) -> None:
         """Book items, in the order of time, under all that is a sum of them. ``activity``: outside phase train."""
         if not items:
             return
@@ -286,8 +269,7 @@ class StepSourceDecision:
 
     def __init__(self) -> None:
         self.source = StepSource.UNDECIDED
-        self.decided = False
-        self.final = False
+        self.decided = self.final = False
         self._counts = dict.fromkeys(StepSource, 0)
         self._first_ns: dict[StepSource, int] = {}
         self._began_ns = -1

@@ -82,10 +82,9 @@ class SourceTable:
     def extend(self, sources: Iterable[Source]) -> SourceTable:
         """Take in further sources."""
         for source in sources:
-            data = source.kind is SourceKind.DATA
             self.kinds.append(int(source.kind))
             self.declared.append(PHASES.index(source.phase) if source.phase in PHASES else -1)
-            self.named.append(phase_of_name(source.name) if data else -1)
+            self.named.append(phase_of_name(source.name))
             self.losses.append(source.kind is SourceKind.STAGE and source.name == "loss")
         return self
 
