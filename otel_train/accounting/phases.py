@@ -135,7 +135,7 @@ class BatchPhases:
         self._decision = decision
         self._phases: dict[int, int] = {}
         self._trained = False
-        self._updated: tuple[int, int] | None = None
+        self._updated: tuple[int, ...] = ()
         self._asked = False
         self._lead: list[Item] = []
 
@@ -295,7 +295,7 @@ class BatchPhases:
         elif self._decision.source is StepSource.BATCH:
             over = self._book.open.fetched and (why is Boundary.ASK or why is Boundary.CLOSE)
         else:
-            over = self._updated is not None
+            over = bool(self._updated)
         if over:
             self._close_step()
         if self.waiting:
@@ -309,11 +309,11 @@ class BatchPhases:
         closing = Shows.GRADIENTS if self._decision.source is StepSource.BACKWARD else Shows.UPDATE
         if self._certain or shows != closing:
             return
-        if self._updated and source in self._updated and self.batch is not None:
+        if source in self._updated and self.batch is not None:
             self._part(self.batch)
             _, self.batch.items = self._train_up_to((shows,), self.batch)
             self._close_step()
-        self._updated = (source, source) if self._updated is None else (self._updated[0], source)
+        self._updated = (*self._updated[:1], source)
 
     def close(self) -> None:
         """Nothing more comes. What is left of a step is partial."""
@@ -355,15 +355,14 @@ class BatchPhases:
 
     def _judge(self, batch: Batch, why: Boundary, asked: Pass | None) -> None:
         """Judge a batch up to here."""
-        if self._declared(batch) > TRAIN:
-            items, batch.items = batch.items, []
-            self._judge_batch(batch.part(items))
-            return
+        declared = self._declared(batch) > TRAIN
         named_apart = batch.passes and self._sources.named[batch.loader] >= 0
         ends = Shows.LIKELY_TRAINING if self._certain and not named_apart else Shows.TRAINING
-        trained, tail = self._train_up_to(ends, batch)
+        trained, tail = self._train_up_to(() if declared else ends, batch)
         of_step = self._is_of_step(batch, why, asked)
-        if any(item.shows in Shows.FORWARD for item in tail):
+        if declared:
+            self._judge_batch(batch.part(tail))
+        elif any(item.shows in Shows.FORWARD for item in tail):
             self._judge_tail(batch, tail, of_step=of_step, trained=trained)
         elif trained or not batch.passes:
             self._train_if(of_step, tail, batch)
@@ -458,12 +457,12 @@ class BatchPhases:
             self._book.apart(items[end:], Activity.OUTSIDE)
             return
         before, after = self._cut_out(items, forwards)
-        self._train_if(self._book.open.trained and self._updated is None, before, batch)
+        self._train_if(self._book.open.trained and not self._updated, before, batch)
         self._train_if(of_step, after, batch)
 
     def _is_of_step(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
         """The loop's own code after an update is the step's if it goes on with the pass, or with another that trains."""
-        if self._updated is None:  # in a loop counted by hand what no loader gave is the step's
+        if not self._updated:  # in a loop counted by hand what no loader gave is the step's
             by_hand = self._decision.by_hand and not batch.passes and why is not Boundary.CLOSE
             return by_hand or self._book.open.trained or self._book.open.fetched
         if asked is not None:
@@ -513,8 +512,7 @@ class BatchPhases:
             forward = batch.has_forward
             over = self.left_over not in batch.passes and all(each.ended for each in batch.passes)
             if forward:
-                known = self._trained or self._decision.decided
-                ready = known and over and ended_too and not batch.fresh
+                ready = over and ended_too and not batch.fresh and (self._trained or self._decision.decided)
             else:
                 ready = over or batch.shown >= 0 or place < room
             batch.fresh = False
@@ -540,4 +538,4 @@ class BatchPhases:
     def _close_step(self) -> None:
         self._flush_lead()
         self._book.close_step()
-        self._updated, self._asked = None, False
+        self._updated, self._asked = (), False

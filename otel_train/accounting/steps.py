@@ -223,9 +223,8 @@ class StepBook:
             step.failed += failed
         if item.batch is not None:
             source, samples, making_ns, waiting_ns = item.batch
-            rows["batches"].extend((source, step.phase, samples, item.begun_ns + item.ns))
-            if making_ns >= 0:
-                rows["starts"].extend((source, step.phase, making_ns, waiting_ns))
+            got_ns = item.begun_ns + item.ns
+            rows["batches"].extend((source, step.phase, samples, got_ns, making_ns, waiting_ns))
             step.fetched = True
             step.samples += max(0, samples)
         step.trained = step.trained or item.shows >= Shows.GRADIENTS

@@ -84,7 +84,7 @@ class SourceTable:
         for source in sources:
             self.kinds.append(int(source.kind))
             self.declared.append(PHASES.index(source.phase) if source.phase in PHASES else -1)
-            self.named.append(phase_of_name(source.name))
+            self.named.append(phase_of_name(source.name) if source.kind is SourceKind.DATA else -1)
             self.losses.append(source.kind is SourceKind.STAGE and source.name == "loss")
         return self
 
@@ -181,9 +181,8 @@ class Settled(NamedTuple):
         times: time by stage.
         activity_ns: int64[activities].
         loader_ns: int64[n, 4]: loader source, phase, nanoseconds of a batch it took part in, and when that ended.
-        batches: int64[n, 4]: loader source, phase, samples (-1 unknown) of every batch fetched, and when.
-        starts: int64[n, 4]: passes that gave their first batch: loader source, phase, nanoseconds to make the
-            iterator, nanoseconds to wait for that batch.
+        batches: int64[n, 6]: loader source, phase, samples (-1 unknown) of every batch fetched, and when; nanoseconds
+            to make the iterator (-1 unless it is the first batch of its pass), nanoseconds to wait for it.
         endings: int64[n, 3]: passes that ended: loader source, ``Ending``, when.
         failed_asks: int64[n, 1]: loader source of every ask that raised.
         updates: optimizer updates made.
@@ -199,7 +198,6 @@ class Settled(NamedTuple):
     activity_ns: np.ndarray
     loader_ns: np.ndarray
     batches: np.ndarray
-    starts: np.ndarray
     endings: np.ndarray
     failed_asks: np.ndarray
     updates: int
@@ -214,8 +212,7 @@ _TABLES: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "occurrences": (len(Occurrences._fields), (3, 4)),
     "times": (len(StageTimes._fields), ()),
     "loader_ns": (4, (3,)),
-    "batches": (4, (3,)),
-    "starts": (4, ()),
+    "batches": (6, (3,)),
     "endings": (3, ()),
     "failed_asks": (1, ()),
     "epochs": (3, ()),

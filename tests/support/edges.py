@@ -263,7 +263,7 @@ class Book:
         """(phase, samples) of every batch, by loader."""
         found: dict[str, list[tuple[str, int]]] = {}
         for part in self.settled:
-            for loader, phase, samples, _ in part.batches.tolist():
+            for loader, phase, samples, *_ in part.batches.tolist():
                 found.setdefault(self.name(loader), []).append((phase_name(phase), samples))
         return found
 
