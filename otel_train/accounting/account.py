@@ -20,7 +20,7 @@ from otel_train.accounting.nesting import (
 )
 from otel_train.accounting.phases import BatchPhases, Boundary, Pass
 from otel_train.accounting.steps import MOST_HELD, Item, Shows, StepBook, StepSourceDecision
-from otel_train.accounting.types import Activity, EpochMark, Settled, SourceTable, StepSource
+from otel_train.accounting.types import Activity, Settled, SourceTable, StepSource
 from otel_train.codes import END, FAIL, SOURCE_MASK, SOURCE_SHIFT, STOP, SUSPEND, Ending, Flag, Op
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class ThreadAccount(Nesting):
         self._phases = BatchPhases(sources, self._book, self._decision)
         self._held: list[tuple[int, int]] = []
         self._latest = Nesting(sources.kinds)
-        self._passes: dict[int, Pass] = {}
+        self._passes: dict[tuple[int, int], Pass] = {}
         self._starting: Pass | None = None
         self._saving = False
         self._ended: dict[int, int] = {}
@@ -129,8 +129,7 @@ class ThreadAccount(Nesting):
 
     def pass_time(self, now_ns: int) -> None:
         """Settle time that no batch claims, up to now: nothing was written since the last edge."""
-        idle = self._phases.began and self._phases.batch is None and not self.stages
-        if idle and not self._held and now_ns > self.settling_ns:
+        if self._phases.batch is None and not self.stages and not self._held and now_ns > self.settling_ns:
             self._place(self._spend(now_ns))
 
     def take(self) -> Settled:
@@ -189,19 +188,16 @@ class ThreadAccount(Nesting):
             phases.boundary(Boundary.CHECKPOINT)
             self._saving = True
         elif COMPUTES >> kind & 1 and not self._saving:
-            self._begin_computing(ns, stage)
+            if stage.counts or not self.stack:
+                phases.compute()
+            if kind == FORWARD and stage.counts:
+                self._place(Item(self.stack, ns, 0, Shows.FORWARD[stage.flags & _HOW], stage.source))
+            elif kind == SCALER:
+                self._updated_in_scaler = False
+            elif kind == BACKWARD:
+                self._book.backward_seen = True
         elif kind == STAGE and not self._saving and self._decision.by_hand and phases.batch is None:
             phases.compute()
-
-    def _begin_computing(self, ns: int, stage: OpenStage) -> None:
-        if stage.counts or not self.stack:
-            self._phases.compute()
-        if stage.kind == FORWARD and stage.counts:
-            self._place(Item(self.stack, ns, 0, Shows.FORWARD[stage.flags & _HOW], stage.source))
-        elif stage.kind == SCALER:
-            self._updated_in_scaler = False
-        elif stage.kind == BACKWARD:
-            self._book.backward_seen = True
 
     # -- a stage ends ------------------------------------------------------------------------------
 
@@ -255,20 +251,18 @@ class ThreadAccount(Nesting):
         if starts and stage.counts:
             self._starting = None
         elif op in (STOP, FAIL) and stage.counts:
-            self._gave_none(stage, asked, op, payload)
-
-    def _gave_none(self, stage: OpenStage, asked: Pass, op: int, why: int) -> None:
-        source = stage.source
-        if op == FAIL:
-            self._note("failed_asks", source)
-            if why == Ending.ERROR:
-                self._ended[source] = self.settling_ns
-        elif self._ended.get(source) != _TOLD:  # a loader at its end ends once, however often it is asked
-            self._ended[source] = _TOLD
-            self._note("endings", source, why, self.settling_ns)
-        self._phases.stop(asked)
-        if op == STOP and not (stage.payload and asked is self._phases.left_over):  # nothing of it is left
-            del self._passes[_key(source, stage.payload)]
+            if op == FAIL:
+                self._note("failed_asks", source)
+                if payload == Ending.ERROR:
+                    self._ended[source] = self.settling_ns
+            elif self._ended.get(source) != _TOLD:  # a loader at its end ends once, however often it is asked
+                self._ended[source] = _TOLD
+                self._note("endings", source, payload, self.settling_ns)
+            self._phases.stop(asked)
+            if op == STOP and not (
+                stage.payload and asked is self._phases.left_over
+            ):  # nothing of it is left
+                del self._passes[source, stage.payload]
 
     def _end_failed_pass(self, source: int) -> None:
         """An exception ended a pass if the loader is then begun anew."""
@@ -287,7 +281,7 @@ class ThreadAccount(Nesting):
         phases = self._phases
         self._place(self._spend(ns))
         if op == Op.PASS_END:
-            gone = self._passes.pop(_key(source, payload), None) or Pass(source, ended=True)
+            gone = self._passes.pop((source, payload), None) or Pass(source, ended=True)
             if gone.batches and not gone.ended:
                 self._note("endings", source, Ending.DISPOSED, ns)
             phases.dispose(gone)
@@ -301,12 +295,7 @@ class ThreadAccount(Nesting):
             phases.boundary(Boundary.MARK)
         else:
             phases.boundary(Boundary.SAID)
-            if op == Op.REPORT:
-                self._note("reports", ns, payload)
-            elif op == Op.EPOCH:
-                self._note("epochs", ns, EpochMark.BEGUN, payload)
-            else:
-                self._note("epochs", ns, EpochMark.BROKEN if payload else EpochMark.ENDED, -1)
+            self._note("said", ns, op, payload)
 
     def _forget(self, gone: Pass) -> None:
         """The making of an iterator that is asked no more was a wait for nothing."""
@@ -315,16 +304,10 @@ class ThreadAccount(Nesting):
 
     def _pass_of(self, source: int, number: int) -> Pass:
         """The pass that an ask belongs to; loaders that do not number their passes have one at a time."""
-        key = _key(source, number)
-        found = self._passes.get(key)
+        found = self._passes.get((source, number))
         if found is None:
             while len(self._passes) >= MOST_PASSES:
                 over = (number for number, each in self._passes.items() if each.ended)
                 self._forget(self._passes.pop(next(over, next(iter(self._passes)))))
-            found = self._passes[key] = Pass(source)
+            found = self._passes[source, number] = Pass(source)
         return found
-
-
-def _key(source: int, number: int) -> int:
-    """Number of the iterator that is asked; of a loader that has none, one below 0."""
-    return number or -1 - source

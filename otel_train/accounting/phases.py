@@ -27,16 +27,9 @@ MOST_ITEMS: Final = 32768
 
 
 class Boundary(IntEnum):
-    """What ends a batch, or a step inside it."""
+    """What ends a batch, or a step inside it. ``SAID``: an epoch or a report, by hand; ``MARK``: a step, by hand."""
 
-    ASK = 0
-    PASS_END = 1
-    CHECKPOINT = 2
-    SAID = 3
-    """An epoch or a report, by hand."""
-    MARK = 4
-    """A step, by hand."""
-    CLOSE = 5
+    ASK, PASS_END, CHECKPOINT, SAID, MARK, CLOSE = range(6)
 
 
 @dataclass(slots=True, eq=False)
@@ -87,6 +80,16 @@ class Batch:
     row: list[Batch] = field(default_factory=list)
     left_over: Pass | None = None
     fresh: bool = True
+
+    def add(self, asked: Pass) -> None:
+        """A pass is asked for it."""
+        self.passes.append(asked)
+        asked.batches += 1
+        asked.ended = False
+        if asked.making:  # the making of an iterator is a wait for its first batch
+            self.items = sorted(self.items + asked.making, key=lambda item: item.begun_ns)
+            asked.making_ns = sum(item.ns for item in asked.making)
+            asked.making = []
 
     def part(self, items: list[Item]) -> Batch:
         """Some of its time, as a batch that waits."""
@@ -156,7 +159,7 @@ class BatchPhases:
             if asked in batch.passes:
                 asked.ahead = asked.ahead + 1 if asked.batches == asked.ahead + 1 else -MOST_ITEMS
             elif asked.source in batch.passes[0].mates:
-                self._add_pass(asked, batch)
+                batch.add(asked)
                 return
             elif not asked.batches and all(each.batches <= 1 for each in batch.passes):
                 row = [*batch.row, batch] if len(batch.row) < LOOKS_AHEAD else []
@@ -165,7 +168,7 @@ class BatchPhases:
             self._asked = True
         self.left_over = None
         self.batch = Batch(loader=asked.source, row=row)
-        self._add_pass(asked, self.batch)
+        self.batch.add(asked)
 
     def compute(self) -> None:
         """A stage that only training and evaluation have begins."""
@@ -197,16 +200,6 @@ class BatchPhases:
         if not self.began:
             self._drop_lead()
             self.began = True
-
-    @staticmethod
-    def _add_pass(asked: Pass, batch: Batch) -> None:
-        batch.passes.append(asked)
-        asked.batches += 1
-        asked.ended = False
-        if asked.making:  # the making of an iterator is a wait for its first batch
-            batch.items = sorted(batch.items + asked.making, key=lambda item: item.begun_ns)
-            asked.making_ns = sum(item.ns for item in asked.making)
-            asked.making = []
 
     def _join_or_part(self, asked: Pass | None) -> None:
         """Decide whether loaders that were asked in a row for the first time are asked together.
@@ -240,12 +233,11 @@ class BatchPhases:
         """A loader that was asked has no further batch, or failed."""
         stopped.ended = True
         batch = self.batch
-        if batch is None or stopped not in batch.passes:
-            return
-        if batch.fetched and not batch.shows:  # as ``zip`` at its end; or it is begun anew at once
-            self.stopped = stopped.source
-        else:
-            self._end_of_pass(batch, stopped)
+        if batch is not None and stopped in batch.passes:
+            if batch.fetched and not batch.shows:  # as ``zip`` at its end; or it is begun anew at once
+                self.stopped = stopped.source
+            else:
+                self._end_of_pass(batch, stopped)
 
     def after_stop(self, source: int) -> None:
         """What comes first after an end inside a row of asks, before its time; ``source``: what begins, or -1.
@@ -381,8 +373,7 @@ class BatchPhases:
         """
         items, batch.items = batch.items, []
         last, following = -1, Shows.NOTHING
-        for place in range(len(items) - 1, -1, -1):
-            item = items[place]
+        for place, item in reversed(list(enumerate(items))):
             if item.shows == Shows.FORWARD_FROZEN:  # a backward right after it makes it training
                 trains = following == Shows.GRADIENTS and not self._certain
                 item.shows = Shows.FORWARD_GRAD if trains else Shows.FORWARD_NO_GRAD

@@ -37,15 +37,6 @@ class StepSource(IntEnum):
     MANUAL = 4
 
 
-class EpochMark(IntEnum):
-    """What a mark says of an epoch."""
-
-    BEGUN = 0
-    ENDED = 1
-    BROKEN = 2
-    """An exception ended it."""
-
-
 class Activity(IntEnum):
     """What the time of a run goes to, in catalogue order. The activities add up to the wall time."""
 
@@ -187,8 +178,7 @@ class Settled(NamedTuple):
         failed_asks: int64[n, 1]: loader source of every ask that raised.
         updates: optimizer updates made.
         skipped_updates: ``GradScaler.step`` calls in which no update was made.
-        epochs: int64[n, 3]: epochs marked by hand: when, ``EpochMark``, number of one that begins.
-        reports: int64[n, 2]: when one was asked for, and how many had been by then.
+        said: int64[n, 3]: epochs marked by hand, and reports asked for: when, ``Op``, payload.
         moved: int64[n, 2]: source of transfers, bytes moved, also where their time belongs to another stage.
     """
 
@@ -202,8 +192,7 @@ class Settled(NamedTuple):
     failed_asks: np.ndarray
     updates: int
     skipped_updates: int
-    epochs: np.ndarray
-    reports: np.ndarray
+    said: np.ndarray
     moved: np.ndarray
 
 
@@ -215,8 +204,7 @@ _TABLES: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "batches": (6, (3,)),
     "endings": (3, ()),
     "failed_asks": (1, ()),
-    "epochs": (3, ()),
-    "reports": (2, ()),
+    "said": (3, ()),
     "moved": (2, ()),
 }
 """Fields of ``Settled`` that are gathered in rows: how many integers make a row, and the columns whose sum is the time to

@@ -417,7 +417,7 @@ class RunAccount:
             self.teller.step(settled, kept, before, thread="" if thread is self._leading else thread.label)
         self._carry(thread, settled, closed=bool(len(rows)))
         if thread is self._leading:
-            self.epochs.add(settled.epochs)
+            self.epochs.add(settled.said)
             if self.on_settled is not None:
                 self.on_settled(settled, rows, numbers)
             for over in self.evals.feed(steps, self.names):

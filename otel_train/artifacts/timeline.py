@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_train.accounting.types import NO_PHASE, PHASES, EpochMark, SourceTable
+from otel_train.accounting.types import NO_PHASE, PHASES, SourceTable
 from otel_train.aggregate.story import Story, story_of, trained
 from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.flight import read_flight
@@ -65,8 +65,8 @@ class Timeline:
         self.started_ns, self.ended_ns = steps.started_ns[mine], steps.ended_ns[mine]
         self.duration_ns = steps.duration_ns[mine]
         self.selves_ns = self._selves(mine)
-        marks = story.settled.epochs
-        begun = marks[marks[:, 1] == EpochMark.BEGUN]
+        said = story.settled.said
+        begun = said[said[:, 1] == Op.EPOCH]
         self.marked = len(begun) > 0
         self.loader, self.epoch = (
             ("", self._marked(begun)) if self.marked else self._passes(steps.loader[mine])

@@ -190,7 +190,7 @@ class Book:
         self.settled = list(settled)
         self.updates = sum(part.updates for part in settled)
         self.skipped_updates = sum(part.skipped_updates for part in settled)
-        self.epochs = [tuple(mark) for part in settled for mark in part.epochs.tolist()]
+        self.said = [tuple(mark) for part in settled for mark in part.said.tolist()]
         self.numbers = [number for part in settled for number in part.steps.number.tolist()]
 
     def name(self, source: int) -> str:
