@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from otel_train.accounting.nesting import FORWARD
 from otel_train.accounting.steps import Item, Shows, StepBook, StepSourceDecision
 from otel_train.accounting.types import EVAL, TRAIN, Activity, SourceTable, StepSource
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LOOKS_AHEAD: Final = 8
 """Batches that a loop may fetch before the first is used. A loader that shows nothing for longer is settled by its name."""
@@ -138,8 +135,6 @@ class BatchPhases:
         self._decision = decision
         self._phases: dict[int, int] = {}
         self._trained = False
-        self._updated: tuple[int, ...] = ()
-        self._asked = False
         self._lead: list[Item] = []
 
     @property
@@ -165,7 +160,7 @@ class BatchPhases:
                 row = [*batch.row, batch] if len(batch.row) < LOOKS_AHEAD else []
         if not row:
             self.boundary(Boundary.ASK, asked)
-            self._asked = True
+            self._book.open.asked = True
         self.left_over = None
         self.batch = Batch(loader=asked.source, row=row)
         self.batch.add(asked)
@@ -174,8 +169,8 @@ class BatchPhases:
         """A stage that only training and evaluation have begins."""
         self._begin()
         if self.batch is None:
-            over = self.left_over
-            self.batch = Batch(loader=-1 if over is None else over.source, left_over=over)
+            loader = self.left_over.source if self.left_over is not None else -1
+            self.batch = Batch(loader=loader, left_over=self.left_over)
         self.batch.shows = True
 
     def fetched(self, source: int) -> None:
@@ -255,14 +250,13 @@ class BatchPhases:
         if batch is None:  # no backward comes any more for what was evaluated with gradients
             self._settle_waiting(ended_too=True)
         gone.ended = True
-        if batch is None or (gone not in batch.passes and gone is not batch.left_over):
-            return
-        if batch.fetched and not batch.shows and len(batch.passes) == 1 and not batch.row:
-            self.left_over = gone  # as after next(iter(loader)): it may be used yet
-            self.waiting.append(batch)
-        else:
-            self.boundary(Boundary.PASS_END)
-        self.batch = None
+        if batch is not None and (gone in batch.passes or gone is batch.left_over):
+            if batch.fetched and not batch.shows and len(batch.passes) == 1 and not batch.row:
+                self.left_over = gone  # as after next(iter(loader)): it may be used yet
+                self.waiting.append(batch)
+            else:
+                self.boundary(Boundary.PASS_END)
+            self.batch = None
 
     def _end_of_pass(self, batch: Batch, ended: Pass) -> None:
         used_some = ended.ahead < ended.batches - 1  # of those that were fetched ahead: else the pass is over
@@ -276,18 +270,15 @@ class BatchPhases:
         """Judge the open batch up to here. ``asked``: the pass that is asked next."""
         if asked is None:
             self._join_or_part(None)
-        batch = self.batch
-        if batch is not None:
-            self._part(batch)
-            self._judge(batch, why, asked)
-            if asked is None:  # the batch goes on, if its pass does
-                batch.fetched = False
+        if self.batch is not None:
+            self._judge(self.batch, why, asked)
+            self.batch.fetched = False  # if its pass goes on, it does
         if self._decision.by_hand:
             over = why is Boundary.MARK
         elif self._decision.source is StepSource.BATCH:
             over = self._book.open.fetched and (why is Boundary.ASK or why is Boundary.CLOSE)
         else:
-            over = bool(self._updated)
+            over = bool(self._book.open.updated)
         if over:
             self._close_step()
         if self.waiting:
@@ -299,13 +290,11 @@ class BatchPhases:
         If steps are counted by it, and no ask comes, it may belong to the next step.
         """
         closing = Shows.GRADIENTS if self._decision.source is StepSource.BACKWARD else Shows.UPDATE
-        if self._certain or shows != closing:
-            return
-        if source in self._updated and self.batch is not None:
-            self._part(self.batch)
-            _, self.batch.items = self._train_up_to((shows,), self.batch)
-            self._close_step()
-        self._updated = (*self._updated[:1], source)
+        if shows == closing and not self._certain:
+            if source in self._book.open.updated and self.batch is not None:
+                _, self.batch.items = self._train_up_to((shows,), self.batch)
+                self._close_step()
+            self._book.open.updated = (*self._book.open.updated[:1], source)
 
     def close(self) -> None:
         """Nothing more comes. What is left of a step is partial."""
@@ -371,6 +360,7 @@ class BatchPhases:
         But where no ask came in this step, forwards without gradients of a model that then trains in it, before its first
         forward with them, are evaluation.
         """
+        self._part(batch)
         items, batch.items = batch.items, []
         last, following = -1, Shows.NOTHING
         for place, item in reversed(list(enumerate(items))):
@@ -385,7 +375,7 @@ class BatchPhases:
             for before in waiting:  # all of it is training, but for batches of a loader with another purpose
                 self._settle(before, TRAIN if any(item.shows for item in before.items) else -1)
             self._trained = True
-            head = items[: last + 1] if self._asked else self._without_evaluation(items[: last + 1])
+            head = items[: last + 1] if self._book.open.asked else self._without_evaluation(items[: last + 1])
             self._show(batch, TRAIN)
             self._train(head, batch)
         return last >= 0, items[last + 1 :]
@@ -413,7 +403,7 @@ class BatchPhases:
             self._book.evaluate(items[begin:following], EVAL, -1, ())
         return items[:first], items[end:]
 
-    def _end_of_forward(self, items: Sequence[Item], begin: int) -> int:
+    def _end_of_forward(self, items: list[Item], begin: int) -> int:
         """Place after the end of the forward that begins there; the end of all if it has not ended."""
         calls = ((n, items[n].call) for n in range(begin, len(items)))
         return next(
@@ -428,8 +418,14 @@ class BatchPhases:
         if evaluated:
             if batch.passes and not trained:
                 self._judge_batch(batch.part(tail[:ahead]))
-            else:
-                self._evaluate_apart(batch, tail[:ahead], evaluated, of_step=of_step or bool(behind))
+            elif batch.left_over is not None:  # fetched before the end of its pass
+                end = self._end_of_forward(tail[:ahead], evaluated[-1])
+                self._book.beside(tail[:end], self._eval_phase(batch), batch.loader, batch.loaders)
+                self._book.apart(tail[end:ahead], Activity.OUTSIDE)
+            else:  # in no batch of its own it lasts to the end of its last forward
+                before, after = self._cut_out(tail[:ahead], evaluated)
+                self._train_if(self._book.open.trained and not self._book.open.updated, before, batch)
+                self._train_if(of_step or bool(behind), after, batch)
             batch = Batch(loader=self._book.train_loader)  # what comes then uses one that was fetched before
         if behind:  # their backward may come after the boundary
             self.waiting.append(batch.part(behind))
@@ -440,20 +436,9 @@ class BatchPhases:
         self._show(batch, phase)
         self._settle(batch, phase)
 
-    def _evaluate_apart(self, batch: Batch, items: list[Item], forwards: list[int], *, of_step: bool) -> None:
-        """Evaluation in no batch of its own lasts to the end of its last forward. ``of_step``: what comes then is the step's."""
-        if batch.left_over is not None:  # fetched before the end of its pass
-            end = self._end_of_forward(items, forwards[-1])
-            self._book.beside(items[:end], self._eval_phase(batch), batch.loader, batch.loaders)
-            self._book.apart(items[end:], Activity.OUTSIDE)
-            return
-        before, after = self._cut_out(items, forwards)
-        self._train_if(self._book.open.trained and not self._updated, before, batch)
-        self._train_if(of_step, after, batch)
-
     def _is_of_step(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
         """The loop's own code after an update is the step's if it goes on with the pass, or with another that trains."""
-        if not self._updated:  # in a loop counted by hand what no loader gave is the step's
+        if not self._book.open.updated:  # in a loop counted by hand what no loader gave is the step's
             by_hand = self._decision.by_hand and not batch.passes and why is not Boundary.CLOSE
             return by_hand or self._book.open.trained or self._book.open.fetched
         if asked is not None:
@@ -529,4 +514,3 @@ class BatchPhases:
     def _close_step(self) -> None:
         self._flush_lead()
         self._book.close_step()
-        self._updated, self._asked = (), False

@@ -76,6 +76,8 @@ class Step:
 
     Attributes:
         serial: tells steps apart; -1 for time that is of none.
+        asked: a loader was asked in it.
+        updated: the optimizers that updated first and last in it, where no ask may come.
         fetched: a loader has given a batch for it.
         trained: gradients were made in it, or an optimizer has updated.
         loss_from_ns: of its time without waits: where the forward began of the loss that is being computed; -1 for none.
@@ -96,6 +98,8 @@ class Step:
     losses: int = 0
     training_ns: int = 0
     number: int = -1
+    asked: bool = False
+    updated: tuple[int, ...] = ()
     fetched: bool = False
     trained: bool = False
     loss_from_ns: int = -1

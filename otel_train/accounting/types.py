@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from otel_train.codes import SourceKind
+from otel_train.codes import Source, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from otel_train.codes import Source
 
 PHASES = ("train", "eval", "test", "predict")
 TRAIN, EVAL, TEST, PREDICT = range(4)
@@ -249,12 +247,8 @@ class Gathered:
         tables["steps"] = steps[:, :-1]
         for name, columns in _COLUMNS.items():
             tables[name] = columns(*np.ascontiguousarray(tables[name].T))
-        return Settled(
-            **tables,
-            activity_ns=np.array(self.activity_ns, dtype=np.int64),
-            updates=self.updates,
-            skipped_updates=self.skipped_updates,
-        )
+        tables["activity_ns"] = np.array(self.activity_ns, dtype=np.int64)
+        return Settled(**tables, updates=self.updates, skipped_updates=self.skipped_updates)
 
 
 def _table(rows: array[int], width: int, by: tuple[int, ...]) -> np.ndarray:
