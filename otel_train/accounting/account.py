@@ -157,9 +157,7 @@ class ThreadAccount(Nesting):
         """
         if self._phases.stopped >= 0:
             self._phases.after_stop(begins)
-        begun_ns = self.settling_ns
-        if ns > begun_ns:
-            self.settling_ns = ns
+        begun_ns, self.settling_ns = self.settling_ns, max(ns, self.settling_ns)
         return Item(self.stack, begun_ns, self.settling_ns - begun_ns)
 
     def _place(self, item: Item) -> None:
@@ -259,9 +257,8 @@ class ThreadAccount(Nesting):
                 self._ended[source] = _TOLD
                 self._note("endings", source, payload, self.settling_ns)
             self._phases.stop(asked)
-            if op == STOP and not (
-                stage.payload and asked is self._phases.left_over
-            ):  # nothing of it is left
+            left = stage.payload and asked is self._phases.left_over
+            if op == STOP and not left:
                 del self._passes[source, stage.payload]
 
     def _end_failed_pass(self, source: int) -> None:
@@ -307,7 +304,7 @@ class ThreadAccount(Nesting):
         found = self._passes.get((source, number))
         if found is None:
             while len(self._passes) >= MOST_PASSES:
-                over = (number for number, each in self._passes.items() if each.ended)
+                over = (key for key, each in self._passes.items() if each.ended)
                 self._forget(self._passes.pop(next(over, next(iter(self._passes)))))
             found = self._passes[source, number] = Pass(source)
         return found

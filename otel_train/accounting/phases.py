@@ -259,8 +259,8 @@ class BatchPhases:
             self.batch = None
 
     def _end_of_pass(self, batch: Batch, ended: Pass) -> None:
-        used_some = ended.ahead < ended.batches - 1  # of those that were fetched ahead: else the pass is over
-        self.left_over = ended if ended.ahead > 0 and used_some else None
+        # Where none was used of those that were fetched ahead, the pass is over.
+        self.left_over = ended if 0 < ended.ahead < ended.batches - 1 else None
         self._part(batch)
         self._settle_waiting(ended_too=False)
         self._book.beside(batch.items, self.phase_of(ended), batch.loader)
@@ -280,7 +280,8 @@ class BatchPhases:
         else:
             over = bool(self._book.open.updated)
         if over:
-            self._close_step()
+            self._flush_lead()
+            self._book.close_step()
         if self.waiting:
             self._settle_waiting(ended_too=why is not Boundary.PASS_END)
 
@@ -293,7 +294,8 @@ class BatchPhases:
         if shows == closing and not self._certain:
             if source in self._book.open.updated and self.batch is not None:
                 _, self.batch.items = self._train_up_to((shows,), self.batch)
-                self._close_step()
+                self._flush_lead()
+                self._book.close_step()
             self._book.open.updated = (*self._book.open.updated[:1], source)
 
     def close(self) -> None:
@@ -510,7 +512,3 @@ class BatchPhases:
         else:
             book = self._book.evaluate if batch.fetched else self._book.beside  # a batch is a step once
             book(batch.items, phase, batch.loader, batch.loaders)
-
-    def _close_step(self) -> None:
-        self._flush_lead()
-        self._book.close_step()
