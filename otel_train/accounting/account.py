@@ -257,8 +257,8 @@ class ThreadAccount(Nesting):
                 self._ended[source] = _TOLD
                 self._note("endings", source, payload, self.settling_ns)
             self._phases.stop(asked)
-            left = stage.payload and asked is self._phases.left_over
-            if op == STOP and not left:
+            used_later = stage.payload and asked is self._phases.left_over
+            if op == STOP and not used_later:
                 del self._passes[source, stage.payload]
 
     def _end_failed_pass(self, source: int) -> None:

@@ -272,7 +272,7 @@ class BatchPhases:
             self._join_or_part(None)
         if self.batch is not None:
             self._judge(self.batch, why, asked)
-            self.batch.fetched = False  # if its pass goes on, it does
+            self.batch.fetched = False  # the batch goes on, if its pass does
         if self._decision.by_hand:
             over = why is Boundary.MARK
         elif self._decision.source is StepSource.BATCH:
@@ -407,10 +407,8 @@ class BatchPhases:
 
     def _end_of_forward(self, items: list[Item], begin: int) -> int:
         """Place after the end of the forward that begins there; the end of all if it has not ended."""
-        calls = ((n, items[n].call) for n in range(begin, len(items)))
-        return next(
-            (n + 1 for n, call in calls if call and self._sources.kinds[call[0]] == FORWARD), len(items)
-        )
+        kinds, calls = self._sources.kinds, ((n, items[n].call) for n in range(begin, len(items)))
+        return next((n + 1 for n, call in calls if call and kinds[call[0]] == FORWARD), len(items))
 
     def _judge_tail(self, batch: Batch, tail: list[Item], *, of_step: bool, trained: bool) -> None:
         """Forwards that no backward followed before the boundary. ``of_step``: what comes after them is the step's."""
