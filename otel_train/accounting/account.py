@@ -129,7 +129,8 @@ class ThreadAccount(Nesting):
 
     def pass_time(self, now_ns: int) -> None:
         """Settle time that no batch claims, up to now: nothing was written since the last edge."""
-        if self._phases.batch is None and not self.stages and not self._held and now_ns > self.settling_ns:
+        idle = self._phases.began and self._phases.batch is None and not self.stages
+        if idle and not self._held and now_ns > self.settling_ns:
             self._place(self._spend(now_ns))
 
     def take(self) -> Settled:

@@ -6,17 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.codes import (
-    BEGIN,
-    END,
-    FAIL,
-    FLAG_SHIFT,
-    OP_MASK,
-    SOURCE_MASK,
-    SOURCE_SHIFT,
-    Flag,
-    SourceKind,
-)
+from otel_train.codes import FLAG_SHIFT, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Flag, Op, SourceKind
 from otel_train.record.device_pace import PaceReader
 
 if TYPE_CHECKING:
@@ -34,6 +24,7 @@ _DEEPEST = 64
 """Stages open at once that are remembered; one whose end never came must not be remembered for ever."""
 
 _BREATHE_EVERY = 32  # readings, of 2 to 3 us each
+_BEGIN, _END, _FAIL = int(Op.BEGIN), int(Op.END), int(Op.FAIL)
 # A piece of a suspended stage is no occurrence, and neither is a loader that starts.
 _WHOLE = OP_MASK | Flag.START << FLAG_SHIFT
 
@@ -88,7 +79,7 @@ class Pairs:
             self._last, held, self.held = entry, self.held, []
             for before in held:
                 self._give_back_now(before)
-            if entry[1] & OP_MASK < END:
+            if entry[1] & OP_MASK < _END:
                 self._begin(entry)
             else:
                 self._end(driver, entry)
@@ -114,7 +105,7 @@ class Pairs:
         places = [place for place, begin in enumerate(self._open) if _source(begin) == source]
         if places:
             begin = self._open[places[-1]]
-            whole = begin[1] & _WHOLE == BEGIN and end[1] & OP_MASK in (END, FAIL)
+            whole = begin[1] & _WHOLE == _BEGIN and end[1] & OP_MASK in (_END, _FAIL)
             device_ns = self._device_ns(driver, begin, end) if whole else -1
             if device_ns >= 0:
                 self._rows.append((source, begin[0], end[0], device_ns))
