@@ -9,23 +9,19 @@ from otel_train.accounting.nesting import (
     CHECKPOINT,
     COMPUTES,
     DATA,
-    END,
-    FAIL,
     FORWARD,
     GRAD,
     H2D,
     SCALER,
     STAGE,
-    STOP,
-    SUSPEND,
     UPDATES,
     Nesting,
     OpenStage,
 )
 from otel_train.accounting.phases import BatchPhases, Boundary, Pass
 from otel_train.accounting.steps import MOST_HELD, Item, Shows, StepBook, StepSourceDecision
-from otel_train.accounting.types import Activity, EpochMark, Settled, SourceTable, StepSource
-from otel_train.codes import SOURCE_MASK, SOURCE_SHIFT, Ending, Flag, Op
+from otel_train.accounting.types import Activity, Settled, SourceTable, StepSource
+from otel_train.codes import END, FAIL, SOURCE_MASK, SOURCE_SHIFT, STOP, SUSPEND, Ending, Flag, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,8 +30,6 @@ if TYPE_CHECKING:
 
 _START: Final = int(Flag.START)
 _HOW: Final = int(Flag.GRAD | Flag.TRAINING)
-_ERROR: Final = int(Ending.ERROR)
-_DISPOSED: Final = int(Ending.DISPOSED)
 
 _TOLD: Final = -1
 
@@ -70,7 +64,7 @@ class ThreadAccount(Nesting):
         self._phases = BatchPhases(sources, self._book, self._decision)
         self._held: list[tuple[int, int]] = []
         self._latest = Nesting(sources.kinds)
-        self._passes: dict[int, Pass] = {}
+        self._passes: dict[tuple[int, int], Pass] = {}
         self._starting: Pass | None = None
         self._saving = False
         self._ended: dict[int, int] = {}
@@ -106,11 +100,6 @@ class ThreadAccount(Nesting):
         return self._book.open.number
 
     @property
-    def held(self) -> int:
-        """Edges and items that are not settled yet."""
-        return sum(map(len, self._phases.unsettled)) + len(self._held)
-
-    @property
     def settled_ns(self) -> int:
         """Up to when all time has been settled."""
         waiting = [*self._phases.unsettled, *(each.making for each in self._passes.values())]
@@ -122,15 +111,13 @@ class ThreadAccount(Nesting):
         for ns, code in zip(times, codes, strict=True):
             if not decision.final:
                 decision.see(ns, code, kinds[code >> SOURCE_SHIFT & SOURCE_MASK])
-            if self._latest is self:
-                self.edge(ns, code)
-                continue
             self._latest.edge(ns, code)
-            self._held.append((ns, code))
-            if len(self._held) >= MOST_HELD:
-                decision.decide()
-            if decision.decided or decision.shows_nothing:
-                self._release()
+            if self._latest is not self:
+                self._held.append((ns, code))
+                if len(self._held) >= MOST_HELD:
+                    decision.decide()
+                if decision.decided or decision.shows_nothing:
+                    self._release()
 
     def _release(self) -> None:
         self.met |= self._latest.met
@@ -148,7 +135,7 @@ class ThreadAccount(Nesting):
 
     def take(self) -> Settled:
         """Everything settled since the last call."""
-        return Settled(**self._book.take())
+        return self._book.take()
 
     def close(self, at_ns: int) -> Settled:
         """Settle everything up to ``at_ns``. What is left of a step is partial."""
@@ -169,10 +156,9 @@ class ThreadAccount(Nesting):
 
         ``begins``: source of what begins after it, or -1: what goes on with a row of asks in which a pass has ended.
         """
-        self._phases.after_stop(begins)
-        begun_ns = self.settling_ns
-        if ns > begun_ns:
-            self.settling_ns = ns
+        if self._phases.stopped >= 0:
+            self._phases.after_stop(begins)
+        begun_ns, self.settling_ns = self.settling_ns, max(ns, self.settling_ns)
         return Item(self.stack, begun_ns, self.settling_ns - begun_ns)
 
     def _place(self, item: Item) -> None:
@@ -201,19 +187,16 @@ class ThreadAccount(Nesting):
             phases.boundary(Boundary.CHECKPOINT)
             self._saving = True
         elif COMPUTES >> kind & 1 and not self._saving:
-            self._begin_computing(ns, stage)
+            if stage.counts or not self.stack:
+                phases.compute()
+            if kind == FORWARD and stage.counts:
+                self._place(Item(self.stack, ns, 0, Shows.FORWARD[stage.flags & _HOW], stage.source))
+            elif kind == SCALER:
+                self._updated_in_scaler = False
+            elif kind == BACKWARD:
+                self._book.backward_seen = True
         elif kind == STAGE and not self._saving and self._decision.by_hand and phases.batch is None:
             phases.compute()
-
-    def _begin_computing(self, ns: int, stage: OpenStage) -> None:
-        if stage.counts or not self.stack:
-            self._phases.compute()
-        if stage.kind == FORWARD and stage.counts:
-            self._place(Item(self.stack, ns, 0, Shows.FORWARD[stage.flags & _HOW], stage.source))
-        elif stage.kind == SCALER:
-            self._updated_in_scaler = False
-        elif stage.kind == BACKWARD:
-            self._book.backward_seen = True
 
     # -- a stage ends ------------------------------------------------------------------------------
 
@@ -267,26 +250,23 @@ class ThreadAccount(Nesting):
         if starts and stage.counts:
             self._starting = None
         elif op in (STOP, FAIL) and stage.counts:
-            self._gave_none(stage, asked, op, payload)
-
-    def _gave_none(self, stage: OpenStage, asked: Pass, op: int, why: int) -> None:
-        source = stage.source
-        if op == FAIL:
-            self._note("failed_asks", source)
-            if why == _ERROR:
-                self._ended[source] = self.settling_ns
-        elif self._ended.get(source) != _TOLD:  # a loader at its end ends once, however often it is asked
-            self._ended[source] = _TOLD
-            self._note("endings", source, why, self.settling_ns)
-        self._phases.stop(asked)
-        if op == STOP and not (stage.payload and asked is self._phases.left_over):  # nothing of it is left
-            del self._passes[_key(source, stage.payload)]
+            if op == FAIL:
+                self._note("failed_asks", source)
+                if payload == Ending.ERROR:
+                    self._ended[source] = self.settling_ns
+            elif self._ended.get(source) != _TOLD:  # a loader at its end ends once, however often it is asked
+                self._ended[source] = _TOLD
+                self._note("endings", source, payload, self.settling_ns)
+            self._phases.stop(asked)
+            used_later = stage.payload and asked is self._phases.left_over
+            if op == STOP and not used_later:
+                del self._passes[source, stage.payload]
 
     def _end_failed_pass(self, source: int) -> None:
         """An exception ended a pass if the loader is then begun anew."""
         failed_ns = self._ended.pop(source, _TOLD)
         if failed_ns != _TOLD:
-            self._note("endings", source, _ERROR, failed_ns)
+            self._note("endings", source, Ending.ERROR, failed_ns)
 
     def _note(self, field: str, *row: int) -> None:
         """Add a row to a field of ``Settled``."""
@@ -299,30 +279,21 @@ class ThreadAccount(Nesting):
         phases = self._phases
         self._place(self._spend(ns))
         if op == Op.PASS_END:
-            gone = self._passes.pop(_key(source, payload), None) or Pass(source, ended=True)
+            gone = self._passes.pop((source, payload), None) or Pass(source, ended=True)
             if gone.batches and not gone.ended:
-                self._note("endings", source, _DISPOSED, ns)
+                self._note("endings", source, Ending.DISPOSED, ns)
             phases.dispose(gone)
             self._forget(gone)
+        elif op == Op.MARK and payload:
+            self._book.open.number = payload - 1
         elif op == Op.MARK:
-            self._mark_step(payload)
+            self._decision.mark()
+            self._book.now_ns = self.settling_ns
+            phases.began = True  # if nothing before it was a sign of training, all of it was the step
+            phases.boundary(Boundary.MARK)
         else:
             phases.boundary(Boundary.SAID)
-            if op == Op.REPORT:
-                self._note("reports", ns, payload)
-            elif op == Op.EPOCH:
-                self._note("epochs", ns, EpochMark.BEGUN, payload)
-            else:
-                self._note("epochs", ns, EpochMark.BROKEN if payload else EpochMark.ENDED, -1)
-
-    def _mark_step(self, payload: int) -> None:
-        if payload:
-            self._book.open.number = payload - 1
-            return
-        self._decision.mark()
-        self._book.now_ns = self.settling_ns
-        self._phases.began = True  # if nothing before it was a sign of training, all of it was the step
-        self._phases.boundary(Boundary.MARK)
+            self._note("said", ns, op, payload)
 
     def _forget(self, gone: Pass) -> None:
         """The making of an iterator that is asked no more was a wait for nothing."""
@@ -331,16 +302,10 @@ class ThreadAccount(Nesting):
 
     def _pass_of(self, source: int, number: int) -> Pass:
         """The pass that an ask belongs to; loaders that do not number their passes have one at a time."""
-        key = _key(source, number)
-        found = self._passes.get(key)
+        found = self._passes.get((source, number))
         if found is None:
             while len(self._passes) >= MOST_PASSES:
-                over = (number for number, each in self._passes.items() if each.ended)
+                over = (key for key, each in self._passes.items() if each.ended)
                 self._forget(self._passes.pop(next(over, next(iter(self._passes)))))
-            found = self._passes[key] = Pass(source)
+            found = self._passes[source, number] = Pass(source)
         return found
-
-
-def _key(source: int, number: int) -> int:
-    """Number of the iterator that is asked; of a loader that has none, one below 0."""
-    return number or -1 - source

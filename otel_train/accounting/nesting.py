@@ -10,19 +10,21 @@ from dataclasses import dataclass
 from typing import Final
 
 from otel_train.codes import (
+    FAIL,
     FLAG_MASK,
     FLAG_SHIFT,
     OP_MASK,
+    PASS_END,
     PAYLOAD_SHIFT,
+    RESUME,
     SOURCE_MASK,
     SOURCE_SHIFT,
-    Op,
+    SUSPEND,
     SourceKind,
 )
 
-BEGIN, RESUME, END, FAIL, STOP, SUSPEND, MARK, EPOCH, EPOCH_END, REPORT, PASS_END = map(int, Op)
 DATA, H2D, FORWARD, BACKWARD, GRAD, OPTIMIZER, SCALER, STAGE, CHECKPOINT, _, WHOLE = map(int, SourceKind)
-"""As integers: members of an enumeration take ten times as long to look up, several times per edge."""
+"""As integers, for speed."""
 
 DEEPEST: Final = 64
 """Stages inside each other that are told apart; what lies deeper belongs to the innermost of them."""
@@ -77,24 +79,19 @@ class Nesting:
         stages: what is open, outermost first.
         stack: sources of the open stages that count, outermost first; the last owns the time.
         met: kinds that have begun, as bits.
-        ignored: ends without a begin so far.
     """
 
     def __init__(self, kinds: list[int]) -> None:
         self.stages: list[OpenStage] = []
         self.stack: tuple[int, ...] = ()
         self.met = 0
-        self.ignored = 0
         self._kinds = kinds
         self._last_ns = 0
         self._too_deep = 0
 
     def edge(self, ns: int, code: int) -> None:
         """Take the next edge. Time never goes back: an earlier instant counts as the last one."""
-        if ns < self._last_ns:
-            ns = self._last_ns
-        else:
-            self._last_ns = ns
+        ns = self._last_ns = max(ns, self._last_ns)
         op, source = code & OP_MASK, code >> SOURCE_SHIFT & SOURCE_MASK
         if op <= RESUME:
             self._begin(ns, source, code)
@@ -126,7 +123,7 @@ class Nesting:
         kind, stages = self._kinds[source], self.stages
         if stages and kind in (DATA, OPTIMIZER):
             self._close_down_to(self._height_kept(source, kind), ns)
-        if self._too_deep or len(stages) == DEEPEST:
+        if len(stages) == DEEPEST:
             self._too_deep += 1
             return
         self.met |= 1 << kind
@@ -146,9 +143,7 @@ class Nesting:
             height -= 1
         if self._too_deep and (height < 0 or height == len(stages) - 1):
             self._too_deep -= 1
-        elif height < 0:
-            self.ignored += 1
-        else:
+        elif height >= 0:
             self._close_down_to(height + 1, ns)
             self._pop(ns, op, payload)
 

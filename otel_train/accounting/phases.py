@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from otel_train.accounting.nesting import FORWARD
 from otel_train.accounting.steps import Item, Shows, StepBook, StepSourceDecision
 from otel_train.accounting.types import EVAL, TRAIN, Activity, SourceTable, StepSource
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 LOOKS_AHEAD: Final = 8
 """Batches that a loop may fetch before the first is used. A loader that shows nothing for longer is settled by its name."""
@@ -27,16 +24,9 @@ MOST_ITEMS: Final = 32768
 
 
 class Boundary(IntEnum):
-    """What ends a batch, or a step inside it."""
+    """What ends a batch, or a step inside it. ``SAID``: an epoch or a report, by hand; ``MARK``: a step, by hand."""
 
-    ASK = 0
-    PASS_END = 1
-    CHECKPOINT = 2
-    SAID = 3
-    """An epoch or a report, by hand."""
-    MARK = 4
-    """A step, by hand."""
-    CLOSE = 5
+    ASK, PASS_END, CHECKPOINT, SAID, MARK, CLOSE = range(6)
 
 
 @dataclass(slots=True, eq=False)
@@ -58,7 +48,7 @@ class Pass:
     phase: int = -1
     batches: int = 0
     ahead: int = 0
-    mates: set[int] = field(default_factory=set)
+    mates: list[int] = field(default_factory=list)
     ended: bool = False
     making: list[Item] = field(default_factory=list)
     making_ns: int = -1
@@ -87,6 +77,16 @@ class Batch:
     row: list[Batch] = field(default_factory=list)
     left_over: Pass | None = None
     fresh: bool = True
+
+    def add(self, asked: Pass) -> None:
+        """A pass is asked for it."""
+        self.passes.append(asked)
+        asked.batches += 1
+        asked.ended = False
+        if asked.making:  # the making of an iterator is a wait for its first batch
+            self.items = sorted(self.items + asked.making, key=lambda item: item.begun_ns)
+            asked.making_ns = sum(item.ns for item in asked.making)
+            asked.making = []
 
     def part(self, items: list[Item]) -> Batch:
         """Some of its time, as a batch that waits."""
@@ -121,6 +121,7 @@ class BatchPhases:
         waiting: batches before it that have not shown what they are for.
         left_over: a pass that has ended with a batch fetched and not used.
         began: there was an ask, a computation or a mark by hand; what came before was preparation.
+        stopped: the loader that had no further batch, right after an end inside a row of asks; else -1.
     """
 
     def __init__(self, sources: SourceTable, book: StepBook, decision: StepSourceDecision) -> None:
@@ -128,14 +129,12 @@ class BatchPhases:
         self.waiting: list[Batch] = []
         self.left_over: Pass | None = None
         self.began = False
+        self.stopped = -1
         self._sources = sources
         self._book = book
         self._decision = decision
         self._phases: dict[int, int] = {}
         self._trained = False
-        self._updated: tuple[int, int] | None = None
-        self._asked = False
-        self._stopped: Pass | None = None
         self._lead: list[Item] = []
 
     @property
@@ -151,27 +150,27 @@ class BatchPhases:
         self._begin()
         self._join_or_part(asked)
         batch, row = self.batch, []
-        if batch is not None and batch.passes and not batch.shows:
+        if batch is not None and not batch.shows:
             if asked in batch.passes:
                 asked.ahead = asked.ahead + 1 if asked.batches == asked.ahead + 1 else -MOST_ITEMS
             elif asked.source in batch.passes[0].mates:
-                self._add_pass(asked, batch)
+                batch.add(asked)
                 return
             elif not asked.batches and all(each.batches <= 1 for each in batch.passes):
                 row = [*batch.row, batch] if len(batch.row) < LOOKS_AHEAD else []
         if not row:
             self.boundary(Boundary.ASK, asked)
-            self._asked = True
+            self._book.open.asked = True
         self.left_over = None
         self.batch = Batch(loader=asked.source, row=row)
-        self._add_pass(asked, self.batch)
+        self.batch.add(asked)
 
     def compute(self) -> None:
         """A stage that only training and evaluation have begins."""
         self._begin()
         if self.batch is None:
-            over = self.left_over
-            self.batch = Batch(loader=-1 if over is None else over.source, left_over=over)
+            loader = self.left_over.source if self.left_over is not None else -1
+            self.batch = Batch(loader=loader, left_over=self.left_over)
         self.batch.shows = True
 
     def fetched(self, source: int) -> None:
@@ -197,16 +196,6 @@ class BatchPhases:
             self._drop_lead()
             self.began = True
 
-    @staticmethod
-    def _add_pass(asked: Pass, batch: Batch) -> None:
-        batch.passes.append(asked)
-        asked.batches += 1
-        asked.ended = False
-        if asked.making:  # the making of an iterator is a wait for its first batch
-            batch.items = sorted(batch.items + asked.making, key=lambda item: item.begun_ns)
-            asked.making_ns = sum(item.ns for item in asked.making)
-            asked.making = []
-
     def _join_or_part(self, asked: Pass | None) -> None:
         """Decide whether loaders that were asked in a row for the first time are asked together.
 
@@ -225,7 +214,7 @@ class BatchPhases:
             whole.fetched |= part.fetched
         whole.loader, whole.shows = batch.loader, batch.shows
         for each in whole.passes:
-            each.mates = {other.source for other in whole.passes}
+            each.mates = whole.loaders
         self.batch = whole
 
     def _part(self, batch: Batch) -> None:
@@ -239,12 +228,11 @@ class BatchPhases:
         """A loader that was asked has no further batch, or failed."""
         stopped.ended = True
         batch = self.batch
-        if batch is None or stopped not in batch.passes:
-            return
-        if batch.fetched and not batch.shows:  # as ``zip`` at its end; or it is begun anew at once
-            self._stopped = stopped
-        else:
-            self._end_of_pass(batch, stopped)
+        if batch is not None and stopped in batch.passes:
+            if batch.fetched and not batch.shows:  # as ``zip`` at its end; or it is begun anew at once
+                self.stopped = stopped.source
+            else:
+                self._end_of_pass(batch, stopped)
 
     def after_stop(self, source: int) -> None:
         """What comes first after an end inside a row of asks, before its time; ``source``: what begins, or -1.
@@ -252,9 +240,9 @@ class BatchPhases:
         Where the loader that had ended is asked anew, the batch goes on. Else it is over: what was fetched for it
         was for nothing.
         """
-        stopped, self._stopped = self._stopped, None
-        if stopped is not None and stopped.source != source and self.batch is not None:
+        if self.stopped != source and self.batch is not None:
             self._end_of_pass(self.batch, self.batch.passes[-1])
+        self.stopped = -1
 
     def dispose(self, gone: Pass) -> None:
         """The iterator of a pass is gone."""
@@ -262,18 +250,17 @@ class BatchPhases:
         if batch is None:  # no backward comes any more for what was evaluated with gradients
             self._settle_waiting(ended_too=True)
         gone.ended = True
-        if batch is None or (gone not in batch.passes and gone is not batch.left_over):
-            return
-        if batch.fetched and not batch.shows and len(batch.passes) == 1 and not batch.row:
-            self.left_over = gone  # as after next(iter(loader)): it may be used yet
-            self.waiting.append(batch)
-        else:
-            self.boundary(Boundary.PASS_END)
-        self.batch = None
+        if batch is not None and (gone in batch.passes or gone is batch.left_over):
+            if batch.fetched and not batch.shows and len(batch.passes) == 1 and not batch.row:
+                self.left_over = gone  # as after next(iter(loader)): it may be used yet
+                self.waiting.append(batch)
+            else:
+                self.boundary(Boundary.PASS_END)
+            self.batch = None
 
     def _end_of_pass(self, batch: Batch, ended: Pass) -> None:
-        used_some = ended.ahead < ended.batches - 1  # of those that were fetched ahead: else the pass is over
-        self.left_over = ended if ended.ahead > 0 and used_some else None
+        # Where none was used of those that were fetched ahead, the pass is over.
+        self.left_over = ended if 0 < ended.ahead < ended.batches - 1 else None
         self._part(batch)
         self._settle_waiting(ended_too=False)
         self._book.beside(batch.items, self.phase_of(ended), batch.loader)
@@ -283,14 +270,20 @@ class BatchPhases:
         """Judge the open batch up to here. ``asked``: the pass that is asked next."""
         if asked is None:
             self._join_or_part(None)
-        batch, trained = self.batch, False
-        if batch is not None:
-            self._part(batch)
-            trained = self._judge(batch, why, asked)
-            if asked is None:  # the batch goes on, if its pass does
-                batch.fetched = False
-        self._close_step_if_over(why)
-        self._settle_waiting(ended_too=not trained and why is not Boundary.PASS_END)
+        if self.batch is not None:
+            self._judge(self.batch, why, asked)
+            self.batch.fetched = False  # the batch goes on, if its pass does
+        if self._decision.by_hand:
+            over = why is Boundary.MARK
+        elif self._decision.source is StepSource.BATCH:
+            over = self._book.open.fetched and (why is Boundary.ASK or why is Boundary.CLOSE)
+        else:
+            over = bool(self._book.open.updated)
+        if over:
+            self._flush_lead()
+            self._book.close_step()
+        if self.waiting:
+            self._settle_waiting(ended_too=why is not Boundary.PASS_END)
 
     def happened(self, source: int, shows: int) -> None:
         """A backward or an outermost update ends, and is not in the open batch yet.
@@ -298,13 +291,12 @@ class BatchPhases:
         If steps are counted by it, and no ask comes, it may belong to the next step.
         """
         closing = Shows.GRADIENTS if self._decision.source is StepSource.BACKWARD else Shows.UPDATE
-        if self._certain or shows != closing:
-            return
-        if self._updated and source in self._updated and self.batch is not None:
-            self._part(self.batch)
-            _, self.batch.items = self._train_up_to((shows,), self.batch)
-            self._close_step()
-        self._updated = (source, source) if self._updated is None else (self._updated[0], source)
+        if shows == closing and not self._certain:
+            if source in self._book.open.updated and self.batch is not None:
+                _, self.batch.items = self._train_up_to((shows,), self.batch)
+                self._flush_lead()
+                self._book.close_step()
+            self._book.open.updated = (*self._book.open.updated[:1], source)
 
     def close(self) -> None:
         """Nothing more comes. What is left of a step is partial."""
@@ -344,17 +336,16 @@ class BatchPhases:
         """A forward with gradients in training mode is training, whatever comes, and no backward or update closes a step."""
         return self._decision.source in (StepSource.BATCH, StepSource.MANUAL)
 
-    def _judge(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
-        """Judge a batch up to here; whether some of it was training for certain."""
-        if self._declared(batch) > TRAIN:
-            items, batch.items = batch.items, []
-            self._judge_batch(batch.part(items))
-            return False
+    def _judge(self, batch: Batch, why: Boundary, asked: Pass | None) -> None:
+        """Judge a batch up to here."""
+        declared = self._declared(batch) > TRAIN
         named_apart = batch.passes and self._sources.named[batch.loader] >= 0
         ends = Shows.LIKELY_TRAINING if self._certain and not named_apart else Shows.TRAINING
-        trained, tail = self._train_up_to(ends, batch)
+        trained, tail = self._train_up_to(() if declared else ends, batch)
         of_step = self._is_of_step(batch, why, asked)
-        if any(item.shows in Shows.FORWARD for item in tail):
+        if declared:
+            self._judge_batch(batch.part(tail))
+        elif any(item.shows in Shows.FORWARD for item in tail):
             self._judge_tail(batch, tail, of_step=of_step, trained=trained)
         elif trained or not batch.passes:
             self._train_if(of_step, tail, batch)
@@ -364,7 +355,6 @@ class BatchPhases:
                 self._settle(batch.part(tail), known)
             elif tail or batch.fetched:
                 self.waiting.append(batch.part(tail))
-        return trained
 
     def _train_up_to(self, ends: tuple[int, ...], batch: Batch) -> tuple[bool, list[Item]]:
         """Book a batch as training up to the last item that shows one of these: whether there is one, and the rest.
@@ -372,10 +362,10 @@ class BatchPhases:
         But where no ask came in this step, forwards without gradients of a model that then trains in it, before its first
         forward with them, are evaluation.
         """
+        self._part(batch)
         items, batch.items = batch.items, []
         last, following = -1, Shows.NOTHING
-        for place in range(len(items) - 1, -1, -1):
-            item = items[place]
+        for place, item in reversed(list(enumerate(items))):
             if item.shows == Shows.FORWARD_FROZEN:  # a backward right after it makes it training
                 trains = following == Shows.GRADIENTS and not self._certain
                 item.shows = Shows.FORWARD_GRAD if trains else Shows.FORWARD_NO_GRAD
@@ -383,9 +373,11 @@ class BatchPhases:
             if last < 0 and item.shows in ends:
                 last = place
         if last >= 0:
-            self._train_waiting()
+            waiting, self.waiting = self.waiting, []
+            for before in waiting:  # all of it is training, but for batches of a loader with another purpose
+                self._settle(before, TRAIN if any(item.shows for item in before.items) else -1)
             self._trained = True
-            head = items[: last + 1] if self._asked else self._without_evaluation(items[: last + 1])
+            head = items[: last + 1] if self._book.open.asked else self._without_evaluation(items[: last + 1])
             self._show(batch, TRAIN)
             self._train(head, batch)
         return last >= 0, items[last + 1 :]
@@ -393,9 +385,7 @@ class BatchPhases:
     def _without_evaluation(self, head: list[Item]) -> list[Item]:
         trains = {item.source for item in head if item.shows == Shows.FORWARD_GRAD}
         first = next((n for n, i in enumerate(head) if i.shows in Shows.LIKELY_TRAINING), len(head))
-        lead = [
-            n for n in range(first) if head[n].shows == Shows.FORWARD_NO_GRAD and head[n].source in trains
-        ]
+        lead = [n for n in range(first) if head[n].source in trains]
         if not lead:
             return head
         before, after = self._cut_out(head[:first], lead)
@@ -415,13 +405,10 @@ class BatchPhases:
             self._book.evaluate(items[begin:following], EVAL, -1, ())
         return items[:first], items[end:]
 
-    def _end_of_forward(self, items: Sequence[Item], begin: int) -> int:
+    def _end_of_forward(self, items: list[Item], begin: int) -> int:
         """Place after the end of the forward that begins there; the end of all if it has not ended."""
-        for n in range(begin, len(items)):
-            call = items[n].call
-            if call is not None and self._sources.kinds[call[0]] == FORWARD:
-                return n + 1
-        return len(items)
+        kinds, calls = self._sources.kinds, ((n, items[n].call) for n in range(begin, len(items)))
+        return next((n + 1 for n, call in calls if call and kinds[call[0]] == FORWARD), len(items))
 
     def _judge_tail(self, batch: Batch, tail: list[Item], *, of_step: bool, trained: bool) -> None:
         """Forwards that no backward followed before the boundary. ``of_step``: what comes after them is the step's."""
@@ -431,8 +418,14 @@ class BatchPhases:
         if evaluated:
             if batch.passes and not trained:
                 self._judge_batch(batch.part(tail[:ahead]))
-            else:
-                self._evaluate_apart(batch, tail[:ahead], evaluated, of_step=of_step or bool(behind))
+            elif batch.left_over is not None:  # fetched before the end of its pass
+                end = self._end_of_forward(tail[:ahead], evaluated[-1])
+                self._book.beside(tail[:end], self._eval_phase(batch), batch.loader, batch.loaders)
+                self._book.apart(tail[end:ahead], Activity.OUTSIDE)
+            else:  # in no batch of its own it lasts to the end of its last forward
+                before, after = self._cut_out(tail[:ahead], evaluated)
+                self._train_if(self._book.open.trained and not self._book.open.updated, before, batch)
+                self._train_if(of_step or bool(behind), after, batch)
             batch = Batch(loader=self._book.train_loader)  # what comes then uses one that was fetched before
         if behind:  # their backward may come after the boundary
             self.waiting.append(batch.part(behind))
@@ -443,25 +436,13 @@ class BatchPhases:
         self._show(batch, phase)
         self._settle(batch, phase)
 
-    def _evaluate_apart(self, batch: Batch, items: list[Item], forwards: list[int], *, of_step: bool) -> None:
-        """Evaluation in no batch of its own lasts to the end of its last forward. ``of_step``: what comes then is the step's."""
-        if batch.left_over is not None:  # fetched before the end of its pass
-            end = self._end_of_forward(items, forwards[-1])
-            self._book.beside(items[:end], self._eval_phase(batch), batch.loader, batch.loaders)
-            self._book.apart(items[end:], Activity.OUTSIDE)
-            return
-        before, after = self._cut_out(items, forwards)
-        in_step = self._book.open.trained and self._updated is None
-        self._train_if(in_step, before, batch)
-        self._train_if(in_step or of_step, after, batch)
-
     def _is_of_step(self, batch: Batch, why: Boundary, asked: Pass | None) -> bool:
         """The loop's own code after an update is the step's if it goes on with the pass, or with another that trains."""
-        if self._updated is None:  # in a loop counted by hand what no loader gave is the step's
+        if not self._book.open.updated:  # in a loop counted by hand what no loader gave is the step's
             by_hand = self._decision.by_hand and not batch.passes and why is not Boundary.CLOSE
             return by_hand or self._book.open.trained or self._book.open.fetched
         if asked is not None:
-            return asked in batch.passes or (asked.batches > 0 and asked.phase == TRAIN)
+            return asked.phase == TRAIN
         return why is Boundary.MARK or (why is Boundary.SAID and any(not each.ended for each in batch.passes))
 
     def _train_if(self, of_step: bool, items: list[Item], batch: Batch) -> None:  # noqa: FBT001 - its question
@@ -494,20 +475,12 @@ class BatchPhases:
 
     # -- what waits --------------------------------------------------------------------------------
 
-    def _train_waiting(self) -> None:
-        """A backward or an update has come: all before it is training, but for batches of a loader with another purpose."""
-        waiting, self.waiting = self.waiting, []
-        for batch in waiting:
-            self._settle(batch, TRAIN if any(item.shows for item in batch.items) else -1)
-
     def _settle_waiting(self, *, ended_too: bool) -> None:
         """Settle what can be settled by now.
 
         Args:
             ended_too: forwards of passes that have ended as well, although a backward may come yet.
         """
-        if not self.waiting:
-            return
         kept: list[Batch] = []
         full = sum(len(batch.items) for batch in self.waiting) > MOST_ITEMS
         room = len(self.waiting) - LOOKS_AHEAD
@@ -515,8 +488,7 @@ class BatchPhases:
             forward = batch.has_forward
             over = self.left_over not in batch.passes and all(each.ended for each in batch.passes)
             if forward:
-                known = self._trained or self._decision.decided
-                ready = known and over and ended_too and not batch.fresh
+                ready = over and ended_too and not batch.fresh and (self._trained or self._decision.decided)
             else:
                 ready = over or batch.shown >= 0 or place < room
             batch.fresh = False
@@ -538,20 +510,3 @@ class BatchPhases:
         else:
             book = self._book.evaluate if batch.fetched else self._book.beside  # a batch is a step once
             book(batch.items, phase, batch.loader, batch.loaders)
-
-    # -- steps -------------------------------------------------------------------------------------
-
-    def _close_step_if_over(self, why: Boundary) -> None:
-        if self._decision.by_hand:
-            over = why is Boundary.MARK
-        elif self._decision.source is StepSource.BATCH:
-            over = self._book.open.fetched and (why is Boundary.ASK or why is Boundary.CLOSE)
-        else:
-            over = self._updated is not None
-        if over:
-            self._close_step()
-
-    def _close_step(self) -> None:
-        self._flush_lead()
-        self._book.close_step()
-        self._updated, self._asked = None, False

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-from otel_train.accounting.nesting import (
-    BACKWARD,
-    BEGIN,
-    COMPUTES,
-    DATA,
-    END,
-    FORWARD,
-    GRAD,
-    MARK,
-    PASS_END,
-    STOP,
-    UPDATES,
-)
+from otel_train.accounting.nesting import BACKWARD, COMPUTES, DATA, FORWARD, GRAD, UPDATES
 from otel_train.accounting.types import NO_PHASE, TRAIN, Activity, Gathered, SourceTable, StepRows, StepSource
-from otel_train.codes import FLAG_SHIFT, OP_MASK, PAYLOAD_SHIFT, Flag
+from otel_train.codes import BEGIN, END, FLAG_SHIFT, MARK, OP_MASK, PASS_END, PAYLOAD_SHIFT, STOP, Flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+
+    from otel_train.accounting.types import Settled
 
     Reclaims = Callable[[int, int], Iterable[tuple[Activity, int]]] | None
 
@@ -44,19 +34,13 @@ class Shows:
     LIKELY_TRAINING = (GRADIENTS, UPDATE, FORWARD_GRAD)
 
 
-BACKWARDS_WITHOUT_UPDATE: Final = 64
-"""After so many, the run is taken to have no optimizer that can be seen."""
-
-UPDATES_TO_BE_SURE: Final = 8
+SURE_AFTER: Final = {StepSource.UPDATE: 8, StepSource.BACKWARD: 64}
 SURE_AFTER_NS: Final = 5 * 10**9
-"""Updates, or time since the first sign, after which the loop is taken to be what it looks like. (The end of an inner
+"""Signs, or time since the first of them, after which the loop is taken to be what it looks like. (The end of an inner
 loader is a pass without an update, and the first mark by hand comes after the first update.)"""
 
 MOST_HELD: Final = 16384
 """Edges held back at most while it is not known what steps are counted by."""
-
-_ENOUGH: Final = {StepSource.UPDATE: UPDATES_TO_BE_SURE, StepSource.BACKWARD: BACKWARDS_WITHOUT_UPDATE}
-"""How many signs make sure of it."""
 
 _IN_TRAINING: Final = (Activity.PRODUCTIVE, Activity.DATA_WAIT)
 """What training time goes to that is not a wait for data, and that is."""
@@ -92,11 +76,12 @@ class Step:
 
     Attributes:
         serial: tells steps apart; -1 for time that is of none.
+        asked: a loader was asked in it.
+        updated: the optimizers that updated first and last in it, where no ask may come.
         fetched: a loader has given a batch for it.
         trained: gradients were made in it, or an optimizer has updated.
-        times: by source: its time as the innermost.
         loss_from_ns: of its time without waits: where the forward began of the loss that is being computed; -1 for none.
-        training_from_ns: of its time: where the last update or backward ended, else where it first computed; -1 before.
+        training_from_ns: of its time: where it first computed; -1 before.
     """
 
     serial: int
@@ -113,9 +98,10 @@ class Step:
     losses: int = 0
     training_ns: int = 0
     number: int = -1
+    asked: bool = False
+    updated: tuple[int, ...] = ()
     fetched: bool = False
     trained: bool = False
-    times: dict[int, int] = field(default_factory=dict)
     loss_from_ns: int = -1
     training_from_ns: int = -1
 
@@ -153,21 +139,19 @@ class StepBook:
 
     def train(self, items: Sequence[Item], loader: int, loaders: Iterable[int]) -> None:
         """Book training time, which belongs to the open step."""
-        if loader >= 0:
-            self.train_loader = loader
-        self.open.loader = self.train_loader
-        self._book(items, self.open, loaders if loader >= 0 else (self.train_loader,))
+        self.train_loader = self.open.loader = loader if loader >= 0 else self.train_loader
+        self._book(items, self.open, loaders if loader >= 0 else (self.train_loader,), Activity.PRODUCTIVE)
 
     def evaluate(self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int]) -> None:
         """Book a step outside training."""
         self._serial += 1
         step = Step(self._serial, phase, loader)
-        self._book(items, step, loaders)
-        self._end_step(step)
+        self._book(items, step, loaders, Activity.EVAL)
+        self.gathered.rows["steps"].extend(_ROW(step))
 
     def beside(self, items: Sequence[Item], phase: int, loader: int, loaders: Iterable[int] = ()) -> None:
         """Book time of a phase that is of no step, as of asks that gave no batch."""
-        self._book(items, Step(-1, phase, loader), loaders)
+        self._book(items, Step(-1, phase, loader), loaders, Activity.EVAL)
 
     def apart(self, items: Sequence[Item], activity: Activity) -> None:
         """Book time in no batch: before the first, outside, in checkpoints."""
@@ -178,28 +162,20 @@ class StepBook:
         if self.open.started_ns < 0:  # marks by hand with nothing between
             self.open.started_ns = self.open.ended_ns = self.now_ns
         self.open.counted = int(counted)
-        self._end_step(self.open)
+        self.gathered.rows["steps"].extend(_ROW(self.open))
         self._serial += 1
         self.open = Step(self._serial, TRAIN)
 
-    def take(self) -> dict[str, Any]:
-        """Everything booked since the last call, as fields of ``Settled``."""
-        found, self.gathered = self.gathered.fields(self.open.serial), Gathered()
-        return found
-
-    def _end_step(self, step: Step) -> None:
-        rows = self.gathered.rows
-        rows["steps"].extend(_ROW(step))
-        for source, ns in step.times.items():
-            rows["step_times"].extend((step.serial, source, ns))
+    def take(self) -> Settled:
+        """Everything booked since the last call."""
+        settled, self.gathered = self.gathered.settle(self.open.serial), Gathered()
+        return settled
 
     def waits(self, item: Item) -> bool:
         """Whether its time is a wait for data."""
         return bool(item.stack) and self._sources.kinds[item.stack[-1]] == DATA
 
-    def _book(
-        self, items: Sequence[Item], step: Step, loaders: Iterable[int], activity: Activity = Activity.EVAL
-    ) -> None:
+    def _book(self, items: Sequence[Item], step: Step, loaders: Iterable[int], activity: Activity) -> None:
         """Book items, in the order of time, under all that is a sum of them. ``activity``: outside phase train."""
         if not items:
             return
@@ -224,7 +200,7 @@ class StepBook:
                     activity_ns[owner] -= ns
 
     def _book_items(self, items: Sequence[Item], step: Step) -> None:
-        times = self.gathered.times[step.phase, step.loader]
+        times = self.gathered.times[step.phase, step.loader, step.serial if self._by_step else -1]
         kinds, losses = self._sources.kinds, self._sources.losses
         for item in items:
             stack, ns = item.stack, item.ns
@@ -238,8 +214,6 @@ class StepBook:
                 times[source][0] += ns
                 for outer in stack[:-1]:
                     times[outer][1] += ns
-                if self._by_step:
-                    step.times[source] = step.times.get(source, 0) + ns
             if item.shows or item.call is not None or item.batch is not None:
                 self._happened(item, step)
 
@@ -253,9 +227,8 @@ class StepBook:
             step.failed += failed
         if item.batch is not None:
             source, samples, making_ns, waiting_ns = item.batch
-            rows["batches"].extend((source, step.phase, samples, item.begun_ns + item.ns))
-            if making_ns >= 0:
-                rows["starts"].extend((source, step.phase, making_ns, waiting_ns))
+            got_ns = item.begun_ns + item.ns
+            rows["batches"].extend((source, step.phase, samples, got_ns, making_ns, waiting_ns))
             step.fetched = True
             step.samples += max(0, samples)
         step.trained = step.trained or item.shows >= Shows.GRADIENTS
@@ -267,10 +240,10 @@ class StepBook:
         shows, now_ns, worked_ns = item.shows, step.duration_ns, step.duration_ns - step.wait_ns
         lasted_ns = item.call[2] if item.call is not None else 0
         is_loss = item.call is not None and self._sources.losses[item.call[0]]
-        if shows >= Shows.GRADIENTS or is_loss:
-            if step.training_from_ns >= 0:
-                step.training_ns += now_ns - step.training_from_ns
+        if step.training_from_ns < 0 and (shows or is_loss):
             step.training_from_ns = now_ns
+        if shows >= Shows.GRADIENTS or is_loss:
+            step.training_ns = now_ns - step.training_from_ns
         if shows == Shows.GRADIENTS:
             step.loss_ns += lasted_ns if step.loss_from_ns < 0 else worked_ns - step.loss_from_ns
             step.losses += 1
@@ -278,8 +251,6 @@ class StepBook:
         elif shows == Shows.UPDATE:
             step.loss_from_ns = -1
         elif shows:  # a forward begins
-            if step.training_from_ns < 0:
-                step.training_from_ns = now_ns
             if step.loss_from_ns < 0:
                 step.loss_from_ns = worked_ns
         elif is_loss and not self.backward_seen:
@@ -301,8 +272,7 @@ class StepSourceDecision:
 
     def __init__(self) -> None:
         self.source = StepSource.UNDECIDED
-        self.decided = False
-        self.final = False
+        self.decided = self.final = False
         self._counts = dict.fromkeys(StepSource, 0)
         self._first_ns: dict[StepSource, int] = {}
         self._began_ns = -1
@@ -364,5 +334,5 @@ class StepSourceDecision:
             due = long_ago or self.decided  # a late update overrules the rest
         else:
             due = long_ago and (self._pass_over or sign is StepSource.UNDECIDED)
-        if due or self._counts[sign] >= _ENOUGH.get(sign, MOST_HELD):
+        if due or self._counts[sign] >= SURE_AFTER.get(sign, MOST_HELD):
             self.decide()

@@ -11,12 +11,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from otel_train.codes import SourceKind
+from otel_train.codes import Source, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-
-    from otel_train.codes import Source
 
 PHASES = ("train", "eval", "test", "predict")
 TRAIN, EVAL, TEST, PREDICT = range(4)
@@ -35,15 +33,6 @@ class StepSource(IntEnum):
     BACKWARD = 2
     BATCH = 3
     MANUAL = 4
-
-
-class EpochMark(IntEnum):
-    """What a mark says of an epoch."""
-
-    BEGUN = 0
-    ENDED = 1
-    BROKEN = 2
-    """An exception ended it."""
 
 
 class Activity(IntEnum):
@@ -82,10 +71,9 @@ class SourceTable:
     def extend(self, sources: Iterable[Source]) -> SourceTable:
         """Take in further sources."""
         for source in sources:
-            data = source.kind is SourceKind.DATA
             self.kinds.append(int(source.kind))
             self.declared.append(PHASES.index(source.phase) if source.phase in PHASES else -1)
-            self.named.append(phase_of_name(source.name) if data else -1)
+            self.named.append(phase_of_name(source.name) if source.kind is SourceKind.DATA else -1)
             self.losses.append(source.kind is SourceKind.STAGE and source.name == "loss")
         return self
 
@@ -154,7 +142,7 @@ class Occurrences(NamedTuple):
 
 
 class StageTimes(NamedTuple):
-    """Time by stage and batch, each combination once. All columns are int64[rows].
+    """Time by stage and batch, where asked for by step too, each combination once. All columns are int64[rows].
 
     Attributes:
         source: whose time; -1 for time that no stage claimed.
@@ -162,6 +150,7 @@ class StageTimes(NamedTuple):
         phase: index into ``PHASES``, or ``NO_PHASE``.
         self_ns: time in which it was the innermost stage; over all rows without gap or overlap.
         inclusive_ns: time in which it was open.
+        step: as in ``Occurrences``; -1 where steps were not asked for.
     """
 
     source: np.ndarray
@@ -169,6 +158,7 @@ class StageTimes(NamedTuple):
     phase: np.ndarray
     self_ns: np.ndarray
     inclusive_ns: np.ndarray
+    step: np.ndarray
 
 
 class Settled(NamedTuple):
@@ -180,17 +170,14 @@ class Settled(NamedTuple):
         times: time by stage.
         activity_ns: int64[activities].
         loader_ns: int64[n, 4]: loader source, phase, nanoseconds of a batch it took part in, and when that ended.
-        batches: int64[n, 4]: loader source, phase, samples (-1 unknown) of every batch fetched, and when.
-        starts: int64[n, 4]: passes that gave their first batch: loader source, phase, nanoseconds to make the
-            iterator, nanoseconds to wait for that batch.
+        batches: int64[n, 6]: loader source, phase, samples (-1 unknown) of every batch fetched, and when; nanoseconds
+            to make the iterator (-1 unless it is the first batch of its pass), nanoseconds to wait for it.
         endings: int64[n, 3]: passes that ended: loader source, ``Ending``, when.
-        failed_asks: int64[n], loader source of every ask that raised.
+        failed_asks: int64[n, 1]: loader source of every ask that raised.
         updates: optimizer updates made.
         skipped_updates: ``GradScaler.step`` calls in which no update was made.
-        epochs: int64[n, 3]: epochs marked by hand: when, ``EpochMark``, number of one that begins.
-        reports: int64[n, 2]: when one was asked for, and how many had been by then.
+        said: int64[n, 3]: epochs marked by hand, and reports asked for: when, ``Op``, payload.
         moved: int64[n, 2]: source of transfers, bytes moved, also where their time belongs to another stage.
-        step_times: int64[n, 3]: row of a step, source (-1 for no stage), self nanoseconds; only where asked for.
     """
 
     steps: StepRows
@@ -199,33 +186,31 @@ class Settled(NamedTuple):
     activity_ns: np.ndarray
     loader_ns: np.ndarray
     batches: np.ndarray
-    starts: np.ndarray
     endings: np.ndarray
     failed_asks: np.ndarray
     updates: int
     skipped_updates: int
-    epochs: np.ndarray
-    reports: np.ndarray
+    said: np.ndarray
     moved: np.ndarray
-    step_times: np.ndarray
 
 
 _TABLES: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "steps": (len(StepRows._fields) + 1, (3,)),
     "occurrences": (len(Occurrences._fields), (3, 4)),
+    "times": (len(StageTimes._fields), ()),
     "loader_ns": (4, (3,)),
-    "batches": (4, (3,)),
-    "starts": (4, ()),
+    "batches": (6, (3,)),
     "endings": (3, ()),
     "failed_asks": (1, ()),
-    "epochs": (3, ()),
-    "reports": (2, ()),
+    "said": (3, ()),
     "moved": (2, ()),
-    "step_times": (3, ()),
 }
 """Fields of ``Settled`` that are gathered in rows: how many integers make a row, and the columns whose sum is the time to
-sort by, where rows do not come in the order of time. While they are gathered, steps end with a serial number, and
-occurrences and ``step_times`` name their step by it."""
+sort by, where rows do not come in the order of time. Until they are settled, steps end with a serial number, and
+occurrences and times name their step by it."""
+
+_COLUMNS: Final = {"steps": StepRows, "occurrences": Occurrences, "times": StageTimes}
+"""Those of them that leave as columns."""
 
 _NO_TIMES: Final[partial[dict[int, list[int]]]] = partial(defaultdict, partial(list, (0, 0)))
 """By source: no time yet. No lambda, because an account is pickled for whoever reports a process that is killed."""
@@ -236,7 +221,7 @@ class Gathered:
 
     Attributes:
         rows: by field: its rows, one after another; they become a table without a look at each.
-        times: by phase and loader, and by source: time as the innermost, and time around that of others.
+        times: by phase, loader and step, and by source: time as the innermost, and time around that of others.
         activity_ns: by ``Activity``.
         updates: see ``Settled``.
         skipped_updates: see ``Settled``.
@@ -244,32 +229,26 @@ class Gathered:
 
     def __init__(self) -> None:
         self.rows = {name: array("q") for name in _TABLES}
-        self.times: dict[tuple[int, int], dict[int, list[int]]] = defaultdict(_NO_TIMES)
+        self.times: dict[tuple[int, int, int], dict[int, list[int]]] = defaultdict(_NO_TIMES)
         self.activity_ns = [0] * len(Activity)
         self.updates = self.skipped_updates = 0
 
-    def fields(self, open_step: int = -1) -> dict[str, Any]:
-        """All of it, as fields of ``Settled``; ``open_step``: serial number of the step that has not closed."""
-        tables = {name: _table(self.rows[name], width, by) for name, (width, by) in _TABLES.items()}
-        steps, calls, step_times = tables["steps"], tables["occurrences"], tables["step_times"]
+    def settle(self, open_step: int = -1) -> Settled:
+        """All of it; ``open_step``: serial number of the step that has not closed."""
+        for (phase, loader, step), by_source in self.times.items():
+            for source, (self_ns, around_ns) in by_source.items():
+                inclusive_ns = self_ns + around_ns if source >= 0 else 0
+                self.rows["times"].extend((source, loader, phase, self_ns, inclusive_ns, step))
+        tables: dict[str, Any] = {name: _table(self.rows[name], *form) for name, form in _TABLES.items()}
+        steps, calls, times = (tables[name] for name in _COLUMNS)
         row_of = {serial: row for row, serial in enumerate([*steps[:, -1].tolist(), open_step])}
-        for column in (calls[:, -1], step_times[:, 0]):
+        for column in (calls[:, -1], times[:, -1]):
             column[:] = [row_of.get(serial, -1) for serial in column.tolist()]
-        times = [
-            (source, loader, phase, self_ns, self_ns + around_ns if source >= 0 else 0)
-            for (phase, loader), by_source in self.times.items()
-            for source, (self_ns, around_ns) in by_source.items()
-        ]
-        return {
-            **tables,
-            "steps": StepRows(*_columns(steps[:, :-1])),
-            "occurrences": Occurrences(*_columns(calls)),
-            "times": StageTimes(*_columns(np.array(times, dtype=np.int64).reshape(-1, 5))),
-            "failed_asks": tables["failed_asks"][:, 0],
-            "activity_ns": np.array(self.activity_ns, dtype=np.int64),
-            "updates": self.updates,
-            "skipped_updates": self.skipped_updates,
-        }
+        tables["steps"] = steps[:, :-1]
+        for name, columns in _COLUMNS.items():
+            tables[name] = columns(*np.ascontiguousarray(tables[name].T))
+        tables["activity_ns"] = np.array(self.activity_ns, dtype=np.int64)
+        return Settled(**tables, updates=self.updates, skipped_updates=self.skipped_updates)
 
 
 def _table(rows: array[int], width: int, by: tuple[int, ...]) -> np.ndarray:
@@ -278,9 +257,5 @@ def _table(rows: array[int], width: int, by: tuple[int, ...]) -> np.ndarray:
     return found[np.argsort(found[:, by].sum(axis=1), kind="stable")] if by else found
 
 
-def _columns(rows: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(rows.T)
-
-
-NOTHING = Settled(**Gathered().fields())
+NOTHING = Gathered().settle()
 """Nothing was settled."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 
-from otel_train.accounting.types import TRAIN, EpochMark
-from otel_train.codes import Ending, SourceKind
+from otel_train.accounting.types import TRAIN
+from otel_train.codes import Ending, Op, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -32,9 +32,9 @@ class EpochLog:
         self._totals = totals
         self._begun: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)
 
-    def add(self, epochs: np.ndarray) -> None:
-        """Take in marks, as in ``Settled.epochs``."""
-        begun = epochs[epochs[:, 1] == EpochMark.BEGUN]
+    def add(self, said: np.ndarray) -> None:
+        """Take in marks, as in ``Settled.said``."""
+        begun = said[said[:, 1] == Op.EPOCH]
         self._begun += zip(begun[:, 0].tolist(), begun[:, 2].tolist(), strict=True)
 
     def at(self, at_ns: int) -> int:
@@ -126,12 +126,12 @@ class EpochTurns:
 
     def _marks(self, settled: Settled) -> Iterator[Turn]:
         """Epochs that the program marks: then they count, and nothing else does."""
-        for at_ns, what, number in settled.epochs.tolist():
+        for at_ns, op, payload in settled.said[settled.said[:, 1] != Op.REPORT].tolist():
             self._marked = True
-            ended = None if what == EpochMark.BROKEN else self._open
-            begun = what == EpochMark.BEGUN
-            self._open = number if begun else None
-            self._running = number if begun else self._running + 1
+            broken = op == Op.EPOCH_END and payload
+            ended = None if broken else self._open
+            self._open = payload if op == Op.EPOCH else None
+            self._running = payload if op == Op.EPOCH else self._running + 1
             yield Turn(at_ns, ended, self._running)
 
     def _passes(self, settled: Settled) -> Iterator[Turn]:

@@ -9,6 +9,7 @@ import numpy as np
 from otel_train.accounting.types import TRAIN
 from otel_train.aggregate.epochs import EpochTurns
 from otel_train.aggregate.flat_windows import Operations, StageMeans
+from otel_train.codes import Op
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
@@ -206,8 +207,8 @@ class FlatFigures:
 
     def _asked(self, settled: Settled, due: Container[int]) -> Iterator[int]:
         """When reports were asked for that have not been made, and are not due all the same."""
-        for at_ns, number in settled.reports.tolist():
-            if number > self.reported:
+        for at_ns, op, number in settled.said.tolist():
+            if op == Op.REPORT and number > self.reported:
                 self.reported = number
                 if at_ns not in due:
                     yield at_ns

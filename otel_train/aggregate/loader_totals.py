@@ -83,9 +83,9 @@ class LoaderTotals:
         """What was built up to now is nobody's."""
         self._unclaimed.clear()
 
-    def add_starts(self, starts: np.ndarray, names: Names) -> None:
-        """Count starts: int64[n, 4] as in ``Settled``."""
-        for source, phase, making_ns, waiting_ns in starts.tolist():  # one per pass
+    def add_starts(self, batches: np.ndarray, names: Names) -> None:
+        """Count passes that gave their first batch, among batches: int64[n, 6] as in ``Settled``."""
+        for source, phase, _, _, making_ns, waiting_ns in batches[batches[:, 4] >= 0].tolist():
             loader = names.sources[source].name
             key = (loader, PHASES[phase] if phase < len(PHASES) else "")
             had = self.starts.get(key, Start())

@@ -192,7 +192,8 @@ class _Teller:
     def _stages_of_rows(self, part: Settled) -> dict[int, dict[str, int]]:
         """Self nanoseconds by row and stage."""
         selves: dict[int, dict[str, int]] = {}
-        for row, owner, ns in part.step_times.tolist():
+        times = part.times
+        for row, owner, ns in np.transpose((times.step, times.source, times.self_ns)).tolist():
             name = self._sources[owner].stage if owner >= 0 else "other"
             stages = selves.setdefault(row, {})
             stages[name] = stages.get(name, 0) + ns

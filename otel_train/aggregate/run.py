@@ -393,7 +393,7 @@ class RunAccount:
             self._reclaimed.forget(thread.account.settled_ns)
         if thread.main:
             self.device.settle(settled.occurrences, thread.account.settled_ns)
-        self.loader_errors.update(self.names.sources[loader].name for loader in settled.failed_asks.tolist())
+        self.loader_errors.update(self.names.sources[loader].name for loader in settled.failed_asks.flat)
         self._take_steps(thread, settled)
         for saved in self.checkpoints.take(settled.occurrences, self.names.kinds):
             self.teller.checkpoint(saved.within_ns, self.step_number, failed=saved.failed)
@@ -417,7 +417,7 @@ class RunAccount:
             self.teller.step(settled, kept, before, thread="" if thread is self._leading else thread.label)
         self._carry(thread, settled, closed=bool(len(rows)))
         if thread is self._leading:
-            self.epochs.add(settled.epochs)
+            self.epochs.add(settled.said)
             if self.on_settled is not None:
                 self.on_settled(settled, rows, numbers)
             for over in self.evals.feed(steps, self.names):

@@ -114,7 +114,7 @@ class Totals:
             self.loader_ns[pair] = self.loader_ns.get(pair, 0) + int(
                 settled.loader_ns[loaders == value, 2].sum()
             )
-        self.loaders.add_starts(settled.starts, self.names)
+        self.loaders.add_starts(settled.batches, self.names)
         self.updates += settled.updates
         self.skipped_updates += settled.skipped_updates
 
@@ -190,7 +190,7 @@ class Totals:
         return self._step_numbers[pair]
 
     def add_batches(self, batches: np.ndarray) -> None:
-        """Count batches: int64[n, 4] as in ``Settled``."""
+        """Count batches: int64[n, 6] as in ``Settled``."""
         if not len(batches):
             return
         flat = self.names.loader(batches[:, 0]) * _PHASES + batches[:, 1]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_train.accounting.types import NO_PHASE, PHASES, EpochMark, SourceTable
+from otel_train.accounting.types import NO_PHASE, PHASES, SourceTable
 from otel_train.aggregate.story import Story, story_of, trained
 from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.flight import read_flight
@@ -65,8 +65,8 @@ class Timeline:
         self.started_ns, self.ended_ns = steps.started_ns[mine], steps.ended_ns[mine]
         self.duration_ns = steps.duration_ns[mine]
         self.selves_ns = self._selves(mine)
-        marks = story.settled.epochs
-        begun = marks[marks[:, 1] == EpochMark.BEGUN]
+        said = story.settled.said
+        begun = said[said[:, 1] == Op.EPOCH]
         self.marked = len(begun) > 0
         self.loader, self.epoch = (
             ("", self._marked(begun)) if self.marked else self._passes(steps.loader[mine])
@@ -84,12 +84,12 @@ class Timeline:
         """One row per phase, loader, model and stage, over everything on file."""
         rows: dict[tuple[str, str, str, str], dict[str, Any]] = {}
         times, calls = self._story.settled.times, self._story.settled.occurrences
-        for source, loader, phase, self_ns, inclusive_ns in zip(
+        for source, loader, phase, self_ns, inclusive_ns, _ in zip(
             *(column.tolist() for column in times), strict=True
         ):
             row = self._row(rows, source, loader, phase)
-            row["self_seconds"] += self_ns / NS_PER_S
-            row["inclusive_seconds"] += inclusive_ns / NS_PER_S
+            row["self_seconds"] += self_ns
+            row["inclusive_seconds"] += inclusive_ns
         for source, loader, phase, failed in zip(
             calls.source.tolist(),
             calls.loader.tolist(),
@@ -101,6 +101,8 @@ class Timeline:
             row["count"] += 1
             row["failed"] += failed
         for row in rows.values():
+            row["self_seconds"] /= NS_PER_S
+            row["inclusive_seconds"] /= NS_PER_S
             if row["stage"] == OTHER:
                 row["count"] = row["inclusive_seconds"] = None
         return sorted(
@@ -137,9 +139,11 @@ class Timeline:
         """Self time by step and stage."""
         column = {name: place for place, name in enumerate(self.stages)}
         table = np.zeros((len(mine), len(self.stages)), dtype=np.int64)
-        for row, owner, ns in self._story.settled.step_times.tolist():
-            stage = self._sources[owner].stage if owner >= 0 else OTHER
-            table[row, column[stage or OTHER]] += ns
+        times = self._story.settled.times
+        for row, owner, ns in np.transpose((times.step, times.source, times.self_ns)).tolist():
+            if row >= 0:
+                stage = self._sources[owner].stage if owner >= 0 else OTHER
+                table[row, column[stage or OTHER]] += ns
         return table[mine]
 
     def _marked(self, begun: Ints) -> Ints:

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.clock import system_clock
-from otel_train.codes import FLAG_SHIFT, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
+from otel_train.codes import END, FLAG_SHIFT, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, SUSPEND, SourceKind
 from otel_train.guard import Guard
 from otel_train.record.device_pairs import Pairs
 from otel_train.records import DeviceTimes
@@ -32,7 +32,6 @@ _TIMED = frozenset(SourceKind) - {SourceKind.CHECKPOINT, SourceKind.MARK}
 _SAMPLE = 128  # its own cost is taken at one edge in so many, by the last digits of the clock
 _LOW = (1 << FLAG_SHIFT) - 1  # the bits of a code that say who and what
 _UNTIMED, _OPENS, _CLOSES = 1, 2, 3  # what a code does; 0: not asked yet
-_END, _SUSPEND = int(Op.END), int(Op.SUSPEND)
 
 
 class _Lane(NamedTuple):
@@ -240,8 +239,8 @@ class DeviceTimer:
 
     def _learn(self, code: int) -> int:
         op, kind = code & OP_MASK, self._sources[code >> SOURCE_SHIFT & SOURCE_MASK].kind
-        timed = kind in _TIMED and op <= _SUSPEND
-        self._table[code & _LOW] = (_OPENS if op < _END else _CLOSES) if timed else _UNTIMED
+        timed = kind in _TIMED and op <= SUSPEND
+        self._table[code & _LOW] = (_OPENS if op < END else _CLOSES) if timed else _UNTIMED
         return self._table[code & _LOW]
 
     def _switch_off(self, fault: Exception) -> None:

@@ -190,7 +190,7 @@ class Book:
         self.settled = list(settled)
         self.updates = sum(part.updates for part in settled)
         self.skipped_updates = sum(part.skipped_updates for part in settled)
-        self.epochs = [tuple(mark) for part in settled for mark in part.epochs.tolist()]
+        self.said = [tuple(mark) for part in settled for mark in part.said.tolist()]
         self.numbers = [number for part in settled for number in part.steps.number.tolist()]
 
     def name(self, source: int) -> str:
@@ -263,7 +263,7 @@ class Book:
         """(phase, samples) of every batch, by loader."""
         found: dict[str, list[tuple[str, int]]] = {}
         for part in self.settled:
-            for loader, phase, samples, _ in part.batches.tolist():
+            for loader, phase, samples, *_ in part.batches.tolist():
                 found.setdefault(self.name(loader), []).append((phase_name(phase), samples))
         return found
 
@@ -303,6 +303,7 @@ class TimeRow(NamedTuple):
     phase: int
     self_ns: int
     inclusive_ns: int
+    step: int
 
 
 def phase_name(phase: int) -> str:

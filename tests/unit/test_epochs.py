@@ -115,6 +115,6 @@ def test_an_instant_lies_in_the_epoch_that_began_last() -> None:
     """A capture is named after it."""
     log = EpochLog(Totals(Names()))
     assert log.at(5) == 1
-    log.add(np.array([[10, 0, 4], [20, 1, -1], [30, 0, 5]]))
+    log.add(np.array([[10, Op.EPOCH, 4], [20, Op.EPOCH_END, 0], [30, Op.EPOCH, 5]]))
 
     assert [log.at(at) for at in (5, 10, 25, 30)] == [4, 4, 4, 5]

@@ -17,7 +17,8 @@ def starts(book: Book) -> list[Start]:
     return [
         (book.name(source), PHASES[phase], making, waiting)
         for part in book.settled
-        for source, phase, making, waiting in part.starts.tolist()
+        for source, phase, _, _, making, waiting in part.batches.tolist()
+        if making >= 0
     ]
 
 

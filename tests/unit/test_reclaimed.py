@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,8 +31,7 @@ def ledger(reclaimed: Reclaimed, *lasted_ns: int) -> dict[Activity, int]:
         book.train([Item((0,), begun_ns, ns)], -1, ())
         begun_ns += ns
         reclaimed.forget(begun_ns)
-    activity_ns = book.take()["activity_ns"]
-    assert isinstance(activity_ns, np.ndarray)
+    activity_ns = book.take().activity_ns
     return {activity: int(activity_ns[activity]) for activity in Activity if activity_ns[activity]}
 
 
