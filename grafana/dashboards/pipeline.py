@@ -104,10 +104,10 @@ COLLECTOR: Final = Row(
         ),
         Panel(
             "Queue", "lines", "percentunit",
-            "How full the queue of each exporter is.",
-            "it is over 80 %",
+            "How full the queue of each exporter is, in bytes on disk.",
+            "it grows: the store is away, or slower than what comes",
             [Query("max by (exporter, data_type) (otelcol_exporter_queue_size / (otelcol_exporter_queue_capacity > 0))", "{{exporter}} {{data_type}}")],
-            limits=((0.8, RED),), needs=_COLLECTOR, runbook="OtelCollectorQueueNearFull", top=1,
+            needs=_COLLECTOR, runbook="OtelCollectorQueueNearFull", top=1,
         ),
         Panel(
             "Memory of the Collector", "lines", "bytes",
