@@ -190,6 +190,43 @@ def test_a_missing_program_says_how_to_get_it(tmp_path: Path) -> None:
         programs.find("jaeger", environ)
 
 
+def test_what_is_there_is_started_and_what_is_missing_is_said(
+    tmp_path: Path, pretenders: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without Jaeger nothing was started at all."""
+    (pretenders / "jaeger").unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    state = ["--state", str(tmp_path / "typed")]
+    up = subprocess.run(typed(tmp_path / "typed", "--detach"), capture_output=True, text=True, check=False)
+
+    assert up.returncode == 0, up.stderr
+    assert up.stdout.count("ready") == 3
+    assert "jaeger         missing: spans wait in the Collector's queue" in up.stdout
+    assert "tools/get_components.sh" in up.stdout
+    assert "Jaeger  " not in up.stdout
+    assert main(["stack", "status", *state]) == 1
+    assert "jaeger         missing" in capsys.readouterr().out
+    assert main(["stack", "down", "--data", *state]) == 0
+    assert capsys.readouterr().out.count("stopped") == 3
+
+
+def test_a_part_that_was_named_must_be_there(
+    stack: LocalStack, pretenders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks for one wants that one."""
+    (pretenders / "jaeger").unlink()
+    monkeypatch.setenv("PATH", str(pretenders))
+    with pytest.raises(StackError, match="jaeger: no program"):
+        stack.start("prometheus", "jaeger")
+
+
+def test_a_machine_without_any_part_is_told_how_to_get_them(tmp_path: Path) -> None:
+    """An empty stack that says that it is up helps nobody."""
+    environ = {"OTEL_TRAIN_TEST_BIN": str(tmp_path), "PATH": str(tmp_path)}
+    with pytest.raises(StackError, match=r"nothing to start.*tools/get_components.sh"):
+        LocalStack(tmp_path / "state", free_ports(), environ).configure()
+
+
 def test_a_program_on_path_is_good_enough(tmp_path: Path) -> None:
     """Under the name that Debian gives it, too."""
     script(tmp_path / "prometheus-alertmanager", "#!/bin/sh\n")
