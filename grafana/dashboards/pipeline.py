@@ -117,13 +117,6 @@ COLLECTOR: Final = Row(
             needs=_COLLECTOR, runbook="OtelCollectorDown",
         ),
         Panel(
-            "Traces kept and left out", "lines", "suffix: /s",
-            "Decisions of the tail sampler.",
-            "nothing is kept while steps are slow",
-            [Query(_otelcol("processor_tail_sampling_count_traces_sampled", "policy, sampled"), "{{policy}} {{sampled}}")],
-            needs=_COLLECTOR,
-        ),
-        Panel(
             "Traces that the store refused", "lines", "suffix: /s",
             "Spans that Tempo threw away, by reason.",
             "there is any",

@@ -100,7 +100,7 @@ def _prometheus(state: Path, ports: Ports, environ: Mapping[str, str]) -> Part:
             f"--web.listen-address={HOST}:{ports.prometheus}",
             "--web.enable-otlp-receiver",
             "--web.enable-lifecycle",
-            "--enable-feature=exemplar-storage",
+            "--enable-feature=exemplar-storage,otlp-deltatocumulative",
         ),
         environ={},
         health_url=f"http://{HOST}:{ports.prometheus}/-/ready",
