@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 from contextlib import ExitStack, contextmanager
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from otel_train.catalog import DURATION_BOUNDS
 from otel_train.cli.main import main
 from otel_train.export.openmetrics import PROMOTED
 from otel_train.stack.ports import free_ports
@@ -45,6 +47,19 @@ def test_the_collector_accepts_the_files_for_large_sites(name: str) -> None:
     words = [program("collector"), "validate", f"--config={LARGE / name}.yaml"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_classic_histograms_for_victoriametrics_have_the_bounds_of_the_catalogue() -> None:
+    """It drops native histograms by remote write; the classic form of the rules reads these."""
+    files = [f"--config={LARGE / name}.yaml" for name in ("gateway", "victoriametrics")]
+    words = [program("collector"), "validate", *files]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    overlay = yaml.safe_load((LARGE / "victoriametrics.yaml").read_text())
+    [group] = overlay["processors"]["transform/classic"]["metric_statements"]
+    [statement] = group["statements"]
+    bounds = json.loads(statement[statement.index("[") : statement.index("]") + 1])
+    assert tuple(bounds) == DURATION_BOUNDS
 
 
 def test_an_agent_samples_nothing_and_a_gateway_keeps_nothing() -> None:
