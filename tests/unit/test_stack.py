@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+import yaml
 
 from otel_train.cli.main import main
 from otel_train.errors import ConfigError, StackError
@@ -233,6 +234,22 @@ def test_a_program_on_path_is_good_enough(tmp_path: Path) -> None:
     environ = {"OTEL_TRAIN_TEST_BIN": str(tmp_path / "cache"), "PATH": str(tmp_path)}
 
     assert programs.find("alertmanager", environ) == tmp_path / "prometheus-alertmanager"
+
+
+def test_the_shipped_prometheus_reads_targets_soon_and_takes_a_day_of_old_samples() -> None:
+    """A target file was seen after 5 minutes, and a spool of 40 minutes was refused."""
+    shipped = yaml.safe_load((files.folder() / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    jobs = [*shipped["scrape_configs"], *shipped["alerting"]["alertmanagers"]]
+    found = [each for job in jobs for each in job["file_sd_configs"]]
+
+    assert len(found) == 7
+    assert {each["refresh_interval"] for each in found} == {"15s"}
+    assert shipped["storage"]["tsdb"]["out_of_order_time_window"] == "24h"
+
+
+def test_grafana_is_not_the_version_that_breaks_provisioning() -> None:
+    """13.2.0 does."""
+    assert files.settings({})["GRAFANA_VERSION"] == "13.2.2"
 
 
 def test_the_environment_wins_over_the_file_of_settings() -> None:
