@@ -46,6 +46,7 @@ _BUSY_TRIES = 75
 WINDOW_S = 24 * 3600.0
 """``out_of_order_time_window`` of the shipped Prometheus."""
 
+_BUSY = "is asked by another process, which holds the lock of this spool"
 _NO_REQUEST = "is not asked: the line in spool/rejected/ cannot be read"
 
 _HELP = """\
@@ -250,7 +251,7 @@ def replay(
                 if recorded:
                     for part in parts_of(rank / f"{NAMES[signal]}.otlp.jsonl"):
                         counts += one.send_file(part)
-                # First what is older: what is refused once more lies behind what is refused now.
+                # Before the spool, whose refused requests land in the same file.
                 if rejected:
                     counts += one.send_rejected(SpoolQueue(rank, signal, on_error=_raised))
                 counts += one.send_spool(SpoolQueue(rank, signal, on_error=_raised))
@@ -275,7 +276,7 @@ class _Signal:
             delivery = self._insist(lambda suspect: self._unless_busy(queue, suspect=suspect))
             if delivery.busy:
                 left = sum(1 for _ in queue.waiting())
-                return counts + _kept(left, "is asked by another process, which holds the lock of this spool")
+                return counts + _kept(left, _BUSY)
             if delivery.answer is None:
                 break
             counts += _counted(delivery.answer) + Counts(accepted=delivery.behind)
@@ -289,11 +290,14 @@ class _Signal:
         waiting = len(rejected_in(path)) if path is not None else 0
         if path is None or not waiting:
             return Counts()
-        with queue.sending() as granted:
-            if not granted:
-                return Counts()  # the same is said of what waits
-            counts = sum(map(_counted, send_again(path, self._answer)), Counts())
-        return counts + _kept(waiting - counts.accepted - counts.rejected, self._away or _NO_REQUEST)
+        for _ in range(_BUSY_TRIES):
+            with queue.sending() as granted:
+                if granted:
+                    counts = sum(map(_counted, send_again(path, self._answer)), Counts())
+                    left = waiting - counts.accepted - counts.rejected
+                    return counts + _kept(left, self._away or _NO_REQUEST)
+            time.sleep(_BUSY_S)
+        return _kept(waiting, _BUSY)
 
     def _answer(self, request: bytes) -> Answer | None:
         """A good answer to a request; None from then on that nobody is there."""

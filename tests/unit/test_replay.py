@@ -266,6 +266,19 @@ def test_what_is_rejected_again_stays_with_its_reason(
     assert expected.replace("3 kept", "4 kept") in capsys.readouterr().out
 
 
+def test_rejected_requests_wait_for_the_lock_and_are_kept_without_it(
+    run_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that rejects one at the same time must not lose it, and what was not sent is not called sent."""
+    monkeypatch.setattr(command, "_BUSY_TRIES", 2)
+    with http_receiver("400") as received:
+        assert cli(str(run_path), "--endpoint", received.endpoint) == 1
+    with http_receiver() as received, SpoolQueue(run_path / "rank0", "metrics").sending():
+        assert cli(str(run_path), "--rejected", "--endpoint", received.endpoint) == 1
+        assert received.requests == 2
+    assert "2 accepted, 1 kept" in capsys.readouterr().out
+
+
 def test_a_link_in_place_of_a_recording_is_not_followed(
     run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
