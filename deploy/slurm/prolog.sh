@@ -25,7 +25,8 @@ if [ ! -x "$program" ] || [ ! -r "$config" ]; then
     say "no $program or no $config: no Collector on this node"
     exit 0
 fi
-mkdir -p "$state" && chown "${SLURM_JOB_UID:-0}:${SLURM_JOB_GID:-${SLURM_JOB_UID:-0}}" "$state" || exit 0
+# The queue alone is the user's: what root writes and reads, and the pid that the epilog ends, is out of their reach.
+mkdir -p "$state/queue" && chown "${SLURM_JOB_UID:-0}:${SLURM_JOB_GID:-${SLURM_JOB_UID:-0}}" "$state/queue" || exit 0
 rm -f "$state/endpoint"
 
 user=()

@@ -137,6 +137,7 @@ def test_jobs_that_share_a_node_have_a_collector_each(tmp_path: Path, node: dict
     script("epilog.sh", **jobs[0])
     assert [accepts(address) for address in addresses] == [False, True, True]
     assert told_to_tasks(jobs[0]) == {}
+    assert all((tmp_path / "spool" / job["SLURM_JOB_ID"] / "queue").is_dir() for job in jobs)
     assert told_to_tasks(jobs[1], OTEL_EXPORTER_OTLP_ENDPOINT="http://login1:4318") == {}
 
 
