@@ -72,7 +72,7 @@ class Row:
         prometheus_cpu: as above.
         prometheus_mib: as above.
         simulator_cpu: of the process that plays the ranks.
-        queued: requests that waited in the Collector at the end.
+        queued: what waited in the Collector at the end: bytes; in results from before the queue was bounded in bytes, requests.
         failures: requests refused or left out.
         latest_s: longest that a request began after it was due.
         load_1min: of the machine when the window ended; everything here is part of it.

@@ -17,6 +17,18 @@ _LOST: Final = "\nor ".join(
     for total in ("", "_total")
 )
 
+_QUEUE_S: Final = 1800
+"""Time enough to look after the store before the queue is full."""
+
+# How long until the queue of an exporter is full, at the growth of the last ten minutes. What grows slower than a
+# twentieth of the queue in _QUEUE_S counts as that, so that a queue that is full and stands still has no time left.
+_QUEUE_LEFT: Final = f"""\
+min by (instance, exporter, data_type) (
+  (otelcol_exporter_queue_capacity - otelcol_exporter_queue_size)
+    / ((deriv(otelcol_exporter_queue_size[10m]) > otelcol_exporter_queue_capacity / {20 * _QUEUE_S}) or otelcol_exporter_queue_capacity / {20 * _QUEUE_S})
+) < {_QUEUE_S}
+"""
+
 TELEMETRY: Final = AlertGroup(
     "otel_train.alerts.telemetry",
     (
@@ -101,11 +113,11 @@ COLLECTOR: Final = AlertGroup(
         ),
         Alert(
             "OtelCollectorQueueNearFull",
-            "max by (instance, exporter, data_type) (otelcol_exporter_queue_size / (otelcol_exporter_queue_capacity > 0)) > 0.8",
+            _QUEUE_LEFT,
             "5m",
             WARNING,
-            "Collector {{ $labels.instance }}: the queue of {{ $labels.exporter }} is {{ $value | humanizePercentage }} full.",
-            "Data is lost once it is full.",
+            "Collector {{ $labels.instance }}: the queue of {{ $labels.exporter }} is full in {{ $value | humanizeDuration }}.",
+            "Once it is full, what runs send waits in their spools, and what other programs send is lost.",
         ),
         Alert(
             "OtelCollectorDown",

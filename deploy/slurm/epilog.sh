@@ -12,5 +12,5 @@ for _ in {1..100}; do
     sleep 0.1
 done
 kill -KILL "$pid" 2>/dev/null
-rm -f "$state/pid"
+rm -f "$state/pid" "$state/endpoint"
 exit 0

@@ -4,7 +4,7 @@
 #   replay.sh RUNS http://127.0.0.1:4318
 #
 # What was accepted is removed from the spools, so calling it again sends nothing twice. Prometheus takes samples up to
-# 10 minutes old (out_of_order_time_window): call it every 5 minutes, or raise that.
+# 24 hours old (out_of_order_time_window): call it every hour. Older data: otel-train replay --blocks.
 set -uo pipefail
 runs=${1:?usage: replay.sh RUNS ENDPOINT} endpoint=${2:?usage: replay.sh RUNS ENDPOINT}
 kept=0

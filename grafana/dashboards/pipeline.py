@@ -104,10 +104,10 @@ COLLECTOR: Final = Row(
         ),
         Panel(
             "Queue", "lines", "percentunit",
-            "How full the queue of each exporter is.",
-            "it is over 80 %",
+            "How full the queue of each exporter is, in bytes on disk.",
+            "it grows: the store is away, or slower than what comes",
             [Query("max by (exporter, data_type) (otelcol_exporter_queue_size / (otelcol_exporter_queue_capacity > 0))", "{{exporter}} {{data_type}}")],
-            limits=((0.8, RED),), needs=_COLLECTOR, runbook="OtelCollectorQueueNearFull", top=1,
+            needs=_COLLECTOR, runbook="OtelCollectorQueueNearFull", top=1,
         ),
         Panel(
             "Memory of the Collector", "lines", "bytes",
@@ -115,13 +115,6 @@ COLLECTOR: Final = Row(
             "it is near its limit: then it refuses",
             [Query('max by (instance) ({__name__=~"otelcol_process_memory_rss(_bytes)?"})', "{{instance}}")],
             needs=_COLLECTOR, runbook="OtelCollectorDown",
-        ),
-        Panel(
-            "Traces kept and left out", "lines", "suffix: /s",
-            "Decisions of the tail sampler.",
-            "nothing is kept while steps are slow",
-            [Query(_otelcol("processor_tail_sampling_count_traces_sampled", "policy, sampled"), "{{policy}} {{sampled}}")],
-            needs=_COLLECTOR,
         ),
         Panel(
             "Traces that the store refused", "lines", "suffix: /s",

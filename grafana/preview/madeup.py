@@ -99,11 +99,9 @@ _FOREIGN: Final = (
     ('otelcol_exporter_sent_spans{exporter="otlp_grpc/traces"}', 0, 38),
     ('otelcol_exporter_sent_metric_points{exporter="otlp_http/prometheus"}', 0, 890),
     ('otelcol_exporter_send_failed_spans{exporter="otlp_grpc/traces"}', 0, 0.1),
-    ('otelcol_exporter_queue_size{exporter="otlp_http/prometheus",data_type="metrics"}', 180, 0),
-    ('otelcol_exporter_queue_capacity{exporter="otlp_http/prometheus",data_type="metrics"}', 2000, 0),
+    ('otelcol_exporter_queue_size{exporter="otlp_http/prometheus",data_type="metrics"}', 90e6, 0),
+    ('otelcol_exporter_queue_capacity{exporter="otlp_http/prometheus",data_type="metrics"}', 1073741824, 0),
     ("otelcol_process_memory_rss", 180e6, 0),
-    ('otelcol_processor_tail_sampling_count_traces_sampled{policy="errors",sampled="true"}', 0, 0.4),
-    ('otelcol_processor_tail_sampling_count_traces_sampled{policy="errors",sampled="false"}', 0, 6),
     ('tempo_discarded_spans_total{reason="trace_too_large"}', 0, 0.05),
     ('alertmanager_notifications_failed_total{integration="webhook"}', 0, 0.02),
 )

@@ -1,4 +1,4 @@
-"""``otel-train replay``: send what a run could not send."""
+"""``otel-train replay``: send what a run could not send, or bring it into the store by another way."""
 
 from __future__ import annotations
 
@@ -12,14 +12,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_train.cli.ranks import default_run_dir
+from otel_train.cli.replay_blocks import blocks
+from otel_train.cli.replay_verify import LONGEST_WAIT_S, verify
+from otel_train.doctor.diagnosis import usual_places
+from otel_train.doctor.journey import PROMETHEUS
 from otel_train.errors import ConfigError, OtelTrainError
-from otel_train.export.jsonl import predecessor
+from otel_train.export.openmetrics import time_ms_of
 from otel_train.export.otlp_answer import Verdict
 from otel_train.export.otlp_transport import OtlpTransport
+from otel_train.export.rejected import parts_of, rejected_in, send_again
 from otel_train.export.rundir import find_run, rank_directories
 from otel_train.export.sender import Backoff, Delivery, deliver
 from otel_train.export.settings import SIGNALS, OtlpSettings, otlp_configured
-from otel_train.export.spool import NAMES, SpoolQueue
+from otel_train.export.spool import MOST_LINE_BYTES, NAMES, SpoolQueue
+from otel_train.files import lines_of, open_binary
+from otel_train.stack import files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -36,13 +43,25 @@ _BUSY_S = 0.2
 _BUSY_TRIES = 75
 """How often, and how many times, to look at a spool that a running process is sending from."""
 
+WINDOW_S = 24 * 3600.0
+"""``out_of_order_time_window`` of the shipped Prometheus."""
+
+_BUSY = "is asked by another process, which holds the lock of this spool"
+_NO_REQUEST = "is not asked: the line in spool/rejected/ cannot be read"
+
 _HELP = """\
 Send what the spool of a run holds to a collector, oldest first.
 
 A run sends from RUN/rank*/spool and removes what the collector accepts. What is left there when it ends, because the
 collector was away, is sent by this, from every rank of the run. Only one process sends from a spool at a time, so a
 request is not sent twice. What the collector refuses for good, and what is no OTLP, is moved to spool/rejected/ with
-the reason. What gets no good answer stays for the next time. A line that a crash tore off is skipped and counted.
+the reason; --rejected sends that again, once the cause is mended. What gets no good answer stays for the next time. A
+line that a crash tore off is skipped and counted.
+
+Accepted by a Collector means that it is in the Collector's queue. --verify asks Prometheus which exports of the run it
+has, by their times. Prometheus refuses what is older than its out_of_order_time_window (24 hours in the stack);
+--blocks writes that as OpenMetrics text, of which promtool makes blocks. Both look at the recording and at the spool of
+every rank, and send nothing.
 
 The address comes from --endpoint or from the standard OTEL_EXPORTER_OTLP_* variables, which also name
 protocol, headers, compression and certificates.
@@ -51,8 +70,10 @@ examples:
   otel-train replay --endpoint http://127.0.0.1:4318        the newest run below runs/
   otel-train replay runs/my-run --dry-run                   only say what there is
   otel-train replay runs/my-run --all                       the whole recording, to an empty back end
+  otel-train replay runs/my-run --verify                    which exports are in Prometheus, and which are not
+  otel-train replay runs/my-run --blocks blocks             what is older than 24 hours, for promtool
 
-exit status: 0 everything was accepted, 1 something was kept or rejected, 2 bad input.
+exit status: 0 everything was accepted (--verify: is there), 1 something was kept or rejected (is not), 2 bad input.
 """
 
 
@@ -65,6 +86,7 @@ class Counts:
         kept: still in the spool, or still to be sent from the recording.
         rejected: refused for good, or no OTLP; moved to ``spool/rejected/``.
         torn: torn off by a crash, skipped.
+        old: of metrics, older than the window of the shipped Prometheus; in one of the others, too.
         kept_because: why, and how many.
         rejected_because: why, and how many.
     """
@@ -73,6 +95,7 @@ class Counts:
     kept: int = 0
     rejected: int = 0
     torn: int = 0
+    old: int = field(default=0, compare=False)
     kept_because: Counter[str] = field(default_factory=Counter, compare=False)
     rejected_because: Counter[str] = field(default_factory=Counter, compare=False)
 
@@ -82,6 +105,7 @@ class Counts:
             kept=self.kept + other.kept,
             rejected=self.rejected + other.rejected,
             torn=self.torn + other.torn,
+            old=self.old + other.old,
             kept_because=self.kept_because + other.kept_because,
             rejected_because=self.rejected_because + other.rejected_because,
         )
@@ -114,29 +138,75 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "--endpoint", default="", help="base address of the collector, such as http://127.0.0.1:4318"
     )
     parser.add_argument("--all", action="store_true", help="also send the recording itself; it stays on disk")
-    parser.add_argument("--dry-run", action="store_true", help="send nothing, say what there is")
+    parser.add_argument(
+        "--rejected", action="store_true", help="also send what was refused; what is accepted now is removed"
+    )
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--dry-run", action="store_true", help="send nothing, say what there is")
+    way.add_argument("--verify", action="store_true", help="ask Prometheus what arrived")
+    way.add_argument(
+        "--blocks", type=Path, metavar="DIR", help="write OpenMetrics text for promtool into DIR"
+    )
+    parser.add_argument(
+        "--older-than", type=_seconds, default=WINDOW_S, metavar="HOURS",
+        help="with --blocks: only what is older than the store takes by OTLP (24); 0: everything",
+    )  # fmt: skip
+    parser.add_argument(
+        "--prometheus", default="", metavar="URL", help="with --verify: the store (default: the stack's)"
+    )
+    parser.add_argument(
+        "--wait", type=float, default=15.0, metavar="S", help="with --verify: longest wait for arrival (15)"
+    )
     parser.set_defaults(run_command=run)
+
+
+def _seconds(hours: str) -> float:
+    return float(hours) * 3600
 
 
 def run(args: argparse.Namespace) -> int:
     """Run the command; the exit status."""
     try:
         directory = find_run(args.run, args.root)
-        counts = replay(directory, endpoint=args.endpoint, recorded=args.all, dry_run=args.dry_run)
+        if args.blocks:
+            return blocks(directory, args.blocks, older_than_s=args.older_than)
+        if args.verify:
+            url = args.prometheus or usual_places(files.state_folder(), os.environ).get(PROMETHEUS, "")
+            return verify(directory, url.rstrip("/"), wait_s=min(args.wait, LONGEST_WAIT_S))
+        counts = replay(
+            directory,
+            endpoint=args.endpoint,
+            recorded=args.all,
+            rejected=args.rejected,
+            dry_run=args.dry_run,
+        )
     except OtelTrainError as error:
         print(error, file=sys.stderr)
         return 2
     except OSError as error:
         print(f"{error.filename or 'the spool'}: {error.strerror or error}", file=sys.stderr)
         return 2
-    print(f"{directory}: {counts.line('to send' if args.dry_run else 'accepted')}")
+    _say(directory, counts, dry_run=args.dry_run)
+    return 1 if counts.kept or counts.rejected else 0
+
+
+def _say(directory: Path, counts: Counts, *, dry_run: bool) -> None:
+    print(f"{directory}: {counts.line('to send' if dry_run else 'accepted')}")
     for reason, number in counts.kept_because.most_common():
         print(f"{number} kept: the collector {reason}. What was kept can be sent later.", file=sys.stderr)
     for reason, number in counts.rejected_because.most_common():
         print(f"{number} rejected: the collector {reason}.", file=sys.stderr)
     if earlier := [str(path) for path in _rejected_files(directory)]:
-        print(f"Rejected requests lie in {', '.join(earlier)}, each with its reason.", file=sys.stderr)
-    return 1 if counts.kept or counts.rejected else 0
+        print(
+            f"Rejected requests lie in {', '.join(earlier)}, each with its reason. --rejected sends them again.",
+            file=sys.stderr,
+        )
+    if counts.old:
+        print(
+            f"{counts.old} of metrics are older than 24 h, which a store may refuse behind a Collector: "
+            "otel-train replay --verify says what arrived, --blocks writes the rest for promtool.",
+            file=sys.stderr,
+        )
 
 
 def replay(
@@ -144,6 +214,7 @@ def replay(
     *,
     endpoint: str = "",
     recorded: bool = False,
+    rejected: bool = False,
     dry_run: bool = False,
     environ: Mapping[str, str] = os.environ,
 ) -> Counts:
@@ -153,6 +224,7 @@ def replay(
         run_directory: ``<root>/<run id>``.
         endpoint: base address; "" takes the standard variables'.
         recorded: also send the recorded metrics and spans, which stay on disk.
+        rejected: also send what was refused before; what is accepted now is removed.
         dry_run: send nothing.
         environ: where the standard variables are read.
 
@@ -164,7 +236,7 @@ def replay(
         OSError: a spool or a recording cannot be read, or a spool cannot be changed.
     """
     if dry_run:
-        return _count_all(run_directory, recorded=recorded)
+        return _count_all(run_directory, recorded=recorded, rejected=rejected)
     if not endpoint and not otlp_configured(environ):
         raise ConfigError(
             "No collector is named. Give --endpoint http://host:4318, or set OTEL_EXPORTER_OTLP_ENDPOINT."
@@ -177,8 +249,11 @@ def replay(
             one = _Signal(signal, transport)
             for rank in rank_directories(run_directory):
                 if recorded:
-                    for part in _parts(rank / f"{NAMES[signal]}.otlp.jsonl"):
+                    for part in parts_of(rank / f"{NAMES[signal]}.otlp.jsonl"):
                         counts += one.send_file(part)
+                # Before the spool, whose refused requests land in the same file.
+                if rejected:
+                    counts += one.send_rejected(SpoolQueue(rank, signal, on_error=_raised))
                 counts += one.send_spool(SpoolQueue(rank, signal, on_error=_raised))
     finally:
         transport.close()
@@ -196,12 +271,12 @@ class _Signal:
 
     def send_spool(self, queue: SpoolQueue) -> Counts:
         """Send what a rank's queue holds, and remove what was accepted."""
-        counts = Counts()
+        counts = Counts(old=sum(map(_is_old, queue.waiting())) if self._signal == "metrics" else 0)
         while not self._away:
             delivery = self._insist(lambda suspect: self._unless_busy(queue, suspect=suspect))
             if delivery.busy:
                 left = sum(1 for _ in queue.waiting())
-                return counts + _kept(left, "is asked by another process, which holds the lock of this spool")
+                return counts + _kept(left, _BUSY)
             if delivery.answer is None:
                 break
             counts += _counted(delivery.answer) + Counts(accepted=delivery.behind)
@@ -209,19 +284,38 @@ class _Signal:
         queue.close()
         return counts
 
+    def send_rejected(self, queue: SpoolQueue) -> Counts:
+        """Send what a rank's queue was refused, and remove what is accepted now."""
+        path = queue.rejected_file
+        waiting = len(rejected_in(path)) if path is not None else 0
+        if path is None or not waiting:
+            return Counts()
+        for _ in range(_BUSY_TRIES):
+            with queue.sending() as granted:
+                if granted:
+                    counts = sum(map(_counted, send_again(path, self._answer)), Counts())
+                    left = waiting - counts.accepted - counts.rejected
+                    return counts + _kept(left, self._away or _NO_REQUEST)
+            time.sleep(_BUSY_S)
+        return _kept(waiting, _BUSY)
+
+    def _answer(self, request: bytes) -> Answer | None:
+        """A good answer to a request; None from then on that nobody is there."""
+        if self._away:
+            return None
+        answer = self._insist(lambda _: Delivery(self._post(request))).answer
+        return None if answer is None or answer.verdict is Verdict.RETRY else answer
+
     def send_file(self, path: Path) -> Counts:
         """Send every line of a recording, which stays as it is."""
         counts = Counts()
-        with path.open("rb") as lines:
-            for line in lines:
+        with open_binary(path) as file:
+            for line in lines_of(file, MOST_LINE_BYTES):
                 if not line.endswith(b"\n"):
                     counts += Counts(torn=1)
                     continue
-                answer = None
-                if not self._away:
-                    request = line[:-1]
-                    answer = self._insist(lambda _, request=request: Delivery(self._post(request))).answer  # type: ignore[misc]  # a default binds it
-                counts += _counted(answer) if answer and not self._away else _kept(1, self._away)
+                answer = self._answer(line[:-1])
+                counts += _counted(answer) if answer else _kept(1, self._away)
         return counts
 
     def _post(self, line: bytes) -> Answer:
@@ -271,31 +365,34 @@ def _kept(number: int, reason: str) -> Counts:
     return Counts(kept=number, kept_because=Counter({reason: number}) if number else Counter())
 
 
-def _count_all(run_directory: Path, *, recorded: bool) -> Counts:
+def _is_old(line: bytes) -> bool:
+    time_ms = time_ms_of(line)
+    return time_ms is not None and time_ms < (time.time() - WINDOW_S) * 1000
+
+
+def _count_all(run_directory: Path, *, recorded: bool, rejected: bool) -> Counts:
     counts = Counts()
     for rank in rank_directories(run_directory):
         for signal in SIGNALS:
             counts += Counts(accepted=sum(1 for _ in SpoolQueue(rank, signal).waiting()))
             if recorded:
-                for part in _parts(rank / f"{NAMES[signal]}.otlp.jsonl"):
+                for part in parts_of(rank / f"{NAMES[signal]}.otlp.jsonl"):
                     counts += _count(part)
+            path = SpoolQueue(rank, signal).rejected_file
+            if rejected and path is not None:
+                counts += Counts(accepted=len(rejected_in(path)))
     return counts
 
 
 def _count(path: Path) -> Counts:
-    with path.open("rb") as lines:
-        whole = [line.endswith(b"\n") for line in lines]
+    with open_binary(path) as file:
+        whole = [line.endswith(b"\n") for line in lines_of(file, MOST_LINE_BYTES)]
     return Counts(accepted=sum(whole), torn=len(whole) - sum(whole))
-
-
-def _parts(path: Path) -> list[Path]:
-    """A bounded file and its older half, oldest first."""
-    return [part for part in (predecessor(path), path) if part.exists()]
 
 
 def _rejected_files(run_directory: Path) -> Iterator[Path]:
     for rank in rank_directories(run_directory):
         for signal in SIGNALS:
             path = SpoolQueue(rank, signal).rejected_file
-            if path is not None and path.exists():
-                yield path
+            if path is not None:
+                yield from parts_of(path)

@@ -30,7 +30,7 @@ In containers, which needs Docker with Compose:
   otel-train stack up                    Tempo keeps the traces; --traces jaeger: Jaeger does
   otel-train stack up --demo             and a small model in training
 
-Without containers, from programs on this machine; no Grafana:
+Without containers, from programs on this machine; no Grafana. What is there is started, and what is missing is said:
 
   otel-train stack up --local            until Ctrl-C; --detach: in the background
 
@@ -127,6 +127,8 @@ def _up_local(args: argparse.Namespace) -> int:
     try:
         print(f"Starting (state and logs: {args.state})", flush=True)
         stack.start(say=_say)
+        for name, what in stack.without().items():
+            print(f"  {name:<14} missing: {what}", flush=True)
         _show(stack.addresses())
         left = args.detach
         if left:

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from otel_train.doctor import endpoint, installed, journey, machine, settled
-from otel_train.doctor.findings import Check, Finding, run
+from otel_train.doctor.findings import NOTE, PROBLEM, Check, Finding, run
 from otel_train.errors import OtelTrainError
 from otel_train.sources import settle
 from otel_train.stack import files
@@ -45,10 +45,18 @@ def examine(
         Check(machine.MACHINE, partial(machine.look_at_machine, config, environ), LOCAL_WITHIN_S),
         Check(endpoint.AREA, partial(endpoint.look, environ, endpoint_url, wanted=wanted), ENDPOINT_WITHIN_S),
     ]
-    if wait_s > 0:
-        send = partial(journey.look, environ, places, endpoint=endpoint_url, wanted=wanted, wait_s=wait_s)
-        checks.append(Check(journey.AREA, send, SENDING_WITHIN_S + wait_s))
-    return run(checks)
+    found = run(checks)
+    if wait_s <= 0:
+        return found
+    if any(finding.area == endpoint.AREA and finding.state == PROBLEM for finding in found):
+        told = Finding(
+            area=journey.AREA,
+            state=NOTE,
+            what="nothing is sent: the endpoint does not take an empty request, as said above",
+        )
+        return [*found, told]
+    send = partial(journey.look, environ, places, endpoint=endpoint_url, wanted=wanted, wait_s=wait_s)
+    return [*found, *run([Check(journey.AREA, send, SENDING_WITHIN_S + wait_s)])]
 
 
 def usual_places(state: Path, environ: Mapping[str, str]) -> dict[str, str]:

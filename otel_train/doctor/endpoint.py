@@ -1,55 +1,34 @@
-"""Whether what the settings name answers OTLP: address, TLS, token, clock."""
+"""Whether what the settings name answers OTLP: one POST of an empty request says why not; then TLS, token, clock."""
 
 from __future__ import annotations
 
-import socket
 import ssl
 import time
-from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from otel_train.doctor import ask
+from otel_train.doctor import wire
 from otel_train.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
+from otel_train.doctor.wire import Line, Proxy, Trouble
 from otel_train.errors import ConfigError
-from otel_train.export.settings import OtlpSettings
+from otel_train.export.otlp_answer import JSON, PROTOBUF, Answer, HttpAnswer, read_http
+from otel_train.export.otlp_http import login_of
+from otel_train.export.settings import GRPC, HTTP_JSON, OtlpSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from otel_train.export.settings import Target
+
 AREA = "endpoint"
-CONNECT_WITHIN_S = 3.0
 EXPIRES_SOON_S = 14 * 86400.0
 SKEW_NOTED_S, SKEW_HARMFUL_S = 5.0, 300.0
-"""Samples from the future are refused by Prometheus, and those older than ten minutes as well."""
+"""Samples from the future are refused by Prometheus, and those older than its window as well."""
 
 LOOPBACK = ("127.", "localhost", "::1")
-HTTPS, GRPC = "https", "grpc"
-PORTS = {HTTPS: 443, "http": 80, GRPC: 4317}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Endpoint:
-    """One address that figures go to.
-
-    Attributes:
-        address: as people write it.
-        protocol: ``http/json``, ``http/protobuf`` or ``grpc``.
-        host: to connect to.
-        port: there.
-        tls: whether it is asked to speak TLS.
-        certificate: PEM file that its certificate is checked with; "" takes the system's.
-        token: whether headers are sent, which may be secrets.
-    """
-
-    address: str
-    protocol: str
-    host: str
-    port: int
-    tls: bool
-    certificate: str
-    token: bool
+_TLS_REMEDY = "write https:// in place of http:// in OTEL_EXPORTER_OTLP_ENDPOINT"
+_PROXY_STATUSES = frozenset({403, 407, 500, 502, 503, 504})
 
 
 def settings_of(
@@ -64,23 +43,11 @@ def settings_of(
     return settings if settings.targets else None
 
 
-def endpoints(settings: OtlpSettings, environ: Mapping[str, str]) -> list[Endpoint]:
-    """Every address once."""
-    token = any(name.endswith("_HEADERS") and value for name, value in environ.items() if "_OTLP_" in name)
-    found: dict[tuple[str, int], Endpoint] = {}
-    for target in settings.targets.values():
-        address = target.address
-        parts = urlsplit(address if "://" in address else f"{GRPC}://{address}")
-        where = parts.hostname or "", parts.port or PORTS.get(parts.scheme, 0)
-        found[where] = Endpoint(
-            address=address,
-            protocol=target.protocol,
-            host=where[0],
-            port=where[1],
-            tls=target.tls,
-            certificate=target.certificate,
-            token=token,
-        )
+def endpoints(settings: OtlpSettings) -> list[tuple[str, Target]]:
+    """Every address once, with the signal that goes there."""
+    found: dict[tuple[str, int], tuple[str, Target]] = {}
+    for signal, target in settings.targets.items():
+        found.setdefault(wire.place_of(target), (signal, target))
     return list(found.values())
 
 
@@ -91,7 +58,7 @@ def look(
     wanted: bool = False,
     now_s: Callable[[], float] = time.time,
 ) -> Iterator[Finding]:
-    """Say of every address whether it can be reached, by TLS where that is asked for, and what its clock says."""
+    """Say of every address whether it takes an empty request, by TLS where that is asked for, and what its clock says."""
     try:
         settings = settings_of(environ, endpoint, wanted=wanted)
     except ConfigError as error:
@@ -105,108 +72,212 @@ def look(
             remedy="set OTEL_EXPORTER_OTLP_ENDPOINT=http://127.0.0.1:4318; otel-train stack up starts what listens there",
         )
         return
-    for each in endpoints(settings, environ):
-        yield from _look_at(each, now_s)
+    token = any(name.endswith("_HEADERS") and value for name, value in environ.items() if "_OTLP_" in name)
+    for signal, target in endpoints(settings):
+        yield from look_at(signal, target, now_s, token=token)
 
 
-def _look_at(place: Endpoint, now_s: Callable[[], float]) -> Iterator[Finding]:
+def look_at(
+    signal: str, target: Target, now_s: Callable[[], float] = time.time, *, token: bool = False
+) -> Iterator[Finding]:
+    """Send an empty request to an address and say what became of it.
+
+    Args:
+        signal: ``metrics`` or ``traces``.
+        target: the address, and how it is spoken to.
+        now_s: the clock of this machine.
+        token: whether headers are sent, which may be secrets.
+    """
+    asked_s = now_s()
     try:
-        with socket.create_connection((place.host, place.port), CONNECT_WITHIN_S):
-            pass
-    except OSError as error:
-        yield _unreachable(place, error)
+        line = wire.open_line(target, wire.proxy_of(target))
+        with line.sock:
+            date = _ask_grpc(signal, target, line) if target.protocol == GRPC else _post(signal, target, line)
+    except Trouble as trouble:
+        whose = trouble.whose or target.address
+        yield Finding(area=AREA, state=PROBLEM, what=f"{whose} {trouble.what}", remedy=trouble.remedy)
         return
-    yield Finding(area=AREA, state=OK, what=f"{place.address} takes connections ({place.protocol})")
-    if place.tls:
-        finding = _handshake(place, now_s())
-        yield finding
-        if finding.state == PROBLEM:
-            return
-    elif place.token:
-        near = place.host.startswith(LOOPBACK)
-        yield Finding(
-            area=AREA,
-            state=NOTE if near else WARNING,
-            what=f"{place.address} gets its headers, which may hold a token, without encryption",
-            remedy=""
-            if near
-            else "use https:// and OTEL_EXPORTER_OTLP_CERTIFICATE (docs/howto/secure-the-stack.md)",
-        )
-    yield from _clock(place, now_s)
+    through = f" through {line.proxy.name}" if line.proxy else ""
+    what = f"{target.address} takes connections and accepts an empty request ({target.protocol}){through}"
+    yield Finding(area=AREA, state=OK, what=what)
+    if target.tls:
+        yield _certificate(target, line, now_s())
+    elif token:
+        yield _unencrypted(target)
+    yield from _clock(target, date, (asked_s + now_s()) / 2)
 
 
-def _unreachable(place: Endpoint, error: OSError) -> Finding:
-    if isinstance(error, socket.gaierror):
-        why, remedy = (
-            "has a name that cannot be resolved",
-            "correct the host name, or the resolver of this machine",
-        )
-    elif isinstance(error, ConnectionRefusedError):
-        why, remedy = (
-            "refuses connections",
-            "start what listens there (otel-train stack up), or correct the port",
-        )
-    else:
-        why = f"cannot be reached ({error})"
-        remedy = "look for a firewall, a proxy or a missing route between here and there"
+def _unencrypted(target: Target) -> Finding:
+    near = wire.place_of(target)[0].startswith(LOOPBACK)
     return Finding(
         area=AREA,
-        state=PROBLEM,
-        what=f"{place.address} {why}",
-        remedy=f"{remedy}; OTEL_EXPORTER_OTLP_ENDPOINT names it",
+        state=NOTE if near else WARNING,
+        what=f"{target.address} gets its headers, which may hold a token, without encryption",
+        remedy=""
+        if near
+        else "use https:// and OTEL_EXPORTER_OTLP_CERTIFICATE (docs/howto/secure-the-stack.md)",
     )
 
 
-def _handshake(place: Endpoint, now_s: float) -> Finding:
+def _post(signal: str, target: Target, line: Line) -> str:
+    """Post an empty request over HTTP/1; the Date of the answer.
+
+    Raises:
+        Trouble: it is not accepted.
+    """
+    answer = wire.ask(line.sock, _request(target, line.proxy))
+    if not answer.status:
+        raise _no_http(target, line.proxy, answer.body)
+    verdict = read_http(answer, signal, tls=target.tls)
+    if verdict.accepted:
+        return answer.headers.get("date", "")
+    if line.proxy is not None and not target.tls and answer.status in _PROXY_STATUSES:
+        raise _of_proxy(target, line.proxy, answer)
+    raise _refused(verdict)
+
+
+def _request(target: Target, proxy: Proxy | None) -> bytes:
+    parts = urlsplit(target.url)
+    path = f"{parts.path or '/'}{'?' * bool(parts.query)}{parts.query}"
+    there = parts.netloc.rpartition("@")[2]
+    if proxy is not None and not target.tls:
+        path = f"{parts.scheme}://{there}{path}"
+    body, kind = (b"{}", JSON) if target.protocol == HTTP_JSON else (b"", PROTOBUF)
+    headers = {
+        "Host": there,
+        "User-Agent": "otel-train-doctor",
+        "Connection": "close",
+        **login_of(parts, "authorization"),
+        **(proxy.headers if proxy is not None and not target.tls else {}),
+        **target.headers,
+        "Content-Type": kind,
+        "Content-Length": str(len(body)),
+    }
+    lines = [f"POST {path} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items()), "", ""]
+    return "\r\n".join(lines).encode("latin-1", "replace") + body
+
+
+def _no_http(target: Target, proxy: Proxy | None, said: bytes) -> Trouble:
+    """Why a request over HTTP/1 got no answer of HTTP/1."""
+    host, port = wire.place_of(target)
+    if proxy is not None and not target.tls:
+        return Trouble(
+            "gives no answer of HTTP", f"correct {proxy.variable}, or set NO_PROXY={host}", proxy.name
+        )
+    kind = wire.GRPC if wire.is_settings(said) else wire.TLS if wire.is_alert(said) else ""
+    if not kind and said:
+        kind = "unfinished" if said.startswith(b"HTTP/1.") else "foreign"
+    if not kind and not target.tls and proxy is None:
+        kind = wire.speaks(host, port)
+    return Trouble(*_NO_HTTP[kind])
+
+
+_SILENT = (
+    f"takes connections and does not answer within {wire.WITHIN_S:g} s",
+    "look whether what listens there is overloaded or stopped, and whether it is a collector",
+)
+_NO_HTTP = {
+    wire.GRPC: (
+        "speaks gRPC, and is asked over HTTP/1",
+        "name the port for OTLP over HTTP, usually 4318, or set OTEL_EXPORTER_OTLP_PROTOCOL=grpc",
+    ),
+    wire.TLS: ("speaks TLS, and is asked without it", _TLS_REMEDY),
+    wire.HTTP1: (
+        "answers other requests over HTTP, and none of OTLP",
+        "look into the log of what listens there",
+    ),
+    "unfinished": (
+        f"begins an answer and does not end it within {wire.WITHIN_S:g} s",
+        "look whether what listens there, or a proxy before it, is overloaded",
+    ),
+    "foreign": (
+        "answers with something that is no HTTP",
+        "correct the port in OTEL_EXPORTER_OTLP_ENDPOINT",
+    ),
+    "": _SILENT,
+}
+"""What it means that something else speaks there."""
+
+
+def _of_proxy(target: Target, proxy: Proxy, answer: HttpAnswer) -> Trouble:
+    """Whether a proxy or the collector behind it answers so: without it the collector is asked once more."""
+    host, port = wire.place_of(target)
+    around = f"set NO_PROXY={host}"
     try:
-        context = ssl.create_default_context(cafile=place.certificate or None)
-        if place.protocol == GRPC:
-            context.set_alpn_protocols(["h2"])
-        with (
-            socket.create_connection((place.host, place.port), CONNECT_WITHIN_S) as plain,
-            context.wrap_socket(plain, server_hostname=place.host) as secured,
-        ):
-            told, version = secured.getpeercert() or {}, secured.version()
-    except ssl.SSLCertVerificationError as error:
-        return Finding(
-            area=AREA,
-            state=PROBLEM,
-            what=f"{place.address} has a certificate that is not trusted: {error.verify_message}",
-            remedy="set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of the authority that signed it, and use a host "
-            "name that it has",
+        line = wire.open_line(target, None)
+        with line.sock:
+            if wire.ask(line.sock, _request(target, None)).status != answer.status:
+                return wire.denied(proxy, answer, f"{host}:{port}", f"{around}: {host} answers without it")
+    except Trouble:
+        around += " if the collector can be reached without it"
+    return wire.denied(proxy, answer, f"{host}:{port}", around)
+
+
+def _refused(answer: Answer) -> Trouble:
+    what, _, remedy = answer.reason.partition(": ")
+    return Trouble(
+        what, remedy or "look into the log of what listens there; OTEL_EXPORTER_OTLP_ENDPOINT names it"
+    )
+
+
+def _ask_grpc(signal: str, target: Target, line: Line) -> str:
+    """Greet over HTTP/2, then call with an empty request; "", since gRPC has no Date.
+
+    Raises:
+        Trouble: it is not accepted.
+    """
+    from otel_train.export.otlp_grpc import GrpcClient
+
+    said = wire.greets_grpc(line.sock)
+    if not wire.is_settings(said):
+        raise _no_grpc(target, line.proxy, said)
+    client = GrpcClient(target, signal)
+    try:
+        answer = client.post(b"", wire.WITHIN_S)
+    finally:
+        client.close()
+    if not answer.accepted:
+        raise _refused(answer)
+    return ""
+
+
+def _no_grpc(target: Target, proxy: Proxy | None, said: bytes) -> Trouble:
+    kind = wire.TLS if wire.is_alert(said) else wire.HTTP1 if said.startswith(b"HTTP/") else ""
+    if not kind and not target.tls and proxy is None:
+        kind = wire.speaks(*wire.place_of(target))
+    if kind == wire.TLS:
+        return Trouble("speaks TLS, and is asked without it", _TLS_REMEDY)
+    if kind == wire.HTTP1 or said:
+        return Trouble(
+            "speaks HTTP/1, and is asked over gRPC",
+            "name the port for gRPC, usually 4317, or set OTEL_EXPORTER_OTLP_PROTOCOL=http/json",
         )
-    except OSError as error:
-        return Finding(
-            area=AREA,
-            state=PROBLEM,
-            what=f"{place.address} does not speak TLS ({getattr(error, 'reason', '') or error})",
-            remedy="write http:// in place of https:// in OTEL_EXPORTER_OTLP_ENDPOINT, or correct the port",
-        )
+    return Trouble(*_SILENT)
+
+
+def _certificate(target: Target, line: Line, now_s: float) -> Finding:
+    told = line.certificate
     left_s = ssl.cert_time_to_seconds(str(told["notAfter"])) - now_s if "notAfter" in told else float("inf")
     soon = left_s < EXPIRES_SOON_S
     return Finding(
         area=AREA,
         state=WARNING if soon else OK,
-        what=f"{place.address} speaks {version}; its certificate is trusted until {told.get('notAfter', 'unknown')}",
+        what=f"{target.address} speaks TLS; its certificate is trusted until {told.get('notAfter', 'unknown')}",
         remedy="have it renewed" if soon else "",
     )
 
 
-def _clock(place: Endpoint, now_s: Callable[[], float]) -> Iterator[Finding]:
-    """By the Date of an answer; a gRPC server gives none."""
-    if place.protocol == GRPC:
+def _clock(target: Target, date: str, between_s: float) -> Iterator[Finding]:
+    """By the Date of the answer; a gRPC server gives none."""
+    if target.protocol == GRPC:
         return
-    asked_s = now_s()
-    scheme = HTTPS if place.tls else "http"
-    host = f"[{place.host}]" if ":" in place.host else place.host
-    answer = ask.get(f"{scheme}://{host}:{place.port}/", certificate=place.certificate)
     try:
-        theirs_s = parsedate_to_datetime(answer.headers["date"]).timestamp()
-    except (KeyError, ValueError):
-        yield Finding(area=AREA, state=NOTE, what=f"{place.address} does not tell its time")
+        theirs_s = parsedate_to_datetime(date).timestamp()
+    except (TypeError, ValueError):
+        yield Finding(area=AREA, state=NOTE, what=f"{target.address} does not tell its time")
         return
     # A Date has whole seconds, cut off; half of one is the best guess.
-    yield skew(theirs_s + 0.5 - (asked_s + now_s()) / 2, place.address, AREA)
+    yield skew(theirs_s + 0.5 - between_s, target.address, AREA)
 
 
 def skew(ahead_s: float, whose: str, area: str) -> Finding:

@@ -108,7 +108,7 @@ def look(
         places: where to look.
         endpoint: base address in place of the variables'.
         wanted: send to the standard address where no variable names one.
-        wait_s: how long it may take to arrive; the Collector keeps spans for 10 s before it decides on them.
+        wait_s: how long it may take to arrive.
         sleep: waits between two looks.
     """
     try:

@@ -58,6 +58,16 @@ def look_at_runs(
         ask_disk: looks at a file system.
     """
     root = Path(config.run_dir).absolute()
+    above = next(path for path in (root, *root.parents) if os.path.lexists(path))
+    if not above.is_dir():
+        kind = "a link that leads nowhere" if above.is_symlink() and not above.exists() else "a file"
+        yield Finding(
+            area=RUNS,
+            state=PROBLEM,
+            what=f"{root} cannot be made: {above} is {kind}",
+            remedy="set OTEL_TRAIN_RUN_DIR to a folder, or move what lies there",
+        )
+        return
     folder = next(path for path in (root, *root.parents) if path.is_dir())
     denied = _denied(folder)
     if denied:

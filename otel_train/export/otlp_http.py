@@ -137,7 +137,7 @@ class HttpClient:
         self._headers = {
             "user-agent": "otel-train",
             "accept": "application/json, application/x-protobuf",
-            **_login(self._url, "authorization"),
+            **login_of(self._url, "authorization"),
             **target.headers,
         }
         if target.compression:
@@ -211,7 +211,7 @@ class HttpClient:
         via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         if via.scheme != "http" or not via.hostname:
             raise ValueError(f"proxy {via.scheme}://{via.hostname or ''}: only http:// proxies can be used")
-        login = _login(via, "proxy-authorization")
+        login = login_of(via, "proxy-authorization")
         if not self._target.tls:
             self._headers |= login
             self._forwarded = True
@@ -222,11 +222,11 @@ class HttpClient:
 
     def _tls(self) -> ssl.SSLContext:
         if self._context is None:
-            self._context = _trusting(self._target)
+            self._context = trusting(self._target)
         return self._context
 
 
-def _trusting(target: Target) -> ssl.SSLContext:
+def trusting(target: Target) -> ssl.SSLContext:
     """TLS that checks the collector with the certificate that was named for it, else with those of the machine.
 
     Many machines name their own authorities in ``REQUESTS_CA_BUNDLE`` or ``CURL_CA_BUNDLE``. The certificate of the
@@ -258,7 +258,7 @@ def _trust_certifi(context: ssl.SSLContext) -> None:
     context.load_verify_locations(certifi.where())
 
 
-def _login(url: SplitResult, header: str) -> dict[str, str]:
+def login_of(url: SplitResult, header: str) -> dict[str, str]:
     """User name and password of an address, as a header."""
     if url.username is None:
         return {}

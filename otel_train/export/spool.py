@@ -292,8 +292,12 @@ class SpoolQueue:
         """Move a request that will never be accepted to ``spool/rejected/``, with the reason."""
         if self.rejected_file is not None:
             lines = BoundedLines(self.rejected_file, max_bytes=_REJECTED_BYTES, on_error=self._on_error)
-            lines.append(dump_json({"reason": reason, "line": head.line.decode("utf-8", "replace")}))
+            entry = dump_json({"reason": reason, "line": head.line.decode("utf-8", "replace")})
+            # Where there is room no longer, the oldest of them go, or this one: that is counted once more.
+            lost = lines.dropped_lines if lines.append(entry) else records_in(head.line)
             lines.close()
+            if lost:
+                self._on_loss(lost, "queue_full")
         self.remove(head)
 
     @property

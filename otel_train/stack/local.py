@@ -14,7 +14,7 @@ import psutil
 
 from otel_train.errors import StackError
 from otel_train.stack import health, keys, process
-from otel_train.stack.parts import ORDER, Part, parts
+from otel_train.stack.parts import ORDER, Part, missing, parts
 from otel_train.stack.ports import HOST, Ports
 from otel_train.stack.render import render
 
@@ -57,14 +57,14 @@ class LocalStack:
             return None
 
     def configure(self, *, webhook: str = "", scrape: Sequence[str] = ()) -> None:
-        """Check programs and ports, then write the configuration.
+        """Check that there is something to start and ports for it, then write the configuration.
 
         Args:
             webhook: address that alerts go to; "" for none.
             scrape: addresses of trainers whose ``/metrics`` are scraped.
 
         Raises:
-            StackError: a program is missing, a port is taken, this stack runs already, or there is no certificate.
+            StackError: no program is there, a port is taken, this stack runs already, or there is no certificate.
             ConfigError: ``webhook`` is not an address.
         """
         alive = [part.name for part in self._parts() if process.running(self.state, part.name) is not None]
@@ -73,6 +73,9 @@ class LocalStack:
                 f"a stack of this folder is running already ({', '.join(alive)}; {self.state}). "
                 "`otel-train stack status` shows it, `otel-train stack down` stops it"
             )
+        absent = self.missing()
+        if len(absent) == len(ORDER):
+            raise StackError(f"there is nothing to start. {absent[ORDER[0]]}")
         self.ports.check_free()
         self.state.mkdir(parents=True, exist_ok=True, mode=0o700)
         render(self.state, self.ports, webhook=webhook, scrape=scrape)
@@ -82,16 +85,23 @@ class LocalStack:
         (self.state / "stack.json").write_text(f"{text}\n", encoding="utf-8")
 
     def start(self, *names: str, say: Callable[[str], None] = lambda _: None) -> None:
-        """Start parts, all without a name, and wait until they are well.
+        """Start parts, all that are there without a name, and wait until they are well.
 
         Raises:
-            StackError: one ended at once, or was not well in time.
+            StackError: a named one is not there, one ended at once, or was not well in time.
         """
+        for name, reason in self.missing().items():
+            if name in names:
+                raise StackError(reason)
         chosen = [part for part in self._parts() if not names or part.name in names]
         for part in chosen:
             self._children[part.name] = process.start(self.state, part, self._environ)
         urls = {part.name: part.health_url for part in chosen}
         health.wait(urls, timeout_s=READY_WITHIN_S, say=say, check=self._check_alive)
+
+    def missing(self) -> dict[str, str]:
+        """Parts whose program is not there, and how to get it."""
+        return missing(self._environ)
 
     def kill(self, name: str) -> None:
         """End a part as SIGKILL does: without a chance to tidy up."""
@@ -129,8 +139,8 @@ class LocalStack:
             time.sleep(LOOK_EVERY_S)
 
     def states(self) -> dict[str, str]:
-        """Part to ``ready``, ``starting`` (runs, does not answer) or ``down``."""
-        found = {}
+        """Part to ``ready``, ``starting`` (runs, does not answer), ``down`` or ``missing`` (there is no program)."""
+        found = dict.fromkeys(self.missing(), "missing")
         for part in self._parts():
             runs = process.running(self.state, part.name) is not None
             found[part.name] = (
@@ -141,13 +151,28 @@ class LocalStack:
     def addresses(self) -> dict[str, str]:
         """What to open, and where to send."""
         scheme = "https" if self.secure else "http"
-        return {
-            "send OTLP to": f"{scheme}://{HOST}:{self.ports.otlp_http}",
-            **({"before that": keys.how_to_use(self.state)} if self.secure else {}),
-            "Prometheus": f"http://{HOST}:{self.ports.prometheus}",
-            "Alertmanager": f"http://{HOST}:{self.ports.alertmanager}",
-            "Jaeger": f"http://{HOST}:{self.ports.jaeger}",
+        found = {
+            "collector": {"send OTLP to": f"{scheme}://{HOST}:{self.ports.otlp_http}"},
+            "prometheus": {"Prometheus": f"http://{HOST}:{self.ports.prometheus}"},
+            "alertmanager": {"Alertmanager": f"http://{HOST}:{self.ports.alertmanager}"},
+            "jaeger": {"Jaeger": f"http://{HOST}:{self.ports.jaeger}"},
         }
+        if self.secure:
+            found["collector"]["before that"] = keys.how_to_use(self.state)
+        there = (part.name for part in self._parts())
+        return {what: where for name in there for what, where in found[name].items()}
+
+    def without(self) -> dict[str, str]:
+        """Missing part to what does not work without it."""
+        direct = f"http://{HOST}:{self.ports.prometheus}/api/v1/otlp/v1/metrics"
+        says = {
+            "collector": f"nothing takes spans; metrics go straight to Prometheus with OTEL_EXPORTER_OTLP_METRICS_ENDPOINT={direct} "
+            "and OTEL_TRACES_EXPORTER=none",
+            "prometheus": "metrics wait in the Collector's queue, no rule is evaluated, and no alert fires",
+            "alertmanager": "alerts are in Prometheus, and go nowhere",
+            "jaeger": "spans wait in the Collector's queue, up to its bound",
+        }
+        return {name: f"{says[name]}. {reason}" for name, reason in self.missing().items()}
 
     def _parts(self) -> tuple[Part, ...]:
         return parts(self.state, self.ports, self._environ, secure=self.secure)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from otel_train.errors import StackError
 from otel_train.stack import files, keys, programs
 from otel_train.stack.ports import HOST, Ports
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 ORDER = ("collector", "prometheus", "alertmanager", "jaeger")
@@ -34,23 +36,35 @@ class Part:
 
 
 def parts(state: Path, ports: Ports, environ: Mapping[str, str], *, secure: bool = False) -> tuple[Part, ...]:
-    """The parts of a local stack, in the order in which they stop.
+    """The parts of a local stack whose programs are there, in the order in which they stop.
 
     Args:
         state: its folder, with the rendered ``conf``.
         ports: where they listen.
         environ: where programs and settings are looked up.
         secure: the Collector takes OTLP by TLS alone, and only with the token.
-
-    Raises:
-        StackError: a program is missing.
     """
-    return (
-        _collector(state, ports, environ, secure=secure),
-        _prometheus(state, ports, environ),
-        _alertmanager(state, ports, environ),
-        _jaeger(state, ports, environ),
-    )
+    makers: dict[str, Callable[[Path, Ports, Mapping[str, str]], Part]] = {
+        "collector": partial(_collector, secure=secure),
+        "prometheus": _prometheus,
+        "alertmanager": _alertmanager,
+        "jaeger": _jaeger,
+    }
+    absent = missing(environ)
+    return tuple(makers[name](state, ports, environ) for name in ORDER if name not in absent)
+
+
+def missing(environ: Mapping[str, str]) -> dict[str, str]:
+    """Parts whose program is not there, and how to get it."""
+    return {name: reason for name in ORDER if (reason := _not_found(name, environ))}
+
+
+def _not_found(name: str, environ: Mapping[str, str]) -> str:
+    try:
+        programs.find(name, environ)
+    except StackError as error:
+        return str(error)
+    return ""
 
 
 def _collector(state: Path, ports: Ports, environ: Mapping[str, str], *, secure: bool) -> Part:
@@ -86,7 +100,7 @@ def _prometheus(state: Path, ports: Ports, environ: Mapping[str, str]) -> Part:
             f"--web.listen-address={HOST}:{ports.prometheus}",
             "--web.enable-otlp-receiver",
             "--web.enable-lifecycle",
-            "--enable-feature=exemplar-storage",
+            "--enable-feature=exemplar-storage,otlp-deltatocumulative",
         ),
         environ={},
         health_url=f"http://{HOST}:{ports.prometheus}/-/ready",

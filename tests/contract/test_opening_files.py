@@ -35,7 +35,6 @@ ELSEWHERE = {
     "cli/catalog.py": "reference pages of a checkout",
     "cli/doctor.py": "a token file that an option names",
     "cli/main.py": "the null device",
-    "cli/replay.py": "the spool",
     "cli/stack.py": "logs of the stack",
     "demo/": "texts that come with Python",
     "doctor/ask.py": "answers over http",

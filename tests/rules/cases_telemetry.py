@@ -6,6 +6,8 @@ from tests.rules.promtool import Case, fires, quiet
 
 R = 'train_run_id="r"'
 QUEUE = 'instance="c",exporter="otlp_http/prometheus",data_type="metrics"'
+DRAINING = 'instance="d",exporter="otlp_http/prometheus",data_type="metrics"'
+QUEUED = {"instance": "c", "exporter": "otlp_http/prometheus", "data_type": "metrics"}
 
 
 def drops(signal: str, reason: str) -> str:
@@ -111,32 +113,47 @@ CASES = (
         ),
     ),
     Case(
-        "the Collector loses spans and its queue fills",
+        "the Collector loses spans",
         60,
         {
             'otelcol_exporter_send_failed_spans{instance="c:8888",exporter="otlp_grpc/tempo"}': "0+5x60",
             'otelcol_exporter_send_failed_metric_points{instance="c:8888",exporter="otlp_grpc/tempo"}': "0+1x60",
             'otelcol_exporter_send_failed_metric_points_total{instance="c:8888",exporter="fine"}': "0x60",
-            f"otelcol_exporter_queue_size{{{QUEUE}}}": "100x20 900x40",
-            f"otelcol_exporter_queue_capacity{{{QUEUE}}}": "1000x60",
             'up{job="otel-collector",instance="c:8888"}': "1x50 0x10",
         },
         (
             quiet("OtelCollectorExportFailing", 3),
             fires("OtelCollectorExportFailing", 15, instance="c:8888", exporter="otlp_grpc/tempo"),
-            quiet("OtelCollectorQueueNearFull", 20),
-            fires(
-                "OtelCollectorQueueNearFull",
-                40,
-                "90%",
-                instance="c",
-                exporter="otlp_http/prometheus",
-                data_type="metrics",
-            ),
             quiet("OtelCollectorDown", 45),
             fires("OtelCollectorDown", 55, job="otel-collector", instance="c:8888"),
             fires("OtelCollectorDown", 75, job="otel-collector"),
         ),
+    ),
+    Case(
+        # 1,024 lean ranks for an hour and more: a short outage is no page, a long one is one with time left.
+        "a store is away, for two minutes and for good",
+        60,
+        {
+            f"otelcol_exporter_queue_size{{{QUEUE}}}": "0x9 14+14x1 0x19 14+14x60",
+            f"otelcol_exporter_queue_capacity{{{QUEUE}}}": "1000x100",
+        },
+        (
+            quiet("OtelCollectorQueueNearFull", 20),
+            quiet("OtelCollectorQueueNearFull", 55),
+            fires("OtelCollectorQueueNearFull", 80, "22m 25s", **QUEUED),
+            fires("OtelCollectorQueueNearFull", 89, "13m 25s", **QUEUED),
+        ),
+    ),
+    Case(
+        "a full queue stands still, another drains after an outage",
+        60,
+        {
+            f"otelcol_exporter_queue_size{{{QUEUE}}}": "990x60",
+            f"otelcol_exporter_queue_capacity{{{QUEUE}}}": "1000x60",
+            f"otelcol_exporter_queue_size{{{DRAINING}}}": "900-15x60",
+            f"otelcol_exporter_queue_capacity{{{DRAINING}}}": "1000x60",
+        },
+        (fires("OtelCollectorQueueNearFull", 20, "6m 0s", **QUEUED),),
     ),
     Case(
         "the watchdog always barks",

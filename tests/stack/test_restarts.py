@@ -97,7 +97,7 @@ def test_every_export_is_stored_after_kills(tmp_path: Path, capsys: pytest.Captu
 
 def test_a_full_queue_is_told_of(tmp_path: Path) -> None:
     """Nobody takes the traces; before spans are lost, and when they are, somebody is told."""
-    environ = {**os.environ, "COLLECTOR_QUEUE_SIZE": "10"}
+    environ = {**os.environ, "COLLECTOR_QUEUE_BYTES": "300000"}
     with (
         webhook() as alerts,
         stack(

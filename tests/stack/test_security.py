@@ -37,7 +37,7 @@ REMEDY = {"token": "OTEL_EXPORTER_OTLP_HEADERS", "certificate": "OTEL_EXPORTER_O
 
 @contextmanager
 def secure_stack(state: Path) -> Iterator[LocalStack]:
-    made = LocalStack(state, free_ports(), {**os.environ, "COLLECTOR_DECISION_WAIT": "1s"}, secure=True)
+    made = LocalStack(state, free_ports(), os.environ, secure=True)
     with configured(made, "prometheus", "jaeger", "collector"):
         yield made
 

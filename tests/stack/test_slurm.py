@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,23 +27,42 @@ SLURM = ROOT / "deploy" / "slurm"
 UNREACHABLE = "http://127.0.0.1:9"
 
 
-def script(name: str, *words: str, **environ: str) -> None:
+def script(name: str, *words: str, **environ: str) -> str:
+    outer = {name: text for name, text in os.environ.items() if not name.startswith("OTEL_EXPORTER")}
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         [str(SLURM / name), *words],
-        env={**os.environ, "PATH": path, **environ},
+        env={**outer, "PATH": path, **environ},
         capture_output=True,
         text=True,
         timeout=100,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def told_to_tasks(node: dict[str, str], **environ: str) -> dict[str, str]:
+    """What the tasks of a job have in their environment after the TaskProlog."""
+    lines = script("task_prolog.sh", **node, **environ).splitlines()
+    assert all(line.startswith("export ") for line in lines)
+    return dict(line.removeprefix("export ").split("=", 1) for line in lines)
+
+
+def accepts(address: str) -> bool:
+    """Whether a Collector takes an empty request there."""
+    headers = {"content-type": "application/json"}
+    request = urllib.request.Request(f"{address}/v1/metrics", data=b"{}", headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
 
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """What slurmd tells the prolog of job 77, and where its Collector listens."""
-    ports = free_ports()
+    """What slurmd tells the prolog of job 77."""
     told = {
         "SLURM_JOB_ID": "77",
         "SLURM_JOB_UID": str(os.getuid()),
@@ -50,12 +71,11 @@ def node(tmp_path: Path) -> Iterator[dict[str, str]]:
         "OTELCOL_CONFIG": str(SLURM / "collector.yaml"),
         "OTELCOL_STATE": str(tmp_path / "spool"),
         "OTELCOL_PROLOG_LOG": str(tmp_path / "prolog.log"),
-        "COLLECTOR_HTTP": f"127.0.0.1:{ports.otlp_http}",
-        "COLLECTOR_GRPC": f"127.0.0.1:{ports.otlp_grpc}",
-        "COLLECTOR_HEALTH": f"127.0.0.1:{ports.collector_health}",
+        "OTELCOL_FIRST_PORT": str(free_ports().otlp_http),
     }
     yield told
-    script("epilog.sh", **told)
+    for job in (tmp_path / "spool").glob("*"):
+        script("epilog.sh", **{**told, "SLURM_JOB_ID": job.name})
 
 
 def test_a_job_arrives_through_its_node_or_by_replay(tmp_path: Path, node: dict[str, str]) -> None:
@@ -65,7 +85,8 @@ def test_a_job_arrives_through_its_node_or_by_replay(tmp_path: Path, node: dict[
         gateway = f"http://127.0.0.1:{made.ports.otlp_http}"
         script("prolog.sh", **node, GATEWAY=gateway)
         pid = int((tmp_path / "spool" / "77" / "pid").read_text())
-        endpoints = {"through-node": f"http://{node['COLLECTOR_HTTP']}", "offline": UNREACHABLE}
+        through = told_to_tasks(node)["OTEL_EXPORTER_OTLP_ENDPOINT"]
+        endpoints = {"through-node": through, "offline": UNREACHABLE}
         words = [
             json.dumps(
                 {
@@ -99,6 +120,25 @@ def test_a_job_arrives_through_its_node_or_by_replay(tmp_path: Path, node: dict[
 
         script("epilog.sh", **node)
         assert not psutil.pid_exists(pid)
+
+
+def test_jobs_that_share_a_node_have_a_collector_each(tmp_path: Path, node: dict[str, str]) -> None:
+    """The second could not listen, its ranks sent to the first's, and lost that when the first job ended."""
+    jobs = [{**node, "SLURM_JOB_ID": number} for number in ("77", "78", "79")]
+    prologs = [threading.Thread(target=script, args=("prolog.sh",), kwargs=job) for job in jobs]
+    for prolog in prologs:
+        prolog.start()
+    for prolog in prologs:
+        prolog.join()
+    addresses = [told_to_tasks(job)["OTEL_EXPORTER_OTLP_ENDPOINT"] for job in jobs]
+
+    assert len(set(addresses)) == 3, (tmp_path / "prolog.log").read_text()
+    assert all(accepts(address) for address in addresses)
+    script("epilog.sh", **jobs[0])
+    assert [accepts(address) for address in addresses] == [False, True, True]
+    assert told_to_tasks(jobs[0]) == {}
+    assert all((tmp_path / "spool" / job["SLURM_JOB_ID"] / "queue").is_dir() for job in jobs)
+    assert told_to_tasks(jobs[1], OTEL_EXPORTER_OTLP_ENDPOINT="http://login1:4318") == {}
 
 
 def test_a_prolog_without_a_collector_does_not_drain_the_node(tmp_path: Path, node: dict[str, str]) -> None:

@@ -145,7 +145,7 @@ def stack(
     environ: Mapping[str, str] = os.environ,
 ) -> Iterator[LocalStack]:  # fmt: skip
     """A hurried stack on free ports, or some parts of one; ``also`` is who hears alerts beside ``url``, by what token."""
-    made = LocalStack(state, free_ports(), {**environ, "COLLECTOR_DECISION_WAIT": "1s"})
+    made = LocalStack(state, free_ports(), environ)
     with configured(made, *names, url=url, also=also):
         yield made
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import threading
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 import pytest
@@ -14,10 +17,11 @@ from otel_train.errors import ConfigError
 from otel_train.export.otlp_json import metrics_line, spans_line
 from otel_train.export.rundir import RunDirectory
 from otel_train.export.spool import SpoolQueue
-from tests.support.figures import RESOURCE, snapshot, spans
+from tests.support.figures import RESOURCE, START_NS, snapshot, spans
 from tests.support.receiver import http_receiver, refusing_address
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -222,6 +226,140 @@ def test_a_spool_that_another_process_sends_from_is_left_to_it(
 
     assert "2 accepted, 1 kept" in out
     assert "another process" in err
+
+
+def test_what_was_rejected_is_sent_again_once_the_cause_is_mended(
+    run_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It lay in a file that only a person with jq and curl could empty."""
+    with http_receiver("400") as received:
+        assert cli(str(run_path), "--endpoint", received.endpoint) == 1
+    with http_receiver() as received:
+        assert cli(str(run_path), "--endpoint", received.endpoint) == 0
+        assert received.requests == 0
+        assert cli(str(run_path), "--rejected", "--dry-run") == 0
+        assert "3 to send" in capsys.readouterr().out
+        assert cli(str(run_path), "--rejected", "--endpoint", received.endpoint) == 0
+        assert (len(received.metrics), len(received.traces)) == (2, 1)
+    assert "3 accepted, 0 kept, 0 rejected" in capsys.readouterr().out
+    assert not list(run_path.glob("rank*/spool"))
+
+
+@pytest.mark.parametrize(("mode", "counts"), [("400", "0 kept, 3 rejected"), ("503", "3 kept, 0 rejected")])
+def test_what_is_rejected_again_stays_with_its_reason(
+    run_path: Path, mode: str, counts: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the answer, no line of spool/rejected/ is lost, nor what nobody can read."""
+    with http_receiver("413") as received:
+        assert cli(str(run_path), "--endpoint", received.endpoint) == 1
+    files = sorted(run_path.glob("rank*/spool/rejected/*.jsonl"))
+    lines = [json.loads(path.read_text())["line"] for path in files]
+    files[0].write_text(files[0].read_text() + "no JSON\n")
+    with http_receiver(mode) as received:
+        assert cli(str(run_path), "--rejected", "--endpoint", received.endpoint) == 1
+    kept = [path.read_text().splitlines() for path in files]
+    expected = counts if mode == "503" else "1 kept, 3 rejected"
+
+    assert [json.loads(each[0])["line"] for each in kept] == lines
+    assert kept[0][1] == "no JSON"
+    assert ("413" in json.loads(kept[0][0])["reason"]) == (mode == "503")
+    assert expected.replace("3 kept", "4 kept") in capsys.readouterr().out
+
+
+def test_rejected_requests_wait_for_the_lock_and_are_kept_without_it(
+    run_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that rejects one at the same time must not lose it, and what was not sent is not called sent."""
+    monkeypatch.setattr(command, "_BUSY_TRIES", 2)
+    with http_receiver("400") as received:
+        assert cli(str(run_path), "--endpoint", received.endpoint) == 1
+    with http_receiver() as received, SpoolQueue(run_path / "rank0", "metrics").sending():
+        assert cli(str(run_path), "--rejected", "--endpoint", received.endpoint) == 1
+        assert received.requests == 2
+    assert "2 accepted, 1 kept" in capsys.readouterr().out
+
+
+def test_a_link_in_place_of_a_recording_is_not_followed(
+    run_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever lies in a run directory, only files of a run are sent."""
+    secret = tmp_path / "secret"
+    secret.write_bytes(metrics() + b"\n")
+    recording = run_path / "rank0" / "metrics.otlp.jsonl"
+    recording.unlink()
+    recording.symlink_to(secret)
+    with http_receiver() as received:
+        assert cli(str(run_path), "--all", "--endpoint", received.endpoint) == 2
+        assert received.requests == 0
+    assert "link" in capsys.readouterr().err
+
+
+def test_old_metrics_are_said_to_be_old(run_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A Collector accepts them, and the store behind it does not: "5 sent" was true, and none was stored."""
+    with http_receiver() as received:
+        assert cli(str(run_path), "--endpoint", received.endpoint) == 0
+    assert "2 of metrics are older than 24 h" in capsys.readouterr().err
+
+
+@contextmanager
+def store(*times_s: float, status: int = 200) -> Iterator[str]:
+    """A Prometheus that has samples of these times, of every rank."""
+    values = [[time_s, "1"] for time_s in times_s]
+    document = {"status": "success", "data": {"result": [{"values": values}]}}
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(json.dumps(document if status == 200 else {}).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_what_is_in_the_store_is_no_more_than_what_the_store_says(
+    run_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Accepted is not stored. What is not there lies somewhere, and the way from there is said."""
+    verify = [str(run_path), "--verify", "--wait", "0", "--prometheus"]
+    with store(START_NS / 1e9 + 10) as there, store() as empty:
+        assert cli(*verify, there) == 0
+        assert "2 of 2 exports are in" in capsys.readouterr().out
+        assert cli(*verify, empty) == 1
+        assert "2 wait in the spool: otel-train replay sends them" in capsys.readouterr().err
+        with http_receiver("400") as received:
+            cli(str(run_path), "--endpoint", received.endpoint)
+        assert cli(*verify, empty) == 1
+        assert "--rejected sends them again" in capsys.readouterr().err
+        with http_receiver() as received:
+            cli(str(run_path), "--rejected", "--endpoint", received.endpoint)
+        capsys.readouterr()
+        assert cli(*verify, empty) == 1
+    err = capsys.readouterr().err
+    assert "rank 3: 1 of 1 are not there, between 2023-11-14 22:13:30 UTC" in err
+    assert "--blocks DIR writes that for promtool" in err
+
+
+@pytest.mark.parametrize("status", [200, 302, 404, 503])
+def test_a_store_that_is_none_is_said_and_exit_code_two(
+    run_path: Path, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No answer must not read as nothing missing, nor as everything."""
+    address = "http://127.0.0.1:9"
+    if status != 200:
+        with store(status=status) as there:
+            assert cli(str(run_path), "--verify", "--wait", "0", "--prometheus", there) == 2
+    else:
+        assert cli(str(run_path), "--verify", "--wait", "0", "--prometheus", address) == 2
+    assert "does not answer as Prometheus does" in capsys.readouterr().err
 
 
 def test_bad_input_is_one_line_and_exit_code_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -393,6 +393,29 @@ def test_what_is_rejected_lies_aside_with_its_reason(tmp_path: Path) -> None:
     assert numbers(waiting.waiting()) == [2]
 
 
+def test_what_finds_no_room_among_the_rejected_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It went without a word: the bound dropped the oldest, and a line longer than that was never written."""
+    monkeypatch.setattr("otel_train.export.spool._REJECTED_BYTES", 4 * len(request(1)) + 400)
+    lost: list[tuple[int, str]] = []
+    waiting = SpoolQueue(tmp_path, "metrics", on_loss=lambda records, reason: lost.append((records, reason)))
+    for number in range(8):
+        waiting.append(request(number))
+    long = request(9)[:-1] + b" " * 2000 + b"}"
+    waiting.append(long)
+    with waiting.sending():
+        for _ in range(9):
+            head = waiting.head()
+            assert head is not None
+            waiting.reject(head, "refuses a request (400)")
+    kept = len(list(read_jsonl(tmp_path / "spool" / "rejected" / "metrics.jsonl")))
+
+    assert 0 < kept < 8
+    assert {reason for _, reason in lost} == {"queue_full"}
+    assert sum(records for records, _ in lost) >= 9 - kept
+
+
 def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever may write into the folder must not be able to end the process."""
     monkeypatch.setattr("otel_train.export.spool.MOST_LINE_BYTES", 4096)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
+import yaml
 
 from otel_train.cli.main import main
 from otel_train.errors import ConfigError, StackError
@@ -190,12 +191,65 @@ def test_a_missing_program_says_how_to_get_it(tmp_path: Path) -> None:
         programs.find("jaeger", environ)
 
 
+def test_what_is_there_is_started_and_what_is_missing_is_said(
+    tmp_path: Path, pretenders: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without Jaeger nothing was started at all."""
+    (pretenders / "jaeger").unlink()
+    monkeypatch.setenv("PATH", str(tmp_path))
+    state = ["--state", str(tmp_path / "typed")]
+    up = subprocess.run(typed(tmp_path / "typed", "--detach"), capture_output=True, text=True, check=False)
+
+    assert up.returncode == 0, up.stderr
+    assert up.stdout.count("ready") == 3
+    assert "jaeger         missing: spans wait in the Collector's queue" in up.stdout
+    assert "tools/get_components.sh" in up.stdout
+    assert "Jaeger  " not in up.stdout
+    assert main(["stack", "status", *state]) == 1
+    assert "jaeger         missing" in capsys.readouterr().out
+    assert main(["stack", "down", "--data", *state]) == 0
+    assert capsys.readouterr().out.count("stopped") == 3
+
+
+def test_a_part_that_was_named_must_be_there(
+    stack: LocalStack, pretenders: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks for one wants that one."""
+    (pretenders / "jaeger").unlink()
+    monkeypatch.setenv("PATH", str(pretenders))
+    with pytest.raises(StackError, match="jaeger: no program"):
+        stack.start("prometheus", "jaeger")
+
+
+def test_a_machine_without_any_part_is_told_how_to_get_them(tmp_path: Path) -> None:
+    """An empty stack that says that it is up helps nobody."""
+    environ = {"OTEL_TRAIN_TEST_BIN": str(tmp_path), "PATH": str(tmp_path)}
+    with pytest.raises(StackError, match=r"nothing to start.*tools/get_components.sh"):
+        LocalStack(tmp_path / "state", free_ports(), environ).configure()
+
+
 def test_a_program_on_path_is_good_enough(tmp_path: Path) -> None:
     """Under the name that Debian gives it, too."""
     script(tmp_path / "prometheus-alertmanager", "#!/bin/sh\n")
     environ = {"OTEL_TRAIN_TEST_BIN": str(tmp_path / "cache"), "PATH": str(tmp_path)}
 
     assert programs.find("alertmanager", environ) == tmp_path / "prometheus-alertmanager"
+
+
+def test_the_shipped_prometheus_reads_targets_soon_and_takes_a_day_of_old_samples() -> None:
+    """A target file was seen after 5 minutes, and a spool of 40 minutes was refused."""
+    shipped = yaml.safe_load((files.folder() / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    jobs = [*shipped["scrape_configs"], *shipped["alerting"]["alertmanagers"]]
+    found = [each for job in jobs for each in job["file_sd_configs"]]
+
+    assert len(found) == 7
+    assert {each["refresh_interval"] for each in found} == {"15s"}
+    assert shipped["storage"]["tsdb"]["out_of_order_time_window"] == "24h"
+
+
+def test_grafana_is_not_the_version_that_breaks_provisioning() -> None:
+    """13.2.0 does."""
+    assert files.settings({})["GRAFANA_VERSION"] == "13.2.2"
 
 
 def test_the_environment_wins_over_the_file_of_settings() -> None:

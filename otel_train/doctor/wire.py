@@ -1,0 +1,391 @@
+"""Connections of the doctor's own: to the collector or to the proxy before it, with TLS, and what speaks at the end.
+
+Nothing of the SDK or of the exporters is used, so that what is wrong between here and the collector is seen as it is.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import socket
+import ssl
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlsplit
+from urllib.request import getproxies_environment, proxy_bypass
+
+from otel_train.export.otlp_answer import HttpAnswer
+from otel_train.export.otlp_http import login_of, trusting
+from otel_train.text import printable
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from otel_train.export.settings import Target
+
+WITHIN_S: Final = 3.0
+"""For each connection, each handshake and each answer."""
+
+HTTP1, GRPC, TLS = "http", "grpc", "tls"
+"""What may speak at an address."""
+
+SCHEME_PORTS: Final = {"http": 80, "https": 443, "grpc": 4317}
+
+_MOST_BYTES: Final = 128 << 10
+_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""How a client of HTTP/2 begins, with empty SETTINGS."""
+
+_FRAME_BYTES: Final = 9
+_SETTINGS: Final = 4
+_ALERT: Final = b"\x15\x03"
+_ALERT_WITHIN_S: Final = 0.3
+_NO_CERTIFICATE: Final = ("CERTIFICATE_REQUIRED", "PEER_DID_NOT_RETURN", "BAD_CERTIFICATE", "UNKNOWN_CA")
+
+
+class Trouble(Exception):  # noqa: N818 - it is a finding, not an error of ours
+    """Why nothing gets through.
+
+    Args:
+        what: the rest of a sentence that begins with ``whose``.
+        remedy: what to do.
+        whose: what is in trouble; "" for the collector's address.
+    """
+
+    def __init__(self, what: str, remedy: str, whose: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.remedy = remedy
+        self.whose = whose
+
+
+class Proxy(NamedTuple):
+    """A proxy that stands between here and the collector.
+
+    Attributes:
+        variable: what names it, such as ``HTTPS_PROXY``.
+        host: where it is.
+        port: there.
+        headers: what it is told, such as a login.
+    """
+
+    variable: str
+    host: str
+    port: int
+    headers: Mapping[str, str] = {}
+
+    @property
+    def name(self) -> str:
+        """As messages call it; a password in its address is left out."""
+        return f"the proxy {self.host}:{self.port} ({self.variable})"
+
+
+class Line(NamedTuple):
+    """A connection and what is known of it.
+
+    Attributes:
+        sock: to write to and read from.
+        proxy: between here and there; None for none.
+        certificate: of the server, as ``ssl`` gives it; empty without TLS.
+    """
+
+    sock: socket.socket
+    proxy: Proxy | None
+    certificate: Mapping[str, Any] = {}
+
+
+def place_of(target: Target) -> tuple[str, int]:
+    """Host and port of an address."""
+    parts = urlsplit(target.url if "://" in target.url else f"{GRPC}://{target.url}")
+    return parts.hostname or "", parts.port or SCHEME_PORTS.get(parts.scheme, 0)
+
+
+def proxy_of(target: Target) -> Proxy | None:
+    """The proxy that the standard variables name for an address; exporters take the same.
+
+    Raises:
+        Trouble: its address is none that can be used.
+    """
+    host, port = place_of(target)
+    named = getproxies_environment()
+    if not host or proxy_bypass(f"{host}:{port}"):
+        return None
+    schemes = ("grpc", "https", "http") if target.protocol == GRPC else ("https" if target.tls else "http",)
+    scheme = next((each for each in schemes if named.get(each)), "")
+    if not scheme:
+        return None
+    variable = f"{scheme.upper()}_PROXY"
+    try:
+        via = urlsplit(named[scheme] if "://" in named[scheme] else f"http://{named[scheme]}")
+        host, port = via.hostname or "", via.port or SCHEME_PORTS["http"]
+    except ValueError:
+        host = ""
+    if not host or via.scheme != "http":
+        raise Trouble("names no http:// proxy", f"correct {variable}, or unset it", f"{variable}")
+    return Proxy(variable, host, port, login_of(via, "proxy-authorization"))
+
+
+def connect(host: str, port: int, *, whose: str = "", remedy: str = "") -> socket.socket:
+    """A connection.
+
+    Raises:
+        Trouble: there is none.
+    """
+    named = remedy or "OTEL_EXPORTER_OTLP_ENDPOINT names it"
+    try:
+        return socket.create_connection((host, port), WITHIN_S)
+    except (socket.gaierror, UnicodeError):
+        what, todo = (
+            "has a name that cannot be resolved",
+            "correct the host name, or the resolver of this machine",
+        )
+    except ConnectionRefusedError:
+        what = "refuses connections"
+        todo = (
+            "start it, or correct its port"
+            if whose
+            else "start what listens there (otel-train stack up), or correct the port"
+        )
+    except OSError as error:
+        what = f"cannot be reached ({error})"
+        todo = "look for a firewall, a proxy or a missing route between here and there"
+    raise Trouble(what, f"{todo}; {named}", whose)
+
+
+def open_line(target: Target, proxy: Proxy | None) -> Line:
+    """A connection to a collector, through its proxy where there is one, with TLS where that is asked for.
+
+    Raises:
+        Trouble: there is none.
+    """
+    host, port = place_of(target)
+    if proxy is None:
+        sock = connect(host, port)
+    else:
+        around = f"set NO_PROXY={host} if the collector can be reached without it"
+        sock = connect(
+            proxy.host, proxy.port, whose=proxy.name, remedy=f"{around}; {proxy.variable} names it"
+        )
+        if target.tls or target.protocol == GRPC:
+            _tunnel(sock, proxy, f"{host}:{port}", around)
+    if not target.tls:
+        return Line(sock, proxy)
+    try:
+        return _secured(sock, target, proxy)
+    except Trouble:
+        sock.close()
+        raise
+
+
+def _tunnel(sock: socket.socket, proxy: Proxy, there: str, around: str) -> None:
+    lines = [f"CONNECT {there} HTTP/1.1", f"Host: {there}", *(f"{k}: {v}" for k, v in proxy.headers.items())]
+    answer = ask(sock, "\r\n".join([*lines, "", ""]).encode(), head=True)
+    if answer.status == http.client.OK:
+        return
+    sock.close()
+    raise denied(proxy, answer, there, around)
+
+
+def denied(proxy: Proxy, answer: HttpAnswer, there: str, around: str) -> Trouble:
+    """What it means that a proxy answers so."""
+    if answer.status == http.client.PROXY_AUTHENTICATION_REQUIRED:
+        return Trouble(
+            "asks for a login (407)", f"write user:password@ into {proxy.variable}, or {around}", proxy.name
+        )
+    said = f"answers {answer.status}" if answer.status else "gives no answer of HTTP"
+    return Trouble(
+        f"denies the way to {there} ({said})", f"have {there} allowed there, or {around}", proxy.name
+    )
+
+
+def _secured(sock: socket.socket, target: Target, proxy: Proxy | None) -> Line:
+    host, port = place_of(target)
+    context = _context(target)
+    if target.protocol == GRPC:
+        context.set_alpn_protocols(["h2"])
+    sock.settimeout(WITHIN_S)
+    try:
+        secured = context.wrap_socket(sock, server_hostname=host)
+    except ssl.SSLCertVerificationError as error:
+        raise _distrusted(error, host) from error
+    except (OSError, ValueError) as error:
+        kind = "" if proxy else speaks(host, port, tls=False)
+        known = {HTTP1: " but HTTP without it", GRPC: " but gRPC without it"}.get(kind, "")
+        said = printable(getattr(error, "reason", "") or error)
+        raise Trouble(
+            f"does not speak TLS{known} ({said})",
+            "write http:// in place of https:// in OTEL_EXPORTER_OTLP_ENDPOINT, or correct the port",
+        ) from error
+    return Line(secured, proxy, secured.getpeercert() or {})
+
+
+def _context(target: Target) -> ssl.SSLContext:
+    try:
+        return trusting(target)
+    except (ssl.SSLError, OSError) as error:
+        said = printable(getattr(error, "reason", "") or error)
+        raise Trouble(
+            f"cannot be used ({said})",
+            "name PEM files that hold a certificate, and the key that belongs to it",
+            "what OTEL_EXPORTER_OTLP_CERTIFICATE or OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE names",
+        ) from error
+
+
+def _distrusted(error: ssl.SSLCertVerificationError, host: str) -> Trouble:
+    said = error.verify_message
+    if "expired" in said or "not yet valid" in said:
+        remedy = "have it renewed, or correct the clock of this machine"
+    elif "mismatch" in said or "doesn't match" in said or "not valid for" in said:
+        return Trouble(
+            f"has a certificate for another name than {host} ({said})",
+            "use a host name that the certificate has in OTEL_EXPORTER_OTLP_ENDPOINT",
+        )
+    else:
+        remedy = (
+            "set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of the authority that signed it, and use a host name "
+            "that it has"
+        )
+    return Trouble(f"has a certificate that is not trusted: {said}", remedy)
+
+
+def ask(sock: socket.socket, request: bytes, *, head: bool = False) -> HttpAnswer:
+    """Send a request of HTTP/1 and read the answer; status 0 where there is none, with what came as its body.
+
+    Args:
+        sock: connected.
+        request: all of it.
+        head: there is nothing behind the headers.
+    """
+    raw = _exchange(sock, request, head=head)
+    if not raw.startswith(b"HTTP/1.") or b"\r\n\r\n" not in raw:
+        return HttpAnswer(0, {}, raw)
+    response = http.client.HTTPResponse(_Bytes(raw))  # type: ignore[arg-type]  # as much of a socket as it needs
+    try:
+        response.begin()
+        body = b"" if head else response.read()
+    except (http.client.HTTPException, OSError, ValueError):  # it is not whole
+        return HttpAnswer(0, {}, raw)
+    return HttpAnswer(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
+
+
+class _Bytes:
+    """What was read, for ``http.client`` to read again."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+
+    def makefile(self, *_: Any) -> io.BytesIO:
+        return io.BytesIO(self._raw)
+
+
+def _exchange(sock: socket.socket, request: bytes, *, head: bool = False) -> bytes:
+    """What comes back, up to its end, its bound or the end of the time.
+
+    Raises:
+        Trouble: the server asks for a certificate.
+    """
+    until_s = time.monotonic() + WITHIN_S
+    try:
+        raw = _unasked(sock)
+    except ssl.SSLError as error:
+        raise _of_client(error) from error
+    try:
+        with suppress(BrokenPipeError, ConnectionResetError):  # it may answer before it has read everything
+            sock.sendall(request)
+        while len(raw) < _MOST_BYTES and not _whole(raw, head=head):
+            sock.settimeout(max(0.01, until_s - time.monotonic()))
+            piece = sock.recv(1 << 16)
+            if not piece or time.monotonic() > until_s:
+                break
+            raw += piece
+    except ssl.SSLError as error:
+        raise _of_client(error) from error
+    except OSError:
+        pass
+    return raw
+
+
+def _unasked(sock: socket.socket) -> bytes:
+    """What comes over TLS before anything was sent: alerts, which a request under way could push aside."""
+    if not isinstance(sock, ssl.SSLSocket):
+        return b""
+    sock.settimeout(_ALERT_WITHIN_S)
+    try:
+        return sock.recv(1 << 16)
+    except (TimeoutError, ssl.SSLWantReadError):
+        return b""
+    except ssl.SSLError:
+        raise
+    except OSError:
+        return b""
+    finally:
+        sock.settimeout(WITHIN_S)
+
+
+def _of_client(error: ssl.SSLError) -> Trouble:
+    if any(word in str(error) for word in _NO_CERTIFICATE):
+        return Trouble(
+            "wants to see a certificate of the client",
+            "set OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY",
+        )
+    said = printable(getattr(error, "reason", "") or error)
+    return Trouble(f"ends the connection over TLS ({said})", "look into the log of what listens there")
+
+
+def _whole(raw: bytes, *, head: bool) -> bool:
+    """Whether an answer of HTTP/1 is complete, as far as that can be told; of anything else the first frame is."""
+    if not raw.startswith(b"HTTP/1."[: len(raw)]):
+        return len(raw) >= _FRAME_BYTES
+    headers, end, body = raw.partition(b"\r\n\r\n")
+    if not end or head:
+        return bool(end)
+    told = [line for line in headers.lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    with suppress(ValueError, IndexError):
+        return len(body) >= int(told[0].partition(b":")[2])
+    return b"chunked" in headers.lower() and body.endswith(b"0\r\n\r\n")
+
+
+def greets_grpc(sock: socket.socket) -> bytes:
+    """What a server answers to the greeting of HTTP/2; b"" where nothing comes."""
+    return _exchange(sock, _PREFACE)
+
+
+def is_settings(raw: bytes) -> bool:
+    """Whether this begins with a frame of SETTINGS: HTTP/2 is spoken."""
+    return len(raw) >= _FRAME_BYTES and raw[3] == _SETTINGS and not any(raw[5:_FRAME_BYTES])
+
+
+def is_alert(raw: bytes) -> bool:
+    """Whether this is an alert of TLS."""
+    return raw.startswith(_ALERT)
+
+
+def speaks(host: str, port: int, *, tls: bool = True) -> str:
+    """What speaks at an address: ``tls``, ``grpc``, ``http`` or "" where that cannot be told.
+
+    Args:
+        host: where to look.
+        port: there.
+        tls: whether to try that, too.
+    """
+    with suppress(OSError, Trouble):
+        if tls and _shakes_hands(host, port):
+            return TLS
+        with connect(host, port) as sock:
+            if is_settings(greets_grpc(sock)):
+                return GRPC
+        with connect(host, port) as sock:
+            if ask(sock, f"GET / HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()).status:
+                return HTTP1
+    return ""
+
+
+def _shakes_hands(host: str, port: int) -> bool:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # nothing is sent: only whether TLS is spoken is asked
+    try:
+        with connect(host, port) as sock, context.wrap_socket(sock, server_hostname=host):
+            return True
+    except (OSError, ValueError):
+        return False

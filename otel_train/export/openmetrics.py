@@ -1,0 +1,271 @@
+"""Stored requests as OpenMetrics text with times, which promtool makes blocks of: for data that is too old to be sent.
+
+Names and labels are those that Prometheus gives the same data when it comes by OTLP. Histograms become buckets with
+``le``, because the text format has no native ones: four to each power of two, the same in every rank.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from otel_train import catalog
+from otel_train.catalog import Kind
+from otel_train.files import create, open_binary, open_to_append, parse_json
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from otel_train.catalog import Metric
+
+PROMOTED: Final = (
+    *("service.name", "service.namespace", "deployment.environment.name"),
+    *("host.name", "train.run.id", "train.rank"),
+)
+"""Attributes of a resource that are labels: ``promote_resource_attributes`` of prometheus.yml."""
+
+_METRICS: Final = {metric.name: metric for metric in catalog.ALL}
+_TIME: Final = re.compile(rb'"timeUnixNano":"([0-9]{1,20})"')
+_NO_NAME: Final = re.compile("[^a-zA-Z0-9_]+")
+_EXACT_SCALE: Final = 2
+"""Of exponential histograms: buckets have a ratio of 2^(1/4), 1.19."""
+
+_NS_PER_MS: Final = 1_000_000
+_COPIED_BYTES: Final = 1 << 20
+
+Labels = tuple[tuple[str, str], ...]
+
+
+class Point(NamedTuple):
+    """One data point, ready to be written.
+
+    Attributes:
+        family: name of its family.
+        kind: of that, in OpenMetrics' words.
+        labels: without ``le``.
+        time_ms: Unix time.
+        text: its lines.
+    """
+
+    family: str
+    kind: str
+    labels: Labels
+    time_ms: int
+    text: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Written:
+    """What was written.
+
+    Attributes:
+        exports: requests.
+        points: data points in them.
+        foreign: metrics that the catalogue does not have, left out.
+        unreadable: lines that are no request of metrics.
+    """
+
+    exports: int = 0
+    points: int = 0
+    foreign: int = 0
+    unreadable: int = 0
+
+
+def time_ms_of(line: bytes) -> int | None:
+    """When the metrics on a line were read; None if it does not say. Only the first point is looked at."""
+    found = _TIME.search(line)
+    return int(found[1]) // _NS_PER_MS if found else None
+
+
+def write_text(path: Path, ranks: Iterable[Iterable[bytes]]) -> Written:
+    """Write requests of metrics to a file that ``promtool tsdb create-blocks-from openmetrics`` reads.
+
+    Args:
+        path: the file; replaced as a whole when all of it is written.
+        ranks: the requests of each rank. One rank at a time is held in memory. A time that comes twice counts once.
+
+    Raises:
+        OSError: it cannot be written, or a request cannot be read from its file.
+    """
+    written = Written()
+    kinds: dict[str, str] = {}
+    with tempfile.TemporaryDirectory(prefix=".", dir=path.parent) as folder:
+        for lines in ranks:
+            families: dict[str, dict[Labels, dict[int, str]]] = {}
+            for line in lines:
+                for point in _points(line, written):
+                    kinds[point.family] = point.kind
+                    series = families.setdefault(point.family, {}).setdefault(point.labels, {})
+                    series[point.time_ms] = point.text
+            for family, found in families.items():
+                text = "".join(times[ms] for times in found.values() for ms in sorted(times))
+                with os.fdopen(open_to_append(Path(folder, family)), "ab") as file:
+                    file.write(text.encode())
+            written.points += sum(len(times) for found in families.values() for times in found.values())
+        _join(Path(folder), kinds, path)
+    return written
+
+
+def _join(folder: Path, kinds: Mapping[str, str], path: Path) -> None:
+    """The parts of all families one behind the other: the format wants each in one place."""
+    fresh = folder / "text"
+    with os.fdopen(create(fresh), "wb") as out:
+        for family, kind in sorted(kinds.items()):
+            out.write(f"# TYPE {family} {kind}\n".encode())
+            with open_binary(folder / family) as part:
+                for piece in iter(lambda part=part: part.read(_COPIED_BYTES), b""):  # type: ignore[misc]  # a default binds it
+                    out.write(piece)
+        out.write(b"# EOF\n")
+    fresh.replace(path)
+
+
+def resources_of(line: bytes) -> Iterator[tuple[dict[str, str], list[Any]]]:
+    """Attributes of each resource on a line, as text, and its metrics.
+
+    Raises:
+        ValueError: the line is no request of metrics.
+    """
+    try:
+        value: Any = parse_json(line)
+        for resource in value["resourceMetrics"]:
+            attributes = _attributes(resource.get("resource", {}).get("attributes", ()))
+            yield (
+                attributes,
+                [each for scope in resource.get("scopeMetrics", ()) for each in scope.get("metrics", ())],
+            )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"no OTLP request of metrics ({error})") from error
+
+
+def identity(resource: Mapping[str, str]) -> dict[str, str]:
+    """The labels that all series of a resource have."""
+    namespace, name = resource.get("service.namespace", ""), resource.get("service.name", "")
+    labels = {name_of(each): resource[each] for each in PROMOTED if resource.get(each)}
+    labels["job"] = f"{namespace}/{name}" if namespace else name
+    labels["instance"] = resource.get("service.instance.id", "")
+    return {name: text for name, text in labels.items() if text}
+
+
+def name_of(attribute: str) -> str:
+    """The label that an attribute becomes."""
+    return _NO_NAME.sub("_", attribute)
+
+
+def _points(line: bytes, written: Written) -> Iterator[Point]:
+    try:
+        found = list(resources_of(line))
+        points = [
+            point for resource, metrics in found for point in _of_resource(resource, metrics, line, written)
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        written.unreadable += 1
+        return
+    written.exports += 1
+    yield from points
+
+
+def _of_resource(
+    resource: Mapping[str, str], metrics: Iterable[Any], line: bytes, written: Written
+) -> Iterator[Point]:
+    own = identity(resource)
+    for value in metrics:
+        metric = _METRICS.get(value["name"])
+        if metric is None:
+            written.foreign += 1
+            continue
+        read = _histogram if metric.kind is Kind.HISTOGRAM else _number
+        for point in _data_points(value):
+            labels = {**own, **{name_of(k): text for k, text in _attributes(point["attributes"]).items()}}
+            time_ms = int(point["timeUnixNano"]) // _NS_PER_MS
+            yield read(metric, tuple(sorted(labels.items())), time_ms, point)
+    at_ms = time_ms_of(line)
+    if at_ms is not None and {"job", "instance"} & own.keys():
+        told = {**{name_of(each): text for each, text in resource.items()}, "job": own.get("job", "")}
+        target = tuple(sorted({**told, "instance": own.get("instance", "")}.items()))
+        yield Point("target_info", "gauge", target, at_ms, _line("target_info", target, "1", at_ms))
+
+
+def _data_points(value: Any) -> list[Any]:
+    kinds = ("gauge", "sum", "exponentialHistogram")
+    return [point for kind in kinds if kind in value for point in value[kind]["dataPoints"]]
+
+
+def _number(metric: Metric, labels: Labels, time_ms: int, point: Any) -> Point:
+    value = float(point["asDouble"] if "asDouble" in point else point["asInt"])
+    family = metric.prometheus.removesuffix("_total")
+    kind = "counter" if metric.kind is Kind.COUNTER else "gauge"
+    return Point(family, kind, labels, time_ms, _line(metric.prometheus, labels, _text(value), time_ms))
+
+
+def _histogram(metric: Metric, labels: Labels, time_ms: int, point: Any) -> Point:
+    name, count = metric.prometheus, int(point["count"])
+    bounds = grid(metric.bounds)
+    counts = [0] * len(bounds)
+    counts[0] = int(point.get("zeroCount", 0))
+    positive = point.get("positive", {})
+    offset, scale = int(positive.get("offset", 0)), int(point["scale"])
+    for index, number in enumerate(positive.get("bucketCounts", ())):
+        slot = _quarter(offset + index + 1, scale) - _quarter_of(bounds[0])
+        if slot < len(counts):  # what is above the last bound is in +Inf alone
+            counts[max(0, slot)] += int(number)
+    lines, below = [], 0
+    for bound, number in zip(bounds, counts, strict=True):
+        below += number
+        lines.append(_line(f"{name}_bucket", (*labels, ("le", _text(bound))), str(below), time_ms))
+    lines.append(_line(f"{name}_bucket", (*labels, ("le", "+Inf")), str(count), time_ms))
+    lines.append(_line(f"{name}_count", labels, str(count), time_ms))
+    lines.append(_line(f"{name}_sum", labels, _text(float(point["sum"])), time_ms))
+    return Point(name, "histogram", labels, time_ms, "".join(lines))
+
+
+def grid(bounds: tuple[float, ...]) -> tuple[float, ...]:
+    """Powers of 2^(1/4) from below the least to above the largest bound of a metric."""
+    first = math.floor(math.log2(bounds[0])) << _EXACT_SCALE
+    last = math.ceil(math.log2(bounds[-1])) << _EXACT_SCALE
+    return tuple(2.0 ** (k / 4) for k in range(first, last + 1))
+
+
+def _quarter_of(bound: float) -> int:
+    return round(math.log2(bound) * 4)
+
+
+def _quarter(index: int, scale: int) -> int:
+    """The bound of the grid that the upper bound 2^(index / 2^scale) lies at, or below and next to."""
+    if scale <= _EXACT_SCALE:
+        return index << (_EXACT_SCALE - scale)
+    return -(-index >> (scale - _EXACT_SCALE))
+
+
+def _attributes(pairs: Iterable[Any]) -> dict[str, str]:
+    return {pair["key"]: _value(pair.get("value", {})) for pair in pairs}
+
+
+def _value(value: Any) -> str:
+    if "boolValue" in value:
+        return "true" if value["boolValue"] else "false"
+    if "arrayValue" in value:
+        return f"[{','.join(_quoted(_value(each)) for each in value['arrayValue'].get('values', ()))}]"
+    return str(next(iter(value.values()), ""))
+
+
+def _text(value: float) -> str:
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return "NaN" if math.isnan(value) else repr(value)
+
+
+def _line(name: str, labels: Labels, value: str, time_ms: int) -> str:
+    # promtool multiplies the seconds by 1000 and cuts the rest off, so that 0.003 could become 2 ms: a tenth of a
+    # millisecond more keeps it.
+    pairs = ",".join(f"{key}={_quoted(text)}" for key, text in labels if text)
+    return f"{name}{{{pairs}}} {value} {time_ms // 1000}.{time_ms % 1000:03d}1\n"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

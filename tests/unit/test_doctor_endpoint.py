@@ -1,0 +1,377 @@
+"""The doctor names the true cause: each against a server that behaves so, over a real socket."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import ssl
+import subprocess
+import threading
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_train.config import Config
+from otel_train.doctor import diagnosis, endpoint, journey, machine, wire
+from otel_train.doctor.findings import NOTE, PROBLEM, Finding
+from otel_train.stack import keys
+from tests.support.receiver import black_hole, grpc_receiver, http_receiver, refusing_address
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+GRPC = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
+PROXIES = ("http_proxy", "https_proxy", "grpc_proxy", "no_proxy", "all_proxy")
+
+
+@pytest.fixture(autouse=True)
+def _no_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in PROXIES:
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.upper(), raising=False)
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is waited for less long."""
+    monkeypatch.setattr(wire, "WITHIN_S", 1.0)
+
+
+def problem(address: str, **environ: str) -> Finding:
+    """The one thing that is wrong."""
+    found = list(endpoint.look({"OTEL_EXPORTER_OTLP_ENDPOINT": address, **environ}))
+    [finding] = [each for each in found if each.state == PROBLEM]
+    assert finding.remedy
+    return finding
+
+
+def fine(address: str, **environ: str) -> list[str]:
+    found = list(endpoint.look({"OTEL_EXPORTER_OTLP_ENDPOINT": address, **environ}))
+    assert not [each for each in found if each.state == PROBLEM], found
+    return [each.what for each in found]
+
+
+@contextmanager
+def server(
+    answer: Callable[[socket.socket], None], context: ssl.SSLContext | None = None, host: str = "127.0.0.1"
+) -> Iterator[str]:
+    """Host and port of a server that treats each connection so."""
+
+    def serve(sock: socket.socket) -> None:
+        with sock, suppress(OSError):
+            if context is None:
+                answer(sock)
+                return
+            with context.wrap_socket(sock, server_side=True) as secured:
+                answer(secured)
+
+    def accept() -> None:
+        with suppress(OSError):
+            while True:
+                sock, _ = listening.accept()
+                sock.settimeout(5)
+                threading.Thread(target=serve, args=(sock,), daemon=True).start()
+
+    with socket.create_server((host, 0)) as listening:
+        threading.Thread(target=accept, daemon=True).start()
+        yield f"{host}:{listening.getsockname()[1]}"
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+def answering(status: str, *headers: str, body: str = "") -> Callable[[socket.socket], None]:
+    """Read a request and answer so."""
+    text = "\r\n".join([f"HTTP/1.1 {status}", *headers, f"Content-Length: {len(body)}", "", body])
+
+    def answer(sock: socket.socket) -> None:
+        sock.recv(1 << 16)
+        sock.sendall(text.encode())
+
+    return answer
+
+
+# --- HTTP and gRPC ----------------------------------------------------------------------------------
+
+
+def test_http_to_a_grpc_port_is_named() -> None:
+    """4317 for 4318: it read as a closed connection that may want TLS."""
+    with grpc_receiver() as received:
+        finding = problem(received.endpoint)
+
+    assert finding.what == f"{received.endpoint} speaks gRPC, and is asked over HTTP/1"
+    assert "4318" in finding.remedy
+
+
+def test_grpc_to_an_http_port_is_named() -> None:
+    """4318 for 4317: it read as a collector that does not answer."""
+    with http_receiver() as received:
+        finding = problem(received.endpoint, **GRPC)
+
+    assert finding.what == f"{received.endpoint} speaks HTTP/1, and is asked over gRPC"
+    assert "4317" in finding.remedy
+
+
+def test_both_protocols_are_fine_where_they_belong() -> None:
+    """And nothing of the empty request is taken for data."""
+    with grpc_receiver() as grpc, http_receiver() as http:
+        assert "accepts an empty request (grpc)" in fine(grpc.endpoint, **GRPC)[0]
+        assert "accepts an empty request (http/json)" in fine(http.endpoint)[0]
+        protobuf = fine(http.endpoint, OTEL_EXPORTER_OTLP_PROTOCOL="http/protobuf")
+        assert "accepts an empty request (http/protobuf)" in protobuf[0]
+        assert not any(request.resource_metrics for request in (*grpc.metrics, *http.metrics))
+
+
+def test_a_refusal_over_grpc_is_named() -> None:
+    """What listens there speaks gRPC, and no OTLP, or wants a token."""
+    with grpc_receiver() as received:
+        received.mode = "UNAUTHENTICATED"
+        assert "refuses the token" in problem(received.endpoint, **GRPC).what
+        received.mode = "UNIMPLEMENTED"
+        assert "UNIMPLEMENTED" in problem(received.endpoint, **GRPC).what
+
+
+# --- proxies ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("variable", "scheme", "environ"),
+    [("http_proxy", "http", {}), ("https_proxy", "https", {}), ("https_proxy", "http", GRPC)],
+)
+def test_a_dead_proxy_is_named_and_not_the_collector(
+    variable: str, scheme: str, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable that a login script sets for the browser reaches every program."""
+    with refusing_address() as proxy:
+        monkeypatch.setenv(variable, proxy)
+        finding = problem(f"{scheme}://collector.example:4318", **environ)
+
+    assert (
+        finding.what == f"the proxy {proxy.removeprefix('http://')} ({variable.upper()}) refuses connections"
+    )
+    assert "NO_PROXY=collector.example" in finding.remedy
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        ("403 Forbidden", ("denies the way to collector.example:4318 (answers 403)", "allowed there")),
+        ("407 Proxy Authentication Required", ("asks for a login (407)", "user:password@")),
+        ("503 Service Unavailable", ("(answers 503)", "NO_PROXY=collector.example")),
+    ],
+)
+def test_a_proxy_that_denies_is_named(
+    scheme: str, status: str, said: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """403 of a proxy is not the token's fault."""
+    with server(answering(status)) as proxy:
+        monkeypatch.setenv(f"{scheme}_proxy", f"http://me:secret@{proxy}")
+        finding = problem(f"{scheme}://collector.example:4318")
+
+    assert finding.what.startswith(f"the proxy {proxy} ({scheme.upper()}_PROXY) ")
+    assert said[0] in finding.what
+    assert said[1] in finding.remedy
+    assert "secret" not in finding.what + finding.remedy
+
+
+def test_a_collector_that_answers_without_its_proxy_is_said_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The remedy is NO_PROXY, and not a word to the collector's administrator."""
+    with http_receiver() as received, server(answering("502 Bad Gateway")) as proxy:
+        monkeypatch.setenv("http_proxy", proxy)
+        finding = problem(received.endpoint)
+        assert "set NO_PROXY=127.0.0.1: 127.0.0.1 answers without it" in finding.remedy
+        monkeypatch.setenv("no_proxy", "127.0.0.1")
+        fine(received.endpoint)
+
+
+def test_a_login_page_of_a_proxy_and_a_proxy_that_is_none_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hotels, and a SOCKS address in the wrong variable."""
+    with server(answering("200 OK", "Content-Type: text/html", body="<html>log in</html>")) as proxy:
+        monkeypatch.setenv("http_proxy", proxy)
+        assert (
+            "a login page or a proxy stands in its place" in problem("http://collector.example:4318").remedy
+        )
+    monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:1080")
+    assert problem("http://collector.example:4318").what == "HTTP_PROXY names no http:// proxy"
+
+
+# --- answers ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"),
+    [
+        ("500", "answers 500 (Internal Server Error)"),
+        ("502", "answers 502 (Bad Gateway)"),
+        ("503", "answers 503 (Service Unavailable)"),
+        ("html", "answers 200 with the content type text/html, which is no OTLP answer"),
+        ("odd", "is no OTLP response"),
+        ("302", "redirects to http://login.example (302), which is not followed"),
+        ("401", "refuses the token (401)"),
+        ("404", "answers 404"),
+        ("close", "answers other requests over HTTP, and none of OTLP"),
+    ],
+)
+def test_what_answers_otherwise_is_named(mode: str, said: str) -> None:
+    """5xx, login pages, redirects, tokens and paths."""
+    with http_receiver(mode) as received:
+        received.location = "http://login.example/" if mode == "302" else ""
+        finding = problem(received.endpoint)
+
+    assert finding.what == f"{received.endpoint} {said}" or said in finding.what
+
+
+@pytest.mark.parametrize(
+    ("mode", "said"), [("endless", "200 with more than 65536 bytes"), ("trickle", "does not end it within")]
+)
+def test_an_answer_without_end_is_cut_off(mode: str, said: str) -> None:
+    """The doctor does not wait with the server."""
+    with http_receiver(mode) as received:
+        assert said in problem(received.endpoint).what
+
+
+@pytest.mark.parametrize("environ", [{}, GRPC])
+def test_silence_is_named(environ: dict[str, str]) -> None:
+    """A process that is stopped, or a port of something else."""
+    with black_hole() as address:
+        assert "takes connections and does not answer" in problem(address, **environ).what
+
+
+def test_what_speaks_neither_is_named() -> None:
+    """A mail server greets first."""
+    with server(lambda sock: sock.sendall(b"220 mail.example ESMTP\r\n")) as there:
+        assert "something that is no HTTP" in problem(f"http://{there}").what
+
+
+# --- certificates -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pems(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Certificates of a stack, and one that has expired (``old.crt``)."""
+    if shutil.which("openssl") is None:
+        pytest.skip("openssl is not on PATH")
+    state = tmp_path_factory.mktemp("keys")
+    keys.make(state, endpoint_port=4318)
+    folder = keys.folder(state)
+    made = [
+        "req",
+        "-new",
+        "-key",
+        str(folder / keys.KEY),
+        "-subj",
+        "/CN=127.0.0.1",
+        "-out",
+        str(folder / "r"),
+    ]
+    subprocess.run(["openssl", *made], check=True, capture_output=True)
+    signed = ["x509", "-req", "-in", str(folder / "r"), "-signkey", str(folder / keys.KEY), "-days", "-1"]
+    (folder / "names").write_text("subjectAltName=IP:127.0.0.1")
+    signed += ["-extfile", str(folder / "names")]
+    subprocess.run(["openssl", *signed, "-out", str(folder / "old.crt")], check=True, capture_output=True)
+    return folder
+
+
+@contextmanager
+def secure(
+    pems: Path, certificate: str = keys.CERTIFICATE, *, client: bool = False, host: str = "127.0.0.1"
+) -> Iterator[str]:
+    """A collector behind TLS."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pems / certificate, pems / keys.KEY)
+    if client:
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.load_verify_locations(pems / keys.AUTHORITY)
+    kind = "Content-Type: application/json"
+    with server(answering("200 OK", kind, body="{}"), context, host) as there:
+        yield there
+
+
+def trusted(pems: Path, name: str = keys.AUTHORITY) -> dict[str, str]:
+    return {"OTEL_EXPORTER_OTLP_CERTIFICATE": str(pems / name)}
+
+
+def test_certificates_that_are_in_order_are_fine(pems: Path) -> None:
+    """With the authority that signed them."""
+    with secure(pems) as there:
+        assert any(
+            "its certificate is trusted until" in what for what in fine(f"https://{there}", **trusted(pems))
+        )
+
+
+def test_what_is_wrong_with_a_certificate_is_named(pems: Path) -> None:
+    """Unknown, expired, of another name: three remedies."""
+    with secure(pems) as there, secure(pems, "old.crt") as old, secure(pems, host="127.0.0.2") as other_name:
+        unknown = problem(f"https://{there}")
+        assert "certificate that is not trusted" in unknown.what
+        assert "OTEL_EXPORTER_OTLP_CERTIFICATE" in unknown.remedy
+        expired = problem(f"https://{old}", **trusted(pems, "old.crt"))
+        assert "expired" in expired.what
+        assert "renewed" in expired.remedy
+        other = problem(f"https://{other_name}", **trusted(pems))
+        assert "certificate for another name than 127.0.0.2" in other.what
+
+
+def test_a_certificate_of_the_client_that_is_missed_is_named(pems: Path) -> None:
+    """It read as a connection that was closed."""
+    with secure(pems, client=True) as there:
+        finding = problem(f"https://{there}", **trusted(pems))
+
+    assert "wants to see a certificate of the client" in finding.what
+    assert "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE" in finding.remedy
+
+
+def test_files_of_certificates_that_are_none_are_named(pems: Path, tmp_path: Path) -> None:
+    """A path that moved read as a collector that speaks no TLS."""
+    (tmp_path / "empty").write_text("")
+    with secure(pems) as there:
+        missing = problem(f"https://{there}", **trusted(tmp_path, "gone.pem"))
+        assert "gone.pem' for metrics: expected the path of a PEM file" in missing.what
+        assert "no certificate or crl found" in problem(f"https://{there}", **trusted(tmp_path, "empty")).what
+
+
+@pytest.mark.parametrize("environ", [{}, GRPC])
+def test_tls_where_there_is_none_and_none_where_there_is(pems: Path, environ: dict[str, str]) -> None:
+    """One letter."""
+    with secure(pems) as there, http_receiver() as http, grpc_receiver() as grpc:
+        finding = problem(f"http://{there}", **environ)
+        assert finding.what == f"http://{there} speaks TLS, and is asked without it"
+        assert "https://" in finding.remedy
+        plain = problem(http.endpoint.replace("http", "https"), **environ)
+        assert "does not speak TLS but HTTP without it" in plain.what
+        plain = problem(grpc.endpoint.replace("http", "https"), **environ)
+        assert "does not speak TLS but gRPC without it" in plain.what
+
+
+# --- what follows -----------------------------------------------------------------------------------
+
+
+def test_nothing_more_is_sent_to_an_endpoint_that_takes_no_empty_request(tmp_path: Path) -> None:
+    """A second opinion on the same cause, in other words, is noise."""
+    with grpc_receiver() as received:
+        environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": received.endpoint, "OTEL_TRAIN_RUN_DIR": str(tmp_path)}
+        found = diagnosis.examine(environ, journey.Places(urls={}), wait_s=1)
+
+    [last] = [each for each in found if each.area == journey.AREA]
+    assert last.state == NOTE
+    assert "nothing is sent" in last.what
+
+
+@pytest.mark.parametrize("kind", ["a file", "a link that leads nowhere"])
+def test_a_run_directory_below_a_file_is_named(tmp_path: Path, kind: str) -> None:
+    """It said that the folder can be written, and that the first run makes it."""
+    above = tmp_path / "runs"
+    if kind == "a file":
+        above.write_text("")
+    else:
+        above.symlink_to(tmp_path / "gone")
+
+    def no_disk(_: Path) -> Any:
+        raise AssertionError
+
+    config = Config(run_dir=str(above / "mine"))
+    [finding] = machine.look_at_runs(config, version=None, ask_disk=no_disk)
+
+    assert finding.state == PROBLEM
+    assert finding.what == f"{above / 'mine'} cannot be made: {above} is {kind}"
