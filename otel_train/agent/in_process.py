@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_train.agent.ends import LauncherFolder
 from otel_train.agent.messages import Answer, Ask, Hello, LoopFigures, Opened
 from otel_train.agent.process import AgentThread, start
 from otel_train.agent.reports import Reports
@@ -22,7 +23,6 @@ from otel_train.children import free_in_forks
 from otel_train.config import CODE
 from otel_train.errors import ConfigError
 from otel_train.guard import Guard
-from otel_train.launch.ends import LauncherFolder
 from otel_train.recording import Recording
 from otel_train.runinfo import detect
 

@@ -11,6 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_train.agent.ends import LauncherFolder, RankEnd
 from otel_train.agent.messages import Answer, Ask, Hello, LoopFigures, Opened, Report
 from otel_train.agent.rank_end import how_it_ended
 from otel_train.agent.remote import (
@@ -32,7 +33,6 @@ from otel_train.export.pump import BREATH_AFTER_NS
 from otel_train.export.ranks import Job
 from otel_train.export.routes import Routes
 from otel_train.guard import Guard
-from otel_train.launch.ends import LauncherFolder, RankEnd
 from otel_train.pumping import Pumping
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from otel_train.agent.ends import FOLDER
 from otel_train.config import settings_in
 from otel_train.errors import ConfigError
 from otel_train.export.settings import OtlpSettings
-from otel_train.launch.names import FOLDER
 from otel_train.runinfo import LAUNCH_RUN, detect
 from otel_train.sources import settle
 from otel_train.values import FILE_VARIABLE

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from otel_train.atomic import replace_json
 from otel_train.errors import RunDirectoryError
 from otel_train.files import read_json
-from otel_train.launch.names import FOLDER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+FOLDER: Final = "OTEL_TRAIN_LAUNCH"
+"""Names the launcher's private folder to the programs below it. It is gone when the launcher ends."""
 
 PATIENCE_S: Final = 3.0
 """How long processes that the program left behind may take to end by themselves."""
