@@ -140,6 +140,7 @@ class Pumping:
         self._reporter = Reporter(run, readings, info=info, config=config, breathe=breath)
         job = self._elsewhere.job(self._reporter.events, key_prefix)
         self._ranks = Ranks(run, info, config=config, job=job, clock=system_clock, breathe=breath)
+        self._ranks.counted = self._reporter.counted
         self._reporter.more.append(self._ranks.write)
         self._notes_reader = NoteReader(recording.notes, self._signals, run)
         self.pump = Pump(

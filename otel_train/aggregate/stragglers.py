@@ -38,6 +38,9 @@ BY_LUCK: Final = 0.05
 
 LEAST_WINDOWS: Final = 3
 
+MOST_TOP: Final = 3
+"""Ranks that are published by name."""
+
 LOCAL: Final = ("data", "h2d", "forward")
 """Work before the barrier wherever gradients are exchanged in or after backward."""
 
@@ -78,6 +81,22 @@ class Spread(NamedTuple):
     excess_ratio: float
 
 
+class Excess(NamedTuple):
+    """Own work of one rank against the median of the others.
+
+    Attributes:
+        rank: who.
+        host: where.
+        stage: in which it loses most.
+        ratio: (its own work - theirs) / theirs.
+    """
+
+    rank: int
+    host: str
+    stage: str
+    ratio: float
+
+
 class Slow(NamedTuple):
     """A rank that the others wait for.
 
@@ -105,6 +124,20 @@ class Slow(NamedTuple):
         return self.excess_s / self.step_s
 
 
+class Window(NamedTuple):
+    """What a window shows.
+
+    Attributes:
+        spread: over the ranks, by stage.
+        top: ranks with the most work of their own that cost the others something, most first.
+        candidate: the rank that the others wait for.
+    """
+
+    spread: dict[str, Spread]
+    top: tuple[Excess, ...]
+    candidate: Slow | None
+
+
 def windows_needed(ranks: int) -> int:
     """Windows in a row after which a rank is named: ``ranks ** (1 - windows) <= BY_LUCK``."""
     return max(LEAST_WINDOWS, 1 + math.ceil(-math.log(BY_LUCK) / math.log(max(2, ranks)) - 1e-9))
@@ -119,11 +152,13 @@ class Stragglers:
     Attributes:
         slow: the rank to name, or None.
         spread: of the last window, by stage.
+        top: the ranks with the most work of their own in the last window, most first.
     """
 
     def __init__(self, breathe: Callable[[], None] = lambda: None) -> None:
         self.slow: Slow | None = None
         self.spread: dict[str, Spread] = {}
+        self.top: tuple[Excess, ...] = ()
         self._begun: dict[int, Digest] = {}
         self._streak: list[Slow] = []
         self._breathe = breathe
@@ -146,7 +181,7 @@ class Stragglers:
         window = compare(begun, now, breathe=self._breathe)
         if window is None:  # somebody was busy elsewhere: neither for nor against
             return
-        self.spread, candidate = window
+        self.spread, self.top, candidate = window
         if candidate is None or (self._streak and self._streak[-1].rank != candidate.rank):
             self._streak = []
             self.slow = None
@@ -158,7 +193,7 @@ class Stragglers:
 
 def compare(
     begun: Mapping[int, Digest], now: Mapping[int, Digest], *, breathe: Callable[[], None] = lambda: None
-) -> tuple[dict[str, Spread], Slow | None] | None:
+) -> Window | None:
     """One window: the spread of every stage, and who stands out.
 
     Args:
@@ -195,14 +230,32 @@ def compare(
     waits = totals - work
     waits_s = float(np.median(np.delete(waits, slowest)) - waits[slowest])
     step_s = float(np.median(totals))
+    top = tuple(
+        _excess(now[ranks[row]], per_step, work, row, mine, stages)
+        for row in np.argsort(-work, kind="stable")[:MOST_TOP].tolist()
+        if work[row] - np.median(np.delete(work, row)) >= WORTH_RATIO * step_s
+    )
     together = float(np.ptp(totals)) <= SYNCHRONOUS_RATIO * step_s
     # Whoever arrives last waits least. Without that nobody waits for it, or the time is something else.
     if not together or excess_s < WORTH_RATIO * step_s or waits_s < excess_s / 2:
-        return spread, None
-    over = per_step[slowest] - np.median(np.delete(per_step, slowest, axis=0), axis=0)
-    worst = max(mine, key=lambda place: float(over[place]))
+        return Window(spread, top, None)
     who = now[ranks[slowest]]
-    return spread, Slow(who.rank, who.host, stages[worst], excess_s, step_s, waits_s, 1)
+    stage = _worst(per_step, slowest, mine, stages)
+    return Window(spread, top, Slow(who.rank, who.host, stage, excess_s, step_s, waits_s, 1))
+
+
+def _worst(per_step: np.ndarray, row: int, mine: list[int], stages: list[str]) -> str:
+    """The stage in which a rank takes longer than the others by most."""
+    over = per_step[row] - np.median(np.delete(per_step, row, axis=0), axis=0)
+    return stages[max(mine, key=lambda place: float(over[place]))]
+
+
+def _excess(
+    who: Digest, per_step: np.ndarray, work: np.ndarray, row: int, mine: list[int], stages: list[str]
+) -> Excess:
+    others = float(np.median(np.delete(work, row)))
+    ratio = (float(work[row]) - others) / others if others > 0 else 0.0
+    return Excess(who.rank, who.host, _worst(per_step, row, mine, stages), ratio)
 
 
 def _spread(column: np.ndarray, work_s: float, ranks: list[int]) -> Spread:

@@ -43,10 +43,10 @@ class Actor:
         info: who it is.
         config: as of a real run.
         anchor: when the run began, on both clocks.
-        steps_per_s: updates per second.
+        plot: the loop that it runs.
     """
 
-    def __init__(self, info: RunInfo, config: Config, *, anchor: Anchor, steps_per_s: float) -> None:
+    def __init__(self, info: RunInfo, config: Config, *, anchor: Anchor, plot: Plot) -> None:
         self.info = info
         self.lock = threading.Lock()
         """Held by whoever reads, or looks at the account."""
@@ -57,11 +57,10 @@ class Actor:
             stall_after_s=config.stall_after_s,
         )  # fmt: skip
         self.run.learn(SOURCES)
-        self.reporter = Reporter(
-            self.run, readings_of(self.run, anchor), info=info, config=config, breathe=lambda: None
-        )
+        self.readings = readings_of(self.run, anchor)
+        self.reporter = Reporter(self.run, self.readings, info=info, config=config, breathe=lambda: None)
         self._tracer = tracer
-        self._plot = Plot(steps_per_s, info.rank, anchor.clock_ns)
+        self._plot = plot
         self._spans: list[Span] = []
         self._forgotten = 0
         self.run.teller.span(tracer.run_start(anchor.clock_ns, anchor.clock_ns))
@@ -72,6 +71,7 @@ class Actor:
         self.run.device.tell(written.device)
         self.run.totals.loaders.add_builds(TRAIN, written.builds_ns, 0)
         self.run.feed(0, written.times, written.codes, name="MainThread", main=True)
+        self.run.look(now_ns)
         return self._look(now_ns)
 
     def end(self, now_ns: int) -> Reading:
@@ -92,4 +92,4 @@ class Actor:
         surplus = max(0, len(self._spans) - _REMEMBERED_SPANS)
         del self._spans[:surplus]
         self._forgotten += surplus
-        return Reading(now_ns, self.reporter.snapshot(), self._forgotten + len(self._spans))
+        return Reading(now_ns, self.reporter.snapshot(now_ns), self._forgotten + len(self._spans))

@@ -286,6 +286,28 @@ def test_a_process_group_is_asked_only_once_it_exists(
     assert live_ranks({}) is None
 
 
+@pytest.mark.parametrize(
+    ("settings", "leaders"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ({"tensor_parallel": 2}, [0, 2, 4, 6]),
+        ({"pipeline_parallel": 2}, [0, 1, 2, 3]),
+        ({"tensor_parallel": 2, "pipeline_parallel": 2}, [0, 2]),
+    ],
+)
+def test_one_rank_of_each_model_replica_counts_its_samples(
+    settings: dict[str, int], leaders: list[int]
+) -> None:
+    """Ranks that share a replica see the same samples: counted by all they would be so many times too many."""
+    config = Config(run_id="r", **settings)  # type: ignore[arg-type]  # whole numbers
+
+    assert [
+        rank
+        for rank in range(8)
+        if found({"RANK": str(rank), "WORLD_SIZE": "8"}, config=config).dp_leader
+    ] == leaders
+
+
 def ray_worker(**ranks: Any) -> SimpleNamespace:
     """``ray.train`` as a worker sees it."""
     context = SimpleNamespace(
