@@ -89,6 +89,7 @@ def _rule(alert: Alert) -> dict[str, Any]:
         "alert": alert.name,
         "expr": alert.expr,
         "for": alert.hold,
+        **({"keep_firing_for": alert.keep} if alert.keep else {}),
         "labels": {"severity": alert.severity, **dict(alert.labels)},
         "annotations": {
             "summary": alert.summary,
@@ -144,6 +145,10 @@ def _reference() -> str:
         "The files lie in `deploy/prometheus/rules`, written by `make rules` from `deploy/prometheus/*.py`.",
         "[How to load and change them](../howto/alerts.md).",
         "",
+        "Held: how long it must be wrong first. Kept: how long it goes on firing after it was last wrong.",
+        "",
+        "A rule reads of every rank only what every rank sends in each [export profile](profiles.md), and the rest of rank 0.",
+        "",
         "## Alerts",
     ]
     for group in EVERY_GROUP:
@@ -151,7 +156,8 @@ def _reference() -> str:
         for alert in group.alerts:
             lines += [
                 "",
-                f"**[{alert.name}](../runbooks/{alert.name}.md)** ({alert.severity}, held {alert.hold}). {alert.description}",
+                f"**[{alert.name}](../runbooks/{alert.name}.md)** ({alert.severity}, held {alert.hold}"
+                f"{f', kept {alert.keep}' if alert.keep else ''}). {alert.description}",
                 "",
                 "```promql",
                 alert.expr.strip(),

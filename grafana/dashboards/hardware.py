@@ -27,10 +27,10 @@ DEVICE: Final = Row(
             needs="device", runbook="TrainAcceleratorMemoryHigh",
         ),
         Panel(
-            "Peak over limit", "lines", "percentunit",
-            "Most bytes reserved at once, over the limit.",
+            "Reserved over limit", "lines", "percentunit",
+            "Bytes reserved from the driver, over the limit.",
             "it is over 95 % and allocations are retried",
-            [Query(run("run_rank:train_accelerator_memory_reserved_peak:ratio", _RANK), _DEVICE)],
+            [Query(run("run_rank:train_accelerator_memory_reserved:ratio", _RANK), _DEVICE)],
             limits=((0.95, RED),), needs="device", runbook="TrainAcceleratorMemoryHigh", top=1,
         ),
         Panel(

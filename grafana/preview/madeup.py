@@ -43,6 +43,8 @@ _OPEN_VALUES: Final = {
     "train.sync.group": ("dp",),
     "train.telemetry.attribute": ("train.loader",),
     "train.telemetry.part": ("pump",),
+    "train.peer.rank": (str(SLOW_RANK),),
+    "train.peer.host": ("node-0",),
     "train.profiler.file": ("captures/epoch_1-step_200-rank0.json.gz",),
     "train.profiler.finding.name": ("input_bound",),
 }
@@ -61,7 +63,7 @@ _GAUGES: Final = {
     "train.ranks.expected": 4,
     "train.ranks.reporting": 4,
     "train.stall.threshold": 300,
-    "train.straggler.rank": SLOW_RANK,
+    "train.straggler.excess.ratio": 0.35,
     "train.profiler.capture.size": 0.2 * _GIB,
     "train.checkpoint.size": 2 * _GIB,
     "train.learning_rate": 3e-4,
@@ -73,6 +75,7 @@ _GAUGES: Final = {
 _RATES: Final = {
     "train.model.flops": 400e12,
     "train.accelerator.io": 0.5e9,
+    "train.rank.time": 1,
     "train.samples": 640,
     "train.tokens": 80_000,
     "train.steps": 2.5,

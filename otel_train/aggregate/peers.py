@@ -133,7 +133,11 @@ class Peers:
                 sheet.put(c.RANK_WORK_TIME, value, stage, statistic)
         for excess in self._stragglers.top:
             sheet.put(
-                c.STRAGGLER_EXCESS_RATIO, excess.ratio, str(excess.rank), excess.host, _stage_label(excess.stage)
+                c.STRAGGLER_EXCESS_RATIO,
+                excess.ratio,
+                str(excess.rank),
+                excess.host,
+                _stage_label(excess.stage),
             )
         for (rank, host, stage), quiet_s in self._stuck.items():
             sheet.put(c.RANK_STALL_TIME, quiet_s, rank, host, _stage_label(stage))

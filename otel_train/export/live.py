@@ -9,8 +9,8 @@ from otel_train import catalog as c
 from otel_train.accounting.types import PHASES, TRAIN
 from otel_train.aggregate.figures import Figures
 from otel_train.aggregate.sheet import Sheet
-from otel_train.export.profile import LEAN, LEAN_EVENTS, profile_of
 from otel_train.clock import system_clock
+from otel_train.export.profile import LEAN, LEAN_EVENTS, profile_of
 from otel_train.records import Snapshot
 
 if TYPE_CHECKING:
@@ -121,7 +121,10 @@ class Reporter:
         """Every metric of this process; ``at_ns``: now, on the monotonic clock, if that is not the system's."""
         lean = self._profile.lean
         sheet = Sheet(
-            self._emits, only=LEAN if lean else None, events=LEAN_EVENTS if lean else (), breathe=self._breathe
+            self._emits,
+            only=LEAN if lean else None,
+            events=LEAN_EVENTS if lean else (),
+            breathe=self._breathe,
         )
         self._figures.write(sheet)
         self._signals.write(sheet, "train")

@@ -67,12 +67,16 @@ class Actor:
 
     def read(self, now_ns: int) -> Reading:
         """Run up to ``now_ns`` and look."""
+        self.advance(now_ns)
+        return self._look(now_ns)
+
+    def advance(self, now_ns: int) -> None:
+        """Run up to ``now_ns``."""
         written = self._plot.until(now_ns)
         self.run.device.tell(written.device)
         self.run.totals.loaders.add_builds(TRAIN, written.builds_ns, 0)
         self.run.feed(0, written.times, written.codes, name="MainThread", main=True)
         self.run.look(now_ns)
-        return self._look(now_ns)
 
     def end(self, now_ns: int) -> Reading:
         """Finish the run at ``now_ns`` and look for the last time."""

@@ -66,9 +66,7 @@ class Cast:
         self._digest_due_ns = 0
         self._every_s = max(config.digest_every_s, ranks / RECORDS_PER_S)
         speaks = profile_of(config, _info(0, ranks, per_node, run_id=config.run_id, started_unix_ns=0)).speaks
-        self._peers = Peers(
-            ranks, every_s=self._every_s, stall_after_s=config.stall_after_s, speaks=speaks
-        )
+        self._peers = Peers(ranks, every_s=self._every_s, stall_after_s=config.stall_after_s, speaks=speaks)
         kinds: dict[tuple[bool, bool, Profile], list[int]] = {}
         for number in range(ranks):
             info = _info(number, ranks, per_node, run_id=config.run_id, started_unix_ns=anchor.unix_ns)

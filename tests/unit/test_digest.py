@@ -36,7 +36,9 @@ records = st.builds(
     events=st.fixed_dictionaries(dict.fromkeys(RANK_EVENT.values, counts)),
     patience_s=seconds,
     counted=st.dictionaries(
-        st.tuples(st.sampled_from(COUNTED), st.text(max_size=300), st.sampled_from(PHASES)), counts, max_size=20
+        st.tuples(st.sampled_from(COUNTED), st.text(max_size=300), st.sampled_from(PHASES)),
+        counts,
+        max_size=20,
     ),
 )
 

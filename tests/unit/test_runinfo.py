@@ -302,9 +302,7 @@ def test_one_rank_of_each_model_replica_counts_its_samples(
     config = Config(run_id="r", **settings)  # type: ignore[arg-type]  # whole numbers
 
     assert [
-        rank
-        for rank in range(8)
-        if found({"RANK": str(rank), "WORLD_SIZE": "8"}, config=config).dp_leader
+        rank for rank in range(8) if found({"RANK": str(rank), "WORLD_SIZE": "8"}, config=config).dp_leader
     ] == leaders
 
 
