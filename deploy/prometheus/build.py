@@ -154,10 +154,10 @@ def _reference() -> str:
     for group in EVERY_GROUP:
         lines += ["", f"### {group.name.rpartition('.')[2].capitalize()}"]
         for alert in group.alerts:
+            kept = f", kept {alert.keep}" if alert.keep else ""
             lines += [
                 "",
-                f"**[{alert.name}](../runbooks/{alert.name}.md)** ({alert.severity}, held {alert.hold}"
-                f"{f', kept {alert.keep}' if alert.keep else ''}). {alert.description}",
+                f"**[{alert.name}](../runbooks/{alert.name}.md)** ({alert.severity}, held {alert.hold}{kept}). {alert.description}",
                 "",
                 "```promql",
                 alert.expr.strip(),

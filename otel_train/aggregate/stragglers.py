@@ -225,37 +225,56 @@ def compare(
         for place, stage in enumerate(stages)
         if per_step[:, place].any()
     }
-    slowest = int(np.argmax(work))
-    excess_s = float(work[slowest] - np.median(np.delete(work, slowest)))
-    waits = totals - work
-    waits_s = float(np.median(np.delete(waits, slowest)) - waits[slowest])
-    step_s = float(np.median(totals))
-    top = tuple(
-        _excess(now[ranks[row]], per_step, work, row, mine, stages)
-        for row in np.argsort(-work, kind="stable")[:MOST_TOP].tolist()
-        if work[row] - np.median(np.delete(work, row)) >= WORTH_RATIO * step_s
-    )
-    together = float(np.ptp(totals)) <= SYNCHRONOUS_RATIO * step_s
-    # Whoever arrives last waits least. Without that nobody waits for it, or the time is something else.
-    if not together or excess_s < WORTH_RATIO * step_s or waits_s < excess_s / 2:
-        return Window(spread, top, None)
-    who = now[ranks[slowest]]
-    stage = _worst(per_step, slowest, mine, stages)
-    return Window(spread, top, Slow(who.rank, who.host, stage, excess_s, step_s, waits_s, 1))
+    measured = _Measured([now[r] for r in ranks], per_step, work, stages, mine)
+    return Window(spread, measured.top(), measured.candidate())
 
 
-def _worst(per_step: np.ndarray, row: int, mine: list[int], stages: list[str]) -> str:
-    """The stage in which a rank takes longer than the others by most."""
-    over = per_step[row] - np.median(np.delete(per_step, row, axis=0), axis=0)
-    return stages[max(mine, key=lambda place: float(over[place]))]
+class _Measured(NamedTuple):
+    """Times per step of a window, a row for each rank."""
 
+    who: list[Digest]
+    per_step: np.ndarray
+    work: np.ndarray
+    stages: list[str]
+    mine: list[int]
 
-def _excess(
-    who: Digest, per_step: np.ndarray, work: np.ndarray, row: int, mine: list[int], stages: list[str]
-) -> Excess:
-    others = float(np.median(np.delete(work, row)))
-    ratio = (float(work[row]) - others) / others if others > 0 else 0.0
-    return Excess(who.rank, who.host, _worst(per_step, row, mine, stages), ratio)
+    @property
+    def step_s(self) -> float:
+        """How long a step takes."""
+        return float(np.median(self.per_step.sum(axis=1)))
+
+    def excess_s(self, row: int) -> float:
+        """Seconds of own work per step beyond the median of the others."""
+        return float(self.work[row] - np.median(np.delete(self.work, row)))
+
+    def worst(self, row: int) -> str:
+        """The stage in which a rank takes longer than the others by most."""
+        over = self.per_step[row] - np.median(np.delete(self.per_step, row, axis=0), axis=0)
+        return self.stages[max(self.mine, key=lambda place: float(over[place]))]
+
+    def top(self) -> tuple[Excess, ...]:
+        """The ranks with the most work of their own, of those that cost the others something."""
+        found = []
+        for row in np.argsort(-self.work, kind="stable")[:MOST_TOP].tolist():
+            excess_s, who = self.excess_s(row), self.who[row]
+            others_s = float(self.work[row]) - excess_s
+            if excess_s >= WORTH_RATIO * self.step_s and others_s > 0:
+                found.append(Excess(who.rank, who.host, self.worst(row), excess_s / others_s))
+        return tuple(found)
+
+    def candidate(self) -> Slow | None:
+        """The rank that the others wait for."""
+        totals = self.per_step.sum(axis=1)
+        slowest, step_s = int(np.argmax(self.work)), self.step_s
+        excess_s = self.excess_s(slowest)
+        waits = totals - self.work
+        waits_s = float(np.median(np.delete(waits, slowest)) - waits[slowest])
+        together = float(np.ptp(totals)) <= SYNCHRONOUS_RATIO * step_s
+        # Whoever arrives last waits least. Without that nobody waits for it, or the time is something else.
+        if not together or excess_s < WORTH_RATIO * step_s or waits_s < excess_s / 2:
+            return None
+        who = self.who[slowest]
+        return Slow(who.rank, who.host, self.worst(slowest), excess_s, step_s, waits_s, 1)
 
 
 def _spread(column: np.ndarray, work_s: float, ranks: list[int]) -> Spread:

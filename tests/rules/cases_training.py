@@ -125,7 +125,7 @@ CASES = (
         {},
         (
             fires("TrainInputBound", 20, "30%", train_run_id="r", train_phase="train"),
-            fires("TrainInputBound", 35, "21.9%", train_run_id="r", train_phase="train"),
+            fires("TrainInputBound", 35, "21%", train_run_id="r", train_phase="train"),
             quiet("TrainInputBound", 55),
         ),
         (

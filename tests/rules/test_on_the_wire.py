@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -136,7 +137,7 @@ def test_a_recorded_figure_is_the_truth_in_every_profile(profile: str, variant: 
         asks.append(near(11, expr, truth * of, EXACT))
     asks += [f"11 scalar(count({name}) > bool 0)" for name in PRESENT]
     asks.append(f"11 scalar(run:train_ranks_reporting:count == bool {run.senders})")
-    expected = dict.fromkeys(asks, {"{}": 1.0})
+    expected = {ask: {"{}": 1.0} for ask in asks}
 
     check(tmp_path, variant, [story(run, variant, expected)])
 
@@ -150,7 +151,7 @@ def test_a_young_run_and_one_that_has_ended_read_right(profile: str, tmp_path: P
         for minute in (1.75, 12, 13, 14, 15, 16)
         for counted, truth in (("samples", SAMPLES_PER_S), ("steps", 1 / STEP_S))
     ]
-    expected: dict[str, dict[str, float]] = dict.fromkeys(asks, {"{}": 1.0})
+    expected: dict[str, dict[str, float]] = {ask: {"{}": 1.0} for ask in asks}
     expected[f"18 {TRAINING % 'samples:rate5m'}"] = {}
 
     check(tmp_path, "native", [story(run, "native", expected)])
@@ -218,7 +219,7 @@ def test_nobody_is_paged_by_what_the_program_handles_itself(profile: str, tmp_pa
 def test_a_hang_pages_and_names_the_rank_in_every_profile(profile: str, tmp_path: Path) -> None:
     """Of thousands of ranks one holds up the others, and somebody has to know which."""
     loops = [
-        Loop(rank, ((4.0, lambda loop, at=TRAIN if rank == 3 else BACKWARD: loop.hang(at)),))
+        Loop(rank, ((4.0, partial(Loop.hang, source=TRAIN if rank == 3 else BACKWARD)),))
         for rank in range(RANKS)
     ]
     firing = 'ALERTS{alertstate="firing",alertname=~"TrainRunStalled|TrainRankStalled"}'

@@ -243,9 +243,9 @@ class Run:
         for family in SnapshotCollector(lambda: snapshot, member.labels, {}).collect():
             for sample in family.samples:
                 if sample.name in self._kept:
-                    self._put("classic", sample.name, sample.labels, tick, f"{sample.value:.12g}")
+                    self._put("classic", named(sample.name, sample.labels), tick, f"{sample.value:.12g}")
                     if not sample.name.endswith("_bucket") and sample.name[:-4] not in self._kept:
-                        self._put("native", sample.name, sample.labels, tick, f"{sample.value:.12g}")
+                        self._put("native", named(sample.name, sample.labels), tick, f"{sample.value:.12g}")
         for native in snapshot.families:
             self._record_native(member, native, tick)
 
@@ -261,11 +261,16 @@ class Run:
                     f"{{{{schema:{point.scale} sum:{point.sum:.12g} count:{point.count} "
                     f"z_bucket:{point.zero_count} offset:{point.offset + 1} buckets:[{buckets}]}}}}"
                 )
-                self._put("native", family.metric.prometheus, {**member.labels, **labels}, tick, text)
+                name = named(family.metric.prometheus, {**member.labels, **labels})
+                self._put("native", name, tick, text)
 
-    def _put(self, variant: str, name: str, labels: Mapping[str, str], tick: int, text: str) -> None:
-        inside = ",".join(f'{key}="{value}"' for key, value in sorted(labels.items()))
-        self._series[variant].setdefault(f"{name}{{{inside}}}", {})[tick] = text
+    def _put(self, variant: str, name: str, tick: int, text: str) -> None:
+        self._series[variant].setdefault(name, {})[tick] = text
+
+
+def named(metric: str, labels: Mapping[str, str]) -> str:
+    """A series as promtool writes it."""
+    return metric + "{" + ",".join(f'{key}="{value}"' for key, value in sorted(labels.items())) + "}"
 
 
 def story(run: Run, variant: str, asks: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
