@@ -67,6 +67,7 @@ METRICS: dict[str, Callable[[Summary], Series]] = {
     "train.checkpoint.duration.sum": lambda s: {("save",): s["checkpoints"]["seconds"]},
     "train.step.skips": lambda s: {("amp_overflow",): s["skipped_updates"] or 0},
     "train.compile.recompiles": lambda s: {(): s["recompiles"]},
+    "train.rank.time": lambda s: {(): s["wall_seconds"]},
     "train.world.size": lambda s: {(): s["world_size"]},
     "train.telemetry.overhead.time": lambda s: {(): s["telemetry"]["overhead_seconds"]},
     "train.telemetry.faults": lambda s: {
