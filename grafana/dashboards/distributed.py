@@ -10,6 +10,9 @@ from grafana.queries import Query, on_hosts_of_the_run, run
 
 _RANK: Final = 'train_rank=~"$rank"'
 _BEAT: Final = "train_heartbeat_time_seconds"
+_TRAINING: Final = 'train_phase="train"'
+_STEPS: Final = f"sum by (train_rank) ({run('train_steps_total', _TRAINING)})"
+_STEPS_SHOWN: Final = f"sum by (train_rank) ({run('train_steps_total', _TRAINING, _RANK)})"
 _WORK: Final = "run_rank:train_local_work_seconds:mean5m"
 _BACK: Final = "run_rank:train_backward_seconds:mean5m"
 
@@ -115,7 +118,7 @@ HANGS: Final = Row(
             "Steps behind the first rank", "bargauge", "short",
             "How many steps each rank is behind.",
             "it grows",
-            [Query(f"scalar(max({run('train_heartbeat_step')})) - max by (train_rank) ({run('train_heartbeat_step', _RANK)})", "rank {{train_rank}}")],
+            [Query(f"scalar(max({_STEPS})) - {_STEPS_SHOWN}", "rank {{train_rank}}")],
             8, 7, ((2, ORANGE), (10, RED)), runbook="TrainRankStalled",
         ),
         Panel(

@@ -92,9 +92,9 @@ HOST: Final = Row(
         ),
         Panel(
             "Input pipeline", "area", "bytes",
-            "Host memory of the workers and other parts of the input pipeline. Shared pages count in each.",
+            "Host memory of the workers and other parts of the input pipeline of a rank: of the rank with the most. Shared pages count in each.",
             "it grows all the time: workers copy the dataset, or a cache has no bound",
-            [Query(f"sum by (train_loader, train_memory_component) ({run('train_memory_usage_bytes')})", "{{train_loader}} {{train_memory_component}}")],
+            [Query(f"max by (train_loader, train_memory_component) ({run('train_memory_usage_bytes')})", "{{train_loader}} {{train_memory_component}}")],
             runbook="TrainHostMemoryLeak",
         ),
         Panel(

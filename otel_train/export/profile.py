@@ -35,6 +35,7 @@ LEAN_EVENTS: Final = frozenset(
     for metric in (
         c.ACCELERATOR_MEMORY_OOMS, c.ACCELERATOR_MEMORY_ALLOC_RETRIES, c.LOADER_WORKER_EXITS, c.LOADER_ERRORS,
         c.NONFINITE_DETECTIONS, c.TELEMETRY_DROPS, c.TELEMETRY_FAULTS, c.UNOBSERVED, c.PROFILER_ACTIVE,
+        c.STALL_EVENTS,
     )
 )  # fmt: skip
 """What it publishes beside, once that is above zero: of most ranks there is nothing to tell."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from deploy.prometheus.recording import NATIVE, histogram_groups, plain_groups
-from tests.rules.promtool import VARIANTS, check
+from grafana.build import BOARDS
+from grafana.preview.ask import filled_in
+from tests.rules.promtool import VARIANTS, answers, check
 from tests.rules.wire import (
     BACKWARD,
     EXCHANGE_S,
@@ -20,8 +23,10 @@ from tests.rules.wire import (
     Run,
     story,
 )
+from tests.support.promql import asked
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from otel_train.simulate.actor import Actor
@@ -100,9 +105,11 @@ WITHOUT_DATA = {"run:train_mfu:ratio5m", "run_loader:train_efficiency:ratio5m"}
 """No rank publishes the limit of its devices; the simulated loader has workers, and no theoretical limit."""
 
 
-def busy(profile: str) -> Run:
+def busy(profile: str, *, more: Iterable[str] = ()) -> Run:
     """A run of four ranks that has saved once; every second rank could be asked for tokens."""
-    run = Run(profile, [Loop(rank, ((2.0, lambda loop: loop.save(8.0)),)) for rank in range(RANKS)])
+    run = Run(
+        profile, [Loop(rank, ((2.0, lambda loop: loop.save(8.0)),)) for rank in range(RANKS)], more=more
+    )
     run.logged = lambda actor: actor.readings.signals.take("tokens", 1000)
     return run
 
@@ -169,6 +176,60 @@ def one(who: int, act: Any, lasts_s: float) -> list[Loop]:
     ]
 
 
+PANELS = {
+    f"{board.file}: {panel.title} #{number}": filled_in(query.expr, "r")
+    for board in BOARDS
+    for row in board.rows
+    for panel in row.panels
+    for number, query in enumerate(panel.queries)
+}
+OF_THE_SENDERS = {
+    "overview: Ranks #0",
+    "overview: Ranks #1",
+    "distributed: Ranks #0",
+    "distributed: Ranks #1",
+}
+"""How many ranks send, and should."""
+
+OF_THIS_MACHINE = re.compile(r"process_|host_memory|train_memory_usage|__name__|timestamp|topk")
+"""Memory and processors of the process that plays the ranks, the number of series, and the first of equals."""
+
+
+@pytest.fixture(scope="module")
+def panels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict[str, float]]]:
+    """What every panel shows, by profile."""
+    read = {selector.metric for expr in PANELS.values() for selector in asked(expr)}
+    shown = {}
+    for profile in PROFILES:
+        series = busy(profile, more=read).until(12).series("native")
+        found = answers(tmp_path_factory.mktemp(profile), "native", series, list(PANELS.values()), at_min=11)
+        shown[profile] = dict(zip(PANELS, found, strict=True))
+    return shown
+
+
+@pytest.mark.parametrize("profile", ["lean", "digest"])
+def test_a_panel_shows_in_every_profile_what_it_shows_in_full(
+    profile: str, panels: dict[str, dict[str, dict[str, float]]]
+) -> None:
+    """A panel by rank has fewer lines where fewer ranks send; what all ranks come to together is the same."""
+    wrong = {}
+    for name, full in panels["full"].items():
+        found = {without_device(labels): value for labels, value in panels[profile][name].items()}
+        for labels, value in full.items():
+            by_rank, got = "train_rank=" in labels, found.get(without_device(labels))
+            if name in OF_THE_SENDERS or OF_THIS_MACHINE.search(PANELS[name]) or (by_rank and got is None):
+                continue
+            if got is None or not math.isclose(got, value, rel_tol=EXACT, abs_tol=1e-6):
+                wrong[f"{name} {labels}"] = (value, got)
+
+    assert wrong == {}
+
+
+def without_device(labels: str) -> str:
+    """A lean rank adds up the memory of its devices."""
+    return re.sub(r'hw_name="[^"]*",? ?', "", labels)
+
+
 NORMAL = {
     "all ranks evaluate for six minutes, and nothing is heard meanwhile": lambda: everybody(
         lambda loop: loop.evaluate(360, 1)
@@ -200,6 +261,22 @@ def test_nobody_is_paged_when(name: str, profile: str, tmp_path: Path) -> None:
     run = Run(profile, NORMAL[name]()).until(18)
 
     check(tmp_path, "native", [story(run, "native", {PAGES: {}})])
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_threshold_in_force_is_that_of_the_open_activity(profile: str, tmp_path: Path) -> None:
+    """Half an hour for the first checkpoint; after one of seven minutes three times that; five minutes in training."""
+
+    def save(loop: Loop) -> None:
+        loop.save(420)
+
+    run = Run(profile, [Loop(rank, ((4.0, save), (13.0, save))) for rank in range(2)]).until(15)
+    thresholds = {3: 300.0, 6: 1800.0, 12.5: 300.0, 15: 1260.0}
+    asks = {
+        f"{minute} max(train_stall_threshold_seconds)": {"{}": value} for minute, value in thresholds.items()
+    }
+
+    check(tmp_path, "native", [story(run, "native", asks)])
 
 
 @pytest.mark.parametrize("profile", PROFILES)

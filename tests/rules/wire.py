@@ -163,19 +163,20 @@ class Run:
     Args:
         profile: what is exported.
         loops: one per rank.
+        more: metrics to record beside those that rules read.
 
     Attributes:
         logged: called for every rank every five seconds, as if its program had called something.
     """
 
-    def __init__(self, profile: str, loops: Sequence[Loop]) -> None:
+    def __init__(self, profile: str, loops: Sequence[Loop], *, more: Iterable[str] = ()) -> None:
         self.now_s = 0
         self.logged: Callable[[Actor], object] = id
         self.loops = loops
         self._config = Config(run_id="r", export_profile=profile, digest_every_s=EXCHANGE_S)
         self._records: dict[int, str] = {}
         self._members = [self._member(rank, loop) for rank, loop in enumerate(loops)]
-        self._kept = read_by_rules()
+        self._kept = read_by_rules() | set(more)
         self._series: dict[str, dict[str, dict[int, str]]] = {"native": {}, "classic": {}}
 
     def actor(self, rank: int) -> Actor:
