@@ -236,6 +236,37 @@ RANK_EVENT: Final = Label(
     meaning="What happened on some rank.",
     values=("oom", "loader_worker_exit", "nonfinite", "exception", "drop", "stall"),
 )
+RUN_NAME: Final = Label(name="train.run.name", bound=1, meaning="Name of the run, for people.", open=True)
+TEAM: Final = Label(
+    name="train.team",
+    bound=1,
+    meaning="Who the run belongs to: resource attribute `train.team`, `team` or `service.namespace`.",
+    open=True,
+)
+OWNER: Final = Label(
+    name="train.owner",
+    bound=1,
+    meaning="Whom to ask: resource attribute `train.owner` or `owner`.",
+    open=True,
+)
+JOB: Final = Label(
+    name="train.job",
+    bound=1,
+    meaning="The scheduler's job: resource attribute `slurm.job.id`, `k8s.job.name` or `train.job`.",
+    open=True,
+)
+CLUSTER: Final = Label(
+    name="train.cluster",
+    bound=1,
+    meaning="Where it runs: resource attribute `k8s.cluster.name`, `slurm.cluster.name` or `train.cluster`.",
+    open=True,
+)
+NAMESPACE: Final = Label(
+    name="train.namespace",
+    bound=1,
+    meaning="The same within the cluster: resource attribute `k8s.namespace.name`, `slurm.partition` or `train.namespace`.",
+    open=True,
+)
 PEER_RANK: Final = Label(
     name="train.peer.rank",
     bound=3,
@@ -482,6 +513,14 @@ ACCELERATOR_FLOPS_LIMIT: Final = Metric(
     meaning="Peak dense FLOP/s of the device at the training dtype.",
     labels=(DEVICE,),
     published=False,
+)
+RUN_INFO: Final = Metric(
+    name="train.run.info",
+    unit="{run}",
+    kind=Kind.GAUGE,
+    meaning="1; its labels say whose run it is, and where. Alerts on the run carry them.",
+    labels=(RUN_NAME, TEAM, OWNER, JOB, CLUSTER, NAMESPACE),
+    emit=Emit.RANK0,
 )
 RUN_STATUS: Final = Metric(
     name="train.run.status",
@@ -1038,6 +1077,7 @@ ALL: Final[tuple[Metric, ...]] = (
     MFU_RATIO,
     MODEL_FLOPS,
     ACCELERATOR_FLOPS_LIMIT,
+    RUN_INFO,
     RUN_STATUS,
     RUN_TIME,
     RUN_PROGRESS_RATIO,

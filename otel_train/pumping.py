@@ -20,7 +20,7 @@ from otel_train.export.profile import keep_rules, profile_of
 from otel_train.export.pump import Breath, Chore, Pump
 from otel_train.export.ranks import Ranks
 from otel_train.guard import Guard
-from otel_train.runinfo import resource_attributes
+from otel_train.runinfo import about_run, resource_attributes
 from otel_train.tracking import Tracking
 from otel_train.unobserved import Missing, unobserved
 from otel_train.wiring import readings_of
@@ -182,6 +182,7 @@ class Pumping:
             **self._elsewhere.resource,
             "train.export.profile": self._profile.name,
         }
+        self._reporter.about = about_run(self._resource)
         self._routes.connect(self.pump.routes, self._resource, self._profile)
 
     def start(self) -> None:

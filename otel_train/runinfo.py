@@ -245,6 +245,22 @@ def resource_attributes(
     return attributes | _versions(modules)
 
 
+ABOUT: Final = (
+    ("train.run.name",),
+    ("train.team", "team", "service.namespace"),
+    ("train.owner", "owner"),
+    ("slurm.job.id", "k8s.job.name", "train.job"),
+    ("k8s.cluster.name", "slurm.cluster.name", "train.cluster"),
+    ("k8s.namespace.name", "slurm.partition", "train.namespace"),
+)
+"""Resource attributes that the labels of ``train.run.info`` are taken from, the first that is there."""
+
+
+def about_run(resource: Mapping[str, object]) -> tuple[str, ...]:
+    """Whose run it is, and where: the values of the labels of ``train.run.info``."""
+    return tuple(next((str(resource[name]) for name in names if resource.get(name)), "") for names in ABOUT)
+
+
 def resource_environment(environ: Mapping[str, str]) -> dict[str, str]:
     """``OTEL_RESOURCE_ATTRIBUTES`` as a mapping, percent-decoded; empty where it is wrong.
 

@@ -78,6 +78,10 @@ class Form:
         return f"histogram_quantile({share}, sum by ({by}) (rate({metric}[{window}])))"
 
 
+INFO: Final = "run:train_info:last1h"
+WHOSE: Final = "train_run_name, train_team, train_owner, train_job, train_cluster, train_namespace"
+"""Labels of a run that every alert on it carries. One set per run, and kept for an hour after the run was heard of."""
+
 NATIVE: Final = Form("native")
 CLASSIC: Final = Form("classic")
 
@@ -266,6 +270,10 @@ def _liveness() -> Group:
         "otel_train.liveness",
         "15s",
         (
+            Record(
+                INFO,
+                f"topk by ({RUN}) (1, max by ({RUN}, {WHOSE}) (last_over_time(train_run_info[1h])))",
+            ),
             Record("run:train_heartbeat_age_seconds:min", f"time() - max by ({RUN}) ({beat})"),
             Record("run:train_heartbeat_age_seconds:max", f"time() - min by ({RUN}) ({beat})"),
             Record("run:train_telemetry_age_seconds:min", f"time() - max by ({RUN}) (timestamp({beat}))"),

@@ -43,6 +43,17 @@ _OPEN_VALUES: Final = {
     "train.sync.group": ("dp",),
     "train.telemetry.attribute": ("train.loader",),
     "train.telemetry.part": ("pump",),
+    **{
+        f"train.{label}": (value,)
+        for label, value in (
+            ("run.name", "made-up"),
+            ("team", "speech"),
+            ("owner", "ann"),
+            ("job", "4711"),
+            ("cluster", "berlin"),
+            ("namespace", "gpu"),
+        )
+    },
     "train.peer.rank": (str(SLOW_RANK),),
     "train.peer.host": ("node-0",),
     "train.profiler.file": ("captures/epoch_1-step_200-rank0.json.gz",),
@@ -59,6 +70,7 @@ _GAUGES: Final = {
     "train.host.memory.usage": 210 * _GIB,
     "train.memory.usage": 4 * _GIB,
     "process.memory.usage": 6 * _GIB,
+    "train.run.info": 1,
     "train.world.size": 4,
     "train.ranks.expected": 4,
     "train.ranks.reporting": 4,

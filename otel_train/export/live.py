@@ -92,6 +92,8 @@ class Reporter:
     ) -> None:
         self.state = ""
         """The run's end, once it has one."""
+        self.about: tuple[str, ...] = ()
+        """Whose run it is, and where, once that is known."""
         self.more: list[Callable[[Sheet], None]] = []
         """Write what others know."""
         self._run = run
@@ -183,6 +185,8 @@ class Reporter:
         if self.state:
             for value in c.RUN_STATES:
                 sheet.put(c.RUN_STATUS, int(value == self.state) - int(value == run.state()), value)
+        if self.about:
+            sheet.put(c.RUN_INFO, 1, *self.about)
         sheet.put(c.HEARTBEAT_TIME, self._anchor.unix(run.stalls.last_ns) / NS_PER_S)
         sheet.put(c.RUN_RESTARTS, info.attempt)
         sheet.put(c.WORLD_SIZE, info.world_size)

@@ -9,6 +9,7 @@ from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.export.live import Reporter
 from otel_train.export.profile import keep_rules, profile_of
+from otel_train.runinfo import about_run
 from otel_train.simulate.plot import SOURCES, TRAIN, Plot
 from otel_train.simulate.props import readings_of
 
@@ -59,6 +60,7 @@ class Actor:
         self.run.learn(SOURCES)
         self.readings = readings_of(self.run, anchor)
         self.reporter = Reporter(self.run, self.readings, info=info, config=config, breathe=lambda: None)
+        self.reporter.about = about_run({"train.run.name": info.run_name})
         self._tracer = tracer
         self._plot = plot
         self._spans: list[Span] = []

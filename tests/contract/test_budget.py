@@ -26,7 +26,7 @@ NATIVE, CLASSIC = 131, 565
 OF_NODE = 2
 """Told once per node, on top: memory of the host and its limit."""
 
-OF_RUN, OF_RUN_CLASSIC = 35, 57
+OF_RUN, OF_RUN_CLASSIC = 35, 72
 """Told once per run, by rank 0, on top."""
 
 LEAN = 24

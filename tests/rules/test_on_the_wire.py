@@ -94,6 +94,7 @@ PER_SENDER = {
 """Sums over the ranks that send, which others divide by each other: device time of rank 0 alone outside ``full``."""
 
 PRESENT = {
+    "run:train_info:last1h",
     "run:train_goodput:ratio30m", "run:train_goodput:ratio1h", "run:train_goodput:ratio6h",
     "run:train_heartbeat_age_seconds:min", "run:train_heartbeat_age_seconds:max",
     "run:train_telemetry_age_seconds:min", "run:train_ranks_reporting:count", "host:train_host_memory:ratio",
@@ -309,6 +310,21 @@ def test_a_hang_pages_and_names_the_rank_in_every_profile(profile: str, tmp_path
     }
 
     check(tmp_path, "native", [story(Run(profile, loops).until(12), "native", asks)])
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_an_alert_carries_whose_run_it_is_and_where(profile: str, tmp_path: Path) -> None:
+    """Routes go by team; and a run that was killed cannot be asked any more."""
+    run = Run(profile, [Loop(rank) for rank in range(2)])
+    for rank in range(2):
+        run.actor(rank).reporter.about = ("gpt", "speech", "ann", "4711", "berlin", "gpu")
+    fired = 'count by (alertname, train_run_name, train_team, train_owner, train_job, train_cluster, train_namespace) (ALERTS{alertstate="firing",severity="critical"})'
+    told = (
+        '{alertname="TrainRunVanished", train_run_name="gpt", train_team="speech", train_owner="ann",'
+        ' train_job="4711", train_cluster="berlin", train_namespace="gpu"}'
+    )
+
+    check(tmp_path, "native", [story(run.until(6), "native", {f"14 {fired}": {told: 1.0}})])
 
 
 @pytest.mark.parametrize("profile", PROFILES)

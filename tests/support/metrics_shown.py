@@ -81,7 +81,7 @@ WITHOUT_KEY = {
     "train.epoch.index", "train.eval.duration.count", "train.eval.duration.sum", "train.heartbeat.time",
     "train.learning_rate", "train.loss", "train.model.flops", "train.nonfinite.detections", "train.profiler.active",
     "train.profiler.captures", "train.ranks.expected", "train.run.progress.ratio", "train.run.restarts",
-    "train.run.status", "train.stall.events", "train.stall.threshold", "train.telemetry.attribute.overflows",
+    "train.run.info", "train.run.status", "train.stall.events", "train.stall.threshold", "train.telemetry.attribute.overflows",
     "train.telemetry.drops", "train.throughput.theoretical", "train.unobserved",
 }  # fmt: skip
 """What the summary has no key for: readings of an instant, of the machine, of what the program logs."""

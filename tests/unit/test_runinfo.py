@@ -17,6 +17,7 @@ from otel_train.launchers import place_of, ray_environment
 from otel_train.runinfo import (
     Process,
     RunInfo,
+    about_run,
     detect,
     instance_id,
     live_ranks,
@@ -388,6 +389,14 @@ def test_the_resource_says_who_sends() -> None:
         "slurm.partition": "gpu",
     }
     assert {name: attributes.get(name) for name in expected} == expected
+
+
+def test_the_resource_says_whose_run_it_is_and_where() -> None:
+    """Alerts carry it; the first attribute of several that mean the same wins, and what is not told is empty."""
+    slurm = {"train.run.name": "gpt", "team": "speech", "service.namespace": "x", "slurm.job.id": "8"}
+
+    assert about_run(slurm) == ("gpt", "speech", "", "8", "", "")
+    assert about_run({"k8s.cluster.name": "a", "k8s.namespace.name": "b"})[4:] == ("a", "b")
 
 
 def test_without_torch_and_names_the_resource_has_neither() -> None:
