@@ -31,7 +31,10 @@ DURATION_BOUNDS: Final = (
     *(0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1),
     *(0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
 )
-"""Explicit bucket edges of every duration, in seconds."""
+"""Explicit bucket edges of durations, in seconds."""
+
+STEP_BOUNDS: Final = tuple(float(f"{10 ** (part / 14):.3g}") for part in range(-46, 26))
+"""Explicit bucket edges of step time, from 0.5 ms to 61 s, each at most 1.19 times the one before: quantiles are as near."""
 
 STAGES: Final = ("data", "h2d", "forward", "backward", "optimizer", "other")
 PHASES: Final = ("train", "eval", "test", "predict")
@@ -233,6 +236,49 @@ RANK_EVENT: Final = Label(
     meaning="What happened on some rank.",
     values=("oom", "loader_worker_exit", "nonfinite", "exception", "drop", "stall"),
 )
+RUN_NAME: Final = Label(name="train.run.name", bound=1, meaning="Name of the run, for people.", open=True)
+TEAM: Final = Label(
+    name="train.team",
+    bound=1,
+    meaning="Who the run belongs to: resource attribute `train.team`, `team` or `service.namespace`.",
+    open=True,
+)
+OWNER: Final = Label(
+    name="train.owner",
+    bound=1,
+    meaning="Whom to ask: resource attribute `train.owner` or `owner`.",
+    open=True,
+)
+JOB: Final = Label(
+    name="train.job",
+    bound=1,
+    meaning="The scheduler's job: resource attribute `slurm.job.id`, `k8s.job.name` or `train.job`.",
+    open=True,
+)
+CLUSTER: Final = Label(
+    name="train.cluster",
+    bound=1,
+    meaning="Where it runs: resource attribute `k8s.cluster.name`, `slurm.cluster.name` or `train.cluster`.",
+    open=True,
+)
+NAMESPACE: Final = Label(
+    name="train.namespace",
+    bound=1,
+    meaning="The same within the cluster: resource attribute `k8s.namespace.name`, `slurm.partition` or `train.namespace`.",
+    open=True,
+)
+PEER_RANK: Final = Label(
+    name="train.peer.rank",
+    bound=3,
+    meaning="The rank that is spoken of. Rank 0 sends the series, three ranks at a time.",
+    open=True,
+)
+PEER_HOST: Final = Label(
+    name="train.peer.host",
+    bound=3,
+    meaning="Host of the rank that is spoken of.",
+    open=True,
+)
 SYNC_GROUP: Final = Label(
     name="train.sync.group",
     bound=6,
@@ -344,7 +390,7 @@ STEP_DURATION: Final = Metric(
         LOADER,
         PHASE,
     ),
-    bounds=DURATION_BOUNDS,
+    bounds=STEP_BOUNDS,
 )
 STEPS: Final = Metric(
     name="train.steps",
@@ -370,7 +416,7 @@ SAMPLES: Final = Metric(
     name="train.samples",
     unit="{sample}",
     kind=Kind.COUNTER,
-    meaning="Samples consumed. Only data-parallel leaders count, so the sum is the global number.",
+    meaning="Samples consumed. Only data-parallel leaders count, and where rank 0 alone exports it counts for all of them: the sum is the global number in every profile.",
     labels=(
         LOADER,
         PHASE,
@@ -381,7 +427,7 @@ TOKENS: Final = Metric(
     name="train.tokens",
     unit="{token}",
     kind=Kind.COUNTER,
-    meaning="Tokens consumed, without padding. Only data-parallel leaders count, so the sum is the global number.",
+    meaning="Tokens consumed, without padding. Counted by the same ranks as samples: the sum is the global number in every profile.",
     labels=(
         LOADER,
         PHASE,
@@ -457,7 +503,7 @@ MODEL_FLOPS: Final = Metric(
     name="train.model.flops",
     unit="{flop}",
     kind=Kind.COUNTER,
-    meaning="Model FLOP executed by the model replica of this data-parallel leader; recomputation does not count.",
+    meaning="Model FLOP executed, without recomputation. Counted by the same ranks as samples: the sum is the global number in every profile.",
     emit=Emit.DP_LEADER,
 )
 ACCELERATOR_FLOPS_LIMIT: Final = Metric(
@@ -467,6 +513,14 @@ ACCELERATOR_FLOPS_LIMIT: Final = Metric(
     meaning="Peak dense FLOP/s of the device at the training dtype.",
     labels=(DEVICE,),
     published=False,
+)
+RUN_INFO: Final = Metric(
+    name="train.run.info",
+    unit="{run}",
+    kind=Kind.GAUGE,
+    meaning="1; its labels say whose run it is, and where. Alerts on the run carry them.",
+    labels=(RUN_NAME, TEAM, OWNER, JOB, CLUSTER, NAMESPACE),
+    emit=Emit.RANK0,
 )
 RUN_STATUS: Final = Metric(
     name="train.run.status",
@@ -522,7 +576,7 @@ STALL_THRESHOLD: Final = Metric(
     name="train.stall.threshold",
     unit="s",
     kind=Kind.GAUGE,
-    meaning="Age of the heartbeat from which this run counts as stalled: the longer of 300 s and 20 median steps. Alerts compare with it.",
+    meaning="Age of the heartbeat from which the run counts as stalled, in the activity that is open now: the longer of `stall_after_s` and 20 median steps in training, more in evaluations and checkpoints, as they have taken before. At least that of the ranks it waits for. Alerts compare with it.",
 )
 STALL_EVENTS: Final = Metric(
     name="train.stall.events",
@@ -530,6 +584,12 @@ STALL_EVENTS: Final = Metric(
     kind=Kind.COUNTER,
     meaning="Stalls seen, by the stage the rank was in. In a synchronous hang the rank whose stage differs is the suspect.",
     labels=(STAGE,),
+)
+RANK_TIME: Final = Metric(
+    name="train.rank.time",
+    unit="s",
+    kind=Kind.COUNTER,
+    meaning="Wall seconds since this process began to record. The rate of a counter over the rate of this one is right from the first minute on, and up to the end.",
 )
 HEARTBEAT_STEP: Final = Metric(
     name="train.heartbeat.step",
@@ -857,16 +917,16 @@ STRAGGLER_EXCESS_RATIO: Final = Metric(
     name="train.straggler.excess.ratio",
     unit="1",
     kind=Kind.GAUGE,
-    meaning="Mean time of a stage on the slowest rank over that on the median rank, as a ratio of the median rank's own work before the barrier.",
-    labels=(STAGE,),
+    meaning="How much more work of its own, before the barrier, a rank has per step than the median rank, as a ratio of the median. The three ranks with the most, if it costs 5 % of the step; `train.stage` is where they lose most.",
+    labels=(PEER_RANK, PEER_HOST, STAGE),
     emit=Emit.RANK0,
 )
-STRAGGLER_RANK: Final = Metric(
-    name="train.straggler.rank",
-    unit="{rank}",
+RANK_STALL_TIME: Final = Metric(
+    name="train.rank.stall.time",
+    unit="s",
     kind=Kind.GAUGE,
-    meaning="The rank on which the stage takes longest. It is a straggler only if it stays the same one; the verdict says so.",
-    labels=(STAGE,),
+    meaning="Seconds without progress, or without a record, of a rank that holds the others up, by the stage it was seen in last; three ranks at most. 0 once it has moved.",
+    labels=(PEER_RANK, PEER_HOST, STAGE),
     emit=Emit.RANK0,
 )
 RANK_WORK_TIME: Final = Metric(
@@ -1017,6 +1077,7 @@ ALL: Final[tuple[Metric, ...]] = (
     MFU_RATIO,
     MODEL_FLOPS,
     ACCELERATOR_FLOPS_LIMIT,
+    RUN_INFO,
     RUN_STATUS,
     RUN_TIME,
     RUN_PROGRESS_RATIO,
@@ -1026,6 +1087,7 @@ ALL: Final[tuple[Metric, ...]] = (
     HEARTBEAT_TIME,
     STALL_THRESHOLD,
     STALL_EVENTS,
+    RANK_TIME,
     HEARTBEAT_STEP,
     LOSS,
     GRADIENT_NORM,
@@ -1068,7 +1130,7 @@ ALL: Final[tuple[Metric, ...]] = (
     CHECKPOINT_SIZE,
     EVAL_DURATION,
     STRAGGLER_EXCESS_RATIO,
-    STRAGGLER_RANK,
+    RANK_STALL_TIME,
     RANK_WORK_TIME,
     RANKS_REPORTING,
     RANKS_EVENTS,

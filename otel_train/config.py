@@ -234,6 +234,13 @@ class Config:
     """Which ranks export how much: ``full`` (all), ``lean`` (all, few series), ``digest`` (rank 0 for all; traces of one
     rank per node) or ``rank0`` (rank 0 alone). ``auto``: by the number of ranks, up to 64, up to 2048, above."""
 
+    tensor_parallel: int = 1
+    """Ranks in a row that work on the same samples: the tensor parallel size times the context parallel one. One of them
+    counts the samples. Needed only where the process groups do not tell, by a ``DeviceMesh`` or Megatron."""
+
+    pipeline_parallel: int = 1
+    """Pipeline stages that the ranks are divided into, in order; the ranks of the first count the samples."""
+
     wandb: str = "auto"
     """Log to W&B, on rank 0: ``auto`` (beside what the program logs, to the run that it opens; none is opened), ``on``
     (a run of our own) or ``off``. In code also True, False, a run, or a dict of what ``wandb.init`` takes."""

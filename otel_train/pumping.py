@@ -20,7 +20,7 @@ from otel_train.export.profile import keep_rules, profile_of
 from otel_train.export.pump import Breath, Chore, Pump
 from otel_train.export.ranks import Ranks
 from otel_train.guard import Guard
-from otel_train.runinfo import resource_attributes
+from otel_train.runinfo import about_run, resource_attributes
 from otel_train.tracking import Tracking
 from otel_train.unobserved import Missing, unobserved
 from otel_train.wiring import readings_of
@@ -140,6 +140,7 @@ class Pumping:
         self._reporter = Reporter(run, readings, info=info, config=config, breathe=breath)
         job = self._elsewhere.job(self._reporter.events, key_prefix)
         self._ranks = Ranks(run, info, config=config, job=job, clock=system_clock, breathe=breath)
+        self._ranks.counted = self._reporter.counted
         self._reporter.more.append(self._ranks.write)
         self._notes_reader = NoteReader(recording.notes, self._signals, run)
         self.pump = Pump(
@@ -181,6 +182,7 @@ class Pumping:
             **self._elsewhere.resource,
             "train.export.profile": self._profile.name,
         }
+        self._reporter.about = about_run(self._resource)
         self._routes.connect(self.pump.routes, self._resource, self._profile)
 
     def start(self) -> None:

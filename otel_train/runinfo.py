@@ -60,8 +60,8 @@ class RunInfo:
         pid: of this process.
         instance_id: UUID version 5 of run id and rank; stable over restarts.
         started_unix_ns: when this process was looked at first.
-        dp_leader: counts samples for its model replica. True unless the caller knows of tensor,
-            pipeline or context parallel ranks.
+        dp_leader: counts samples for its model replica: the first of the ranks that share one by tensor,
+            context or pipeline parallelism.
         training: which training of the run this is, from 1.
     """
 
@@ -102,6 +102,31 @@ def live_ranks(modules: Mapping[str, Any] = sys.modules) -> tuple[int, int] | No
     return distributed.get_rank(), distributed.get_world_size()
 
 
+SHARED_BY: Final = frozenset({"tp", "tensor", "cp", "context", "pp", "pipeline"})
+"""Words in the name of a process group whose ranks work on the same samples."""
+
+NOT_SHARED_BY: Final = frozenset({"dp", "data", "expert", "ep"})
+"""Words in the name of one whose ranks, or some of them, have samples of their own."""
+
+
+def leads_replica(modules: Mapping[str, Any] = sys.modules) -> bool:
+    """Whether this is the first rank of its model replica, by the process groups that exist. Imports nothing.
+
+    A ``DeviceMesh`` names its groups ``mesh_tp`` and so on, Megatron ``TENSOR_MODEL_PARALLEL_GROUP``.
+    """
+    c10d = modules.get("torch.distributed.distributed_c10d")
+    groups = getattr(getattr(c10d, "_world", None), "pg_group_ranks", None) or {}
+    ranks = live_ranks(modules)
+    if ranks is None:
+        return True
+    for group, members in list(groups.items()):
+        name = str(getattr(group, "group_desc", "")).lower()
+        words = set(name.replace("-", "_").split("_"))
+        if words & SHARED_BY and not words & NOT_SHARED_BY and members.get(ranks[0], 0) > 0:
+            return False
+    return True
+
+
 def parent_mark() -> str:
     """What tells the parent process from every other of this host; all its children see the same."""
     parent = os.getppid()
@@ -135,6 +160,7 @@ class Process:
     now_unix_ns: int = field(default_factory=time.time_ns)
     parent: Callable[[], str] = parent_mark
     live_ranks: Callable[[], tuple[int, int] | None] = live_ranks
+    leads: Callable[[], bool] = leads_replica
     ray: Callable[[], Mapping[str, str]] = lambda: ray_environment(sys.modules)
     entropy: Callable[[int], bytes] = os.urandom
 
@@ -170,7 +196,15 @@ def detect(
         pid=process.pid,
         instance_id=instance_id(run_id, place.rank),
         started_unix_ns=process.now_unix_ns,
+        dp_leader=_leads(config, place, process),
     )
+
+
+def _leads(config: Config, place: Place, process: Process) -> bool:
+    if config.tensor_parallel * config.pipeline_parallel == 1:
+        return process.leads()
+    first_stage = place.rank < place.world_size // config.pipeline_parallel
+    return first_stage and place.rank % config.tensor_parallel == 0
 
 
 def instance_id(run_id: str, rank: int) -> str:
@@ -209,6 +243,22 @@ def resource_attributes(
         "train.world.size": info.world_size,
     }
     return attributes | _versions(modules)
+
+
+ABOUT: Final = (
+    ("train.run.name",),
+    ("train.team", "team", "service.namespace"),
+    ("train.owner", "owner"),
+    ("slurm.job.id", "k8s.job.name", "train.job"),
+    ("k8s.cluster.name", "slurm.cluster.name", "train.cluster"),
+    ("k8s.namespace.name", "slurm.partition", "train.namespace"),
+)
+"""Resource attributes that the labels of ``train.run.info`` are taken from, the first that is there."""
+
+
+def about_run(resource: Mapping[str, object]) -> tuple[str, ...]:
+    """Whose run it is, and where: the values of the labels of ``train.run.info``."""
+    return tuple(next((str(resource[name]) for name in names if resource.get(name)), "") for names in ABOUT)
 
 
 def resource_environment(environ: Mapping[str, str]) -> dict[str, str]:

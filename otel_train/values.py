@@ -47,6 +47,8 @@ _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f]")
 RANGES: Final[tuple[tuple[str, float, float], ...]] = (
     ("attempt", -1, 1 << 31),
     ("prometheus_port", 0, 65535),
+    ("tensor_parallel", 1, 1 << 31),
+    ("pipeline_parallel", 1, 1 << 31),
     ("export_every_s", 0.1, 3600),
     ("turn_every_s", 0.01, 10),
     ("log_every_steps", 0, math.inf),

@@ -25,6 +25,7 @@ class Alert(NamedTuple):
         summary: one sentence with the figures; Prometheus' template language.
         description: what that means, and what it does not.
         labels: more labels, for routing.
+        keep: how long it goes on firing after it was last wrong; "" where it ends at once.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Alert(NamedTuple):
     summary: str
     description: str
     labels: tuple[tuple[str, str], ...] = ()
+    keep: str = ""
 
 
 class AlertGroup(NamedTuple):
@@ -46,3 +48,22 @@ class AlertGroup(NamedTuple):
 
     name: str
     alerts: tuple[Alert, ...]
+
+
+RATIO_KEEP: Final = "10m"
+"""Ratios and rates cross their limit again and again: one that comes back within this time is the same alert."""
+
+
+def grown(metric: str, by: str, window: str, matchers: str = "") -> str:
+    """What a counter of events has grown by, also where it was born above zero.
+
+    ``increase`` sees nothing of a series that begins at 1. What was not there in the hour before the window is new
+    as a whole; an hour, so that data that was missing for a while is not taken for a birth.
+    """
+    selector = f"{metric}{{{matchers}}}" if matchers else metric
+    return (
+        f"sum by ({by}) (\n"
+        f"  ({selector} unless last_over_time({selector}[1h] offset {window}))\n"
+        f"  or increase({selector}[{window}])\n"
+        ") > 0"
+    )

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import Final
 
-from deploy.prometheus.alert import CRITICAL, WARNING, Alert, AlertGroup
+from deploy.prometheus.alert import CRITICAL, RATIO_KEEP, WARNING, Alert, AlertGroup, grown
 from deploy.prometheus.recording import ACTIVE_STATES, SILENT_S
 
 _ACTIVE: Final = "and on (train_run_id) run:train_active:bool == 1"
-_THRESHOLD: Final = "max by (train_run_id) (train_stall_threshold_seconds)"
 _STATUS: Final = f'train_run_status{{train_run_state=~"{ACTIVE_STATES}"}}'
 
-_STALLED_RANK: Final = f"""\
-(time() - max by (train_run_id, train_rank, host_name) (train_heartbeat_time_seconds))
-  > on (train_run_id) group_left () ({_THRESHOLD} / 2)
-and on (train_run_id, train_rank) (max by (train_run_id, train_rank) ({_STATUS}) == 1)
-unless on (train_run_id) (
-  run:train_heartbeat_age_seconds:min > on (train_run_id) ({_THRESHOLD} / 4)
+# A program whose loops are over may be silent: its ranks say so by a threshold of a day.
+_IN_LOOP: Final = "on (train_run_id, train_rank) (train_stall_threshold_seconds < 86400)"
+_STALLED: Final = f"""\
+(
+  time() - max by (train_run_id) (train_heartbeat_time_seconds and {_IN_LOOP})
 )
+  > on (train_run_id) max by (train_run_id) (train_stall_threshold_seconds < 86400)
+{_ACTIVE}
 """
 
 # What was scraped and is no longer found was closed in order: a run that ends well takes its target
@@ -50,19 +50,19 @@ PROGRESS: Final = AlertGroup(
     (
         Alert(
             "TrainRunStalled",
-            f"run:train_heartbeat_age_seconds:min\n  > on (train_run_id) {_THRESHOLD}\n{_ACTIVE}\n",
+            _STALLED,
             "1m",
             CRITICAL,
             "Run {{ $labels.train_run_id }}: no rank has made progress for {{ $value | humanizeDuration }}.",
-            "Telemetry still arrives, but the newest heartbeat of any rank is older than the run's own stall threshold (20 median steps, at least 300 s).",
+            "Telemetry still arrives, but the newest heartbeat of any rank is older than the threshold that the run has set for what it is doing: 20 median steps and at least 300 s in training, more in evaluations and checkpoints.",
         ),
         Alert(
             "TrainRankStalled",
-            _STALLED_RANK,
+            "max by (train_run_id, train_peer_rank, train_peer_host, train_stage) (train_rank_stall_time_seconds) > 0",
             "1m",
             CRITICAL,
-            "Run {{ $labels.train_run_id }}: rank {{ $labels.train_rank }} on {{ $labels.host_name }} has made no progress for {{ $value | humanizeDuration }} while others go on.",
-            "In a synchronous hang all ranks stop within one step and TrainRunStalled fires instead; here one rank stands alone.",
+            "Run {{ $labels.train_run_id }}: rank {{ $labels.train_peer_rank }} on {{ $labels.train_peer_host }} holds the others up in {{ $labels.train_stage }}, without progress for {{ $value | humanizeDuration }}.",
+            "Rank 0 compares the records of all ranks and names up to three that are behind the others and do not move. A rank that evaluates or saves while the others wait for it is not named.",
         ),
         Alert(
             "TrainRunVanished",
@@ -98,11 +98,17 @@ PROGRESS: Final = AlertGroup(
         ),
         Alert(
             "TrainRankEvents",
-            'sum by (train_run_id, train_rank_event) (increase(train_ranks_events_total{train_rank_event!="drop"}[10m])) > 0',
+            grown(
+                "train_ranks_events_total",
+                "train_run_id, train_rank_event",
+                "10m",
+                'train_rank_event=~"oom|loader_worker_exit|nonfinite"',
+            )
+            + "\nand on (train_run_id) (max by (train_run_id) (train_ranks_expected) < on (train_run_id) max by (train_run_id) (train_world_size))\n",
             "0m",
             CRITICAL,
             "Run {{ $labels.train_run_id }}: {{ $labels.train_rank_event }} on some rank.",
-            "Rank 0 publishes the sum over all ranks, so that events are heard of when it alone exports.",
+            "Where rank 0 alone exports, it publishes the sum over all ranks. Elsewhere the alert on the event itself names the rank.",
         ),
         Alert(
             "TrainRestartLoop",
@@ -120,6 +126,7 @@ PROGRESS: Final = AlertGroup(
             "Run {{ $labels.train_run_id }} lost {{ $value | humanizePercentage }} of the last hour.",
             "Productive time is the aim of 90 %; more than 60 % was lost in the last hour and is being lost now.",
             (("long", "1h"), ("short", "5m")),
+            "5m",
         ),
         Alert(
             "TrainGoodputBurnSlow",
@@ -129,6 +136,7 @@ PROGRESS: Final = AlertGroup(
             "Run {{ $labels.train_run_id }} lost {{ $value | humanizePercentage }} of the last 6 hours.",
             "Productive time is the aim of 90 %; more than 30 % was lost over 6 hours and in the last half hour.",
             (("long", "6h"), ("short", "30m")),
+            RATIO_KEEP,
         ),
     ),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from deploy.prometheus.alert import CRITICAL, NONE, WARNING, Alert, AlertGroup
+from deploy.prometheus.alert import CRITICAL, NONE, RATIO_KEEP, WARNING, Alert, AlertGroup, grown
 
 _DROPS: Final = "sum by (train_run_id, train_telemetry_signal, train_telemetry_drop_reason) (rate(train_telemetry_drops_total{%s}[5m])) > 0"
 
@@ -39,6 +39,7 @@ TELEMETRY: Final = AlertGroup(
             WARNING,
             "Run {{ $labels.train_run_id }}: {{ $labels.train_telemetry_signal }} are dropped ({{ $labels.train_telemetry_drop_reason }}).",
             "Dashboards of this run are incomplete. Traces left out by design do not count. What was rejected lies in spool/rejected of the run.",
+            keep=RATIO_KEEP,
         ),
         Alert(
             "TrainTelemetryExportFailing",
@@ -47,6 +48,7 @@ TELEMETRY: Final = AlertGroup(
             WARNING,
             "Run {{ $labels.train_run_id }}: {{ $labels.train_telemetry_signal }} cannot be sent.",
             "Requests wait in the spool of the run and are sent when the endpoint accepts them. Seen on /metrics while the OTLP endpoint is dead.",
+            keep=RATIO_KEEP,
         ),
         Alert(
             "TrainTelemetryOverheadHigh",
@@ -56,10 +58,11 @@ TELEMETRY: Final = AlertGroup(
             WARNING,
             "Run {{ $labels.train_run_id }}: watching costs {{ $value | humanizePercentage }} of the training thread's time.",
             "The aim is below 1 %.",
+            keep=RATIO_KEEP,
         ),
         Alert(
             "TrainTelemetryFault",
-            "sum by (train_run_id, train_telemetry_part) (increase(train_telemetry_faults_total[15m])) > 0",
+            grown("train_telemetry_faults_total", "train_run_id, train_telemetry_part", "15m"),
             "0m",
             WARNING,
             "Run {{ $labels.train_run_id }}: otel_train failed in part {{ $labels.train_telemetry_part }}.",
@@ -75,7 +78,9 @@ TELEMETRY: Final = AlertGroup(
         ),
         Alert(
             "TrainCardinalityOverflow",
-            "sum by (train_run_id, train_telemetry_attribute) (increase(train_telemetry_attribute_overflows_total[15m])) > 0",
+            grown(
+                "train_telemetry_attribute_overflows_total", "train_run_id, train_telemetry_attribute", "15m"
+            ),
             "0m",
             WARNING,
             "Run {{ $labels.train_run_id }}: {{ $labels.train_telemetry_attribute }} has more values than it may; the rest is _OTHER.",
@@ -110,6 +115,7 @@ COLLECTOR: Final = AlertGroup(
             CRITICAL,
             "Collector {{ $labels.instance }}: exporter {{ $labels.exporter }} loses data.",
             "It gave up on sending, or its queue is full.",
+            keep=RATIO_KEEP,
         ),
         Alert(
             "OtelCollectorQueueNearFull",
@@ -118,10 +124,13 @@ COLLECTOR: Final = AlertGroup(
             WARNING,
             "Collector {{ $labels.instance }}: the queue of {{ $labels.exporter }} is full in {{ $value | humanizeDuration }}.",
             "Once it is full, what runs send waits in their spools, and what other programs send is lost.",
+            keep=RATIO_KEEP,
         ),
         Alert(
             "OtelCollectorDown",
-            'up{job="otel-collector"} == 0 or absent(up{job="otel-collector"})',
+            # Where no run ever came by a Collector there is none to be missed.
+            'up{job="otel-collector"} == 0\nor\n'
+            '(absent(up{job="otel-collector"}) and on () (count(last_over_time(up{job="otel-collector"}[1d])) > 0))\n',
             "2m",
             CRITICAL,
             "The Collector cannot be reached: runs that push are not seen.",

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from typing import Final
 
-from deploy.prometheus.alert import CRITICAL, WARNING, Alert, AlertGroup
+from deploy.prometheus.alert import CRITICAL, RATIO_KEEP, WARNING, Alert, AlertGroup, grown
 
 _ACTIVE: Final = "and on (train_run_id) run:train_active:bool == 1"
 _NO_CAPTURE: Final = "unless on (train_run_id) (max by (train_run_id) (train_profiler_active) > 0)"
-_MEDIAN_STEP: Final = 'run:train_step_duration_seconds:p50_5m{train_phase="train"}'
+_STEP: Final = "run:train_step_duration_seconds"
+_MEAN_STEP: Final = f'{_STEP}:mean5m{{train_phase="train"}}'
+
+
+def _before(part: str) -> str:
+    return f'avg_over_time({_STEP}_{part}:rate5m{{train_phase="train"}}[6h] offset 15m)'
+
 
 SPEED: Final = AlertGroup(
     "otel_train.alerts.speed",
@@ -20,33 +26,28 @@ SPEED: Final = AlertGroup(
             WARNING,
             "Run {{ $labels.train_run_id }}: {{ $value | humanizePercentage }} of step time is spent waiting for batches.",
             "The devices starve. The dashboard of stages names the loader.",
+            keep=RATIO_KEEP,
         ),
         Alert(
             "TrainStepTimeRegression",
-            f"{_MEDIAN_STEP}\n  > 1.3 * avg_over_time({_MEDIAN_STEP}[6h] offset 15m)\n"
-            f"and on (train_run_id) (count_over_time({_MEDIAN_STEP}[6h] offset 15m) > 60)\n{_NO_CAPTURE}\n",
+            # The mean over all steps of six hours: where there were none they weigh nothing.
+            f"{_MEAN_STEP}\n  > 1.3 * ({_before('sum')} / ({_before('count')} > 0))\n"
+            f"and on (train_run_id) (count_over_time({_MEAN_STEP}[6h] offset 15m) > 60)\n{_NO_CAPTURE}\n",
             "10m",
             WARNING,
-            "Run {{ $labels.train_run_id }}: the median step takes {{ $value | humanizeDuration }}, more than 1.3 times its own mean of 6 hours.",
-            "The run is compared with itself. Quiet while a profiler captures, and in the first 45 minutes.",
+            "Run {{ $labels.train_run_id }}: a step takes {{ $value | humanizeDuration }} on average, more than 1.3 times its own mean of 6 hours.",
+            "The run is compared with itself, by means, which are exact however histograms are kept. Quiet while a profiler captures, and in the first 45 minutes.",
+            keep=RATIO_KEEP,
         ),
         Alert(
             "TrainStraggler",
-            "(run_rank:train_local_work_seconds:mean5m\n"
-            "  > on (train_run_id) group_left () (1.2 * run:train_local_work_seconds:median5m))\n"
-            "and on (train_run_id) (run:train_ranks_reporting:count > 1)\n",
+            "max by (train_run_id, train_peer_rank, train_peer_host, train_stage) (train_straggler_excess_ratio) > 0.20\n"
+            f"{_ACTIVE}\n",
             "15m",
             WARNING,
-            "Run {{ $labels.train_run_id }}: rank {{ $labels.train_rank }} does {{ $value | humanizeDuration }} of its own work per step, over 20% more than the median rank.",
-            "Own work is data, transfer and forward. Step times are equal on all ranks, because they wait for each other.",
-        ),
-        Alert(
-            "TrainStragglerDigest",
-            "max by (train_run_id, train_stage) (train_straggler_excess_ratio) > 0.20",
-            "15m",
-            WARNING,
-            "Run {{ $labels.train_run_id }}: the slowest rank takes {{ $value | humanizePercentage }} longer than the median rank in {{ $labels.train_stage }}.",
-            "From the digest that rank 0 publishes; train_straggler_rank has the number of the rank.",
+            "Run {{ $labels.train_run_id }}: rank {{ $labels.train_peer_rank }} on {{ $labels.train_peer_host }} has {{ $value | humanizePercentage }} more work of its own per step than the median rank, most of it in {{ $labels.train_stage }}.",
+            "Own work is what no other rank can prolong. Step times are equal on all ranks, because they wait for each other. Rank 0 names up to three ranks from the records of all.",
+            keep=RATIO_KEEP,
         ),
         Alert(
             "TrainMFUDrop",
@@ -55,14 +56,17 @@ SPEED: Final = AlertGroup(
             WARNING,
             "Run {{ $labels.train_run_id }}: model FLOP utilisation {{ $value | humanizePercentage }} is 30% below its own best of 6 hours.",
             "The devices do less arithmetic per second than they did in this run before.",
+            keep=RATIO_KEEP,
         ),
         Alert(
             "TrainRecompileStorm",
-            "sum by (train_run_id) (increase(train_compile_recompiles_total[15m])) > 10",
+            # All ranks compile the same: the most of any, never the sum.
+            "max by (train_run_id) (sum by (train_run_id, train_rank) (increase(train_compile_recompiles_total[15m]))) > 10",
             "5m",
             WARNING,
             "Run {{ $labels.train_run_id }}: {{ $value | humanize }} recompilations in 15 minutes.",
             "Shapes or values that the compiler took for constant keep changing.",
+            keep=RATIO_KEEP,
         ),
     ),
 )
@@ -72,7 +76,12 @@ CORRECTNESS: Final = AlertGroup(
     (
         Alert(
             "TrainNonFinite",
-            'sum by (train_run_id, train_nonfinite_kind) (increase(train_nonfinite_detections_total{train_nonfinite_kind=~"loss|parameter"}[10m])) > 0',
+            grown(
+                "train_nonfinite_detections_total",
+                "train_run_id, train_nonfinite_kind",
+                "10m",
+                'train_nonfinite_kind=~"loss|parameter"',
+            ),
             "0m",
             CRITICAL,
             "Run {{ $labels.train_run_id }}: non-finite {{ $labels.train_nonfinite_kind }}.",
@@ -80,12 +89,14 @@ CORRECTNESS: Final = AlertGroup(
         ),
         Alert(
             "TrainAmpSkipRatioHigh",
-            'sum by (train_run_id) (rate(train_step_skips_total{train_step_skip_reason="amp_overflow"}[15m]))\n'
-            '  / (sum by (train_run_id) (rate(train_steps_total{train_phase="train"}[15m])) > 0) > 0.10\n',
+            # All ranks skip and make the same updates: of one rank each, never the sum.
+            'max by (train_run_id) (sum by (train_run_id, train_rank) (rate(train_step_skips_total{train_step_skip_reason="amp_overflow"}[15m])))\n'
+            '  / (max by (train_run_id) (sum by (train_run_id, train_rank) (rate(train_steps_total{train_phase="train"}[15m]))) > 0) > 0.10\n',
             "10m",
             WARNING,
             "Run {{ $labels.train_run_id }}: {{ $value | humanizePercentage }} of updates were skipped by the gradient scaler.",
             "Now and then is how a scaler finds its scale; every tenth means that it finds none.",
+            keep=RATIO_KEEP,
         ),
         Alert(
             "TrainGradientNormSpike",
@@ -96,6 +107,7 @@ CORRECTNESS: Final = AlertGroup(
             WARNING,
             "Run {{ $labels.train_run_id }}: gradient norm {{ $value | humanize }} is over 10 times its median of an hour.",
             "Often the first sign of divergence.",
+            keep=RATIO_KEEP,
         ),
     ),
 )
@@ -105,7 +117,12 @@ DATA: Final = AlertGroup(
     (
         Alert(
             "TrainLoaderWorkerDied",
-            'sum by (train_run_id, train_loader, train_rank, error_type) (increase(train_loader_worker_exits_total{error_type!=""}[10m])) > 0',
+            grown(
+                "train_loader_worker_exits_total",
+                "train_run_id, train_loader, train_rank, error_type",
+                "10m",
+                'error_type!=""',
+            ),
             "0m",
             CRITICAL,
             "Run {{ $labels.train_run_id }} rank {{ $labels.train_rank }}: a worker of loader {{ $labels.train_loader }} died ({{ $labels.error_type }}).",
@@ -113,7 +130,12 @@ DATA: Final = AlertGroup(
         ),
         Alert(
             "TrainLoaderExhausted",
-            'sum by (train_run_id, train_loader) (increase(train_loader_exhaustions_total{train_loader_exhaustion_reason=~"short|error"}[15m])) > 0',
+            grown(
+                "train_loader_exhaustions_total",
+                "train_run_id, train_loader",
+                "15m",
+                'train_loader_exhaustion_reason=~"short|error"',
+            ),
             "0m",
             WARNING,
             "Run {{ $labels.train_run_id }}: loader {{ $labels.train_loader }} ended before its expected length.",
@@ -121,7 +143,7 @@ DATA: Final = AlertGroup(
         ),
         Alert(
             "TrainLoaderErrors",
-            "sum by (train_run_id, train_loader) (increase(train_loader_errors_total[15m])) > 0",
+            grown("train_loader_errors_total", "train_run_id, train_loader", "15m"),
             "0m",
             WARNING,
             "Run {{ $labels.train_run_id }}: {{ $value | humanize }} exceptions left loader {{ $labels.train_loader }} in 15 minutes.",
@@ -138,7 +160,7 @@ DATA: Final = AlertGroup(
         ),
         Alert(
             "TrainCheckpointFailed",
-            "sum by (train_run_id, train_checkpoint_operation) (increase(train_checkpoint_failures_total[30m])) > 0",
+            grown("train_checkpoint_failures_total", "train_run_id, train_checkpoint_operation", "30m"),
             "0m",
             WARNING,
             "Run {{ $labels.train_run_id }}: checkpoint {{ $labels.train_checkpoint_operation }} failed.",
@@ -152,20 +174,22 @@ MEMORY: Final = AlertGroup(
     (
         Alert(
             "TrainAcceleratorOOM",
-            "sum by (train_run_id, train_rank, host_name) (increase(train_accelerator_memory_ooms_total[10m])) > 0",
+            grown("train_accelerator_memory_ooms_total", "train_run_id, train_rank, host_name", "10m"),
             "0m",
-            CRITICAL,
+            WARNING,
             "Run {{ $labels.train_run_id }} rank {{ $labels.train_rank }}: the device ran out of memory.",
-            "A trainer that catches this and tries again can do so for ever.",
+            "The program caught it: what it does not catch ends the run, and TrainRunFailed tells. A trainer that tries again can do so for ever.",
         ),
         Alert(
             "TrainAcceleratorMemoryHigh",
-            "run_rank:train_accelerator_memory_reserved_peak:ratio > 0.95\n"
-            "and on (train_run_id, train_rank) (sum by (train_run_id, train_rank) (increase(train_accelerator_memory_alloc_retries_total[15m])) > 0)\n",
+            "run_rank:train_accelerator_memory_reserved:ratio > 0.95\nand on (train_run_id, train_rank) (\n"
+            + grown("train_accelerator_memory_alloc_retries_total", "train_run_id, train_rank", "15m")
+            + "\n)\n",
             "5m",
             WARNING,
-            "Run {{ $labels.train_run_id }} rank {{ $labels.train_rank }}: {{ $value | humanizePercentage }} of device memory was reserved, and allocations are retried.",
+            "Run {{ $labels.train_run_id }} rank {{ $labels.train_rank }}: {{ $value | humanizePercentage }} of device memory is reserved, and allocations are retried.",
             "A full cache alone is usual; retries say that it does not suffice.",
+            keep=RATIO_KEEP,
         ),
         Alert(
             "TrainHostMemoryLeak",
@@ -174,6 +198,7 @@ MEMORY: Final = AlertGroup(
             WARNING,
             "Run {{ $labels.train_run_id }} on {{ $labels.host_name }}: host memory reaches its limit within 4 hours.",
             "At the limit the kernel kills a process, often a loader's worker.",
+            keep=RATIO_KEEP,
         ),
     ),
 )

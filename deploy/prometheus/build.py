@@ -14,7 +14,7 @@ import yaml
 from deploy.prometheus.alerts_progress import PROGRESS
 from deploy.prometheus.alerts_telemetry import COLLECTOR, TELEMETRY
 from deploy.prometheus.alerts_training import CORRECTNESS, DATA, MEMORY, SPEED
-from deploy.prometheus.recording import CLASSIC, NATIVE, histogram_groups, plain_groups
+from deploy.prometheus.recording import CLASSIC, INFO, NATIVE, WHOSE, histogram_groups, plain_groups
 from deploy.written import ROOT, write_or_check
 
 if TYPE_CHECKING:
@@ -83,12 +83,21 @@ def alerting(groups: Iterable[AlertGroup]) -> dict[str, Any]:
     }
 
 
+def whose(expr: str) -> str:
+    """The expression, its series with the labels of the run they are about, where that has told them."""
+    return (
+        f"(\n{expr.strip()}\n)\n* on (train_run_id) group_left ({WHOSE}) {INFO}\n"
+        f"or\n(\n{expr.strip()}\n)\nunless on (train_run_id) {INFO}\n"
+    )
+
+
 def _rule(alert: Alert) -> dict[str, Any]:
     about_run = "$labels.train_run_id" in alert.summary
     return {
         "alert": alert.name,
-        "expr": alert.expr,
+        "expr": whose(alert.expr) if about_run else alert.expr,
         "for": alert.hold,
+        **({"keep_firing_for": alert.keep} if alert.keep else {}),
         "labels": {"severity": alert.severity, **dict(alert.labels)},
         "annotations": {
             "summary": alert.summary,
@@ -144,14 +153,22 @@ def _reference() -> str:
         "The files lie in `deploy/prometheus/rules`, written by `make rules` from `deploy/prometheus/*.py`.",
         "[How to load and change them](../howto/alerts.md).",
         "",
+        "Held: how long it must be wrong first. Kept: how long it goes on firing after it was last wrong.",
+        "",
+        "A rule reads of every rank only what every rank sends in each [export profile](profiles.md), and the rest of rank 0.",
+        "",
+        f"The files have each expression on a run twice: multiplied by `{INFO}`, which adds the labels of",
+        "`train.run.info` (name, team, owner, job, cluster, namespace), and as it is where the run has not told them.",
+        "",
         "## Alerts",
     ]
     for group in EVERY_GROUP:
         lines += ["", f"### {group.name.rpartition('.')[2].capitalize()}"]
         for alert in group.alerts:
+            kept = f", kept {alert.keep}" if alert.keep else ""
             lines += [
                 "",
-                f"**[{alert.name}](../runbooks/{alert.name}.md)** ({alert.severity}, held {alert.hold}). {alert.description}",
+                f"**[{alert.name}](../runbooks/{alert.name}.md)** ({alert.severity}, held {alert.hold}{kept}). {alert.description}",
                 "",
                 "```promql",
                 alert.expr.strip(),

@@ -78,6 +78,10 @@ class Form:
         return f"histogram_quantile({share}, sum by ({by}) (rate({metric}[{window}])))"
 
 
+INFO: Final = "run:train_info:last1h"
+WHOSE: Final = "train_run_name, train_team, train_owner, train_job, train_cluster, train_namespace"
+"""Labels of a run that every alert on it carries. One set per run, and kept for an hour after the run was heard of."""
+
 NATIVE: Final = Form("native")
 CLASSIC: Final = Form("classic")
 
@@ -92,6 +96,10 @@ _DURATIONS: Final = (
 _WORK: Final = "run_rank:train_local_work_seconds"
 _SAMPLES_PER_BATCH_TIME: Final = "run_loader:train_samples_per_batch_time:ratio5m"
 _MEDIAN_WORK: Final = "run:train_local_work_seconds:median5m"
+_RANK_TIME: Final = "run_rank:train_rank_time_seconds:rate5m"
+_RATE_OF_TIME: Final = f"on ({RANK}) group_left () ({_RANK_TIME} > 0)"
+"""A rate over this is right for runs younger than the window, and up to the last sample of one that has ended:
+both are extrapolated in the same way, from the same moments."""
 
 
 def histogram_groups(form: Form) -> tuple[Group, ...]:
@@ -121,6 +129,7 @@ def _durations(form: Form, level: str, metric: str, by: str) -> Group:
 def _whole_run(form: Form) -> Group:
     rules = (
         Record(f"run:{STEP}_sum:rate5m", form.sum(STEP, PHASE, "5m")),
+        Record(f"run:{STEP}_count:rate5m", form.count(STEP, PHASE, "5m")),
         *(Record(f"run:{STEP}:{p}_5m", form.quantile(share, STEP, PHASE, "5m")) for share, p in QUANTILES),
     )
     return Group(f"otel_train.{form.name}.run", "30s", rules)
@@ -158,17 +167,22 @@ def plain_groups() -> tuple[Group, ...]:
 def _derived() -> Group:
     stages = "run_loader_stage:train_stage_duration_seconds_sum:rate5m"
     step = f"run:{STEP}_sum:rate5m"
-    flops_limit = f"sum by ({RUN}) (train_accelerator_flops_limit_per_second > 0)"
+    # Rank 0 alone tells the limit in some profiles; all ranks have devices of a kind.
+    flops_limit = (
+        f"(avg by ({RUN}) (sum by ({RANK}) (train_accelerator_flops_limit_per_second > 0))"
+        f" * on ({RUN}) max by ({RUN}) (train_world_size))"
+    )
     return Group(
         "otel_train.derived",
         "30s",
         (
+            Record(_RANK_TIME, f"max by ({RANK}) (rate(train_rank_time_seconds_total[5m]))"),
             *(
                 Record(
                     f"{level}:{metric}:mean5m",
                     f"{level}:{metric}_sum:rate5m / ({level}:{metric}_count:rate5m > 0)",
                 )
-                for level, metric, _ in _DURATIONS
+                for level, metric in (*(each[:2] for each in _DURATIONS), ("run", STEP))
             ),
             Record(_MEDIAN_WORK, f"quantile by ({RUN}) (0.5, {_WORK}:mean5m)"),
             Record(
@@ -193,17 +207,23 @@ def _derived() -> Group:
             # All ranks do the same steps: the most of any, never the sum.
             Record(
                 "run:train_steps:rate5m",
-                f"max by ({PHASE}) (sum by ({PHASE}, train_rank) (rate(train_steps_total[5m])))",
+                f"max by ({PHASE}) (sum by ({PHASE}, train_rank) (rate(train_steps_total[5m])) / {_RATE_OF_TIME})",
             ),
             # Throughput: over wall time, with all that was not training. Only data-parallel leaders count
-            # samples and tokens: the sum.
-            Record("run:train_samples:rate5m", f"sum by ({PHASE}) (rate(train_samples_total[5m]))"),
-            Record("run:train_tokens:rate5m", f"sum by ({PHASE}) (rate(train_tokens_total[5m]))"),
+            # samples and tokens, or rank 0 for all: the sum.
+            *(
+                Record(
+                    f"run:train_{counted}:rate5m",
+                    f"sum by ({PHASE}) (sum by ({PHASE}, train_rank) (rate(train_{counted}_total[5m])) / {_RATE_OF_TIME})",
+                )
+                for counted in ("samples", "tokens")
+            ),
             # A loader's rate: over the time of its own batches. All ranks work at once, and rank 0 says how long.
             Record(
                 _SAMPLES_PER_BATCH_TIME,
-                f"sum by ({LOADER}) (rate(train_samples_total[5m]))"
-                f" / (max by ({LOADER}) (rate(train_batch_time_seconds_total[5m])) > 0)",
+                f"sum by ({LOADER}) (sum by ({LOADER}, train_rank) (rate(train_samples_total[5m])) / {_RATE_OF_TIME})"
+                f" / (max by ({LOADER}) (sum by ({LOADER}, train_rank) (rate(train_batch_time_seconds_total[5m]))"
+                f" / {_RATE_OF_TIME}) > 0)",
             ),
             Record(
                 "run_loader:train_efficiency:ratio5m",
@@ -212,7 +232,7 @@ def _derived() -> Group:
             ),
             Record(
                 "run:train_mfu:ratio5m",
-                f"sum by ({RUN}) (rate(train_model_flops_total[5m])) / {flops_limit}",
+                f"sum by ({RUN}) (sum by ({RANK}) (rate(train_model_flops_total[5m])) / {_RATE_OF_TIME}) / {flops_limit}",
             ),
         ),
     )
@@ -250,6 +270,10 @@ def _liveness() -> Group:
         "otel_train.liveness",
         "15s",
         (
+            Record(
+                INFO,
+                f"topk by ({RUN}) (1, max by ({RUN}, {WHOSE}) (last_over_time(train_run_info[1h])))",
+            ),
             Record("run:train_heartbeat_age_seconds:min", f"time() - max by ({RUN}) ({beat})"),
             Record("run:train_heartbeat_age_seconds:max", f"time() - min by ({RUN}) ({beat})"),
             Record("run:train_telemetry_age_seconds:min", f"time() - max by ({RUN}) (timestamp({beat}))"),
@@ -266,14 +290,14 @@ def _liveness() -> Group:
 
 
 def _memory() -> Group:
-    peak = "train_accelerator_memory_reserved_peak_bytes"
+    reserved = "train_accelerator_memory_reserved_bytes"
     return Group(
         "otel_train.memory",
         "30s",
         (
             Record(
-                "run_rank:train_accelerator_memory_reserved_peak:ratio",
-                f"max by ({DEVICE}) ({peak}) / max by ({DEVICE}) (train_accelerator_memory_limit_bytes > 0)",
+                "run_rank:train_accelerator_memory_reserved:ratio",
+                f"max by ({DEVICE}) ({reserved}) / max by ({DEVICE}) (train_accelerator_memory_limit_bytes > 0)",
             ),
             # What the container or the host counts: the resident memory of workers has shared pages in it.
             Record(

@@ -10,6 +10,9 @@ from grafana.queries import Query, on_hosts_of_the_run, run
 
 _RANK: Final = 'train_rank=~"$rank"'
 _BEAT: Final = "train_heartbeat_time_seconds"
+_TRAINING: Final = 'train_phase="train"'
+_STEPS: Final = f"sum by (train_rank) ({run('train_steps_total', _TRAINING)})"
+_STEPS_SHOWN: Final = f"sum by (train_rank) ({run('train_steps_total', _TRAINING, _RANK)})"
 _WORK: Final = "run_rank:train_local_work_seconds:mean5m"
 _BACK: Final = "run_rank:train_backward_seconds:mean5m"
 
@@ -64,18 +67,11 @@ STRAGGLERS: Final = Row(
             limits=((0.2, RED),), runbook="TrainStraggler",
         ),
         Panel(
-            "Excess per stage, from the digest", "lines", "percentunit",
-            "The same per stage, when rank 0 speaks for all.",
-            "it stays over 20 %; the rank is in the panel of the slowest ranks",
-            [Query(run("train_straggler_excess_ratio"), "{{train_stage}}")],
-            limits=((0.2, RED),), runbook="TrainStragglerDigest", needs="ranks",
-        ),
-        Panel(
-            "Slowest rank per stage, from the digest", "lines", "short",
-            "Number of the slowest rank.",
-            "it is the same rank all the time",
-            [Query(run("train_straggler_rank"), "{{train_stage}}")],
-            needs="ranks", runbook="TrainStragglerDigest",
+            "Ranks with the most work of their own", "lines", "percentunit",
+            "How much more work of its own a rank has than the median rank: three ranks, named by rank 0 in every export profile.",
+            "a line stays over 20 %",
+            [Query(run("train_straggler_excess_ratio"), "rank {{train_peer_rank}} {{train_peer_host}} {{train_stage}}")],
+            limits=((0.2, RED),), runbook="TrainStraggler", needs="stragglers", empty="no rank costs the others 5 % of a step",
         ),
         Panel(
             "Own work per step and rank", "lines", "s",
@@ -96,7 +92,7 @@ STRAGGLERS: Final = Row(
             "Least, median, 95th percentile and most of the mean stage time over the ranks.",
             "the most parts from the rest",
             [Query(run("train_rank_work_time_seconds", 'train_stage="forward"'), "forward {{train_statistic}}")],
-            needs="ranks", runbook="TrainStragglerDigest",
+            needs="ranks", runbook="TrainStraggler",
         ),
     ),
 )  # fmt: skip
@@ -104,6 +100,13 @@ STRAGGLERS: Final = Row(
 HANGS: Final = Row(
     "Who hangs, who is gone?",
     (
+        Panel(
+            "Ranks that hold the others up", "table", "s",
+            "Time without progress of ranks that are behind the others and do not move, named by rank 0 in every export profile.",
+            "there is a row",
+            [Query(f"max by (train_peer_rank, train_peer_host, train_stage) ({run('train_rank_stall_time_seconds')}) > 0", "stands still for", instant=True)],
+            8, 7, runbook="TrainRankStalled", needs="stalls", empty="none does",
+        ),
         Panel(
             "Age of the heartbeat per rank", "bargauge", "s",
             "Time since each rank made progress of any kind.",
@@ -115,7 +118,7 @@ HANGS: Final = Row(
             "Steps behind the first rank", "bargauge", "short",
             "How many steps each rank is behind.",
             "it grows",
-            [Query(f"scalar(max({run('train_heartbeat_step')})) - max by (train_rank) ({run('train_heartbeat_step', _RANK)})", "rank {{train_rank}}")],
+            [Query(f"scalar(max({_STEPS})) - {_STEPS_SHOWN}", "rank {{train_rank}}")],
             8, 7, ((2, ORANGE), (10, RED)), runbook="TrainRankStalled",
         ),
         Panel(

@@ -27,10 +27,10 @@ DEVICE: Final = Row(
             needs="device", runbook="TrainAcceleratorMemoryHigh",
         ),
         Panel(
-            "Peak over limit", "lines", "percentunit",
-            "Most bytes reserved at once, over the limit.",
+            "Reserved over limit", "lines", "percentunit",
+            "Bytes reserved from the driver, over the limit.",
             "it is over 95 % and allocations are retried",
-            [Query(run("run_rank:train_accelerator_memory_reserved_peak:ratio", _RANK), _DEVICE)],
+            [Query(run("run_rank:train_accelerator_memory_reserved:ratio", _RANK), _DEVICE)],
             limits=((0.95, RED),), needs="device", runbook="TrainAcceleratorMemoryHigh", top=1,
         ),
         Panel(
@@ -92,9 +92,9 @@ HOST: Final = Row(
         ),
         Panel(
             "Input pipeline", "area", "bytes",
-            "Host memory of the workers and other parts of the input pipeline. Shared pages count in each.",
+            "Host memory of the workers and other parts of the input pipeline of a rank: of the rank with the most. Shared pages count in each.",
             "it grows all the time: workers copy the dataset, or a cache has no bound",
-            [Query(f"sum by (train_loader, train_memory_component) ({run('train_memory_usage_bytes')})", "{{train_loader}} {{train_memory_component}}")],
+            [Query(f"max by (train_loader, train_memory_component) ({run('train_memory_usage_bytes')})", "{{train_loader}} {{train_memory_component}}")],
             runbook="TrainHostMemoryLeak",
         ),
         Panel(

@@ -210,9 +210,9 @@ NEXT: Final = Row(
     (
         Panel(
             "Device memory left, worst rank", "lines", "percentunit",
-            "Device memory that was free at the peak.",
+            "Device memory that is not reserved.",
             "it is below 5 % and allocations are retried",
-            [Query(f"1 - max({run('run_rank:train_accelerator_memory_reserved_peak:ratio')})", "free at the peak")],
+            [Query(f"1 - max({run('run_rank:train_accelerator_memory_reserved:ratio')})", "not reserved")],
             6, runbook="TrainAcceleratorMemoryHigh", needs="device",
         ),
         Panel(

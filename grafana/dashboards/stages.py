@@ -59,9 +59,9 @@ LOADER: Final = Row(
         ),
         Panel(
             "Workers", "lines", "short",
-            "Worker processes, by state.",
+            "Worker processes of a rank, by state: of the rank with the most.",
             "any is dead, or fewer live than are expected",
-            [Query(f"sum by (train_loader, train_loader_worker_state) ({run(_WORKERS, _HERE)})", "{{train_loader}} {{train_loader_worker_state}}")],
+            [Query(f"max by (train_loader, train_loader_worker_state) ({run(_WORKERS, _HERE)})", "{{train_loader}} {{train_loader_worker_state}}")],
             runbook="TrainLoaderWorkerDied",
         ),
         Panel(

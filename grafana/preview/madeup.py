@@ -43,6 +43,19 @@ _OPEN_VALUES: Final = {
     "train.sync.group": ("dp",),
     "train.telemetry.attribute": ("train.loader",),
     "train.telemetry.part": ("pump",),
+    **{
+        f"train.{label}": (value,)
+        for label, value in (
+            ("run.name", "made-up"),
+            ("team", "speech"),
+            ("owner", "ann"),
+            ("job", "4711"),
+            ("cluster", "berlin"),
+            ("namespace", "gpu"),
+        )
+    },
+    "train.peer.rank": (str(SLOW_RANK),),
+    "train.peer.host": ("node-0",),
     "train.profiler.file": ("captures/epoch_1-step_200-rank0.json.gz",),
     "train.profiler.finding.name": ("input_bound",),
 }
@@ -57,11 +70,12 @@ _GAUGES: Final = {
     "train.host.memory.usage": 210 * _GIB,
     "train.memory.usage": 4 * _GIB,
     "process.memory.usage": 6 * _GIB,
+    "train.run.info": 1,
     "train.world.size": 4,
     "train.ranks.expected": 4,
     "train.ranks.reporting": 4,
     "train.stall.threshold": 300,
-    "train.straggler.rank": SLOW_RANK,
+    "train.straggler.excess.ratio": 0.35,
     "train.profiler.capture.size": 0.2 * _GIB,
     "train.checkpoint.size": 2 * _GIB,
     "train.learning_rate": 3e-4,
@@ -73,6 +87,7 @@ _GAUGES: Final = {
 _RATES: Final = {
     "train.model.flops": 400e12,
     "train.accelerator.io": 0.5e9,
+    "train.rank.time": 1,
     "train.samples": 640,
     "train.tokens": 80_000,
     "train.steps": 2.5,

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train.accounting.types import PHASES, TRAIN, Activity
 from otel_train.aggregate.run import StepPosition
-from otel_train.catalog import RANK_EVENT, STAGES
+from otel_train.catalog import RANK_EVENT, SAMPLES, STAGES, TOKENS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from otel_train.aggregate.run import RunAccount
 
-MOST_CHARS: Final = 1024
+    Counted = Mapping[tuple[str, str, str], int]
+
+MOST_CHARS: Final = 1536
 """A record is never longer; usually it is a third of it."""
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Ranks of another version are not understood, and left out."""
 
 NAMED: Final = "named"
 """Time in stages of the user's own, all together."""
+
+MOST_COUNTED: Final = 6
+"""Counts of samples and tokens, by loader and phase, that a record has room for; the smallest are added up."""
+
+COUNTED: Final = (SAMPLES.name, TOKENS.name)
+"""Metrics that are counted per rank, and published by rank 0 where it speaks for all."""
 
 _NAME_CHARS = 40
 _NS_PER_S = 1e9
@@ -48,6 +56,8 @@ class Digest(NamedTuple):
         every: it keeps every so many steps as a baseline; 0 if that is undecided.
         stages: seconds of training by stage.
         events: counts by ``train.rank.event``.
+        patience_s: seconds without progress that are a stall, in what it is doing; on rank 0 the most of any rank.
+        counted: samples and tokens by metric, loader and phase, of a rank that counts them.
     """
 
     rank: int
@@ -67,9 +77,13 @@ class Digest(NamedTuple):
     every: int
     stages: Mapping[str, float]
     events: Mapping[str, int]
+    patience_s: float = 0.0
+    counted: Counted = {}  # noqa: RUF012 - a default of a named tuple, never changed
 
 
-def digest_of(run: RunAccount, *, rank: int, host: str, barrier: str, events: Mapping[str, int]) -> Digest:
+def digest_of(
+    run: RunAccount, *, rank: int, host: str, barrier: str, events: Mapping[str, int], counted: Counted
+) -> Digest:
     """The record of this process, from its account. ``sequence`` is left at 0."""
     leading, totals = run.leading, run.totals
     place = leading.position(run.names.sources) if leading else StepPosition()
@@ -92,6 +106,8 @@ def digest_of(run: RunAccount, *, rank: int, host: str, barrier: str, events: Ma
         every=run.keeper.every,
         stages=_train_s(run),
         events=events,
+        patience_s=run.stalls.patience_ns / _NS_PER_S,
+        counted=counted,
     )
 
 
@@ -106,6 +122,7 @@ def encode(digest: Digest) -> str:
         round(digest.quiet_s, 3), round(digest.away_s, 6),
         [round(digest.stages.get(stage, 0.0), 6) for stage in (*STAGES, NAMED)],
         [digest.events.get(event, 0) for event in RANK_EVENT.values],
+        round(digest.patience_s, 3), _packed(digest.counted),
     ]  # fmt: skip
     return json.dumps(words, separators=(",", ":"))
 
@@ -120,7 +137,8 @@ def decode(text: str) -> Digest:
         raise ValueError(f"{len(text)} characters: a record has at most {MOST_CHARS}")
     try:
         version, rank, host, stage, loader, after, doing, barrier, *rest = json.loads(text)
-        sequence, steps, step, stalled, over, every, quiet_s, away_s, stages, events = rest
+        sequence, steps, step, stalled, over, every, quiet_s, away_s, stages, events, *more = rest
+        patience_s, packed = more
         if version != VERSION:
             raise ValueError(f"version {version}: expected {VERSION}")
         numbers = dict(zip((*STAGES, NAMED), map(float, stages), strict=True))
@@ -128,10 +146,33 @@ def decode(text: str) -> Digest:
         return Digest(
             int(rank), str(host), int(sequence), int(steps), int(step), str(stage), str(loader), str(after),
             float(quiet_s), bool(stalled), bool(over), str(doing), float(away_s), str(barrier), int(every),
-            numbers, counts,
+            numbers, counts, float(patience_s), _unpacked(packed),
         )  # fmt: skip
     except (TypeError, OverflowError, RecursionError) as error:
         raise ValueError(f"no record of a rank: {error}") from error
+
+
+def _packed(counted: Counted) -> list[list[object]]:
+    """The largest counts by their names, the rest of each metric and phase without a loader."""
+    largest = sorted(counted, key=lambda key: -counted[key])
+    small: dict[tuple[str, str, str], int] = {}
+    for place, (metric, loader, phase) in enumerate(largest):
+        name = loader.encode("ascii", "replace")[:_NAME_CHARS].decode() if place < MOST_COUNTED else ""
+        key = (metric, name, phase)
+        small[key] = small.get(key, 0) + counted[metric, loader, phase]
+    return [
+        [COUNTED.index(metric), loader, PHASES.index(phase), number]
+        for (metric, loader, phase), number in small.items()
+    ]
+
+
+def _unpacked(packed: Any) -> dict[tuple[str, str, str], int]:  # Any: from another process
+    found = {}
+    for metric, loader, phase, number in packed:
+        if not (0 <= metric < len(COUNTED) and 0 <= phase < len(PHASES)):
+            raise ValueError(f"count {metric}, {phase}: no such metric or phase")
+        found[COUNTED[metric], str(loader), PHASES[phase]] = int(number)
+    return found
 
 
 def _train_s(run: RunAccount) -> dict[str, float]:

@@ -25,7 +25,7 @@ class Figures:
         run: the account.
         max_loaders: loader names published as they are.
         max_stages: the user's own stage names published as they are.
-        lean: training alone, its loaders together, and no stages of the user's own.
+        lean: durations and steps of training alone.
     """
 
     def __init__(self, run: RunAccount, *, max_loaders: int, max_stages: int, lean: bool = False) -> None:
@@ -50,11 +50,11 @@ class Figures:
         labels: dict[tuple[str, str, str], int] = {}
         into = np.full(len(totals.names.keys), -1, dtype=np.int64)
         for series, key in enumerate(totals.names.keys):
-            if self._lean and (key.phase != PHASES[TRAIN] or key.stage not in c.STAGES):
+            if self._lean and key.phase != PHASES[TRAIN]:
                 continue
             if key.phase and key.stage not in ("other", CHECKPOINT):
                 stage = key.stage if key.stage in c.STAGES else self.stages.fold(key.stage)
-                label = (stage, self._loader_label(key.loader), key.phase)
+                label = (stage, self.loaders.fold(key.loader), key.phase)
                 into[series] = labels.setdefault(label, len(labels))
         folded = totals.stages.folded(into, len(labels))
         on_device = totals.device.folded(into, len(labels))
@@ -70,7 +70,7 @@ class Figures:
         for series, (loader, phase) in enumerate(totals.step_pairs):
             if self._lean and phase != TRAIN:
                 continue
-            label = (self._loader_label(totals.names.loaders.names[loader]), PHASES[phase])
+            label = (self.loaders.fold(totals.names.loaders.names[loader]), PHASES[phase])
             into[series] = labels.setdefault(label, len(labels))
             sheet.put(c.STEPS, int(totals.step_counts[series]), *label)
         folded = totals.steps.folded(into, len(labels))
@@ -101,9 +101,6 @@ class Figures:
         folded = evals.durations.folded(np.array(into, dtype=np.int64), len(labels))
         for label, series in labels.items():
             sheet.histogram(c.EVAL_DURATION, folded, series, label)
-
-    def _loader_label(self, name: str) -> str:
-        return "" if self._lean else self.loaders.fold(name)
 
     def _loader(self, number: int) -> str:
         return self.loaders.fold(self._run.totals.names.loaders.names[number])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train import catalog as c
 from otel_train.aggregate.digest import NAMED, decode
 from otel_train.aggregate.hangs import Suspect, suspects
+from otel_train.aggregate.sheet import Bounded
 from otel_train.aggregate.stragglers import Slow, Stragglers, finding
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 MISSED_RECORDS = 3
 """Records that a rank may miss in a row before it no longer counts as reporting."""
 
+MOST_STUCK = 3
+"""Ranks that hold the run up and are published by name."""
+
 
 class Peers:
     """What the records of all ranks add up to.
@@ -27,6 +31,7 @@ class Peers:
         world_size: ranks there should be.
         every_s: seconds between two records of a rank.
         stall_after_s: seconds without a record that are a standstill.
+        speaks: this rank publishes what all ranks have counted.
         breathe: called between ranks, to let the training thread have the interpreter.
 
     Attributes:
@@ -40,6 +45,7 @@ class Peers:
         *,
         every_s: float,
         stall_after_s: float,
+        speaks: bool = False,
         breathe: Callable[[], None] = lambda: None,
     ) -> None:
         self.refused = 0
@@ -49,7 +55,10 @@ class Peers:
         self._stall_after_s = stall_after_s
         self._known: dict[int, Digest] = {}
         self._heard_s: dict[int, float] = {}
-        self._events: dict[int, Mapping[str, int]] = {}
+        self._last: dict[int, Digest] = {}  # those that have ended included
+        self._stuck: dict[tuple[str, str, str], float] = {}
+        self._speaks = speaks
+        self._loaders = Bounded(c.LOADER.bound)
         self._breathe = breathe
         self._stragglers = Stragglers(breathe)
         self._now_s = 0.0
@@ -79,6 +88,10 @@ class Peers:
         self._stragglers.take(self._known)
         silent = self._silent_s(self._stall_after_s)
         self.suspects = suspects(self._known, silent)
+        self._stuck = {
+            **dict.fromkeys(list(self._stuck)[-MOST_STUCK:], 0.0),
+            **{(str(one.rank), one.host, one.stage): one.quiet_s for one in self.suspects[:MOST_STUCK]},
+        }
         before, self._standing_still = self._standing_still, bool(self.suspects)
         return [] if before else self.suspects
 
@@ -112,14 +125,24 @@ class Peers:
             return
         sheet.put(c.RANKS_REPORTING, self.reporting)
         for event in c.RANK_EVENT.values:
-            sheet.put(c.RANKS_EVENTS, sum(counts.get(event, 0) for counts in self._events.values()), event)
+            sheet.put(c.RANKS_EVENTS, self._events(event), event)
         for stage, spread in self._stragglers.spread.items():
             if stage == NAMED:  # their names differ from run to run; their sum is in no catalogue
                 continue
-            sheet.put(c.STRAGGLER_EXCESS_RATIO, spread.excess_ratio, stage)
-            sheet.put(c.STRAGGLER_RANK, spread.rank, stage)
             for statistic, value in zip(c.STATISTIC.values, spread[:4], strict=True):
                 sheet.put(c.RANK_WORK_TIME, value, stage, statistic)
+        for excess in self._stragglers.top:
+            sheet.put(
+                c.STRAGGLER_EXCESS_RATIO,
+                excess.ratio,
+                str(excess.rank),
+                excess.host,
+                _stage_label(excess.stage),
+            )
+        for (rank, host, stage), quiet_s in self._stuck.items():
+            sheet.put(c.RANK_STALL_TIME, quiet_s, rank, host, _stage_label(stage))
+        if self._speaks:
+            self._write_counted(sheet)
 
     def summary(self) -> dict[str, Any] | None:
         """The part of ``summary.json`` about the ranks; None before any has reported."""
@@ -133,7 +156,7 @@ class Peers:
             "events": {
                 event: total
                 for event in c.RANK_EVENT.values
-                if (total := sum(counts.get(event, 0) for counts in self._events.values()))
+                if (total := self._events(event))
             },
             "work": {
                 stage: {
@@ -146,6 +169,19 @@ class Peers:
             "suspects": [suspect._asdict() for suspect in self.suspects],
         }  # fmt: skip
 
+    def patience_s(self, rank: int) -> float:
+        """The longest silence that is no stall on any rank but this one."""
+        return max((each.patience_s for each in self._known.values() if each.rank != rank), default=0.0)
+
+    def _events(self, event: str) -> int:
+        return sum(each.events.get(event, 0) for each in self._last.values())
+
+    def _write_counted(self, sheet: Sheet) -> None:
+        for each in self._last.values():
+            for (name, loader, phase), number in each.counted.items():
+                sheet.put(c.by_name[name], number, self._loaders.fold(loader), phase)
+            self._breathe()
+
     def _hear(self, rank: int, text: str) -> None:
         try:
             digest = decode(text)
@@ -156,8 +192,13 @@ class Peers:
         self._known[rank] = digest
         if before is None or digest.sequence != before.sequence:
             self._heard_s[rank] = self._now_s
-            self._events[rank] = digest.events
+            self._last[rank] = digest
 
     def _silent_s(self, after_s: float) -> dict[int, float]:
         ages = {rank: self._now_s - self._heard_s[rank] for rank in self._known}
         return {rank: age for rank, age in ages.items() if age > after_s}
+
+
+def _stage_label(stage: str) -> str:
+    """Names of a program's own stages differ from run to run."""
+    return stage if stage in c.STAGES else "other"

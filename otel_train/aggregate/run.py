@@ -20,7 +20,7 @@ from otel_train.aggregate.eval_passes import EvalPasses
 from otel_train.aggregate.keep import Keeper, KeepRules
 from otel_train.aggregate.names import Names
 from otel_train.aggregate.reclaimed import Reclaimed
-from otel_train.aggregate.stalls import Stalls
+from otel_train.aggregate.stalls import Doing, Stalls
 from otel_train.aggregate.tell import MOST_CHILDREN, Teller
 from otel_train.aggregate.totals import Totals
 from otel_train.aggregate.transfers import Transfers
@@ -278,7 +278,7 @@ class RunAccount:
         thread = self._leading
         if thread is None or self.closed:
             return
-        if self.stalls.look(now_ns, self.keeper.median_ns, over=thread.idle):
+        if self.stalls.look(now_ns, self.keeper.median_ns, doing=self._doing(thread)):
             at = thread.position(self.names.sources)
             self.stalls.count(at.stage)
             self.teller.stall((thread.last_ns, now_ns), self.step_number, at.stage, at.loader)
@@ -349,6 +349,16 @@ class RunAccount:
         return "training" if self._phase == TRAIN else "evaluating"
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _doing(self, leading: Thread) -> Doing:
+        """What a silence is to be judged by."""
+        if leading.idle:
+            return Doing.OUTSIDE
+        if any(stage.stage == "checkpoint" for stage in self.open_stages()):
+            return Doing.CHECKPOINT
+        if self._phase != TRAIN:
+            return Doing.EVALUATION
+        return Doing.TRAINING if self.totals.step_counts.any() else Doing.START
 
     def _new_thread(self, name: str, *, main: bool) -> Thread:
         self._threads_seen += 1

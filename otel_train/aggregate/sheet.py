@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from otel_train.catalog import ALL, OTHER_VALUE, Emit, Kind
+from otel_train.catalog import ALL, DEVICE, OTHER_VALUE, Emit, Kind
 from otel_train.records import Family, HistogramPoint, Point
 
 if TYPE_CHECKING:
@@ -20,7 +20,8 @@ class Sheet:
 
     Args:
         emits: whether this process publishes metrics of a given kind of emitter.
-        only: names of the metrics to collect, each as one series but for histograms; None for all, with labels.
+        only: names of the metrics to collect, devices added up; None for all.
+        events: names of metrics to collect beside those, each from its first value above zero on.
         breathe: called between series, to let the training thread have the interpreter.
     """
 
@@ -29,10 +30,12 @@ class Sheet:
         emits: Callable[[Emit], bool] = lambda _: True,
         *,
         only: Container[str] | None = None,
+        events: Container[str] = (),
         breathe: Callable[[], None] = lambda: None,
     ) -> None:
         self._emits = emits
         self._only = only
+        self._events = events
         self._breathe = breathe
         self._points: dict[str, dict[Attributes, float]] = {}
         self._histograms: dict[str, list[HistogramPoint]] = {}
@@ -40,14 +43,24 @@ class Sheet:
     def put(self, metric: Metric, value: float, *labels: str) -> None:
         """Set one series. Equal labels of a counter add up (names folded to ``_OTHER``)."""
         if self._only is not None:
-            if metric.name not in self._only:
+            if metric.name not in self._only and not (value and metric.name in self._events):
                 return
-            labels = ()
+            labels = tuple(
+                "" if label is DEVICE else text for label, text in zip(metric.labels, labels, strict=False)
+            )
         series = self._points.setdefault(metric.name, {})
         attributes = _attributes(metric, labels)
         before = series.get(attributes, 0) if metric.kind in (Kind.COUNTER, Kind.UPDOWN) else 0
         series[attributes] = before + value
         self._breathe()
+
+    def take(self, metric: Metric) -> dict[Attributes, float]:
+        """Remove what was put of a counter or gauge; its values by labels."""
+        return self._points.pop(metric.name, {})
+
+    def values(self, metric: Metric) -> dict[Attributes, float]:
+        """What was put of a counter or gauge, by labels."""
+        return dict(self._points.get(metric.name, {}))
 
     def put_all(self, metric: Metric, values: Iterable[str], found: dict[str, float]) -> None:
         """One series for each value of the metric's only label, zero where nothing was found."""

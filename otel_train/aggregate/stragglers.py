@@ -38,6 +38,9 @@ BY_LUCK: Final = 0.05
 
 LEAST_WINDOWS: Final = 3
 
+MOST_TOP: Final = 3
+"""Ranks that are published by name."""
+
 LOCAL: Final = ("data", "h2d", "forward")
 """Work before the barrier wherever gradients are exchanged in or after backward."""
 
@@ -78,6 +81,22 @@ class Spread(NamedTuple):
     excess_ratio: float
 
 
+class Excess(NamedTuple):
+    """Own work of one rank against the median of the others.
+
+    Attributes:
+        rank: who.
+        host: where.
+        stage: in which it loses most.
+        ratio: (its own work - theirs) / theirs.
+    """
+
+    rank: int
+    host: str
+    stage: str
+    ratio: float
+
+
 class Slow(NamedTuple):
     """A rank that the others wait for.
 
@@ -105,6 +124,20 @@ class Slow(NamedTuple):
         return self.excess_s / self.step_s
 
 
+class Window(NamedTuple):
+    """What a window shows.
+
+    Attributes:
+        spread: over the ranks, by stage.
+        top: ranks with the most work of their own that cost the others something, most first.
+        candidate: the rank that the others wait for.
+    """
+
+    spread: dict[str, Spread]
+    top: tuple[Excess, ...]
+    candidate: Slow | None
+
+
 def windows_needed(ranks: int) -> int:
     """Windows in a row after which a rank is named: ``ranks ** (1 - windows) <= BY_LUCK``."""
     return max(LEAST_WINDOWS, 1 + math.ceil(-math.log(BY_LUCK) / math.log(max(2, ranks)) - 1e-9))
@@ -119,11 +152,13 @@ class Stragglers:
     Attributes:
         slow: the rank to name, or None.
         spread: of the last window, by stage.
+        top: the ranks with the most work of their own in the last window, most first.
     """
 
     def __init__(self, breathe: Callable[[], None] = lambda: None) -> None:
         self.slow: Slow | None = None
         self.spread: dict[str, Spread] = {}
+        self.top: tuple[Excess, ...] = ()
         self._begun: dict[int, Digest] = {}
         self._streak: list[Slow] = []
         self._breathe = breathe
@@ -146,7 +181,7 @@ class Stragglers:
         window = compare(begun, now, breathe=self._breathe)
         if window is None:  # somebody was busy elsewhere: neither for nor against
             return
-        self.spread, candidate = window
+        self.spread, self.top, candidate = window
         if candidate is None or (self._streak and self._streak[-1].rank != candidate.rank):
             self._streak = []
             self.slow = None
@@ -158,7 +193,7 @@ class Stragglers:
 
 def compare(
     begun: Mapping[int, Digest], now: Mapping[int, Digest], *, breathe: Callable[[], None] = lambda: None
-) -> tuple[dict[str, Spread], Slow | None] | None:
+) -> Window | None:
     """One window: the spread of every stage, and who stands out.
 
     Args:
@@ -190,19 +225,56 @@ def compare(
         for place, stage in enumerate(stages)
         if per_step[:, place].any()
     }
-    slowest = int(np.argmax(work))
-    excess_s = float(work[slowest] - np.median(np.delete(work, slowest)))
-    waits = totals - work
-    waits_s = float(np.median(np.delete(waits, slowest)) - waits[slowest])
-    step_s = float(np.median(totals))
-    together = float(np.ptp(totals)) <= SYNCHRONOUS_RATIO * step_s
-    # Whoever arrives last waits least. Without that nobody waits for it, or the time is something else.
-    if not together or excess_s < WORTH_RATIO * step_s or waits_s < excess_s / 2:
-        return spread, None
-    over = per_step[slowest] - np.median(np.delete(per_step, slowest, axis=0), axis=0)
-    worst = max(mine, key=lambda place: float(over[place]))
-    who = now[ranks[slowest]]
-    return spread, Slow(who.rank, who.host, stages[worst], excess_s, step_s, waits_s, 1)
+    measured = _Measured([now[r] for r in ranks], per_step, work, stages, mine)
+    return Window(spread, measured.top(), measured.candidate())
+
+
+class _Measured(NamedTuple):
+    """Times per step of a window, a row for each rank."""
+
+    who: list[Digest]
+    per_step: np.ndarray
+    work: np.ndarray
+    stages: list[str]
+    mine: list[int]
+
+    @property
+    def step_s(self) -> float:
+        """How long a step takes."""
+        return float(np.median(self.per_step.sum(axis=1)))
+
+    def excess_s(self, row: int) -> float:
+        """Seconds of own work per step beyond the median of the others."""
+        return float(self.work[row] - np.median(np.delete(self.work, row)))
+
+    def worst(self, row: int) -> str:
+        """The stage in which a rank takes longer than the others by most."""
+        over = self.per_step[row] - np.median(np.delete(self.per_step, row, axis=0), axis=0)
+        return self.stages[max(self.mine, key=lambda place: float(over[place]))]
+
+    def top(self) -> tuple[Excess, ...]:
+        """The ranks with the most work of their own, of those that cost the others something."""
+        found = []
+        for row in np.argsort(-self.work, kind="stable")[:MOST_TOP].tolist():
+            excess_s, who = self.excess_s(row), self.who[row]
+            others_s = float(self.work[row]) - excess_s
+            if excess_s >= WORTH_RATIO * self.step_s and others_s > 0:
+                found.append(Excess(who.rank, who.host, self.worst(row), excess_s / others_s))
+        return tuple(found)
+
+    def candidate(self) -> Slow | None:
+        """The rank that the others wait for."""
+        totals = self.per_step.sum(axis=1)
+        slowest, step_s = int(np.argmax(self.work)), self.step_s
+        excess_s = self.excess_s(slowest)
+        waits = totals - self.work
+        waits_s = float(np.median(np.delete(waits, slowest)) - waits[slowest])
+        together = float(np.ptp(totals)) <= SYNCHRONOUS_RATIO * step_s
+        # Whoever arrives last waits least. Without that nobody waits for it, or the time is something else.
+        if not together or excess_s < WORTH_RATIO * step_s or waits_s < excess_s / 2:
+            return None
+        who = self.who[slowest]
+        return Slow(who.rank, who.host, self.worst(slowest), excess_s, step_s, waits_s, 1)
 
 
 def _spread(column: np.ndarray, work_s: float, ranks: list[int]) -> Spread:

@@ -10,6 +10,7 @@ from otel_train.accounting.types import NO_PHASE, PHASES, Activity
 from otel_train.aggregate.compiles import Recompiled
 from otel_train.aggregate.histogram import Histograms
 from otel_train.aggregate.loader_totals import LoaderTotals
+from otel_train.catalog import STEP_BOUNDS
 from otel_train.records import Outcomes, Pace
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class Totals:
     def __init__(self, names: Names, *, breathe: Callable[[], None] = lambda: None) -> None:
         self.names = names
         self.stages = Histograms()
-        self.steps = Histograms()
+        self.steps = Histograms(STEP_BOUNDS)
         self.device = Histograms()
         """Device time of the occurrences that have one, by the series of ``stages``."""
         self.activity_ns = np.zeros(len(Activity), dtype=np.int64)

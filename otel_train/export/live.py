@@ -6,9 +6,11 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train import catalog as c
+from otel_train.accounting.types import PHASES, TRAIN
 from otel_train.aggregate.figures import Figures
 from otel_train.aggregate.sheet import Sheet
-from otel_train.export.profile import LEAN, profile_of
+from otel_train.clock import system_clock
+from otel_train.export.profile import LEAN, LEAN_EVENTS, profile_of
 from otel_train.records import Snapshot
 
 if TYPE_CHECKING:
@@ -90,6 +92,8 @@ class Reporter:
     ) -> None:
         self.state = ""
         """The run's end, once it has one."""
+        self.about: tuple[str, ...] = ()
+        """Whose run it is, and where, once that is known."""
         self.more: list[Callable[[Sheet], None]] = []
         """Write what others know."""
         self._run = run
@@ -115,9 +119,15 @@ class Reporter:
             c.Emit.NODE: info.local_rank == 0,
         }
 
-    def snapshot(self) -> Snapshot:
-        """Every metric of this process now."""
-        sheet = Sheet(self._emits, only=LEAN if self._profile.lean else None, breathe=self._breathe)
+    def snapshot(self, at_ns: int | None = None) -> Snapshot:
+        """Every metric of this process; ``at_ns``: now, on the monotonic clock, if that is not the system's."""
+        lean = self._profile.lean
+        sheet = Sheet(
+            self._emits,
+            only=LEAN if lean else None,
+            events=LEAN_EVENTS if lean else (),
+            breathe=self._breathe,
+        )
         self._figures.write(sheet)
         self._signals.write(sheet, "train")
         self._process.write(sheet)
@@ -127,9 +137,32 @@ class Reporter:
         self._watch.write(sheet, self._figures.loaders, self._process.rss_of)
         self._write_throughput(sheet)
         self._write_health(sheet)
+        now_ns = system_clock() if at_ns is None else at_ns
+        sheet.put(c.RANK_TIME, max(0, now_ns - self._run.started_ns) / NS_PER_S)
+        if self._profile.speaks:  # what this rank has counted is in the sum over all that it is told
+            sheet.take(c.SAMPLES)
+            sheet.take(c.TOKENS)
         for write in self.more:
             write(sheet)
+        self._write_flops(sheet)
         return Snapshot(self._info.started_unix_ns, time.time_ns(), sheet.families())
+
+    def counted(self) -> dict[tuple[str, str, str], int]:
+        """Samples and tokens that this rank counts for its model replica, by metric, loader and phase."""
+        found: dict[tuple[str, str, str], int] = {}
+        if not self._info.dp_leader:
+            return found
+        totals, tokens = self._run.totals, c.TOKENS.name
+        for (loader, phase), number in totals.samples.items():
+            if phase < len(PHASES):
+                key = (c.SAMPLES.name, totals.names.loaders.names[loader], PHASES[phase])
+                found[key] = found.get(key, 0) + number
+        for name, probe in list(self._loaders().items()):
+            if probe.token_count:
+                found[tokens, name, probe.phase or PHASES[TRAIN]] = probe.token_count
+        if self._signals.tokens:
+            found[tokens, "", PHASES[TRAIN]] = self._signals.tokens
+        return found
 
     def events(self) -> dict[str, int]:
         """How often what other ranks should know of has happened here, by ``train.rank.event``."""
@@ -137,7 +170,8 @@ class Reporter:
         return {
             "oom": self._accelerators.ooms(),
             "loader_worker_exit": sum(self._watch.worker_exits.values()),
-            "nonfinite": sum(self._signals.nonfinite.values()),
+            # Gradients alone do not count: gradient scalers make them overflow on purpose.
+            "nonfinite": self._signals.nonfinite["loss"] + self._signals.nonfinite["parameter"],
             "exception": int(self._run.totals.failed.sum()),
             "drop": lost,
             "stall": sum(self._run.stalls.events.values()),
@@ -151,6 +185,8 @@ class Reporter:
         if self.state:
             for value in c.RUN_STATES:
                 sheet.put(c.RUN_STATUS, int(value == self.state) - int(value == run.state()), value)
+        if self.about:
+            sheet.put(c.RUN_INFO, 1, *self.about)
         sheet.put(c.HEARTBEAT_TIME, self._anchor.unix(run.stalls.last_ns) / NS_PER_S)
         sheet.put(c.RUN_RESTARTS, info.attempt)
         sheet.put(c.WORLD_SIZE, info.world_size)
@@ -175,8 +211,6 @@ class Reporter:
             if phase == 0:
                 name = totals.names.loaders.names[loader]
                 trained[name] = trained.get(name, 0) + count
-        if self._config.flops_per_sample:
-            sheet.put(c.MODEL_FLOPS, sum(trained.values()) * self._config.flops_per_sample)
         spent = totals.train_s_by_loader()
         for name, probe in list(self._loaders().items()):
             data_s, rest_s = spent.get(name, (0.0, 0.0))
@@ -185,6 +219,17 @@ class Reporter:
                 sheet.put(
                     c.THROUGHPUT_THEORETICAL, trained[name] / slower_s, self._figures.loaders.fold(name)
                 )
+
+    def _write_flops(self, sheet: Sheet) -> None:
+        if not self._config.flops_per_sample:
+            return
+        trained = [
+            number
+            for attributes, number in sheet.values(c.SAMPLES).items()
+            if dict(attributes)[c.PHASE.name] == PHASES[TRAIN]
+        ]
+        if trained:
+            sheet.put(c.MODEL_FLOPS, sum(trained) * self._config.flops_per_sample)
 
     def _write_health(self, sheet: Sheet) -> None:
         for (signal, reason), number in self._health.drops().items():

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MOST_FULL, MOST_LEAN = 64, 2048
 """Ranks up to which every rank exports everything, or at least a few series.
-Source: about 120 series per rank in full and 16 in lean, against 50,000 per run in a shared Prometheus."""
+Source: about 120 series per rank in full and 24 in lean, against 50,000 per run in a shared Prometheus."""
 
 MOST_TRACING_NODES: Final = 64
 """Nodes whose first rank traces ordinary steps; 64 ranks are about 70 kB per step, and stores refuse traces of MB."""
@@ -23,12 +23,22 @@ MOST_TRACING_NODES: Final = 64
 LEAN: Final = frozenset(
     metric.name
     for metric in (
-        c.STAGE_DURATION, c.STEP_DURATION, c.STEPS, c.HEARTBEAT_TIME, c.PROCESS_MEMORY_USAGE,
-        c.ACCELERATOR_MEMORY_ALLOCATED, c.ACCELERATOR_MEMORY_RESERVED, c.ACCELERATOR_MEMORY_OOMS,
-        c.LOADER_WORKER_EXITS, c.NONFINITE_DETECTIONS, c.TELEMETRY_DROPS,
+        c.STAGE_DURATION, c.STEP_DURATION, c.STEPS, c.SAMPLES, c.TOKENS, c.MODEL_FLOPS, c.RUN_STATUS,
+        c.HEARTBEAT_TIME, c.STALL_THRESHOLD, c.RANK_TIME, c.PROCESS_MEMORY_USAGE, c.ACCELERATOR_MEMORY_ALLOCATED,
+        c.ACCELERATOR_MEMORY_RESERVED, c.ACCELERATOR_MEMORY_LIMIT,
     )
 )  # fmt: skip
-"""What a rank other than the first publishes in profile ``lean``."""
+"""What a rank other than the first publishes in profile ``lean``: all that rules read of every rank."""
+
+LEAN_EVENTS: Final = frozenset(
+    metric.name
+    for metric in (
+        c.ACCELERATOR_MEMORY_OOMS, c.ACCELERATOR_MEMORY_ALLOC_RETRIES, c.LOADER_WORKER_EXITS, c.LOADER_ERRORS,
+        c.NONFINITE_DETECTIONS, c.TELEMETRY_DROPS, c.TELEMETRY_FAULTS, c.UNOBSERVED, c.PROFILER_ACTIVE,
+        c.STALL_EVENTS,
+    )
+)  # fmt: skip
+"""What it publishes beside, once that is above zero: of most ranks there is nothing to tell."""
 
 LEAN_INTERVALS: Final = 2
 """In profile ``lean`` metrics are sent so many times less often."""
@@ -40,10 +50,11 @@ class Profile(NamedTuple):
     Attributes:
         name: ``full``, ``lean``, ``digest`` or ``rank0``.
         metrics: it sends metrics and serves ``/metrics``.
-        lean: of those only ``LEAN``, of training alone, without labels but the stage.
+        lean: of those only ``LEAN`` and ``LEAN_EVENTS``, durations of training alone, devices added up.
         spans: it sends spans.
         traces: among them ordinary steps; else only steps that are slow or failed here.
         expected: ranks of the run that send metrics.
+        speaks: it alone sends metrics, and counts samples for all ranks.
     """
 
     name: str
@@ -52,6 +63,7 @@ class Profile(NamedTuple):
     spans: bool
     traces: bool
     expected: int
+    speaks: bool = False
 
 
 def profile_of(config: Config, info: RunInfo) -> Profile:
@@ -59,11 +71,14 @@ def profile_of(config: Config, info: RunInfo) -> Profile:
     name, world, first = config.export_profile, info.world_size, info.rank == 0
     if name == "auto":
         name = "full" if world <= MOST_FULL else "lean" if world <= MOST_LEAN else "digest"
+    speaks = first and world > 1
     leads_node = first or (info.local_rank == 0 and info.node_rank < MOST_TRACING_NODES)
     if name == "rank0":
-        return Profile(name, first, lean=False, spans=first, traces=first, expected=1)
+        return Profile(name, first, lean=False, spans=first, traces=first, expected=1, speaks=speaks)
     if name == "digest":
-        return Profile(name, first, lean=False, spans=leads_node, traces=leads_node, expected=1)
+        return Profile(
+            name, first, lean=False, spans=leads_node, traces=leads_node, expected=1, speaks=speaks
+        )
     traces = leads_node or world <= MOST_FULL
     return Profile(name, True, lean=name == "lean" and not first, spans=True, traces=traces, expected=world)
 

@@ -9,6 +9,7 @@ from otel_train import catalog as c
 from otel_train.aggregate.digest import decode, digest_of, encode
 from otel_train.aggregate.peers import Peers
 from otel_train.export.exchange import Errand, Exchange
+from otel_train.export.profile import profile_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -76,6 +77,8 @@ class Ranks:
         clock: Clock,
         breathe: Callable[[], None] = lambda: None,
     ) -> None:
+        self.counted: Callable[[], Mapping[tuple[str, str, str], int]] = dict
+        """What this rank counts for its model replica."""
         self._run = run
         self._info = info
         self._config = config
@@ -156,7 +159,7 @@ class Ranks:
         if self._rank in (0, DEPUTY):
             self._peers = Peers(
                 self._world_size, every_s=self._every_s, stall_after_s=self._config.stall_after_s,
-                breathe=self._breathe,
+                speaks=profile_of(self._config, self._info).speaks, breathe=self._breathe,
             )  # fmt: skip
         return True
 
@@ -168,7 +171,11 @@ class Ranks:
             host=self._info.host,
             barrier=self._job.barrier(),
             events=self._job.events(),
+            counted=self.counted(),
         )
+        if self._rank == 0:  # the others learn from it how long any rank may take
+            others_s = self._run.stalls.others_ns / NS_PER_S
+            digest = digest._replace(patience_s=max(digest.patience_s, others_s))
         return encode(digest._replace(sequence=self._sequence))
 
     def _wanted(self) -> range:
@@ -185,8 +192,12 @@ class Ranks:
             self._tell_straggler()
         elif 0 in records:
             leader = self._first(records[0])
-        if leader is not None and self._rank and leader.every:
-            self._run.keeper.agree(leader.every)
+        others_s = self._peers.patience_s(self._rank) if self._peers is not None else 0.0
+        if leader is not None and self._rank:
+            others_s = max(others_s, leader.patience_s)
+            if leader.every:
+                self._run.keeper.agree(leader.every)
+        self._run.stalls.others_ns = int(others_s * NS_PER_S)
 
     def _first(self, text: str) -> Digest | None:
         try:

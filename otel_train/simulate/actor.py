@@ -9,6 +9,7 @@ from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.export.live import Reporter
 from otel_train.export.profile import keep_rules, profile_of
+from otel_train.runinfo import about_run
 from otel_train.simulate.plot import SOURCES, TRAIN, Plot
 from otel_train.simulate.props import readings_of
 
@@ -43,10 +44,10 @@ class Actor:
         info: who it is.
         config: as of a real run.
         anchor: when the run began, on both clocks.
-        steps_per_s: updates per second.
+        plot: the loop that it runs.
     """
 
-    def __init__(self, info: RunInfo, config: Config, *, anchor: Anchor, steps_per_s: float) -> None:
+    def __init__(self, info: RunInfo, config: Config, *, anchor: Anchor, plot: Plot) -> None:
         self.info = info
         self.lock = threading.Lock()
         """Held by whoever reads, or looks at the account."""
@@ -57,22 +58,27 @@ class Actor:
             stall_after_s=config.stall_after_s,
         )  # fmt: skip
         self.run.learn(SOURCES)
-        self.reporter = Reporter(
-            self.run, readings_of(self.run, anchor), info=info, config=config, breathe=lambda: None
-        )
+        self.readings = readings_of(self.run, anchor)
+        self.reporter = Reporter(self.run, self.readings, info=info, config=config, breathe=lambda: None)
+        self.reporter.about = about_run({"train.run.name": info.run_name})
         self._tracer = tracer
-        self._plot = Plot(steps_per_s, info.rank, anchor.clock_ns)
+        self._plot = plot
         self._spans: list[Span] = []
         self._forgotten = 0
         self.run.teller.span(tracer.run_start(anchor.clock_ns, anchor.clock_ns))
 
     def read(self, now_ns: int) -> Reading:
         """Run up to ``now_ns`` and look."""
+        self.advance(now_ns)
+        return self._look(now_ns)
+
+    def advance(self, now_ns: int) -> None:
+        """Run up to ``now_ns``."""
         written = self._plot.until(now_ns)
         self.run.device.tell(written.device)
         self.run.totals.loaders.add_builds(TRAIN, written.builds_ns, 0)
         self.run.feed(0, written.times, written.codes, name="MainThread", main=True)
-        return self._look(now_ns)
+        self.run.look(now_ns)
 
     def end(self, now_ns: int) -> Reading:
         """Finish the run at ``now_ns`` and look for the last time."""
@@ -92,4 +98,4 @@ class Actor:
         surplus = max(0, len(self._spans) - _REMEMBERED_SPANS)
         del self._spans[:surplus]
         self._forgotten += surplus
-        return Reading(now_ns, self.reporter.snapshot(), self._forgotten + len(self._spans))
+        return Reading(now_ns, self.reporter.snapshot(now_ns), self._forgotten + len(self._spans))

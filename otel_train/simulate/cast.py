@@ -15,6 +15,7 @@ from otel_train.export.profile import Profile, profile_of
 from otel_train.export.ranks import RECORDS_PER_S
 from otel_train.runinfo import RunInfo, instance_id, resource_attributes
 from otel_train.simulate.actor import Actor
+from otel_train.simulate.plot import Plot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,7 +65,8 @@ class Cast:
         self._config = config
         self._digest_due_ns = 0
         self._every_s = max(config.digest_every_s, ranks / RECORDS_PER_S)
-        self._peers = Peers(ranks, every_s=self._every_s, stall_after_s=config.stall_after_s)
+        speaks = profile_of(config, _info(0, ranks, per_node, run_id=config.run_id, started_unix_ns=0)).speaks
+        self._peers = Peers(ranks, every_s=self._every_s, stall_after_s=config.stall_after_s, speaks=speaks)
         kinds: dict[tuple[bool, bool, Profile], list[int]] = {}
         for number in range(ranks):
             info = _info(number, ranks, per_node, run_id=config.run_id, started_unix_ns=anchor.unix_ns)
@@ -72,7 +74,8 @@ class Cast:
             mine = kinds.setdefault((number == 0, info.local_rank == 0, profile), [])
             if len(mine) < MOST_ACTORS:
                 mine.append(len(self.actors))
-                self.actors.append(Actor(info, config, anchor=anchor, steps_per_s=steps_per_s))
+                plot = Plot(steps_per_s, number, anchor.clock_ns)
+                self.actors.append(Actor(info, config, anchor=anchor, plot=plot))
                 actor = mine[-1]
             else:
                 actor = mine[number % MOST_ACTORS]
@@ -136,7 +139,10 @@ def as_rank(spans: list[Span], rank: int) -> list[Span]:
 
 def _digest(actor: Actor) -> Digest:
     with actor.lock:
-        return digest_of(actor.run, rank=0, host="", barrier="backward", events=actor.reporter.events())
+        return digest_of(
+            actor.run, rank=0, host="", barrier="backward", events=actor.reporter.events(),
+            counted=actor.reporter.counted(),
+        )  # fmt: skip
 
 
 def _own_id(span_id: int, rank: int) -> int:

@@ -38,7 +38,7 @@ def synchronous(spent: list[list[float]]) -> list[list[float]]:
 def candidate(spent: list[list[float]], *, scale: float = 1.0) -> Slow | None:
     found = compare(*window(spent, scale=scale))
     assert found is not None
-    return found[1]
+    return found.candidate
 
 
 @given(jobs, st.data())

@@ -156,6 +156,12 @@ CASES = (
         (fires("OtelCollectorQueueNearFull", 20, "6m 0s", **QUEUED),),
     ),
     Case(
+        "runs are scraped, and there never was a Collector",
+        60,
+        {'up{job="otel-train",instance="node:9464"}': "1x60"},
+        (quiet("OtelCollectorDown", 5), quiet("OtelCollectorDown", 55)),
+    ),
+    Case(
         "the watchdog always barks",
         60,
         {'up{job="otel-collector",instance="c:8888"}': "1x10"},

@@ -87,8 +87,8 @@ CASES = (
         (
             quiet("TrainStepTimeRegression", 100),
             quiet("TrainStepTimeRegression", 395),
-            fires("TrainStepTimeRegression", 418, "175ms or 150.1ms", train_run_id="r", train_phase="train"),
-            quiet("TrainStepTimeRegression", 430),
+            fires("TrainStepTimeRegression", 418, "150ms", train_run_id="r", train_phase="train"),
+            quiet("TrainStepTimeRegression", 435),
         ),
         (
             Durations(
@@ -99,36 +99,42 @@ CASES = (
         ),
     ),
     Case(
-        "a straggler shows in its own work, not in step times",
-        30,
-        ranks(3, 80),
-        (
-            quiet("TrainStraggler", 10),
-            fires("TrainStraggler", 25, "200ms", train_run_id="r", train_rank="2"),
-        ),
-        tuple(
-            made
-            for rank, data, back in (("0", 0.1, 0.9), ("1", 0.1, 0.9), ("2", 0.2, 0.8))
-            for made in (stage("data", rank, data, 80), stage("backward", rank, back, 80))
-        ),
-    ),
-    Case(
-        "a single rank is no straggler",
-        30,
-        ranks(1, 80),
-        (quiet("TrainStraggler", 30),),
-        (stage("data", "0", 0.5, 80),),
-    ),
-    Case(
-        "the digest knows a straggler",
+        "rank 0 names a straggler, whatever the other ranks export",
         60,
         {
-            f'train_straggler_excess_ratio{{{R},train_stage="data"}}': "0.5x60",
-            f'train_straggler_excess_ratio{{{R},train_stage="forward"}}': "0.05x60",
+            f'train_straggler_excess_ratio{{{R},train_peer_rank="2",train_peer_host="b",train_stage="data"}}': "0.5x60",
+            f'train_straggler_excess_ratio{{{R},train_peer_rank="7",train_peer_host="c",train_stage="forward"}}': "0.1x60",
+            f'train_run_status{{{R},train_run_state="training"}}': "1x60",
         },
         (
-            quiet("TrainStragglerDigest", 10),
-            fires("TrainStragglerDigest", 40, "50%", train_run_id="r", train_stage="data"),
+            quiet("TrainStraggler", 10),
+            fires(
+                "TrainStraggler",
+                40,
+                "50%",
+                train_run_id="r",
+                train_peer_rank="2",
+                train_peer_host="b",
+                train_stage="data",
+            ),
+        ),
+    ),
+    Case(
+        "a wait for data that comes and goes is one alert",
+        30,
+        {},
+        (
+            fires("TrainInputBound", 20, "30%", train_run_id="r", train_phase="train"),
+            fires("TrainInputBound", 35, "21%", train_run_id="r", train_phase="train"),
+            quiet("TrainInputBound", 55),
+        ),
+        (
+            Durations(
+                STAGE,
+                f'{R},train_rank="0",train_phase="train",train_loader="main",train_stage="data"',
+                [(0.3, 30, 50), (0.03, 30, 60)],
+            ),
+            step("0", 1.0, 110),
         ),
     ),
     Case(
@@ -137,6 +143,8 @@ CASES = (
         {
             f"train_model_flops_total{{{R}}}": "0+3000x400 1200000+1200x80",
             f"train_accelerator_flops_limit_per_second{{{R}}}": "100x480",
+            f"train_world_size{{{R}}}": "1x480",
+            f"train_rank_time_seconds_total{{{R}}}": "0+60x480",
         },
         (quiet("TrainMFUDrop", 395), fires("TrainMFUDrop", 440, "20%", train_run_id="r")),
     ),
@@ -284,7 +292,7 @@ CASES = (
             f'train_accelerator_memory_{name}{{{R},train_rank="{rank}",hw_name="cuda:0"}}': values
             for rank, retries in (("0", "0+1x60"), ("1", "3x60"))
             for name, values in (
-                ("reserved_peak_bytes", "98x60"),
+                ("reserved_bytes", "98x60"),
                 ("limit_bytes", "100x60"),
                 ("alloc_retries_total", retries),
             )

@@ -88,6 +88,9 @@ def figures() -> dict[str, Any]:
         f'train_samples_total{{train_run_id="r",train_rank="{rank}",train_phase="train",train_loader="code"}}': "0+300x20"
         for rank in "01"
     }
+    steps |= {
+        f'train_rank_time_seconds_total{{train_run_id="r",train_rank="{rank}"}}': "0+30x20" for rank in "01"
+    }
     # The ranks work on batches of this loader for half of the wall time; the other half is evaluation.
     spent = {
         'train_batch_time_seconds_total{train_run_id="r",train_rank="0",train_phase="train",train_loader="code"}': "0+15x20"

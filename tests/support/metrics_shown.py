@@ -67,6 +67,7 @@ METRICS: dict[str, Callable[[Summary], Series]] = {
     "train.checkpoint.duration.sum": lambda s: {("save",): s["checkpoints"]["seconds"]},
     "train.step.skips": lambda s: {("amp_overflow",): s["skipped_updates"] or 0},
     "train.compile.recompiles": lambda s: {(): s["recompiles"]},
+    "train.rank.time": lambda s: {(): s["wall_seconds"]},
     "train.world.size": lambda s: {(): s["world_size"]},
     "train.telemetry.overhead.time": lambda s: {(): s["telemetry"]["overhead_seconds"]},
     "train.telemetry.faults": lambda s: {
@@ -80,7 +81,7 @@ WITHOUT_KEY = {
     "train.epoch.index", "train.eval.duration.count", "train.eval.duration.sum", "train.heartbeat.time",
     "train.learning_rate", "train.loss", "train.model.flops", "train.nonfinite.detections", "train.profiler.active",
     "train.profiler.captures", "train.ranks.expected", "train.run.progress.ratio", "train.run.restarts",
-    "train.run.status", "train.stall.events", "train.stall.threshold", "train.telemetry.attribute.overflows",
+    "train.run.info", "train.run.status", "train.stall.events", "train.stall.threshold", "train.telemetry.attribute.overflows",
     "train.telemetry.drops", "train.throughput.theoretical", "train.unobserved",
 }  # fmt: skip
 """What the summary has no key for: readings of an instant, of the machine, of what the program logs."""

@@ -13,7 +13,7 @@ def digest(rank: int, **facts: Any) -> Digest:
     usual: dict[str, Any] = {
         "host": f"node-{rank}", "sequence": 1, "steps": 100, "step": 100, "stage": "backward", "loader": "",
         "after": "forward", "quiet_s": 0.0, "stalled": False, "over": False, "doing": "training", "away_s": 0.0,
-        "barrier": "backward", "every": 0, "events": {},
+        "barrier": "backward", "every": 0, "events": {}, "patience_s": 300.0, "counted": {},
     }  # fmt: skip
     stages = dict.fromkeys((*STAGES, NAMED), 0.0) | facts.pop("stages", {})
     return Digest(rank=rank, stages=stages, **{**usual, **facts})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -184,3 +185,12 @@ def test_the_plain_list_has_metrics_spans_and_attributes_but_no_reserved_name(
 
     assert {"train.stage.duration", "train.rank_step", "train.keep.reason", "error.type"} <= set(words)
     assert "train.sync.wait.duration" not in words
+
+
+def test_bounds_of_step_time_are_near_enough_for_a_quantile_to_tell() -> None:
+    """Where two bounds are 2.5 apart, a step that takes twice as long may look like one that takes as long."""
+    apart = [above / below for below, above in pairwise(catalog.STEP_BOUNDS)]
+
+    assert max(apart) <= 1.19
+    assert (catalog.STEP_BOUNDS[0], catalog.STEP_BOUNDS[-1]) == (0.000518, 61.1)
+    assert catalog.STEP_DURATION.bounds == catalog.STEP_BOUNDS

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.aggregate.digest import MOST_CHARS, NAMED, Digest, decode, encode
-from otel_train.catalog import RANK_EVENT, STAGES
+from otel_train.aggregate.digest import COUNTED, MOST_CHARS, NAMED, Digest, decode, encode
+from otel_train.catalog import PHASES, RANK_EVENT, STAGES
 from tests.support.peers import digest
 
 counts = st.integers(0, 10**12)
@@ -33,7 +34,26 @@ records = st.builds(
     every=counts,
     stages=st.fixed_dictionaries(dict.fromkeys((*STAGES, NAMED), seconds)),
     events=st.fixed_dictionaries(dict.fromkeys(RANK_EVENT.values, counts)),
+    patience_s=seconds,
+    counted=st.dictionaries(
+        st.tuples(st.sampled_from(COUNTED), st.text(max_size=300), st.sampled_from(PHASES)),
+        counts,
+        max_size=20,
+    ),
 )
+
+
+@given(records)
+def test_no_sample_is_lost_in_a_record(record: Digest) -> None:
+    """Loaders beyond those that have room are added up without a name."""
+
+    def sums(counted: Any) -> dict[tuple[str, str], int]:
+        found: dict[tuple[str, str], int] = {}
+        for (metric, _, phase), number in counted.items():
+            found[metric, phase] = found.get((metric, phase), 0) + number
+        return found
+
+    assert sums(decode(encode(record)).counted) == sums(record.counted)
 
 
 @given(records)
@@ -51,7 +71,7 @@ def test_what_is_read_is_what_was_written() -> None:
     events = dict.fromkeys(RANK_EVENT.values, 0) | {"oom": 2, "stall": 1}
     record = digest(
         3, stage="data", loader="train", stages={"data": 1.25, NAMED: 0.000001}, events=events, stalled=True,
-        quiet_s=7.5, every=64, after="",
+        quiet_s=7.5, every=64, after="", counted={("train.samples", "train", "train"): 640},
     )  # fmt: skip
 
     assert decode(encode(record)) == record

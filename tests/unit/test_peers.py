@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
 from otel_train.aggregate.digest import encode
 from otel_train.aggregate.peers import Peers
 from otel_train.aggregate.sheet import Sheet
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 class Seen:
     """Two ranks that rank 0 listens to."""
 
-    def __init__(self, size: int = 2) -> None:
-        self.peers = Peers(size, every_s=5.0, stall_after_s=300.0)
+    def __init__(self, size: int = 2, *, speaks: bool = False) -> None:
+        self.peers = Peers(size, every_s=5.0, stall_after_s=300.0, speaks=speaks)
 
     def take(self, now_s: float, *digests: Digest) -> list[Suspect]:
         return self.peers.take({d.rank: encode(d) for d in digests}, now_s)
@@ -116,7 +118,7 @@ def test_as_many_series_for_many_ranks_as_for_few() -> None:
         seen.take(5.0, *(later(one, 10, spent) for one in begun))
         return sum(len(points) for points in seen.figures().values())
 
-    assert series(2) == series(300) == 1 + 6 + 5 * (1 + 1 + 4)
+    assert series(2) == series(300) == 1 + 6 + 5 * 4
 
 
 def test_the_work_of_the_ranks_is_published_by_statistic() -> None:
@@ -129,4 +131,50 @@ def test_the_work_of_the_ranks_is_published_by_statistic() -> None:
 
     assert found["train.rank.work.time"][("data", "min")] == 0.001
     assert found["train.rank.work.time"][("data", "max")] == 0.003
-    assert found["train.straggler.rank"] == {("data",): 1}
+    assert found["train.straggler.excess.ratio"] == {("1", "node-1", "data"): pytest.approx(2.0)}
+
+
+def test_the_three_ranks_with_the_most_work_of_their_own_are_named() -> None:
+    """Whoever is called at night needs the number of the rank, not that there is one."""
+    seen = Seen(10)
+    begun = [digest(rank) for rank in range(10)]
+    seen.take(0.0, *begun)
+    extra = {2: 0.05, 5: 0.03, 7: 0.02, 8: 0.01}
+    seen.take(
+        5.0,
+        *(
+            later(one, 10, {"data": 0.1 + extra.get(rank, 0.0), "backward": 0.1 - extra.get(rank, 0.0)})
+            for rank, one in enumerate(begun)
+        ),
+    )
+    found = seen.figures()["train.straggler.excess.ratio"]
+
+    assert found == {
+        ("2", "node-2", "data"): pytest.approx(0.5),
+        ("5", "node-5", "data"): pytest.approx(0.3),
+        ("7", "node-7", "data"): pytest.approx(0.2),
+    }
+
+
+def test_a_rank_that_holds_the_run_up_is_named_until_it_moves() -> None:
+    """A gauge that vanished would be remembered for five minutes; 0 says at once that it is over."""
+    seen = Seen()
+    still: dict[str, Any] = {"stalled": True, "quiet_s": 310.0}
+    stuck = digest(1, stage="data", loader="train", after="optimizer", **still)
+    seen.take(0.0, digest(0, stage="backward", **still), stuck)
+    assert seen.figures()["train.rank.stall.time"] == {("1", "node-1", "data"): 310.0}
+
+    seen.take(5.0, digest(0, sequence=2), digest(1, sequence=2))
+    assert seen.figures()["train.rank.stall.time"] == {("1", "node-1", "data"): 0.0}
+
+
+def test_rank_0_counts_samples_for_all_ranks_where_it_alone_exports() -> None:
+    """A sum over what is exported is then the global number in every profile; ranks that have ended stay in it."""
+    seen = Seen(speaks=True)
+    mine = {("train.samples", "main", "train"): 80, ("train.tokens", "", "train"): 5}
+    seen.take(0.0, digest(0, counted=mine), digest(1, counted=mine))
+    seen.take(5.0, digest(0, sequence=2, counted=mine))
+
+    assert seen.figures()["train.samples"] == {("main", "train"): 160}
+    assert seen.figures()["train.tokens"] == {("train",): 10}
+    assert "train.samples" not in Seen().figures()

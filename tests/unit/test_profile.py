@@ -55,6 +55,18 @@ def test_rank_0_always_exports_everything() -> None:
         assert (found.metrics, found.lean, found.spans, found.traces) == (True, False, True, True)
 
 
+def test_rank_0_counts_for_all_where_it_alone_exports() -> None:
+    """Elsewhere every rank counts for itself, and a sum over both would be twice as much."""
+    assert [at(0, 8, profile=profile).speaks for profile in ("full", "lean", "digest", "rank0")] == [
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert not at(0, 1, profile="digest").speaks
+    assert not at(1, 8, profile="digest").speaks
+
+
 def test_in_digest_one_rank_per_node_traces_and_the_others_only_leave_their_record() -> None:
     """A trace of 64 ranks can still be looked at; one of ten thousand cannot be stored."""
     first_of_node, second, beyond = at(8, 10_240), at(9, 10_240), at(64 * 8, 10_240)

@@ -112,6 +112,20 @@ def test_the_exchange_can_be_turned_off(members: list[Member], store: FakeStore)
     assert member.ranks._exchange is None
 
 
+def test_a_rank_is_as_patient_as_the_most_patient_that_it_may_wait_for(
+    members: list[Member], store: FakeStore
+) -> None:
+    """While rank 5 saves, the others sit in a collective; rank 0 learns it from its record, the others from rank 0."""
+    first, last = join(members, store, 0, 8), join(members, store, 7, 8)
+    store.held["p/5"] = encode(digest(5, doing="checkpointing", patience_s=1800.0))
+    for _ in range(2):
+        first.turns()
+        last.turns()
+
+    assert first.run.stalls.threshold_ns == last.run.stalls.threshold_ns == 1800 * 10**9
+    assert last.run.stalls.own_ns == 300 * 10**9
+
+
 def hung(**rank_0: Any) -> dict[int, str]:
     """Four ranks, of which the last never got its batch."""
     stuck = digest(3, stage="data", loader="train", after="optimizer", **STILL)

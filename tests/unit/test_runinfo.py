@@ -17,6 +17,7 @@ from otel_train.launchers import place_of, ray_environment
 from otel_train.runinfo import (
     Process,
     RunInfo,
+    about_run,
     detect,
     instance_id,
     live_ranks,
@@ -286,6 +287,26 @@ def test_a_process_group_is_asked_only_once_it_exists(
     assert live_ranks({}) is None
 
 
+@pytest.mark.parametrize(
+    ("settings", "leaders"),
+    [
+        ({}, [0, 1, 2, 3, 4, 5, 6, 7]),
+        ({"tensor_parallel": 2}, [0, 2, 4, 6]),
+        ({"pipeline_parallel": 2}, [0, 1, 2, 3]),
+        ({"tensor_parallel": 2, "pipeline_parallel": 2}, [0, 2]),
+    ],
+)
+def test_one_rank_of_each_model_replica_counts_its_samples(
+    settings: dict[str, int], leaders: list[int]
+) -> None:
+    """Ranks that share a replica see the same samples: counted by all they would be so many times too many."""
+    config = Config(run_id="r", **settings)  # type: ignore[arg-type]  # whole numbers
+
+    assert [
+        rank for rank in range(8) if found({"RANK": str(rank), "WORLD_SIZE": "8"}, config=config).dp_leader
+    ] == leaders
+
+
 def ray_worker(**ranks: Any) -> SimpleNamespace:
     """``ray.train`` as a worker sees it."""
     context = SimpleNamespace(
@@ -368,6 +389,14 @@ def test_the_resource_says_who_sends() -> None:
         "slurm.partition": "gpu",
     }
     assert {name: attributes.get(name) for name in expected} == expected
+
+
+def test_the_resource_says_whose_run_it_is_and_where() -> None:
+    """Alerts carry it; the first attribute of several that mean the same wins, and what is not told is empty."""
+    slurm = {"train.run.name": "gpt", "team": "speech", "service.namespace": "x", "slurm.job.id": "8"}
+
+    assert about_run(slurm) == ("gpt", "speech", "", "8", "", "")
+    assert about_run({"k8s.cluster.name": "a", "k8s.namespace.name": "b"})[4:] == ("a", "b")
 
 
 def test_without_torch_and_names_the_resource_has_neither() -> None:

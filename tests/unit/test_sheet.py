@@ -97,3 +97,22 @@ def test_names_beyond_the_bound_fold_first_come_first_served() -> None:
         "a", "b", "_OTHER", "a", "", "_OTHER",
     ]  # fmt: skip
     assert bounded.overflown == {"c", "d"}
+
+
+def test_a_lean_sheet_adds_up_devices_and_takes_events_once_they_have_happened() -> None:
+    """Of two thousand ranks most have nothing to tell; what is told keeps its labels, because alerts pick by them."""
+    sheet = Sheet(
+        only={c.ACCELERATOR_MEMORY_RESERVED.name, c.SAMPLES.name}, events={c.NONFINITE_DETECTIONS.name}
+    )
+    sheet.put(c.ACCELERATOR_MEMORY_RESERVED, 3, "cuda:0")
+    sheet.put(c.ACCELERATOR_MEMORY_RESERVED, 4, "cuda:1")
+    sheet.put(c.SAMPLES, 80, "main", "train")
+    sheet.put(c.NONFINITE_DETECTIONS, 0, "gradient")
+    sheet.put(c.NONFINITE_DETECTIONS, 1, "loss")
+    sheet.put(c.BATCHES, 9, "main", "train")
+
+    assert values(sheet) == {
+        "train.samples": {("main", "train"): 80},
+        "train.nonfinite.detections": {("loss",): 1},
+        "train.accelerator.memory.reserved": {(): 7},
+    }
