@@ -10,6 +10,7 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -126,6 +127,7 @@ class AgentService:
             OSError: the agent is gone.
             RuntimeError: no thread can be started.
         """
+        self._import_ahead()
         self.recording.begin()
         self._listen()
         try:
@@ -143,6 +145,14 @@ class AgentService:
                     thread.join(self._config.exit_timeout_s)
             self.recording.close()
             raise
+
+    def _import_ahead(self) -> None:
+        """Import what the service thread needs: while the program trains, an import holds the interpreter."""
+        wanted = ["otel_train.trackers", "otel_train.export.typeset", "otel_train.record.job_store"]
+        if self._config.capture != "off":
+            wanted.append("otel_train.capturing.build")
+        for name in wanted:
+            import_module(name)
 
     def _await_opening(self) -> None:
         self._is_open.wait(OPEN_S)

@@ -57,7 +57,8 @@ class Reports:
                 "compiled models", "loader workers", "values by hand", "ranks",
             )
         }  # fmt: skip
-        self._watched = (0, 0, False)
+        self._watched: tuple[Any, ...] = ()
+        self._sized: frozenset[str] = frozenset()
         self._due_s: dict[str, float] = {}
         self._memory: tuple[Any, ...] = ()
         self._taken: dict[str, int] = {}
@@ -78,7 +79,8 @@ class Reports:
             if thread.slot >= 0
         )
         hurry = self.capturing is not None and self.capturing.in_a_hurry
-        watched = len(recording.probes.loaders), len(recording.probes.models), hurry
+        job = self._do("ranks", find_job, None)
+        watched = len(recording.probes.loaders), len(recording.probes.models), hurry, job
         fresh = fresh or watched != self._watched
         self._watched = watched
         deaths: list[tuple[str, Death]] = []
@@ -156,8 +158,9 @@ class Reports:
         self._look_at_devices()
         trackers, capturing = self.trackers, self.capturing
         listened = trackers is not None and trackers.listened()
-        if listened and self._is_due("datasets", _DATASETS_EVERY_S):
-            self._datasets = self._sizes()
+        names = frozenset(recording.probes.loaders)
+        if listened and (names != self._sized or self._is_due("datasets", _DATASETS_EVERY_S)):
+            self._datasets, self._sized = self._sizes(), names
         return State(
             {name: _figures(probe) for name, probe in list(recording.probes.loaders.items())},
             tuple(probe.name for probe in recording.probes.models),
