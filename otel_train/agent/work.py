@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from pathlib import Path
 from typing import Final
 
-LEAST_NS: Final = 5 * 10**6
-"""Less than this between two looks is what a process spends that only waits."""
+LEAST_SHARE: Final = 0.2
+"""Of the time between two looks: what a process that only waits for something stays below."""
 
 
 class Work:
@@ -19,12 +20,13 @@ class Work:
 
     def __init__(self, pid: int) -> None:
         self._tasks = Path(f"/proc/{pid}/task")
-        self._before_ns = self._spent_ns()
+        self._before = time.monotonic_ns(), self._spent_ns()
 
     def goes_on(self) -> bool:
         """Whether it has worked since the last look. False where the system does not tell."""
-        before_ns, self._before_ns = self._before_ns, self._spent_ns()
-        return self._before_ns - before_ns > LEAST_NS
+        (then_ns, before_ns), self._before = self._before, (time.monotonic_ns(), self._spent_ns())
+        now_ns, spent_ns = self._before
+        return spent_ns - before_ns > LEAST_SHARE * (now_ns - then_ns)
 
     def _spent_ns(self) -> int:
         spent_ns = 0
