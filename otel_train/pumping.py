@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from otel_train.export.ranks import Job
     from otel_train.export.routes import Routes
     from otel_train.record.loader_state import LoaderState
-    from otel_train.recording import Recording
     from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo
     from otel_train.tracking import Listeners
@@ -79,7 +78,7 @@ class Pumping:
     Args:
         config: how the run is observed.
         info: who we are.
-        recording: what writes.
+        recording: stands for what writes.
         routes: the ways out, not connected yet.
         anchor: one instant on both clocks.
         key_prefix: of this job's keys in its store.
@@ -101,7 +100,7 @@ class Pumping:
         config: Config,
         info: RunInfo,
         *,
-        recording: Recording,
+        recording: Any,  # Any: a RemoteRecording, of a package that builds on this one
         routes: Routes,
         anchor: Anchor,
         key_prefix: str,
@@ -288,7 +287,7 @@ class Pumping:
 
     def _overhead_s(self) -> float:
         """On the training thread, as sampled there."""
-        return self._recording.spent_ns / NS_PER_S
+        return float(self._recording.spent_ns / NS_PER_S)
 
     def _drops(self) -> dict[tuple[str, str], int]:
         notes, devices, timers = self._recording.notes, self._recording.devices, self._recording.timers

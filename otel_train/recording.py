@@ -23,8 +23,7 @@ from otel_train.record.torch_probes import TorchProbes, in_backward
 from otel_train.record.transfer import TransferProbe
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping
-    from pathlib import Path
+    from collections.abc import Mapping
 
     from otel_train.clock import Anchor
     from otel_train.config import Config
@@ -40,8 +39,6 @@ class Recording:
         info: who we are.
         anchor: one instant on both clocks.
         environ: the process environment.
-        flight_path: where the flight file belongs; None for plain memory.
-        shared: the memory can be handed to another process; it has no file then.
 
     Attributes:
         recorder: rings and sources.
@@ -64,10 +61,8 @@ class Recording:
         *,
         anchor: Anchor,
         environ: Mapping[str, str],
-        flight_path: Path | None,
-        shared: bool = False,
     ) -> None:
-        self.memory = FlightMemory(config.flight_edges, anchor, path=flight_path, shared=shared)
+        self.memory = FlightMemory(config.flight_edges, anchor, shared=True)
         self.recorder = Recorder(self.memory, clock=system_clock, in_backward=in_backward)
         self.recorder.identify(
             {
@@ -96,15 +91,6 @@ class Recording:
     def spent_ns(self) -> int:
         """Nanoseconds of ours on the training thread, as sampled there."""
         return self.recorder.spent_ns + self.devices.spent_ns
-
-    @property
-    def loaded(self) -> Container[str]:
-        """Modules that the program has imported."""
-        return sys.modules
-
-    def faults(self) -> Mapping[str, int]:
-        """None that its parts do not count themselves."""
-        return {}
 
     def begin(self) -> None:
         """Listen to the functions at the top of the package, and to torch and JAX if they are there."""
@@ -143,10 +129,6 @@ class Recording:
         self._jax.remove()
         self.transfers.remove()
         self.recorder.silence()
-
-    def save(self) -> None:
-        """Write a copy of the rings, where their file could not be mapped."""
-        self.memory.save()
 
     def close(self) -> None:
         """Give the memory back."""

@@ -88,9 +88,7 @@ class AgentService:
         self._main = threading.get_ident()
         self.info = detect(config, environ)
         self.caches = CacheSizes()
-        self.recording = Recording(
-            config, self.info, anchor=anchor, environ=environ, flight_path=None, shared=True
-        )
+        self.recording = Recording(config, self.info, anchor=anchor, environ=environ)
         self._reports = Reports(self.recording, self.caches)
         self._reporting = free_in_forks(threading.RLock())
         self._answers: dict[int, Answer | None] = {}

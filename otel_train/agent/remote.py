@@ -43,7 +43,7 @@ class RemoteRecording:
         self.records: deque[dict[int, str]] = deque(maxlen=1)
         self.exchange = (False, 0)
         self.devices = _Devices(self)
-        self.transfers = SimpleNamespace(brought_back=lambda: dict(self.state.brought_back), look=_nothing)
+        self.transfers = SimpleNamespace(brought_back=lambda: dict(self.state.brought_back))
         self.scaled = _Scaled()
         self.notes = _Notes()
         self.timers = _Timers()
@@ -97,15 +97,6 @@ class RemoteRecording:
         copy = self.recorder.guard
         return {**self.state.faults, copy.part: copy.faults}
 
-    def begin(self) -> None:
-        """It records already."""
-
-    def follow_compiler(self) -> None:
-        """The rank does."""
-
-    def save(self) -> None:
-        """Nothing: the copy of the last steps is written by ``recorder.publish``."""
-
 
 class _Devices:
     def __init__(self, remote: RemoteRecording) -> None:
@@ -124,9 +115,6 @@ class _Devices:
         )
         pace = Pace(*map(sum, zip(*(part.pace for part in parts), strict=True)))
         return DeviceTimes(source, begun_ns, ended_ns, device_ns, parts[-1].until_ns, pace)
-
-    def look(self) -> None:
-        """The rank looks."""
 
     def memory(self) -> list[DeviceMemory]:
         return list(self._remote.state.memory)

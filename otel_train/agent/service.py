@@ -115,9 +115,8 @@ class RankService:
             waiting=self._requests.waiting,
             breath_after_ns=NEVER_NS if beside else BREATH_AFTER_NS,
         )  # fmt: skip
-        recording: Any = self._remote
         self.pumping = Pumping(
-            config, self.info, recording=recording, routes=self.routes, anchor=hello.anchor,
+            config, self.info, recording=self._remote, routes=self.routes, anchor=hello.anchor,
             # What the launcher counts is the same on all ranks; what lies in a rank's folder need not be.
             key_prefix=f"otel_train/{info.attempt}", elsewhere=elsewhere,
         )  # fmt: skip

@@ -78,6 +78,7 @@ def test_a_made_up_rank_counts_faults_of_the_parts_that_a_session_has(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.endpoint)
         with Session(Config(run_dir=str(tmp_path), prometheus_port=0, console=False)):
             pass
+        assert received.wait(metrics=1)
         points = received.points()["train.telemetry.faults"].sum.data_points
         parts = {attribute.value.string_value for point in points for attribute in point.attributes}
 
