@@ -11,7 +11,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.agent.ends import LauncherFolder, RankEnd
+from otel_train.agent.launcher_folder import LauncherFolder, RankEnd
 from otel_train.agent.messages import Answer, Ask, Hello, LoopFigures, Opened, Report
 from otel_train.agent.rank_end import how_it_ended
 from otel_train.agent.remote import (

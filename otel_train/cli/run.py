@@ -19,7 +19,7 @@ from otel_train.values import FILE_VARIABLE, PREFIX
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from otel_train.agent.ends import RankEnd
+    from otel_train.agent.launcher_folder import RankEnd
     from otel_train.launch.parent import Ended
 
 EPILOG = """\
@@ -117,7 +117,7 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
     Raises:
         ConfigError: a setting cannot be honoured, or there is no such program.
     """
-    from otel_train.agent.ends import wait_for_ends
+    from otel_train.agent.launcher_folder import wait_for_ends
     from otel_train.launch import command, parent
 
     if module is not None and not module:

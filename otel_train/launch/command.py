@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from otel_train.agent.ends import FOLDER
+from otel_train.agent.launcher_folder import FOLDER
 from otel_train.config import settings_in
 from otel_train.errors import ConfigError
 from otel_train.export.settings import OtlpSettings

@@ -28,7 +28,7 @@ ELSEWHERE = {
     "agent/in_process.py": "a method of that name",
     "agent/rank_end.py": "/proc",
     "agent/ring_reader.py": "names in shared memory",
-    "agent/work.py": "/proc",
+    "agent/cpu_progress.py": "/proc",
     "analyze/decode.py": "events of a trace that has been read",
     "analyze/operands.py": "one event of a trace that has been read",
     "aggregate/digest.py": "a record that ranks leave in the job's store",
