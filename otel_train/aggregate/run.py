@@ -323,6 +323,10 @@ class RunAccount:
         """Up to when the run's time has been accounted for."""
         return max(self._closed_ns, self._leading.account.settled_ns if self._leading else self.started_ns)
 
+    def ended_by(self, now_ns: int) -> int:
+        """Where the run's time ends: at ``now_ns`` while it runs, and where it was closed after that."""
+        return self.settled_ns if self.closed else now_ns
+
     @property
     def helpers(self) -> list[str]:
         """Threads that only read a loader: the training thread's wait for them is not seen."""

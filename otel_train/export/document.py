@@ -97,7 +97,7 @@ class Documents:
         things = self._health.unobserved()
         edges = figures(
             totals,
-            wall_s=((run.settled_ns if run.closed else system_clock()) - since_ns) / NS_PER_S,
+            wall_s=(run.ended_by(system_clock()) - since_ns) / NS_PER_S,
             source=run.step_source,
             loaders=loaders,
             processors=_processors(),

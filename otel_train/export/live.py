@@ -138,7 +138,7 @@ class Reporter:
         self._write_throughput(sheet)
         self._write_health(sheet)
         now_ns = system_clock() if at_ns is None else at_ns
-        sheet.put(c.RANK_TIME, max(0, now_ns - self._run.started_ns) / NS_PER_S)
+        sheet.put(c.RANK_TIME, max(0, self._run.ended_by(now_ns) - self._run.started_ns) / NS_PER_S)
         if self._profile.speaks:  # what this rank has counted is in the sum over all that it is told
             sheet.take(c.SAMPLES)
             sheet.take(c.TOKENS)
