@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.agent.cpu_progress import Work
 from otel_train.agent.launcher_folder import LauncherFolder
 from otel_train.agent.messages import Answer, Ask, Hello, LoopFigures, Opened
-from otel_train.agent.process import AgentThread, start
+from otel_train.agent.process import AgentThread, reach
 from otel_train.agent.reports import Reports
 from otel_train.cache_sizes import CacheSizes
 from otel_train.children import free_in_forks
@@ -97,7 +97,7 @@ class AgentService:
         self._is_up = threading.Event()
         self._is_open = threading.Event()
         self._over: bool = False
-        self._ending = self._interrupted = False
+        self._ending = self._interrupted = self._found = False
         self._number = self._starts = self._signals = self._agent = 0
         self._listener: Any = None
         self._last: tuple[dict[str, Any], list[dict[str, str]]] | None = None
@@ -166,11 +166,16 @@ class AgentService:
             launcher = LauncherFolder(self._environ, self.info.pid)
             launcher.opened()
             try:
-                return start()
+                return self._reached()
             except OSError as error:
                 launcher.closed()
                 _log.warning("No agent can run beside this process (%s): a thread of it does its work", error)
         return self._agent_here()
+
+    def _reached(self) -> Link:
+        self._is_up.clear()
+        link, self._found = reach(self.info, self._environ)
+        return link
 
     def _agent_here(self) -> Link:
         self.here = AgentThread(self.recording.memory.map, self._config.exit_timeout_s)
@@ -365,12 +370,14 @@ class AgentService:
             _log.error("The agent has ended %d times: nothing more is exported", self._starts)
             return
         try:
-            if self._opened is None:  # it cannot run here
+            if self._found and not self._is_up.is_set():  # it was about to leave
+                link = self._reached()
+            elif self._opened is None:  # it cannot run here
                 _log.warning("The agent ended before it began: a thread of this process does its work")
                 link = self._agent_here()
             else:
                 _log.warning("The agent has ended; another one goes on")
-                link = start() if self.here is None else self._agent_here()
+                link = self._reached() if self.here is None else self._agent_here()
         except OSError as error:
             _log.warning("No other agent can be started (%s): a thread of this process goes on", error)
             link = self._agent_here()
@@ -387,12 +394,8 @@ class AgentService:
             resource["train.torch.version"] = str(torch.__version__)
             if torch.version.cuda:
                 resource["train.cuda.version"] = str(torch.version.cuda)
-        try:
-            folder = os.getcwd()  # noqa: PTH109 - it may be gone
-        except OSError:
-            folder = "/"
         return Hello(
-            self._config, self.info, self._environ, self._origins, self._anchor, resource, folder, page,
+            self._config, self.info, self._environ, self._origins, self._anchor, resource, page,
             again=self._opened is not None,
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ from typing import Any
 from otel_train.children import free_in_forks
 
 _LENGTH = struct.Struct("<Q")
+_CREDENTIALS = struct.Struct("3i")  # unix(7), struct ucred: process, user, group
 _MOST_BYTES = 1 << 30
 _SEND_TIMEOUT_S = 5.0
 
@@ -106,3 +107,9 @@ class Link:
                 raise EOFError
             parts += part
         return bytes(parts)
+
+
+def user_of(connection: socket.socket) -> int:
+    """Number of the user at the other end of a Unix socket."""
+    text = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(text)[1])

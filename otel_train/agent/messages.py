@@ -31,7 +31,6 @@ class Hello(NamedTuple):
         origins: where settings come from.
         anchor: one instant on both clocks.
         resource: attributes of the OpenTelemetry resource that only the rank knows.
-        folder: its working directory: paths of settings are relative to it.
         page: what its terminal shows.
         again: an agent has opened its run directory before, and is gone.
     """
@@ -42,7 +41,6 @@ class Hello(NamedTuple):
     origins: Mapping[str, str]
     anchor: Anchor
     resource: Mapping[str, AttributeValue]
-    folder: str
     page: Page
     again: bool = False
 

@@ -1,30 +1,27 @@
-"""The agent's own process: how a rank starts it, and what it runs."""
+"""How a rank comes to its agent: a process of the node, or a thread of its own."""
 
 from __future__ import annotations
 
-import logging
+import errno
+import hashlib
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import threading
-from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from otel_train.agent.link import Link
+from otel_train.agent.link import Link, user_of
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Sequence
-    from types import FrameType
+    from collections.abc import Mapping, Sequence
 
-    from otel_train.agent.messages import Hello
     from otel_train.agent.service import RankService
-
-DELIVERY_S: Final = 60.0
-"""Longest that an agent outlives its last rank, with a Collector that does not answer."""
+    from otel_train.runinfo import RunInfo
 
 _ROOT = Path(__file__).resolve().parents[2]
 _THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -32,34 +29,131 @@ _THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREAD
 
 _PROGRAM = (
     "import sys; sys.path[:1] = []; sys.path.append({root!r}); "
-    "from otel_train.agent.process import main; main({descriptor})"
+    "from otel_train.agent.node import main; main({connection}, {listener})"
 )
 _SHELL = ("/bin/sh", "-c", 'exec "$@" &', "sh")
 """It ends at once: the agent is no child of the program. One that waits for any of its children must not meet it."""
 
+_WAITING_RANKS = 1024
+"""Ranks that may wait to be accepted while the agent starts."""
 
-def start() -> Link:
-    """Start an agent; the connection to it.
+_CONNECT_S = 5.0
+
+_OF_THE_AGENT: Final = re.compile(
+    "(OTEL_(?!TRAIN_)|PYTHON|SSL_CERT_|GRPC_|REQUESTS_CA_BUNDLE$|CURL_CA_BUNDLE$|LD_LIBRARY_PATH$|.*_PROXY$)",
+    re.IGNORECASE,
+)
+"""Variables that a whole process has one value of."""
+
+
+class Reached(NamedTuple):
+    """A connection to an agent.
+
+    Attributes:
+        link: the connection.
+        found: another rank has started the agent; it may be leaving just now.
+    """
+
+    link: Link
+    found: bool
+
+
+def reach(info: RunInfo, environ: Mapping[str, str]) -> Reached:
+    """Connect to the agent of this node, and start it if there is none yet.
+
+    Ranks of one run on one node, of one user and in the same namespaces, have one agent. Its address is a name in the
+    abstract namespace of Unix sockets: taken by one rank at a time, gone with the process, and on no disk.
+
+    Args:
+        info: who this rank is.
+        environ: its environment.
 
     Raises:
         OSError: no process can be started here.
     """
     if not sys.executable:
         raise OSError("this interpreter does not know its own program (sys.executable is empty)")
-    ours, theirs = socket.socketpair()
+    if info.local_world_size < 2:  # noqa: PLR2004 - alone
+        return Reached(_start_alone(), found=False)
+    address = _address(info, environ)
+    with socket.socket(socket.AF_UNIX) as listener:
+        try:
+            listener.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                return Reached(_start_alone(), found=False)
+            return _connected(address)
+        listener.listen(_WAITING_RANKS)
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect(address)
+            _start(-1, listener.fileno())
+        except BaseException:
+            connection.close()
+            raise
+    return Reached(Link(connection), found=False)
+
+
+def _connected(address: bytes) -> Reached:
+    """To the agent that another rank has started; to one of our own where this user has none of that name."""
+    connection = socket.socket(socket.AF_UNIX)
     try:
-        command = [sys.executable, "-c", _PROGRAM.format(root=str(_ROOT), descriptor=theirs.fileno())]
-        _run_aside(
-            [*_SHELL, *command], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL, start_new_session=True,
-            env={**os.environ, **_THREADS, "OTEL_TRAIN_DISABLED": "true"},
-        )  # fmt: skip
-    except BaseException:
-        ours.close()
-        raise
-    finally:
-        theirs.close()
+        connection.settimeout(_CONNECT_S)
+        connection.connect(address)
+        connection.settimeout(None)
+        if user_of(connection) == os.getuid():
+            return Reached(Link(connection), found=True)
+    except OSError:  # it has just left, or takes nobody
+        pass
+    connection.close()
+    return Reached(_start_alone(), found=False)
+
+
+def _address(info: RunInfo, environ: Mapping[str, str]) -> bytes:
+    """Where ranks of this run meet. All that a process has one of is part of it."""
+    spaces = [_namespace(name) for name in ("pid", "mnt", "net", "user")]
+    variables = sorted((name, value) for name, value in environ.items() if _OF_THE_AGENT.match(name))
+    shared = (os.getuid(), spaces, info.run_id, sys.executable, str(_ROOT), _folder(), variables)
+    return (
+        b"\0otel-train/"
+        + hashlib.sha256(repr(shared).encode(errors="surrogateescape")).hexdigest()[:32].encode()
+    )
+
+
+def _namespace(name: str) -> str:
+    try:
+        return os.readlink(f"/proc/self/ns/{name}")  # noqa: PTH115 - it is no path
+    except OSError:
+        return ""
+
+
+def _folder() -> str:
+    """Working directory of the rank, and so of its agent: paths of settings are relative to it."""
+    try:
+        return os.getcwd()  # noqa: PTH109 - it may be gone
+    except OSError:
+        return "/"
+
+
+def _start_alone() -> Link:
+    """An agent for this rank alone."""
+    ours, theirs = socket.socketpair()
+    with theirs:
+        try:
+            _start(theirs.fileno(), -1)
+        except BaseException:
+            ours.close()
+            raise
     return Link(ours)
+
+
+def _start(connection: int, listener: int) -> None:
+    program = _PROGRAM.format(root=str(_ROOT), connection=connection, listener=listener)
+    _run_aside(
+        [*_SHELL, sys.executable, "-c", program], pass_fds=[fd for fd in (connection, listener) if fd >= 0],
+        stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+        cwd=_folder(), env={**os.environ, **_THREADS, "OTEL_TRAIN_DISABLED": "true"},
+    )  # fmt: skip
 
 
 def _run_aside(command: Sequence[str], **how: Any) -> None:
@@ -90,34 +184,6 @@ def _another_has_ended() -> bool:
         return os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return False
-
-
-def main(descriptor: int) -> None:
-    """Serve the rank at the other end of this socket, in the agent's own process."""
-    link = Link(socket.socket(fileno=descriptor))
-    handler = LogsToRank(link)
-    logger = logging.getLogger("otel_train")
-    logger.addHandler(handler)
-    logger.propagate = False
-    try:
-        hello, descriptors = link.receive_first(2)
-    except EOFError:
-        return
-    with suppress(OSError):
-        os.chdir(hello.folder)
-    process = descriptors[1] if len(descriptors) > 1 else -1
-    service = _opened(link, hello, descriptors[0], process, deliver_s=DELIVERY_S)
-    if service is None:
-        return
-
-    def terminated(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        service.terminate()
-
-    signal.signal(signal.SIGTERM, terminated)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    service.serve()
 
 
 class AgentThread(threading.Thread):
@@ -154,9 +220,15 @@ class AgentThread(threading.Thread):
 
     def run(self) -> None:
         """Serve the rank."""
+        from otel_train.agent.node import opened
+        from otel_train.export.shared import Shared
+
+        shared = Shared(ranks=1)
         try:
             hello = self._theirs.receive()
-            self.service = _opened(self._theirs, hello, self._memory, -1, deliver_s=self._deliver_s)
+            self.service = opened(
+                self._theirs, hello, self._memory, -1, deliver_s=self._deliver_s, shared=shared
+            )
             if self.service is not None:
                 self.service.serve()
         except EOFError:
@@ -164,43 +236,5 @@ class AgentThread(threading.Thread):
         except Exception as error:  # noqa: BLE001 - no fault of ours reaches the program
             self.problem = f"{type(error).__name__}: {error}"
         finally:
+            shared.close()
             self._theirs.close()
-
-
-def _opened(
-    link: Link, hello: Hello, memory: int | mmap.mmap, process: int, *, deliver_s: float
-) -> RankService | None:
-    """What serves the rank; None where it has set what cannot be honoured, and is told so."""
-    from otel_train.agent.messages import Ask
-    from otel_train.agent.service import RankService
-    from otel_train.errors import ConfigError
-
-    with suppress(OSError):  # a rank that is gone is counted to its end all the same
-        link.send(Ask(0, "up", (os.getpid(),)))
-    try:
-        return RankService(link, hello, memory, process, deliver_s=deliver_s)
-    except ConfigError as error:
-        link.send(Ask(0, "refused", (str(error),)))
-        return None
-
-
-class LogsToRank(logging.Handler):
-    """Has the rank log what the agent has to say: there are the program's own handlers.
-
-    Args:
-        link: to the rank.
-    """
-
-    def __init__(self, link: Link) -> None:
-        super().__init__()
-        self._link = link
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Send one record."""
-        from otel_train.agent.messages import Ask
-
-        text: Any = record.getMessage()
-        if record.exc_info:
-            text += "\n" + logging.Formatter().formatException(record.exc_info)
-        with suppress(OSError):
-            self._link.send(Ask(0, "log", (record.levelno, text)))

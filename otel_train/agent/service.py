@@ -34,6 +34,7 @@ from otel_train.export.ranks import Job
 from otel_train.export.routes import Routes
 from otel_train.guard import Guard
 from otel_train.pumping import Pumping
+from otel_train.threads import daemon
 
 if TYPE_CHECKING:
     import mmap
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from otel_train.agent.link import Link
     from otel_train.aggregate.run import RunAccount
     from otel_train.export.document import Window
+    from otel_train.export.shared import Shared
     from otel_train.record.loader_state import LoaderState
     from otel_train.records import AttributeValue
 
@@ -64,6 +66,7 @@ class RankService:
         memory: its memory, or the descriptor of it.
         process: descriptor of its process; -1 where there is none.
         deliver_s: longest that it delivers after the rank has ended.
+        shared: what ranks of this agent have in common.
 
     Attributes:
         pumping: the account, and what is made of it.
@@ -76,7 +79,14 @@ class RankService:
     """
 
     def __init__(
-        self, link: Link, hello: Hello, memory: int | mmap.mmap, process: int, *, deliver_s: float
+        self,
+        link: Link,
+        hello: Hello,
+        memory: int | mmap.mmap,
+        process: int,
+        *,
+        deliver_s: float,
+        shared: Shared,
     ) -> None:
         self._deliver_s = deliver_s
         self._link = link
@@ -92,7 +102,7 @@ class RankService:
         self._asked: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
         config, info = hello.config, hello.info
         opening = Routes.open_again if hello.again else Routes.open
-        self.routes = opening(config, info, hello.environ, origins=hello.origins)
+        self.routes = opening(config, info, hello.environ, origins=hello.origins, shared=shared)
         with ExitStack() as undo:  # what has been set up when a part fails
             undo.callback(self.routes.close, 0)
             self._set_up(memory)
@@ -123,7 +133,7 @@ class RankService:
         self.pumping.connect(hello.environ)
         self.pump = self.pumping.pump
         self._reported_s = time.monotonic()
-        self._worker = threading.Thread(target=self._answer_all, name="otel-train-asks", daemon=True)
+        self._worker = daemon(self._answer_all, "otel-train-asks")
 
     def serve(self) -> None:
         """Serve the rank until it has ended and everything of it is delivered, or kept."""

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from otel_train.guard import Guard
+from otel_train.threads import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -72,7 +73,7 @@ class Exchange:
         self._found: dict[int, str] | None = None
         self._wake = threading.Event()
         self._stopped = False
-        self._thread = threading.Thread(target=self._loop, name="otel-train-ranks", daemon=True)
+        self._thread = daemon(self._loop, "otel-train-ranks")
         self._thread.start()
 
     @property

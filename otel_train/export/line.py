@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import queue
-import threading
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from otel_train.guard import Guard
+from otel_train.threads import daemon
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable
 
 T = TypeVar("T")
@@ -48,7 +49,7 @@ class Line(Generic[T]):
         if self.guard.closed or self._over:
             return
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name=f"otel-train-{self._name}", daemon=True)
+            self._thread = daemon(self._work, f"otel-train-{self._name}")
             self._thread.start()
         try:
             self._waiting.put_nowait((item,))

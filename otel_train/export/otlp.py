@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from otel_train.export.otlp_http import Connections
     from otel_train.export.otlp_transport import Transport
     from otel_train.records import AttributeValue, Batch
 
@@ -36,6 +37,7 @@ class OtlpExporter:
         max_bytes: bound on the spool on disk.
         on_error: told of every ``OSError`` of the spool.
         transport: carries requests, in place of HTTP or gRPC.
+        connections: shared with others that send; None for connections of its own.
     """
 
     def __init__(  # noqa: PLR0913 - all but two by keyword
@@ -48,6 +50,7 @@ class OtlpExporter:
         max_bytes: int = DEFAULT_MAX_BYTES,
         on_error: Callable[[OSError], None] = lambda _error: None,
         transport: Transport | None = None,
+        connections: Connections | None = None,
     ) -> None:
         self._signals = frozenset(settings.targets)
         self._resource = dict(resource)
@@ -55,7 +58,7 @@ class OtlpExporter:
         self._told = False
         self._sender = Sender(
             self._signals,
-            transport or OtlpTransport(settings.targets),
+            transport or OtlpTransport(settings.targets, connections),
             directory=directory,
             endpoint=settings.addresses,
             timeout_s=settings.timeout_s,

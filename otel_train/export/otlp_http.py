@@ -10,18 +10,22 @@ import os
 import select
 import socket
 import ssl
+import threading
 import time
 import zlib
 from base64 import b64encode
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from otel_train.children import free_in_forks
 from otel_train.export.otlp_answer import MOST_ANSWER_BYTES, Answer, HttpAnswer, read_http, retry
 from otel_train.export.reasons import why
 
 if TYPE_CHECKING:
+    from collections.abc import Hashable
+
     from otel_train.export.settings import Target
 
 MOST_RECEIVED_BYTES: Final = 2 * MOST_ANSWER_BYTES
@@ -116,6 +120,56 @@ class _LimitedTls(_Limited, http.client.HTTPSConnection):
     """The same over TLS."""
 
 
+class _Way(NamedTuple):
+    """How to come to a collector.
+
+    Attributes:
+        key: the same for all that may use one connection.
+        end: host and port to connect to: of the collector, or of a proxy.
+        headers: that a proxy wants with every request.
+        forwarded: a proxy passes requests on, one by one.
+        tunnel: host, port and headers that a proxy wants before TLS begins; None without such a proxy.
+    """
+
+    key: Hashable
+    end: tuple[str, int]
+    headers: dict[str, str] = {}  # noqa: RUF012 - never changed
+    forwarded: bool = False
+    tunnel: tuple[str, int, dict[str, str]] | None = None
+
+
+class Connections:
+    """Connections that nobody uses just now: at most one to each collector, for all that send there."""
+
+    def __init__(self) -> None:
+        self._idle: dict[Hashable, _Limited] = {}
+        self._lock = free_in_forks(threading.Lock())
+
+    def take(self, key: Hashable) -> _Limited | None:
+        """A connection that is open and silent; None where there is none."""
+        with self._lock:
+            connection = self._idle.pop(key, None)
+        if connection is not None and (connection.sock is None or _readable(connection.sock)):
+            connection.close()
+            return None
+        return connection
+
+    def give(self, key: Hashable, connection: _Limited) -> None:
+        """Keep a connection for the next request, to whomever it belongs."""
+        with self._lock:
+            connection, kept = self._idle.get(key, connection), connection
+            self._idle[key] = kept
+        if connection is not kept:
+            connection.close()
+
+    def close(self) -> None:
+        """Close what is kept."""
+        with self._lock:
+            kept, self._idle = list(self._idle.values()), {}
+        for connection in kept:
+            connection.close()
+
+
 class HttpClient:
     """Posts requests to one URL.
 
@@ -125,15 +179,18 @@ class HttpClient:
     Args:
         target: where to, and how.
         signal: ``metrics`` or ``traces``.
+        connections: shared with other clients; None for connections of its own.
     """
 
-    def __init__(self, target: Target, signal: str) -> None:
+    def __init__(self, target: Target, signal: str, connections: Connections | None = None) -> None:
         self._target = target
+        self._connections = connections or Connections()
+        self._shares = connections is not None
         self._signal = signal
         self._url = urlsplit(target.url)
-        self._connection: _Limited | None = None
+        self._connection: _Limited | None = None  # that is used just now
         self._context: ssl.SSLContext | None = None
-        self._forwarded = False
+        self._way: _Way | None = None
         self._headers = {
             "user-agent": "otel-train",
             "accept": "application/json, application/x-protobuf",
@@ -160,6 +217,8 @@ class HttpClient:
     def close(self) -> None:
         """Drop the connection. What waits for an answer on another thread fails at once."""
         connection, self._connection = self._connection, None
+        if not self._shares:
+            self._connections.close()
         if connection is None:
             return
         sock = connection.sock
@@ -170,10 +229,11 @@ class HttpClient:
 
     def _exchange(self, body: bytes, content_type: str, timeout_s: float) -> HttpAnswer:
         limit = _Limit(timeout_s)
-        connection = self._connected(limit)
+        way = self._way = self._way or self._found_way()
+        connection = self._connected(way, limit)
         path = f"{self._url.path or '/'}{'?' * bool(self._url.query)}{self._url.query}"
-        headers = {**self._headers, "content-type": content_type}
-        if self._forwarded:  # a proxy wants the whole address
+        headers = {**self._headers, **way.headers, "content-type": content_type}
+        if way.forwarded:  # a proxy wants the whole address
             path = f"{self._url.scheme}://{self._url.netloc.rpartition('@')[2]}{path}"
         with suppress(
             BrokenPipeError, ConnectionResetError
@@ -188,36 +248,39 @@ class HttpClient:
         if not response.isclosed():  # more than an answer has: the connection cannot be used again
             response.close()
             self.close()
+        elif self._connection is not None:  # else somebody has closed it meanwhile
+            self._connection = None
+            if connection.sock is not None:
+                self._connections.give(way.key, connection)
         return answer
 
-    def _connected(self, limit: _Limit) -> _Limited:
-        connection = self._connection
-        if connection is not None and (connection.sock is None or _readable(connection.sock)):
-            self.close()
-            connection = None
-        if connection is None:
-            connection = self._connection = self._made()
+    def _connected(self, way: _Way, limit: _Limit) -> _Limited:
+        connection = self._connection = self._connections.take(way.key) or self._made(way)
         connection.limit = limit
         if connection.sock is None:
             connection.connect()
         return connection
 
-    def _made(self) -> _Limited:
-        host, scheme = self._url.hostname or "", self._url.scheme
-        port = self._url.port or _PORTS[scheme]
-        proxy = "" if proxy_bypass(f"{host}:{port}") else getproxies().get(scheme, "")
+    def _found_way(self) -> _Way:
+        target, scheme = self._target, self._url.scheme
+        host = self._url.hostname or "", self._url.port or _PORTS[scheme]
+        proxy = "" if proxy_bypass(f"{host[0]}:{host[1]}") else getproxies().get(scheme, "")
+        key = scheme, host, proxy, target.certificate, target.client_certificate, target.client_key
         if not proxy:
-            return _LimitedTls(host, port, context=self._tls()) if self._target.tls else _Limited(host, port)
+            return _Way(key, host)
         via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         if via.scheme != "http" or not via.hostname:
             raise ValueError(f"proxy {via.scheme}://{via.hostname or ''}: only http:// proxies can be used")
         login = login_of(via, "proxy-authorization")
-        if not self._target.tls:
-            self._headers |= login
-            self._forwarded = True
-            return _Limited(via.hostname, via.port or _PORTS["http"])
-        connection = _LimitedTls(via.hostname, via.port or _PORTS["http"], context=self._tls())
-        connection.set_tunnel(host, port, login)
+        end = via.hostname, via.port or _PORTS["http"]
+        if not target.tls:
+            return _Way(key, end, headers=login, forwarded=True)
+        return _Way(key, end, tunnel=(*host, login))
+
+    def _made(self, way: _Way) -> _Limited:
+        connection = _LimitedTls(*way.end, context=self._tls()) if self._target.tls else _Limited(*way.end)
+        if way.tunnel is not None:
+            connection.set_tunnel(*way.tunnel)
         return connection
 
     def _tls(self) -> ssl.SSLContext:

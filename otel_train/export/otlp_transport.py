@@ -14,6 +14,7 @@ from otel_train.export.settings import GRPC, HTTP_JSON
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from otel_train.export.otlp_http import Connections
     from otel_train.export.settings import Target
 
 _KEYS: Final = {"metrics": "resourceMetrics", "traces": "resourceSpans"}
@@ -40,9 +41,11 @@ class OtlpTransport:
 
     Args:
         targets: signal to where it goes, and how.
+        connections: shared with others that send; None for connections of its own.
     """
 
-    def __init__(self, targets: Mapping[str, Target]) -> None:
+    def __init__(self, targets: Mapping[str, Target], connections: Connections | None = None) -> None:
+        self._connections = connections
         self._clients: dict[str, Any] = {}  # Any: of HTTP or of gRPC
         self._posts: dict[str, Callable[[bytes, float], Answer]] = {}
         for signal, target in targets.items():
@@ -72,7 +75,7 @@ class OtlpTransport:
             return
         from otel_train.export.otlp_http import HttpClient
 
-        client = self._clients[signal] = HttpClient(target, signal)
+        client = self._clients[signal] = HttpClient(target, signal, self._connections)
         if target.protocol == HTTP_JSON:
             self._posts[signal] = lambda line, limit_s: client.post(line, JSON, limit_s)
         else:

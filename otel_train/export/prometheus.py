@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from prometheus_client import CollectorRegistry
-
+    from otel_train.export.prometheus_page import RankPage
     from otel_train.records import AttributeValue, Batch, Snapshot
+
+    Take = Callable[[bytes, str], tuple[int, object]]
 
 DEFAULT_PORT = 9464
 """The port of the OpenTelemetry specification's Prometheus exporter."""
@@ -56,6 +57,7 @@ class PrometheusExporter:
         port: first port to try; 0 takes any.
         constant_labels: labels that every sample carries, by Prometheus name: ``train_run_id``, ...
         resource: who we are, by OpenTelemetry name; becomes ``target_info``.
+        servers: of all ranks that publish on one page; None for a page of its own.
 
     Attributes:
         port: the port it listens on.
@@ -71,18 +73,18 @@ class PrometheusExporter:
         port: int,
         constant_labels: Mapping[str, str],
         resource: Mapping[str, AttributeValue],
+        *,
+        servers: MetricsServers | None = None,
     ) -> None:
-        from prometheus_client import CollectorRegistry
-
-        from otel_train.export.prometheus_page import SnapshotCollector
+        from otel_train.export.prometheus_page import RankPage
 
         self._snapshot: Snapshot | None = None
         self._written: Path | None = None
         self._host = host
-        registry = CollectorRegistry()
-        registry.register(SnapshotCollector(lambda: self._snapshot, constant_labels, resource))
-        self._server = _listen(host, port, registry)
-        self.posts = self._server.posts
+        self.posts: dict[str, Take] = {}
+        self._page = RankPage(lambda: self._snapshot, constant_labels, resource)
+        self._servers = servers or MetricsServers()
+        self._server = self._servers.join(host, port, self._page, self.posts)
         self.port = int(self._server.server_address[1])
 
     @property
@@ -96,12 +98,12 @@ class PrometheusExporter:
             self._snapshot = batch.snapshot
 
     def close(self, timeout_s: float) -> None:
-        """Free the port, end connections and threads, take the target file away. Idempotent.
+        """Leave the page, and take the target file away. The last rank frees the port. Idempotent.
 
         A run that is killed leaves its target file, and Prometheus sees a target that does not answer.
         One that ends in order does not: so they can be told apart.
         """
-        self._server.stop(timeout_s)
+        self._servers.leave(self._server, self._page, self.posts, timeout_s)
         if self._written is not None:
             with suppress(OSError):
                 self._written.unlink(missing_ok=True)
@@ -127,15 +129,49 @@ class PrometheusExporter:
         return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
 
 
+class MetricsServers:
+    """Servers of ``/metrics``, each for all ranks of one process that want it at the same address."""
+
+    def __init__(self) -> None:
+        self._servers: dict[tuple[str, int], _Server] = {}
+        self._lock = threading.Lock()
+
+    def join(self, host: str, port: int, page: RankPage, posts: dict[str, Take]) -> _Server:
+        """The server at this address, with one rank more.
+
+        Raises:
+            ConfigError: the host cannot be listened on.
+        """
+        with self._lock:
+            server = self._servers.get((host, port))
+            if server is None:
+                server = self._servers[host, port] = _listen(host, port)
+            server.ranks.append(page)
+            server.posts.append(posts)
+            return server
+
+    def leave(self, server: _Server, page: RankPage, posts: dict[str, Take], timeout_s: float) -> None:
+        """One rank less; after the last one the server stops."""
+        with self._lock:
+            if page not in server.ranks:
+                return
+            server.ranks.remove(page)
+            server.posts[:] = [each for each in server.posts if each is not posts]
+            if server.ranks:
+                return
+            self._servers = {key: each for key, each in self._servers.items() if each is not server}
+        server.stop(timeout_s)
+
+
 _USED_UP = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 """No fault of the address: this process, or the machine, has nothing left to listen with."""
 
 
-def _listen(host: str, port: int, registry: CollectorRegistry) -> _Server:
+def _listen(host: str, port: int) -> _Server:
     ports = [*range(port, min(port + _NEXT_PORTS, 65535) + 1), 0] if port else [0]
     for candidate in ports:
         try:
-            return _Server(host, candidate, registry)
+            return _Server(host, candidate)
         except UnicodeError as error:  # noqa: PERF203  # no name of a host: a label of more than 63 letters, say
             raise _cannot_listen(host, port, error) from error
         except OSError as error:
@@ -163,9 +199,15 @@ class _Server(socketserver.ThreadingTCPServer):
     request_queue_size = 64
     timeout = 0
 
-    def __init__(self, host: str, port: int, registry: CollectorRegistry) -> None:
-        self.registry = registry
-        self.posts: dict[str, Callable[[bytes, str], tuple[int, object]]] = {}
+    def __init__(self, host: str, port: int) -> None:
+        from prometheus_client import CollectorRegistry
+
+        from otel_train.export.prometheus_page import PageCollector
+
+        self.ranks: list[RankPage] = []
+        self.posts: list[dict[str, Take]] = []
+        self.registry = CollectorRegistry()
+        self.registry.register(PageCollector(self.ranks))
         self._clients: dict[socket.socket, None] = {}  # in the order in which they came
         self._lock = threading.Lock()
         self._stopped = False
@@ -342,9 +384,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         """Hand the body over to whoever takes it at this path."""
-        take = self.server.posts.get(self.path.partition("?")[0])
+        path = self.path.partition("?")[0]
+        takes = [posts[path] for posts in list(self.server.posts) if path in posts]
         length = self.headers.get("Content-Length", "0")
-        if take is None:
+        if not takes:
             self.send_error(HTTPStatus.NOT_FOUND)
         elif not re.fullmatch("[0-9]{1,9}", length) or int(length) > REQUEST_BYTES:
             self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
@@ -352,7 +395,12 @@ class _Handler(BaseHTTPRequestHandler):
             body = self.rfile.read(int(length))
             scheme, _, token = self.headers.get("Authorization", "").partition(" ")
             self.connection.settimeout(_ANSWER_S)
-            status, answer = take(body, token.strip() if scheme == "Bearer" else "")
+            status: int = HTTPStatus.UNAUTHORIZED
+            answer: object = {}
+            for take in takes:  # the token says which rank is meant
+                status, answer = take(body, token.strip() if scheme == "Bearer" else "")
+                if status != HTTPStatus.UNAUTHORIZED:
+                    break
             self._answer(dump_json(answer).encode() + b"\n", {"Content-Type": "application/json"}, status)
 
     do_HEAD = do_GET  # noqa: N815  # as above

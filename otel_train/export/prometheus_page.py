@@ -15,7 +15,7 @@ from otel_train.catalog import Kind
 from otel_train.export.otlp_json import paced
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from otel_train.records import (
         Attributes,
@@ -36,8 +36,8 @@ _TYPES = {
 }
 
 
-class SnapshotCollector:
-    """What ``prometheus_client`` asks for the families of one page.
+class RankPage:
+    """What one rank puts on a page.
 
     Args:
         latest: the newest snapshot, or None before the first. Called once per page.
@@ -51,37 +51,59 @@ class SnapshotCollector:
         constant_labels: Mapping[str, str],
         resource: Mapping[str, AttributeValue],
     ) -> None:
-        self._latest = latest
+        self.latest = latest
         self._labels = dict(constant_labels)
         self._target = {label_name(key): str(value) for key, value in resource.items()}
 
-    def collect(self) -> Iterator[PrometheusFamily]:
-        """Every family of one snapshot, the target first."""
-        snapshot = self._latest()
-        yield self._target_info()
-        if snapshot is not None:
-            yield from paced(self._family(family) for family in snapshot.families if family.points)
+    def add_target(self, page: PrometheusFamily) -> None:
+        """Say who publishes."""
+        page.add_sample("target_info", {**self._target, **self._labels}, 1.0)
 
-    def _target_info(self) -> PrometheusFamily:
-        family = PrometheusFamily("target", "Who publishes this page.", "info")
-        family.add_sample("target_info", {**self._target, **self._labels}, 1.0)
-        return family
-
-    def _family(self, family: Family) -> PrometheusFamily:
+    def add(self, page: PrometheusFamily, family: Family) -> None:
+        """Add the points of one metric."""
         metric = family.metric
-        name = metric.prometheus.removesuffix("_total")
-        page = PrometheusFamily(name, metric.meaning, _TYPES[metric.kind], _unit(name))
-        suffix = "_total" if metric.kind is Kind.COUNTER else ""
+        name = page.name + ("_total" if metric.kind is Kind.COUNTER else "")
         for point in family.points:
             labels = self._with_constants(point.attributes)
             if metric.kind is Kind.HISTOGRAM:
                 _add_histogram(page, metric.bounds, point, labels)  # type: ignore[arg-type]  # the kind says which
             else:
-                page.add_sample(name + suffix, labels, point.value)  # type: ignore[union-attr]  # the kind says which
-        return page
+                page.add_sample(name, labels, point.value)  # type: ignore[union-attr]  # the kind says which
 
     def _with_constants(self, attributes: Attributes) -> dict[str, str]:
         return {**self._labels, **{label_name(key): value for key, value in attributes}}
+
+
+class PageCollector:
+    """What ``prometheus_client`` asks for the families of one page.
+
+    Args:
+        ranks: whose figures are on the page.
+    """
+
+    def __init__(self, ranks: Sequence[RankPage]) -> None:
+        self._ranks = ranks
+
+    def collect(self) -> Iterator[PrometheusFamily]:
+        """Every family once, with the points of all ranks, the targets first."""
+        target = PrometheusFamily("target", "Who publishes this page.", "info")
+        found: dict[str, list[tuple[RankPage, Family]]] = {}
+        for rank in list(self._ranks):
+            rank.add_target(target)
+            snapshot = rank.latest()
+            for family in snapshot.families if snapshot is not None else ():
+                if family.points:
+                    found.setdefault(family.metric.prometheus, []).append((rank, family))
+        yield target
+        yield from paced(self._family(parts) for parts in found.values())
+
+    def _family(self, parts: Sequence[tuple[RankPage, Family]]) -> PrometheusFamily:
+        metric = parts[0][1].metric
+        name = metric.prometheus.removesuffix("_total")
+        page = PrometheusFamily(name, metric.meaning, _TYPES[metric.kind], _unit(name))
+        for rank, family in parts:
+            rank.add(page, family)
+        return page
 
 
 def label_name(attribute: str) -> str:

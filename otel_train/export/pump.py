@@ -13,6 +13,7 @@ import numpy.ma  # numpy imports it with the first np.unique: 30 ms that would f
 from otel_train.aggregate.run import SLICE_EDGES
 from otel_train.guard import Guard
 from otel_train.records import Batch
+from otel_train.threads import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -129,7 +130,7 @@ class Pump:
         self._due: dict[int, int] = {}
         self._engine: list[tuple[np.ndarray, np.ndarray]] = []
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._loop, name="otel-train-pump", daemon=True)
+        self._thread = daemon(self._loop, "otel-train-pump")
 
     def faults(self) -> dict[str, int]:
         """Faults of ours on this side, by part."""

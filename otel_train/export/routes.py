@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     from otel_train.export import Exporter
     from otel_train.export.profile import Profile
+    from otel_train.export.shared import Shared
     from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo
 
@@ -63,6 +64,7 @@ class Routes:
         environ: the process environment.
         directory: the run directory.
         origins: where settings come from.
+        shared: what ranks of this agent have in common.
 
     Attributes:
         info: who we are, as the run directory counts it.
@@ -78,7 +80,9 @@ class Routes:
         directory: RunDirectory,
         *,
         origins: Mapping[str, str],
+        shared: Shared,
     ) -> None:
+        self._shared = shared
         known = directory.run_id  # "" where a process that is gone is brought to its end
         self.info = info.placed(known, directory.training, directory.attempt) if known else info
         self.origins = origins
@@ -96,7 +100,13 @@ class Routes:
 
     @classmethod
     def open(
-        cls, config: Config, info: RunInfo, environ: Mapping[str, str], *, origins: Mapping[str, str]
+        cls,
+        config: Config,
+        info: RunInfo,
+        environ: Mapping[str, str],
+        *,
+        origins: Mapping[str, str],
+        shared: Shared,
     ) -> Routes:
         """Open the run directory; nothing else yet."""
         directory = RunDirectory.open(
@@ -104,18 +114,24 @@ class Routes:
             restarts=info.attempt,
             run=_run_document(config, info, origins), max_bytes=config.max_run_dir_bytes, owner=info.pid,
         )  # fmt: skip
-        return cls(config, info, environ, directory, origins=origins)
+        return cls(config, info, environ, directory, origins=origins, shared=shared)
 
     @classmethod
     def open_again(
-        cls, config: Config, info: RunInfo, environ: Mapping[str, str], *, origins: Mapping[str, str]
+        cls,
+        config: Config,
+        info: RunInfo,
+        environ: Mapping[str, str],
+        *,
+        origins: Mapping[str, str],
+        shared: Shared,
     ) -> Routes:
         """Go on in the run directory that ``info`` has been placed in, which somebody else of ours opened."""
         directory = RunDirectory.again(
             Path(config.run_dir) / folder_name(info.run_id), info.rank, attempt=info.attempt,
             max_bytes=config.max_run_dir_bytes, owner=info.pid,
         )  # fmt: skip
-        return cls(config, info, environ, directory, origins=origins)
+        return cls(config, info, environ, directory, origins=origins, shared=shared)
 
     @property
     def flight_path(self) -> Path | None:
@@ -176,6 +192,7 @@ class Routes:
                     version=VERSION,
                     directory=self.rank_folder,
                     on_error=self._directory.note,
+                    connections=self._shared.connections,
                 )
                 routes.append(Route(Part(self._otlp, profile), Guard("OTLP export"), every))
         recorder = RunDirectoryExporter(self._directory, resource, version=VERSION)
@@ -311,9 +328,12 @@ class Routes:
             if name in resource:
                 labels[name.replace(".", "_")] = str(resource[name])
         config = self._config
-        port = config.prometheus_port + self.info.local_rank if config.prometheus_port else 0
+        port = config.prometheus_port
+        if port and self._shared.alone:
+            port += self.info.local_rank
         exporter = self._or_default(
-            "prometheus_host", lambda host: PrometheusExporter(host, port, labels, resource)
+            "prometheus_host",
+            lambda host: PrometheusExporter(host, port, labels, resource, servers=self._shared.servers),
         )
         if self._directory.writable:
             try:

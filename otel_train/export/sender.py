@@ -14,6 +14,7 @@ from otel_train.children import free_in_forks
 from otel_train.export.otlp_answer import ACCEPTED, Answer, Verdict, refused
 from otel_train.export.otlp_json import records_in
 from otel_train.export.spool import DEFAULT_MAX_BYTES, SpoolQueue
+from otel_train.threads import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -196,7 +197,7 @@ class Sender:
         self._says = _Says(endpoint, [lane.queue for lane in self._lanes.values()], monotonic_s, log)
         self._deadline_s: float | None = None
         self._abandoned = False
-        self._thread = threading.Thread(target=self._run, name="otel_train-sender", daemon=True)
+        self._thread = daemon(self._run, "otel-train-sender")
         self._thread.start()
 
     @property

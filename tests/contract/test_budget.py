@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from otel_train.clock import Anchor
 from otel_train.config import Config
-from otel_train.export.prometheus_page import SnapshotCollector
+from otel_train.export.prometheus_page import PageCollector, RankPage
 from otel_train.session import Session
 from otel_train.simulate.cast import Cast
 from otel_train.simulate.props import PARTS
@@ -88,7 +88,7 @@ def test_a_made_up_rank_counts_faults_of_the_parts_that_a_session_has(
 def test_series_are_counted_as_a_page_has_them() -> None:
     """The count is by formula; the page is what is scraped."""
     _, snapshots = played("full", ranks=1)
-    page = SnapshotCollector(lambda: snapshots[0], {}, {}).collect()
+    page = PageCollector([RankPage(lambda: snapshots[0], {}, {})]).collect()
     samples = sum(len(family.samples) for family in page if family.name != "target")
 
     assert sizes_of(snapshots[0].families).classic == samples

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from tests.support.receiver import http_receiver
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -65,8 +67,8 @@ def begin(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         environ = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more}
         begun.append(
             subprocess.Popen(
-                program(tmp_path, text), env=environ, cwd=tmp_path, text=True, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, start_new_session=True,
+                program(tmp_path, text), env=environ, cwd=tmp_path, text=True, stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
             )
         )  # fmt: skip
         return begun[-1]
@@ -85,7 +87,7 @@ def agents(folder: Path) -> list[psutil.Process]:
     found = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
-            mine = any("otel_train.agent.process" in word for word in process.cmdline())
+            mine = any("otel_train.agent.node" in word for word in process.cmdline())
             if mine and Path(process.cwd()) == folder:
                 found.append(process)
     return found
@@ -357,3 +359,149 @@ def test_weights_are_those_of_the_bare_loop(
         agent.kill()
 
     assert line(watched) == line(bare)
+
+
+# -- several ranks on one node ---------------------------------------------------------------------
+
+
+def place(rank: int, world_size: int, **more: str) -> dict[str, str]:
+    """What a launcher says to a rank of a node."""
+    return {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size), "OTEL_TRAIN_RUN_ID": "job", **more,
+    }  # fmt: skip
+
+
+def page(url: str) -> dict[str, float]:
+    """Training steps by rank, as the page has them."""
+    from urllib.request import Request, urlopen
+
+    from prometheus_client.openmetrics.parser import text_string_to_metric_families as families
+
+    asked = Request(url, headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    with urlopen(asked, timeout=5) as answer:
+        text = answer.read().decode()
+    found = {family.name: family for family in families(text)}  # type: ignore[no-untyped-call]  # theirs
+    steps = found["train_steps"].samples if "train_steps" in found else []
+    return {sample.labels["train_rank"]: sample.value for sample in steps}
+
+
+WAITING = """
+    session = start(export_every_s=0.2)
+    train()
+    say(session.metrics_url)
+    sys.stdin.readline()
+    train()
+"""
+
+
+def test_ranks_of_a_node_have_one_agent_one_page_and_one_connection(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """Eight of each would cost a node half a gigabyte, and a Collector eight connections."""
+    with http_receiver() as receiver:
+        send = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}
+        begun = [begin(WAITING, **place(rank, 4, **send)) for rank in range(4)]
+        urls = {line(process) for process in begun}
+
+        assert len(urls) == 1
+        assert len(agents(tmp_path)) == 1
+        [url] = urls
+        everybody = dict.fromkeys("0123", 100.0)
+        until(lambda: page(url) == everybody, "all ranks are on the page")
+        until(lambda: len(ranks_of(receiver)) == 4, "all ranks have sent")
+        assert receiver.open_connections <= 2  # a second one while two requests are under way
+
+        begun[0].communicate("\n", timeout=60)
+        until(lambda: page(url) == dict.fromkeys("123", 100.0), "the rank that has ended has left the page")
+        for process in begun[1:]:
+            process.communicate("\n", timeout=60)
+            assert process.returncode == 0
+    until(lambda: not agents(tmp_path), "the agent has left")
+    found = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/rank*/summary.json")]
+    assert [each["steps"] for each in found] == [{"train": 200}] * 4
+    assert {each["state"] for each in found} == {"finished"}
+
+
+def test_the_agent_of_a_node_that_dies_is_followed_by_one_for_all_its_ranks(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """All ranks notice at once, and only one of them may start another."""
+    begun = [begin(WAITING, **place(rank, 3)) for rank in range(3)]
+    for process in begun:
+        line(process)
+    [agent] = agents(tmp_path)
+    agent.kill()
+    [other] = until(lambda: [each for each in agents(tmp_path) if each.pid != agent.pid], "another agent")
+    for process in begun:
+        _, errors = process.communicate("\n", timeout=60)
+        assert process.returncode == 0
+        assert errors.count("another one goes on") == 1, errors
+    until(lambda: not other.is_running(), "it has left")
+    found = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/rank*/summary.json")]
+    assert [each["steps"] for each in found] == [{"train": 200}] * 3
+
+
+def test_a_rank_that_is_killed_is_counted_while_the_others_go_on(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """The agent is not theirs alone."""
+    begun = [begin(WAITING, **place(rank, 2)) for rank in range(2)]
+    url, _ = [line(process) for process in begun]
+    begun[1].kill()
+    path = tmp_path / "runs" / "job" / "rank1" / "summary.json"
+    until(lambda: path.exists() and json.loads(path.read_text())["state"] == "killed", "it is counted")
+    assert json.loads(path.read_text())["steps"] == {"train": 100}
+    until(lambda: page(url) == {"0": 100.0}, "the other one is still served")
+    begun[0].communicate("\n", timeout=60)
+    assert begun[0].returncode == 0
+    until(lambda: not agents(tmp_path), "the agent has left")
+
+
+def test_another_users_socket_is_not_trusted_with_our_memory(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """Names of the abstract namespace have no owner: somebody else may have taken ours."""
+    if os.geteuid():
+        pytest.skip("becoming another user needs root")
+    process = begin(
+        """
+        from otel_train.agent import process as agent
+        known = agent._address
+        def taken(info, environ):
+            address = known(info, environ)
+            if not os.path.exists("squatted"):
+                ready, write = os.pipe()
+                if os.fork() == 0:
+                    os.setuid(65534)
+                    listener = __import__("socket").socket(1)
+                    listener.bind(address)
+                    listener.listen()
+                    os.write(write, b"x")
+                    connection, _ = listener.accept()
+                    os._exit(len(connection.recv(1)))
+                os.read(ready, 1)
+                open("squatted", "w").close()
+            return address
+        agent._address = taken
+        session = start()
+        train()
+        session.close()
+        say(os.waitstatus_to_exitcode(os.wait()[1]))
+        """,
+        **place(0, 2),
+    )
+    said, errors = process.communicate(timeout=60)
+    assert said.split() == ["0"], errors  # it was sent nothing
+    assert summary(tmp_path, "finished")["steps"] == {"train": 100}
+
+
+def ranks_of(receiver: Any) -> set[str]:
+    """Ranks that have sent metrics."""
+    return {
+        attribute.value.string_value or str(attribute.value.int_value)
+        for request in list(receiver.metrics)
+        for group in request.resource_metrics
+        for attribute in group.resource.attributes
+        if attribute.key == "train.rank"
+    }

@@ -12,7 +12,7 @@ from otel_train.clock import Anchor
 from otel_train.codes import Ending, Flag, Op
 from otel_train.config import Config
 from otel_train.export.profile import LEAN_INTERVALS
-from otel_train.export.prometheus_page import SnapshotCollector
+from otel_train.export.prometheus_page import PageCollector, RankPage
 from otel_train.export.ranks import Job, Ranks
 from otel_train.guard import Guard
 from otel_train.records import HistogramPoint
@@ -241,7 +241,7 @@ class Run:
 
     def _record(self, member: Member, snapshot: Snapshot) -> None:
         tick = self.now_s // EXPORT_S
-        for family in SnapshotCollector(lambda: snapshot, member.labels, {}).collect():
+        for family in PageCollector([RankPage(lambda: snapshot, member.labels, {})]).collect():
             for sample in family.samples:
                 if sample.name in self._kept:
                     self._put("classic", named(sample.name, sample.labels), tick, f"{sample.value:.12g}")

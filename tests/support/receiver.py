@@ -41,6 +41,8 @@ class Received:
         retry_after: value of that header in answers other than 200; "" for none.
         location: value of that header.
         rejecting: how many records ``partial`` rejects.
+        open_connections: of clients.
+        connections: how many came in all.
         poison: only bodies with these bytes are answered with the status that the mode is.
     """
 
@@ -51,6 +53,7 @@ class Received:
         self.metrics: list[ExportMetricsServiceRequest] = []
         self.traces: list[ExportTraceServiceRequest] = []
         self.requests = 0
+        self.open_connections = self.connections = 0
         self.headers = Message()
         self.retry_after = ""
         self.location = ""
@@ -154,6 +157,15 @@ def http_receiver(mode: str = "ok", *, slow_s: float = 1.0, port: int = 0) -> It
         received.retry_after = "30"
 
     class Handler(BaseHTTPRequestHandler):
+        def setup(self) -> None:
+            super().setup()
+            received.open_connections += 1
+            received.connections += 1
+
+        def finish(self) -> None:
+            received.open_connections -= 1
+            super().finish()
+
         def do_POST(self) -> None:
             received.requests += 1
             body = self.rfile.read(int(self.headers["Content-Length"]))

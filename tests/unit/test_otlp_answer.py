@@ -6,11 +6,12 @@ import resource
 import socket
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
 from otel_train.export.otlp_answer import Answer, HttpAnswer, Verdict, read_http
+from otel_train.export.otlp_http import Connections
 from otel_train.export.otlp_json import metrics_line, spans_line
 from otel_train.export.otlp_transport import OtlpTransport
 from otel_train.export.settings import OtlpSettings
@@ -309,17 +310,27 @@ def test_compression_is_honoured(receiver: Received, compression: str) -> None:
 def test_the_connection_is_kept_and_made_anew_when_it_was_closed(receiver: Received) -> None:
     """A handshake for every request would cost a collector of a thousand ranks a core."""
     transport = OtlpTransport(OtlpSettings.read({}, endpoint=receiver.endpoint).targets)
-    client: Any = transport._clients["metrics"]
     assert transport.send("metrics", METRICS, 5).accepted
-    first = client._connection.sock
     assert transport.send("metrics", METRICS, 5).accepted
-    assert client._connection.sock is first
+    assert receiver.connections == 1
 
-    first.shutdown(socket.SHUT_RDWR)
+    transport.close()
     assert transport.send("metrics", METRICS, 5).accepted
-    assert client._connection.sock is not first
+    assert receiver.connections == 2
     transport.close()
     assert len(receiver.metrics) == 3
+
+
+def test_many_that_send_to_one_collector_share_a_connection(receiver: Received) -> None:
+    """An agent sends for all ranks of a node: metrics and spans, one after another."""
+    connections = Connections()
+    targets = OtlpSettings.read({}, endpoint=receiver.endpoint).targets
+    for _ in range(4):
+        transport = OtlpTransport(targets, connections)
+        assert transport.send("metrics", METRICS, 5).accepted
+        transport.close()
+    connections.close()
+    assert receiver.connections == 1
 
 
 def test_a_proxy_of_the_environment_is_used(receiver: Received, monkeypatch: pytest.MonkeyPatch) -> None:

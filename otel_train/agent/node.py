@@ -1,0 +1,198 @@
+"""The agent of a node: one process that serves all ranks of a run there, each in a thread of its own."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from contextlib import suppress
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, Final
+
+from otel_train.agent.link import Link, user_of
+from otel_train.threads import daemon
+
+if TYPE_CHECKING:
+    import mmap
+
+    from otel_train.agent.messages import Hello
+    from otel_train.agent.service import RankService
+    from otel_train.export.shared import Shared
+
+DELIVERY_S: Final = 60.0
+"""Longest that an agent outlives its last rank, with a Collector that does not answer."""
+
+_FIRST_S = 10.0
+"""How long an agent waits for the rank that has started it."""
+
+_served: ContextVar[Link | None] = ContextVar("_served", default=None)
+
+
+def main(connection: int, listener: int) -> None:
+    """Serve ranks until the last one has ended, in the agent's own process.
+
+    Args:
+        connection: descriptor of a socket to the rank that has started it; -1: it connects like the others.
+        listener: descriptor of a socket that other ranks connect to; -1: there are none.
+    """
+    agent = NodeAgent(socket.socket(fileno=listener) if listener >= 0 else None)
+    handler = LogsToRanks(agent)
+    logger = logging.getLogger("otel_train")
+    logger.addHandler(handler)
+    logger.propagate = False
+
+    def terminated(number: int, frame: object) -> None:
+        del number, frame
+        agent.terminate()
+
+    signal.signal(signal.SIGTERM, terminated)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    if connection >= 0:
+        agent.take(socket.socket(fileno=connection))
+    agent.run()
+
+
+class NodeAgent:
+    """Accepts ranks, and leaves after the last of them.
+
+    Args:
+        listener: where ranks connect; None where the one that is taken by hand is the only one.
+
+    Attributes:
+        links: to the ranks that are served, oldest first.
+    """
+
+    def __init__(self, listener: socket.socket | None) -> None:
+        from otel_train.export.shared import Shared
+
+        self.links: list[Link] = []
+        self._listener = listener
+        self._shared = Shared(ranks=2 if listener is not None else 1)
+        self._services: list[RankService] = []
+        self._lock = threading.Lock()
+        self._terminated = False
+        self._wake_read, self._wake_write = socket.socketpair()
+        if listener is not None:
+            listener.setblocking(False)
+
+    def run(self) -> None:
+        """Serve until the last rank has ended and everything of it is delivered, or kept."""
+        until_s = 0.0 if self.links else time.monotonic() + _FIRST_S
+        while True:
+            waited = [self._wake_read] + ([self._listener] if self._listener is not None else [])
+            select.select(waited, [], [], 1.0)
+            with suppress(BlockingIOError):
+                self._wake_read.recv(1 << 10, socket.MSG_DONTWAIT)
+            came = self._accept()
+            if came or self.links:
+                until_s = 0.0
+            elif time.monotonic() > until_s:
+                break  # whoever connects from here on is told by the end of the connection, and starts another agent
+        self._shared.close()
+
+    def take(self, connection: socket.socket) -> None:
+        """Serve the rank at the other end, in a thread."""
+        link = Link(connection)
+        self.links.append(link)
+        _served.set(link)
+        daemon(lambda: self._serve(link), "otel-train-rank").start()
+
+    def terminate(self) -> None:
+        """The agent is told to end: so are its ranks, soon."""
+        self._terminated = True
+        for service in list(self._services):
+            service.terminate()
+
+    def _accept(self) -> bool:
+        if self._listener is None:
+            return False
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            return False
+        connection.setblocking(True)
+        if user_of(connection) != os.getuid():
+            connection.close()
+            return False
+        self.take(connection)
+        return True
+
+    def _serve(self, link: Link) -> None:
+        service = None
+        try:
+            hello, descriptors = link.receive_first(2)
+            process = descriptors[1] if len(descriptors) > 1 else -1
+            service = opened(link, hello, descriptors[0], process, deliver_s=DELIVERY_S, shared=self._shared)
+            if service is not None:
+                with self._lock:
+                    self._services.append(service)
+                if self._terminated:
+                    service.terminate()
+                service.serve()
+        except (EOFError, OSError):
+            pass  # the rank is gone before it has said anything
+        finally:
+            with self._lock:
+                if service in self._services:
+                    self._services.remove(service)
+                self.links.remove(link)
+            link.close()
+            with suppress(OSError):
+                self._wake_write.send(b"x")
+
+
+def opened(
+    link: Link, hello: Hello, memory: int | mmap.mmap, process: int, *, deliver_s: float, shared: Shared
+) -> RankService | None:
+    """What serves the rank; None where it has set what cannot be honoured, and is told so.
+
+    Args:
+        link: to the rank.
+        hello: its first message.
+        memory: its memory, or the descriptor of it.
+        process: descriptor of its process; -1 where there is none.
+        deliver_s: longest that it delivers after the rank has ended.
+        shared: what ranks of this agent have in common.
+    """
+    from otel_train.agent.messages import Ask
+    from otel_train.agent.service import RankService
+    from otel_train.errors import ConfigError
+
+    with suppress(OSError):  # a rank that is gone is counted to its end all the same
+        link.send(Ask(0, "up", (os.getpid(),)))
+    try:
+        return RankService(link, hello, memory, process, deliver_s=deliver_s, shared=shared)
+    except ConfigError as error:
+        link.send(Ask(0, "refused", (str(error),)))
+        return None
+
+
+class LogsToRanks(logging.Handler):
+    """Has a rank log what the agent has to say: there are the program's own handlers.
+
+    What a thread of ours says of one rank is logged there; anything else by the rank that came first.
+
+    Args:
+        agent: knows the ranks.
+    """
+
+    def __init__(self, agent: NodeAgent) -> None:
+        super().__init__()
+        self._agent = agent
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one record."""
+        from otel_train.agent.messages import Ask
+
+        text: Any = record.getMessage()
+        if record.exc_info:
+            text += "\n" + logging.Formatter().formatException(record.exc_info)
+        link = _served.get() or next(iter(self._agent.links), None)
+        if link is not None:
+            with suppress(OSError):
+                link.send(Ask(0, "log", (record.levelno, text)))
