@@ -164,6 +164,10 @@ class Config:
     """Address of an Alertmanager, such as ``http://alertmanager:9093``. Every 15 s each rank asks it for firing alerts of
     its own that carry the label ``capture="true"``, and captures. Empty: no alert captures."""
 
+    alertmanager_headers: str = ""
+    """Headers of those questions, ``name=value`` with commas between, values percent-encoded, as in
+    ``OTEL_EXPORTER_OTLP_HEADERS``."""
+
     capture_steps: int = 5
     """Steps per capture, 1 to 10000. The end of one costs training 15 ms for every MB of trace."""
 

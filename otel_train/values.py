@@ -35,8 +35,8 @@ RESERVED: Final = frozenset(
 
 MIB: Final = 1 << 20
 
-SECRETS: Final = ("capture_token", "alertmanager_url")
-"""Settings whose values are shown nowhere: a token, and an address that may hold a password."""
+SECRETS: Final = ("capture_token", "alertmanager_url", "alertmanager_headers")
+"""Settings whose values are shown nowhere: a token, an address that may hold a password, headers that may log in."""
 
 _SWITCH: Final = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
@@ -128,6 +128,7 @@ PLAIN: Final = (
     "dcgm_endpoint",
     "capture_token",
     "alertmanager_url",
+    "alertmanager_headers",
     "capture_tensorboard",
     "capture_output_dir",
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
 from otel_train.export.otlp_http import HttpClient
-from otel_train.export.settings import Target
+from otel_train.export.settings import Target, headers_of
 from otel_train.files import parse_json
 from otel_train.guard import Guard
 from otel_train.text import printable
@@ -68,11 +68,19 @@ class AlertPoller:
         run_id: of the run.
         rank: of this process. Alerts that name no rank are rank 0's: it judges for all, in every export profile.
         arm: asks for a capture by the name of an alert; "" if it will be made, else why not.
+        headers: of each question, as in ``OTEL_EXPORTER_OTLP_HEADERS``.
         every_s: between two questions.
     """
 
     def __init__(
-        self, url: str, *, run_id: str, rank: int, arm: Callable[[str], str], every_s: float = EVERY_S
+        self,
+        url: str,
+        *,
+        run_id: str,
+        rank: int,
+        arm: Callable[[str], str],
+        headers: str = "",
+        every_s: float = EVERY_S,
     ) -> None:
         self.faults = 0
         self._run_id = run_id
@@ -81,7 +89,7 @@ class AlertPoller:
         self._every_s = every_s
         # Ranks that start together do not ask at the same instant.
         self._pause_s = rank * _GOLDEN % 1.0 * every_s
-        self._target = _target_of(url)
+        self._target = _target_of(url, headers)
         self._client = HttpClient(self._target, most_answer_bytes=MOST_BYTES)
         self._answers = True
         self._armed: dict[FiringAlert, None] = {}
@@ -176,13 +184,14 @@ class AlertPoller:
         self._answers = False
 
 
-def _target_of(url: str) -> Target:
+def _target_of(url: str, headers: str) -> Target:
     parts = urlsplit(url)
     parts = parts._replace(path=parts.path.rstrip("/") + _PATH, query="", fragment="")
     return Target(
         protocol="http/json",
         url=urlunsplit(parts),
         address=urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])),
+        headers=headers_of(headers),
         tls=parts.scheme == "https",
     )
 

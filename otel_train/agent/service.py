@@ -342,7 +342,10 @@ def _alerts_of(config: Config, info: RunInfo, arm: Callable[[str], str]) -> Aler
         return None
     from otel_train.agent.alerts import AlertPoller
 
-    return AlertPoller(config.alertmanager_url, run_id=info.run_id, rank=info.rank, arm=arm)
+    return AlertPoller(
+        config.alertmanager_url, run_id=info.run_id, rank=info.rank, arm=arm,
+        headers=config.alertmanager_headers,
+    )  # fmt: skip
 
 
 class _Elsewhere:

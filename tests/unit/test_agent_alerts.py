@@ -272,6 +272,14 @@ def test_the_name_of_an_alert_does_nothing_to_a_terminal(server: FakeAlertmanage
     assert len(name) < 110
 
 
+def test_headers_go_with_each_question(server: FakeAlertmanager) -> None:
+    """An Alertmanager behind a proxy that wants a token, or one for several tenants."""
+    asked = Asked(server, headers="Authorization=Bearer%20s3cret,x-scope-orgid=team")
+    asked.poller.poll()
+
+    assert {login for _, _, login in server.asked} == {"Bearer s3cret"}
+
+
 def test_a_label_with_quotes_stays_one_matcher(server: FakeAlertmanager) -> None:
     """A run id is whatever the user calls it."""
     poller = AlertPoller(server.url, run_id='a"b\\c{ü}', rank=0, arm=lambda _: "")
