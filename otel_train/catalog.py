@@ -291,6 +291,12 @@ PROFILER_TRIGGER: Final = Label(
     meaning="What armed the capture.",
     values=("schedule", "on_demand", "slow_step", "alert", "signal"),
 )
+PROFILER_ALERT: Final = Label(
+    name="train.profiler.alert",
+    bound=1,
+    meaning="Name of the alert that armed the capture; absent where none did. One at a time.",
+    open=True,
+)
 CAPTURE_FILE: Final = Label(
     "train.profiler.file", 1, "The newest trace of this process, within its run directory.", open=True
 )
@@ -1012,7 +1018,7 @@ PROFILER_CAPTURE_TIME: Final = Metric(
     unit="s",
     kind=Kind.GAUGE,
     meaning="Unix time when the newest capture ended; its labels say where its trace lies, and what that shows first.",
-    labels=(CAPTURE_FILE, CAPTURE_FINDING, PROFILER_TRIGGER),
+    labels=(CAPTURE_FILE, CAPTURE_FINDING, PROFILER_TRIGGER, PROFILER_ALERT),
 )
 TELEMETRY_DROPS: Final = Metric(
     name="train.telemetry.drops",
@@ -1247,6 +1253,9 @@ WORKER_PID: Final = Attribute(name="train.loader.worker.pid", type="int", meanin
 SPAN_PROFILER_TRIGGER: Final = Attribute(
     name="train.profiler.trigger", type="str", meaning="What armed the capture."
 )
+SPAN_PROFILER_ALERT: Final = Attribute(
+    name="train.profiler.alert", type="str", meaning="Name of the alert that armed the capture."
+)
 STEP_FIRST: Final = Attribute(name="train.step.first", type="int", meaning="First step of several.")
 STEP_LAST: Final = Attribute(name="train.step.last", type="int", meaning="Last step of several.")
 PROFILER_FILE: Final = Attribute(
@@ -1289,6 +1298,7 @@ ATTRIBUTES: Final[tuple[Attribute, ...]] = (
     WORKER_NUMBER,
     WORKER_PID,
     SPAN_PROFILER_TRIGGER,
+    SPAN_PROFILER_ALERT,
     STEP_FIRST,
     STEP_LAST,
     PROFILER_FILE,
@@ -1435,6 +1445,7 @@ PROFILER_CAPTURE_SPAN: Final = SpanType(
     meaning="One profiler capture; links to the steps inside it.",
     attributes=(
         SPAN_PROFILER_TRIGGER,
+        SPAN_PROFILER_ALERT,
         STEP_FIRST,
         STEP_LAST,
         PROFILER_FILE,

@@ -14,7 +14,7 @@ from otel_train.values import (
     MIB,
     PREFIX,
     RESERVED,
-    SECRET,
+    SECRETS,
     IgnoredSetting,
     check,
     parsed,
@@ -160,6 +160,14 @@ class Config:
     """Profiler captures: ``asked`` (by the program, ``otel-train profile``, HTTP, SIGUSR2, an alert, the schedule
     below), ``auto`` (and when steps become slow) or ``off``."""
 
+    alertmanager_url: str = ""
+    """Address of an Alertmanager, such as ``http://alertmanager:9093``. Every 15 s each rank asks it for firing alerts of
+    its own that carry the label ``capture="true"``, and captures. Empty: no alert captures."""
+
+    alertmanager_headers: str = ""
+    """Headers of those questions, ``name=value`` with commas between, values percent-encoded, as in
+    ``OTEL_EXPORTER_OTLP_HEADERS``."""
+
     capture_steps: int = 5
     """Steps per capture, 1 to 10000. The end of one costs training 15 ms for every MB of trace."""
 
@@ -203,7 +211,7 @@ class Config:
     """Record floating point operations where they are known."""
 
     capture_cooldown_s: float = 600.0
-    """Least seconds between a capture and one that a slow step or an alert wants."""
+    """Least seconds between two captures of one cause that nobody asked for: slow steps, or an alert of one name."""
 
     capture_max_s: float = 60.0
     """Longest capture, in seconds. More than 0."""
@@ -373,7 +381,7 @@ def in_force(ignored: Iterable[IgnoredSetting], config: Config) -> tuple[Ignored
 
 
 def _used(name: str, config: Config) -> str:
-    return f"{name}={getattr(config, name)!r}" if name in DEFAULTS and name != SECRET else ""
+    return f"{name}={getattr(config, name)!r}" if name in DEFAULTS and name not in SECRETS else ""
 
 
 def warn(ignored: Iterable[IgnoredSetting]) -> None:

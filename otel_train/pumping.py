@@ -307,6 +307,7 @@ class Pumping:
             hardware.part: hardware.faults + self._memories.guard.faults,
             **faults,
             "ranks": faults.get("ranks", 0) + self._ranks.faults,
+            **self.capturing.faults(),
             **self.tracking.faults(),
         } | {part: faults.get(part, 0) + number for part, number in self._recording.faults().items()}
 

@@ -9,6 +9,7 @@ import reprlib
 from collections.abc import Sequence
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Final, NamedTuple
+from urllib.parse import urlsplit
 
 from otel_train.arguments import near
 from otel_train.errors import ConfigError
@@ -34,8 +35,8 @@ RESERVED: Final = frozenset(
 
 MIB: Final = 1 << 20
 
-SECRET: Final = "capture_token"  # noqa: S105  # its name, not its value
-"""The setting whose value is shown nowhere."""
+SECRETS: Final = ("capture_token", "alertmanager_url", "alertmanager_headers")
+"""Settings whose values are shown nowhere: a token, an address that may hold a password, headers that may log in."""
 
 _SWITCH: Final = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
@@ -126,6 +127,8 @@ PLAIN: Final = (
     "prometheus_host",
     "dcgm_endpoint",
     "capture_token",
+    "alertmanager_url",
+    "alertmanager_headers",
     "capture_tensorboard",
     "capture_output_dir",
 )
@@ -185,7 +188,18 @@ def _broken(values: Mapping[str, object]) -> Iterable[tuple[str, str]]:
         if values[name] and not all(_from_one(word) for word in str(values[name]).split(",")):
             yield name, "whole numbers from 1, such as 1,3"
     yield from ((name, "no control characters") for name in PLAIN if _UNPRINTABLE.search(str(values[name])))
+    if values["alertmanager_url"] and not is_http(str(values["alertmanager_url"])):
+        yield "alertmanager_url", "http://host:port or https://host:port"
     yield from ((name, "not empty") for name in FILLED if not values[name])
+
+
+def is_http(address: str) -> bool:
+    """Whether it is an address that can be asked over HTTP."""
+    try:
+        parts = urlsplit(address)
+        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, half an IPv6 address
+        return False
 
 
 def _from_one(word: str) -> bool:
@@ -279,7 +293,7 @@ class _Shown(reprlib.Repr):
 
 
 def _shown(name: str, value: object) -> str:
-    return "(not shown)" if name.removeprefix(PREFIX).lower() == SECRET else _Shown().repr(value)
+    return "(not shown)" if name.removeprefix(PREFIX).lower() in SECRETS else _Shown().repr(value)
 
 
 def unknown(name: str, known: Iterable[str]) -> str:

@@ -50,6 +50,9 @@ class AlertGroup(NamedTuple):
     alerts: tuple[Alert, ...]
 
 
+CAPTURED: Final = (("capture", "true"),)
+"""The label with which a run that knows its Alertmanager captures: for what a trace of a few steps explains."""
+
 RATIO_KEEP: Final = "10m"
 """Ratios and rates cross their limit again and again: one that comes back within this time is the same alert."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from deploy.prometheus.alert import CRITICAL, RATIO_KEEP, WARNING, Alert, AlertGroup, grown
+from deploy.prometheus.alert import CAPTURED, CRITICAL, RATIO_KEEP, WARNING, Alert, AlertGroup, grown
 
 _ACTIVE: Final = "and on (train_run_id) run:train_active:bool == 1"
 _NO_CAPTURE: Final = "unless on (train_run_id) (max by (train_run_id) (train_profiler_active) > 0)"
@@ -26,6 +26,7 @@ SPEED: Final = AlertGroup(
             WARNING,
             "Run {{ $labels.train_run_id }}: {{ $value | humanizePercentage }} of step time is spent waiting for batches.",
             "The devices starve. The dashboard of stages names the loader.",
+            CAPTURED,
             keep=RATIO_KEEP,
         ),
         Alert(
@@ -37,6 +38,7 @@ SPEED: Final = AlertGroup(
             WARNING,
             "Run {{ $labels.train_run_id }}: a step takes {{ $value | humanizeDuration }} on average, more than 1.3 times its own mean of 6 hours.",
             "The run is compared with itself, by means, which are exact however histograms are kept. Quiet while a profiler captures, and in the first 45 minutes.",
+            CAPTURED,
             keep=RATIO_KEEP,
         ),
         Alert(
@@ -47,6 +49,7 @@ SPEED: Final = AlertGroup(
             WARNING,
             "Run {{ $labels.train_run_id }}: rank {{ $labels.train_peer_rank }} on {{ $labels.train_peer_host }} has {{ $value | humanizePercentage }} more work of its own per step than the median rank, most of it in {{ $labels.train_stage }}.",
             "Own work is what no other rank can prolong. Step times are equal on all ranks, because they wait for each other. Rank 0 names up to three ranks from the records of all.",
+            CAPTURED,
             keep=RATIO_KEEP,
         ),
         Alert(
@@ -56,6 +59,7 @@ SPEED: Final = AlertGroup(
             WARNING,
             "Run {{ $labels.train_run_id }}: model FLOP utilisation {{ $value | humanizePercentage }} is 30% below its own best of 6 hours.",
             "The devices do less arithmetic per second than they did in this run before.",
+            CAPTURED,
             keep=RATIO_KEEP,
         ),
         Alert(

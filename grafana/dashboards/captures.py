@@ -53,11 +53,11 @@ FOUND: Final = Row(
     (
         Panel(
             "Traces", "table", "s",
-            "Captures of the time that is shown: file in the run directory, what leads in it, who asked, how long ago.",
+            "Captures of the time that is shown: file in the run directory, what leads in it, what asked (an alert by its name), how long ago.",
             "a finding other than no_finding keeps coming back",
             [
                 Query(
-                    "sort(time() - max by (train_rank, train_profiler_file, train_profiler_finding_name, train_profiler_trigger)"
+                    "sort(time() - max by (train_rank, train_profiler_file, train_profiler_finding_name, train_profiler_trigger, train_profiler_alert)"
                     f" (last_over_time({run('train_profiler_capture_time_seconds')}[$__range])))",
                     "ago", instant=True,
                 )

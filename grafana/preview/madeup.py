@@ -58,6 +58,7 @@ _OPEN_VALUES: Final = {
     "train.peer.host": ("node-0",),
     "train.profiler.file": ("captures/epoch_1-step_200-rank0.json.gz",),
     "train.profiler.finding.name": ("input_bound",),
+    "train.profiler.alert": ("TrainInputBound",),
 }
 _GAUGES: Final = {
     "train.accelerator.memory.limit": 80 * _GIB,

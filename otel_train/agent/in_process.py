@@ -477,6 +477,12 @@ class AgentService:
         answer: tuple[int, object] = self._capturing.office.post(body, token)
         return answer
 
+    def _do_alert(self, name: str) -> str:
+        if self._capturing is None or self._capturing.office is None:
+            return "captures are off"
+        refusal: str = self._capturing.office.ask_by_alert(name)
+        return refusal
+
     def _do_request(self, document: object) -> None:
         self._requests.left = document
 

@@ -16,6 +16,7 @@ from otel_train.records import Compile, DeviceTimes, Outcomes, Pace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from otel_train.agent.alerts import AlertPoller
     from otel_train.agent.messages import LoopFigures, Report
     from otel_train.agent.ring_reader import SharedRings
     from otel_train.aggregate.flat import FlatRow
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
     Send = Callable[..., None]
     """``send(what, *args)``: have the rank do something; no answer is wanted."""
+
+ALERTS_END_S = 0.2
+"""Longest that the end waits for a question to an Alertmanager."""
 
 
 class RemoteRecording:
@@ -319,6 +323,7 @@ class RemoteCapturing:
         self._remote = remote
         self._run = run
         self._send = send
+        self.alerts: AlertPoller | None = None
         self._loop = loop
         self._post = post
         self._waiting = waiting
@@ -329,6 +334,15 @@ class RemoteCapturing:
     def open(self, on_post: Callable[[str, Callable[[bytes, str], tuple[int, object]]], None]) -> None:
         """Let requests over HTTP through to the rank."""
         on_post("/capture", self._post)
+
+    def ask_for_alerts(self) -> None:
+        """Begin to. The rank knows its run directory by now, so it can capture."""
+        if self.alerts is not None:
+            self.alerts.start()
+
+    def faults(self) -> dict[str, int]:
+        """Faults of ours on this side, by part."""
+        return self.alerts.counted_faults() if self.alerts is not None else {}
 
     def turn(self, settle: Callable[[], None]) -> None:
         """Tell the rank how the loop goes, where that has changed."""
@@ -345,10 +359,13 @@ class RemoteCapturing:
             self._send("loop", loop)
 
     def stop(self) -> None:
-        """The rank does."""
+        """Ask for alerts no more. The rank stops what is recorded."""
+        self.end(ALERTS_END_S)
 
     def end(self, timeout_s: float) -> None:
-        """The rank has."""
+        """The same. The rank has written what was recorded."""
+        if self.alerts is not None:
+            self.alerts.close(min(timeout_s, ALERTS_END_S))
 
 
 def _drained(box: deque[Any]) -> Iterator[Any]:

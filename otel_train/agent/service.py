@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import queue
@@ -40,12 +41,15 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable, Iterable, Mapping
 
+    from otel_train.agent.alerts import AlertPoller
     from otel_train.agent.link import Link
     from otel_train.aggregate.run import RunAccount
+    from otel_train.config import Config
     from otel_train.export.document import Window
     from otel_train.export.shared import Shared
     from otel_train.record.loader_state import LoaderState
     from otel_train.records import AttributeValue
+    from otel_train.runinfo import RunInfo
 
 STALE_S = 3.0
 """A rank that reports nothing for so long hangs, with the interpreter lock held: its edges are read all the same."""
@@ -54,6 +58,7 @@ NEVER_NS = 1 << 62
 """Where training is another process, nobody waits for the interpreter of this one."""
 
 _POST_S = 2.0
+_NO_ANSWER = f"the training process did not answer in {_POST_S:g} s; ask again"
 _log = logging.getLogger("otel_train")
 
 
@@ -92,8 +97,8 @@ class RankService:
         self._link = link
         self._hello = hello
         self._process = process
-        self._posts: dict[int, queue.SimpleQueue[tuple[int, object]]] = {}
-        self._number = 0
+        self._posts: dict[int, queue.SimpleQueue[Any]] = {}
+        self._numbers = itertools.count(1)
         self._window: Window | None = None
         self._ended = threading.Event()
         self._over = False
@@ -122,7 +127,7 @@ class RankService:
         self._requests = RequestFolder(self.routes.rank_folder if config.capture != "off" else None)
         elsewhere = _Elsewhere(
             self._remote, self._tell, resource=hello.resource, pid=info.pid, post=self._post,
-            waiting=self._requests.waiting,
+            waiting=self._requests.waiting, alerts=_alerts_of(config, self.info, self._arm),
             breath_after_ns=NEVER_NS if beside else BREATH_AFTER_NS,
         )  # fmt: skip
         self.pumping = Pumping(
@@ -152,6 +157,8 @@ class RankService:
         )
         with suppress(OSError):
             self._link.send(opened)
+        with Guard("captures"):
+            self.pumping.capturing.ask_for_alerts()
         while not self._ended.is_set():
             others = (self._process,) if self._process >= 0 else ()
             ready = self._link.wait(1.0, *others)
@@ -307,14 +314,23 @@ class RankService:
 
     def _post(self, body: bytes, token: str) -> tuple[int, object]:
         """A request over HTTP, answered by the rank."""
-        self._number += 1
-        number, box = self._number, queue.SimpleQueue[tuple[int, object]]()
+        answer: tuple[int, object] | None = self._ask("post", body, token)
+        return answer or (503, {"error": _NO_ANSWER})
+
+    def _arm(self, alert: str) -> str:
+        """Ask the rank for a capture because of an alert; "" if it will be made, else why not."""
+        refusal: str | None = self._ask("alert", alert)
+        return _NO_ANSWER if refusal is None else refusal
+
+    def _ask(self, what: str, *args: Any) -> Any:
+        """What the rank answers; None where it does not in time, or cannot."""
+        number, box = next(self._numbers), queue.SimpleQueue[Any]()
         self._posts[number] = box
         try:
-            self._link.send(Ask(number, "post", (body, token)))
+            self._link.send(Ask(number, what, args))
             return box.get(timeout=_POST_S)
         except (OSError, queue.Empty):
-            return 503, {"error": f"the training process did not answer in {_POST_S:g} s; ask again"}
+            return None
         finally:
             self._posts.pop(number, None)
 
@@ -330,6 +346,18 @@ def loop_of(run: RunAccount, rings: SharedRings) -> LoopFigures:
     )  # fmt: skip
 
 
+def _alerts_of(config: Config, info: RunInfo, arm: Callable[[str], str]) -> AlertPoller | None:
+    """What asks an Alertmanager; None where no address of one is set."""
+    if not config.alertmanager_url or config.capture == "off":
+        return None
+    from otel_train.agent.alerts import AlertPoller
+
+    return AlertPoller(
+        config.alertmanager_url, run_id=info.run_id, rank=info.rank, arm=arm,
+        headers=config.alertmanager_headers,
+    )  # fmt: skip
+
+
 class _Elsewhere:
     """See ``otel_train.pumping.Elsewhere``."""
 
@@ -342,10 +370,12 @@ class _Elsewhere:
         pid: int,
         post: Callable[[bytes, str], tuple[int, object]],
         waiting: Callable[[], object],
+        alerts: AlertPoller | None,
         breath_after_ns: int,
     ) -> None:
         self.breath_after_ns = breath_after_ns
         self._waiting = waiting
+        self._alerts = alerts
         self.resource = resource
         self.trackers = RemoteTrackers(remote, tell)
         self._remote = remote
@@ -360,10 +390,12 @@ class _Elsewhere:
     def capturing(self, run: RunAccount) -> RemoteCapturing:
         """See there."""
         rings = self._remote.recorder
-        return RemoteCapturing(
+        made = RemoteCapturing(
             self._remote, run, self._tell, loop=lambda: loop_of(run, rings), post=self._post,
             waiting=self._waiting,
         )  # fmt: skip
+        made.alerts = self._alerts
+        return made
 
     def job(self, events: Callable[[], Mapping[str, int]], prefix: str) -> Job:
         """See there."""

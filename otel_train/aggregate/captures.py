@@ -53,6 +53,11 @@ class Capture(NamedTuple):
         return str(finding.get("name", "")) if isinstance(finding, dict) else ""
 
     @property
+    def alert(self) -> str:
+        """Name of the alert that armed it; "" where none did."""
+        return str(self.record.get("alert") or "")
+
+    @property
     def ended_s(self) -> float:
         """Unix time when it ended."""
         return float(self.record.get("ended_unix_ns") or 0) / NS_PER_S

@@ -129,7 +129,9 @@ class Figures:
             sheet.put(c.PROFILER_CAPTURE_SIZE, captures.bytes)
         if newest := captures.newest:
             file = f"{CAPTURES_FOLDER}/{newest.record.get('file', '')}"
-            sheet.put(c.PROFILER_CAPTURE_TIME, newest.ended_s, file, newest.rule, newest.trigger)
+            sheet.put(
+                c.PROFILER_CAPTURE_TIME, newest.ended_s, file, newest.rule, newest.trigger, newest.alert
+            )
         sheet.histogram(c.COMPILE_DURATION, run.compiles.durations, 0)
         if run.compiles.judged:
             sheet.put(c.COMPILE_RECOMPILES, run.compiles.again)

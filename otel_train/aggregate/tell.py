@@ -158,6 +158,8 @@ class Teller:
         """A capture is over: a span that links to its steps, and an event."""
         first, last = capture.steps
         attributes: dict[str, AttributeValue] = {catalog.SPAN_PROFILER_TRIGGER.name: capture.trigger}
+        if capture.alert:
+            attributes[catalog.SPAN_PROFILER_ALERT.name] = capture.alert
         if first >= 0:
             attributes |= {catalog.STEP_FIRST.name: first, catalog.STEP_LAST.name: last}
         if capture.file:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.artifacts.timeline import NS_PER_S
+from otel_train.values import SECRETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +19,6 @@ VERSION = 1
 MOST_STEPS = 10_000
 """Rows per step: two megabytes of JSON."""
 
-_SECRETS = ("capture_token",)
 _WORDS = ("phase", "loader", "model", "stage")
 _FIGURES = (
     "count", "failed", "inclusive_seconds", "self_seconds", "min", "avg", "p50", "p95", "p99", "max",
@@ -41,7 +41,7 @@ def without_secrets(about: Mapping[str, Any]) -> dict[str, Any]:
     """What ``run.json`` says; of a setting that opens doors only whether it is set. Settings are always an object."""
     settings = about.get("settings")
     settings = dict(settings) if isinstance(settings, dict) else {}
-    hidden = {name: "(set)" for name in _SECRETS if settings.get(name)}
+    hidden = {name: "(set)" for name in SECRETS if settings.get(name)}
     return {**about, "settings": {**settings, **hidden}}
 
 

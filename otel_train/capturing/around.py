@@ -49,7 +49,7 @@ class Limits(NamedTuple):
 
     Attributes:
         max_s: longest recording, in seconds.
-        cooldown_s: least seconds between a capture and such a one.
+        cooldown_s: least seconds between two of one cause: slow steps, or alerts of one name.
     """
 
     max_s: float

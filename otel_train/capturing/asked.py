@@ -1,4 +1,4 @@
-"""Captures asked for from outside, as JSON: by a request file, over HTTP, by Alertmanager."""
+"""Captures asked for from outside, as JSON: by a request file, over HTTP."""
 
 from __future__ import annotations
 
@@ -62,19 +62,6 @@ def read(document: object, defaults: Plan) -> Asked:
         pinned=_switch("pinned", document.get("pinned", False)),
     )
     return Asked(plan, _ranks(document.get("ranks")))
-
-
-def firing(document: Mapping[str, Any], *, run_id: str, rank: int) -> str:
-    """Name of an alert about this process that a notification of Alertmanager says is firing; "" for none."""
-    alerts = document.get("alerts")
-    for alert in alerts if isinstance(alerts, list) else ():
-        labels = alert.get("labels") if isinstance(alert, dict) else None
-        if not isinstance(labels, dict) or alert.get("status") != "firing":
-            continue
-        # One that names no run, such as a watchdog's, is about nobody's steps.
-        if labels.get("train_run_id") == run_id and labels.get("train_rank", str(rank)) == str(rank):
-            return str(labels.get("alertname", "alert"))[:100]
-    return ""
 
 
 def activities(names: object) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from otel_train.capturing.boundary import Rule
 from otel_train.capturing.desk import Desk
 from otel_train.capturing.epochs import EpochCaptures
 from otel_train.capturing.memory_snapshot import OomSnapshots
-from otel_train.capturing.office import Identity, Office, RequestFolder
+from otel_train.capturing.office import Office, RequestFolder
 from otel_train.capturing.plan import Plan
 from otel_train.capturing.profiler import TorchProfiler
 from otel_train.capturing.record import TOP
@@ -90,10 +90,9 @@ class Capturing:
         )  # fmt: skip
         gate = self._desk.gate
         training.watch(lambda: gate.within_ns)
-        who = Identity(info.run_id, info.rank)
         place_of_requests = RequestFolder(rank_folder) if requests is None else requests
         self.office = Office(
-            self._desk, plan, who, place_of_requests, loop=training.loop, token=config.capture_token
+            self._desk, plan, info.rank, place_of_requests, loop=training.loop, token=config.capture_token
         )
         self._snapshots = OomSnapshots(ooms, place.folder, info.rank)
         _add_triggers(self.office, config, plan, training)

@@ -66,7 +66,7 @@ class Desk:
         self._place = place
         self._clock = clock
         self._cooldown_ns = int(limits.cooldown_s * NS_PER_S)
-        self._ended_ns: int | None = None
+        self._ended_ns: dict[str, int] = {}
         self._asked: deque[Plan] = deque()
         self._job: _Job | None = None
         self._recorded: Recorded | None = None
@@ -78,7 +78,7 @@ class Desk:
 
         Args:
             plan: what is wanted.
-            patient: it may wait for its turn, and need not keep the pause after the last one.
+            patient: it may wait for its turn, and need not keep the pause after the last one of its cause.
 
         Returns:
             "" if it will be made; else why not.
@@ -86,11 +86,13 @@ class Desk:
         lacking = self._profiler.lacking()
         if lacking and self._loop().rule is not None:  # it trains without what records it
             return lacking
-        if len(self._asked) == MOST_ASKED or (not patient and self.gate.phase is not Phase.IDLE):
+        asked = any(other.cause == plan.cause for other in self._asked)
+        if len(self._asked) == MOST_ASKED or (not patient and (asked or self.gate.phase is not Phase.IDLE)):
             return "a capture is under way: one at a time"
-        pause_ns = 0 if self._ended_ns is None else self._ended_ns + self._cooldown_ns - self._clock()
+        ended_ns = self._ended_ns.get(plan.cause)
+        pause_ns = 0 if ended_ns is None else ended_ns + self._cooldown_ns - self._clock()
         if not patient and pause_ns > 0:
-            return f"the last capture is too recent: next in {pause_ns / NS_PER_S:.0f} s"
+            return f"the last capture by {plan.cause} is too recent: next in {pause_ns / NS_PER_S:.0f} s"
         if plan.trigger == "schedule":
             self._asked.append(plan)
         else:  # somebody waits for it
@@ -186,7 +188,7 @@ class Desk:
         if recorded.begun_ns and loop.settled_ns <= recorded.ended_ns and not last:
             return  # its steps have no numbers yet
         self._recorded = None
-        self._ended_ns = recorded.ended_ns
+        self._ended_ns[recorded.plan.cause] = recorded.ended_ns
         self._told_active = False
         self._story.active(active=False)
         within_ns = recorded.within_ns or recorded.begun_ns
@@ -245,7 +247,7 @@ class Desk:
         begun_ns = recorded.begun_ns or recorded.ended_ns
         return {
             "file": Path(outcome.file).name, "bytes": outcome.bytes, "trigger": recorded.plan.trigger,
-            "reason": recorded.plan.reason, "rank": self._place.rank, "epoch": job.epoch,
+            "reason": recorded.plan.reason, "alert": recorded.plan.alert, "rank": self._place.rank, "epoch": job.epoch,
             "steps": list(job.steps) if recorded.steps else [],
             "steps_asked": recorded.plan.steps, "steps_recorded": recorded.steps,
             "begun_unix_ns": unix_ns(begun_ns), "ended_unix_ns": unix_ns(recorded.ended_ns),

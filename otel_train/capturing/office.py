@@ -9,7 +9,7 @@ import os
 import secrets
 import signal
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from otel_train.atomic import replace_text
 from otel_train.capturing import asked
@@ -34,18 +34,6 @@ MARGIN_S, MARGIN_STEPS = 8.0, 10
 TOO_EARLY = (
     "the pace of the run is not known yet, so no step can be named for several ranks: ask a little later"
 )
-
-
-class Identity(NamedTuple):
-    """Who is asked.
-
-    Attributes:
-        run_id: the run.
-        rank: this process.
-    """
-
-    run_id: str
-    rank: int
 
 
 class Requests(Protocol):
@@ -127,12 +115,12 @@ class RequestFolder:
 
 
 class Office:
-    """Listens for requests: the program's, a file's, HTTP's, a signal's, the schedule's, slow steps'.
+    """Listens for requests: the program's, a file's, HTTP's, a signal's, the schedule's, slow steps', alerts'.
 
     Args:
         desk: takes them.
         plan: what is recorded where a request says nothing.
-        who: we are.
+        rank: this process.
         requests: where others are left.
         loop: looks at the loop.
         token: opens HTTP; made when empty.
@@ -142,7 +130,7 @@ class Office:
         self,
         desk: Desk,
         plan: Plan,
-        who: Identity,
+        rank: int,
         requests: Requests,
         *,
         loop: Callable[[], Loop],
@@ -153,7 +141,7 @@ class Office:
         self.slow_steps: Callable[[], int] = lambda: 0
         self._desk = desk
         self._plan = plan
-        self._who = who
+        self._rank = rank
         self._requests = requests
         self._loop = loop
         self._token = token or secrets.token_urlsafe(24)
@@ -196,6 +184,10 @@ class Office:
         """
         return self._desk.ask(self.read(document))
 
+    def ask_by_alert(self, name: str) -> str:
+        """An alert of this name fires about this rank. "" if a capture will be made, else why not."""
+        return self._desk.ask(self._plan._replace(trigger="alert", alert=name, reason=name), patient=False)
+
     def read(self, document: dict[str, Any]) -> Plan:
         """What a request of the program wants.
 
@@ -205,7 +197,7 @@ class Office:
         return asked.read(document, self._plan).plan
 
     def post(self, body: bytes, token: str) -> tuple[int, dict[str, Any]]:
-        """``POST /capture``: a request, or a notification of Alertmanager.
+        """``POST /capture``.
 
         Args:
             body: JSON; empty for a capture with the settings' values.
@@ -219,15 +211,13 @@ class Office:
             return 401, {"error": f"the token is wrong or missing: 'Authorization: Bearer ...', see {where}"}
         try:
             document = json.loads(body) if body.strip() else {}
-            if isinstance(document, dict) and "alerts" in document:
-                return self._alert(document)
             wanted = asked.read(document, self._plan)
         except (ValueError, RecursionError, ConfigError) as error:
             return 400, {"error": str(error)[:500]}
         return self._arm(wanted, self._loop())
 
     def _arm(self, wanted: asked.Asked, loop: Loop) -> tuple[int, dict[str, Any]]:
-        plan, rank = wanted.plan, self._who.rank
+        plan, rank = wanted.plan, self._rank
         others = [each for each in wanted.ranks or () if each != rank]
         if others and plan.at_step == NEXT:
             if not loop.median_ns:
@@ -246,14 +236,6 @@ class Office:
             "at_step": plan.at_step if plan.at_step != NEXT else "next",
             "steps": plan.steps,
         }
-
-    def _alert(self, document: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        name = asked.firing(document, run_id=self._who.run_id, rank=self._who.rank)
-        if not name:
-            return 200, {"armed": False, "reason": "no firing alert in it is about this process"}
-        refusal = self._desk.ask(self._plan._replace(trigger="alert", reason=name), patient=False)
-        # 200 all the same: Alertmanager repeats what is refused, and a capture too many helps nobody.
-        return 200, {"armed": not refusal, "reason": refusal or name}
 
     def _pass_on(self, rank: int, plan: Plan) -> str:
         """Leave a request with another rank of this run; why that is not possible."""

@@ -46,6 +46,7 @@ class Plan(NamedTuple):
         at_once: the training thread asks for it, between two steps: the next step is the first.
         epoch: the epoch it is to show; 0 for whichever it turns out to lie in.
         output_dir: folder that gets the trace as plain ``epoch_N.json`` as well; "" for the setting's.
+        alert: name of the alert that wants it; "" where none does.
     """
 
     trigger: str
@@ -59,6 +60,12 @@ class Plan(NamedTuple):
     at_once: bool = False
     epoch: int = 0
     output_dir: str = ""
+    alert: str = ""
+
+    @property
+    def cause(self) -> str:
+        """What a cooldown counts for."""
+        return self.alert or self.trigger
 
 
 class Recorded(NamedTuple):

@@ -90,7 +90,7 @@ class HttpAnswer(NamedTuple):
     Attributes:
         status: the status code.
         headers: by lower-case name.
-        body: at most one byte more than ``MOST_ANSWER_BYTES``.
+        body: at most one byte more than is read of an answer.
     """
 
     status: int

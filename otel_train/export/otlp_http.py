@@ -1,4 +1,4 @@
-"""OTLP over HTTP: one POST at a time on a connection that is kept, bounded in bytes and in time."""
+"""OTLP over HTTP: one request at a time on a connection that is kept, bounded in bytes and in time."""
 
 from __future__ import annotations
 
@@ -28,9 +28,6 @@ if TYPE_CHECKING:
 
     from otel_train.export.settings import Target
 
-MOST_RECEIVED_BYTES: Final = 2 * MOST_ANSWER_BYTES
-"""Longest answer with its headers; what is longer is not read."""
-
 _PORTS: Final = {"http": 80, "https": 443}
 
 
@@ -39,11 +36,12 @@ class _Limit:
 
     Args:
         seconds: until it has failed.
+        most_bytes: of its answer with the headers; what is longer is not read.
     """
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, most_bytes: int = 0) -> None:
         self._until_s = time.monotonic() + seconds
-        self.bytes_left = MOST_RECEIVED_BYTES
+        self.bytes_left = most_bytes
 
     def seconds_left(self) -> float:
         """Seconds left.
@@ -171,22 +169,31 @@ class Connections:
 
 
 class HttpClient:
-    """Posts requests to one URL.
+    """Sends requests to one URL.
 
     Redirects are not followed, and nothing is tried twice: that is the sender's part. Proxies come from the standard
     variables (``HTTPS_PROXY``, ``NO_PROXY``, ...).
 
     Args:
         target: where to, and how.
-        signal: ``metrics`` or ``traces``.
+        signal: ``metrics`` or ``traces``; "" where no OTLP is posted.
         connections: shared with other clients; None for connections of its own.
+        most_answer_bytes: longest body of an answer that is read.
     """
 
-    def __init__(self, target: Target, signal: str, connections: Connections | None = None) -> None:
+    def __init__(
+        self,
+        target: Target,
+        signal: str = "",
+        connections: Connections | None = None,
+        *,
+        most_answer_bytes: int = MOST_ANSWER_BYTES,
+    ) -> None:
         self._target = target
         self._connections = connections or Connections()
         self._shares = connections is not None
         self._signal = signal
+        self._most_answer_bytes = most_answer_bytes
         self._url = urlsplit(target.url)
         self._connection: _Limited | None = None  # that is used just now
         self._context: ssl.SSLContext | None = None
@@ -208,11 +215,34 @@ class HttpClient:
             body = zlib.compress(body)
         try:
             return read_http(
-                self._exchange(body, content_type, timeout_s), self._signal, tls=self._target.tls
+                self._exchange("POST", timeout_s, body=body, content_type=content_type),
+                self._signal,
+                tls=self._target.tls,
             )
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
             return retry(why(f"{type(error).__name__}: {error}"))
+
+    def get(self, query: str, timeout_s: float) -> HttpAnswer:
+        """Get the URL with this query, in as much time as ``post``.
+
+        Raises:
+            OSError: no answer came, or none in time; the text says why.
+        """
+        try:
+            return self._exchange("GET", timeout_s, query=query)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.close()
+            raise OSError(f"{type(error).__name__}: {error}") from error
+
+    def prepare(self) -> None:
+        """Read the certificates now, not with the first request.
+
+        Raises:
+            OSError: one cannot be read.
+        """
+        if self._target.tls:
+            self._tls()
 
     def close(self) -> None:
         """Drop the connection. What waits for an answer on another thread fails at once."""
@@ -227,23 +257,32 @@ class HttpClient:
                 sock.shutdown(socket.SHUT_RDWR)
         connection.close()
 
-    def _exchange(self, body: bytes, content_type: str, timeout_s: float) -> HttpAnswer:
-        limit = _Limit(timeout_s)
+    def _exchange(
+        self,
+        method: str,
+        timeout_s: float,
+        *,
+        query: str = "",
+        body: bytes | None = None,
+        content_type: str = "",
+    ) -> HttpAnswer:
+        limit = _Limit(timeout_s, 2 * self._most_answer_bytes)
         way = self._way = self._way or self._found_way()
         connection = self._connected(way, limit)
-        path = f"{self._url.path or '/'}{'?' * bool(self._url.query)}{self._url.query}"
-        headers = {**self._headers, **way.headers, "content-type": content_type}
+        query = query or self._url.query
+        path = f"{self._url.path or '/'}{'?' * bool(query)}{query}"
+        headers = {**self._headers, **way.headers, **({"content-type": content_type} if content_type else {})}
         if way.forwarded:  # a proxy wants the whole address
             path = f"{self._url.scheme}://{self._url.netloc.rpartition('@')[2]}{path}"
         with suppress(
             BrokenPipeError, ConnectionResetError
         ):  # a server may refuse before it has read everything
-            connection.request("POST", path, body, headers)
+            connection.request(method, path, body, headers)
         response = connection.getresponse()
         answer = HttpAnswer(
             response.status,
             {name.lower(): value for name, value in response.getheaders()},
-            response.read(MOST_ANSWER_BYTES + 1),
+            response.read(self._most_answer_bytes + 1),
         )
         if not response.isclosed():  # more than an answer has: the connection cannot be used again
             response.close()

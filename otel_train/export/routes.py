@@ -26,7 +26,7 @@ from otel_train.export.typeset import Page
 from otel_train.guard import Guard
 from otel_train.records import Batch
 from otel_train.runinfo import wrong_resource
-from otel_train.values import SECRET, IgnoredSetting
+from otel_train.values import SECRETS, IgnoredSetting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -362,7 +362,10 @@ def _run_document(config: Config, info: RunInfo, origins: Mapping[str, str]) -> 
 
     ignored = origins.ignored if isinstance(origins, Origins) else ()
     settings = {
-        "settings": {**asdict(config), SECRET: "(set)" if getattr(config, SECRET) else ""},
+        "settings": {
+            **asdict(config),
+            **{name: "(set)" if getattr(config, name) else "" for name in SECRETS},
+        },
         "settings_from": dict(origins),
         "settings_ignored": [each.document() for each in ignored],
     }

@@ -170,7 +170,7 @@ def _target(environ: Mapping[str, str], signal: str, endpoint: str, tell: OnWron
         # The specification appends the path to the address for all signals, never to that of one.
         url=address if own or protocol == GRPC else f"{address.rstrip('/')}/v1/{signal}",
         address=shown,
-        headers=_headers(environ, signal),
+        headers=headers_of(_for_signal(environ, signal, "HEADERS")),
         compression=_compression(environ, signal, protocol, tell),
         tls=tls,
         certificate=certificate,
@@ -214,10 +214,10 @@ def _shown(environ: Mapping[str, str], address: str, signal: str, protocol: str,
     return ""
 
 
-def _headers(environ: Mapping[str, str], signal: str) -> dict[str, str]:
+def headers_of(text: str) -> dict[str, str]:
     """``name=value`` with commas between; values are percent-encoded (W3C Baggage). What has no name is left out."""
     headers = {}
-    for entry in _for_signal(environ, signal, "HEADERS").split(","):
+    for entry in text.split(","):
         name, sign, value = (part.strip() for part in entry.partition("="))
         name, value = unquote(name).strip().lower(), unquote(value).strip()
         if name and sign and (name + value).isprintable():

@@ -11,6 +11,7 @@ import pytest
 
 from otel_train.record.dataset_size import MOST_OBJECTS
 from otel_train.record.module import MOST_LOOKED_INTO
+from tests.support.alertmanager import alertmanager
 from tests.support.receiver import http_receiver
 from tests.support.zero_code import (
     LIMIT_S,
@@ -127,6 +128,19 @@ def test_no_module_is_first_imported_between_the_first_edge_and_the_last(how: st
         )  # fmt: skip
 
     assert received.metrics
+    assert sorted(set(ours["late"]) - set(bare["late"])) == []
+
+
+def test_an_agent_in_a_thread_imports_nothing_to_ask_an_alertmanager(tmp_path: Path) -> None:
+    """The first question comes while the program trains."""
+    bare = trained("bare", tmp_path)
+    with alertmanager() as server:
+        ours = trained(
+            "given", tmp_path, for_s=3.0, agent="thread", run_id="r", alertmanager_url=server.url,
+            turn_every_s="0.05",
+        )  # fmt: skip
+
+    assert server.asked
     assert sorted(set(ours["late"]) - set(bare["late"])) == []
 
 

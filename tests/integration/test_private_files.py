@@ -98,3 +98,18 @@ def test_the_token_that_arms_captures_is_in_its_own_file_and_in_no_other(
 
     assert left == []
     assert f'"capture_token": "{"(set)" if settings else ""}"' in (run / "run.json").read_text()
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"alertmanager_url": f"http://ann:{TOKEN}@127.0.0.1:9/"},
+        {"alertmanager_url": "http://127.0.0.1:9", "alertmanager_headers": f"authorization={TOKEN}"},
+    ],
+)
+def test_what_opens_an_alertmanager_is_in_no_file(settings: dict[str, Any], tmp_path: Path) -> None:
+    """A bug report has ``run.json`` with it."""
+    run = a_run(tmp_path / "runs", **settings)
+
+    assert [path for path in run.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()] == []
+    assert '"alertmanager_url": "(set)"' in (run / "run.json").read_text()

@@ -19,11 +19,12 @@ def step(rank: str, seconds: float, intervals: int, *, run: str = "r") -> Durati
     return Durations(STEP, labels, [(seconds, 30, intervals)])
 
 
-def captured(file: str, finding: str, *, run: str = "r", rank: str = "0") -> str:
+def captured(file: str, finding: str, *, run: str = "r", rank: str = "0", alert: str = "") -> str:
     """The series of a capture."""
     labels = f'train_run_id="{run}",train_rank="{rank}",train_profiler_file="{file}",train_profiler_trigger="alert"'
     said = f',train_profiler_finding_name="{finding}"' if finding else ""
-    return f"train_profiler_capture_time_seconds{{{labels}{said}}}"
+    by = f',train_profiler_alert="{alert}"' if alert else ""
+    return f"train_profiler_capture_time_seconds{{{labels}{said}{by}}}"
 
 
 def ranks(number: int, intervals: int) -> dict[str, str]:
@@ -68,6 +69,27 @@ CASES = (
         (stage("data", "0", 0.3, 80), step("0", 1.0, 80)),
     ),
     Case(
+        "a run that waits for data was captured for another reason after the alert's own capture, which stays beside it",
+        30,
+        {
+            captured(
+                "captures/epoch_1-step_90-rank0.json.gz", "input_bound", alert="TrainInputBound"
+            ): "840x20 _x60",
+            captured(
+                "captures/epoch_1-step_150-rank0.json.gz", "heavy_op", alert="TrainMFUDrop"
+            ): "_x21 960x59",
+            captured("captures/epoch_1-step_200-rank1.json.gz", "no_finding", rank="1"): "_x22 990x58",
+        },
+        (
+            quiet("TrainInputBound", 10),
+            with_capture(
+                fires("TrainInputBound", 20, "30%", train_run_id="r", train_phase="train"),
+                "captures/epoch_1-step_90-rank0.json.gz: input_bound",
+            ),
+        ),
+        (stage("data", "0", 0.3, 80), step("0", 1.0, 80)),
+    ),
+    Case(
         "a capture that was not analysed is told without a finding",
         30,
         {captured("captures/epoch_1-step_90-rank0.json.gz", ""): "120x80"},
@@ -99,23 +121,32 @@ CASES = (
         ),
     ),
     Case(
-        "rank 0 names a straggler, whatever the other ranks export",
+        "rank 0 names a straggler, whatever the other ranks export; its own capture stands beside its alert",
         60,
         {
             f'train_straggler_excess_ratio{{{R},train_peer_rank="2",train_peer_host="b",train_stage="data"}}': "0.5x60",
             f'train_straggler_excess_ratio{{{R},train_peer_rank="7",train_peer_host="c",train_stage="forward"}}': "0.1x60",
             f'train_run_status{{{R},train_run_state="training"}}': "1x60",
+            captured(
+                "captures/epoch_1-step_90-rank2.json.gz", "heavy_op", rank="2", alert="TrainStraggler"
+            ): "1500x60",
+            captured(
+                "captures/epoch_1-step_95-rank5.json.gz", "no_finding", rank="5", alert="TrainStraggler"
+            ): "1600x60",
         },
         (
             quiet("TrainStraggler", 10),
-            fires(
-                "TrainStraggler",
-                40,
-                "50%",
-                train_run_id="r",
-                train_peer_rank="2",
-                train_peer_host="b",
-                train_stage="data",
+            with_capture(
+                fires(
+                    "TrainStraggler",
+                    40,
+                    "50%",
+                    train_run_id="r",
+                    train_peer_rank="2",
+                    train_peer_host="b",
+                    train_stage="data",
+                ),
+                "captures/epoch_1-step_90-rank2.json.gz: heavy_op",
             ),
         ),
     ),

@@ -180,7 +180,9 @@ def _wanted(expectation: Expectation, variant: str) -> dict[str, Any]:
             {
                 "exp_labels": {**rule["labels"], **labels},
                 "exp_annotations": {
-                    name: _rendered(text, labels, _in_variant(value, variant), expectation.capture)
+                    name: expectation.capture
+                    if name == "capture"
+                    else _rendered(text, labels, _in_variant(value, variant))
                     for name, text in rule["annotations"].items()
                 },
             }
@@ -194,9 +196,7 @@ def _in_variant(value: str, variant: str) -> str:
     return dict(zip(VARIANTS, value.split(" or ") * 2, strict=False))[variant]
 
 
-def _rendered(text: str, labels: Mapping[str, str], value: str, capture: str) -> str:
-    if text == build.CAPTURE:
-        return capture
+def _rendered(text: str, labels: Mapping[str, str], value: str) -> str:
     text = re.sub(r"{{ \$labels\.(\w+) }}", lambda found: labels.get(found[1], ""), text)
     return re.sub(r"{{ \$value[^}]*}}", value, text)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support.stack import ROOT, Alerts, ask, stack, troubled, value, wait_for, webhook
+from tests.support.stack import ROOT, Alerts, get, stack, troubled, value, wait_for, webhook
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,13 +27,11 @@ RUNS = {
     "nan": ["--trouble=nan"],
     "healthy": [],
 }
-TOKEN = "of-the-captured-run"
 SCHEDULED_STEP = 150
 """The run that is captured has a capture behind it when its alert comes: as with ``capture="auto"``."""
 
 CAPTURED = {
-    "CAPTURE_TOKEN": TOKEN, "CAPTURE_EVERY_STEPS": SCHEDULED_STEP, "CAPTURE_REPEAT": 1,
-    "CAPTURE_COOLDOWN_S": 1, "CAPTURE_ACTIVITIES": "cpu",
+    "CAPTURE_EVERY_STEPS": SCHEDULED_STEP, "CAPTURE_REPEAT": 1, "CAPTURE_ACTIVITIES": "cpu",
 }  # fmt: skip
 
 
@@ -50,16 +48,16 @@ class Watched:
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("alerts")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    settings = {**CAPTURED, "PROMETHEUS_PORT": port}
-    captured = [f"--setting={name}={setting}" for name, setting in settings.items()]
+    captured = [f"--setting={name}={setting}" for name, setting in CAPTURED.items()]
     runs = {**RUNS, "captured": [*RUNS["input-bound"], *captured]}
-    with (
-        webhook() as alerts,
-        stack(folder / "state", url=alerts.url, also=(f"http://127.0.0.1:{port}/capture", TOKEN)) as made,
-        troubled(made, folder / "runs", runs, stall_after_s="4") as pids,
-    ):
+    with ExitStack() as open_until_the_end:
+        alerts = open_until_the_end.enter_context(webhook())
+        made = open_until_the_end.enter_context(stack(folder / "state", url=alerts.url))
+        address = f"http://127.0.0.1:{made.ports.alertmanager}"
+        runs["captured"].append(f"--setting=ALERTMANAGER_URL={address}")
+        # It is asked as well, and none of its alerts wants a capture.
+        runs["nan"] = [*runs["nan"], f"--setting=ALERTMANAGER_URL={address}"]
+        pids = open_until_the_end.enter_context(troubled(made, folder / "runs", runs, stall_after_s="4"))
         # Killed first, so that every alert has its time while the others have theirs.
         wait_for(
             lambda: value(made, 'train_run_status{train_run_id="killed",train_run_state="training"}'),
@@ -139,10 +137,21 @@ def test_an_alert_that_fires_has_its_run_captured(watched: Watched) -> None:
     assert record["problem"] == ""
 
     def told() -> bool:
-        alerts = ask(watched.made, "alerts")["alerts"]
-        return any(record["file"] in alert["annotations"].get("capture", "") for alert in alerts)
+        asked = f"http://127.0.0.1:{watched.made.ports.alertmanager}/api/v2/alerts"
+        found = get(asked, filter='alertname="TrainInputBound"')
+        return [
+            alert["annotations"]["capture"]
+            for alert in found
+            if alert["labels"]["train_run_id"] == "captured"
+        ] == [f"captures/{record['file']}: {record['finding']['name']}"]
 
-    assert wait_for(told, timeout_s=60, what="the alert to name it")
+    assert wait_for(told, timeout_s=60, what="the alert in Alertmanager to name it")
+
+
+def test_a_run_without_the_address_and_one_without_such_an_alert_are_not_captured(watched: Watched) -> None:
+    """TrainNonFinite has no label that asks for a capture."""
+    for name in ("input-bound", "nan"):
+        assert list((watched.runs / name).glob("captures/*")) == []
 
 
 def test_a_healthy_run_is_left_alone(watched: Watched) -> None:

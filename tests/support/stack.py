@@ -59,14 +59,6 @@ def hurry(text: str) -> str:
     return AGE.sub(lambda found: f"{found['before']}{int(found['number']) / SCALE:g}", text)
 
 
-def alert_also(state: Path, url: str, token: str) -> None:
-    """Alertmanager calls this address too, with this token."""
-    path = state / "conf" / "alertmanager.yml"
-    called = f"{{url: {url}, http_config: {{authorization: {{credentials: {token}}}}}}}, "
-    text = path.read_text(encoding="utf-8")
-    path.write_text(text.replace("webhook_configs: [", "webhook_configs: [" + called), encoding="utf-8")
-
-
 def hurry_files(state: Path) -> None:
     """Hurry the rendered configuration of a stack."""
     conf = state / "conf"
@@ -141,28 +133,22 @@ def webhook() -> Iterator[Alerts]:
 
 @contextmanager
 def stack(
-    state: Path, *names: str, url: str = "", also: tuple[str, str] | None = None,
-    environ: Mapping[str, str] = os.environ,
-) -> Iterator[LocalStack]:  # fmt: skip
-    """A hurried stack on free ports, or some parts of one; ``also`` is who hears alerts beside ``url``, by what token."""
+    state: Path, *names: str, url: str = "", environ: Mapping[str, str] = os.environ
+) -> Iterator[LocalStack]:
+    """A hurried stack on free ports, or some parts of one."""
     made = LocalStack(state, free_ports(), environ)
-    with configured(made, *names, url=url, also=also):
+    with configured(made, *names, url=url):
         yield made
 
 
 @contextmanager
-def configured(
-    made: LocalStack, *names: str, url: str = "", scrape: tuple[str, ...] = (),
-    also: tuple[str, str] | None = None,
-) -> Iterator[None]:  # fmt: skip
+def configured(made: LocalStack, *names: str, url: str = "", scrape: tuple[str, ...] = ()) -> Iterator[None]:
     """Run a stack; whatever happens, it stops."""
     try:
         made.configure(webhook=url, scrape=scrape)
     except StackError as error:
         pytest.fail(str(error))
     hurry_files(made.state)
-    if also is not None:
-        alert_also(made.state, *also)
     try:
         made.start(*names)
         yield

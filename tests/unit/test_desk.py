@@ -18,7 +18,7 @@ from otel_train.capturing.boundary import Rule
 from otel_train.capturing.desk import Desk
 from otel_train.capturing.epochs import EpochCaptures, NoEpochCaptures
 from otel_train.capturing.gate import Thread
-from otel_train.capturing.office import KEY_FILE, Identity, Office, RequestFolder, leave
+from otel_train.capturing.office import KEY_FILE, Office, RequestFolder, leave
 from otel_train.capturing.plan import Plan
 from otel_train.capturing.triggers import SLOW_STEPS, Every, Schedule, SlowSteps
 from otel_train.capturing.writer import Place
@@ -70,7 +70,7 @@ class Run:
         self.office = Office(
             self.desk,
             PLAN,
-            Identity("r1", 0),
+            0,
             RequestFolder(folder / "rank0"),
             loop=self.loop,
             token="secret",
@@ -514,32 +514,35 @@ def test_a_rank_that_is_not_there_is_said(run: Run) -> None:
     assert "rank 7" in answer["error"]
 
 
-def alert(status: str = "firing", **labels: str) -> dict[str, Any]:
-    return {"alerts": [{"status": status, "labels": {"alertname": "TrainInputBound", **labels}}]}
-
-
-def test_an_alert_about_this_run_arms_a_capture(run: Run) -> None:
+def test_an_alert_arms_a_capture_that_carries_its_name(run: Run) -> None:
     """By the time somebody has read the page, the trace is there."""
-    status, answer = post(run, alert(train_run_id="r1", train_rank="0"))
+    assert run.office.ask_by_alert("TrainInputBound") == ""
     capture = run.finish()
 
-    assert (status, answer["armed"], capture.trigger) == (200, True, "alert")
-    assert run.records()[0]["reason"] == "TrainInputBound"
+    assert (capture.trigger, capture.alert) == ("alert", "TrainInputBound")
+    assert run.records()[0]["reason"] == run.records()[0]["alert"] == "TrainInputBound"
 
 
-@pytest.mark.parametrize(
-    "document",
-    [
-        alert(train_run_id="r2"),
-        alert(train_run_id="r1", train_rank="1"),
-        alert("resolved", train_run_id="r1"),
-        alert(),
-        {"alerts": [None, 3]},
-    ],
-)
-def test_an_alert_about_somebody_else_arms_nothing(run: Run, document: dict[str, Any]) -> None:
-    """Alertmanager sends every alert of the cluster to everybody."""
-    assert post(run, document)[1]["armed"] is False
+def test_each_cause_has_a_cooldown_of_its_own(run: Run) -> None:
+    """Another alert, or a capture that somebody asked for, is no reason to leave this one without a trace."""
+    run.desk.ask(PLAN)
+    run.finish()
+    assert run.office.ask_by_alert("TrainInputBound") == ""
+    assert "one at a time" in run.office.ask_by_alert("TrainInputBound")
+    run.finish()
+    assert "last capture by TrainInputBound is too recent" in run.office.ask_by_alert("TrainInputBound")
+    assert run.office.ask_by_alert("TrainStraggler") == ""
+    run.finish()
+    run.clock.tick(ms=60_000)
+    assert run.office.ask_by_alert("TrainInputBound") == ""
+
+
+def test_a_notification_of_an_alertmanager_is_no_request(run: Run) -> None:
+    """Who holds the token could name any alert: alerts are asked for where they are."""
+    status, answer = post(run, {"alerts": [{"status": "firing", "labels": {"alertname": "TrainInputBound"}}]})
+
+    assert status == 400
+    assert "alerts" in answer["error"]
 
 
 def test_the_token_file_is_for_its_owner_alone(run: Run) -> None:

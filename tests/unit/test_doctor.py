@@ -169,12 +169,14 @@ def test_settings_are_shown_with_where_they_come_from_and_secrets_are_not() -> N
         "OTEL_TRAIN_CAPTURE_TOKEN": "s3cret",
         "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer s3cret",
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://me:s3cret@host:4318",
+        "OTEL_TRAIN_ALERTMANAGER_URL": "http://me:s3cret@alerts:9093",
     }
     text = "\n".join(finding.what for finding in settled.look(environ))
 
     assert "OTEL_TRAIN_RUN_NAME=mine (environment)" in text
     assert "OTEL_EXPORTER_OTLP_HEADERS=(set, not shown)" in text
     assert "http://***@host:4318" in text
+    assert "http://***@alerts:9093" in text
     assert "s3cret" not in text
 
 

@@ -1,0 +1,206 @@
+"""Asks an Alertmanager for the firing alerts of this rank that want a capture."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from contextlib import suppress
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlencode, urlsplit, urlunsplit
+
+from otel_train.export.otlp_http import HttpClient
+from otel_train.export.settings import Target, headers_of
+from otel_train.files import parse_json
+from otel_train.guard import Guard
+from otel_train.text import printable
+from otel_train.threads import daemon
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+EVERY_S: Final = 15.0
+"""Between two questions."""
+
+TIMEOUT_S: Final = 5.0
+MOST_BYTES: Final = 256 << 10
+"""Longest answer that is read: some hundred alerts of one rank."""
+
+MOST_ARMED: Final = 1024
+"""Alerts that are remembered as captured."""
+
+MOST_NAME: Final = 100
+PART: Final = "alertmanager"
+"""In ``train.telemetry.faults``."""
+
+RUN, RANK, PEER_RANK, CAPTURE = "train_run_id", "train_rank", "train_peer_rank", "capture"
+"""Labels of an alert."""
+
+_PATH: Final = "/api/v2/alerts"
+_ACTIVE: Final = {"active": "true", "silenced": "false", "inhibited": "false", "unprocessed": "false"}
+_GOLDEN: Final = 0.618033988749895
+_log = logging.getLogger("otel_train")
+
+
+class FiringAlert(NamedTuple):
+    """One alert that fires.
+
+    Attributes:
+        name: of its rule.
+        fingerprint: of its labels.
+        starts_at: since when it fires: one that is resolved and comes back has another.
+    """
+
+    name: str
+    fingerprint: str
+    starts_at: str
+
+
+class AlertPoller:
+    """Arms captures by alerts, on a thread of its own.
+
+    An alert arms one capture each time that it begins to fire. One that is refused, by the cooldown of its name or because
+    another capture runs, arms it later, if it still fires then. An Alertmanager that does not answer as it should costs
+    one fault, counted until it answers again, and a line in the log.
+
+    Args:
+        url: of the Alertmanager, with its path prefix if it has one.
+        run_id: of the run.
+        rank: of this process. Alerts that name no rank are rank 0's: it judges for all, in every export profile.
+        arm: asks for a capture by the name of an alert; "" if it will be made, else why not.
+        headers: of each question, as in ``OTEL_EXPORTER_OTLP_HEADERS``.
+        every_s: between two questions.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        run_id: str,
+        rank: int,
+        arm: Callable[[str], str],
+        headers: str = "",
+        every_s: float = EVERY_S,
+    ) -> None:
+        self.faults = 0
+        self._run_id = run_id
+        self._rank = str(rank)
+        self._arm = arm
+        self._every_s = every_s
+        # Ranks that start together do not ask at the same instant.
+        self._pause_s = rank * _GOLDEN % 1.0 * every_s
+        self._target = _target_of(url, headers)
+        self._client = HttpClient(self._target, most_answer_bytes=MOST_BYTES)
+        self._answers = True
+        self._armed: dict[FiringAlert, None] = {}
+        self._stop = threading.Event()
+        self._guard = Guard("captures by alerts")
+        self._thread = daemon(self._loop, "otel-train-alerts")
+        with suppress(OSError):  # it is told with the first question
+            self._client.prepare()
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread, and whatever it waits for."""
+        self._stop.set()
+        self._client.close()
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+
+    def counted_faults(self) -> dict[str, int]:
+        """Faults by part."""
+        return {PART: self.faults + self._guard.faults}
+
+    def poll(self) -> None:
+        """Ask once, and arm what is due."""
+        try:
+            firing = {alert: None for labels in self._questions() for alert in self._ask(labels)}
+        except OSError as error:
+            self._failed(f"gives no answer ({error})")
+            return
+        except ValueError as error:
+            self._failed(str(error))
+            return
+        if not self._answers:
+            _log.warning("alertmanager: %s answers again", self._target.address)
+        self._answers = True
+        by_name: dict[str, list[FiringAlert]] = {}
+        for alert in firing:
+            by_name.setdefault(alert.name, []).append(alert)
+        for name, alerts in by_name.items():
+            if any(alert not in self._armed for alert in alerts) and not self._arm(name):
+                self._armed |= dict.fromkeys(alerts)  # one capture shows what all of them are about
+        while len(self._armed) > MOST_ARMED:
+            self._armed.pop(next(iter(self._armed)))
+
+    def _loop(self) -> None:
+        while not self._stop.wait(self._pause_s) and not self._guard.closed:
+            self._pause_s = self._every_s
+            with self._guard:
+                self.poll()
+
+    def _questions(self) -> Iterator[Mapping[str, str]]:
+        """Matchers, by label. Whoever names another rank of the run as its subject has it in ``train_peer_rank``."""
+        yield {PEER_RANK: f"={_quoted(self._rank)}"}
+        yield {PEER_RANK: '=""', RANK: '=~"0?"' if self._rank == "0" else f"={_quoted(self._rank)}"}
+
+    def _ask(self, labels: Mapping[str, str]) -> Iterator[FiringAlert]:
+        matchers = {RUN: f"={_quoted(self._run_id)}", CAPTURE: '="true"', **labels}
+        filters = [("filter", name + matcher) for name, matcher in matchers.items()]
+        answer = self._client.get(urlencode([*_ACTIVE.items(), *filters]), TIMEOUT_S)
+        if answer.status != HTTPStatus.OK:
+            raise ValueError(f"answers {answer.status}")
+        if len(answer.body) > MOST_BYTES:
+            raise ValueError(f"answers with more than {MOST_BYTES >> 10} KiB")
+        try:
+            document = parse_json(answer.body)
+        except ValueError:
+            document = None
+        if not isinstance(document, list):
+            raise ValueError("answers with something else than a list of alerts")  # noqa: TRY004 - not ours
+        return filter(None, (self._read(each) for each in document))
+
+    def _read(self, alert: Any) -> FiringAlert | None:
+        """The alert, if it is one of ours: an answer is not taken at its word."""
+        labels, status = (_object(alert, name) for name in ("labels", "status"))
+        rank = labels.get(PEER_RANK) or labels.get(RANK) or "0"
+        ours = (labels.get(RUN), rank, labels.get(CAPTURE)) == (self._run_id, self._rank, "true")
+        name = labels.get("alertname")
+        if not ours or status.get("state") != "active" or not name:
+            return None
+        told = (printable(alert.get(key, ""), most=MOST_NAME) for key in ("fingerprint", "startsAt"))
+        return FiringAlert(printable(name, most=MOST_NAME), *told)
+
+    def _failed(self, why: str) -> None:
+        if self._answers and not self._stop.is_set():
+            self.faults += 1
+            _log.warning(
+                "alertmanager: %s %s; no alert arms a capture until it answers; check alertmanager_url",
+                self._target.address, why,
+            )  # fmt: skip
+        self._answers = False
+
+
+def _target_of(url: str, headers: str) -> Target:
+    parts = urlsplit(url)
+    parts = parts._replace(path=parts.path.rstrip("/") + _PATH, query="", fragment="")
+    return Target(
+        protocol="http/json",
+        url=urlunsplit(parts),
+        address=urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2])),
+        headers=headers_of(headers),
+        tls=parts.scheme == "https",
+    )
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _object(value: object, name: str) -> dict[str, Any]:
+    inner = value.get(name) if isinstance(value, dict) else None
+    return inner if isinstance(inner, dict) else {}
