@@ -77,8 +77,8 @@ PROGRESS: Final = AlertGroup(
             'max by (train_run_id) (train_run_status{train_run_state="failed"}) == 1',
             "0m",
             CRITICAL,
-            "Run {{ $labels.train_run_id }} ended with an exception.",
-            "A rank reported its own failure. A process that is killed cannot do that: see TrainRunVanished.",
+            "Run {{ $labels.train_run_id }} ended with an exception, or was killed.",
+            "The agent of a rank reported its failure, or its death. An agent that is gone as well, with its container or machine, cannot do that: see TrainRunVanished.",
         ),
         Alert(
             "TrainRanksMissing",

@@ -24,6 +24,7 @@ RUNS = {
     "input-bound": ["--wait-ms=20", "--work-ms=1"],
     "stalled": ["--trouble=stall"],
     "killed": [],
+    "lost": ["--setting=AGENT=thread"],  # with the process the agent is gone, as with a machine
     "nan": ["--trouble=nan"],
     "healthy": [],
 }
@@ -59,12 +60,13 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         runs["nan"] = [*runs["nan"], f"--setting=ALERTMANAGER_URL={address}"]
         pids = open_until_the_end.enter_context(troubled(made, folder / "runs", runs, stall_after_s="4"))
         # Killed first, so that every alert has its time while the others have theirs.
-        wait_for(
-            lambda: value(made, 'train_run_status{train_run_id="killed",train_run_state="training"}'),
-            timeout_s=240,
-            what="a run to kill",
-        )
-        os.kill(pids["killed"], signal.SIGKILL)
+        for name in ("killed", "lost"):
+            wait_for(
+                lambda: value(made, f'train_run_status{{train_run_id="{name}",train_run_state="training"}}'),  # noqa: B023 - called at once
+                timeout_s=240,
+                what=f"the run {name}",
+            )
+            os.kill(pids[name], signal.SIGKILL)
         yield Watched(alerts, made, folder / "runs", pids)
 
 
@@ -98,8 +100,13 @@ def test_a_run_that_waits_for_data_is_reported(watched: Watched) -> None:
 
 
 def test_a_run_that_was_killed_pages(watched: Watched) -> None:
-    """SIGKILL leaves it no last word, and a push has no target that is down."""
-    reached(watched, "TrainRunVanished", train_run_id="killed", severity="critical")
+    """SIGKILL leaves it no last word; its agent has one."""
+    reached(watched, "TrainRunFailed", train_run_id="killed", severity="critical")
+
+
+def test_a_run_whose_machine_is_gone_pages(watched: Watched) -> None:
+    """Nobody is left who could say so, and a push has no target that is down."""
+    reached(watched, "TrainRunVanished", train_run_id="lost", severity="critical")
 
 
 def test_an_alert_carries_the_newest_trace_of_its_run_and_what_that_shows(watched: Watched) -> None:
