@@ -234,15 +234,10 @@ RULES: dict[str, Callable[[Figures, Mapping[str, Any]], Range]] = {
     "recompile_ratio": lambda told, _: Range.of(min(1.0, told.document["recompile_seconds"] / told.training_s)),
     **{
         name: _key(name, "device_pace")
-        for name in ("forward_lag_seconds", "backward_lag_seconds", "update_lag_seconds", "beginnings")
-    },
-    "device_between_steps_ratio": lambda told, _: Range.of(
-        min(
-            1.0,
-            told.document["device_pace"]["between_steps_seconds"]
-            / (told.training_s / told.document["steps"][TRAIN]),
+        for name in (
+            "device_steps", "least_lag_seconds", "most_lag_seconds", "device_idle_ratio", "launch_idle_ratio",
         )
-    ),
+    },
     "call_p50_seconds": lambda told, verdict: Range.of(_dispatch(told, verdict)[0]),
     "dispatch_p50_seconds": lambda told, verdict: Range.of(
         _dispatch(told, verdict)[0] - _dispatch(told, verdict)[1]

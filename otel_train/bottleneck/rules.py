@@ -423,10 +423,7 @@ def _recompiling(run: RunFigures) -> Finding | None:
 
 
 def _host_limit(run: RunFigures, name: str) -> Finding | None:
-    by_stage, total_s = run.by_stage(), run.total_s
-    compute_s = sum(by_stage.get(stage, 0.0) for stage in _MODEL_STAGES)
-    step_s = total_s / run.steps
-    found = host_limits(run.pace, step_s=step_s, total_s=total_s, compute_share=compute_s / total_s)
+    found = host_limits(run.pace, total_s=run.total_s)
     return found if found is not None and found.name == name else None
 
 
@@ -603,16 +600,16 @@ LEADING_RULES = (
 LIMIT_RULES = (
     Rule(
         "launch_bound",
-        f"the device lags at most {KEEPS_UP:.0%} of a step wherever forward, backward or the optimizer begins",
-        ("forward_lag_seconds", "backward_lag_seconds", "update_lag_seconds", "beginnings",
-         "device_between_steps_ratio"),
+        f"the device lags at most {KEEPS_UP:.0%} of a step at every edge, and can have waited for the host during half "
+        "of it in forward, backward and optimizer",
+        ("device_steps", "least_lag_seconds", "most_lag_seconds", "device_idle_ratio", "launch_idle_ratio"),
         "`torch.compile`, a fused optimizer, a larger batch",
         _launch_bound,
     ),
     Rule(
         "sync_bound",
-        "the device has a quarter of a step queued at the update, and nothing when the next forward begins",
-        ("as `launch_bound`",),
+        "the device has a quarter of a step queued at one edge, and nothing at another with no wait for data before",
+        ("as `launch_bound`, without `launch_idle_ratio`",),
         "no `.item()`, `.cpu()`, `print(tensor)` in the step; [clocks](clocks-and-cuda-sync.md)",
         _sync_bound,
     ),

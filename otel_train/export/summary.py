@@ -119,14 +119,14 @@ def _beside_verdicts(rows: list[StageTotals], compiled: Compiled, pace: Pace) ->
 
 def _pace(pace: Pace) -> dict[str, Any] | None:
     """How far the device ran behind the host, on average; None where no lag is known."""
-    if not min(pace.forwards, pace.backwards, pace.updates):
+    if not pace.steps:
         return None
     return {
-        "beginnings": pace.forwards,
-        "forward_lag_seconds": pace.forward_lag_ns / pace.forwards / NS_PER_S,
-        "backward_lag_seconds": pace.backward_lag_ns / pace.backwards / NS_PER_S,
-        "update_lag_seconds": pace.update_lag_ns / pace.updates / NS_PER_S,
-        "between_steps_seconds": pace.gap_ns / pace.gaps / NS_PER_S if pace.gaps else None,
+        "device_steps": pace.steps,
+        "least_lag_seconds": pace.least_lag_ns / pace.steps / NS_PER_S,
+        "most_lag_seconds": pace.most_lag_ns / pace.steps / NS_PER_S,
+        "device_idle_ratio": pace.idle_ns / pace.lasted_ns,
+        "launch_idle_ratio": pace.launch_idle_ns / pace.lasted_ns,
     }
 
 

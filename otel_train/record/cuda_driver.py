@@ -66,6 +66,7 @@ class CudaDriver:
         self._is_capturing: Callable[[], bool] = bool
         self._current: Callable[[], int] = int
         self._slots: list[Any] = []
+        self._stamps: dict[int, tuple[Any, list[Any]]] = {}
 
     def current(self) -> int:
         """What ``torch.cuda.current_device`` says; 0 before the program has started CUDA."""
@@ -111,6 +112,17 @@ class CudaDriver:
             write(event, streams[raw])
 
         return record
+
+    def stamp(self, device: int) -> Any:
+        """On a stream of high priority: work that is queued on others does not hold it up."""
+        cuda = self._torch.cuda
+        if device not in self._stamps:
+            events = [cuda.Event(enable_timing=True) for _ in range(2)]
+            self._stamps[device] = cuda.Stream(device, priority=-1), events
+        stream, events = self._stamps[device]
+        events.reverse()
+        events[0].record(stream)
+        return events[0]
 
     def fetch(self, tensor: Any) -> Callable[[], float | None]:
         """By way of pinned memory, which is used again: a copy to any other waits for the device."""

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from otel_train.codes import Source
     from otel_train.record.device_driver import DeviceDriver
 
-Entry = tuple[int, int, list[Any]]
-"""An edge: host time, code, events, one per device. A plain tuple: naming its fields costs 0.2 us each time."""
+Entry = tuple[int, int, list[Any], int]
+"""An edge: host time, code, events, one per device, number of the step. A plain tuple: naming its fields costs 0.2 us."""
 
 _DEEPEST = 64
 """Stages open at once that are remembered; one whose end never came must not be remembered for ever."""
@@ -57,16 +57,19 @@ class Pairs:
         source, begun_ns, ended_ns, device_ns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
         return source, begun_ns, ended_ns, device_ns
 
-    def read(self, entries: deque[Entry], driver: DeviceDriver, breathe: Callable[[], None]) -> None:
+    def read(
+        self, entries: deque[Entry], driver: DeviceDriver, device: int, breathe: Callable[[], None]
+    ) -> None:
         """Take what the device got to from the left of ``entries``; at the first other one, leave the rest.
 
         Args:
             entries: the training thread appends to it meanwhile.
             driver: reads their events.
+            device: of which the first of their events are.
             breathe: called now and then, to let the training thread have the interpreter.
         """
         query, clock, pace = driver.query, self._clock, self.pace
-        pace.look(clock())
+        pace.look(driver, device, clock)
         for number in range(len(entries)):  # what is recorded meanwhile is for the next call
             entry = entries[0]
             asked_ns = clock()

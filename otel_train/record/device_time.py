@@ -31,7 +31,18 @@ a loop of tiny steps is sampled at the start of each turn instead of being slowe
 _TIMED = frozenset(SourceKind) - {SourceKind.CHECKPOINT, SourceKind.MARK}
 _SAMPLE = 128  # its own cost is taken at one edge in so many, by the last digits of the clock
 _LOW = (1 << FLAG_SHIFT) - 1  # the bits of a code that say who and what
-_UNTIMED, _OPENS, _CLOSES = 1, 2, 3  # what a code does; 0: not asked yet
+_UNTIMED, _CLOSES, _PASSES, _OPENS, _RUNS, _ASKS = range(1, 7)
+"""What a code does, 0 where that has not been asked yet: nothing to us; it closes a stage, and that one is a pass
+backward or an update; it opens a stage, and that one is a forward, or a wait for data."""
+
+_LONGEST = 128
+"""Edges of a step, at most: a loop may show us neither a loader nor passes."""
+
+_RAN, _PASSED, _NEVER = 1, 2, 3  # what a step has come to
+
+
+_BEGUN = {SourceKind.DATA: _ASKS, SourceKind.FORWARD: _RUNS, SourceKind.WHOLE: _RUNS}
+_A_PASS = (SourceKind.BACKWARD, SourceKind.GRAD, SourceKind.OPTIMIZER, SourceKind.WHOLE)
 
 
 class _Lane(NamedTuple):
@@ -157,7 +168,7 @@ class DeviceTimer:
             try:
                 with self._driver.reading(self._lanes[0].device):
                     if not self._driver.capturing():  # the user's thread asks for a summary in mid-capture
-                        self._pairs.read(self._entries, self._driver, breathe)
+                        self._pairs.read(self._entries, self._driver, self._lanes[0].device, breathe)
             except Exception:
                 self.stop()
                 self._entries.clear()
@@ -187,8 +198,10 @@ class DeviceTimer:
         lanes, table, learn = self._active, self._table, self._learn
         clock, append, capturing = self._clock, self._entries.append, driver.capturing
         owner = get_ident()
+        step, edges, work, enough = 0, 0, 0, _PASSED
 
-        def edge(code: int) -> None:
+        def edge(code: int) -> None:  # noqa: PLR0912 - flat, as said
+            nonlocal step, edges, work, enough
             if not lanes:
                 ring_edge(code)
                 return
@@ -196,8 +209,16 @@ class DeviceTimer:
             if how == _UNTIMED or get_ident() != owner:
                 ring_edge(code)
                 return
-            if how == _OPENS:
+            edges += 1
+            if how >= _OPENS:
+                # A step begins where a loader is asked after work; in a loop that asks none, at the forward after a pass.
+                if (how == _ASKS and work) or (how == _RUNS and work >= enough) or edges > _LONGEST:
+                    step, edges, work, enough = step + 1, 0, 0, _NEVER if how == _ASKS else _PASSED
+                if how == _RUNS:
+                    work = work or _RAN
                 ring_edge(code)
+            elif how == _PASSES:
+                work = _PASSED
             try:
                 if not capturing():
                     host_ns = clock()
@@ -206,17 +227,17 @@ class DeviceTimer:
                         event = free.pop() if free else make()
                         if event is None:
                             self.dropped += 1
-                            self._give_back((host_ns, code, events))
+                            self._give_back((host_ns, code, events, step))
                             break
                         record(event)
                         events.append(event)
                     else:
-                        append((host_ns, code, events))
+                        append((host_ns, code, events, step))
                     if not host_ns % _SAMPLE:
                         self.spent_ns += (clock() - host_ns) * _SAMPLE
             except Exception as fault:  # noqa: BLE001 - it must not reach training; look() raises it
                 self._switch_off(fault)
-            if how == _CLOSES:
+            if how < _OPENS:
                 ring_edge(code)
 
         return edge
@@ -239,8 +260,13 @@ class DeviceTimer:
 
     def _learn(self, code: int) -> int:
         op, kind = code & OP_MASK, self._sources[code >> SOURCE_SHIFT & SOURCE_MASK].kind
-        timed = kind in _TIMED and op <= SUSPEND
-        self._table[code & _LOW] = (_OPENS if op < END else _CLOSES) if timed else _UNTIMED
+        if kind not in _TIMED or op > SUSPEND:
+            how = _UNTIMED
+        elif op < END:
+            how = _BEGUN.get(kind, _OPENS)
+        else:
+            how = _PASSES if kind in _A_PASS else _CLOSES
+        self._table[code & _LOW] = how
         return self._table[code & _LOW]
 
     def _switch_off(self, fault: Exception) -> None:
