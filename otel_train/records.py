@@ -213,7 +213,7 @@ class Compile(NamedTuple):
 class Pace(NamedTuple):
     """How far a device ran behind the host at the edges of training steps, and how long it may have waited for it.
 
-    All but the count are sums over those steps. The lag at an edge is how long after the host the device got there.
+    All but the counts are sums over those steps. The lag at an edge is how long after the host the device got there.
 
     Attributes:
         steps: training steps with a known lag at all their edges.
@@ -222,6 +222,8 @@ class Pace(NamedTuple):
         most_lag_ns: the largest lag of each.
         launch_idle_ns: the longest that the device can have stood idle in forward, backward and optimizer.
         idle_ns: the longest that it can have stood idle at all, waits for data aside.
+        seen: steps of any kind since a device was in use; a count.
+        sampled: those of them that were timed; a count.
     """
 
     steps: int = 0
@@ -230,6 +232,8 @@ class Pace(NamedTuple):
     most_lag_ns: int = 0
     launch_idle_ns: int = 0
     idle_ns: int = 0
+    seen: int = 0
+    sampled: int = 0
 
     def plus(self, other: Pace) -> Pace:
         """Both together."""

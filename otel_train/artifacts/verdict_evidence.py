@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 TRAIN = "train"
+_ENOUGH = 10
+"""Batches whose wait a device has told, for it to tell those of all."""
+
 CLOSE = 1e-6
 """Share by which a number may miss its rule: sums in another order."""
 
@@ -129,9 +132,10 @@ class Figures:
         found = {}
         for row in (row for row in self.waits if row["count"]):
             measured = row.get("device_count") or 0
-            if measured * 2 < row["count"]:
+            if measured < min(_ENOUGH, row["count"] / 2):
                 return {}
-            found[row["loader"]] = row["device_seconds"] * row["count"] / measured
+            exposed_s = row["device_seconds"] * row["count"] / measured
+            found[row["loader"]] = min(row["inclusive_seconds"], exposed_s)
         return found
 
     def steady_wait(self, name: str) -> Range:

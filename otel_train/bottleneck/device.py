@@ -166,18 +166,20 @@ def host_limits(pace: Pace, *, total_s: float) -> Finding | None:
     return None
 
 
-def _evidence(pace: Pace) -> dict[str, float]:
+def lags(pace: Pace) -> dict[str, float]:
+    """How far the device ran behind, on average, and how long it can have waited, as shares of the steps."""
     return {
         "device_steps": pace.steps,
         "least_lag_seconds": pace.least_lag_ns / pace.steps / NS_PER_S,
         "most_lag_seconds": pace.most_lag_ns / pace.steps / NS_PER_S,
         "device_idle_ratio": pace.idle_ns / pace.lasted_ns,
+        "launch_idle_ratio": pace.launch_idle_ns / pace.lasted_ns,
     }
 
 
 def _launch_bound(pace: Pace, total_s: float) -> Finding:
-    share = pace.launch_idle_ns / pace.lasted_ns
-    evidence = {**_evidence(pace), "launch_idle_ratio": share}
+    evidence = lags(pace)
+    share = evidence["launch_idle_ratio"]
     return Finding(
         name="launch_bound",
         claim=f"The device keeps up with the host: it is at most {evidence['most_lag_seconds'] * 1e3:.2g} ms behind, "
@@ -193,7 +195,7 @@ def _launch_bound(pace: Pace, total_s: float) -> Finding:
 
 
 def _sync_bound(pace: Pace, total_s: float) -> Finding:
-    evidence = _evidence(pace)
+    evidence = lags(pace)
     share = evidence["device_idle_ratio"]
     return Finding(
         name="sync_bound",

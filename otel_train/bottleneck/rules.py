@@ -16,6 +16,7 @@ from otel_train.bottleneck.dataloader import (
     start_advice,
 )
 from otel_train.bottleneck.device import (
+    ENOUGH,
     KEEPS_UP,
     WORTH_A_WORD,
     Compiled,
@@ -168,9 +169,10 @@ def exposed_waits(training: Sequence[StageTotals]) -> dict[Key, float]:
     for row in training:
         if row.key.stage != "data" or not row.key.loader or not row.count:
             continue
-        if row.device is None or row.device.measured * 2 < row.count:
+        if row.device is None or row.device.measured < min(ENOUGH, row.count / 2):
             return {}
-        found[row.key] = row.device.seconds * row.count / row.device.measured
+        # Of a sample, so that one long wait may count for many: the device waits no longer than the host.
+        found[row.key] = min(row.inclusive_s, row.device.seconds * row.count / row.device.measured)
     return found
 
 
@@ -609,7 +611,7 @@ LIMIT_RULES = (
     Rule(
         "sync_bound",
         "the device has a quarter of a step queued at one edge, and nothing at another with no wait for data before",
-        ("as `launch_bound`, without `launch_idle_ratio`",),
+        ("as `launch_bound`",),
         "no `.item()`, `.cpu()`, `print(tensor)` in the step; [clocks](clocks-and-cuda-sync.md)",
         _sync_bound,
     ),

@@ -124,18 +124,18 @@ class PaceReader:
         host_ns, code, _, number = entry
         step, op = self._step, code & OP_MASK
         lag_ns = max(0, round(self._at_ns + (self._low + self._high) / 2 - host_ns))
-        if (
-            step is not None and number - self._number <= 1
-        ):  # the first edge of a step is the last of the one before
+        if step is not None and number - self._number <= 1:
             step.idle(max(0, host_ns - self._reached_ns), inside)
             if kind is SourceKind.DATA and END <= op < MARK:
                 step.waited = True
             elif kind in _COMPUTE and op == END:
                 step.waited = False
             self._lag(step, lag_ns)
-            if number != self._number:
+            if op == MARK or number != self._number:  # the first edge of a step is the last of the one before
                 self._close(step, host_ns)
-        if number != self._number:
+        if op == MARK:
+            step = self._step = None
+        elif number != self._number:
             step = self._step = _Step(host_ns)
             self._number = number
             self._lag(step, lag_ns)

@@ -60,6 +60,9 @@ class HostDriver:
 
         return record
 
+    def stamp(self, device: int) -> list[int]:
+        return [time.perf_counter_ns()]
+
     @contextmanager
     def reading(self, device: int) -> Iterator[None]:
         yield
@@ -93,6 +96,7 @@ class Watched:
         anchor = Anchor.now()
         self.recorder = Recorder(FlightMemory(1 << 14, anchor), clock=system_clock, in_backward=in_backward)
         self.timer = time_devices(self.recorder, HostDriver(), "events")
+        self.timer.steps.one_in = 1
         self.run = RunAccount(
             anchor.clock_ns, anchor=anchor, tracer=Tracer(Ids("run", 0, 0), anchor),
             rules=KeepRules(5, 0, 3.0, 100.0, 100), stall_after_s=300,
@@ -162,7 +166,7 @@ def watched() -> Watched:
 
 
 def test_every_occurrence_of_every_stage_has_its_device_time(watched: Watched) -> None:
-    """However the pump's turns cut the run: none lost, none counted twice."""
+    """However the pump's turns cut the run: none lost, none counted twice, with every step timed."""
     rows = {row.key.stage: row for row in watched.run.totals.rows() if row.key.phase == "train"}
 
     for stage in ("data", "h2d", "forward", "backward", "optimizer"):

@@ -34,13 +34,14 @@ TRAINING = Flag.GRAD | Flag.TRAINING
 class Loop:
     """A training loop on a made-up host and device, with a pump that looks now and then."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, one_in: int = 1) -> None:
         self.clock = FakeClock(1000 * MS)
         self.driver = FakeDriver(self.clock)
         self.driver.used = [0]
         self.recorder = Recorder(FlightMemory(1 << 14, Anchor(0, 0)), clock=self.clock)
         self.timer = DeviceTimer(self.recorder, self.driver, mode="events", clock=self.clock)
         self.timer.look()
+        self.timer.steps.one_in = one_in
         self.sources = {kind: self.recorder.source(kind, kind.name) for kind in SourceKind}
         self.pace = Pace()
         self.launches = 0
@@ -102,10 +103,10 @@ class Loop:
         return host_limits(self.pace, total_s=self.lasted_ns / 1e9)
 
 
-def launches(*, device_us: int = 100) -> Loop:
+def launches(*, device_us: int = 100, one_in: int = 1) -> Loop:
     """The host takes 1 ms for each launch, and is never waited for."""
-    loop = Loop()
-    for _ in range(STEPS):
+    loop = Loop(one_in=one_in)
+    for _ in range(STEPS * one_in):
         loop.step(1000, device_us)
     return loop
 
@@ -169,6 +170,18 @@ def test_a_device_that_is_96_percent_busy_is_not_launch_bound() -> None:
     assert found.name == "sync_bound"
     assert loop.idle_ratio <= found.share <= 0.06
     assert found.seconds == pytest.approx(found.share * loop.lasted_ns / 1e9)
+
+
+def test_a_sample_of_the_steps_tells_the_same() -> None:
+    """Steps that are not timed are in no mean and in no share."""
+    all_steps, sample = launches().limit(), launches(one_in=7).limit()
+
+    assert all_steps is not None
+    assert sample is not None
+    assert sample.name == "launch_bound"
+    assert sample.share == pytest.approx(all_steps.share, abs=0.01)
+    assert sample.evidence["device_steps"] == pytest.approx(STEPS, abs=5)
+    assert sample.seconds == pytest.approx(7 * all_steps.seconds, rel=0.01)
 
 
 def test_a_host_that_waits_in_every_step_is_sync_bound() -> None:
@@ -238,7 +251,8 @@ def test_evaluation_says_nothing_about_training() -> None:
         loop.stage(SourceKind.FORWARD, lambda: loop.launch(1000, 100), flags=0)
     loop.look()
 
-    assert loop.pace == Pace()
+    assert loop.pace.seen == STEPS
+    assert loop.pace.steps == 0
 
 
 def test_a_stamp_tells_where_the_clocks_stand_however_long_ago_the_last_look_was() -> None:
@@ -248,15 +262,16 @@ def test_a_stamp_tells_where_the_clocks_stand_however_long_ago_the_last_look_was
     for loop in (stamped, silent):
         loop.data(1)
         loop.look()
+        loop.clock.tick(s=20)  # two clocks may be 2 ms apart by now
         for _ in range(4):
             for kind in COMPUTE:
                 loop.stage(kind, lambda: loop.driver.work(5 * MS))  # noqa: B023 - called at once
         loop.clock.tick(ms=1000)
         loop.look()
 
-    assert stamped.pace.steps == 2
-    assert stamped.pace.most_lag_ns == pytest.approx((30 + 45) * MS, rel=0.02)
-    assert silent.pace == Pace()
+    assert stamped.pace.steps == 3
+    assert stamped.pace.most_lag_ns == pytest.approx((15 + 30 + 45) * MS, rel=0.02)
+    assert silent.pace.steps == 1  # that of 20 s: of it, 2 ms are nothing
 
 
 def test_a_few_steps_are_no_evidence() -> None:
