@@ -39,7 +39,7 @@ def cuda_driver(environ: Mapping[str, str], files: Sequence[str] = _DEVICE_FILES
         exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
     except (OSError, AttributeError):  # without it, reading an event could break a capture elsewhere
         return None
-    return CudaDriver(exchange)
+    return CudaDriver(exchange, instance=instance_of(environ))
 
 
 class CudaDriver:
@@ -53,14 +53,20 @@ class CudaDriver:
             breaks a capture that goes on in another thread (CUDA programming guide, "prohibited and
             unhandled operations").
         find_torch: gives torch once the program has imported it.
+        instance: name of the part of a device (MIG) that is this process's device 0; "" where it is told none.
     """
 
     device_type = "cuda"
 
     def __init__(
-        self, exchange: Callable[[Any], int], find_torch: Callable[[], Any] = lambda: imported("torch")
+        self,
+        exchange: Callable[[Any], int],
+        find_torch: Callable[[], Any] = lambda: imported("torch"),
+        *,
+        instance: str = "",
     ) -> None:
         self._exchange = exchange
+        self._instance = instance
         self._find_torch = find_torch
         self._torch: Any = None
         self._is_capturing: Callable[[], bool] = bool
@@ -170,10 +176,15 @@ class CudaDriver:
         self._torch.cuda.synchronize(device)
 
     def hardware_ids(self) -> dict[str, str]:
-        """Names as in ``memory``, and UUIDs as NVML has them; a torch that does not tell them has none."""
+        """Names as in ``memory``, and UUIDs as NVML has them; a torch that does not tell them has none.
+
+        CUDA shows one part of a device (MIG) to a process at most, and nothing beside it.
+        """
         torch = self._started()
         if torch is None:
             return {}
+        if self._instance:
+            return {f"cuda:{device}": self._instance for device in self.devices()}
         properties = {device: torch.cuda.get_device_properties(device) for device in self.devices()}
         return {f"cuda:{n}": f"GPU-{one.uuid}" for n, one in properties.items() if hasattr(one, "uuid")}
 
@@ -224,6 +235,12 @@ class CudaDriver:
             self._current = _internal(torch, "_cuda_getDevice")
             self._torch = torch
         return self._torch
+
+
+def instance_of(environ: Mapping[str, str]) -> str:
+    """The part of a device that the program may use; "" where it has whole ones, or is not told."""
+    first = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    return first if first.startswith("MIG-") else ""
 
 
 def _stats(torch: Any, device: int) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.record.cuda_driver import CudaDriver, cuda_driver
+from otel_train.record.cuda_driver import CudaDriver, cuda_driver, instance_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -241,3 +241,23 @@ def test_an_allocator_of_the_programs_own_leaves_the_devices_timed() -> None:
 
     assert driver.devices() == (0, 2)
     assert driver.memory() == []
+
+
+def test_a_part_of_a_device_has_the_name_that_the_program_was_given() -> None:
+    """CUDA shows no other device to such a process."""
+    stand_in = StandIn(100)
+    whole = CudaDriver(stand_in.exchange, lambda: stand_in)
+    part = CudaDriver(stand_in.exchange, lambda: stand_in, instance="MIG-1234")
+
+    assert whole.hardware_ids() == {"cuda:0": "GPU-1234-5678"}
+    assert part.hardware_ids() == {"cuda:0": "MIG-1234"}
+
+
+@pytest.mark.parametrize(
+    ("visible", "instance"), [("MIG-12,MIG-34", "MIG-12"), ("0,1", ""), ("GPU-12", ""), (None, "")]
+)
+def test_the_part_of_a_device_is_known_from_the_environment(visible: str | None, instance: str) -> None:
+    """CUDA enumerates the first one alone."""
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+
+    assert instance_of(environ) == instance
