@@ -32,6 +32,9 @@ class DeviceDriver(Protocol):
     def new_event(self, device: int) -> Any:
         """An event that can be recorded on ``device`` any number of times."""
 
+    def spare(self, device: int) -> list[Any]:
+        """Events of ``device`` that nobody uses, to take from and to give back to: the next session has them again."""
+
     def recorder(self, device: int) -> Callable[[Any], None]:
         """What lets the current stream of ``device`` write its clock into an event when it gets there."""
 

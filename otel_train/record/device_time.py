@@ -197,7 +197,7 @@ class DeviceTimer:
             left -= 1
             return driver.new_event(device)
 
-        return _Lane([], make, driver.recorder(device), device)
+        return _Lane(driver.spare(device), make, driver.recorder(device), device)
 
     def _recording_edge(self, driver: DeviceDriver, ring_edge: Edge) -> Edge:  # noqa: PLR0915 - see below
         """Of all that runs on the training thread this costs most, hence one flat function."""

@@ -54,6 +54,9 @@ class HostDriver:
     def new_event(self, device: int) -> list[int]:
         return [0]
 
+    def spare(self, device: int) -> list[list[int]]:
+        return []
+
     def recorder(self, device: int) -> Callable[[list[int]], None]:
         def record(event: list[int]) -> None:
             event[0] = time.perf_counter_ns()

@@ -71,6 +71,9 @@ class FakeDriver:
         self.made.append(FakeEvent(device))
         return self.made[-1]
 
+    def spare(self, device: int) -> list[FakeEvent]:
+        return []
+
     def recorder(self, device: int) -> Callable[[FakeEvent], None]:
         def record(event: FakeEvent) -> None:
             if self.fault is not None:
