@@ -524,7 +524,8 @@ def _missing(run: RunFigures) -> dict[str, str]:
         found["a forward of the model"] = "Give instrument() the model object that the loop calls."
     for thing in run.unobserved:
         label = f"{thing['what']} `{thing['name']}`"
-        if (thing["what"], thing["name"]) not in (("stage", "data"), ("stage", "forward")):
+        known = (thing["what"], thing["name"]) in (("stage", "data"), ("stage", "forward"))
+        if not known and thing["what"] != "device":  # that is nothing to watch
             found[label] = f"{label}: {thing['reason']}."
     return found
 
