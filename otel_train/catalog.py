@@ -379,7 +379,7 @@ STAGE_DEVICE_DURATION: Final = Metric(
     name="train.stage.device.duration",
     unit="s",
     kind=Kind.HISTOGRAM,
-    meaning="Accelerator time of one occurrence of a stage, between two events read later without a sync. Never add it to host time.",
+    meaning="Accelerator time of one occurrence of a stage, between two events read later without a sync. Of a sample of whole steps: read means and shares, not sums. Never add it to host time.",
     labels=(
         STAGE,
         LOADER,

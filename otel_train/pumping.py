@@ -153,7 +153,9 @@ class Pumping:
             run, info, pump=self.pump, routes=self._routes, health=health, ranks=self._ranks,
             loaders=self._watch.facts,
         )  # fmt: skip
-        self._missing = Missing(run, recording.probes, loaded=lambda: recording.loaded)
+        self._missing = Missing(
+            run, recording.probes, loaded=lambda: recording.loaded, untimed=lambda: recording.untimed
+        )
 
     def _track(self) -> None:
         config = self._config
@@ -277,7 +279,8 @@ class Pumping:
 
     def unobserved(self) -> list[dict[str, str]]:
         """What could not be seen, with the reason and what to do."""
-        return unobserved(self.run, self._recording.probes, loaded=self._recording.loaded)
+        recording = self._recording
+        return unobserved(self.run, recording.probes, loaded=recording.loaded, untimed=recording.untimed)
 
     def _read_operations(self) -> None:
         calls = calls_of(self._recording.timers.take(self._breath))

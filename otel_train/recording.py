@@ -15,6 +15,7 @@ from otel_train.record.hand import Hand, switch
 from otel_train.record.hooks import Hooks
 from otel_train.record.jax_compiler import JaxCompilerProbe
 from otel_train.record.last_batch import LastBatch
+from otel_train.record.module import kind_of_device
 from otel_train.record.notes import Notes
 from otel_train.record.operations import Timers
 from otel_train.record.recorder import Recorder
@@ -75,6 +76,11 @@ class Recording:
             }
         )
         driver = cuda_driver(environ)
+        self._timed = (
+            None
+            if config.cuda_timing == "off"
+            else {"cpu", "meta", *([driver.device_type] if driver else [])}
+        )
         self.devices = time_devices(self.recorder, driver, config.cuda_timing)
         self.transfers = TransferProbe(self.recorder, driver)
         self.scaled = ScaledUpdates(driver)
@@ -114,6 +120,13 @@ class Recording:
         self.probes.attach_again()
         if self._torch is not None:
             self._torch.step_aside_for_compiler()
+
+    def untimed(self) -> tuple[str, ...]:
+        """Kinds of devices that models are on and whose time is not taken, though nobody switched that off."""
+        if self._timed is None:
+            return ()
+        kinds = {kind_of_device(probe.model()) for probe in list(self.probes.models)}
+        return tuple(sorted(kind for kind in kinds if kind and kind not in self._timed))
 
     def compiles(self) -> list[Compile]:
         """What compilers have done since the last call."""

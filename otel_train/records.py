@@ -211,27 +211,29 @@ class Compile(NamedTuple):
 
 
 class Pace(NamedTuple):
-    """How far a device ran behind the host where training stages began, and what lay between steps.
+    """How far a device ran behind the host at the edges of training steps, and how long it may have waited for it.
+
+    All but the counts are sums over those steps. The lag at an edge is how long after the host the device got there.
 
     Attributes:
-        forwards: forwards with grad of which the lag is known.
-        forward_lag_ns: their lags together: how long after the host the device got to their beginning.
-        backwards: backwards of which it is known.
-        backward_lag_ns: their lags together.
-        updates: optimizer steps of which it is known.
-        update_lag_ns: their lags together.
-        gaps: pairs of an update and the next forward.
-        gap_ns: device time from the end of those updates to the beginning of those forwards.
+        steps: training steps with a known lag at all their edges.
+        lasted_ns: how long they lasted.
+        least_lag_ns: the smallest lag of each, those aside that a wait for data explains.
+        most_lag_ns: the largest lag of each.
+        launch_idle_ns: the longest that the device can have stood idle in forward, backward and optimizer.
+        idle_ns: the longest that it can have stood idle at all, waits for data aside.
+        seen: steps of any kind since a device was in use; a count.
+        sampled: those of them that were timed; a count.
     """
 
-    forwards: int = 0
-    forward_lag_ns: int = 0
-    backwards: int = 0
-    backward_lag_ns: int = 0
-    updates: int = 0
-    update_lag_ns: int = 0
-    gaps: int = 0
-    gap_ns: int = 0
+    steps: int = 0
+    lasted_ns: int = 0
+    least_lag_ns: int = 0
+    most_lag_ns: int = 0
+    launch_idle_ns: int = 0
+    idle_ns: int = 0
+    seen: int = 0
+    sampled: int = 0
 
     def plus(self, other: Pace) -> Pace:
         """Both together."""

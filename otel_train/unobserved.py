@@ -12,7 +12,7 @@ from otel_train.clock import system_clock
 from otel_train.codes import WAIT, SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container
+    from collections.abc import Callable, Container, Iterable
 
     from otel_train.aggregate.run import RunAccount
     from otel_train.clock import Clock
@@ -34,6 +34,10 @@ _NO_BACKWARD = (
     "Its time is in the stage around it; where that can be divided, "
     '`with otel_train.stage("backward")` shows it'
 )
+_UNTIMED = (
+    "device time and device memory are read from NVIDIA's devices alone, on Linux. Host time is measured as everywhere: "
+    "a call that only queues work is short, and one that waits for the device is long"
+)
 STEPLESS_S = 60.0
 """Seconds after which a program of JAX in which no step was seen is told so, while it runs."""
 
@@ -43,15 +47,21 @@ _log = logging.getLogger("otel_train")
 
 
 def unobserved(
-    run: RunAccount, probes: Probes, *, now_ns: int | None = None, loaded: Container[str] = sys.modules
+    run: RunAccount,
+    probes: Probes,
+    *,
+    now_ns: int | None = None,
+    loaded: Container[str] = sys.modules,
+    untimed: Iterable[str] = (),
 ) -> list[dict[str, str]]:
-    """One entry per thing: what, name, reason for people, cause for the metric.
+    """One entry per thing: what, name, reason for people, cause for the metric; "" where it has none, as nothing is to do.
 
     Args:
         run: the figures so far.
         probes: what is watched.
         now_ns: on the run's clock; the present time when not given.
         loaded: modules that the program has imported.
+        untimed: kinds of devices that models are on and whose time is not taken.
     """
     totals = run.totals
     seen = {
@@ -83,7 +93,7 @@ def unobserved(
             "a compiled function. Steps are counted by backward; otel_train.step() marks them"
         )
         found.append(_thing("stage", "optimizer", reason, "never_seen"))
-    return found
+    return found + [_thing("device", kind, _UNTIMED, "") for kind in untimed]
 
 
 class Missing:
@@ -103,12 +113,14 @@ class Missing:
         probes: Probes,
         *,
         loaded: Callable[[], Container[str]] = lambda: sys.modules,
+        untimed: Callable[[], Iterable[str]] = tuple,
         log: Callable[[str, str, str, str], None] = _log.warning,
         clock: Clock = system_clock,
     ) -> None:
         self._run = run
         self._probes = probes
         self._loaded = loaded
+        self._untimed = untimed
         self._log = log
         self._clock = clock
         self._told: set[tuple[str, str]] = set()
@@ -118,7 +130,9 @@ class Missing:
         early = not final and self._run.totals.updates < UPDATES_WITHOUT_FORWARD
         if early and (self._clock() - self._run.started_ns) / NS_PER_S < STEPLESS_S:
             return
-        for thing in unobserved(self._run, self._probes, now_ns=self._clock(), loaded=self._loaded()):
+        for thing in unobserved(
+            self._run, self._probes, now_ns=self._clock(), loaded=self._loaded(), untimed=self._untimed()
+        ):
             key = thing["what"], thing["name"]
             if key not in self._told and not (early and key != JAX_STEP):
                 self._told.add(key)

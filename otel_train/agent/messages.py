@@ -115,6 +115,7 @@ class State(NamedTuple):
         listened: there is, or was, one that listens.
         captured_ns: when the last capture began and ended.
         in_a_hurry: a capture waits for what only settling tells.
+        untimed: kinds of devices that models are on and whose time is not taken.
     """
 
     loaders: dict[str, LoaderFigures] = {}  # noqa: RUF012 - never changed
@@ -135,6 +136,7 @@ class State(NamedTuple):
     listened: bool = False
     captured_ns: tuple[int, int] = (0, 0)
     in_a_hurry: bool = False
+    untimed: tuple[str, ...] = ()
 
 
 class Report(NamedTuple):

@@ -96,6 +96,11 @@ class RemoteRecording:
         """Modules that the program has imported, as far as they matter."""
         return self.state.modules
 
+    @property
+    def untimed(self) -> tuple[str, ...]:
+        """Kinds of devices in use whose time is not taken."""
+        return self.state.untimed
+
     def faults(self) -> Mapping[str, int]:
         """Faults of ours in the rank, and in the copy of its last steps, by part."""
         copy = self.recorder.guard

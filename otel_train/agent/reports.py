@@ -180,6 +180,7 @@ class Reports:
             listened,
             capturing.within_ns if capturing is not None else (0, 0),
             capturing is not None and capturing.in_a_hurry,
+            self._do("devices", recording.untimed, ()),
         )
 
     def _look_at_devices(self) -> None:

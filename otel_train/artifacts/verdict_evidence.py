@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 TRAIN = "train"
+_ENOUGH = 10
+"""Batches whose wait a device has told, for it to tell those of all."""
+
 CLOSE = 1e-6
 """Share by which a number may miss its rule: sums in another order."""
 
@@ -129,9 +132,10 @@ class Figures:
         found = {}
         for row in (row for row in self.waits if row["count"]):
             measured = row.get("device_count") or 0
-            if measured * 2 < row["count"]:
+            if measured < min(_ENOUGH, row["count"] / 2):
                 return {}
-            found[row["loader"]] = row["device_seconds"] * row["count"] / measured
+            exposed_s = row["device_seconds"] * row["count"] / measured
+            found[row["loader"]] = min(row["inclusive_seconds"], exposed_s)
         return found
 
     def steady_wait(self, name: str) -> Range:
@@ -234,15 +238,10 @@ RULES: dict[str, Callable[[Figures, Mapping[str, Any]], Range]] = {
     "recompile_ratio": lambda told, _: Range.of(min(1.0, told.document["recompile_seconds"] / told.training_s)),
     **{
         name: _key(name, "device_pace")
-        for name in ("forward_lag_seconds", "backward_lag_seconds", "update_lag_seconds", "beginnings")
-    },
-    "device_between_steps_ratio": lambda told, _: Range.of(
-        min(
-            1.0,
-            told.document["device_pace"]["between_steps_seconds"]
-            / (told.training_s / told.document["steps"][TRAIN]),
+        for name in (
+            "device_steps", "least_lag_seconds", "most_lag_seconds", "device_idle_ratio", "launch_idle_ratio",
         )
-    ),
+    },
     "call_p50_seconds": lambda told, verdict: Range.of(_dispatch(told, verdict)[0]),
     "dispatch_p50_seconds": lambda told, verdict: Range.of(
         _dispatch(told, verdict)[0] - _dispatch(told, verdict)[1]

@@ -31,16 +31,16 @@ MOSTLY = 0.5
 """Share of a call that the host takes to dispatch it, from which a larger batch is nearly free."""
 
 ENOUGH = 10
-"""Beginnings of each stage whose lag must be known."""
+"""Steps whose lags must be known."""
 
 KEEPS_UP = 0.05
 """Share of a step that the device may lag and still be said to keep up: a queue of a few kernels."""
 
 BEHIND = 0.25
-"""Share of a step that the device must lag before the update to have had work queued."""
+"""Share of a step that the device must lag somewhere to have had work queued."""
 
 LAUNCHING = 0.5
-"""Share of training time that forward, backward and optimizer take on a host whose launches are the limit."""
+"""Share of a step in which the device may wait for launches, from which those are the limit."""
 
 _LOSS = "loss"
 
@@ -145,49 +145,45 @@ def _longest(rows: Iterable[StageTotals]) -> StageTotals | None:
     return max(rows, key=lambda row: row.inclusive_s, default=None)
 
 
-def host_limits(pace: Pace, *, step_s: float, total_s: float, compute_share: float) -> Finding | None:
+def host_limits(pace: Pace, *, total_s: float) -> Finding | None:
     """What the host does to the device; None where the device has work queued, or too little is known.
 
-    Where forward begins the device has got through the step before, or it has not. If it has, it stood idle:
-    all the time, because it gets each kernel when the host launches it and not before, or at the end of
-    the step, because the host waited until it was done.
+    Where the device gets to every edge of a step as it is issued, nothing is ever queued: it gets each kernel when
+    the host launches it and not before. Where it gets to some late and to others at once, with no wait for data
+    between, the host waited until it was done.
 
     Args:
         pace: how far the device ran behind.
-        step_s: mean duration of a training step.
         total_s: training time.
-        compute_share: share of it that the host spent in forward, backward and optimizer.
     """
-    if min(pace.forwards, pace.backwards, pace.updates) < ENOUGH or not step_s:
+    if pace.steps < ENOUGH:
         return None
-    forward_s = pace.forward_lag_ns / pace.forwards / NS_PER_S
-    backward_s = pace.backward_lag_ns / pace.backwards / NS_PER_S
-    update_s = pace.update_lag_ns / pace.updates / NS_PER_S
-    most_s = max(backward_s, update_s)
-    if forward_s > KEEPS_UP * step_s:
-        return None
-    evidence = {
-        "forward_lag_seconds": forward_s,
-        "backward_lag_seconds": backward_s,
-        "update_lag_seconds": update_s,
-        "beginnings": pace.forwards,
-    }
-    share = 0.0
-    if pace.gaps:
-        share = min(1.0, pace.gap_ns / pace.gaps / NS_PER_S / step_s)
-        evidence["device_between_steps_ratio"] = share
-    if most_s <= KEEPS_UP * step_s and compute_share >= LAUNCHING:
-        return _launch_bound(most_s, evidence, share=share, total_s=total_s)
-    if most_s >= BEHIND * step_s:
-        return _sync_bound(most_s, evidence, share=share, total_s=total_s)
+    least, most = pace.least_lag_ns / pace.lasted_ns, pace.most_lag_ns / pace.lasted_ns
+    if most <= KEEPS_UP and pace.launch_idle_ns >= LAUNCHING * pace.lasted_ns:
+        return _launch_bound(pace, total_s)
+    if least <= KEEPS_UP and most >= BEHIND:
+        return _sync_bound(pace, total_s)
     return None
 
 
-def _launch_bound(most_s: float, evidence: dict[str, float], *, share: float, total_s: float) -> Finding:
+def lags(pace: Pace) -> dict[str, float]:
+    """How far the device ran behind, on average, and how long it can have waited, as shares of the steps."""
+    return {
+        "device_steps": pace.steps,
+        "least_lag_seconds": pace.least_lag_ns / pace.steps / NS_PER_S,
+        "most_lag_seconds": pace.most_lag_ns / pace.steps / NS_PER_S,
+        "device_idle_ratio": pace.idle_ns / pace.lasted_ns,
+        "launch_idle_ratio": pace.launch_idle_ns / pace.lasted_ns,
+    }
+
+
+def _launch_bound(pace: Pace, total_s: float) -> Finding:
+    evidence = lags(pace)
+    share = evidence["launch_idle_ratio"]
     return Finding(
         name="launch_bound",
-        claim=f"The device keeps up with the host: work begins at most {most_s * 1e3:.2g} ms after its launch, and "
-        "nothing is queued. How fast the host launches is the limit.",
+        claim=f"The device keeps up with the host: it is at most {evidence['most_lag_seconds'] * 1e3:.2g} ms behind, "
+        f"and nothing is queued. For up to {share:.0%} of training it waits for the next launch.",
         evidence=evidence,
         share=share,
         seconds=share * total_s,
@@ -198,11 +194,13 @@ def _launch_bound(most_s: float, evidence: dict[str, float], *, share: float, to
     )
 
 
-def _sync_bound(most_s: float, evidence: dict[str, float], *, share: float, total_s: float) -> Finding:
+def _sync_bound(pace: Pace, total_s: float) -> Finding:
+    evidence = lags(pace)
+    share = evidence["device_idle_ratio"]
     return Finding(
         name="sync_bound",
-        claim=f"The host waits for the device in every step: {most_s * 1e3:.3g} ms of work are queued at the update, "
-        "and none when the next forward begins.",
+        claim=f"The host waits for the device in every step: up to {evidence['most_lag_seconds'] * 1e3:.3g} ms of work "
+        f"are queued, and then none. For up to {share:.0%} of training the device waits for the next launch.",
         evidence=evidence,
         share=share,
         seconds=share * total_s,

@@ -16,6 +16,7 @@ from otel_train.bottleneck.dataloader import (
     start_advice,
 )
 from otel_train.bottleneck.device import (
+    ENOUGH,
     KEEPS_UP,
     WORTH_A_WORD,
     Compiled,
@@ -168,9 +169,10 @@ def exposed_waits(training: Sequence[StageTotals]) -> dict[Key, float]:
     for row in training:
         if row.key.stage != "data" or not row.key.loader or not row.count:
             continue
-        if row.device is None or row.device.measured * 2 < row.count:
+        if row.device is None or row.device.measured < min(ENOUGH, row.count / 2):
             return {}
-        found[row.key] = row.device.seconds * row.count / row.device.measured
+        # Of a sample, so that one long wait may count for many: the device waits no longer than the host.
+        found[row.key] = min(row.inclusive_s, row.device.seconds * row.count / row.device.measured)
     return found
 
 
@@ -423,10 +425,7 @@ def _recompiling(run: RunFigures) -> Finding | None:
 
 
 def _host_limit(run: RunFigures, name: str) -> Finding | None:
-    by_stage, total_s = run.by_stage(), run.total_s
-    compute_s = sum(by_stage.get(stage, 0.0) for stage in _MODEL_STAGES)
-    step_s = total_s / run.steps
-    found = host_limits(run.pace, step_s=step_s, total_s=total_s, compute_share=compute_s / total_s)
+    found = host_limits(run.pace, total_s=run.total_s)
     return found if found is not None and found.name == name else None
 
 
@@ -525,7 +524,8 @@ def _missing(run: RunFigures) -> dict[str, str]:
         found["a forward of the model"] = "Give instrument() the model object that the loop calls."
     for thing in run.unobserved:
         label = f"{thing['what']} `{thing['name']}`"
-        if (thing["what"], thing["name"]) not in (("stage", "data"), ("stage", "forward")):
+        known = (thing["what"], thing["name"]) in (("stage", "data"), ("stage", "forward"))
+        if not known and thing["what"] != "device":  # that is nothing to watch
             found[label] = f"{label}: {thing['reason']}."
     return found
 
@@ -603,15 +603,15 @@ LEADING_RULES = (
 LIMIT_RULES = (
     Rule(
         "launch_bound",
-        f"the device lags at most {KEEPS_UP:.0%} of a step wherever forward, backward or the optimizer begins",
-        ("forward_lag_seconds", "backward_lag_seconds", "update_lag_seconds", "beginnings",
-         "device_between_steps_ratio"),
+        f"the device lags at most {KEEPS_UP:.0%} of a step at every edge, and can have waited for the host during half "
+        "of it in forward, backward and optimizer",
+        ("device_steps", "least_lag_seconds", "most_lag_seconds", "device_idle_ratio", "launch_idle_ratio"),
         "`torch.compile`, a fused optimizer, a larger batch",
         _launch_bound,
     ),
     Rule(
         "sync_bound",
-        "the device has a quarter of a step queued at the update, and nothing when the next forward begins",
+        "the device has a quarter of a step queued at one edge, and nothing at another with no wait for data before",
         ("as `launch_bound`",),
         "no `.item()`, `.cpu()`, `print(tensor)` in the step; [clocks](clocks-and-cuda-sync.md)",
         _sync_bound,

@@ -20,6 +20,7 @@ PROBE_TIMEOUT_S = 0.25
 """Longest that the pump waits for an exporter on this machine, once. One that is there answers in milliseconds."""
 
 _PAGE_START_BYTES = 1 << 16  # enough to see whose page it is
+_WHOLE, _INSTANCE = "GPU-", "MIG-"  # with what the UUID of a device begins, and that of a part of one
 _DCGM_MARK = b"DCGM_FI_"
 
 
@@ -49,6 +50,7 @@ class HardwareReader:
         self._nvml: Any = None
         self._over = mode == "off"
         self._handles: dict[str, Any] = {}
+        self._parts: list[Any] = []
 
     @classmethod
     def of(cls, config: Config, devices: Callable[[], Mapping[str, str]]) -> HardwareReader:
@@ -96,13 +98,15 @@ class HardwareReader:
         handle = self._asked(lambda: self._handle(uuid))
         if handle is None:
             return
-        rates = self._asked(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
-        if rates is not None:
-            sheet.put(c.HW_GPU_UTILIZATION, rates.gpu / 100, name)
         memory = self._asked(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
         if memory is not None:
             sheet.put(c.HW_GPU_MEMORY_USAGE, memory.used, name)
             sheet.put(c.HW_GPU_MEMORY_LIMIT, memory.total, name)
+        if handle in self._parts:  # how busy, how hot: that is told of the whole device alone
+            return
+        rates = self._asked(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        if rates is not None:
+            sheet.put(c.HW_GPU_UTILIZATION, rates.gpu / 100, name)
         power_mw = self._asked(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         if power_mw is not None:
             sheet.put(c.HW_POWER, power_mw / 1000, name)
@@ -112,8 +116,34 @@ class HardwareReader:
 
     def _handle(self, uuid: str) -> Any:
         if uuid not in self._handles:
-            self._handles[uuid] = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+            self._handles[uuid] = self._found(uuid)
         return self._handles[uuid]
+
+    def _found(self, uuid: str) -> Any:
+        """The device, or the part of it (MIG) that is ours; None where one of several is, and which is not told.
+
+        CUDA may tell the UUID of the part, which NVML knows by another first word, or that of the device around it.
+        """
+        nvml = self._nvml
+        if not uuid.startswith(_INSTANCE):
+            whole = self._asked(lambda: nvml.nvmlDeviceGetHandleByUUID(uuid))
+            if whole is not None:
+                mode = self._asked(lambda: nvml.nvmlDeviceGetMigMode(whole))
+                if mode is None or not mode[0]:
+                    return whole
+                parts = [
+                    self._part(whole, index) for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(whole))
+                ]
+                parts = [part for part in parts if part is not None]
+                self._parts += parts
+                return parts[0] if len(parts) == 1 else None
+            uuid = _INSTANCE + uuid.removeprefix(_WHOLE)
+        part = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        self._parts.append(part)
+        return part
+
+    def _part(self, whole: Any, index: int) -> Any:
+        return self._asked(lambda: self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, index))
 
     def _asked(self, ask: Callable[[], Any]) -> Any:
         """None where this device does not answer: laptops have no power meter, slices no utilisation."""

@@ -242,4 +242,5 @@ class Reporter:
         for label, number in {**self._figures.overflows(), **self._signals.overflows()}.items():
             sheet.put(c.TELEMETRY_ATTRIBUTE_OVERFLOWS, number, label)
         for thing in self._health.unobserved():
-            sheet.put(c.UNOBSERVED, 1, thing["what"], thing["cause"])
+            if thing["cause"]:
+                sheet.put(c.UNOBSERVED, 1, thing["what"], thing["cause"])

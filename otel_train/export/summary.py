@@ -10,7 +10,7 @@ import numpy as np
 from otel_train.accounting.types import PHASES, TRAIN, Activity, StepSource
 from otel_train.aggregate.names import CHECKPOINT
 from otel_train.bottleneck.dataloader import loader_rows, throughputs
-from otel_train.bottleneck.device import Compiled
+from otel_train.bottleneck.device import Compiled, lags
 from otel_train.bottleneck.rules import findings, model_stages
 from otel_train.catalog import ACTIVITIES
 from otel_train.codes import SourceKind
@@ -118,15 +118,14 @@ def _beside_verdicts(rows: list[StageTotals], compiled: Compiled, pace: Pace) ->
 
 
 def _pace(pace: Pace) -> dict[str, Any] | None:
-    """How far the device ran behind the host, on average; None where no lag is known."""
-    if not min(pace.forwards, pace.backwards, pace.updates):
+    """How many steps were timed on the device and how far it ran behind the host, on average; None where none was."""
+    if not pace.sampled:
         return None
     return {
-        "beginnings": pace.forwards,
-        "forward_lag_seconds": pace.forward_lag_ns / pace.forwards / NS_PER_S,
-        "backward_lag_seconds": pace.backward_lag_ns / pace.backwards / NS_PER_S,
-        "update_lag_seconds": pace.update_lag_ns / pace.updates / NS_PER_S,
-        "between_steps_seconds": pace.gap_ns / pace.gaps / NS_PER_S if pace.gaps else None,
+        "sampled_ratio": pace.sampled / pace.seen,
+        "device_steps": pace.steps,
+        **dict.fromkeys(("least_lag_seconds", "most_lag_seconds", "device_idle_ratio", "launch_idle_ratio")),
+        **(lags(pace) if pace.steps else {}),
     }
 
 

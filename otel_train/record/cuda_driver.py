@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +40,7 @@ def cuda_driver(environ: Mapping[str, str], files: Sequence[str] = _DEVICE_FILES
         exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
     except (OSError, AttributeError):  # without it, reading an event could break a capture elsewhere
         return None
-    return CudaDriver(exchange)
+    return CudaDriver(exchange, instance=instance_of(environ))
 
 
 class CudaDriver:
@@ -53,19 +54,26 @@ class CudaDriver:
             breaks a capture that goes on in another thread (CUDA programming guide, "prohibited and
             unhandled operations").
         find_torch: gives torch once the program has imported it.
+        instance: name of the part of a device (MIG) that is this process's device 0; "" where it is told none.
     """
 
     device_type = "cuda"
 
     def __init__(
-        self, exchange: Callable[[Any], int], find_torch: Callable[[], Any] = lambda: imported("torch")
+        self,
+        exchange: Callable[[Any], int],
+        find_torch: Callable[[], Any] = lambda: imported("torch"),
+        *,
+        instance: str = "",
     ) -> None:
         self._exchange = exchange
+        self._instance = instance
         self._find_torch = find_torch
         self._torch: Any = None
         self._is_capturing: Callable[[], bool] = bool
         self._current: Callable[[], int] = int
-        self._slots: list[Any] = []
+        self._slots: list[tuple[Any, Any]] = []
+        self._stamps: dict[int, tuple[Any, list[Any]]] = {}
 
     def current(self) -> int:
         """What ``torch.cuda.current_device`` says; 0 before the program has started CUDA."""
@@ -95,7 +103,11 @@ class CudaDriver:
     def new_event(self, device: int) -> Any:
         """An event with a clock. CUDA makes it on the device on which it is first recorded."""
         del device
-        return self._torch.cuda.Event(enable_timing=True)
+        return _kept(self._torch.cuda.Event(enable_timing=True))
+
+    def spare(self, device: int) -> list[Any]:
+        """Of all drivers of this process: what they have given back."""
+        return _spare.setdefault(device, [])
 
     def recorder(self, device: int) -> Callable[[Any], None]:
         """Recording on the current stream of ``device``."""
@@ -112,12 +124,25 @@ class CudaDriver:
 
         return record
 
+    def stamp(self, device: int) -> Any:
+        """On a stream of high priority: work that is queued on others does not hold it up."""
+        cuda = self._torch.cuda
+        if device not in self._stamps:
+            events = [self.new_event(device) for _ in range(2)]
+            self._stamps[device] = cuda.Stream(device, priority=-1), events
+        stream, events = self._stamps[device]
+        events.reverse()
+        events[0].record(stream)
+        return events[0]
+
     def fetch(self, tensor: Any) -> Callable[[], float | None]:
         """By way of pinned memory, which is used again: a copy to any other waits for the device."""
         torch = self._torch or self._started()
-        slot = self._slots.pop() if self._slots else torch.empty((), dtype=torch.float32, pin_memory=True)
+        if self._slots:
+            slot, event = self._slots.pop()
+        else:
+            slot, event = torch.empty((), dtype=torch.float32, pin_memory=True), _kept(torch.cuda.Event())
         slot.copy_(tensor, non_blocking=True)
-        event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(tensor.device))
         arrived: list[float] = []
 
@@ -128,7 +153,7 @@ class CudaDriver:
                 if not event.query():
                     return None
             arrived.append(float(slot))
-            self._slots.append(slot)
+            self._slots.append((slot, event))
             return arrived[0]
 
         return fetched
@@ -158,10 +183,15 @@ class CudaDriver:
         self._torch.cuda.synchronize(device)
 
     def hardware_ids(self) -> dict[str, str]:
-        """Names as in ``memory``, and UUIDs as NVML has them; a torch that does not tell them has none."""
+        """Names as in ``memory``, and UUIDs as NVML has them; a torch that does not tell them has none.
+
+        CUDA shows one part of a device (MIG) to a process at most, and nothing beside it.
+        """
         torch = self._started()
         if torch is None:
             return {}
+        if self._instance:
+            return {f"cuda:{device}": self._instance for device in self.devices()}
         properties = {device: torch.cuda.get_device_properties(device) for device in self.devices()}
         return {f"cuda:{n}": f"GPU-{one.uuid}" for n, one in properties.items() if hasattr(one, "uuid")}
 
@@ -212,6 +242,30 @@ class CudaDriver:
             self._current = _internal(torch, "_cuda_getDevice")
             self._torch = torch
         return self._torch
+
+
+_spare: dict[int, list[Any]] = {}
+"""By device. A forked child has no use for its parent's."""
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_spare.clear)
+
+
+def _kept(event: Any) -> Any:
+    """An event that is never destroyed, but by the end of the process.
+
+    Its destructor calls CUDA with the lock let go, on whichever thread drops it last: in a forked child, where CUDA
+    must not be called; at the end of the interpreter; in a thread on another device, which gets a context by it. The
+    one reference that nobody gives back keeps it from all of them. Those that are free are used again.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(event))
+    return event
+
+
+def instance_of(environ: Mapping[str, str]) -> str:
+    """The part of a device that the program may use; "" where it has whole ones, or is not told."""
+    first = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
+    return first if first.startswith("MIG-") else ""
 
 
 def _stats(torch: Any, device: int) -> dict[str, Any] | None:

@@ -32,8 +32,17 @@ class DeviceDriver(Protocol):
     def new_event(self, device: int) -> Any:
         """An event that can be recorded on ``device`` any number of times."""
 
+    def spare(self, device: int) -> list[Any]:
+        """Events of ``device`` that nobody uses, to take from and to give back to: the next session has them again."""
+
     def recorder(self, device: int) -> Callable[[Any], None]:
         """What lets the current stream of ``device`` write its clock into an event when it gets there."""
+
+    def stamp(self, device: int) -> Any:
+        """An event on a stream where nothing else is: the device gets to it at once. None where it cannot be.
+
+        It is free again once the next but one has been asked for.
+        """
 
     def fetch(self, tensor: Any) -> Callable[[], float | None]:
         """Queue a copy of a number to the host; what gives it once it has arrived, and None before."""

@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.codes import FLAG_SHIFT, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Flag, Op, SourceKind
+from otel_train.codes import (
+    BEGIN,
+    END,
+    FAIL,
+    FLAG_SHIFT,
+    MARK,
+    OP_MASK,
+    SOURCE_MASK,
+    SOURCE_SHIFT,
+    Flag,
+    SourceKind,
+)
 from otel_train.record.device_pace import PaceReader
 
 if TYPE_CHECKING:
@@ -17,14 +28,15 @@ if TYPE_CHECKING:
     from otel_train.codes import Source
     from otel_train.record.device_driver import DeviceDriver
 
-Entry = tuple[int, int, list[Any]]
-"""An edge: host time, code, events, one per device. A plain tuple: naming its fields costs 0.2 us each time."""
+Entry = tuple[int, int, list[Any], int]
+"""An edge: host time, code, events, one per device, number of the step. A plain tuple: naming its fields costs 0.2 us.
+
+With op ``MARK`` it is the first of a step that is not timed: the last of the one before, and nothing else."""
 
 _DEEPEST = 64
 """Stages open at once that are remembered; one whose end never came must not be remembered for ever."""
 
 _BREATHE_EVERY = 32  # readings, of 2 to 3 us each
-_BEGIN, _END, _FAIL = int(Op.BEGIN), int(Op.END), int(Op.FAIL)
 # A piece of a suspended stage is no occurrence, and neither is a loader that starts.
 _WHOLE = OP_MASK | Flag.START << FLAG_SHIFT
 
@@ -57,16 +69,19 @@ class Pairs:
         source, begun_ns, ended_ns, device_ns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
         return source, begun_ns, ended_ns, device_ns
 
-    def read(self, entries: deque[Entry], driver: DeviceDriver, breathe: Callable[[], None]) -> None:
+    def read(
+        self, entries: deque[Entry], driver: DeviceDriver, device: int, breathe: Callable[[], None]
+    ) -> None:
         """Take what the device got to from the left of ``entries``; at the first other one, leave the rest.
 
         Args:
             entries: the training thread appends to it meanwhile.
             driver: reads their events.
+            device: of which the first of their events are.
             breathe: called now and then, to let the training thread have the interpreter.
         """
         query, clock, pace = driver.query, self._clock, self.pace
-        pace.look(clock())
+        pace.look(driver, device, clock)
         for number in range(len(entries)):  # what is recorded meanwhile is for the next call
             entry = entries[0]
             asked_ns = clock()
@@ -75,14 +90,23 @@ class Pairs:
                 return
             entries.popleft()
             pace.reach(entry, driver, clock())
+            if (
+                self._last is not None and entry[3] - self._last[3] > 1
+            ):  # the ends are in steps that are not timed
+                for lost in self._open:
+                    self._give_back(lost)
+                self._open.clear()
             pace.count(entry, self._kind(entry), frozenset(map(self._kind, self._open)))
             self._last, held, self.held = entry, self.held, []
             for before in held:
                 self._give_back_now(before)
-            if entry[1] & OP_MASK < _END:
+            op = entry[1] & OP_MASK
+            if op < END:
                 self._begin(entry)
-            else:
+            elif op < MARK:
                 self._end(driver, entry)
+            else:
+                self._give_back(entry)
             if number % _BREATHE_EVERY == _BREATHE_EVERY - 1:
                 breathe()
 
@@ -105,7 +129,7 @@ class Pairs:
         places = [place for place, begin in enumerate(self._open) if _source(begin) == source]
         if places:
             begin = self._open[places[-1]]
-            whole = begin[1] & _WHOLE == _BEGIN and end[1] & OP_MASK in (_END, _FAIL)
+            whole = begin[1] & _WHOLE == BEGIN and end[1] & OP_MASK in (END, FAIL)
             device_ns = self._device_ns(driver, begin, end) if whole else -1
             if device_ns >= 0:
                 self._rows.append((source, begin[0], end[0], device_ns))

@@ -7,10 +7,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.clock import system_clock
-from otel_train.codes import END, FLAG_SHIFT, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, SUSPEND, SourceKind
+from otel_train.codes import END, FLAG_SHIFT, MARK, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, SUSPEND, SourceKind
 from otel_train.guard import Guard
 from otel_train.record.device_pairs import Pairs
-from otel_train.records import DeviceTimes
+from otel_train.record.device_steps import Does, Steps
+from otel_train.record.ring import PREEMPTED_NS
+from otel_train.records import DeviceTimes, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,13 +27,15 @@ if TYPE_CHECKING:
     Edge: TypeAlias = Callable[[int], None]
 
 MOST_EVENTS = 2048
-"""Events per device. All of them between two turns of the pump (0.5 s), at 2 to 3 us each, cost training 1 %:
-a loop of tiny steps is sampled at the start of each turn instead of being slowed down."""
+"""Events per device, at most: what a device that hangs can cost in memory."""
 
 _TIMED = frozenset(SourceKind) - {SourceKind.CHECKPOINT, SourceKind.MARK}
-_SAMPLE = 128  # its own cost is taken at one edge in so many, by the last digits of the clock
 _LOW = (1 << FLAG_SHIFT) - 1  # the bits of a code that say who and what
-_UNTIMED, _OPENS, _CLOSES = 1, 2, 3  # what a code does; 0: not asked yet
+_BEGUN = {
+    SourceKind.DATA: Does.ASKS, SourceKind.FORWARD: Does.RUNS, SourceKind.WHOLE: Does.RUNS,
+    SourceKind.STAGE: Does.STAGES,
+}  # fmt: skip
+_PASSES = (SourceKind.BACKWARD, SourceKind.GRAD, SourceKind.OPTIMIZER, SourceKind.WHOLE)
 
 
 class _Lane(NamedTuple):
@@ -80,7 +84,11 @@ class DeviceTimer:
         self.dropped = 0
         """Edges that got no event, because all were in use."""
         self.spent_ns = 0
-        """Time that recording cost the training thread, estimated from one edge in ``_SAMPLE``."""
+        """Time that recording cost the training thread."""
+        self.steps = Steps()
+        """Those that are timed among them."""
+        self._told = (0, 0)
+        self._since: tuple[int, int] | None = None
         self._driver = driver
         self._mode = mode
         self._clock = clock
@@ -119,6 +127,7 @@ class DeviceTimer:
         if new:  # lanes are only ever added, at the end: what is open keeps its place
             self._lanes += [self._lane(self._driver, device) for device in new]
             self._active[:] = self._lanes
+        self._choose()
 
     def memory(self) -> list[DeviceMemory]:
         """What the allocator of every device in use says; nothing where there is none."""
@@ -157,14 +166,22 @@ class DeviceTimer:
             try:
                 with self._driver.reading(self._lanes[0].device):
                     if not self._driver.capturing():  # the user's thread asks for a summary in mid-capture
-                        self._pairs.read(self._entries, self._driver, breathe)
+                        self._pairs.read(self._entries, self._driver, self._lanes[0].device, breathe)
             except Exception:
                 self.stop()
                 self._entries.clear()
                 raise
         if self._entries:
             until_ns = self._entries[0][0]
-        return DeviceTimes(*self._pairs.take(), until_ns, self._pairs.pace.take())
+        told, self._told = self._told, (self.steps.number, self.steps.timed)
+        pace = Pace(seen=self._told[0] - told[0], sampled=self._told[1] - told[1])
+        return DeviceTimes(*self._pairs.take(), until_ns, self._pairs.pace.take().plus(pace))
+
+    def _choose(self) -> None:
+        if self._lanes:
+            now_ns, number = self._clock(), self.steps.number
+            self._since = began_ns, before = self._since or (now_ns, number)
+            self.steps.choose(self.spent_ns, now_ns - began_ns, number - before)
 
     def _give_back(self, entry: Entry) -> None:
         for lane, event in zip(self._lanes, entry[2], strict=False):
@@ -180,24 +197,37 @@ class DeviceTimer:
             left -= 1
             return driver.new_event(device)
 
-        return _Lane([], make, driver.recorder(device), device)
+        return _Lane(driver.spare(device), make, driver.recorder(device), device)
 
-    def _recording_edge(self, driver: DeviceDriver, ring_edge: Edge) -> Edge:
+    def _recording_edge(self, driver: DeviceDriver, ring_edge: Edge) -> Edge:  # noqa: PLR0915 - see below
         """Of all that runs on the training thread this costs most, hence one flat function."""
         lanes, table, learn = self._active, self._table, self._learn
         clock, append, capturing = self._clock, self._entries.append, driver.capturing
         owner = get_ident()
+        steps, passed, begin = self.steps, self.steps.passed, self.steps.begin
+        nothing, passes, opens = int(Does.NOTHING), int(Does.PASSES), int(Does.OPENS)
 
-        def edge(code: int) -> None:
+        def edge(code: int) -> None:  # noqa: PLR0912 - flat, as said
             if not lanes:
                 ring_edge(code)
                 return
             how = table[code & _LOW] or learn(code)
-            if how == _UNTIMED or get_ident() != owner:
+            if how == nothing or get_ident() != owner:
                 ring_edge(code)
                 return
-            if how == _OPENS:
+            written = code
+            if how >= opens:
+                if how > opens and begin(how):
+                    written = code & ~OP_MASK | MARK
                 ring_edge(code)
+                if not steps.sampled and written == code:
+                    return
+            else:
+                if how == passes:
+                    passed()
+                if not steps.sampled:
+                    ring_edge(code)
+                    return
             try:
                 if not capturing():
                     host_ns = clock()
@@ -206,17 +236,18 @@ class DeviceTimer:
                         event = free.pop() if free else make()
                         if event is None:
                             self.dropped += 1
-                            self._give_back((host_ns, code, events))
+                            self._give_back((host_ns, written, events, 0))
                             break
                         record(event)
                         events.append(event)
                     else:
-                        append((host_ns, code, events))
-                    if not host_ns % _SAMPLE:
-                        self.spent_ns += (clock() - host_ns) * _SAMPLE
+                        append((host_ns, written, events, steps.number - (written != code)))
+                    took_ns = clock() - host_ns
+                    if took_ns < PREEMPTED_NS:
+                        self.spent_ns += took_ns
             except Exception as fault:  # noqa: BLE001 - it must not reach training; look() raises it
                 self._switch_off(fault)
-            if how == _CLOSES:
+            if how < opens:
                 ring_edge(code)
 
         return edge
@@ -226,7 +257,7 @@ class DeviceTimer:
         owner = get_ident()
 
         def edge(code: int) -> None:
-            if lanes and get_ident() == owner and (table[code & _LOW] or learn(code)) != _UNTIMED:
+            if lanes and get_ident() == owner and (table[code & _LOW] or learn(code)) != Does.NOTHING:
                 try:
                     if not driver.capturing():
                         for lane in lanes:
@@ -239,9 +270,14 @@ class DeviceTimer:
 
     def _learn(self, code: int) -> int:
         op, kind = code & OP_MASK, self._sources[code >> SOURCE_SHIFT & SOURCE_MASK].kind
-        timed = kind in _TIMED and op <= SUSPEND
-        self._table[code & _LOW] = (_OPENS if op < END else _CLOSES) if timed else _UNTIMED
-        return self._table[code & _LOW]
+        if kind not in _TIMED or op > SUSPEND:
+            how = Does.NOTHING
+        elif op < END:
+            how = _BEGUN.get(kind, Does.OPENS)
+        else:
+            how = Does.PASSES if kind in _PASSES else Does.CLOSES
+        self._table[code & _LOW] = how
+        return int(how)
 
     def _switch_off(self, fault: Exception) -> None:
         self._fault = fault

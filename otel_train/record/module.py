@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 SLOT = "_compiled_call_impl"
 _REPLICATE = "_replicate_for_data_parallel"
+_MOST_MODULES = 1000  # that are looked at for a parameter
 
 MOST_LOOKED_INTO = 10_000
 """Objects that are looked into for modules compiled before: some 10 ms. What lies further away is not found."""
@@ -392,3 +393,20 @@ def codes_of_wrappers() -> list[CodeType]:
         for constant in make.__code__.co_consts
         if isinstance(constant, CodeType)
     ]
+
+
+def kind_of_device(model: Any) -> str:
+    """Kind of the device that the first parameter is on, as torch calls it; "" where there is none.
+
+    Read past properties and methods: no code of the program's is run for it.
+    """
+    waiting = [model]
+    for _ in range(_MOST_MODULES):
+        if not waiting:
+            break
+        about = getattr(waiting.pop(), "__dict__", {})
+        for parameter in about.get("_parameters", {}).values():
+            if parameter is not None:
+                return str(parameter.device.type)
+        waiting += [*reversed(about.get("_modules", {}).values())]
+    return ""

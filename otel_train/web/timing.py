@@ -42,14 +42,14 @@ def _device(view: View) -> str:
         [
             _name(row, "phase", "loader", "stage"),
             figure(row["device_count"]),
-            duration(row["device_seconds"]),
+            duration(row["device_seconds"] / row["device_count"]),
             duration(row["device_p50"]),
             duration(row["device_p99"]),
         ]
         for row in view.summary.get("stages") or ()
         if row.get("device_count")
     ]
-    return table(("stage", "measured", "total", "p50", "p99"), rows)
+    return table(("stage", "measured", "mean", "p50", "p99"), rows)
 
 
 def _steps(view: View) -> str:

@@ -44,6 +44,7 @@ class Bench:
         self.sources = {kind: self.recorder.source(kind, kind.name.lower()) for kind in SourceKind}
         self.timer = DeviceTimer(self.recorder, driver, mode=mode, clock=system_clock)
         self.timer.look()
+        self.timer.steps.one_in = 1
         self.cycles_per_ms = _cycles_per_ms()
 
     def sleep(self, ms: float) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+import otel_train
 from otel_train import catalog as c
 from otel_train.aggregate.keep import KeepRules
 from otel_train.aggregate.run import RunAccount
@@ -22,15 +23,18 @@ from otel_train.guard import Guard
 from otel_train.record.device_time import time_devices
 from otel_train.record.discover import Probes
 from otel_train.record.given import Loader
+from otel_train.record.module import kind_of_device
 from otel_train.record.recorder import Recorder
 from otel_train.record.scaler import ScaledUpdates
 from otel_train.record.torch_probes import TorchProbes, in_backward
 from otel_train.record.transfer import TransferProbe
 from otel_train.records import Snapshot
 from otel_train.testing import Kept
+from tests.integration.loops.truth import QUIET, Net, loader, loss_of, sgd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from otel_train.records import DeviceMemory
 
@@ -54,11 +58,17 @@ class HostDriver:
     def new_event(self, device: int) -> list[int]:
         return [0]
 
+    def spare(self, device: int) -> list[list[int]]:
+        return []
+
     def recorder(self, device: int) -> Callable[[list[int]], None]:
         def record(event: list[int]) -> None:
             event[0] = time.perf_counter_ns()
 
         return record
+
+    def stamp(self, device: int) -> list[int]:
+        return [time.perf_counter_ns()]
 
     @contextmanager
     def reading(self, device: int) -> Iterator[None]:
@@ -93,6 +103,7 @@ class Watched:
         anchor = Anchor.now()
         self.recorder = Recorder(FlightMemory(1 << 14, anchor), clock=system_clock, in_backward=in_backward)
         self.timer = time_devices(self.recorder, HostDriver(), "events")
+        self.timer.steps.one_in = 1
         self.run = RunAccount(
             anchor.clock_ns, anchor=anchor, tracer=Tracer(Ids("run", 0, 0), anchor),
             rules=KeepRules(5, 0, 3.0, 100.0, 100), stall_after_s=300,
@@ -162,7 +173,7 @@ def watched() -> Watched:
 
 
 def test_every_occurrence_of_every_stage_has_its_device_time(watched: Watched) -> None:
-    """However the pump's turns cut the run: none lost, none counted twice."""
+    """However the pump's turns cut the run: none lost, none counted twice, with every step timed."""
     rows = {row.key.stage: row for row in watched.run.totals.rows() if row.key.phase == "train"}
 
     for stage in ("data", "h2d", "forward", "backward", "optimizer"):
@@ -196,3 +207,42 @@ def test_after_the_close_no_event_is_recorded(watched: Watched) -> None:
 
     assert watched.timer.take() is not None
     assert len(watched.timer._entries) == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "timing", "said"),
+    [("xpu", "events", True), ("mps", "events", True), ("mps", "off", False), ("cpu", "events", False)],
+)
+def test_a_device_whose_time_is_not_taken_is_said_unless_that_is_the_wish(
+    kind: str, timing: str, *, said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A summary without device rows must not read as a device that did nothing."""
+    monkeypatch.setattr("otel_train.recording.kind_of_device", lambda _: kind)
+    model, batches = Net(), loader(4)
+    session = otel_train.instrument(model, batches, run_dir=str(tmp_path), cuda_timing=timing, **QUIET)
+    optimizer = sgd(model)
+    for batch in batches:
+        loss_of(model, batch).backward()
+        optimizer.step()
+    session.close()
+
+    found = [thing for thing in session.summary()["unobserved"] if thing["what"] == "device"]
+    assert [thing["name"] for thing in found] == [kind] * said
+
+
+def test_the_kind_of_a_models_device_is_that_of_its_first_parameter() -> None:
+    """In a wrapper, too, and without running code of the model's."""
+
+    class Own(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = torch.nn.Dropout()
+            self.second = torch.nn.Linear(2, 2, device=AWAY)
+            self.third = torch.nn.Linear(2, 2)
+
+        def parameters(self, recurse: bool = True) -> Any:
+            raise AssertionError
+
+    assert kind_of_device(torch.nn.Sequential(Own())) == AWAY
+    assert kind_of_device(torch.nn.Dropout()) == ""
+    assert kind_of_device(None) == ""

@@ -46,6 +46,7 @@ class Loop:
         self.sources = [self.recorder.source(kind, kind.name) for kind in KINDS]
         self.timer = DeviceTimer(self.recorder, self.driver, mode="events", clock=self.clock)
         self.timer.look()
+        self.timer.steps.one_in = 1
         anchor = Anchor(0, 0)
         rules = KeepRules(0, 0, 3.0, 1.0, 1)
         self.run = RunAccount(

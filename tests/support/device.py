@@ -40,6 +40,7 @@ class FakeDriver:
         self.hung = False
         self.record_takes_ns = 0
         self.taken_bytes = 0
+        self.worked_ns = 0
         self.fault: Exception | None = None
         self.made: list[FakeEvent] = []
         self.records = 0
@@ -51,6 +52,7 @@ class FakeDriver:
     def work(self, ns: int, device: int = 0) -> None:
         """Queue a kernel; the host goes on at once."""
         self._busy_until_ns[device, self.stream] = self._reached_ns(device) + ns
+        self.worked_ns += ns
 
     def queued_ns(self, device: int = 0) -> int:
         """How long the current stream will be busy from now."""
@@ -69,6 +71,9 @@ class FakeDriver:
         self.made.append(FakeEvent(device))
         return self.made[-1]
 
+    def spare(self, device: int) -> list[FakeEvent]:
+        return []
+
     def recorder(self, device: int) -> Callable[[FakeEvent], None]:
         def record(event: FakeEvent) -> None:
             if self.fault is not None:
@@ -80,6 +85,11 @@ class FakeDriver:
             self._clock.tick(self.record_takes_ns)
 
         return record
+
+    def stamp(self, device: int) -> FakeEvent:
+        event = FakeEvent(device)
+        event.at_ns = NEVER_NS if self.hung else self._clock()
+        return event
 
     def fetch(self, tensor: Any) -> Callable[[], float | None]:
         reached_ns = NEVER_NS if self.hung else self._reached_ns(0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.record.cuda_driver import CudaDriver, cuda_driver
+from otel_train.record.cuda_driver import CudaDriver, cuda_driver, instance_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -241,3 +243,73 @@ def test_an_allocator_of_the_programs_own_leaves_the_devices_timed() -> None:
 
     assert driver.devices() == (0, 2)
     assert driver.memory() == []
+
+
+def test_a_part_of_a_device_has_the_name_that_the_program_was_given() -> None:
+    """CUDA shows no other device to such a process."""
+    stand_in = StandIn(100)
+    whole = CudaDriver(stand_in.exchange, lambda: stand_in)
+    part = CudaDriver(stand_in.exchange, lambda: stand_in, instance="MIG-1234")
+
+    assert whole.hardware_ids() == {"cuda:0": "GPU-1234-5678"}
+    assert part.hardware_ids() == {"cuda:0": "MIG-1234"}
+
+
+@pytest.mark.parametrize(
+    ("visible", "instance"), [("MIG-12,MIG-34", "MIG-12"), ("0,1", ""), ("GPU-12", ""), (None, "")]
+)
+def test_the_part_of_a_device_is_known_from_the_environment(visible: str | None, instance: str) -> None:
+    """CUDA enumerates the first one alone."""
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+
+    assert instance_of(environ) == instance
+
+
+_ENDS = """
+import gc, os, sys
+from types import SimpleNamespace
+from otel_train.record.cuda_driver import CudaDriver
+
+class Event:
+    def __init__(self, enable_timing=False):
+        self.word = "ours"
+    def __del__(self, write=os.write):  # the module may be gone
+        write(1, f"destroyed {self.word}\\n".encode())
+
+def use():
+    driver = CudaDriver(lambda _: 0)
+    driver._torch = SimpleNamespace(cuda=SimpleNamespace(Event=Event))
+    spare = driver.spare(0)
+    made = len(spare)
+    events = [spare.pop() if spare else driver.new_event(0) for _ in range(3)]
+    in_use, given_back = events[:1], events[1:]
+    spare += given_back
+    return made
+
+theirs = Event()
+theirs.word = "theirs"
+os.write(1, f"{use()} spare\\n".encode())
+gc.collect()
+os.write(1, f"{use()} spare\\n".encode())
+gc.collect()
+if sys.argv[1] == "fork" and os.fork():
+    os.wait()
+    os._exit(0)
+os.write(1, f"{use()} spare at the end\\n".encode())
+del theirs
+"""
+
+
+@pytest.mark.parametrize(("how", "spare_at_the_end"), [("exit", 2), ("fork", 0)])
+def test_our_events_are_never_destroyed_and_the_next_session_has_them(
+    how: str, spare_at_the_end: int
+) -> None:
+    """Not with the driver, nor at the end of the interpreter, nor in a forked child: a destructor calls CUDA."""
+    ended = subprocess.run(
+        [sys.executable, "-c", _ENDS, how], capture_output=True, text=True, timeout=60, check=True
+    )
+
+    assert ended.stdout.splitlines() == [
+        "0 spare", "2 spare", f"{spare_at_the_end} spare at the end", "destroyed theirs",
+    ]  # fmt: skip
+    assert ended.stderr == ""

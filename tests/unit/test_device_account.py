@@ -270,11 +270,13 @@ def test_a_wait_that_the_device_does_not_notice_is_no_finding() -> None:
 
 
 def test_the_exposed_wait_is_scaled_to_all_batches() -> None:
-    """Events run out in loops of tiny steps; what was measured stands for the rest, if it is half of it."""
-    sample, too_few = DeviceTotals(50, 1.5, 0.03, 0.03), DeviceTotals(49, 1.5, 0.03, 0.03)
+    """Steps are sampled; what was measured stands for the rest, if that is ten batches, and is no more than the wait."""
+    sample, too_few = DeviceTotals(10, 0.3, 0.03, 0.03), DeviceTotals(9, 0.27, 0.03, 0.03)
+    one_long_wait = DeviceTotals(10, 3.0, 0.03, 3.0)
 
     assert verdict(row("data", 4.0, sample), row("forward", 6.0)) == ("input_bound", 0.3)
     assert verdict(row("data", 4.0, too_few), row("forward", 6.0)) == ("input_bound", 0.4)
+    assert verdict(row("data", 4.0, one_long_wait), row("forward", 6.0)) == ("input_bound", 0.4)
 
 
 def test_two_loaders_are_judged_by_one_clock() -> None:

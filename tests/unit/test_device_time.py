@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import NamedTuple
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from otel_train.clock import Anchor
 from otel_train.codes import Flag, Op, SourceKind, code
 from otel_train.flight import FlightMemory
+from otel_train.record.device_steps import FIRST_ONE_IN, WORTH
 from otel_train.record.device_time import MOST_EVENTS, DeviceTimer
 from otel_train.record.recorder import Recorder
 from otel_train.testing import FakeClock
@@ -37,7 +39,9 @@ class RunningClock(FakeClock):
 class Bench:
     """A recorder, a device and its timer, all on one clock."""
 
-    def __init__(self, *devices: int, mode: str = "events", clock: FakeClock | None = None) -> None:
+    def __init__(
+        self, *devices: int, mode: str = "events", clock: FakeClock | None = None, one_in: int = 1
+    ) -> None:
         self.clock = clock or FakeClock(1000 * MS)
         self.driver = FakeDriver(self.clock)
         self.driver.used = list(devices)
@@ -45,8 +49,10 @@ class Bench:
         self.timer = DeviceTimer(self.recorder, self.driver, mode=mode, clock=self.clock)
         self.edge = self.timer.edge
         self.sources = {kind: self.recorder.source(kind, kind.name.lower()) for kind in (*SourceKind,)}
+        self.seen = self.sampled = 0
         if devices:
             self.timer.look()
+        self.timer.steps.one_in = one_in
 
     def begin(self, kind: SourceKind, op: Op = Op.BEGIN, flags: int = 0) -> None:
         self.edge(code(op, self.sources[kind], flags))
@@ -62,10 +68,18 @@ class Bench:
             self.driver.work(int(device_ms * MS), device)
         self.end(kind)
 
+    def step(self, *, device_ms: float) -> None:
+        """10 ms, by the end of which the device has got through three stages."""
+        self.stage(DATA, host_ms=1)
+        for kind in (FORWARD, BACKWARD, OPTIMIZER):
+            self.stage(kind, host_ms=0, device_ms=device_ms)
+        self.clock.tick(ms=9)
+
     def take(self) -> list[Reading]:
         times = self.timer.take()
         if times is None:
             return []
+        self.seen, self.sampled = self.seen + times.pace.seen, self.sampled + times.pace.sampled
         names = {number: kind.name.lower() for kind, number in self.sources.items()}
         columns = (times.source, times.begun_ns, times.ended_ns, times.device_ns)
         return [Reading(names[s], *rest) for s, *rest in zip(*(c.tolist() for c in columns), strict=True)]
@@ -532,15 +546,116 @@ def test_without_a_device_or_a_wish_the_recorder_keeps_its_own_edge(mode: str) -
     assert timer.take() is None
 
 
-def test_its_own_cost_is_estimated() -> None:
+def test_its_own_cost_is_known() -> None:
     """What the telemetry costs is a figure of the run, device events included."""
     bench = Bench(0)
     bench.driver.record_takes_ns = 2000
 
-    for number in range(5000):
+    for _ in range(1000):
         bench.stage(FORWARD, host_ms=0.001)
-        bench.clock.tick(ns=331)  # a prime, so that every last digit of the clock is met
-        if number % 100 == 0:
-            bench.take()
+        bench.take()
 
-    assert bench.timer.spent_ns == pytest.approx(10_000 * 2000, rel=0.3)
+    assert bench.timer.spent_ns == 2 * 1000 * 2000
+
+
+def test_whole_steps_are_timed_or_none_of_their_stages() -> None:
+    """Of every eight steps one; a stage of a step without the others would say nothing about the step."""
+    bench = Bench(0, one_in=8)
+
+    for _ in range(8 * 50):
+        bench.step(device_ms=1)
+        told = Counter(name for name, _ in bench.told())
+        assert set(told) in (set(), {"data", "forward", "backward", "optimizer"})
+        assert len(set(told.values())) <= 1
+
+    assert bench.seen == 400
+    assert bench.sampled == pytest.approx(50, abs=2)
+    assert len(bench.driver.made) < 40
+
+
+def test_a_step_that_is_not_timed_is_no_loss() -> None:
+    """A loss is what was wanted and is not there."""
+    bench = Bench(0, one_in=8)
+
+    for _ in range(100):
+        bench.step(device_ms=1)
+
+    assert bench.timer.dropped == 0
+    assert len(bench.edges()) == 800
+
+
+@pytest.mark.parametrize(("record_ns", "one_in"), [(1_000, 1), (30_000, 9), (90_000, 27)])
+def test_recording_costs_three_thousandths_of_training_at_most(record_ns: int, one_in: int) -> None:
+    """Steps of 10 ms with eight edges, and one to close a sample: as many of them are timed as that leaves room for."""
+    bench = Bench(0, one_in=FIRST_ONE_IN)
+    bench.driver.record_takes_ns = record_ns
+    begun_ns = bench.clock()
+
+    for number in range(10_000):
+        bench.step(device_ms=1)
+        if number % 50 == 49:
+            bench.take()
+            bench.timer.look()
+
+    assert bench.timer.steps.one_in == pytest.approx(one_in, abs=1)
+    assert bench.timer.spent_ns / (bench.clock() - begun_ns) <= 1.05 * WORTH
+    assert bench.sampled >= 10_000 / (1.3 * one_in + 1)
+
+
+def test_a_sample_is_of_all_kinds_of_steps() -> None:
+    """A loop in which every second step takes three times as long: a fixed stride of two would see one kind alone."""
+    bench = Bench(0, one_in=2)
+
+    told = []
+    for number in range(4000):
+        bench.step(device_ms=1 if number % 2 else 3)
+        told += [ms for name, ms in bench.told() if name == "forward"]
+
+    assert len(told) == pytest.approx(2000, abs=2)
+    assert sum(told) / len(told) == pytest.approx(2, rel=0.1)
+
+
+def test_a_loop_without_a_loader_has_steps_too() -> None:
+    """From a forward after a backward or an update to the next."""
+    bench = Bench(0)
+
+    for _ in range(20):
+        bench.stage(FORWARD, host_ms=1)
+        bench.stage(FORWARD, host_ms=1)
+        bench.stage(BACKWARD, host_ms=1)
+        bench.stage(OPTIMIZER, host_ms=1)
+    bench.told()
+
+    assert bench.seen == 20
+
+
+def test_stages_by_hand_alone_are_sampled_too() -> None:
+    """Nothing tells where their steps begin, and they must not all be timed for that."""
+    bench = Bench(0, one_in=10)
+
+    for _ in range(10_000):
+        bench.stage(SourceKind.STAGE, host_ms=1)
+        bench.told()
+
+    assert bench.sampled / bench.seen == pytest.approx(0.1, abs=0.02)
+    assert bench.driver.records < 0.2 * 20_000
+
+
+def test_a_stage_that_ends_in_a_step_that_is_not_timed_has_no_time() -> None:
+    """Nor does its begin meet the end of a later one of its kind."""
+    bench = Bench(0)
+    bench.step(device_ms=1)
+    bench.begin(SourceKind.STAGE)
+    bench.timer.steps.one_in = 1000
+    for _ in range(3):
+        bench.step(device_ms=1)
+    bench.end(SourceKind.STAGE)
+    bench.timer.steps.one_in = 1
+    for _ in range(2000):
+        bench.step(device_ms=1)
+        bench.told()
+    bench.end(SourceKind.STAGE)
+    bench.clock.tick(ms=10)
+
+    assert "stage" not in [name for name, _ in bench.told()]
+    assert bench.free == len(bench.driver.made)

@@ -155,6 +155,16 @@ def things(
     return [(thing["what"], thing["name"]) for thing in unobserved(run, probes)]
 
 
+def test_a_kind_of_device_whose_time_is_not_taken_is_named_once() -> None:
+    """Its rows are absent, and a reader must not take that for a device that did nothing."""
+    run, probes = an_account(models=[], updates=0, sources=[], helpers=[], stages=())
+
+    [thing] = unobserved(run, probes, loaded=(), untimed=("mps",))
+
+    assert (thing["what"], thing["name"], thing["cause"]) == ("device", "mps", "")
+    assert "NVIDIA" in thing["reason"]
+
+
 def an_account(
     *,
     models: list[str],

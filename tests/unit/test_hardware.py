@@ -33,6 +33,7 @@ class Nvml:
 
     def __init__(self, *, broken: bool = False) -> None:
         self.broken = broken
+        self.known = ["GPU-0", "GPU-1"]
         self.calls: list[str] = []
 
     def nvmlInit(self) -> None:  # noqa: N802  # NVML's own names
@@ -45,7 +46,12 @@ class Nvml:
 
     def nvmlDeviceGetHandleByUUID(self, uuid: str) -> int:  # noqa: N802  # as above
         self.calls.append(uuid)
-        return {"GPU-0": 0, "GPU-1": 1}[uuid]
+        if uuid not in self.known:
+            raise NvmlError
+        return self.known.index(uuid)
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:  # noqa: N802  # as above
+        raise NvmlError
 
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> Any:  # noqa: N802  # as above
         return SimpleNamespace(gpu=self._of_the_first(handle, 73))
@@ -64,6 +70,27 @@ class Nvml:
         if handle:
             raise NvmlError
         return value
+
+
+class SlicedNvml(Nvml):
+    """A device cut into parts. NVML tells the use of the whole, and of each part its memory; the rest it refuses."""
+
+    def __init__(self, parts: int) -> None:
+        super().__init__()
+        self.known = ["GPU-0", *(f"MIG-part{n}" for n in range(parts))]
+
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:  # noqa: N802  # NVML's own names
+        if handle:
+            raise NvmlError
+        return [1, 1]
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:  # noqa: N802  # as above
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, index: int) -> int:  # noqa: N802  # as above
+        if index + 1 >= len(self.known):
+            raise NvmlError
+        return index + 1
 
 
 def reader(nvml: Any, *, mode: str = "auto", answers: bool = False, used: int = 2) -> HardwareReader:
@@ -94,6 +121,37 @@ def test_every_device_in_use_has_what_it_tells() -> None:
         ("hw.gpu.memory.limit", "cuda:1"): 80,
         ("hw.temperature", "cuda:1"): 51,
     }
+
+
+@pytest.mark.parametrize("told", ["MIG-part1", "GPU-part1"])
+def test_a_part_of_a_device_is_read_under_its_own_name(told: str) -> None:
+    """CUDA has its UUID with the first word of a whole one. How busy it is, and how hot, nobody tells: absent, not 0."""
+    nvml = SlicedNvml(2)
+    hardware = HardwareReader(
+        lambda: {"cuda:0": told}, mode="on", exporter_answers=bool, load=lambda: nvml
+    )  # fmt: skip
+
+    assert shown(hardware) == {
+        ("hw.gpu.memory.usage", "cuda:0"): 12,
+        ("hw.gpu.memory.limit", "cuda:0"): 80,
+    }
+    assert hardware.guard.faults == 0
+
+
+def test_of_a_device_in_parts_the_only_one_that_we_see_is_ours() -> None:
+    """A container is given one part, and CUDA may tell the UUID of the device around it."""
+    assert shown(reader(SlicedNvml(1), used=1)) == {
+        ("hw.gpu.memory.usage", "cuda:0"): 11,
+        ("hw.gpu.memory.limit", "cuda:0"): 80,
+    }
+
+
+def test_where_it_is_not_told_which_part_is_ours_none_is_read() -> None:
+    """The memory of the whole device, or of another's part, would be a wrong figure."""
+    hardware = reader(SlicedNvml(3), used=1)
+
+    assert shown(hardware) == {}
+    assert hardware.guard.faults == 0
 
 
 def test_nvml_is_started_once_and_given_back() -> None:
