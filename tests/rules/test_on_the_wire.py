@@ -94,7 +94,7 @@ PER_SENDER = {
 """Sums over the ranks that send, which others divide by each other: device time of rank 0 alone outside ``full``."""
 
 PRESENT = {
-    "run:train_info:last1h",
+    "run:train_info:last1h", "run:train_collector:last1h",
     "run:train_goodput:ratio30m", "run:train_goodput:ratio1h", "run:train_goodput:ratio6h",
     "run:train_heartbeat_age_seconds:min", "run:train_heartbeat_age_seconds:max",
     "run:train_telemetry_age_seconds:min", "run:train_ranks_reporting:count", "host:train_host_memory:ratio",
@@ -102,8 +102,10 @@ PRESENT = {
 }  # fmt: skip
 """Of the same kind as another one, of this machine, or judged below."""
 
-WITHOUT_DATA = {"run:train_mfu:ratio5m", "run_loader:train_efficiency:ratio5m"}
-"""No rank publishes the limit of its devices; the simulated loader has workers, and no theoretical limit."""
+WITHOUT_DATA = {
+    "run:train_mfu:ratio5m", "run_loader:train_efficiency:ratio5m", "run:train_missing_collector:last1h",
+}  # fmt: skip
+"""No rank publishes the limit of its devices; the simulated loader has workers, and no theoretical limit; no rank is mute."""
 
 
 def busy(profile: str, *, more: Iterable[str] = ()) -> Run:
