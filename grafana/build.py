@@ -44,7 +44,10 @@ def written() -> dict[Path, str]:
 
 
 def _json(board: Board) -> str:
-    return json.dumps(make(board, _BY_FILE), cls=JSONEncoder, indent=1, sort_keys=True, ensure_ascii=False) + "\n"
+    return (
+        json.dumps(make(board, _BY_FILE), cls=JSONEncoder, indent=1, sort_keys=True, ensure_ascii=False)
+        + "\n"
+    )
 
 
 def _page() -> str:
@@ -91,7 +94,11 @@ def _page() -> str:
 
 def _next(board: Board, panel: Panel) -> str:
     there = leads(board, panel)
-    return "" if there == NOWHERE else f"[{there}](#{_BY_FILE[there].title.lower().replace(':', '').replace(' ', '-')})"
+    return (
+        ""
+        if there == NOWHERE
+        else f"[{there}](#{_BY_FILE[there].title.lower().replace(':', '').replace(' ', '-')})"
+    )
 
 
 def _cell(text: str) -> str:

@@ -22,7 +22,8 @@ _STALLED: Final = f"""\
 
 # What was scraped and is no longer found was closed in order: a run that ends well takes its target
 # file away. What was pushed has no `up`, and what was killed leaves a target that does not answer.
-_VANISHED: Final = by_carrier(f"""\
+_VANISHED: Final = by_carrier(
+    f"""\
 (run:train_telemetry_age_seconds:min > {SILENT_S} {_ACTIVE})
 or
 (
@@ -32,9 +33,13 @@ or
   )
   unless on (train_run_id) run:train_active:bool
 )
-""", "run:train_collector:last1h")
+""",
+    "run:train_collector:last1h",
+)
 
-_MISSING: Final = "run:train_ranks_reporting:count\n  < on (train_run_id) max by (train_run_id) (train_ranks_expected)"
+_MISSING: Final = (
+    "run:train_ranks_reporting:count\n  < on (train_run_id) max by (train_run_id) (train_ranks_expected)"
+)
 # Of ranks that were never heard of nobody knows by which Collector they would have come.
 _MISSING_BY: Final = (
     "(run:train_missing_collector:last1h and on (train_run_id) (\n"

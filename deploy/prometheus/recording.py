@@ -277,7 +277,10 @@ def _liveness() -> Group:
                 INFO,
                 f"topk by ({RUN}) (1, max by ({RUN}, {WHOSE}) (last_over_time(train_run_info[1h])))",
             ),
-            Record("run:train_collector:last1h", _carrier(f"count by ({RUN}, {COLLECTOR}) (last_over_time({beat}[1h]))")),
+            Record(
+                "run:train_collector:last1h",
+                _carrier(f"count by ({RUN}, {COLLECTOR}) (last_over_time({beat}[1h]))"),
+            ),
             Record(
                 "run:train_missing_collector:last1h",
                 _carrier(

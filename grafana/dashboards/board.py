@@ -136,7 +136,9 @@ def _link(built: Any, panel: Panel, here: Sequence[str], there: Board) -> None:
             built.override_by_name(column, [model.DynamicConfigValue("links", [link])])
 
 
-def _to(there: Board, known: Sequence[str], picked: Mapping[str, str] | None = None) -> dashboard.DashboardLink:
+def _to(
+    there: Board, known: Sequence[str], picked: Mapping[str, str] | None = None
+) -> dashboard.DashboardLink:
     asks = [f"${{{name}:queryparam}}" for name in known]
     asks += [f"var-{name}={value}" for name, value in (picked or {}).items()]
     url = f"/d/{there.uid}?{'&'.join([*asks, '${__url_time_range}'])}"

@@ -16,7 +16,7 @@ _FIRING: Final = 'ALERTS{alertstate="firing",train_run_id!=""}'
 
 # The state that most ranks are in. A run that owes progress and is not heard of is silent.
 _STATE: Final = (
-    f"(label_replace(group by ({_RUN}) (last_over_time(train_run_status{{train_run_state=~\"{ACTIVE_STATES}\"}}[1h]) == 1)"
+    f'(label_replace(group by ({_RUN}) (last_over_time(train_run_status{{train_run_state=~"{ACTIVE_STATES}"}}[1h]) == 1)'
     f' unless on ({_RUN}) train_heartbeat_time_seconds, "train_run_state", "silent", "", "")'
     f" or on ({_RUN}) group by ({_RUN}, train_run_state)"
     f" (topk by ({_RUN}) (1, count by ({_RUN}, train_run_state) (last_over_time(train_run_status[1h]) == 1))))"

@@ -66,7 +66,9 @@ def muted(url: str, source: dict[str, str], *targets: dict[str, str]) -> set[str
     with urllib.request.urlopen(f"{url}?filter=story%3D%22{story}%22", timeout=5) as answer:
         known: list[dict[str, Any]] = json.load(answer)
     assert len(known) == len(alerts)
-    ended = [{**alert, "endsAt": "2020-01-01T00:00:00Z", "startsAt": "2019-01-01T00:00:00Z"} for alert in alerts]
+    ended = [
+        {**alert, "endsAt": "2020-01-01T00:00:00Z", "startsAt": "2019-01-01T00:00:00Z"} for alert in alerts
+    ]
     request = urllib.request.Request(
         url, json.dumps(ended).encode(), {"Content-Type": "application/json"}, method="POST"
     )
