@@ -114,17 +114,26 @@ def leads_replica(modules: Mapping[str, Any] = sys.modules) -> bool:
 
     A ``DeviceMesh`` names its groups ``mesh_tp`` and so on, Megatron ``TENSOR_MODEL_PARALLEL_GROUP``.
     """
+    return all(place == 0 for place, _ in _in_replica(modules))
+
+
+def shares_replica(modules: Mapping[str, Any] = sys.modules) -> bool:
+    """Whether other ranks work on the same model replica, by the process groups that exist. Imports nothing."""
+    return any(size > 1 for _, size in _in_replica(modules))
+
+
+def _in_replica(modules: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """(place of this rank, ranks) in every group whose ranks share a model replica."""
     c10d = modules.get("torch.distributed.distributed_c10d")
     groups = getattr(getattr(c10d, "_world", None), "pg_group_ranks", None) or {}
     ranks = live_ranks(modules)
-    if ranks is None:
-        return True
-    for group, members in list(groups.items()):
+    found: list[tuple[int, int]] = []
+    for group, members in list(groups.items()) if ranks is not None else ():
         name = str(getattr(group, "group_desc", "")).lower()
         words = set(name.replace("-", "_").split("_"))
-        if words & SHARED_BY and not words & NOT_SHARED_BY and members.get(ranks[0], 0) > 0:
-            return False
-    return True
+        if words & SHARED_BY and not words & NOT_SHARED_BY and ranks is not None and ranks[0] in members:
+            found.append((members[ranks[0]], len(members)))
+    return found
 
 
 def parent_mark() -> str:
