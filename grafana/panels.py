@@ -37,6 +37,9 @@ ORANGE: Final = "orange"
 RED: Final = "red"
 BLUE: Final = "blue"
 
+NOWHERE: Final = "nowhere"
+"""Of a panel that shows all there is."""
+
 _FILL: Final = 12
 _FULL: Final = 70
 
@@ -61,6 +64,9 @@ class Panel(NamedTuple):
         top: of the scale.
         states: value to (text, colour), for states.
         empty: what it says when there is nothing.
+        leads: file of the dashboard that shows more of the same; "" for that of its own dashboard, ``NOWHERE``
+            where nothing shows more.
+        columns: of a table: labels and how their columns are called, left to right; before those of the queries.
     """
 
     title: str
@@ -78,6 +84,8 @@ class Panel(NamedTuple):
     top: float | None = None
     states: Sequence[tuple[str, str, str]] = ()
     empty: str = NO_DATA
+    leads: str = ""
+    columns: Sequence[tuple[str, str]] = ()
 
     @property
     def description(self) -> str:
@@ -126,6 +134,9 @@ def build(panel: Panel, position: model.GridPos) -> Any:
         made.min(0).max(panel.top)
     if panel.states:
         made.mappings([_mapping(panel)])
+    for query in panel.queries:
+        if query.unit:
+            made.override_by_name(query.legend, [model.DynamicConfigValue("unit", query.unit)])
     for number, query in enumerate(panel.queries):
         made.with_target(_target(panel, query, chr(ord("A") + number)))
         if query.right or query.dashed:
@@ -228,18 +239,24 @@ def _states(_: Panel) -> statetimeline.Panel:
 
 def _table(panel: Panel) -> table.Panel:
     hidden = dict.fromkeys(("Time", "__name__", "job", "instance", "service_name"), True)
+    values = _columns(panel)
+    hidden |= {column: True for column, name in values.items() if not name}
+    shown = {**dict(panel.columns), **{column: name for column, name in values.items() if name}}
+    options: dict[str, Any] = {"excludeByName": hidden, "renameByName": shown}
     made = table.Panel()
+    if panel.columns:
+        options["indexByName"] = {column: number for number, column in enumerate(shown)}
+    if panel.states:
+        made.override_by_name(
+            "state", [model.DynamicConfigValue("custom.cellOptions", {"type": "color-text"})]
+        )
     if len(panel.queries) > 1:
         made.with_transformation(model.DataTransformerConfig(id_val="merge", options={}))
-    made.with_transformation(
-        model.DataTransformerConfig(
-            id_val="organize", options={"excludeByName": hidden, "renameByName": _columns(panel)}
-        )
-    )
-    return made
+    return made.with_transformation(model.DataTransformerConfig(id_val="organize", options=options))
 
 
 def _columns(panel: Panel) -> dict[str, str]:
+    """Columns of values by what they are called; "" is hidden."""
     if len(panel.queries) == 1:
         return {"Value": panel.queries[0].legend or "value"}
     return {f"Value #{chr(ord('A') + n)}": query.legend for n, query in enumerate(panel.queries)}

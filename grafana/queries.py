@@ -19,6 +19,7 @@ class Query(NamedTuple):
         heatmap: buckets, not lines.
         right: drawn against the axis on the right, in this unit.
         dashed: a bound, not a measurement.
+        unit: of this column of a table, where it is not that of the panel.
     """
 
     expr: str
@@ -28,6 +29,7 @@ class Query(NamedTuple):
     heatmap: bool = False
     right: str = ""
     dashed: bool = False
+    unit: str = ""
 
 
 def run(metric: str, *matchers: str) -> str:

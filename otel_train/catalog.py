@@ -354,7 +354,7 @@ UNOBSERVED_WHAT: Final = Label(
     name="train.unobserved.what",
     bound=4,
     meaning="What could not be seen.",
-    values=("stage", "model", "loop"),
+    values=("stage", "model", "loop", "flops"),
 )
 UNOBSERVED_REASON: Final = Label(
     name="train.unobserved.reason",
@@ -516,9 +516,8 @@ ACCELERATOR_FLOPS_LIMIT: Final = Metric(
     name="train.accelerator.flops.limit",
     unit="{flop}/s",
     kind=Kind.GAUGE,
-    meaning="Peak dense FLOP/s of the device at the training dtype.",
+    meaning="Peak dense FLOP/s of the device: `device_flops`, else BF16 of the data sheet of a device that is known.",
     labels=(DEVICE,),
-    published=False,
 )
 RUN_INFO: Final = Metric(
     name="train.run.info",
@@ -1234,6 +1233,9 @@ STRAGGLER_EXCESS: Final = Attribute(
     meaning="How much longer the rank's own work takes per step than the median rank's, in seconds.",
 )
 CHECKPOINT_SIZE_BYTES: Final = Attribute(name="train.checkpoint.size", type="int", meaning="Bytes written.")
+STEP_FLOPS: Final = Attribute(
+    name="train.step.flops", type="int", meaning="Model FLOP of one step of this rank, forward and backward."
+)
 SPAN_ERROR_TYPE: Final = Attribute(name="error.type", type="str", meaning="Exception class.")
 RUN_END_CAUSE: Final = Attribute(
     name="train.run.end.cause",
@@ -1291,6 +1293,7 @@ ATTRIBUTES: Final[tuple[Attribute, ...]] = (
     STALL_SUSPECT,
     STRAGGLER_EXCESS,
     CHECKPOINT_SIZE_BYTES,
+    STEP_FLOPS,
     SPAN_ERROR_TYPE,
     RUN_END_CAUSE,
     SPAN_NONFINITE_KIND,
@@ -1522,7 +1525,14 @@ STRAGGLER_EVENT: Final = SpanType(
     attributes=(SPAN_RANK, SPAN_STAGE, STRAGGLER_EXCESS, STEP_NUMBER),
 )
 
+FLOPS_EVENT: Final = SpanType(
+    name="train.flops.count",
+    meaning='The FLOP of one step were counted (`flops="auto"`). That step took longer than others.',
+    attributes=(STEP_NUMBER, STEP_FLOPS),
+)
+
 EVENTS: Final[tuple[SpanType, ...]] = (
+    FLOPS_EVENT,
     NONFINITE_EVENT,
     OOM_EVENT,
     LOADER_EXHAUSTED_EVENT,

@@ -141,6 +141,12 @@ class Config:
     flops_per_sample: float = 0.0
     """Model FLOPs of one training sample, forward and backward. 0: unknown."""
 
+    device_flops: float = 0.0
+    """Peak dense FLOP/s of one device at the dtype of training. 0: BF16 of the data sheet, for devices that are known."""
+
+    flops: str = "given"
+    """Where the model FLOPs come from: `given` by `flops_per_sample`; `auto`: where that is 0, one step of the run is counted."""
+
     summary_every_s: float = 30.0
     """Seconds between rewrites of ``summary.json``. 1 or more."""
 

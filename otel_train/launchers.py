@@ -114,18 +114,41 @@ def ray_environment(modules: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(number) for name, number in ranks.items() if isinstance(number, int)}
 
 
+_ATTEMPT: Final = re.compile("(.+)/attempt_[0-9]+/[0-9]+/error[.]json")
+
+
 def given_run_id(environ: Mapping[str, str]) -> str:
-    """The id that a launcher, a scheduler or a tracker has given this run; "" if none has."""
-    elastic = environ.get("TORCHELASTIC_RUN_ID", "")
-    slurm = [environ[name] for name in ("SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID") if environ.get(name)]
+    """The id that a launcher, a scheduler or a tracker has given this run; "" if none has. Not unique by itself."""
     return (
         environ.get("WANDB_RUN_ID")
-        # torchrun's own default rendezvous id is the word "none".
-        or (elastic if elastic != "none" else "")
-        or ("_".join(slurm) if environ.get("SLURM_JOB_ID") else "")
+        or rendezvous_of(environ)
+        or slurm_job(environ)
         or environ.get("RAY_JOB_ID")
         or ""
     )
+
+
+def rendezvous_of(environ: Mapping[str, str]) -> str:
+    """The id of torchrun's rendezvous, which whoever calls it makes up; its own default is the word "none"."""
+    elastic = environ.get("TORCHELASTIC_RUN_ID", "")
+    return elastic if elastic != "none" else ""
+
+
+def slurm_job(environ: Mapping[str, str]) -> str:
+    """The number of a Slurm job, and of its task in an array; unique on its cluster."""
+    names = ("SLURM_JOB_ID", "SLURM_ARRAY_TASK_ID")
+    return (
+        "_".join(environ[name] for name in names if environ.get(name)) if environ.get("SLURM_JOB_ID") else ""
+    )
+
+
+def torchrun_start(environ: Mapping[str, str]) -> str:
+    """What tells this start of torchrun on this host from every other, also where it restarts its workers; "" elsewhere.
+
+    It is the folder with a random name that torchrun makes for what workers leave behind.
+    """
+    folder = _ATTEMPT.fullmatch(environ.get("TORCHELASTIC_ERROR_FILE", ""))
+    return folder[1] if folder else ""
 
 
 def restarts(environ: Mapping[str, str]) -> int:

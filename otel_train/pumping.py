@@ -140,6 +140,7 @@ class Pumping:
         job = self._elsewhere.job(self._reporter.events, key_prefix)
         self._ranks = Ranks(run, info, config=config, job=job, clock=system_clock, breathe=breath)
         self._ranks.counted = self._reporter.counted
+        self._reporter.step_flops = recording.step_flops
         self._reporter.more.append(self._ranks.write)
         self._notes_reader = NoteReader(recording.notes, self._signals, run)
         self.pump = Pump(
@@ -280,7 +281,10 @@ class Pumping:
     def unobserved(self) -> list[dict[str, str]]:
         """What could not be seen, with the reason and what to do."""
         recording = self._recording
-        return unobserved(self.run, recording.probes, loaded=recording.loaded, untimed=recording.untimed)
+        found = unobserved(self.run, recording.probes, loaded=recording.loaded, untimed=recording.untimed)
+        if why := recording.state.uncounted:
+            found.append({"what": "flops", "name": "step", "reason": why, "cause": "never_seen"})
+        return found
 
     def _read_operations(self) -> None:
         calls = calls_of(self._recording.timers.take(self._breath))

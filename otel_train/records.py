@@ -290,6 +290,7 @@ class DeviceMemory(NamedTuple):
         reserved_peak: most bytes reserved since then.
         ooms: times it ran out of memory.
         alloc_retries: allocations that had to give cached memory back first.
+        model: what the driver calls the device; "" if it does not say.
     """
 
     device: str
@@ -300,3 +301,4 @@ class DeviceMemory(NamedTuple):
     reserved_peak: int
     ooms: int
     alloc_retries: int
+    model: str = ""

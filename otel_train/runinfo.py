@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 from otel_train.config import ENVIRONMENT
-from otel_train.launchers import LOOPBACK, Place, given_run_id, place_of, ray_environment, restarts
+from otel_train.launchers import (
+    LOOPBACK,
+    Place,
+    place_of,
+    ray_environment,
+    rendezvous_of,
+    restarts,
+    slurm_job,
+    torchrun_start,
+)
 from otel_train.values import IgnoredSetting
 
 if TYPE_CHECKING:
@@ -31,6 +40,8 @@ INSTANCE_NAMESPACE: Final = "4d63009a-8d0f-11ee-aad7-4c796ed8e320"
 
 LAUNCH_RUN: Final = "OTEL_TRAIN_LAUNCH_RUN"
 """Where ``otel-train run`` says which run its processes belong to, if nobody knows better."""
+
+_MOST_NAMESPACE: Final = 253
 
 _GONE = ("Z", "X")
 """States of a process in ``/proc`` that has ended and was not waited for."""
@@ -114,17 +125,26 @@ def leads_replica(modules: Mapping[str, Any] = sys.modules) -> bool:
 
     A ``DeviceMesh`` names its groups ``mesh_tp`` and so on, Megatron ``TENSOR_MODEL_PARALLEL_GROUP``.
     """
+    return all(place == 0 for place, _ in _in_replica(modules))
+
+
+def shares_replica(modules: Mapping[str, Any] = sys.modules) -> bool:
+    """Whether other ranks work on the same model replica, by the process groups that exist. Imports nothing."""
+    return any(size > 1 for _, size in _in_replica(modules))
+
+
+def _in_replica(modules: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """(place of this rank, ranks) in every group whose ranks share a model replica."""
     c10d = modules.get("torch.distributed.distributed_c10d")
     groups = getattr(getattr(c10d, "_world", None), "pg_group_ranks", None) or {}
     ranks = live_ranks(modules)
-    if ranks is None:
-        return True
-    for group, members in list(groups.items()):
+    found: list[tuple[int, int]] = []
+    for group, members in list(groups.items()) if ranks is not None else ():
         name = str(getattr(group, "group_desc", "")).lower()
         words = set(name.replace("-", "_").split("_"))
-        if words & SHARED_BY and not words & NOT_SHARED_BY and members.get(ranks[0], 0) > 0:
-            return False
-    return True
+        if words & SHARED_BY and not words & NOT_SHARED_BY and ranks is not None and ranks[0] in members:
+            found.append((members[ranks[0]], len(members)))
+    return found
 
 
 def parent_mark() -> str:
@@ -151,6 +171,20 @@ def process_mark(pid: int) -> str:
             return ""
 
 
+def user_id() -> int:
+    """The account that this process runs under; 0 on systems that have none."""
+    return os.getuid() if hasattr(os, "getuid") else 0
+
+
+def pod_namespace(path: str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace") -> str:
+    """The namespace of this pod, as Kubernetes mounts it; "" elsewhere, and where no token is mounted."""
+    try:
+        with Path(path).open(encoding="utf-8", errors="replace") as file:
+            return file.read(_MOST_NAMESPACE).strip()
+    except OSError:
+        return ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
     """What a process knows of itself without reading its environment. Tests pass their own."""
@@ -161,6 +195,8 @@ class Process:
     parent: Callable[[], str] = parent_mark
     live_ranks: Callable[[], tuple[int, int] | None] = live_ranks
     leads: Callable[[], bool] = leads_replica
+    namespace: Callable[[], str] = pod_namespace
+    user: int = field(default_factory=user_id)
     ray: Callable[[], Mapping[str, str]] = lambda: ray_environment(sys.modules)
     entropy: Callable[[int], bytes] = os.urandom
 
@@ -170,18 +206,25 @@ def detect(
 ) -> RunInfo:
     """Find out who this process is, from its environment alone: nothing is sent to other ranks.
 
-    The run id comes from the first of: the configuration, ``WANDB_RUN_ID``, ``TORCHELASTIC_RUN_ID``
-    (unless ``none``), ``SLURM_JOB_ID`` with ``SLURM_ARRAY_TASK_ID``, ``RAY_JOB_ID``, ``k8s.job.uid`` in
-    ``OTEL_RESOURCE_ATTRIBUTES``. Else ranks of one host derive one from their common launcher, and a
-    single process makes one of the time and random bytes. Ranks on several hosts have only the address
-    of their rendezvous in common; runs that reuse it read as trainings or attempts of one run.
+    The run id comes from the configuration, or ``WANDB_RUN_ID``. Else from the job: ``SLURM_JOB_ID`` (with
+    ``SLURM_ARRAY_TASK_ID``) and its cluster, ``k8s.job.uid`` in ``OTEL_RESOURCE_ATTRIBUTES``, or ``RAY_JOB_ID``, and
+    from ``TORCHELASTIC_RUN_ID`` (unless ``none``). Where a number is unique in its cluster, namespace or account alone,
+    a hash of those is added; to a rendezvous on one host one of the start of its launcher. Else ranks of one host
+    derive an id from their common launcher, and a single process makes one of the time and random bytes. Ranks on
+    several hosts without a scheduler have only their rendezvous in common: a later run of the same account that reuses
+    it reads as a training or an attempt of the same run.
     """
     process = process or Process()
     environ = {**process.ray(), **environ} if "RANK" not in environ else environ
     place = place_of(environ, process.live_ranks())
     resource = resource_environment(environ)
-    given = config.run_id or given_run_id(environ) or resource.get("k8s.job.uid")
-    run_id = given or _made_run_id(environ, place, process)
+    scope = _scope(environ, resource, process)
+    given = (
+        config.run_id
+        or environ.get("WANDB_RUN_ID")
+        or _job_id(environ, resource, place, process=process, scope=scope)
+    )
+    run_id = given or _made_run_id(environ, place, process, scope)
     return RunInfo(
         run_id=run_id,
         run_name=config.run_name or run_id,
@@ -290,16 +333,60 @@ def run_id_of_start(unix_ns: int, entropy: bytes) -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime(unix_ns / 1e9))}-{entropy.hex()}"
 
 
-def _made_run_id(environ: Mapping[str, str], place: Place, process: Process) -> str:
+def _scope(environ: Mapping[str, str], resource: Mapping[str, str], process: Process) -> tuple[str, str, str]:
+    """Where ids that a site gives are unique: cluster, namespace, account. The same on all ranks of a job."""
+    cluster = resource.get("k8s.cluster.name") or environ.get("SLURM_CLUSTER_NAME") or ""
+    namespace = resource.get("k8s.namespace.name") or environ.get("POD_NAMESPACE") or ""
+    if not namespace and "KUBERNETES_SERVICE_HOST" in environ:
+        namespace = process.namespace()
+    return cluster, namespace, str(process.user)
+
+
+def _job_id(
+    environ: Mapping[str, str],
+    resource: Mapping[str, str],
+    place: Place,
+    *,
+    process: Process,
+    scope: tuple[str, str, str],
+) -> str:
+    """The id of the job that a scheduler or torchrun knows this run by; "" if there is none."""
+    rendezvous, slurm, uid = rendezvous_of(environ), slurm_job(environ), resource.get("k8s.job.uid", "")
+    job = slurm and "-".join(filter(None, (environ.get("SLURM_CLUSTER_NAME"), slurm)))
+    if not job and environ.get("RAY_JOB_ID"):  # counted by each cluster of Ray for itself
+        job = (
+            f"{environ['RAY_JOB_ID']}-{_hash(uid or '/'.join((*scope, environ.get('RAY_CLUSTER_NAME', ''))))}"
+        )
+    job = job or uid
+    if job or not rendezvous:
+        # One job may call torchrun more than once, at the same time.
+        return f"{job}-{rendezvous}" if rendezvous and rendezvous not in (slurm, uid) else job
+    return f"{rendezvous}-{_hash('/'.join((*scope, _start(environ, place, process))))}"
+
+
+def _start(environ: Mapping[str, str], place: Place, process: Process) -> str:
+    """What all ranks of one start on one host have in common, and no other start; "" where ranks are on several."""
+    if place.local_world_size < place.world_size:
+        return ""
+    if (
+        "KUBERNETES_SERVICE_HOST" in environ
+    ):  # a container that is started again goes on with the job of its pod
+        return process.host
+    return f"{process.host}/{environ.get(LAUNCH_RUN) or torchrun_start(environ) or process.parent()}"
+
+
+def _made_run_id(
+    environ: Mapping[str, str], place: Place, process: Process, scope: tuple[str, str, str]
+) -> str:
     master, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if place.local_world_size < place.world_size and master not in LOOPBACK:
-        return "run-" + _hash(f"{master}/{port}/{place.world_size}")
+        return "run-" + _hash("/".join((*scope, master, port, str(place.world_size))))
     # On one host a launch is a run, whatever process below it asks.
     if environ.get(LAUNCH_RUN):
         return environ[LAUNCH_RUN]
     if place.world_size == 1:
         return run_id_of_start(process.now_unix_ns, process.entropy(3))
-    return "run-" + _hash(f"{process.host}/{process.parent()}/{port}")
+    return "run-" + _hash(f"{process.host}/{torchrun_start(environ) or process.parent()}/{port}")
 
 
 def _hash(text: str) -> str:

@@ -39,6 +39,7 @@ def readings_of(  # noqa: PLR0913 - half of them by keyword
         recording.devices.memory,
         lambda: run.transfers.to_devices(run.names.sources),
         recording.transfers.brought_back,
+        device_flops=config.device_flops,
     )
     return Readings(
         signals, ProcessReader(pid=pid), accelerators, HardwareReader.of(config, recording.devices.hardware_ids), health,

@@ -70,3 +70,11 @@ def grown(metric: str, by: str, window: str, matchers: str = "") -> str:
         f"  or increase({selector}[{window}])\n"
         ") > 0"
     )
+
+
+def by_carrier(expr: str, carrier: str) -> str:
+    """The expression, its runs with the Collector that they came by, where one is known: when that is down it is muted."""
+    return (
+        f"(\n{expr.strip()}\n)\n* on (train_run_id) group_left (train_collector) {carrier}\n"
+        f"or on (train_run_id)\n(\n{expr.strip()}\n)\n"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from deploy.prometheus.alert import CRITICAL, RATIO_KEEP, WARNING, Alert, AlertGroup, grown
+from deploy.prometheus.alert import CRITICAL, RATIO_KEEP, WARNING, Alert, AlertGroup, by_carrier, grown
 from deploy.prometheus.recording import ACTIVE_STATES, SILENT_S
 
 _ACTIVE: Final = "and on (train_run_id) run:train_active:bool == 1"
@@ -22,7 +22,8 @@ _STALLED: Final = f"""\
 
 # What was scraped and is no longer found was closed in order: a run that ends well takes its target
 # file away. What was pushed has no `up`, and what was killed leaves a target that does not answer.
-_VANISHED: Final = f"""\
+_VANISHED: Final = by_carrier(
+    f"""\
 (run:train_telemetry_age_seconds:min > {SILENT_S} {_ACTIVE})
 or
 (
@@ -32,7 +33,21 @@ or
   )
   unless on (train_run_id) run:train_active:bool
 )
-"""
+""",
+    "run:train_collector:last1h",
+)
+
+_MISSING: Final = (
+    "run:train_ranks_reporting:count\n  < on (train_run_id) max by (train_run_id) (train_ranks_expected)"
+)
+# Of ranks that were never heard of nobody knows by which Collector they would have come.
+_MISSING_BY: Final = (
+    "(run:train_missing_collector:last1h and on (train_run_id) (\n"
+    "  run:train_ranks_reporting:count + on (train_run_id)\n"
+    "    count by (train_run_id) (count by (train_run_id, train_rank) (last_over_time(train_heartbeat_time_seconds[1h]))\n"
+    f"      unless on (train_run_id, train_rank) (time() - timestamp(train_heartbeat_time_seconds) < {SILENT_S}))\n"
+    "    >= on (train_run_id) max by (train_run_id) (train_ranks_expected)))"
+)
 
 
 def _burn(long: str, short: str, factor: int, seen: int) -> str:
@@ -82,7 +97,7 @@ PROGRESS: Final = AlertGroup(
         ),
         Alert(
             "TrainRanksMissing",
-            f"run:train_ranks_reporting:count\n  < on (train_run_id) max by (train_run_id) (train_ranks_expected)\n{_ACTIVE}\n",
+            by_carrier(f"{_MISSING}\n{_ACTIVE}\n", _MISSING_BY),
             "3m",
             WARNING,
             "Run {{ $labels.train_run_id }}: only {{ $value }} ranks report.",

@@ -11,7 +11,7 @@ _DROPS: Final = "sum by (train_run_id, train_telemetry_signal, train_telemetry_d
 # Each name by itself: rate() takes the names off, and what differs in nothing else cannot be told apart.
 # The Collector writes them with or without _total, depending on how its own metrics are read.
 _LOST: Final = "\nor ".join(
-    f"sum by (instance, exporter) (rate(otelcol_exporter_{step}_failed_{kind}{total}[5m])) > 0"
+    f"sum by (instance, exporter, train_collector) (rate(otelcol_exporter_{step}_failed_{kind}{total}[5m])) > 0"
     for step in ("send", "enqueue")
     for kind in ("spans", "metric_points", "log_records")
     for total in ("", "_total")
@@ -130,11 +130,12 @@ COLLECTOR: Final = AlertGroup(
             "OtelCollectorDown",
             # Where no run ever came by a Collector there is none to be missed.
             'up{job="otel-collector"} == 0\nor\n'
-            '(absent(up{job="otel-collector"}) and on () (count(last_over_time(up{job="otel-collector"}[1d])) > 0))\n',
+            '(count by (job, train_collector) (last_over_time(up{job="otel-collector"}[1d]))\n'
+            '  and on () absent(up{job="otel-collector"}))\n',
             "2m",
             CRITICAL,
             "The Collector cannot be reached: runs that push are not seen.",
-            "Alerts on those runs are blind, TrainRunVanished above all.",
+            "Alerts on those runs are blind. It mutes TrainRunVanished and TrainRanksMissing of the runs that it carried, and of no other.",
         ),
     ),
 )

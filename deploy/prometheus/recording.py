@@ -78,6 +78,9 @@ class Form:
         return f"histogram_quantile({share}, sum by ({by}) (rate({metric}[{window}])))"
 
 
+COLLECTOR: Final = "train_collector"
+"""Label that a Collector puts on the runs it carries, and on itself where it is scraped."""
+
 INFO: Final = "run:train_info:last1h"
 WHOSE: Final = "train_run_name, train_team, train_owner, train_job, train_cluster, train_namespace"
 """Labels of a run that every alert on it carries. One set per run, and kept for an hour after the run was heard of."""
@@ -274,6 +277,17 @@ def _liveness() -> Group:
                 INFO,
                 f"topk by ({RUN}) (1, max by ({RUN}, {WHOSE}) (last_over_time(train_run_info[1h])))",
             ),
+            Record(
+                "run:train_collector:last1h",
+                _carrier(f"count by ({RUN}, {COLLECTOR}) (last_over_time({beat}[1h]))"),
+            ),
+            Record(
+                "run:train_missing_collector:last1h",
+                _carrier(
+                    f"count by ({RUN}, {COLLECTOR}) (last_over_time({beat}[1h])"
+                    f" unless on ({RANK}) (time() - timestamp({beat}) < {SILENT_S}))"
+                ),
+            ),
             Record("run:train_heartbeat_age_seconds:min", f"time() - max by ({RUN}) ({beat})"),
             Record("run:train_heartbeat_age_seconds:max", f"time() - min by ({RUN}) ({beat})"),
             Record("run:train_telemetry_age_seconds:min", f"time() - max by ({RUN}) (timestamp({beat}))"),
@@ -287,6 +301,15 @@ def _liveness() -> Group:
             ),
         ),
     )
+
+
+def _carrier(ranks: str) -> str:
+    """One Collector of those that ranks came by: one that is up before one that is not, then that of most ranks.
+
+    So an alert that carries it is muted only where all of them are down.
+    """
+    up = f'1e6 * max by ({COLLECTOR}) (up{{job="otel-collector"}})'
+    return f"group by ({RUN}, {COLLECTOR}) (topk by ({RUN}) (1, {ranks} + on ({COLLECTOR}) group_left () {up} or {ranks}))"
 
 
 def _memory() -> Group:

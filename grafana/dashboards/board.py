@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+import re
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from grafana_foundation_sdk.builders import dashboard, prometheus
 from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models.common import DataSourceRef
 
-from grafana.panels import SOURCE, Row, build, place
+from grafana.panels import NOWHERE, SOURCE, Panel, Row, build, place
 from grafana.queries import run
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 TAG: Final = "otel_train"
 
@@ -35,7 +36,17 @@ ANNOTATIONS: Final = (
     ),
     ("Restarts", "orange", "restart", f"max(changes({run('train_run_restarts_total')}{_MINUTE})) > 0"),
 )  # fmt: skip
-"""(name, colour, text, PromQL) of what is marked on every graph."""
+"""(name, colour, text, PromQL) of what is marked on the graphs of one run."""
+
+SHOWN: Final = {
+    "train_run_id": "run",
+    "train_phase": "phase",
+    "train_loader": "loader",
+    "train_rank": "rank",
+}
+"""Labels of series, and the variable that picks by each."""
+
+_VARIABLE: Final = re.compile(r"\$\{?([a-z_]\w*)")
 
 
 class Board(NamedTuple):
@@ -47,6 +58,8 @@ class Board(NamedTuple):
         description: which question it answers.
         rows: top to bottom.
         start: how far back it looks at first.
+        leads: file of the dashboard that its panels lead to, unless they say another.
+        annotations: what is marked on its graphs.
     """
 
     uid: str
@@ -54,6 +67,8 @@ class Board(NamedTuple):
     description: str
     rows: Sequence[Row]
     start: str = "now-1h"
+    leads: str = NOWHERE
+    annotations: Sequence[tuple[str, str, str, str]] = ANNOTATIONS
 
     @property
     def file(self) -> str:
@@ -61,16 +76,16 @@ class Board(NamedTuple):
         return self.uid.removeprefix("otel-train-")
 
 
-def make(board: Board) -> model.Dashboard:
-    """As Grafana wants it."""
+def make(board: Board, boards: Mapping[str, Board]) -> model.Dashboard:
+    """As Grafana wants it. ``boards`` are all there are, by file."""
     made = dashboard.Dashboard(board.title).uid(board.uid).description(board.description).tags([TAG])
     made.readonly().refresh("30s").time(board.start, "now").timezone("browser")
     made.tooltip(model.DashboardCursorSync.CROSSHAIR)
     link = dashboard.DashboardLink("Training dashboards").type(model.DashboardLinkType.DASHBOARDS)
     made.link(link.tags([TAG]).as_dropdown(True).include_vars(True).keep_time(True))
-    for variable in _variables():
-        made.with_variable(variable)
-    for name, color, text, expr in ANNOTATIONS:
+    for variable in variables(board):
+        made.with_variable(_variable(variable))
+    for name, color, text, expr in board.annotations:
         made.annotation(_annotation(name, color, text, expr))
     top = 0
     for row in board.rows:
@@ -78,8 +93,56 @@ def make(board: Board) -> model.Dashboard:
         made.with_row(header.repeat(row.repeat) if row.repeat else header)
         placed, top = place(row, top + 1)
         for panel, position in placed:
-            made.with_panel(build(panel, position))
+            built = build(panel, position)
+            if (next_level := leads(board, panel)) != NOWHERE:
+                _link(built, panel, variables(board), boards[next_level])
+            made.with_panel(built)
     return _numbered(made.build())
+
+
+def leads(board: Board, panel: Panel) -> str:
+    """The file of the dashboard that a panel leads to, or ``NOWHERE``."""
+    return NOWHERE if panel.kind == "text" else panel.leads or board.leads
+
+
+def variables(board: Board) -> list[str]:
+    """Those that the dashboard asks by, and those that their values are asked by."""
+    texts = [expr for *_, expr in board.annotations]
+    for row in board.rows:
+        texts += [row.title, f"${row.repeat}" if row.repeat else ""]
+        for panel in row.panels:
+            texts += [query.expr for query in panel.queries]
+            texts += [panel.says] if panel.kind == "text" else []
+    used = {name for text in texts for name in _VARIABLE.findall(text)}
+    while True:
+        more = {name for each in used & _QUERIES.keys() for name in _VARIABLE.findall(_QUERIES[each].query)}
+        if more <= used:
+            return ["datasource", *(name for name in _QUERIES if name in used)]
+        used |= more
+
+
+def _link(built: Any, panel: Panel, here: Sequence[str], there: Board) -> None:
+    """From the panel with what was picked, and from each series or row with what it is of."""
+    known = [name for name in variables(there) if name in here]
+    built.links([_to(there, known)])
+    labels = {label for query in panel.queries for label in re.findall(r"{{(\w+)}}", query.legend)}
+    of = {SHOWN[label]: label for label in labels & SHOWN.keys() if SHOWN[label] in variables(there)}
+    if of:
+        picked = {name: f"${{__field.labels.{label}}}" for name, label in sorted(of.items())}
+        built.data_links([_to(there, [name for name in known if name not in of], picked)])
+    for label, column in panel.columns:
+        if label in SHOWN and SHOWN[label] in variables(there):
+            link = _to(there, known, {SHOWN[label]: f"${{__data.fields.{column}}}"}).build()
+            built.override_by_name(column, [model.DynamicConfigValue("links", [link])])
+
+
+def _to(
+    there: Board, known: Sequence[str], picked: Mapping[str, str] | None = None
+) -> dashboard.DashboardLink:
+    asks = [f"${{{name}:queryparam}}" for name in known]
+    asks += [f"var-{name}={value}" for name, value in (picked or {}).items()]
+    url = f"/d/{there.uid}?{'&'.join([*asks, '${__url_time_range}'])}"
+    return dashboard.DashboardLink(there.title).type(model.DashboardLinkType.LINK).url(url)
 
 
 def _numbered(made: model.Dashboard) -> model.Dashboard:
@@ -89,16 +152,29 @@ def _numbered(made: model.Dashboard) -> model.Dashboard:
     return made
 
 
-def _variables() -> tuple[dashboard.DatasourceVariable | dashboard.QueryVariable, ...]:
-    return (
-        dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus"),
-        dashboard.DatasourceVariable("traces").label("Traces").type("tempo"),
-        _pick("run", "Run", _RUNS, many=False).regex(_RUN_ID),
-        _pick("phase", "Phase", f"label_values({run('train_steps_total')}, train_phase)", many=False),
-        _pick("loader", "Loader", f"label_values({run('train_batches_total')}, train_loader)"),
-        _pick("rank", "Rank", f"label_values({run('train_heartbeat_time_seconds')}, train_rank)"),
-        _pick("host", "Host", f"label_values({run('train_heartbeat_time_seconds')}, host_name)"),
-    )
+class _Variable(NamedTuple):
+    """What the reader picks: label, the query for its values, and whether several may be picked."""
+
+    label: str
+    query: str
+    many: bool = True
+
+
+_QUERIES: Final = {
+    "team": _Variable("Team", "label_values(train_run_info, train_team)"),
+    "run": _Variable("Run", _RUNS, many=False),
+    "phase": _Variable("Phase", f"label_values({run('train_steps_total')}, train_phase)", many=False),
+    "loader": _Variable("Loader", f"label_values({run('train_batches_total')}, train_loader)"),
+    "rank": _Variable("Rank", f"label_values({run('train_heartbeat_time_seconds')}, train_rank)"),
+}
+
+
+def _variable(name: str) -> dashboard.DatasourceVariable | dashboard.QueryVariable:
+    if name == "datasource":
+        return dashboard.DatasourceVariable("datasource").label("Prometheus").type("prometheus")
+    label, query, many = _QUERIES[name]
+    picked = _pick(name, label, query, many=many)
+    return picked.regex(_RUN_ID) if name == "run" else picked
 
 
 def _pick(name: str, label: str, query: str, *, many: bool = True) -> dashboard.QueryVariable:

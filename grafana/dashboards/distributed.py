@@ -21,12 +21,13 @@ NOW: Final = Row(
     (
         Panel(
             "Ranks", "stat", "short",
-            "Ranks that report, that should, and that the run has.",
+            "Ranks that report, that should, that the run has, and that wrote to the digest of rank 0.",
             "fewer report than are expected",
             [
                 Query(run("run:train_ranks_reporting:count"), "reporting"),
                 Query(f"max({run('train_ranks_expected')})", "expected"),
                 Query(f"max({run('train_world_size')})", "world"),
+                Query(f"max({run('train_ranks_reporting')})", "in the digest"),
             ],
             6, 5, first=BLUE, runbook="TrainRanksMissing",
         ),
@@ -109,9 +110,10 @@ HANGS: Final = Row(
         ),
         Panel(
             "Age of the heartbeat per rank", "bargauge", "s",
-            "Time since each rank made progress of any kind.",
+            "Time since each rank made progress of any kind, and the longest of all ranks, also of those that were not picked.",
             "one is far longer than the others",
-            [Query(f"max by (train_rank, host_name) (time() - {run(_BEAT, _RANK)})", "rank {{train_rank}} {{host_name}}")],
+            [Query(run("run:train_heartbeat_age_seconds:max"), "longest"),
+             Query(f"max by (train_rank, host_name) (time() - {run(_BEAT, _RANK)})", "rank {{train_rank}} {{host_name}}")],
             8, 7, ((60, ORANGE), (300, RED)), runbook="TrainRankStalled",
         ),
         Panel(
@@ -129,7 +131,7 @@ HANGS: Final = Row(
             8, 7, runbook="TrainRunStalled", needs="stalls", empty="none has hung",
         ),
         Panel(
-            "Ranks", "table", "s",
+            "Every rank", "table", "s",
             "Own work, backward and age of the heartbeat of every rank.",
             "a row differs from the others",
             [
@@ -167,4 +169,5 @@ DISTRIBUTED: Final = Board(
     "Training: distributed",
     "Which rank holds up the others, which hangs, which is gone.",
     (NOW, STRAGGLERS, HANGS),
+    leads="hardware",
 )

@@ -51,10 +51,13 @@ DEVICE: Final = Row(
             needs="device", runbook="TrainAcceleratorOOM",
         ),
         Panel(
-            "Peak allocated", "lines", "bytes",
-            "Most bytes in tensors at once, since the program last reset its peaks.",
-            "it grows from epoch to epoch: something is kept",
-            [Query(run(f"{_MEMORY}_allocated_peak_bytes", _RANK), _DEVICE)],
+            "Peaks", "lines", "bytes",
+            "Most bytes in tensors and most bytes taken from the driver at once, since the program last reset its peaks.",
+            "they grow from epoch to epoch: something is kept",
+            [
+                Query(run(f"{_MEMORY}_allocated_peak_bytes", _RANK), f"{_DEVICE} allocated"),
+                Query(run(f"{_MEMORY}_reserved_peak_bytes", _RANK), f"{_DEVICE} reserved"),
+            ],
             needs="device", runbook="TrainAcceleratorOOM",
         ),
         Panel(
@@ -123,6 +126,25 @@ HOST: Final = Row(
 )  # fmt: skip
 
 
+def _nvml(title: str, unit: str, *queries: tuple[str, str], says: str, bad: str) -> Panel:
+    asked = [Query(run(name, _RANK), f"{_DEVICE}{of}", dashed=of == " limit") for name, of in queries]
+    return Panel(title, "lines", unit, says, bad, asked, 6, needs="device")
+
+
+NVML: Final = Row(
+    "Devices, by NVML, where no DCGM exporter answers",
+    (
+        _nvml("Kernels run", "percentunit", ("hw_gpu_utilization_ratio", ""), says="Time in which any kernel ran.", bad="it is low while steps are long"),
+        _nvml(
+            "Memory of the device", "bytes", ("hw_gpu_memory_usage_bytes", ""), ("hw_gpu_memory_limit_bytes", " limit"),
+            says="In use by all processes on the device.", bad="it is far over what this run reserved: another process is on the device",
+        ),
+        _nvml("Power of the device", "watt", ("hw_power_watts", ""), says="What the device takes.", bad="one device takes far less than the others: it waits or is throttled"),
+        _nvml("Temperature of the device", "celsius", ("hw_temperature_celsius", ""), says="Of the device.", bad="it is near the limit where the clock is lowered"),
+    ),
+)  # fmt: skip
+
+
 def _dcgm(title: str, unit: str, name: str, *, says: str, bad: str) -> Panel:
     query = Query(on_hosts_of_the_run(name), "{{host_name}} {{gpu}}")
     return Panel(title, "lines", unit, says, bad, [query], needs="DCGM exporter")
@@ -156,5 +178,5 @@ HARDWARE: Final = Board(
     "otel-train-hardware",
     "Training: hardware and memory",
     "What is full, and what will be.",
-    (DEVICE, HOST, OTHERS),
+    (DEVICE, HOST, NVML, OTHERS),
 )

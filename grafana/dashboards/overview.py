@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from grafana.dashboards.board import Board
-from grafana.panels import BLUE, GREEN, ORANGE, RED, Panel, Row
+from grafana.panels import BLUE, GREEN, NOWHERE, ORANGE, RED, Panel, Row
 from grafana.queries import Query, grown, quantile, rate, run
 
 _TRAIN: Final = 'train_phase="train"'
@@ -23,14 +23,17 @@ ALIVE: Final = Row(
             "What the run says of itself.",
             "it reads stalled or failed, or is missing while the job runs",
             [Query(f"max by (train_run_state) ({run('train_run_status')}) == 1", "{{train_run_state}}", instant=True)],
-            3, 4, first=BLUE, runbook="TrainRunFailed",
+            3, 4, first=BLUE, runbook="TrainRunFailed", leads="distributed",
         ),
         Panel(
             "Last progress", "stat", "s",
-            "Time since any rank fetched a batch, finished a step or saved.",
-            "it passes the run's own stall threshold, which is never below 300 s",
-            [Query(run("run:train_heartbeat_age_seconds:min"))],
-            3, 4, ((60, ORANGE), (300, RED)), runbook="TrainRunStalled",
+            "Time since any rank fetched a batch, finished a step or saved, and the stall threshold in force: a day after the loops.",
+            "it passes the threshold, which is never below 300 s",
+            [
+                Query(run("run:train_heartbeat_age_seconds:min"), "last"),
+                Query(f"max({run('train_stall_threshold_seconds')})", "threshold"),
+            ],
+            3, 4, ((60, ORANGE), (300, RED)), runbook="TrainRunStalled", leads="distributed",
         ),
         Panel(
             "Ranks", "stat", "short",
@@ -40,7 +43,7 @@ ALIVE: Final = Row(
                 Query(run("run:train_ranks_reporting:count"), "reporting"),
                 Query(f"max({run('train_ranks_expected')})", "expected"),
             ],
-            3, 4, first=BLUE, runbook="TrainRanksMissing",
+            3, 4, first=BLUE, runbook="TrainRanksMissing", leads="distributed",
         ),
         Panel(
             "Goodput, 1 h", "gauge", "percentunit",
@@ -65,9 +68,12 @@ ALIVE: Final = Row(
         ),
         Panel(
             "Checkpoint age", "stat", "s",
-            "Time since the last good checkpoint; since the start until there is one. A crash now costs that much.",
-            "it is over twice the run's own interval",
-            [Query(f"time() - max({run('train_checkpoint_last_success_time_seconds')})")],
+            "Time since the last good checkpoint, and the run's own interval; since the start until there is one. A crash now costs that much.",
+            "it is over twice the interval",
+            [
+                Query(f"time() - max({run('train_checkpoint_last_success_time_seconds')})", "age"),
+                Query(f"max({run('train_checkpoint_interval_seconds')})", "interval"),
+            ],
             3, 4, first=BLUE, runbook="TrainCheckpointStale",
         ),
         Panel(
@@ -82,7 +88,7 @@ ALIVE: Final = Row(
             "Alerts on this run that fire now.",
             "it is not 0; the table names them",
             [Query('count(ALERTS{train_run_id="$run",alertstate="firing"}) or vector(0)')],
-            3, 5, ((1, RED),),
+            3, 5, ((1, RED),), leads=NOWHERE,
         ),
         Panel(
             "Which alerts", "table", "short",
@@ -94,14 +100,14 @@ ALIVE: Final = Row(
                     "firing", instant=True,
                 )
             ],
-            9, 5, needs="alerts", empty="none fires",
+            9, 5, needs="alerts", empty="none fires", leads=NOWHERE,
         ),
         Panel(
             "State over time", "states", "short",
             "Which state the run was in.",
             "stalled or failed is coloured, or nothing is",
             [Query(f"max by (train_run_state) ({run('train_run_status')})", "{{train_run_state}}")],
-            12, 5, states=(("0", " ", "transparent"), ("1", "in it", "blue")),
+            12, 5, states=(("0", " ", "transparent"), ("1", "in it", "blue")), leads="distributed",
         ),
     ),
 )  # fmt: skip
@@ -111,10 +117,13 @@ LEARNING: Final = Row(
     (
         Panel(
             "Loss", "lines", "short",
-            "The losses that the program logged.",
+            "The losses and metrics that the program logged.",
             "it rises, jumps, or ends (not a number is not drawn)",
-            [Query(run("train_loss"), "{{train_loss_name}} {{train_phase}}")],
-            runbook="TrainNonFinite",
+            [
+                Query(run("train_loss"), "{{train_loss_name}} {{train_phase}}"),
+                Query(run("train_metric_value"), "{{train_metric_name}} {{train_phase}}"),
+            ],
+            runbook="TrainNonFinite", leads=NOWHERE,
         ),
         Panel(
             "Gradient norm, learning rate", "lines", "short",
@@ -124,17 +133,18 @@ LEARNING: Final = Row(
                 Query(run("train_gradient_norm"), "gradient norm"),
                 Query(run("train_learning_rate"), "learning rate {{train_optimizer_group}}", right="sci"),
             ],
-            runbook="TrainGradientNormSpike",
+            runbook="TrainGradientNormSpike", leads=NOWHERE,
         ),
         Panel(
             "Not finite, skipped", "bars", "short",
-            "Values that were not finite, and updates that were skipped.",
+            "Values that were not finite, and updates that were skipped; on the right the scale of the loss.",
             "there is any loss or parameter, or more than a tenth of the updates is skipped",
             [
                 Query(f"sum by (train_nonfinite_kind) ({grown('train_nonfinite_detections_total')})", "{{train_nonfinite_kind}} not finite"),
                 Query(f"sum by (train_step_skip_reason) ({grown('train_step_skips_total')})", "skipped: {{train_step_skip_reason}}"),
+                Query(run("train_amp_scale"), "loss scale", right="sci"),
             ],
-            runbook="TrainAmpSkipRatioHigh",
+            runbook="TrainAmpSkipRatioHigh", leads=NOWHERE,
         ),
     ),
 )  # fmt: skip
@@ -144,9 +154,10 @@ FAST: Final = Row(
     (
         Panel(
             "Step time, with traces", "lines", "s",
-            "Median, 95th and 99th percentile of steps. The points are slow steps: each leads to its trace.",
+            "Mean, median, 95th and 99th percentile of steps. The points are slow steps: each leads to its trace.",
             "the percentiles part from the median: some steps wait for something",
             [
+                Query(run(f"run:{_STEP}:mean5m", _PHASE), "mean"),
                 Query(run(f"run:{_STEP}:p50_5m", _PHASE), "p50"),
                 Query(run(f"run:{_STEP}:p95_5m", _PHASE), "p95"),
                 Query(run(f"run:{_STEP}:p99_5m", _PHASE), "p99"),
@@ -213,25 +224,26 @@ NEXT: Final = Row(
             "Device memory that is not reserved.",
             "it is below 5 % and allocations are retried",
             [Query(f"1 - max({run('run_rank:train_accelerator_memory_reserved:ratio')})", "not reserved")],
-            6, runbook="TrainAcceleratorMemoryHigh", needs="device",
+            6, runbook="TrainAcceleratorMemoryHigh", needs="device", leads="hardware",
         ),
         Panel(
             "Host memory", "lines", "percentunit",
             "Memory in use on each host, or in its container.",
             "it climbs towards 100 %",
             [Query(f"max by (host_name) ({run('host:train_host_memory:ratio')})", "{{host_name}}")],
-            6, limits=((0.9, ORANGE), (1, RED)), runbook="TrainHostMemoryLeak", top=1,
+            6, limits=((0.9, ORANGE), (1, RED)), runbook="TrainHostMemoryLeak", top=1, leads="hardware",
         ),
         Panel(
             "Deaths, lack of memory, restarts", "bars", "short",
-            "Workers that died, devices that ran out of memory, restarts.",
+            "Workers that died, devices that ran out of memory, restarts, checkpoints that failed.",
             "there is any",
             [
                 Query(f"sum by (error_type) ({_DIED})", "worker: {{error_type}}"),
                 Query(f"sum({grown('train_accelerator_memory_ooms_total')}) or vector(0)", "out of memory"),
                 Query(f"sum({grown('train_run_restarts_total')}) or vector(0)", "restarts"),
+                Query(f"sum by (train_checkpoint_operation) ({grown('train_checkpoint_failures_total')})", "failed: {{train_checkpoint_operation}}"),
             ],
-            6, runbook="TrainLoaderWorkerDied",
+            6, runbook="TrainLoaderWorkerDied", leads="distributed",
         ),
         Panel(
             "Can these figures be trusted?", "stat", "short",
@@ -242,7 +254,7 @@ NEXT: Final = Row(
                 Query(f"max(sum by (train_rank) ({rate('train_telemetry_overhead_time_seconds_total')}))", "cost"),
                 Query(run("run:train_telemetry_age_seconds:min"), "age in s"),
             ],
-            6, first=BLUE, runbook="TrainTelemetryDropping",
+            6, first=BLUE, runbook="TrainTelemetryDropping", leads="pipeline",
         ),
     ),
 )  # fmt: skip
@@ -252,4 +264,5 @@ OVERVIEW: Final = Board(
     "Training: overview",
     "One run, top to bottom: alive, learning, fast, where the time goes, what breaks next.",
     (ALIVE, LEARNING, FAST, TIME, NEXT),
+    leads="stages",
 )

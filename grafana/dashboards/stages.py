@@ -6,7 +6,7 @@ from typing import Final
 
 from grafana.dashboards.board import Board
 from grafana.panels import BLUE, ORANGE, RED, Panel, Row
-from grafana.queries import Query, either, grown, run
+from grafana.queries import Query, either, grown, rate, run
 
 _HERE: Final = 'train_loader=~"$loader"'
 _PHASE: Final = 'train_phase="$phase"'
@@ -14,6 +14,15 @@ _STAGE: Final = "run_loader_stage:train_stage_duration_seconds"
 _DEVICE: Final = "run_loader_stage:train_stage_device_duration_seconds"
 _WORKERS: Final = "train_loader_worker_count"
 _BUILD: Final = "train_loader_batch_build_duration_seconds"
+
+
+def _mean(metric: str) -> str:
+    """Over an hour, however the histogram is kept."""
+    total, count = (
+        f"sum by (train_loader) (rate({run(f'{metric}_{part}', _HERE)}[1h]))" for part in ("sum", "count")
+    )
+    return f"{total} / ({count} > 0) or histogram_avg(sum by (train_loader) (rate({run(metric, _HERE)}[1h])))"
+
 
 LOADER: Final = Row(
     "Loader $loader",
@@ -26,10 +35,11 @@ LOADER: Final = Row(
             runbook="TrainInputBound",
         ),
         Panel(
-            "95th and 99th percentile", "lines", "s",
-            "How long the slow occurrences of each stage take.",
+            "Median, 95th and 99th percentile", "lines", "s",
+            "How long an ordinary and a slow occurrence of each stage takes.",
             "the 99th percentile of a stage is many times its mean: something makes it wait now and then",
             [
+                Query(run(f"{_STAGE}:p50_5m", _HERE, _PHASE), "{{train_stage}} {{train_loader}} p50"),
                 Query(run(f"{_STAGE}:p95_5m", _HERE, _PHASE), "{{train_stage}} {{train_loader}} p95"),
                 Query(run(f"{_STAGE}:p99_5m", _HERE, _PHASE), "{{train_stage}} {{train_loader}} p99"),
             ],
@@ -78,9 +88,10 @@ LOADER: Final = Row(
         ),
         Panel(
             "Samples per second", "lines", "short",
-            "Samples of this loader over the time of its own batches, from the ask to the end of the work on them.",
+            "Samples of this loader over the time of its own batches, from the ask to the end of the work on them; on the right its batches per second of wall time.",
             "it falls while the step time stays",
-            [Query(f"sum by (train_loader) ({run('run_loader:train_samples_per_batch_time:ratio5m', _HERE, _PHASE)})", "{{train_loader}}")],
+            [Query(f"max by (train_loader) (sum by (train_loader, train_rank) ({rate('train_batches_total', _HERE, _PHASE)}))", "{{train_loader}} batches", right="suffix: /s"),
+             Query(f"sum by (train_loader) ({run('run_loader:train_samples_per_batch_time:ratio5m', _HERE, _PHASE)})", "{{train_loader}}")],
         ),
         Panel(
             "Efficiency", "lines", "percentunit",
@@ -96,7 +107,7 @@ LOADER: Final = Row(
                 Query(f"sum by (train_loader, train_loader_exhaustion_reason) ({grown('train_loader_exhaustions_total', _HERE)})", "{{train_loader}} {{train_loader_exhaustion_reason}}"),
                 Query(f"sum by (train_loader) ({grown('train_loader_errors_total', _HERE)})", "{{train_loader}} exceptions"),
             ],
-            12, runbook="TrainLoaderExhausted",
+            8, runbook="TrainLoaderExhausted",
         ),
         Panel(
             "Host and device time", "lines", "s",
@@ -106,7 +117,33 @@ LOADER: Final = Row(
                 Query(run(f"{_STAGE}:mean5m", _HERE, _PHASE), "{{train_stage}} {{train_loader}} host"),
                 Query(run(f"{_DEVICE}:mean5m", _HERE, _PHASE), "{{train_stage}} {{train_loader}} device"),
             ],
-            12, needs="device",
+            8, needs="device",
+        ),
+        Panel(
+            "Device time, percentiles", "lines", "s",
+            "How long an ordinary and a slow occurrence of each stage takes on the device.",
+            "the 99th percentile is many times the median: kernels wait for memory, or for other ranks",
+            [
+                Query(run(f"{_DEVICE}:{p}_5m", _HERE, _PHASE), f"{{{{train_stage}}}} {{{{train_loader}}}} {p}")
+                for p in ("p50", "p95", "p99")
+            ],
+            8, needs="device",
+        ),
+        Panel(
+            "Steps of this loader", "lines", "s",
+            "Mean, median, 95th and 99th percentile of the steps that took their batch from this loader.",
+            "steps of one loader take longer than those of the others: its batches are larger or slower",
+            [
+                Query(run(f"run_loader:train_step_duration_seconds:{which}", _HERE, _PHASE), f"{{{{train_loader}}}} {shown}")
+                for which, shown in (("mean5m", "mean"), ("p50_5m", "p50"), ("p95_5m", "p95"), ("p99_5m", "p99"))
+            ],
+        ),
+        Panel(
+            "Begin of a pass", "lines", "s",
+            "Mean time from the ask for a new pass to its first batch, and of a whole pass; over an hour.",
+            "the begin is a large part of the pass: keep the workers (`persistent_workers`)",
+            [Query(_mean("train_loader_start_duration_seconds"), "{{train_loader}} first batch"),
+             Query(_mean("train_epoch_duration_seconds"), "{{train_loader}} pass")],
         ),
     ),
     repeat="loader",
@@ -156,6 +193,26 @@ STEPS: Final = Row(
             [Query(f"sum({run('train_unobserved')}) or vector(0)")],
             3, 8, ((1, ORANGE),), runbook="TrainUnobserved",
         ),
+        Panel(
+            "Checkpoints", "lines", "s",
+            "95th percentile of saving and loading over an hour; on the right the share of the time.",
+            "saving takes a large part of the time: save less often, or in the background",
+            [
+                Query(run("run_op:train_checkpoint_duration_seconds:p95_1h"), "{{train_checkpoint_operation}} p95"),
+                Query(run("run_op:train_checkpoint_duration_seconds_sum:rate1h"), "{{train_checkpoint_operation}} share", right="percentunit"),
+            ],
+            12, runbook="TrainCheckpointStale",
+        ),
+        Panel(
+            "Compiler", "bars", "short",
+            "Recompilations of the ranks; on the right the seconds that the compiler of rank 0 took.",
+            "it goes on after the first steps: shapes keep changing",
+            [
+                Query(f"max({grown('train_compile_recompiles_total')})", "recompilations"),
+                Query(f"sum({grown('train_compile_duration_seconds_sum')}) or histogram_sum(sum({grown('train_compile_duration_seconds')}))", "time", right="s"),
+            ],
+            12, runbook="TrainRecompileStorm", needs="compiler",
+        ),
     ),
 )  # fmt: skip
 
@@ -164,4 +221,5 @@ STAGES: Final = Board(
     "Training: stages per loader",
     "Which stage of which loader takes the time, and why data is late.",
     (LOADER, STEPS),
+    leads="captures",
 )

@@ -50,7 +50,7 @@ class Answer(NamedTuple):
 
 def filled_in(expr: str, run: str, **chosen: str) -> str:
     """The expression as Grafana would send it; what was not chosen is All."""
-    values = {"run": run, "phase": "train", "loader": ".*", "rank": ".*", "host": ".*", **chosen}
+    values = {"run": run, "phase": "train", "loader": ".*", "rank": ".*", "team": ".*", **chosen}
     values |= {"__rate_interval": RATE_INTERVAL, "__range": "1h"}
     return re.sub(r"\$\{?(\w+)\}?", lambda found: values.get(found[1], found[0]), expr)
 

@@ -155,25 +155,38 @@ def bar_gauge(panel: Mapping[str, Any], box: Box, answers: Sequence[Answer]) -> 
 
 
 def table(panel: Mapping[str, Any], box: Box, answers: Sequence[Answer]) -> list[str]:
-    """Rows of labels and values; answers with the same labels share a row."""
-    unit = panel["fieldConfig"]["defaults"].get("unit", "short")
-    renamed = next(t["options"]["renameByName"] for t in panel["transformations"] if t["id"] == "organize")
-    rows: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+    """Rows of labels and values; answers whose common labels are the same share a row."""
+    options = next(t["options"] for t in panel["transformations"] if t["id"] == "organize")
+    renamed, placed = options["renameByName"], options.get("indexByName", {})
+    hidden = _HIDDEN - renamed.keys() | options["excludeByName"].keys()
+    found: list[tuple[dict[str, str], dict[str, str]]] = []
     for answer in answers:
-        column = renamed.get(f"Value #{answer.target['refId']}") or renamed.get("Value", "value")
+        column = f"Value #{answer.target['refId']}" if len(answers) > 1 else "Value"
+        unit = _unit(panel, renamed.get(column, ""))
         for series in answer.series:
-            key = tuple(sorted((k, v) for k, v in series["metric"].items() if k not in _HIDDEN))
-            rows.setdefault(key, dict(key))[column] = shown(float(series["value"][1]), unit)
+            labels = {key: value for key, value in series["metric"].items() if key not in hidden}
+            for known, values in found:
+                if column not in values and all(known.get(k, v) == v for k, v in labels.items()):
+                    break
+            else:
+                known, values = {}, {}
+                found.append((known, values))
+            known.update(labels)
+            values[column] = shown(float(series["value"][1]), unit)
+    rows = [
+        {renamed.get(key, key): row[key] for key in sorted(row, key=lambda key: placed.get(key, 0)) if key not in hidden}
+        for row in ({**known, **values} for known, values in found)
+    ]  # fmt: skip
     if not rows:
         return nothing(panel, box)
-    columns = list(dict.fromkeys(column for row in rows.values() for column in row))
+    columns = list(dict.fromkeys(column for row in rows for column in row))
     width = box.width / len(columns)
     parts = [
         svg.text(box.x + width * n, box.y + 12, column, size=12, fill="#6e9fff", bold=True)
         for n, column in enumerate(columns)
     ]
     fitting = max(1, int((box.height - 20) // 22))
-    for number, row in enumerate(list(rows.values())[:fitting]):
+    for number, row in enumerate(rows[:fitting]):
         y = box.y + 34 + number * 22
         parts.append(svg.line(box.x, y - 16, box.x + box.width, y - 16))
         parts += [
@@ -191,6 +204,16 @@ def table(panel: Mapping[str, Any], box: Box, answers: Sequence[Answer]) -> list
             )
         )
     return parts
+
+
+def _unit(panel: Mapping[str, Any], column: str) -> str:
+    config = panel["fieldConfig"]
+    for override in config.get("overrides", []):
+        if override["matcher"] == {"id": "byName", "options": column}:
+            for changed in override["properties"]:
+                if changed["id"] == "unit":
+                    return str(changed["value"])
+    return str(config["defaults"].get("unit", "short"))
 
 
 def words(panel: Mapping[str, Any], box: Box) -> list[str]:

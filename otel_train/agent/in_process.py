@@ -47,6 +47,9 @@ OPEN_S = 10.0
 ANSWER_S = 10.0
 """Longest that a thread which asks for a summary waits."""
 
+STOP_S = 1.0
+"""A session that another thread closes waits so long for the training thread to end the count of a step."""
+
 MOST_STARTS = 3
 """Agents that may die before nothing more is exported."""
 
@@ -105,6 +108,7 @@ class AgentService:
         self._requests = _RemoteRequests(self._ask, self._tell)
         self._capturing: Any = None
         self._brought: Any = None
+        self._flops_guard = Guard("flops")
         self._refusal = ""
         self.here: AgentThread | None = None
         try:
@@ -144,11 +148,17 @@ class AgentService:
             self.recording.close()
             raise
 
+    @property
+    def _counts_flops(self) -> bool:
+        return self._config.flops == "auto" and not self._config.flops_per_sample
+
     def _import_ahead(self) -> None:
         """Import what the service thread needs: while the program trains, an import holds the interpreter."""
         wanted = ["otel_train.trackers", "otel_train.export.typeset", "otel_train.record.job_store"]
         if self._config.capture != "off":
             wanted.append("otel_train.capturing.build")
+        if self._counts_flops:
+            wanted.append("otel_train.capturing.flops")
         for name in wanted:
             import_module(name)
 
@@ -434,6 +444,8 @@ class AgentService:
                 self._make_trackers(opened)
             with Guard("captures"):
                 self._make_capturing(opened)
+            with Guard("flops"):
+                self._make_flops()
         self._is_open.set()
         self._report(fresh=True)
 
@@ -542,7 +554,23 @@ class AgentService:
         capturing.open(lambda _path, _take: None)  # the agent listens, and passes on
         self._capturing = self._reports.capturing = capturing
 
+    def _make_flops(self) -> None:
+        if self._counts_flops and self._reports.flops is None:
+            from otel_train.capturing.flops import FlopCount
+
+            parallel = self._config.tensor_parallel * self._config.pipeline_parallel > 1
+            self._reports.flops = FlopCount(
+                self._training.loop, active=self._training.active, event=self.recording.notes.event,
+                max_s=self._config.capture_max_s, **({"shared": lambda: True} if parallel else {}),
+            )  # fmt: skip
+            if self._capturing is not None:
+                self._capturing.give_way_to(self._reports.flops)
+
     def _turn_captures(self) -> None:
+        flops = self._reports.flops
+        if flops is not None:
+            with self._flops_guard, self._reporting:
+                flops.turn(free=self._capturing is None or not self._capturing.unfinished)
         if self._capturing is not None:
             with Guard("captures"), self._reporting:
                 if self._signals and self._capturing.office is not None:
@@ -555,6 +583,8 @@ class AgentService:
         self._last = self._ask("end", state, timeout_s=timeout_s, busy=True) or ({}, [])
 
     def _stop_capturing(self) -> None:
+        if self._reports.flops is not None:
+            self._reports.flops.stop(STOP_S)
         if self._capturing is not None:
             self._capturing.stop()
 

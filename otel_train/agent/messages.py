@@ -116,6 +116,8 @@ class State(NamedTuple):
         captured_ns: when the last capture began and ended.
         in_a_hurry: a capture waits for what only settling tells.
         untimed: kinds of devices that models are on and whose time is not taken.
+        step_flops: model FLOP of one step of this rank, counted; 0 if that is not known.
+        uncounted: why they are not counted, where that was asked for.
     """
 
     loaders: dict[str, LoaderFigures] = {}  # noqa: RUF012 - never changed
@@ -137,6 +139,8 @@ class State(NamedTuple):
     captured_ns: tuple[int, int] = (0, 0)
     in_a_hurry: bool = False
     untimed: tuple[str, ...] = ()
+    step_flops: int = 0
+    uncounted: str = ""
 
 
 class Report(NamedTuple):

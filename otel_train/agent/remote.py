@@ -91,6 +91,10 @@ class RemoteRecording:
         """Nanoseconds of ours on the training thread, as sampled there."""
         return self.recorder.spent_ns + self.state.spent_ns
 
+    def step_flops(self) -> int:
+        """Model FLOP of one step of the rank, counted; 0 if that is not known."""
+        return self.state.step_flops
+
     @property
     def loaded(self) -> frozenset[str]:
         """Modules that the program has imported, as far as they matter."""

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from otel_train.cache_sizes import CacheSizes
     from otel_train.capturing.build import Capturing
+    from otel_train.capturing.flops import FlopCount
     from otel_train.export.exchange import Exchange
     from otel_train.record.build_times import Builds
     from otel_train.record.crew import Death
@@ -42,12 +43,14 @@ class Reports:
         trackers: who is logged to, once that is known.
         capturing: profiler captures, once they can be made.
         exchange: of records between ranks, once there is a process group.
+        flops: counts one step, where that is asked for.
     """
 
     def __init__(self, recording: Recording, caches: CacheSizes) -> None:
         self.trackers: Trackers | None = None
         self.capturing: Capturing | None = None
         self.exchange: Exchange | None = None
+        self.flops: FlopCount | None = None
         self._recording = recording
         self._caches = caches
         self._guards = {
@@ -178,9 +181,11 @@ class Reports:
             self._caches.read() if listened else {},
             trackers is not None and trackers.any,
             listened,
-            capturing.within_ns if capturing is not None else (0, 0),
+            max(each.within_ns if each is not None else (0, 0) for each in (capturing, self.flops)),
             capturing is not None and capturing.in_a_hurry,
             self._do("devices", recording.untimed, ()),
+            self.flops.flops if self.flops is not None else 0,
+            self.flops.refusal if self.flops is not None else "",
         )
 
     def _look_at_devices(self) -> None:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from otel_train.aggregate.captures import Capture
     from otel_train.aggregate.run import RunAccount
     from otel_train.capturing.around import Training
+    from otel_train.capturing.flops import FlopCount
     from otel_train.capturing.office import Requests
     from otel_train.config import Config
     from otel_train.runinfo import RunInfo
@@ -145,6 +146,11 @@ class Capturing:
         if self.office is None:
             return "captures are off, or there is no run directory to write to"
         return self.office.ask(request)
+
+    def give_way_to(self, flops: FlopCount) -> None:
+        """Begin nothing while a step is counted: one thing at a time stands between the thread and its ring."""
+        if self._desk is not None:
+            self._desk.others = lambda: flops.busy
 
     def stop(self) -> None:
         """Record no more: what is open ends here."""

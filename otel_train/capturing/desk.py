@@ -72,6 +72,8 @@ class Desk:
         self._recorded: Recorded | None = None
         self._bytes_per_step = 0
         self._told_active = False
+        self.others: Callable[[], bool] = lambda: False
+        """Whether something else stands between the training thread and its ring."""
 
     def ask(self, plan: Plan, *, patient: bool = True) -> str:
         """Want a capture. Any thread may ask.
@@ -109,8 +111,8 @@ class Desk:
 
     @property
     def busy(self) -> bool:
-        """Whether one is armed, runs, or waits to be written."""
-        return self.gate.phase is not Phase.IDLE or self._recorded is not None
+        """Whether one is armed, runs, or waits to be written, or something else stands in its place."""
+        return self.gate.phase is not Phase.IDLE or self._recorded is not None or self.others()
 
     @property
     def running(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from otel_train import catalog as c
+from otel_train.export.peak_flops import peak_flops
 from otel_train.guard import Guard
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ class AcceleratorReader:
         read: the present readings, one per device in use; none where there is no device.
         sent: bytes sent there so far, by device.
         brought: bytes brought back so far, by device.
+        device_flops: peak FLOP/s of one device; 0 for what is known of its model.
     """
 
     def __init__(
@@ -28,7 +30,10 @@ class AcceleratorReader:
         read: Callable[[], Iterable[DeviceMemory]],
         sent: Callable[[], Mapping[str, int]] = dict,
         brought: Callable[[], Mapping[str, int]] = dict,
+        *,
+        device_flops: float = 0.0,
     ) -> None:
+        self._device_flops = device_flops
         self._read = read
         self._moved = {"h2d": sent, "d2h": brought}
         self._guard = Guard("device memory")
@@ -51,8 +56,14 @@ class AcceleratorReader:
         for direction, by_device in self._moved.items():
             for device, moved in by_device().items():
                 sheet.put(c.ACCELERATOR_IO, moved, direction, device)
-        for memory in self._read():
+        memories = list(self._read())
+        if self._device_flops and not memories:
+            sheet.put(c.ACCELERATOR_FLOPS_LIMIT, self._device_flops, "cpu")
+        for memory in memories:
             device = memory.device
+            peak = self._device_flops or peak_flops(memory.model)
+            if peak:
+                sheet.put(c.ACCELERATOR_FLOPS_LIMIT, peak, device)
             sheet.put(c.ACCELERATOR_MEMORY_ALLOCATED, memory.allocated, device)
             sheet.put(c.ACCELERATOR_MEMORY_RESERVED, memory.reserved, device)
             sheet.put(c.ACCELERATOR_MEMORY_LIMIT, memory.limit, device)

@@ -94,6 +94,9 @@ class Reporter:
         """The run's end, once it has one."""
         self.about: tuple[str, ...] = ()
         """Whose run it is, and where, once that is known."""
+        self.step_flops: Callable[[], int] = lambda: 0
+        """Model FLOP of one step of this rank, counted; 0 if that is not known."""
+        self._per_sample = 0.0
         self.more: list[Callable[[Sheet], None]] = []
         """Write what others know."""
         self._run = run
@@ -221,7 +224,8 @@ class Reporter:
                 )
 
     def _write_flops(self, sheet: Sheet) -> None:
-        if not self._config.flops_per_sample:
+        per_sample = self._config.flops_per_sample or self._counted_per_sample()
+        if not per_sample:
             return
         trained = [
             number
@@ -229,7 +233,15 @@ class Reporter:
             if dict(attributes)[c.PHASE.name] == PHASES[TRAIN]
         ]
         if trained:
-            sheet.put(c.MODEL_FLOPS, sum(trained) * self._config.flops_per_sample)
+            sheet.put(c.MODEL_FLOPS, sum(trained) * per_sample)
+
+    def _counted_per_sample(self) -> float:
+        """FLOP of the step that was counted over the mean samples of a step up to then; it stays what it is."""
+        step_flops, totals = self.step_flops(), self._run.totals
+        samples = sum(number for (_, phase), number in totals.samples.items() if phase == TRAIN)
+        if not self._per_sample and step_flops and samples:
+            self._per_sample = step_flops * totals.steps_by_phase().get(PHASES[TRAIN], 0) / samples
+        return self._per_sample
 
     def _write_health(self, sheet: Sheet) -> None:
         for (signal, reason), number in self._health.drops().items():

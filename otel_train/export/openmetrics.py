@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 PROMOTED: Final = (
     *("service.name", "service.namespace", "deployment.environment.name"),
-    *("host.name", "train.run.id", "train.rank"),
+    *("host.name", "train.run.id", "train.rank", "train.collector"),
 )
 """Attributes of a resource that are labels: ``promote_resource_attributes`` of prometheus.yml."""
 

@@ -219,15 +219,17 @@ class CudaDriver:
     def _memory(torch: Any, device: int, stats: dict[str, Any]) -> DeviceMemory:
         allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
         share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
+        properties = torch.cuda.get_device_properties(device)
         return DeviceMemory(
             f"cuda:{device}",
             allocated["current"],
             reserved["current"],
-            int(torch.cuda.get_device_properties(device).total_memory * share),
+            int(properties.total_memory * share),
             allocated["peak"],
             reserved["peak"],
             stats["num_ooms"],
             stats["num_alloc_retries"],
+            str(getattr(properties, "name", "")),
         )
 
     def _started(self) -> Any:

@@ -73,8 +73,8 @@ class Notes:
             kept = None  # which the reader refuses, and says so
         self._held.append(Value(now_ns, name, kept))
 
-    def event(self, name: str, attributes: Mapping[str, Any]) -> None:
-        """Keep an event.
+    def event(self, name: str, attributes: Mapping[str, Any], at_ns: int = 0) -> None:
+        """Keep an event, of now or of an instant.
 
         Raises:
             ConfigError: it has no name, or what there is to say about it has none.
@@ -83,7 +83,7 @@ class Notes:
         remedy = 'Write session.event("name", {"key": value})'
         by_name(f"event({name!r}, {{}})", attributes, "attributes by name", remedy)
         self._make_room(1)
-        self._held.append(Happening(self._clock(), name, attributes))
+        self._held.append(Happening(at_ns or self._clock(), name, attributes))
 
     def drain(self) -> Iterator[Value | Happening]:
         """Take everything out, oldest first."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from otel_train.errors import StackError
 from otel_train.stack import files, keys, programs
 from otel_train.stack.ports import HOST, Ports
+from otel_train.stack.render import COLLECTOR
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -74,6 +75,7 @@ def _collector(state: Path, ports: Ports, environ: Mapping[str, str], *, secure:
         name="collector",
         command=(str(programs.find("collector", environ)), *(f"--config={path}" for path in configs)),
         environ={
+            "COLLECTOR_NAME": COLLECTOR,
             "COLLECTOR_GRPC": f"{HOST}:{ports.otlp_grpc}",
             "COLLECTOR_HTTP": f"{HOST}:{ports.otlp_http}",
             "COLLECTOR_HEALTH": f"{HOST}:{ports.collector_health}",

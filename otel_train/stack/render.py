@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from otel_train.errors import ConfigError
@@ -15,6 +15,9 @@ from otel_train.stack.ports import HOST, Ports
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
+
+COLLECTOR: Final = "collector"
+"""Name of the stack's Collector, on the runs it carries and on its target."""
 
 _RECEIVER = re.compile(r"(?m)^  - name: (?P<name>\w+)$(?!\n    )")
 """A receiver of the shipped Alertmanager file that says nothing yet."""
@@ -46,7 +49,8 @@ def render(state: Path, ports: Ports, *, webhook: str = "", scrape: Sequence[str
         "traces": ports.jaeger_metrics,
     }
     for name, port in addresses.items():
-        _write_targets(conf / "targets" / f"{name}.yml", [f"{HOST}:{port}"])
+        labels = {"train_collector": COLLECTOR} if name == "collector" else {}
+        _write_targets(conf / "targets" / f"{name}.yml", [f"{HOST}:{port}"], **labels)
     if scrape:
         _write_targets(conf / "targets.d" / "trainers.yml", scrape)
     write_alertmanager(conf / "alertmanager.yml", webhook)
@@ -76,6 +80,6 @@ def write_alertmanager(path: Path, webhook: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
-def _write_targets(path: Path, addresses: Sequence[str]) -> None:
+def _write_targets(path: Path, addresses: Sequence[str], **labels: str) -> None:
     """JSON is YAML, and Prometheus reads either."""
-    path.write_text(json.dumps([{"targets": list(addresses)}]) + "\n", encoding="utf-8")
+    path.write_text(json.dumps([{"targets": list(addresses), "labels": labels}]) + "\n", encoding="utf-8")

@@ -19,21 +19,27 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from deploy.prometheus import build as rules
 from deploy.prometheus.recording import NATIVE, histogram_groups, plain_groups
 from grafana.build import BOARDS, JSON
-from grafana.dashboards.board import ANNOTATIONS, Board
+from grafana.dashboards.board import Board, leads, variables
+from grafana.not_shown import NOT_SHOWN
+from grafana.panels import NOWHERE
 from grafana.preview.ask import filled_in
+from otel_train.catalog import ALL, Kind
 from tests.support.promql import asked, impossible, published
 
 ROOT = Path(__file__).parents[2]
-RECORDED = {rule.name for group in (*histogram_groups(NATIVE), *plain_groups()) for rule in group.rules}
-PANELS = {
-    f"{board.file}: {panel.title}": panel for board in BOARDS for row in board.rows for panel in row.panels
+RECORDED = {
+    rule.name: rule.expr for group in (*histogram_groups(NATIVE), *plain_groups()) for rule in group.rules
 }
+EVERY = [(board, panel) for board in BOARDS for row in board.rows for panel in row.panels]
+PANELS = {f"{board.file}: {panel.title}": panel for board, panel in EVERY}
 EXPRESSIONS = {
     f"{name} #{number}": query.expr
     for name, panel in PANELS.items()
     for number, query in enumerate(panel.queries)
 }
-EXPRESSIONS |= {f"annotation {name}": expr for name, _, _, expr in ANNOTATIONS}
+EXPRESSIONS |= {f"annotation {name}": expr for board in BOARDS for name, _, _, expr in board.annotations}
+FINEST = {"hardware", "pipeline", "captures"}
+"""Dashboards that show all there is."""
 
 
 def document(board: Board) -> dict[str, Any]:
@@ -57,6 +63,7 @@ def test_a_panel_says_what_it_shows_and_when_to_worry(name: str) -> None:
     """Who reads it at night did not build it."""
     panel = PANELS[name]
 
+    assert sum(name == f"{board.file}: {each.title}" for board, each in EVERY) == 1
     assert panel.unit
     assert panel.says.endswith((".", ")"))
     assert panel.bad
@@ -73,9 +80,80 @@ def test_a_dashboard_is_what_grafana_reads(board: Board) -> None:
 
     assert again == made
     assert made["uid"] == board.uid
-    assert {"run", "datasource", "loader", "rank"} <= {v["name"] for v in made["templating"]["list"]}
-    names = {annotation["name"] for annotation in made["annotations"]["list"]}
-    assert names >= {"Alerts", "Captures", "Checkpoints", "Restarts"}
+    if board.file != "fleet":
+        names = {annotation["name"] for annotation in made["annotations"]["list"]}
+        assert names >= {"Alerts", "Captures", "Checkpoints", "Restarts"}
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.file)
+def test_a_dashboard_has_the_variables_that_it_asks_by_and_no_other(board: Board) -> None:
+    """One that changes nothing is tried again and again; one that is missing asks for its own name."""
+    made = document(board)
+    offered = made["templating"].pop("list")
+    links = [*made.pop("links"), *(panel.pop("links", None) for panel in made["panels"])]
+    asks = json.dumps(made) + json.dumps([variable.get("query") for variable in offered])
+    asks = re.sub(r'"url": "[^"]*"', "", asks)
+    used = {name for name in re.findall(r"\$\{?([a-z]\w*)", asks) if not name.startswith("__")}
+    used |= {panel["repeat"] for panel in made["panels"] if panel.get("repeat")}
+
+    assert links
+    assert used == {variable["name"] for variable in offered}
+
+
+@pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.file)
+def test_a_panel_leads_to_the_next_level_with_what_was_picked(board: Board) -> None:
+    """Who has seen that something is slow asks what, and does not want to pick the run again."""
+    by_uid = {each.uid: each for each in BOARDS}
+    panels = [panel for panel in document(board)["panels"] if panel["type"] != "row"]
+    wanted = {panel.title: leads(board, panel) for row in board.rows for panel in row.panels}
+    for panel in panels:
+        urls = re.findall(r'"url": "([^"]*)"', json.dumps(panel))
+        assert bool(urls) == (wanted[panel["title"]] != NOWHERE), panel["title"]
+        for url in urls:
+            uid, _, asks = url.removeprefix("/d/").partition("?")
+            there = by_uid[uid]
+            assert there.file == wanted[panel["title"]] != board.file
+            told = re.findall(r"\$\{(\w+):queryparam\}|var-(\w+)=", asks)
+            names = [first or second for first, second in told]
+            assert len(set(names)) == len(names)
+            assert set(names) <= set(variables(there))
+            assert set(names) >= set(variables(there)) & set(variables(board))
+            assert asks.endswith("&${__url_time_range}")
+    if board.file not in FINEST:
+        assert NOWHERE not in wanted.values() or len(set(wanted.values())) > 1
+    else:
+        assert set(wanted.values()) == {NOWHERE}
+
+
+def test_every_run_of_the_fleet_leads_to_its_overview() -> None:
+    """From the table by its row, from a graph by its line."""
+    [fleet] = [board for board in BOARDS if board.file == "fleet"]
+    panels = {panel["title"]: panel for panel in document(fleet)["panels"]}
+    rows = [
+        override
+        for override in panels["Runs"]["fieldConfig"]["overrides"]
+        if any(changed["id"] == "links" for changed in override["properties"])
+    ]
+
+    assert [override["matcher"]["options"] for override in rows] == ["run"]
+    assert "var-run=${__data.fields.run}" in json.dumps(rows)
+    assert "var-run=${__field.labels.train_run_id}" in json.dumps(panels["Goodput"]["fieldConfig"])
+
+
+def test_what_is_published_or_recorded_is_shown_or_said_not_to_be() -> None:
+    """What nobody looks at is paid for all the same."""
+    shown: set[str] = set()
+    ask = {selector.metric for expr in EXPRESSIONS.values() for selector in asked(filled_in(expr, "r"))}
+    while ask:
+        shown |= ask
+        ask = {read.metric for name in ask & RECORDED.keys() for read in asked(RECORDED[name])} - shown
+    missing = {name for name in RECORDED if name not in shown}
+    for metric in ALL:
+        parts = ("", "_sum", "_count", "_bucket") if metric.kind is Kind.HISTOGRAM else ("",)
+        if metric.published and not shown & {f"{metric.prometheus}{part}" for part in parts}:
+            missing.add(metric.prometheus)
+
+    assert missing == NOT_SHOWN.keys()
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.file)

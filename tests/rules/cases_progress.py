@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.rules.promtool import Case, fires, quiet
+from tests.rules.promtool import Case, Expectation, fires, quiet
 
 R = 'train_run_id="r"'
 HEARTBEAT = "train_heartbeat_time_seconds"
@@ -15,6 +15,21 @@ def status(state: str, run: str = "r", rank: str = "0", more: str = "") -> str:
 
 def beat(rank: str = "0", host: str = "a", run: str = "r", more: str = "") -> str:
     return f'{HEARTBEAT}{{train_run_id="{run}",train_rank="{rank}",host_name="{host}"{more}}}'
+
+
+def by_collector(run: str, *collectors: str, lasts: int, first: int = 0) -> dict[str, str]:
+    """Ranks of a run from the first on, one by each Collector, heard of for as many samples."""
+    series = {}
+    for rank, collector in enumerate(collectors, first):
+        more = f',train_collector="{collector}"'
+        series[beat(str(rank), collector, run, more)] = f"0+30x{lasts}"
+        series[status("training", run, str(rank), more)] = f"1x{lasts}"
+    return series
+
+
+def every(alert: str, at_min: float, *instances: dict[str, str]) -> Expectation:
+    """It fires then for these, and for nothing else."""
+    return Expectation(alert, at_min, tuple((labels, "") for labels in instances))
 
 
 CASES = (
@@ -219,6 +234,49 @@ CASES = (
             quiet("TrainGoodputBurnSlow", 150),
             fires("TrainGoodputBurnSlow", 400, "50%", train_run_id="r"),
             quiet("TrainGoodputBurnFast", 400),
+        ),
+    ),
+    Case(
+        # Runs by the Collectors of their ranks. That of n1 dies in minute 10, and nothing of it is heard any more;
+        # at the same time the runs `killed`, on n2, and `killed-on-both` end without a word.
+        "the Collector of one node dies, and two runs are killed",
+        30,
+        {
+            **by_collector("alone", "n1", lasts=20),
+            **by_collector("other", "n2", lasts=80),
+            **by_collector("killed", "n2", lasts=20),
+            **by_collector("killed-on-both", "n1", "n2", lasts=20),
+            **by_collector("cut", "n2", lasts=80),
+            **by_collector("cut", "n1", first=1, lasts=20),
+            'train_ranks_expected{train_run_id="cut",train_rank="0"}': "2x80",
+            'up{job="otel-collector",instance="n1:8888",train_collector="n1"}': "1x20 0x60",
+            'up{job="otel-collector",instance="n2:8888",train_collector="n2"}': "1x80",
+        },
+        (
+            fires("OtelCollectorDown", 14, job="otel-collector", instance="n1:8888", train_collector="n1"),
+            every(
+                "TrainRunVanished",
+                14,
+                {"train_run_id": "alone", "train_collector": "n1"},
+                {"train_run_id": "killed", "train_collector": "n2"},
+                {"train_run_id": "killed-on-both", "train_collector": "n2"},
+            ),
+            fires("TrainRanksMissing", 16, "1", train_run_id="cut", train_collector="n1"),
+        ),
+    ),
+    Case(
+        "a rank that was never heard of may be missing for another reason than a dead Collector",
+        30,
+        {
+            **by_collector("r", "n2", lasts=80),
+            **by_collector("r", "n1", first=1, lasts=20),
+            'train_ranks_expected{train_run_id="r",train_rank="0"}': "3x80",
+            'up{job="otel-collector",instance="n1:8888",train_collector="n1"}': "1x20 0x60",
+            'up{job="otel-collector",instance="n2:8888",train_collector="n2"}': "1x80",
+        },
+        (
+            fires("TrainRanksMissing", 9, "2", train_run_id="r"),
+            fires("TrainRanksMissing", 20, "1", train_run_id="r"),
         ),
     ),
 )

@@ -94,7 +94,7 @@ PER_SENDER = {
 """Sums over the ranks that send, which others divide by each other: device time of rank 0 alone outside ``full``."""
 
 PRESENT = {
-    "run:train_info:last1h",
+    "run:train_info:last1h", "run:train_collector:last1h",
     "run:train_goodput:ratio30m", "run:train_goodput:ratio1h", "run:train_goodput:ratio6h",
     "run:train_heartbeat_age_seconds:min", "run:train_heartbeat_age_seconds:max",
     "run:train_telemetry_age_seconds:min", "run:train_ranks_reporting:count", "host:train_host_memory:ratio",
@@ -102,8 +102,10 @@ PRESENT = {
 }  # fmt: skip
 """Of the same kind as another one, of this machine, or judged below."""
 
-WITHOUT_DATA = {"run:train_mfu:ratio5m", "run_loader:train_efficiency:ratio5m"}
-"""No rank publishes the limit of its devices; the simulated loader has workers, and no theoretical limit."""
+WITHOUT_DATA = {
+    "run:train_mfu:ratio5m", "run_loader:train_efficiency:ratio5m", "run:train_missing_collector:last1h",
+}  # fmt: skip
+"""No rank publishes the limit of its devices; the simulated loader has workers, and no theoretical limit; no rank is mute."""
 
 
 def busy(profile: str, *, more: Iterable[str] = ()) -> Run:
@@ -224,6 +226,36 @@ def test_a_panel_shows_in_every_profile_what_it_shows_in_full(
                 wrong[f"{name} {labels}"] = (value, got)
 
     assert wrong == {}
+
+
+RUNS = {
+    panel.title: panel for board in BOARDS if board.file == "fleet" for row in board.rows for panel in row.panels
+}["Runs"]  # fmt: skip
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_the_fleet_has_a_row_for_each_run_in_every_profile(profile: str, tmp_path: Path) -> None:
+    """Four ranks that train; then nothing is heard of them any more, and no one has said that they ended."""
+    run = busy(profile, more={"train_world_size", "train_step_index"})
+    for rank in range(RANKS):
+        run.actor(rank).reporter.about = ("gpt", "speech", "ann", "4711", "berlin", "gpu")
+    whose = (
+        'train_run_id="r", train_run_name="gpt", train_team="speech", train_owner="ann",'
+        ' train_job="4711", train_cluster="berlin", train_namespace="gpu"'
+    )
+    state, *others = [filled_in(query.expr, "", team="speech|vision") for query in RUNS.queries]
+    figures = dict(zip([query.legend for query in RUNS.queries[1:]], others, strict=True))
+    truth = {"ranks": RANKS, "steps/s": 1 / STEP_S, "samples/s": SAMPLES_PER_S, "tokens/s": TOKENS_PER_S}
+    asks: dict[str, dict[str, float]] = {
+        f"11 {state}": {f'{{{whose}, train_run_state="training"}}': 1.0},
+        f"25 {state}": {f'{{{whose}, train_run_state="silent"}}': 1.0},
+        f"11 {filled_in(RUNS.queries[0].expr, '', team='vision')}": {},
+        f"11 count({figures['step']})": {"{}": 1.0},
+        f"18 {figures['alerts']}": {'{train_run_id="r"}': 1.0},
+    }
+    asks |= {near(11, f"({figures[name]})", value, EXACT): {"{}": 1.0} for name, value in truth.items()}
+
+    check(tmp_path, "native", [story(run.until(12), "native", asks)])
 
 
 def without_device(labels: str) -> str:

@@ -72,3 +72,26 @@ def test_metrics_spans_and_logs_of_other_programs_arrive(tmp_path: Path) -> None
         wait_for(
             lambda: logs.exists() and "a log line of theirs" in logs.read_text(), what="the line of the log"
         )
+
+
+def test_a_run_carries_the_name_of_its_collector_as_the_target_of_that_does(tmp_path: Path) -> None:
+    """An alert on the Collector mutes those on the runs with the same name; an agent before it has said its own."""
+    with stack(tmp_path / "state", "prometheus", "collector") as made:
+        for run, agent in (("direct", ""), ("by-agent", "node-7")):
+            told = {"service.name": run, "train.run.id": run, **({"train.collector": agent} if agent else {})}
+            resource = {
+                "attributes": [{"key": key, "value": {"stringValue": text}} for key, text in told.items()]
+            }
+            scopes = [{"metrics": [metric("train.steps", CUMULATIVE)]}]
+            send(made, "metrics", {"resourceMetrics": [{"resource": resource, "scopeMetrics": scopes}]})
+        scopes = [{"metrics": [metric("shop.orders", CUMULATIVE)]}]
+        send(made, "metrics", {"resourceMetrics": [{"resource": RESOURCE, "scopeMetrics": scopes}]})
+
+        for series in (
+            'train_steps_total{train_run_id="direct",train_collector="collector"}',
+            'train_steps_total{train_run_id="by-agent",train_collector="node-7"}',
+            'shop_orders_total{train_collector=""}',
+        ):
+            wait_for(lambda series=series: value(made, series) == 3, what=series)
+        up = 'up{job="otel-collector",train_collector="collector"}'
+        wait_for(lambda: value(made, up) == 1, what="the target")

@@ -114,7 +114,11 @@ def test_the_collectors_of_a_cluster_accept_their_configuration(tmp_path: Path) 
         [name] = [volume["configMap"]["name"] for volume in pod["volumes"] if "configMap" in volume]
         path = tmp_path / f"{name}.yaml"
         path.write_text(configs[name]["config.yaml"], encoding="utf-8")
-        environ = {entry["name"]: entry["value"] for entry in pod["containers"][0]["env"]}
+        environ = {
+            entry["name"]: entry.get("value", "node-7")  # else it is told by Kubernetes: the name of the node
+            for entry in pod["containers"][0]["env"]
+        }
+        assert ("COLLECTOR_NAME" in environ) == (item["kind"] == "DaemonSet")
         done = subprocess.run(
             [program("collector"), "validate", f"--config={path}"],
             env=environ,

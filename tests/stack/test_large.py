@@ -65,7 +65,7 @@ def test_classic_histograms_for_victoriametrics_have_the_bounds_of_the_catalogue
 def test_an_agent_samples_nothing_and_a_gateway_keeps_nothing() -> None:
     """What sees part of a trace cannot choose; what is accepted is on the agent's disk or in the store."""
     agent, gateway = (yaml.safe_load((LARGE / f"{name}.yaml").read_text()) for name in ("agent", "gateway"))
-    assert list(agent["processors"]) == ["memory_limiter"]
+    assert list(agent["processors"]) == ["memory_limiter", "transform/collector"]
     queues = [each["sending_queue"] for each in agent["exporters"].values()]
     assert all(each["storage"] == "file_storage" and each["sizer"] == "bytes" for each in queues)
     for exporter in gateway["exporters"].values():
@@ -91,6 +91,7 @@ def test_everything_arrives_by_remote_write_after_an_outage_of_the_gateway(tmp_p
         "COLLECTOR_GRPC": f"127.0.0.1:{agent.otlp_grpc}",
         "COLLECTOR_METRICS_PORT": str(agent.collector_metrics),
         "COLLECTOR_QUEUE_DIR": str(tmp_path / "queue"),
+        "COLLECTOR_NAME": "node-7",
         "GATEWAYS": "127.0.0.1",
         "GATEWAYS_PORT": str(gateway.otlp_grpc),
     }
@@ -117,9 +118,10 @@ def test_everything_arrives_by_remote_write_after_an_outage_of_the_gateway(tmp_p
             result = get(f"{base}/api/v1/query", query=query)["data"]["result"]
             return float(result[0]["value"][1]) if result else 0.0
 
-        beats = 'train_heartbeat_time_seconds{train_run_id="large",job="otel-train"}'
+        beats = 'train_heartbeat_time_seconds{train_run_id="large",job="otel-train",train_collector="node-7"}'
         wait_for(lambda: found(f"count({beats})") == 8, timeout_s=90, what="every rank")
-        assert found('sum(train_run_status{train_run_id="large",train_run_state="finished"})') >= 1
+        ended = 'sum(train_run_status{train_run_id="large",train_run_state="finished"})'
+        wait_for(lambda: found(ended) >= 1, timeout_s=90, what="the end of the run")
         assert found('sum(histogram_count(train_step_duration_seconds{train_run_id="large"}))') > 0
         assert found(f"count(count by (train_rank, host_name, service_name) ({beats}))") == 8
         assert found('count(target_info{instance!=""})') >= 8

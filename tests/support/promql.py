@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 IDENTITY = {
     *("train_run_id", "train_rank", "host_name", "service_name", "service_namespace"),
-    *("deployment_environment_name", "job", "instance"),
+    *("deployment_environment_name", "train_collector", "job", "instance"),
 }
 """Labels of every series of ours: the resource attributes that become labels, and Prometheus' own."""
 
 FOREIGN = {
-    "up": {"job", "instance"},
+    "up": {"job", "instance", "train_collector"},
     "ALERTS": {"alertname", "alertstate", "severity", "train_run_id"},
     "otelcol_exporter_queue_size": {"instance", "exporter", "data_type", "job"},
     "otelcol_exporter_queue_capacity": {"instance", "exporter", "data_type", "job"},
@@ -25,7 +25,7 @@ FOREIGN = {
 """Metrics of others. Those of the Collector by family are in ``_FAMILIES``."""
 
 _FAMILIES = (
-    ("otelcol_exporter_", {"instance", "exporter", "data_type", "job"}),
+    ("otelcol_exporter_", {"instance", "exporter", "data_type", "job", "train_collector"}),
     ("otelcol_receiver_", {"instance", "receiver", "transport", "job"}),
     ("otelcol_processor_", {"instance", "processor", "policy", "sampled", "job"}),
     ("otelcol_process_", {"instance", "job"}),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.record.cuda_driver import CudaDriver, cuda_driver, instance_of
+from otel_train.records import DeviceMemory
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,7 +42,9 @@ class StandIn:
             current_stream=lambda device: f"stream {self.stream} of {device}",
             device=self._Device,
             memory_stats_as_nested_dict=self._stats,
-            get_device_properties=lambda _: SimpleNamespace(total_memory=1000, uuid="1234-5678"),
+            get_device_properties=lambda _: SimpleNamespace(
+                total_memory=1000, uuid="1234-5678", name="NVIDIA H200"
+            ),
             get_per_process_memory_fraction=lambda _: 0.5,
         )
         self._C = SimpleNamespace(
@@ -192,7 +195,7 @@ def test_memory_is_read_and_nothing_is_reset() -> None:
     """The peaks are the program's own: ``torch.cuda.max_memory_allocated()`` must still be right."""
     [memory] = driver_of(StandIn(400)).memory()
 
-    assert memory == ("cuda:0", 200, 200, 500, 400, 400, 1, 2)
+    assert memory == DeviceMemory("cuda:0", 200, 200, 500, 400, 400, 1, 2, "NVIDIA H200")
 
 
 def test_a_number_is_fetched_by_way_of_pinned_memory_that_is_used_again() -> None:

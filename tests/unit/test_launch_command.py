@@ -124,8 +124,8 @@ def test_the_environment_lets_us_in_and_keeps_what_the_user_has(tmp_path: Path) 
     config = Config.from_env(made)
     ids = {detect(config, {**made, "RANK": str(rank), "WORLD_SIZE": "2"}).run_id for rank in range(2)}
     assert len(ids) == 1
-    given = detect(config, {**made, "TORCHELASTIC_RUN_ID": "job7"})
-    assert given.run_id == "job7"
+    given = {detect(config, {**made, "TORCHELASTIC_RUN_ID": "job7", "RANK": rank}).run_id for rank in "01"}
+    assert [run_id.partition("-")[0] for run_id in given] == ["job7"]
 
 
 def test_a_program_that_is_to_run_bare_has_the_environment_of_a_bare_one(tmp_path: Path) -> None:

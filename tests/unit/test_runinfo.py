@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -22,6 +23,7 @@ from otel_train.runinfo import (
     instance_id,
     live_ranks,
     parent_mark,
+    pod_namespace,
     resource_attributes,
     resource_environment,
     wrong_resource,
@@ -29,12 +31,15 @@ from otel_train.runinfo import (
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 ALONE = Process(
     pid=7,
     host="node-a",
     now_unix_ns=1_700_000_000_000_000_000,
     parent=lambda: "boot/1/2",
+    namespace=lambda: "",
+    user=1000,
     live_ranks=lambda: None,
     entropy=lambda size: bytes(range(size)),
 )
@@ -81,17 +86,138 @@ def test_making_an_id_leaves_the_seeds_alone() -> None:
     ("environ", "run_id"),
     [
         ({"WANDB_RUN_ID": "w", "TORCHELASTIC_RUN_ID": "t"}, "w"),
-        ({"TORCHELASTIC_RUN_ID": "t", "SLURM_JOB_ID": "8"}, "t"),
+        ({"TORCHELASTIC_RUN_ID": "t", "SLURM_JOB_ID": "8", "SLURM_CLUSTER_NAME": "a"}, "a-8-t"),
+        ({"TORCHELASTIC_RUN_ID": "8", "SLURM_JOB_ID": "8", "SLURM_CLUSTER_NAME": "a"}, "a-8"),
         ({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "8"}, "8"),
         ({"SLURM_JOB_ID": "8", "SLURM_ARRAY_TASK_ID": "3", "RAY_JOB_ID": "r"}, "8_3"),
-        ({"SLURM_ARRAY_TASK_ID": "3", "RAY_JOB_ID": "r"}, "r"),
-        ({"RAY_JOB_ID": "r", "OTEL_RESOURCE_ATTRIBUTES": "k8s.job.uid=k"}, "r"),
         ({"OTEL_RESOURCE_ATTRIBUTES": "a=b,k8s.job.uid=k"}, "k"),
+        ({"TORCHELASTIC_RUN_ID": "t", "OTEL_RESOURCE_ATTRIBUTES": "k8s.job.uid=k"}, "k-t"),
     ],
 )
 def test_the_run_id_comes_from_whoever_started_the_run(environ: dict[str, str], run_id: str) -> None:
     """All ranks and all restarts are told the same, so they agree without talking."""
     assert found(environ).run_id == run_id
+
+
+ON_TWO_HOSTS = {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "node-a", "MASTER_PORT": "29500"}
+TORCHRUN = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "TORCHELASTIC_RUN_ID": "101"}
+
+
+def error_file(folder: str, attempt: int, rank: int) -> str:
+    return f"/tmp/torchelastic_x/{folder}/attempt_{attempt}/{rank}/error.json"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        tuple({"SLURM_JOB_ID": "4711", "SLURM_CLUSTER_NAME": name} for name in ("berlin", "paris")),
+        tuple({"RAY_JOB_ID": "01000000", "RAY_CLUSTER_NAME": name} for name in ("a", "b")),
+        tuple({"RAY_JOB_ID": "01000000", "OTEL_RESOURCE_ATTRIBUTES": f"k8s.job.uid={uid}"} for uid in "ab"),
+        tuple({**TORCHRUN, **ON_TWO_HOSTS, "POD_NAMESPACE": name} for name in ("speech", "vision")),
+        tuple({**ON_TWO_HOSTS, "OTEL_RESOURCE_ATTRIBUTES": f"k8s.namespace.name={name}"} for name in "ab"),
+        tuple({**ON_TWO_HOSTS, "OTEL_RESOURCE_ATTRIBUTES": f"k8s.cluster.name={name}"} for name in "ab"),
+        tuple({**TORCHRUN, "TORCHELASTIC_ERROR_FILE": error_file(name, 0, 0)} for name in ("101_a", "101_b")),
+        tuple({"SLURM_JOB_ID": "8", "TORCHELASTIC_RUN_ID": name} for name in "ab"),
+    ],
+)
+def test_what_is_unique_in_one_place_alone_is_another_run_elsewhere(
+    one: dict[str, str], other: dict[str, str]
+) -> None:
+    """Figures of two jobs under one id are the figures of neither."""
+    assert found(one).run_id != found(other).run_id
+
+
+def test_a_rendezvous_of_the_same_name_next_day_or_of_another_account_is_another_run() -> None:
+    """`--rdzv-id 101` is in a script that is started again and again, and copied."""
+    today = found(TORCHRUN)
+    next_day = found(TORCHRUN, process=replace(ALONE, parent=lambda: "boot/1/99"))
+    theirs, ours = (
+        found({**TORCHRUN, **ON_TWO_HOSTS}, process=replace(ALONE, user=user)) for user in (1000, 1001)
+    )
+
+    assert today.run_id.startswith("101-")
+    assert today.run_id != next_day.run_id
+    assert theirs.run_id != ours.run_id
+
+
+def test_ranks_and_restarts_of_one_torchrun_are_one_run_also_behind_a_wrapper() -> None:
+    """Each rank may have a shell of its own above it; the folder that torchrun makes is the same."""
+    ids = {
+        found(
+            {**TORCHRUN, "RANK": str(rank), "TORCHELASTIC_ERROR_FILE": error_file("101_a", attempt, rank),
+             "TORCHELASTIC_RESTART_COUNT": str(attempt)},
+            process=replace(ALONE, parent=partial(str, f"boot/{rank}/7")),
+        ).run_id
+        for attempt in range(3) for rank in range(2)
+    }  # fmt: skip
+
+    assert len(ids) == 1
+
+
+def test_a_container_that_is_started_again_goes_on_with_the_run_of_its_pod() -> None:
+    """It is the same job; its torchrun is another process with another folder."""
+    pod = {**TORCHRUN, "KUBERNETES_SERVICE_HOST": "10.0.0.1", "LOCAL_RANK": "0"}
+    here = replace(ALONE, namespace=lambda: "speech", host="job-worker-0")
+    first = found({**pod, "TORCHELASTIC_ERROR_FILE": error_file("101_a", 0, 0)}, process=here)
+    again = found({**pod, "TORCHELASTIC_ERROR_FILE": error_file("101_b", 0, 0)}, process=here)
+    elsewhere = found(pod, process=replace(here, namespace=lambda: "vision"))
+
+    assert first.run_id == again.run_id != elsewhere.run_id
+
+
+def test_a_requeued_job_of_slurm_is_one_run() -> None:
+    """Same number, same cluster; the second start counts as an attempt."""
+    job = {"SLURM_JOB_ID": "4711", "SLURM_CLUSTER_NAME": "berlin", "SLURM_JOB_START_TIME": "1"}
+    again = found({**job, "SLURM_RESTART_COUNT": "1", "SLURM_JOB_START_TIME": "2"})
+
+    assert (again.run_id, again.attempt) == (found(job).run_id, 1)
+
+
+def test_the_namespace_of_a_pod_is_read_where_kubernetes_mounts_it(tmp_path: Path) -> None:
+    """No variable tells it unless somebody has asked for one."""
+    (tmp_path / "namespace").write_text("speech\n")
+
+    assert pod_namespace(str(tmp_path / "namespace")) == "speech"
+    assert pod_namespace(str(tmp_path / "none")) == ""
+
+
+def test_ranks_of_a_real_torchrun_agree_over_a_restart_and_two_starts_do_not(tmp_path: Path) -> None:
+    """What torchrun tells its workers is its own, and changes with its versions."""
+    program = tmp_path / "told.py"
+    program.write_text(
+        "import os, sys\n"
+        "from otel_train.config import Config\n"
+        "from otel_train.runinfo import detect\n"
+        f"folder = os.path.join({str(tmp_path)!r}, sys.argv[1])\n"
+        "os.makedirs(folder, exist_ok=True)\n"
+        "told = os.environ['RANK'] + '-' + os.environ['TORCHELASTIC_RESTART_COUNT']\n"
+        "open(os.path.join(folder, told), 'w').write(detect(Config()).run_id)\n"
+        "sys.exit(told.endswith('-0'))\n"
+    )
+    launch = [
+        *(
+            "-m",
+            "torch.distributed.run",
+            "--rdzv-id=101",
+            "--rdzv-backend=c10d",
+            "--rdzv-endpoint=localhost:0",
+        ),
+        *("--nproc-per-node=2", "--max-restarts=1", str(program)),
+    ]
+    bare = {
+        name: text for name, text in os.environ.items() if not name.startswith(("SLURM_", "OTEL_", "WANDB_"))
+    }
+    starts = []
+    for start in ("first", "second"):
+        subprocess.run(
+            [sys.executable, *launch, start], capture_output=True, timeout=100, check=True, env=bare
+        )
+        told = {path.name: path.read_text() for path in (tmp_path / start).iterdir()}
+        assert {"0-0", "0-1", "1-1"} <= told.keys()
+        assert len(set(told.values())) == 1
+        starts.append(told["0-0"])
+
+    assert starts[0] != starts[1]
 
 
 def test_a_configured_run_id_wins() -> None:

@@ -1,0 +1,113 @@
+"""What a dead Collector mutes: the runs that it carried, and no other. Asked of a real Alertmanager."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import time
+import urllib.request
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests.support.stack import ROOT, program, wait_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.stack
+
+DOWN = {"alertname": "OtelCollectorDown", "severity": "critical"}
+VANISHED = {"alertname": "TrainRunVanished", "severity": "critical"}
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    folder: Path = tmp_path_factory.mktemp("alertmanager")
+    command = [
+        program("alertmanager"),
+        f"--config.file={ROOT / 'deploy' / 'alertmanager' / 'alertmanager.yml'}",
+        f"--storage.path={folder}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--cluster.listen-address=",
+    ]
+    with (folder / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as running:
+        try:
+            address = f"http://127.0.0.1:{port}/api/v2/alerts"
+            wait_for(lambda: answered(address), timeout_s=30, what="Alertmanager")
+            yield address
+        finally:
+            running.terminate()
+
+
+def answered(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def muted(url: str, source: dict[str, str], *targets: dict[str, str]) -> set[str]:
+    """Runs whose alert is muted while the source fires."""
+    story = f"{time.monotonic_ns()}"
+    ends = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() + 60))
+    alerts = [{"labels": {**labels, "story": story}, "endsAt": ends} for labels in (source, *targets)]
+    request = urllib.request.Request(
+        url, json.dumps(alerts).encode(), {"Content-Type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=5):
+        pass
+    time.sleep(1.0)  # Alertmanager works out what is muted after it has answered
+    with urllib.request.urlopen(f"{url}?filter=story%3D%22{story}%22", timeout=5) as answer:
+        known: list[dict[str, Any]] = json.load(answer)
+    assert len(known) == len(alerts)
+    ended = [
+        {**alert, "endsAt": "2020-01-01T00:00:00Z", "startsAt": "2019-01-01T00:00:00Z"} for alert in alerts
+    ]
+    request = urllib.request.Request(
+        url, json.dumps(ended).encode(), {"Content-Type": "application/json"}, method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=5):
+        pass
+    return {alert["labels"]["train_run_id"] for alert in known if alert["status"]["inhibitedBy"]}
+
+
+def run(name: str, **labels: str) -> dict[str, str]:
+    return {**VANISHED, "train_run_id": name, **labels}
+
+
+RUNS = (run("of-n1", train_collector="n1"), run("of-n2", train_collector="n2"), run("scraped"))
+
+
+def test_the_collector_of_one_node_mutes_the_runs_that_it_carried_and_no_other(url: str) -> None:
+    """A thousand runs train on; the one that was really killed meanwhile must page."""
+    assert muted(url, {**DOWN, "train_collector": "n1"}, *RUNS) == {"of-n1"}
+
+
+def test_a_collector_that_loses_data_mutes_its_runs(url: str) -> None:
+    """It is there, and what it was given is not."""
+    losing = {**DOWN, "alertname": "OtelCollectorExportFailing", "train_collector": "n2"}
+
+    assert muted(url, losing, *RUNS) == {"of-n2"}
+
+
+def test_a_collector_without_a_name_mutes_nothing(url: str) -> None:
+    """Two labels that are missing are equal for Alertmanager."""
+    assert muted(url, DOWN, *RUNS) == set()
+
+
+def test_the_gateway_behind_all_agents_mutes_what_came_by_an_agent(url: str) -> None:
+    """All of them are unheard of for one reason."""
+    assert muted(url, {**DOWN, "train_collector": "gateway"}, *RUNS) == {"of-n1", "of-n2"}
+
+
+def test_what_says_that_a_run_failed_is_never_muted(url: str) -> None:
+    """A run that was heard saying so came through."""
+    failed = {**run("of-n1", train_collector="n1"), "alertname": "TrainRunFailed"}
+
+    assert muted(url, {**DOWN, "train_collector": "n1"}, failed) == set()
