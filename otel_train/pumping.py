@@ -245,7 +245,7 @@ class Pumping:
                 self.pump.lock.release()
         self._missing.tell(final=True)
         document = self.document(state)
-        self._routes.write_summary(document)
+        self._routes.write_summary(document, final=True)
         if self._config.console:
             self._routes.print_card(document)
 

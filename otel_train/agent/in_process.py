@@ -41,6 +41,9 @@ BUSY_S = 10.0
 """Longest that the end of a session waits for an agent that works, or waits for a processor. One that waits for
 anything else, such as a disk, gets ``exit_timeout_s``."""
 
+WRITING_S = 0.1
+"""Longest that the end waits for a disk which does not answer, where the agent can go on without this process."""
+
 OPEN_S = 10.0
 """Longest that somebody who asks for the run directory waits for the agent to open it."""
 
@@ -53,6 +56,7 @@ STOP_S = 1.0
 MOST_STARTS = 3
 """Agents that may die before nothing more is exported."""
 
+_MACHINE = 0xEFFFFFFC  # linux/proc_ns.h, PROC_PID_INIT_INO
 _log = logging.getLogger("otel_train")
 _services: weakref.WeakSet[AgentService] = weakref.WeakSet()
 
@@ -315,7 +319,7 @@ class AgentService:
             self._listen_no_more,
             self.recording.end,
             lambda: self._is_up.wait(BUSY_S),
-            lambda: self._patiently(self._is_open.wait, timeout_s),
+            lambda: self._patiently(self._is_open.wait, WRITING_S if self.here is None else timeout_s),
             lambda: self._report(fresh=True),
             lambda: self._end_captures(timeout_s),
             lambda: self._end(state, timeout_s),
@@ -580,7 +584,11 @@ class AgentService:
 
     def _end(self, state: str, timeout_s: float) -> None:
         self._ending = True
-        self._last = self._ask("end", state, timeout_s=timeout_s, busy=True) or ({}, [])
+        apart = self.here is None and not ends_its_container()  # the agent goes on without this process
+        patience_s = WRITING_S if apart else timeout_s
+        until_s = timeout_s if self._is_open.is_set() else patience_s
+        self._last = self._ask("end", state, timeout_s=until_s, busy=True) or ({}, [])
+        self._ask("written", timeout_s=patience_s, busy=True)
 
     def _stop_capturing(self) -> None:
         if self._reports.flops is not None:
@@ -773,6 +781,14 @@ class _RemoteTraining:
 
     def watch(self, within_ns: Callable[[], tuple[int, int]]) -> None:
         """It is in every state that is reported."""
+
+
+def ends_its_container() -> bool:
+    """Whether the end of this process may be that of all others here: it is not in the namespace of the machine."""
+    try:
+        return os.readlink("/proc/self/ns/pid") != f"pid:[{_MACHINE}]"  # noqa: PTH115 - it is no path
+    except OSError:
+        return True
 
 
 def _descriptor_of(pid: int) -> int:

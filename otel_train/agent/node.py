@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 DELIVERY_S: Final = 60.0
 """Longest that an agent outlives its last rank, with a Collector that does not answer."""
 
+_WRITING_S = 15.0
+"""Longest that it takes to leave in the spool what could not be delivered, on a disk that answers."""
+
 _FIRST_S = 10.0
 """How long an agent waits for the rank that has started it."""
 
@@ -89,11 +92,18 @@ class NodeAgent:
             with suppress(BlockingIOError):
                 self._wake_read.recv(1 << 10, socket.MSG_DONTWAIT)
             came = self._accept()
-            if came or self.links:
+            if came or self._serves():
                 until_s = 0.0
             elif time.monotonic() > until_s:
                 break  # whoever connects from here on is told by the end of the connection, and starts another agent
         self._shared.close()
+
+    def _serves(self) -> bool:
+        """Whether a rank is served. One that let go long ago, and waits for a disk that hangs, is given up."""
+        with self._lock:
+            services = list(self._services)
+        late_s = time.monotonic() - DELIVERY_S - _WRITING_S
+        return len(self.links) > sum(each.left_s < late_s for each in services)
 
     def take(self, connection: socket.socket) -> None:
         """Serve the rank at the other end, in a thread."""

@@ -11,6 +11,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from otel_train.codes import EDGE_WORDS, Source, SourceKind
+from otel_train.export.disk import Disk
 from otel_train.files import open_to_change
 from otel_train.flight import SharedLayout
 from otel_train.guard import Guard
@@ -78,18 +79,20 @@ class SharedRings:
     Args:
         memory: of the rank, or its descriptor.
         copy: file that gets the last steps, a second old at most; None for none.
+        disk: that it is on.
 
     Attributes:
         guard: contains the faults of the copy.
     """
 
-    def __init__(self, memory: int | mmap.mmap, copy: Path | None = None) -> None:
+    def __init__(self, memory: int | mmap.mmap, copy: Path | None = None, disk: Disk | None = None) -> None:
         self._map = mmap.mmap(memory, 0) if isinstance(memory, int) else memory
         self._layout = SharedLayout.of(self._map)
         self._threads: dict[int, SharedThread] = {}
         self._names = b""
         self._spent_before_ns = 0
         self._copy = FlightCopy(copy, self._map, self._layout) if copy is not None else None
+        self._disk = disk or Disk()
         self._copied_s = 0.0
         self.guard = Guard("flight file")
         self._limited = True
@@ -140,10 +143,10 @@ class SharedRings:
             self.copy_now(unix_ns)
 
     def copy_now(self, unix_ns: int) -> None:
-        """Copy what is new to the file at once."""
-        if self._copy is not None and not self.guard.closed:
-            with self.guard:  # a full disk
-                self._copy.save(unix_ns)
+        """Copy what is new to the file at once, unless its disk hangs."""
+        copy = self._copy
+        if copy is not None:
+            self._disk.refresh(self.guard, lambda: copy.save(unix_ns))
 
     @property
     def spent_ns(self) -> int:
@@ -151,10 +154,11 @@ class SharedRings:
         return self._spent_before_ns + sum(thread.ring.spent_ns for thread in self._find().values())
 
     def close(self) -> None:
-        """Copy what is left, and let go of the memory."""
-        if self._copy is not None:
-            self.copy_now(time.time_ns())
-            self._copy.close()
+        """Copy what is left, and let go of the file."""
+        copy = self._copy
+        if copy is not None:
+            self._disk.do(self.guard, lambda: copy.save(time.time_ns()))
+            self._disk.do(Guard("flight file"), copy.close)
 
     def _find(self) -> dict[int, SharedThread]:
         for slot, used, ident, name, engine in self._layout.entries(self._map):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import os
 import queue
 import threading
@@ -78,6 +79,7 @@ class RankService:
         pump: the thread that reads.
         routes: where that goes.
         rings: of the rank.
+        left_s: when the rank let go, seconds of the monotonic clock; infinite until then.
 
     Raises:
         ConfigError: a setting cannot be honoured.
@@ -93,6 +95,7 @@ class RankService:
         deliver_s: float,
         shared: Shared,
     ) -> None:
+        self.left_s = math.inf
         self._deliver_s = deliver_s
         self._link = link
         self._hello = hello
@@ -103,7 +106,7 @@ class RankService:
         self._ended = threading.Event()
         self._over = False
         self._end = threading.Lock()
-        self._said = ""
+        self._said = self._told_state = ""
         self._asked: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
         config, info = hello.config, hello.info
         opening = Routes.open_again if hello.again else Routes.open
@@ -117,7 +120,7 @@ class RankService:
         hello = self._hello
         config, info = hello.config, hello.info
         self.info = self.routes.info
-        self.rings = SharedRings(memory, self.routes.flight_path)
+        self.rings = SharedRings(memory, self.routes.flight_path, self.routes.disk)
         self._launcher = LauncherFolder(hello.environ, info.pid)
         beside = info.pid != os.getpid()
         if beside:  # a thread of the rank could not say how it ended, and prints itself
@@ -125,9 +128,11 @@ class RankService:
             self.routes.terminal = (hello.page, lambda text: self._tell("say", text))
         self._remote = RemoteRecording(self.rings)
         self._requests = RequestFolder(self.routes.rank_folder if config.capture != "off" else None)
+        self._requests_guard = Guard("captures")
+        self._request: object = None
         elsewhere = _Elsewhere(
             self._remote, self._tell, resource=hello.resource, pid=info.pid, post=self._post,
-            waiting=self._requests.waiting, alerts=_alerts_of(config, self.info, self._arm),
+            waiting=self._left_request, alerts=_alerts_of(config, self.info, self._arm),
             breath_after_ns=NEVER_NS if beside else BREATH_AFTER_NS,
         )  # fmt: skip
         self.pumping = Pumping(
@@ -171,6 +176,7 @@ class RankService:
                 break
             if time.monotonic() - self._reported_s > STALE_S:
                 self.rings.limit(None)
+        self.left_s = time.monotonic()
         if not self._ended.is_set():
             self._finish_without_it()
         self._asked.put(None)
@@ -186,6 +192,8 @@ class RankService:
             self._reported_s = time.monotonic()
             self._remote.take_in(message)
         elif isinstance(message, Ask):
+            if message.what == "end":
+                self._told_state = message.args[0]
             self._asked.put(message)
         elif isinstance(message, Answer):
             box = self._posts.pop(message.number, None)
@@ -202,7 +210,7 @@ class RankService:
             except Exception as error:  # noqa: BLE001 - said to the rank
                 answer = Answer(ask.number, None, f"{type(error).__name__}: {error}")
                 _log.warning("the agent could not answer %r", ask.what, exc_info=error)
-            if ask.what == "end":  # first: the rank lets go of the connection once it has the answer
+            if ask.what == "written":  # first: the rank lets go of the connection once it has the answer
                 self._ended.set()
             with suppress(OSError):
                 if ask.number:
@@ -241,11 +249,20 @@ class RankService:
         """The rows of what has been settled up to now."""
         return self.pumping.hand_over()
 
+    def _left_request(self) -> object:
+        """What was left in the folder of the rank."""
+        self.routes.disk.refresh(self._requests_guard, self._look_for_request)
+        return self._request
+
+    def _look_for_request(self) -> None:
+        self._request = self._requests.waiting()
+
     def _do_publish(self, token: str) -> None:
-        self._requests.publish(token)
+        self.routes.disk.do(self._requests_guard, lambda: self._requests.publish(token))
 
     def _do_request_done(self) -> None:
-        self._requests.done()
+        self._request = None
+        self.routes.disk.do(self._requests_guard, self._requests.done)
 
     def _do_pass_on(self, rank: int, request: dict[str, Any]) -> str:
         return self._requests.pass_on(rank, request)
@@ -262,9 +279,13 @@ class RankService:
             self.pumping.run.close(system_clock())
 
     def _do_end(self, state: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
-        """The run is over: its figures, and what could not be seen."""
+        """The run is over: its figures, and what could not be seen. They do not wait for the disk."""
         self._finish(state)
         return self.pumping.document(state, self._window), self.pumping.unobserved()
+
+    def _do_written(self) -> bool:
+        """After the end: whether everything is on the disk. Waits for it."""
+        return self.routes.disk.written(self._deliver_s)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -273,7 +294,7 @@ class RankService:
             if self._over:
                 return
             self._over = True
-            pumping, config = self.pumping, self._hello.config
+            pumping, config, disk = self.pumping, self._hello.config, self.routes.disk
             with Guard("close"):
                 self.pump.stop(config.exit_timeout_s)
                 pumping.last_turn(state, cause=cause)
@@ -281,20 +302,23 @@ class RankService:
                 pumping.close(config.exit_timeout_s)
             with Guard("flight file"):
                 self.rings.close()
-            with Guard("artifacts"):
-                write_at_the_end(config, self.info.rank, self.routes.run_directory)
-            with Guard("captures"):
-                self._requests.withdraw()
+            run = self.routes.run_directory
+            disk.do(Guard("artifacts"), lambda: write_at_the_end(config, self.info.rank, run))
+            disk.do(Guard("captures"), self._requests.withdraw)
             with Guard("run directory"):  # the next start of this rank must not wait for a Collector
                 self.routes.close_files()
 
     def _finish_without_it(self) -> None:
         """The rank is gone, or its connection is: bring it to its end."""
+        if self._told_state:  # it has said how, and did not wait for us
+            self._finish(self._told_state)
+            return
         state, cause = how_it_ended(self.info.pid, self._process)
         if self._said and state == "killed":
             state, cause = self._said, ""
         self.rings.limit(None)
         self._finish(state, cause=cause)
+        self.routes.disk.written(self._deliver_s)  # a launcher reads it next
         steps = self.pumping.run.totals.steps_by_phase().get("train", 0)
         path = self.routes.rank_folder
         if path is not None:

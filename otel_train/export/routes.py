@@ -6,13 +6,16 @@ import logging
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from otel_train.atomic import dump_json
 from otel_train.config import CODE, ENVIRONMENT, Config, Origins, in_force, warn
 from otel_train.errors import ConfigError
 from otel_train.export.brought import Brought, brought
 from otel_train.export.console import render_card
+from otel_train.export.disk import Disk, OnDisk
 from otel_train.export.otlp import OtlpExporter
 from otel_train.export.profile import LEAN_INTERVALS, Part
 from otel_train.export.progress import Progress
@@ -69,6 +72,7 @@ class Routes:
     Attributes:
         info: who we are, as the run directory counts it.
         terminal: the page that is printed on, and what prints; None for standard error.
+        disk: where everything is written once the run directory is open.
         ignored: what the environment or a file gives and is not honoured.
     """
 
@@ -91,6 +95,8 @@ class Routes:
         self._config = config
         self._environ = environ
         self._directory = directory
+        self.disk = Disk()
+        self._summary_guard = Guard("summary")
         self._progress = Progress()
         self.terminal: tuple[Page, Callable[[str], object]] | None = None
         self._routes: list[Route] = []
@@ -194,11 +200,15 @@ class Routes:
                     on_error=self._directory.note,
                     connections=self._shared.connections,
                 )
-                routes.append(Route(Part(self._otlp, profile), Guard("OTLP export"), every))
+                routes.append(self._on_disk(self._otlp, "OTLP export", every))
         recorder = RunDirectoryExporter(self._directory, resource, version=VERSION)
-        routes.append(Route(Part(recorder, profile), Guard("run directory"), every))
+        routes.append(self._on_disk(recorder, "run directory", every))
         # After ours, which close first: theirs close meanwhile, on threads of their own.
         self._add(self._brought, every)
+
+    def _on_disk(self, exporter: Exporter, part: str, every_s: float) -> Route:
+        guard = Guard(part)
+        return Route(Part(OnDisk(exporter, self.disk, guard), self._profile), guard, every_s)
 
     def _or_default(self, name: str, do: Callable[[Any], _T]) -> _T:  # Any: the value of a setting
         """``do`` with the value of a setting; with its default where the environment or a file has one that fails.
@@ -271,12 +281,17 @@ class Routes:
         }
 
     def lost(self) -> Mapping[str, int]:
-        """Batches that exporters of other packages did not take, by part."""
-        return {one.line.guard.part: one.line.dropped for one in self._brought}
+        """Batches that exporters of other packages, or the disk, did not take, by part."""
+        return {
+            **{one.line.guard.part: one.line.dropped for one in self._brought},
+            "run directory": self.disk.dropped,
+        }
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Replace ``summary.json``."""
-        self._directory.write_summary(summary)
+    def write_summary(self, summary: Mapping[str, Any], *, final: bool = False) -> None:
+        """Replace ``summary.json``; ``final``: no other follows."""
+        text = dump_json(summary, indent=2)
+        write = self.disk.do if final else self.disk.refresh
+        write(self._summary_guard, lambda: self._directory.write_summary(text))
 
     def print_card(self, summary: Mapping[str, Any]) -> None:
         """Show the card on standard error, on rank 0: what the program prints itself stays as it is."""
@@ -303,9 +318,9 @@ class Routes:
         sent = [route for route in self._routes if _sends(route)]
         rest, self._routes = [route for route in self._routes if not _sends(route)], sent
         for route in rest:
-            with route.guard:
-                route.exporter.close(0.05)
-        self._directory.close()
+            if route.exporter is self._prometheus:  # it takes a file away
+                self.disk.do(route.guard, partial(route.exporter.close, 0.05))
+        self.disk.do(Guard("run directory"), self._directory.close)
 
     def close(self, timeout_s: float) -> None:
         """Close everything, in at most ``timeout_s`` seconds in all."""
@@ -313,7 +328,8 @@ class Routes:
         for route in self._routes:
             with route.guard:
                 route.exporter.close(max(0.05, deadline - time.monotonic()))
-        self._directory.close()
+        self.disk.do(Guard("run directory"), self._directory.close)
+        self.disk.close(max(0.05, deadline - time.monotonic()))
 
     def _wants_otlp(self) -> bool:
         return self._config.otlp == "on" or (self._config.otlp == "auto" and otlp_configured(self._environ))

@@ -220,16 +220,12 @@ class RunDirectory:
         with self._lock:
             return self._files[name].append(line)
 
-    def write_summary(self, summary: Mapping[str, object]) -> bool:
-        """Replace ``summary.json`` as a whole; a reader never sees half of one."""
-        return self.write_json("summary.json", summary)
-
-    def write_json(self, name: str, value: object) -> bool:
-        """Replace a file of this rank as a whole. False when it could not be written."""
+    def write_summary(self, text: str) -> bool:
+        """Replace ``summary.json`` as a whole; a reader never sees half of one. False when it could not be written."""
         if not self.writable or os.getpid() != self._pid:
             return False
         try:
-            replace_json(self.rank_path / name, value)
+            replace_text(self.rank_path / "summary.json", text + "\n")
         except OSError as error:
             self.note(error)
             return False

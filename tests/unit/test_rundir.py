@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from otel_train.atomic import dump_json
 from otel_train.errors import RunDirectoryError
 from otel_train.export.rundir import (
     RunDirectory,
@@ -58,7 +59,7 @@ def test_a_batch_leaves_events_metrics_and_spans(tmp_path: Path) -> None:
 def finished(root: Path, rank: int = 0, *, restarts: int = 0) -> RunDirectory:
     """A training that has come to its end."""
     directory = RunDirectory.open(root, "job", rank=rank, restarts=restarts)
-    directory.write_summary({"state": "finished", "training": directory.training})
+    directory.write_summary(dump_json({"state": "finished", "training": directory.training}))
     directory.close()
     return directory
 
@@ -90,7 +91,7 @@ def test_a_restart_that_the_launcher_counts_is_one_although_this_rank_had_finish
     """A launcher starts all ranks again when one of them has died."""
     finished(tmp_path)
     again = RunDirectory.open(tmp_path, "job", rank=0, restarts=1)
-    again.write_summary({"state": "finished"})
+    again.write_summary(dump_json({"state": "finished"}))
     again.close()
     another = RunDirectory.open(tmp_path, "job", rank=0, restarts=1)
 
@@ -104,7 +105,7 @@ def test_a_rank_moves_its_own_files_alone(tmp_path: Path) -> None:
     slow = RunDirectory.open(tmp_path, "job", rank=1)
     finished(tmp_path, rank=0)
 
-    assert slow.write_summary({"state": "finished"})
+    assert slow.write_summary(dump_json({"state": "finished"}))
     assert (tmp_path / "job" / "rank1" / "summary.json").exists()
     slow.close()
     assert RunDirectory.open(tmp_path, "job", rank=1).training == 2
@@ -294,7 +295,9 @@ def test_rank_0_has_the_last_word_on_run_json(tmp_path: Path) -> None:
 def test_a_summary_is_replaced_as_a_whole_and_is_always_json(tmp_path: Path) -> None:
     """Readers poll it while it is written; NaN is no JSON."""
     directory = RunDirectory.open(tmp_path, "job", rank=0)
-    assert directory.write_summary({"steps": {"train": 3}, "loss": float("nan"), "list": [float("inf")]})
+    assert directory.write_summary(
+        dump_json({"steps": {"train": 3}, "loss": float("nan"), "list": [float("inf")]})
+    )
     path = directory.rank_path / "summary.json"
     assert json.loads(path.read_text()) == {"steps": {"train": 3}, "loss": None, "list": [None]}
     assert not [found for found in directory.rank_path.iterdir() if found.name.startswith(".")]
@@ -323,7 +326,7 @@ def test_a_place_that_cannot_be_written_is_said_once_and_training_goes_on(
     exporter = RunDirectoryExporter(directory, RESOURCE, version="1")
     for _ in range(3):
         exporter.export(Batch(snapshot=snapshot(), spans=spans()))
-    assert not directory.write_summary({})
+    assert not directory.write_summary(dump_json({}))
     exporter.close(1)
     assert (directory.writable, directory.attempt, directory.faults) == (False, 4, 1)
     assert len(caplog.messages) == 1
@@ -338,7 +341,7 @@ def test_a_folder_that_vanishes_in_mid_run_is_survived(
     (tmp_path / "runs").write_text("")
     exporter = RunDirectoryExporter(directory, RESOURCE, version="1")
     exporter.export(Batch(snapshot=snapshot()))
-    assert not directory.write_summary({})
+    assert not directory.write_summary(dump_json({}))
     assert directory.faults == 2
     assert len(caplog.messages) == 1
 
@@ -351,7 +354,7 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     pid = os.fork()
     if pid == 0:
         exporter.export(Batch(events=(Event(name="child", time_unix_ns=1),)))
-        directory.write_summary({})
+        directory.write_summary(dump_json({}))
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0
     exporter.close(1)
