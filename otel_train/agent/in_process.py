@@ -280,6 +280,9 @@ class AgentService:
         self._open()
         if self._capturing is None:
             return "captures are off, or there is no run directory to write to"
+        if self._training.told.rule is None:  # whether it trains, and how, may be known by now
+            with self._settled():
+                pass
         refusal: str = self._capturing.ask(request)
         return refusal
 

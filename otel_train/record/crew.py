@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 import weakref
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +19,10 @@ CREW = "_otel_train_crew"
 INIT = "_worker_init_fn"
 
 UNKNOWN = "unknown"
-"""Ended, and its status is known to somebody else only: so far, or for ever."""
+"""Ended, and nobody knows how: of a fork server's child, and of one that was reaped by a call which a signal broke off."""
+
+_REAPING_S = 0.002
+"""Between the end of a process and its status lie its last moments in the kernel, or another thread that reaps it."""
 
 
 class Death(NamedTuple):
@@ -99,10 +103,11 @@ class Crew:
             if worker in self._told:
                 continue
             cause = how_it_ended(process, self.pids[worker])
-            if cause is None or (cause == UNKNOWN and not over):
+            if cause is None or (cause == UNKNOWN and not over and _told_later(process)):
                 continue
             self._told.add(worker)
-            if cause not in ("", UNKNOWN) and not (over and cause == "SIGTERM"):
+            # After the end of the iterator nobody can tell a worker that died from one that stopped.
+            if cause and not (over and cause in ("SIGTERM", UNKNOWN)):
                 found.append(Death(worker, self.pids[worker], cause))
         return found
 
@@ -137,11 +142,23 @@ def how_it_ended(process: Any, pid: int) -> str | None:  # Any: multiprocessing'
     status = getattr(popen, "returncode", 0)
     if status is None:
         status = _status_of(pid)
+    if status is None and wait([popen.sentinel], 0):
+        time.sleep(_REAPING_S)
+        status = popen.returncode
+        if status is None:
+            status = _status_of(pid)
+        if status is None:
+            return UNKNOWN
     if status is None:
-        return UNKNOWN if wait([popen.sentinel], 0) else None
+        return None
     if status >= 0:
         return f"exit_{status}" if status else ""
     return _signal_name(-status)
+
+
+def _told_later(process: Any) -> bool:  # Any: as above
+    """Whether its parent is a fork server, which tells the status when torch asks for it."""
+    return getattr(getattr(process, "_popen", None), "method", "") == "forkserver"
 
 
 def _status_of(pid: int) -> int | None:

@@ -199,15 +199,14 @@ class DeviceTimer:
 
         return _Lane(driver.spare(device), make, driver.recorder(device), device)
 
-    def _recording_edge(self, driver: DeviceDriver, ring_edge: Edge) -> Edge:  # noqa: PLR0915 - see below
-        """Of all that runs on the training thread this costs most, hence one flat function."""
-        lanes, table, learn = self._active, self._table, self._learn
-        clock, append, capturing = self._clock, self._entries.append, driver.capturing
+    def _recording_edge(self, driver: DeviceDriver, ring_edge: Edge) -> Edge:
+        """What runs for each edge; only the edges of steps that are timed cost more than a look at a table."""
+        lanes, table, learn, record = self._active, self._table, self._learn, self._recorder_of(driver)
         owner = get_ident()
         steps, passed, begin = self.steps, self.steps.passed, self.steps.begin
         nothing, passes, opens = int(Does.NOTHING), int(Does.PASSES), int(Does.OPENS)
 
-        def edge(code: int) -> None:  # noqa: PLR0912 - flat, as said
+        def edge(code: int) -> None:
             if not lanes:
                 ring_edge(code)
                 return
@@ -228,29 +227,39 @@ class DeviceTimer:
                 if not steps.sampled:
                     ring_edge(code)
                     return
-            try:
-                if not capturing():
-                    host_ns = clock()
-                    events: list[Any] = []
-                    for free, make, record, _ in lanes:
-                        event = free.pop() if free else make()
-                        if event is None:
-                            self.dropped += 1
-                            self._give_back((host_ns, written, events, 0))
-                            break
-                        record(event)
-                        events.append(event)
-                    else:
-                        append((host_ns, written, events, steps.number - (written != code)))
-                    took_ns = clock() - host_ns
-                    if took_ns < PREEMPTED_NS:
-                        self.spent_ns += took_ns
-            except Exception as fault:  # noqa: BLE001 - it must not reach training; look() raises it
-                self._switch_off(fault)
+            record(written, steps.number - (written != code))
             if how < opens:
                 ring_edge(code)
 
         return edge
+
+    def _recorder_of(self, driver: DeviceDriver) -> Callable[[int, int], None]:
+        """What records an event on every lane, for an edge of a step."""
+        lanes, clock, append, capturing = self._active, self._clock, self._entries.append, driver.capturing
+
+        def record_events(code: int, step: int) -> None:
+            try:
+                if capturing():
+                    return
+                host_ns = clock()
+                events: list[Any] = []
+                for free, make, record, _ in lanes:
+                    event = free.pop() if free else make()
+                    if event is None:
+                        self.dropped += 1
+                        self._give_back((host_ns, code, events, 0))
+                        break
+                    record(event)
+                    events.append(event)
+                else:
+                    append((host_ns, code, events, step))
+                took_ns = clock() - host_ns
+                if took_ns < PREEMPTED_NS:
+                    self.spent_ns += took_ns
+            except Exception as fault:  # noqa: BLE001 - it must not reach training; look() raises it
+                self._switch_off(fault)
+
+        return record_events
 
     def _waiting_edge(self, driver: DeviceDriver, ring_edge: Edge) -> Edge:
         lanes, table, learn = self._active, self._table, self._learn

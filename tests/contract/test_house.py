@@ -14,7 +14,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("test_*.py"))
 
 MODULE_LINES = 900
-LONGER_MODULES = {"catalog.py": 1540}
+LONGER_MODULES = {"catalog.py": 1560}
 """Modules allowed more, and how much. The catalogue is a table."""
 
 FUNCTION_LINES = 40

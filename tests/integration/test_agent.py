@@ -93,7 +93,7 @@ def agents(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def until(holds: Callable[[], Any], what: str, seconds: float = 30.0) -> Any:
+def until(holds: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
     """Wait until something holds; what it gives."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -315,9 +315,7 @@ def test_a_disk_that_hangs_stops_neither_training_nor_its_end(
         until(lambda: page(url)["0"] >= 2000, "all steps are on the page")
         assert process.stdin is not None
         print(file=process.stdin, flush=True)
-        took_s = float(line(process))
-        print("closed in", took_s)
-        assert took_s < 1.0  # 0.1 s for the disk; the rest is this machine's
+        assert float(line(process)) < 1.0  # 0.1 s for the disk; the rest is this machine's
         assert process.wait(10) == 0
         assert process.stderr is not None
         assert "train steps" in process.stderr.read()
@@ -408,25 +406,25 @@ def test_ranks_of_a_node_have_one_agent_one_page_and_one_connection(
     """Eight of each would cost a node half a gigabyte, and a Collector eight connections."""
     with http_receiver() as receiver:
         send = {"OTEL_EXPORTER_OTLP_ENDPOINT": receiver.endpoint}
-        begun = [begin(WAITING, **place(rank, 4, **send)) for rank in range(4)]
+        begun = [begin(WAITING, **place(rank, 3, **send)) for rank in range(3)]
         urls = {line(process) for process in begun}
 
         assert len(urls) == 1
         assert len(agents(tmp_path)) == 1
         [url] = urls
-        everybody = dict.fromkeys("0123", 100.0)
+        everybody = dict.fromkeys("012", 100.0)
         until(lambda: page(url) == everybody, "all ranks are on the page")
-        until(lambda: len(ranks_of(receiver)) == 4, "all ranks have sent")
+        until(lambda: len(ranks_of(receiver)) == 3, "all ranks have sent")
         assert receiver.open_connections <= 2  # a second one while two requests are under way
 
         begun[0].communicate("\n", timeout=60)
-        until(lambda: page(url) == dict.fromkeys("123", 100.0), "the rank that has ended has left the page")
+        until(lambda: page(url) == dict.fromkeys("12", 100.0), "the rank that has ended has left the page")
         for process in begun[1:]:
             process.communicate("\n", timeout=60)
             assert process.returncode == 0
     until(lambda: not agents(tmp_path), "the agent has left")
     found = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/rank*/summary.json")]
-    assert [each["steps"] for each in found] == [{"train": 200}] * 4
+    assert [each["steps"] for each in found] == [{"train": 200}] * 3
     assert {each["state"] for each in found} == {"finished"}
 
 
@@ -434,7 +432,7 @@ def test_the_agent_of_a_node_that_dies_is_followed_by_one_for_all_its_ranks(
     begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     """All ranks notice at once, and only one of them may start another."""
-    begun = [begin(WAITING, **place(rank, 3)) for rank in range(3)]
+    begun = [begin(WAITING, **place(rank, 2)) for rank in range(2)]
     for process in begun:
         line(process)
     [agent] = agents(tmp_path)
@@ -446,7 +444,7 @@ def test_the_agent_of_a_node_that_dies_is_followed_by_one_for_all_its_ranks(
         assert errors.count("another one goes on") == 1, errors
     until(lambda: not other.is_running(), "it has left")
     found = [json.loads(path.read_text()) for path in (tmp_path / "runs").glob("*/rank*/summary.json")]
-    assert [each["steps"] for each in found] == [{"train": 200}] * 3
+    assert [each["steps"] for each in found] == [{"train": 200}] * 2
 
 
 def test_a_rank_that_is_killed_is_counted_while_the_others_go_on(

@@ -29,6 +29,8 @@ MOST_STEPS = 400
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Iterator[Watch]:
+    torch._dynamo.reset()  # other tests of this process compile
+    torch._dynamo.utils.counters.clear()
     started = Watch(tmp_path / "runs")
     yield started
     started.close()
@@ -133,8 +135,6 @@ def test_what_is_compiled_is_not_counted_and_that_is_said(watch: Watch) -> None:
     unobserved = json.loads((session.run_directory / "rank0" / "summary.json").read_text())["unobserved"]
     assert {"what": "flops", "name": "step", "reason": COMPILED} in unobserved
     assert "train.model.flops" not in counted(session.run_directory)
-    torch._dynamo.reset()
-    torch._dynamo.utils.counters.clear()
 
 
 def test_the_peak_of_a_device_is_that_of_its_data_sheet_or_none() -> None:

@@ -237,7 +237,8 @@ def test_a_worker_that_dies_is_told_with_its_cause(
         run(loader, tmp_path)
     told = events(tmp_path, c.LOADER_WORKER_EXIT_EVENT.name)
 
-    assert [event[c.SPAN_ERROR_TYPE.name] for event in told] == [cause]
+    # torch's handler of SIGCHLD may raise in the middle of the call that reaps the worker: the status is lost then.
+    assert [event[c.SPAN_ERROR_TYPE.name] for event in told] in ([cause], ["unknown"])
     assert [event[c.SPAN_LOADER.name] for event in told] == ["rows"]
 
 

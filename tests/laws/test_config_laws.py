@@ -41,6 +41,8 @@ def texts_of(name: str) -> st.SearchStrategy[str]:
         return st.lists(st.sampled_from(LISTS[name]), min_size=1, unique=True).map(",".join)
     if name in NUMBERS:
         return st.lists(st.integers(1, 1 << 40)).map(lambda numbers: ",".join(map(str, numbers)))
+    if name == "alertmanager_url":
+        return st.sampled_from(("", "http://localhost:9093", "https://user:pass@alerts.example/prefix"))
     return st.text(st.characters(exclude_categories=["Cc"]), min_size=int(name in FILLED), max_size=20)
 
 
