@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -38,6 +39,8 @@ _WAITING_RANKS = 1024
 """Ranks that may wait to be accepted while the agent starts."""
 
 _CONNECT_S = 5.0
+_TRIES = 10
+_RETRY_S = 0.01
 
 _OF_THE_AGENT: Final = re.compile(
     "(OTEL_(?!TRAIN_)|PYTHON|SSL_CERT_|GRPC_|REQUESTS_CA_BUNDLE$|CURL_CA_BUNDLE$|LD_LIBRARY_PATH$|.*_PROXY$)",
@@ -76,13 +79,25 @@ def reach(info: RunInfo, environ: Mapping[str, str]) -> Reached:
     if info.local_world_size < 2:  # noqa: PLR2004 - alone
         return Reached(_start_alone(), found=False)
     address = _address(info, environ)
+    for _ in range(_TRIES):  # who has the name may not listen yet, or may be leaving
+        try:
+            return _first(address) or _found(address)
+        except ConnectionRefusedError:  # noqa: PERF203 - ten times at most
+            time.sleep(_RETRY_S)
+        except PermissionError:  # no such sockets here, or another user's
+            break
+    return Reached(_start_alone(), found=False)
+
+
+def _first(address: bytes) -> Reached | None:
+    """To an agent that is started here; None where another rank has taken the name."""
     with socket.socket(socket.AF_UNIX) as listener:
         try:
             listener.bind(address)
         except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                return Reached(_start_alone(), found=False)
-            return _connected(address)
+            if error.errno == errno.EADDRINUSE:
+                return None
+            raise PermissionError from error
         listener.listen(_WAITING_RANKS)
         connection = socket.socket(socket.AF_UNIX)
         try:
@@ -94,8 +109,13 @@ def reach(info: RunInfo, environ: Mapping[str, str]) -> Reached:
     return Reached(Link(connection), found=False)
 
 
-def _connected(address: bytes) -> Reached:
-    """To the agent that another rank has started; to one of our own where this user has none of that name."""
+def _found(address: bytes) -> Reached:
+    """To the agent that another rank has started.
+
+    Raises:
+        ConnectionRefusedError: nobody listens.
+        PermissionError: it is another user's, or takes nobody.
+    """
     connection = socket.socket(socket.AF_UNIX)
     try:
         connection.settimeout(_CONNECT_S)
@@ -103,10 +123,13 @@ def _connected(address: bytes) -> Reached:
         connection.settimeout(None)
         if user_of(connection) == os.getuid():
             return Reached(Link(connection), found=True)
-    except OSError:  # it has just left, or takes nobody
+    except ConnectionRefusedError:
+        connection.close()
+        raise
+    except OSError:
         pass
     connection.close()
-    return Reached(_start_alone(), found=False)
+    raise PermissionError
 
 
 def _address(info: RunInfo, environ: Mapping[str, str]) -> bytes:
