@@ -15,6 +15,9 @@ from benchmarks.spread import slope
 EXIT_STEPS = 300
 EXIT_AFTER_S = 3.0
 """A run that is shorter waits for its agent to start: half a second of another core."""
+NODE_S = 40.0
+"""Two exports of every rank, and the others' imports of torch before them."""
+
 SAMPLES = 200
 """Looks at the memory, spread evenly over the steps."""
 
@@ -64,6 +67,26 @@ def remember(folder: str, steps: int, export_every_s: float) -> dict[str, float]
     }
 
 
+def share_an_agent(folder: str) -> dict[str, float]:
+    """Train as one of several ranks of a node; memory of the agent that they share, which no other process has, MiB."""
+    import otel_train
+
+    loop = Loop()
+    session = otel_train.instrument(
+        loop.model, {"bench": loop.loader}, run_dir=folder, run_id="node", otlp="on", prometheus_port=0,
+        console=False,
+    )  # fmt: skip
+    until_s = time.monotonic() + NODE_S
+    while time.monotonic() < until_s:
+        loop.run(5)
+        time.sleep(0.05)
+    agent = session._service._agent  # noqa: SLF001 - which process it is concerns nobody else
+    for line in Path(f"/proc/{agent}/smaps_rollup").read_text(encoding="ascii").splitlines():
+        if line.startswith("Pss:"):
+            return {"agent": agent, "mib": int(line.split()[1]) / 1024}
+    return {"agent": agent, "mib": 0.0}
+
+
 def _resident_mib() -> float:
     return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE_BYTES / _MIB
 
@@ -71,13 +94,15 @@ def _resident_mib() -> float:
 def main() -> None:
     """Run one and print its figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=("end", "remember"))
+    parser.add_argument("what", choices=("end", "remember", "node"))
     parser.add_argument("--folder", default="", help="watch, with the run directory in here; else bare")
     parser.add_argument("--steps", type=int, default=0)
     parser.add_argument("--export-every-s", type=float, default=15.0)
     options = parser.parse_args()
     if options.what == "end":
         figures = end(options.folder)
+    elif options.what == "node":
+        figures = share_an_agent(options.folder)
     else:
         figures = remember(options.folder, options.steps, options.export_every_s)
     print(json.dumps(figures), flush=True)

@@ -46,6 +46,7 @@ BENCHES = (
     Bench("import", imports.WHAT, imports.run),
     Bench("exit", processes.EXIT, processes.run_exit),
     Bench("memory", processes.MEMORY, processes.run_memory),
+    Bench("node", processes.NODE, processes.run_node),
     Bench("capture", captures.WHAT, captures.run),
     Bench("trackers", trackers.WHAT, trackers.run),
     Bench("idle", idle.WHAT, idle.run),

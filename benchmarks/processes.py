@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ from benchmarks.row import Row
 from benchmarks.spread import differences
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from benchmarks.plan import Plan
@@ -28,6 +30,12 @@ MEMORY = (
     "120,000 steps (ten minutes at 5 ms) as fast as they go, with as many exports as ten minutes have: resident memory"
     " over the second half, minus that of a bare process; and its trend over that half."
 )
+NODE = (
+    "Eight ranks of one run train slowly on this machine and export to one Collector: proportional memory of the agents"
+    " that serve them."
+)
+RANKS = 8
+BUDGET_NODE_MB = 150.0
 BUDGET_EXIT_S = 0.1
 BUDGET_MEMORY_MB = 40.0
 BUDGET_GROWTH_MB = 1.0
@@ -97,13 +105,38 @@ def run_memory(plan: Plan) -> list[Row]:
     ]
 
 
+def run_node(plan: Plan) -> list[Row]:
+    """The agents of eight ranks; a quick run has two."""
+    ranks = plan.times(RANKS, 2)
+    say(f"  {ranks} ranks")
+    with tempfile.TemporaryDirectory(dir=plan.folder) as runs, receiving():
+        found = [_figures(process) for process in [_rank(rank, ranks, runs) for rank in range(ranks)]]
+    agents = {figures["agent"]: figures["mib"] for figures in found}
+    return [
+        Row(
+            name="memory.node",
+            what=f"memory of the agents of {ranks} ranks",
+            unit="MB",
+            values=(_megabytes(sum(agents.values())),),
+            budget=BUDGET_NODE_MB,
+            detail={"agents": len(agents)},
+        )
+    ]
+
+
+def _rank(rank: int, ranks: int, folder: str) -> subprocess.Popen[str]:
+    where = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks}
+    environ = {**os.environ, **{name: str(value) for name, value in where.items()}}
+    return _start("node", "--folder", folder, env=environ)
+
+
 def _megabytes(mib: float) -> float:
     return mib * (1 << 20) / 1e6
 
 
-def _start(*arguments: str) -> subprocess.Popen[str]:
+def _start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "benchmarks.child", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
 
 
 def _figures(process: subprocess.Popen[str]) -> dict[str, float]:

@@ -53,7 +53,11 @@ if TYPE_CHECKING:
     from otel_train.runinfo import RunInfo
 
 STALE_S = 3.0
-"""A rank that reports nothing for so long hangs, with the interpreter lock held: its edges are read all the same."""
+"""A rank that reports nothing and records nothing for so long hangs, with the interpreter lock held: its last edges are
+read all the same."""
+
+SILENT_S = 30.0
+"""As long may reports stay away while edges come: the thread that reports waits for an import, say."""
 
 NEVER_NS = 1 << 62
 """Where training is another process, nobody waits for the interpreter of this one."""
@@ -142,7 +146,8 @@ class RankService:
         )  # fmt: skip
         self.pumping.connect(hello.environ)
         self.pump = self.pumping.pump
-        self._reported_s = time.monotonic()
+        self._reported_s = self._moved_s = time.monotonic()
+        self._written = 0
         self._worker = daemon(self._answer_all, "otel-train-asks")
 
     def serve(self) -> None:
@@ -174,7 +179,7 @@ class RankService:
                     break
             elif self._process in ready:
                 break
-            if time.monotonic() - self._reported_s > STALE_S:
+            if self._hangs():
                 self.rings.limit(None)
         self.left_s = time.monotonic()
         if not self._ended.is_set():
@@ -182,6 +187,14 @@ class RankService:
         self._asked.put(None)
         self._worker.join(_POST_S)  # the last answer is on its way
         self._deliver()
+
+    def _hangs(self) -> bool:
+        """Whether the rank can report no more. What later edges mean is not known otherwise."""
+        now_s, written = time.monotonic(), sum(thread.ring.written for thread in self.rings.threads)
+        if written != self._written:
+            self._written, self._moved_s = written, now_s
+        silent_s = now_s - self._reported_s
+        return silent_s > SILENT_S or (silent_s > STALE_S and now_s - self._moved_s > STALE_S)
 
     def terminate(self) -> None:
         """The agent itself is told to end: so are its ranks, soon."""

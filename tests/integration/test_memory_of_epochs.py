@@ -62,7 +62,7 @@ session.close()
 print(json.dumps({"rows": writer.rows, "system": peaks[1] / 2**20}))
 """
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
 
 
 def run(folder: Path, workers: int = 0, **settings: Any) -> dict[str, Any]:
