@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from otel_train.agent.messages import Hello
     from otel_train.agent.service import RankService
-    from otel_train.export.shared import Shared
+    from otel_train.export.routes import Shared
 
 DELIVERY_S: Final = 60.0
 """Longest that an agent outlives its last rank, with a Collector that does not answer."""
@@ -71,11 +71,11 @@ class NodeAgent:
     """
 
     def __init__(self, listener: socket.socket | None) -> None:
-        from otel_train.export.shared import Shared
+        from otel_train.export.routes import Shared
 
         self.links: list[Link] = []
         self._listener = listener
-        self._shared = Shared(ranks=2 if listener is not None else 1)
+        self._shared = Shared(alone=listener is None)
         self._services: list[RankService] = []
         self._lock = threading.Lock()
         self._terminated = False
@@ -109,7 +109,6 @@ class NodeAgent:
         """Serve the rank at the other end, in a thread."""
         link = Link(connection)
         self.links.append(link)
-        _served.set(link)
         daemon(lambda: self._serve(link), "otel-train-rank").start()
 
     def terminate(self) -> None:
@@ -133,6 +132,7 @@ class NodeAgent:
         return True
 
     def _serve(self, link: Link) -> None:
+        _served.set(link)  # for this thread, and for those that it starts
         service = None
         try:
             hello, descriptors = link.receive_first(2)

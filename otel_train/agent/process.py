@@ -244,9 +244,9 @@ class AgentThread(threading.Thread):
     def run(self) -> None:
         """Serve the rank."""
         from otel_train.agent.node import opened
-        from otel_train.export.shared import Shared
+        from otel_train.export.routes import Shared
 
-        shared = Shared(ranks=1)
+        shared = Shared(alone=True)
         try:
             hello = self._theirs.receive()
             self.service = opened(

@@ -33,7 +33,7 @@ from otel_train.export.memories import Memories
 from otel_train.export.peaks import TreeReader
 from otel_train.export.pump import BREATH_AFTER_NS
 from otel_train.export.ranks import Job
-from otel_train.export.routes import Routes
+from otel_train.export.routes import Routes, Shared
 from otel_train.guard import Guard
 from otel_train.pumping import Pumping
 from otel_train.threads import daemon
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from otel_train.aggregate.run import RunAccount
     from otel_train.config import Config
     from otel_train.export.document import Window
-    from otel_train.export.shared import Shared
     from otel_train.record.loader_state import LoaderState
     from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo

@@ -155,10 +155,9 @@ class Connections:
     def give(self, key: Hashable, connection: _Limited) -> None:
         """Keep a connection for the next request, to whomever it belongs."""
         with self._lock:
-            connection, kept = self._idle.get(key, connection), connection
-            self._idle[key] = kept
-        if connection is not kept:
-            connection.close()
+            before, self._idle[key] = self._idle.get(key), connection
+        if before is not None:
+            before.close()
 
     def close(self) -> None:
         """Close what is kept."""

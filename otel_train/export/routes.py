@@ -17,9 +17,10 @@ from otel_train.export.brought import Brought, brought
 from otel_train.export.console import render_card
 from otel_train.export.disk import Disk, OnDisk
 from otel_train.export.otlp import OtlpExporter
+from otel_train.export.otlp_http import Connections
 from otel_train.export.profile import LEAN_INTERVALS, Part
 from otel_train.export.progress import Progress
-from otel_train.export.prometheus import PrometheusExporter
+from otel_train.export.prometheus import MetricsServers, PrometheusExporter
 from otel_train.export.providers import ProviderExporter
 from otel_train.export.pump import Route
 from otel_train.export.restart import down_s
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 
     from otel_train.export import Exporter
     from otel_train.export.profile import Profile
-    from otel_train.export.shared import Shared
     from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo
 
@@ -56,6 +56,27 @@ A snapshot that cannot be written as a request (``serialization``) is followed b
 """
 
 _log = logging.getLogger("otel_train")
+
+
+class Shared:
+    """Ways out that all ranks of one agent use.
+
+    Args:
+        alone: the agent serves one rank.
+
+    Attributes:
+        connections: to collectors, kept between requests.
+        servers: of ``/metrics``.
+    """
+
+    def __init__(self, *, alone: bool) -> None:
+        self.alone = alone
+        self.connections = Connections()
+        self.servers = MetricsServers()
+
+    def close(self) -> None:
+        """After the last rank: let go of connections."""
+        self.connections.close()
 
 
 class Routes:
