@@ -16,7 +16,7 @@ from otel_train.records import Compile, DeviceTimes, Outcomes, Pace
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from otel_train.agent.alerts import AlertPoller
+    from otel_train.agent.alertmanager import AlertPoller
     from otel_train.agent.messages import LoopFigures, Report
     from otel_train.agent.ring_reader import SharedRings
     from otel_train.aggregate.flat import FlatRow

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable, Iterable, Mapping
 
-    from otel_train.agent.alerts import AlertPoller
+    from otel_train.agent.alertmanager import AlertPoller
     from otel_train.agent.link import Link
     from otel_train.aggregate.run import RunAccount
     from otel_train.config import Config
@@ -386,7 +386,7 @@ def _alerts_of(config: Config, info: RunInfo, arm: Callable[[str], str]) -> Aler
     """What asks an Alertmanager; None where no address of one is set."""
     if not config.alertmanager_url or config.capture == "off":
         return None
-    from otel_train.agent.alerts import AlertPoller
+    from otel_train.agent.alertmanager import AlertPoller
 
     return AlertPoller(
         config.alertmanager_url, run_id=info.run_id, rank=info.rank, arm=arm,

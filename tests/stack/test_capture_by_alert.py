@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.agent.alerts import EVERY_S, AlertPoller
+from otel_train.agent.alertmanager import EVERY_S, AlertPoller
 from tests.support.stack import ROOT, get, stack, wait_for
 
 if TYPE_CHECKING:

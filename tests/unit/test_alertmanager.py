@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.agent import alerts
-from otel_train.agent.alerts import AlertPoller
+from otel_train.agent import alertmanager as alerts
+from otel_train.agent.alertmanager import AlertPoller
 from otel_train.config import Config
 from otel_train.errors import ConfigError
 from tests.support.alertmanager import FakeAlertmanager, alert, alertmanager
