@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import os
 import signal
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -35,6 +36,17 @@ def pytest_configure() -> None:
         faulthandler.dump_traceback_later(FORK_HANGS_AFTER_S, file=report)
 
     os.register_at_fork(after_in_child=watch)
+
+
+def free_the_lock_of_coverage() -> None:
+    """Coverage locks its data where a thread meets a new file: a child forked just then would wait for it for ever."""
+    collector = sys.modules.get("coverage.collector")
+    for running in collector.Collector._collectors if collector is not None else ():
+        if running.data_lock is not None:
+            running.data_lock._at_fork_reinit()
+
+
+os.register_at_fork(after_in_child=free_the_lock_of_coverage)  # before any of ours, whose lines are counted
 
 
 @pytest.fixture(autouse=True)
