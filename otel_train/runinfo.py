@@ -199,20 +199,22 @@ class Process:
     user: int = field(default_factory=user_id)
     ray: Callable[[], Mapping[str, str]] = lambda: ray_environment(sys.modules)
     entropy: Callable[[int], bytes] = os.urandom
+    start: Callable[[Mapping[str, str]], str] = lambda _: ""
+    """What the ranks on several hosts agree on at each start; see ``record.job_store.start_of_job``."""
 
 
 def detect(
     config: Config, environ: Mapping[str, str] = os.environ, *, process: Process | None = None
 ) -> RunInfo:
-    """Find out who this process is, from its environment alone: nothing is sent to other ranks.
+    """Find out who this process is, from its environment; ranks on several hosts ask ``process.start`` as well.
 
     The run id comes from the configuration, or ``WANDB_RUN_ID``. Else from the job: ``SLURM_JOB_ID`` (with
     ``SLURM_ARRAY_TASK_ID``) and its cluster, ``k8s.job.uid`` in ``OTEL_RESOURCE_ATTRIBUTES``, or ``RAY_JOB_ID``, and
     from ``TORCHELASTIC_RUN_ID`` (unless ``none``). Where a number is unique in its cluster, namespace or account alone,
     a hash of those is added; to a rendezvous on one host one of the start of its launcher. Else ranks of one host
     derive an id from their common launcher, and a single process makes one of the time and random bytes. Ranks on
-    several hosts without a scheduler have only their rendezvous in common: a later run of the same account that reuses
-    it reads as a training or an attempt of the same run.
+    several hosts without a scheduler have their rendezvous in common and, where they can meet, what they agree on at
+    each start.
     """
     process = process or Process()
     environ = {**process.ray(), **environ} if "RANK" not in environ else environ
@@ -365,12 +367,13 @@ def _job_id(
 
 
 def _start(environ: Mapping[str, str], place: Place, process: Process) -> str:
-    """What all ranks of one start on one host have in common, and no other start; "" where ranks are on several."""
-    if place.local_world_size < place.world_size:
-        return ""
-    if (
+    """What all ranks of one start have in common, and no other start; "" where ranks on several hosts cannot tell."""
+    in_pod = (
         "KUBERNETES_SERVICE_HOST" in environ
-    ):  # a container that is started again goes on with the job of its pod
+    )  # a container that is started again goes on with the job of its pod
+    if place.local_world_size < place.world_size:
+        return "" if in_pod else process.start(environ)
+    if in_pod:
         return process.host
     return f"{process.host}/{environ.get(LAUNCH_RUN) or torchrun_start(environ) or process.parent()}"
 
@@ -379,8 +382,10 @@ def _made_run_id(
     environ: Mapping[str, str], place: Place, process: Process, scope: tuple[str, str, str]
 ) -> str:
     master, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
-    if place.local_world_size < place.world_size and master not in LOOPBACK:
-        return "run-" + _hash("/".join((*scope, master, port, str(place.world_size))))
+    if place.local_world_size < place.world_size:
+        start = _start(environ, place, process)
+        if start or master not in LOOPBACK:
+            return "run-" + _hash("/".join((*scope, master, port, str(place.world_size), start)))
     # On one host a launch is a run, whatever process below it asks.
     if environ.get(LAUNCH_RUN):
         return environ[LAUNCH_RUN]

@@ -24,8 +24,9 @@ from otel_train.children import free_in_forks
 from otel_train.config import CODE
 from otel_train.errors import ConfigError
 from otel_train.guard import Guard
+from otel_train.record.job_store import start_of_job
 from otel_train.recording import Recording
-from otel_train.runinfo import detect
+from otel_train.runinfo import Process, detect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -93,7 +94,7 @@ class AgentService:
         self._origins = origins if isinstance(origins, dict) else dict(origins)  # with what is ignored
         self._anchor = anchor
         self._main = threading.get_ident()
-        self.info = detect(config, environ)
+        self.info = detect(config, environ, process=Process(start=start_of_job))
         self.caches = CacheSizes()
         self.recording = Recording(config, self.info, anchor=anchor, environ=environ)
         self._reports = Reports(self.recording, self.caches)

@@ -12,7 +12,7 @@ import pytest
 
 from otel_train.aggregate.postmortem import read
 from otel_train.aggregate.standstill import compare
-from tests.support.ranks import arguments, environment, events, job, summary, whole
+from tests.support.ranks import arguments, environment, events, free_port, job, summary, whole
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -123,6 +123,46 @@ def test_the_ranks_end_and_train_as_without_us(tmp_path: Path) -> None:
     assert bare[0].endswith("left [False, False]\n")
     assert summary(tmp_path / "watched")["telemetry"]["faults"] == {}
     assert summary(tmp_path / "late")["ranks"]["world_size"] == 2
+
+
+ONE_RANK = """
+import os, sys, torch, otel_train
+session = otel_train.instrument(run_dir=sys.argv[1], prometheus=False, console=False)
+session.close()
+sys.exit(int(sys.argv[2] == "fails" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0"))
+"""
+
+
+def torchrun_on_two_hosts(folder: Path, port: int, *words: str) -> set[str]:
+    """Two hosts, played by two torchruns, of one rank each; the runs that they leave."""
+    program = folder / "program.py"
+    program.write_text(ONE_RANK)
+    hosts = [
+        subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--nnodes=2", f"--node-rank={node}", "--nproc-per-node=1",
+             "--max-restarts=1", "--monitor-interval=0.1", "--master-addr=127.0.0.1", f"--master-port={port}",
+             str(program), str(folder), *words],
+            env=environment(), stderr=subprocess.PIPE, text=True,
+        )
+        for node in range(2)
+    ]  # fmt: skip
+    said = [host.communicate(timeout=120)[1] for host in hosts]
+    assert [host.returncode for host in hosts] == [0, 0], said
+    return {found.parent.parent.name for found in folder.glob("*/rank*/summary.json")}
+
+
+def test_each_start_of_torchrun_on_several_hosts_is_a_run_and_its_restarts_are_not(tmp_path: Path) -> None:
+    """The same address, port and size, by the same account: nothing in the environment of a rank tells them apart."""
+    port = free_port()
+    first = torchrun_on_two_hosts(tmp_path, port, "ends")
+    both = torchrun_on_two_hosts(tmp_path, port, "fails")
+
+    assert len(first) == 1, first
+    assert len(both) == 2, both
+    [one], [other] = first, both - first
+    for run, attempt in ((one, 0), (other, 1)):
+        found = [json.loads(path.read_text()) for path in sorted((tmp_path / run).glob("rank*/summary.json"))]
+        assert [(ended["rank"], ended["attempt"]) for ended in found] == [(0, attempt), (1, attempt)]
 
 
 def test_torchrun_starts_again_and_the_restart_is_counted_and_timed(tmp_path: Path) -> None:

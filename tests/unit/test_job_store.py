@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from otel_train.record.job_store import JobStore, connect, find_job
+from otel_train.record.job_store import JobStore, connect, find_job, start_of_job
 from tests.support.ranks import free_port
 
 SHORT = timedelta(seconds=20)
@@ -46,6 +46,44 @@ def test_a_record_is_read_back_and_a_missing_one_is_not_waited_for(of_job: Any) 
     assert ours.read(["ours/0", "ours/1"]) == {"ours/0": '[1,"x"]'}
     assert time.monotonic() - started < 10
     assert not of_job.check(["ours/1"])
+
+
+def test_whoever_asks_first_says_what_all_agree_on(of_job: Any) -> None:
+    """No rank waits for another."""
+    ours, theirs = JobStore(of_job), JobStore(of_job)
+
+    assert [ours.agree("start", "mine"), theirs.agree("start", "yours"), ours.agree("start", "late")] == [
+        "mine"
+    ] * 3
+
+
+def test_ranks_find_the_start_of_their_job_in_the_store_of_torchrun_before_they_make_a_group(
+    of_job: Any,
+) -> None:
+    """Once in a process: a group that is ended and made again is the same job."""
+    environ = {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(of_job.port),
+        "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
+    alone = {"torch.distributed": dist}
+    start = start_of_job(environ, alone)
+
+    assert start == of_job.get("otel_train/start").decode()
+    of_job.set("otel_train/start", "changed")
+    assert start_of_job(environ, alone) == start
+
+
+def test_a_store_that_does_not_answer_leaves_a_rank_without_a_start_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Training goes on; whoever finds a run of one rank knows why."""
+    environ = {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()),
+        "TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }  # fmt: skip
+
+    assert start_of_job(environ, {"torch.distributed": dist}) == ""
+    assert "Set run_id" in caplog.text
 
 
 def test_a_removed_record_is_gone(of_job: Any) -> None:

@@ -140,6 +140,36 @@ def test_a_rendezvous_of_the_same_name_next_day_or_of_another_account_is_another
     assert theirs.run_id != ours.run_id
 
 
+@pytest.mark.parametrize(
+    "environ", [ON_TWO_HOSTS, {**TORCHRUN, **ON_TWO_HOSTS}, {**ON_TWO_HOSTS, "MASTER_ADDR": "localhost"}]
+)
+def test_ranks_on_several_hosts_are_a_run_of_their_own_each_time_that_they_agree_anew(
+    environ: dict[str, str],
+) -> None:
+    """The same address, port and size the next day are another run."""
+    monday = [
+        found(
+            {**environ, "RANK": str(rank)}, process=replace(ALONE, host=host, start=lambda _: "monday")
+        ).run_id
+        for rank, host in ((0, "node-a"), (3, "node-b"))
+    ]
+    tuesday = found(environ, process=replace(ALONE, start=lambda _: "tuesday")).run_id
+
+    assert monday[0] == monday[1] != tuesday
+
+
+@pytest.mark.parametrize(
+    "job", [{"SLURM_JOB_ID": "4711"}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}, {"WANDB_RUN_ID": "w"}]
+)
+def test_ranks_whose_job_is_known_ask_no_other_rank(job: dict[str, str]) -> None:
+    """What is requeued, or a pod that is started again, is the same run."""
+
+    def asked(_: Mapping[str, str]) -> str:
+        raise AssertionError("another rank was asked")
+
+    found({**ON_TWO_HOSTS, **job}, process=replace(ALONE, start=asked))
+
+
 def test_ranks_and_restarts_of_one_torchrun_are_one_run_also_behind_a_wrapper() -> None:
     """Each rank may have a shell of its own above it; the folder that torchrun makes is the same."""
     ids = {
