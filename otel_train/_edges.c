@@ -9,8 +9,11 @@
 #endif
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
+#include <errno.h>
+#include <signal.h>
 #include <stdint.h>
 #include <time.h>
+#include <unistd.h>
 
 #define EDGE_WORDS 2        /* codes.EDGE_WORDS: code, then time */
 #define SAMPLED 64          /* ring.SAMPLED */
@@ -194,6 +197,97 @@ static PyType_Spec writer_spec = {
     .slots = writer_slots,
 };
 
+/* SIGTERM of a program that had no handler of it. Python runs handlers between bytecodes: a main thread that hangs in C would
+   outlive the signal that ends the program without us. So ours is bounded: if Python has not begun with its handler in time, a
+   timer sends the signal again, and it ends the program as if bare. All that the handler calls is async-signal-safe. */
+static struct {
+    pid_t pid;                    /* that it is for; a forked child has no timer */
+    timer_t timer;
+    struct itimerspec patience;
+    struct sigaction before;      /* Python's own, in C */
+    Py_buffer told;               /* where the agent reads which signal came */
+    volatile sig_atomic_t active; /* set up */
+    volatile sig_atomic_t waits;  /* 1: for Python to begin; 2: it has begun */
+} term;
+
+static void on_term(int number, siginfo_t *info, void *Py_UNUSED(context)) {
+    int kept = errno;
+    if (term.active && getpid() == term.pid) {
+        *(volatile int64_t *)term.told.buf = number;
+        if (term.waits == 1 && info->si_code == SI_TIMER) {
+            signal(number, SIG_DFL);
+            kill(term.pid, number);
+            errno = kept;
+            return;
+        }
+        if (!term.waits) {
+            term.waits = 1;
+            timer_settime(term.timer, 0, &term.patience, NULL);
+        }
+    }
+    term.before.sa_handler(number);
+    errno = kept;
+}
+
+/* term_begun(): Python's handler runs; nothing is sent again. */
+static PyObject *term_begun(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
+    static const struct itimerspec never;
+    if (term.active && getpid() == term.pid) {
+        term.waits = 2;
+        timer_settime(term.timer, 0, &never, NULL);
+    }
+    Py_RETURN_NONE;
+}
+
+static void undo_term(void) {
+    struct sigaction now;
+    if (!term.active) return;
+    if (sigaction(SIGTERM, NULL, &now) == 0 && (now.sa_flags & SA_SIGINFO) && now.sa_sigaction == on_term)
+        sigaction(SIGTERM, &term.before, NULL);
+    term.active = 0;
+    if (getpid() == term.pid) timer_delete(term.timer);
+    PyBuffer_Release(&term.told);
+}
+
+static PyObject *unbound_term(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none)) {
+    undo_term();
+    Py_RETURN_NONE;
+}
+
+/* bound_term(told, nanoseconds): whether it is set up. Python's handler must have been set before. */
+static PyObject *bound_term(PyObject *Py_UNUSED(module), PyObject *args) {
+    PyObject *told;
+    long long patience_ns;
+    struct sigevent event = {.sigev_notify = SIGEV_SIGNAL, .sigev_signo = SIGTERM};
+    struct sigaction ours = {.sa_sigaction = on_term, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    if (!PyArg_ParseTuple(args, "OL:bound_term", &told, &patience_ns)) return NULL;
+    if (term.active && getpid() != term.pid) undo_term(); /* of the parent, which forked */
+    if (term.active || sigaction(SIGTERM, NULL, &term.before) < 0 || (term.before.sa_flags & SA_SIGINFO)
+        || term.before.sa_handler == SIG_DFL || term.before.sa_handler == SIG_IGN)
+        Py_RETURN_FALSE;
+    if (PyObject_GetBuffer(told, &term.told, PyBUF_SIMPLE | PyBUF_WRITABLE) < 0) return NULL;
+    if (term.told.len < (Py_ssize_t)sizeof(int64_t) || (uintptr_t)term.told.buf % sizeof(int64_t)
+        || timer_create(CLOCK_MONOTONIC, &event, &term.timer) < 0) {
+        PyBuffer_Release(&term.told);
+        Py_RETURN_FALSE;
+    }
+    term.patience.it_value.tv_sec = patience_ns / 1000000000;
+    term.patience.it_value.tv_nsec = patience_ns % 1000000000;
+    term.pid = getpid();
+    term.waits = 0;
+    term.active = 1;
+    sigemptyset(&ours.sa_mask);
+    sigaction(SIGTERM, &ours, NULL);
+    Py_RETURN_TRUE;
+}
+
+static PyMethodDef module_methods[] = {
+    {"bound_term", bound_term, METH_VARARGS, "bound_term(told, nanoseconds): SIGTERM ends a program that hangs in C."},
+    {"term_begun", term_begun, METH_NOARGS, "Python's handler of SIGTERM has begun."},
+    {"unbound_term", unbound_term, METH_NOARGS, "Undo bound_term."},
+    {NULL, NULL, 0, NULL},
+};
+
 static int execute(PyObject *module) {
     PyObject *type = PyType_FromModuleAndSpec(module, &writer_spec, NULL);
     if (type == NULL) return -1;
@@ -208,6 +302,7 @@ static struct PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "otel_train._edges",
     .m_doc = "Edges of the training thread, written in C. See otel_train/record/ring.py.",
+    .m_methods = module_methods,
     .m_slots = module_slots,
 };
 

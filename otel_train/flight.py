@@ -2,7 +2,7 @@
 
 Layout (little-endian, offsets in bytes):
 
-    0        header     magic, then int64 fields (``Header``)
+    0        header     magic, then int64 fields (``Header``), then the signal that came to end the process
     4096     directory  one 128-byte entry per ring (``_ENTRY``)
     8192     names      two halves of JSON; the header says which one is whole
     ...      rings      the training thread's first, then the small ones of other threads
@@ -153,6 +153,11 @@ class FlightMemory:
         """int64 memory of ring ``index``: 0 is the training thread's, 1 to ``SIDE_RINGS`` the others."""
         offset, edges = _ring_place(index, self._main_edges, _SIDE_EDGES)
         return self._view[offset : offset + edges * EDGE_WORDS * _WORD].cast("q")
+
+    @property
+    def signal_word(self) -> memoryview:
+        """Where the number of a signal goes that came to end the process."""
+        return self._view[HEADER.size : HEADER.size + _WORD].cast("q")
 
     def progress(self, index: int) -> memoryview | None:
         """Where the writer of ring ``index`` says how far it is, for another process; None where none reads."""
@@ -310,6 +315,10 @@ class SharedLayout:
         header = Header(*HEADER.unpack_from(memory))
         start = _NAMES_OFFSET + header.names_half * _NAMES_HALF
         return bytes(memory[start : start + header.names_bytes])
+
+    def signal(self, memory: Any) -> int:  # Any: a buffer
+        """The signal that came to end the process; 0 for none."""
+        return int.from_bytes(memory[HEADER.size : HEADER.size + _WORD], "little")
 
     def positions(self, memory: Any) -> list[tuple[int, int]]:  # Any: a buffer
         """Of every ring that is or was used: its number, and words written."""

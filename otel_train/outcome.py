@@ -8,13 +8,24 @@ import os
 import signal
 import sys
 import threading
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from otel_train.record.replaced import replace
 
+_edges: Any
+try:
+    _edges = import_module("otel_train._edges")
+except ImportError:  # as in record/ring.py
+    _edges = None
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+
+PATIENCE_NS = 1_000_000_000
+"""From SIGTERM until the main thread must run Python again: as long as that takes nothing can be closed. Batch systems give
+ten seconds or more."""
 
 ENDS = ("finished", "failed", "interrupted", "terminated")
 """How a run may end that can still say so."""
@@ -26,9 +37,15 @@ class Outcome:
     Args:
         close: closes the session; takes the state.
         recorded: how much has been recorded so far.
+        told: memory for the number of a signal that ended the program; None for none.
     """
 
-    def __init__(self, close: Callable[[str], None], recorded: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self,
+        close: Callable[[str], None],
+        recorded: Callable[[], int] = lambda: 0,
+        told: memoryview | None = None,
+    ) -> None:
         self.state = "running"
         self._close = close
         self._pid = os.getpid()
@@ -36,6 +53,7 @@ class Outcome:
         self._handler: Any = None
         self._closing = self._held = False
         self._recorded = recorded
+        self._told = told
         self._exit: tuple[object, int] = (None, -1)
         self._undo: Callable[[], None] = lambda: None
 
@@ -47,6 +65,9 @@ class Outcome:
             self._before = signal.getsignal(signal.SIGTERM)
             self._handler = self._terminated
             signal.signal(signal.SIGTERM, self._handler)
+            if self._before is signal.SIG_DFL and self._told is not None and _edges is not None:
+                # Else a main thread that hangs in C would outlive a signal that ends it without us.
+                _edges.bound_term(self._told, PATIENCE_NS)
 
     def hold(self) -> None:
         """Let SIGTERM wait until ``stop_watching``."""
@@ -56,6 +77,9 @@ class Outcome:
         """Put everything back. A handler that somebody set over ours stays. A SIGTERM that waits comes now."""
         atexit.unregister(self._at_exit)
         self._undo()
+        if self._told is not None and _edges is not None:
+            _edges.unbound_term()
+            self._told = None
         ours = self._handler is not None and signal.getsignal(signal.SIGTERM) == self._handler
         if ours and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._before or signal.SIG_DFL)
@@ -97,6 +121,8 @@ class Outcome:
     def _terminated(self, number: int, frame: Any) -> None:  # Any: a frame
         """SIGTERM: write down what there is, then do what would have been done without us."""
         mine = os.getpid() == self._pid
+        if _edges is not None:
+            _edges.term_begun()
         if self._closing and mine:  # takes a bounded time, and loses nothing
             self._held = True
             return

@@ -55,7 +55,10 @@ class Session:
         self._pid = os.getpid()
         self._service = AgentService(config, environ, origins=origins, anchor=Anchor.now())
         self._recording = self._service.recording
-        self._outcome = Outcome(self.close, lambda: self._recording.recorder.main.ring.written)
+        recording = self._recording
+        self._outcome = Outcome(
+            self.close, lambda: recording.recorder.main.ring.written, recording.memory.signal_word
+        )
         self._outcome.watch()
         try:
             self._service.start()

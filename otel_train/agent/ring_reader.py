@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import signal
 import struct
 import time
 from contextlib import suppress
@@ -147,6 +148,12 @@ class SharedRings:
         copy = self._copy
         if copy is not None:
             self._disk.refresh(self.guard, lambda: copy.save(unix_ns))
+
+    @property
+    def ended_by(self) -> str:
+        """Name of the signal that came to end the process; "" for none."""
+        number = self._layout.signal(self._map)
+        return signal.Signals(number).name if number in set(signal.Signals) else ""
 
     @property
     def spent_ns(self) -> int:

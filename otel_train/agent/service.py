@@ -326,6 +326,8 @@ class RankService:
             self._finish(self._told_state)
             return
         state, cause = how_it_ended(self.info.pid, self._process)
+        if state == "killed" and not cause and self.rings.ended_by:
+            state, cause = "terminated", self.rings.ended_by
         if self._said and state == "killed":
             state, cause = self._said, ""
         self.rings.limit(None)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
+from otel_train.record.ring import NATIVE
 from tests.support.receiver import http_receiver
 
 if TYPE_CHECKING:
@@ -179,6 +180,49 @@ def test_signals_to_the_whole_group_end_the_program_and_not_its_agent(
 
     assert summary(tmp_path, state)["steps"] == {"train": 100}
     assert "100 train steps" in errors
+
+
+HANG = """
+    lib, lock = ctypes.PyDLL(None), ctypes.create_string_buffer(64)
+    say("hangs")
+    lib.pthread_mutex_lock(lock), lib.pthread_mutex_lock(lock)  # with the interpreter lock, and no signal ends it
+"""
+
+
+@pytest.mark.skipif(not NATIVE, reason="without the extension in C such a rank ends when Python runs again")
+def test_sigterm_ends_a_rank_that_hangs_in_c(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """As it does without us; who has reaped it by then does not matter: its memory says what ended it."""
+    process = begin("    start(); train()" + HANG)
+    line(process)
+    process.terminate()
+
+    assert process.wait(20) == -signal.SIGTERM
+    assert summary(tmp_path, "terminated")["steps"] == {"train": 100}
+
+
+def test_a_handler_of_the_program_is_left_alone_however_long_it_waits(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """It checkpoints, or counts; nothing of ours sends its signal again, or ends the program."""
+    process = begin("""
+        def mine(number, frame):
+            say("mine")
+        start(); train()
+        signal.signal(signal.SIGTERM, mine)
+        say("waits")
+        until = time.monotonic() + 3
+        while time.monotonic() < until:
+            ctypes.PyDLL(None).usleep(500_000)
+    """)
+    line(process)
+    process.terminate()
+    said, _ = process.communicate(timeout=60)
+
+    assert said.split() == ["mine"]
+    assert process.returncode == 0
+    assert summary(tmp_path, "finished")["steps"] == {"train": 100}
 
 
 def test_an_agent_that_dies_is_followed_by_another_that_counts_everything(

@@ -113,4 +113,6 @@ def test_a_full_queue_is_told_of(tmp_path: Path) -> None:
         before = value(made, "train_steps_total") or 0
         wait_for(lambda: (value(made, "train_steps_total") or 0) > before, what="metrics all the while")
         made.start("jaeger")
-        wait_for(lambda: alerts.resolved("OtelCollectorQueueNearFull"), what="the end of the alert")
+        wait_for(
+            lambda: alerts.resolved("OtelCollectorQueueNearFull"), timeout_s=240, what="the end of the alert"
+        )
