@@ -24,7 +24,6 @@ import numpy as np
 from otel_train.codes import EDGE_WORDS, MAX_SOURCES, Source, SourceKind
 from otel_train.errors import RunDirectoryError
 from otel_train.files import open_binary, parse_json
-from otel_train.mounts import REMOTE, file_system
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -110,14 +109,13 @@ class RingEntry(NamedTuple):
 
 
 class FlightMemory:
-    """Memory for the rings: a mapped file where that is safe, else plain memory, or memory to share.
+    """Memory for the rings: of this process, or shared with an agent that reads it. No disk stands behind it.
 
     Args:
         main_edges: edges of the training thread's ring, a power of two.
         anchor: one instant on both clocks, so that a reader can tell the time.
-        path: the file; None for plain memory.
-        kind_of: type of the file system of a folder.
-        shared: an agent reads it; it has no file, and no disk stands behind it.
+        shared: an agent reads it.
+        make: memory of so many bytes; where it is not shared.
 
     Attributes:
         shared: as above.
@@ -130,19 +128,14 @@ class FlightMemory:
         main_edges: int,
         anchor: Anchor,
         *,
-        path: Path | None = None,
-        kind_of: Callable[[Path], str] | None = None,
         shared: bool = False,
+        make: Callable[[int], mmap.mmap] = lambda size: mmap.mmap(-1, size),
     ) -> None:
-        self.path = path
         self.descriptor = -1
         self.shared = shared
-        self.mapped = False
-        self.problem = ""
-        self._kind_of = kind_of or file_system
         self._main_edges = main_edges
         self._bytes = _RINGS_OFFSET + (main_edges + SIDE_RINGS * _SIDE_EDGES) * EDGE_WORDS * _WORD
-        self.map = self._share() if shared else self._allocate()
+        self.map = self._share() if shared else make(self._bytes)
         self._view = memoryview(self.map)
         self._header = Header(
             MAGIC, os.getpid(), *anchor, main_edges, _SIDE_EDGES, SIDE_RINGS, 0, 0, anchor.unix_ns
@@ -206,13 +199,6 @@ class FlightMemory:
         self._header = self._header._replace(turn_unix_ns=unix_ns)
         self._write_header()
 
-    def save(self) -> None:
-        """Write a copy to the path, where the file could not be mapped. May raise OSError."""
-        if self.path is not None and not self.mapped:
-            part = self.path.with_suffix(".part")
-            part.write_bytes(self._view)
-            part.replace(self.path)
-
     def close(self) -> None:
         """Let go of the memory as soon as nobody looks at it any more."""
         if self.descriptor >= 0:
@@ -234,33 +220,6 @@ class FlightMemory:
                 os.close(self.descriptor)
                 self.descriptor = -1
             return mmap.mmap(-1, self._bytes)
-
-    def _allocate(self) -> mmap.mmap:
-        if self.path is not None:
-            try:
-                return self._map_file(self.path)
-            except OSError as error:
-                self.problem = f"{error.strerror or error}"
-        return mmap.mmap(-1, self._bytes)
-
-    def _map_file(self, path: Path) -> mmap.mmap:
-        kind = self._kind_of(path.parent)
-        if kind.startswith(REMOTE):
-            raise OSError(0, f"{kind} is a network file system")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            # A map of a file that is merely truncated to size kills the process with SIGBUS on a full disk.
-            os.posix_fallocate(descriptor, 0, self._bytes)
-            memory = mmap.mmap(descriptor, self._bytes)
-        except OSError:
-            path.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(descriptor)
-        for offset in range(0, self._bytes, PAGE):  # the first touch of a page costs 4 to 5 us: pay it now
-            memory[offset] = 0
-        self.mapped = True
-        return memory
 
     def _write_header(self) -> None:
         self._view[: HEADER.size] = HEADER.pack(*self._header)

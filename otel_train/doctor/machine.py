@@ -14,7 +14,7 @@ from otel_train.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
 from otel_train.errors import RunDirectoryError
 from otel_train.export.rundir import rank_directories
 from otel_train.files import folders_in, mark_of, read_json
-from otel_train.mounts import REMOTE, file_system
+from otel_train.mounts import file_system
 from otel_train.values import MIB
 
 if TYPE_CHECKING:
@@ -92,19 +92,10 @@ def look_at_runs(
         what=f"{free_mib} MiB are free; a rank may take {wanted_mib} MiB (max_run_dir_bytes)",
         remedy="free some, or set OTEL_TRAIN_RUN_DIR or OTEL_TRAIN_MAX_RUN_DIR_BYTES" if low else "",
     )
-    yield _mapped(found.kind, config)
+    yield Finding(
+        area=RUNS, state=OK, what=f"the file system is {found.kind or 'of a kind that cannot be told'}"
+    )
     yield from _versions(root, version)
-
-
-def _mapped(kind: str, config: Config) -> Finding:
-    if config.flight and kind.startswith(REMOTE):
-        return Finding(
-            area=RUNS,
-            state=WARNING,
-            what=f"the flight file would be mapped on {kind}, where a page fault may wait for a network",
-            remedy="set OTEL_TRAIN_RUN_DIR to a disk of this machine, or OTEL_TRAIN_FLIGHT=false",
-        )
-    return Finding(area=RUNS, state=OK, what=f"the file system is {kind or 'of a kind that cannot be told'}")
 
 
 def _denied(folder: Path) -> str:

@@ -16,6 +16,7 @@ from otel_train.clock import Anchor
 from otel_train.flight import FlightMemory, read_flight
 from otel_train.record.recorder import Recorder
 from otel_train.record.ring import Ring
+from tests.support.flight import in_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -169,7 +170,7 @@ def test_a_reader_beside_the_writer_sees_whole_edges_in_order(capacity: int, hec
 def test_a_flight_file_read_while_it_is_written_has_no_torn_edge(tmp_path: Path, hectic: None) -> None:
     """Another process may follow a live run."""
     path = tmp_path / "flight.bin"
-    memory = FlightMemory(64, Anchor(0, 0), path=path)
+    memory = FlightMemory(64, Anchor(0, 0), make=in_file(path))
     dial = Dial()
     recorder = Recorder(memory, clock=dial)
     write = writer_of(recorder.edge, dial)

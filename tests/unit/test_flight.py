@@ -16,6 +16,7 @@ from otel_train.flight import FlightMemory, RingEntry, flight_in, read_flight
 from otel_train.mounts import file_system
 from otel_train.record.recorder import Recorder
 from otel_train.testing import FakeClock
+from tests.support.flight import in_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +43,7 @@ def test_a_file_says_who_wrote_what_and_when(tmp_path: Path) -> None:
     """It is all that is left after SIGKILL."""
     path = tmp_path / "flight.bin"
     clock = FakeClock(100)
-    memory = FlightMemory(16, ANCHOR, path=path)
+    memory = FlightMemory(16, ANCHOR, make=in_file(path))
     recorder = Recorder(memory, clock=clock)
     recorder.identify({"run_id": "r1"})
     recorder.source(SourceKind.DATA, "code", "train")
@@ -69,7 +70,7 @@ def test_edges_that_the_pump_never_saw_are_found_by_their_times(tmp_path: Path) 
     """The process died between two turns of the pump."""
     path = tmp_path / "flight.bin"
     clock = FakeClock(100)
-    memory = FlightMemory(16, ANCHOR, path=path)
+    memory = FlightMemory(16, ANCHOR, make=in_file(path))
     recorder = Recorder(memory, clock=clock)
     for code in range(1, 24):
         if code == 21:
@@ -85,7 +86,7 @@ def test_what_was_written_while_the_file_was_read_is_no_gap(tmp_path: Path) -> N
     """Of 16 edges 6 came between the two readings, and the pump saw them: the 10 before are all there are, none is missing."""
     path = tmp_path / "flight.bin"
     clock = FakeClock(100)
-    memory = FlightMemory(64, ANCHOR, path=path)
+    memory = FlightMemory(64, ANCHOR, make=in_file(path))
     recorder = Recorder(memory, clock=clock)
     contents = []
     for code in range(1, 17):
@@ -108,7 +109,7 @@ def test_a_process_that_died_before_the_first_turn_of_the_pump_is_readable(
 ) -> None:
     """The first second of a run is when most of them die."""
     clock = FakeClock(100)
-    memory = FlightMemory(16, ANCHOR, path=tmp_path / "flight.bin")
+    memory = FlightMemory(16, ANCHOR, make=in_file(tmp_path / "flight.bin"))
     recorder = Recorder(memory, clock=clock)
     for code in range(1, edges + 1):
         recorder.edge(code)
@@ -124,7 +125,7 @@ def test_a_process_that_died_before_the_first_turn_of_the_pump_is_readable(
 
 def test_names_are_whole_after_every_change(tmp_path: Path) -> None:
     """The two halves are written in turn."""
-    memory = FlightMemory(16, ANCHOR, path=tmp_path / "flight.bin")
+    memory = FlightMemory(16, ANCHOR, make=in_file(tmp_path / "flight.bin"))
     recorder = Recorder(memory, clock=FakeClock(1))
     for number in range(5):
         recorder.source(SourceKind.STAGE, f"stage {number}")
@@ -137,7 +138,7 @@ def test_names_are_whole_after_every_change(tmp_path: Path) -> None:
 
 def test_names_that_do_not_fit_leave_the_older_ones(tmp_path: Path) -> None:
     """Half a table is worse than an older one."""
-    memory = FlightMemory(16, ANCHOR, path=tmp_path / "flight.bin")
+    memory = FlightMemory(16, ANCHOR, make=in_file(tmp_path / "flight.bin"))
     memory.write_names({"sources": [[0, "code", ""]]})
     memory.write_names({"sources": [[0, "x" * 200_000, ""]]})
 
@@ -147,72 +148,13 @@ def test_names_that_do_not_fit_leave_the_older_ones(tmp_path: Path) -> None:
 
 def test_a_long_thread_name_is_cut(tmp_path: Path) -> None:
     """The place in the directory is fixed."""
-    memory = FlightMemory(16, ANCHOR, path=tmp_path / "flight.bin")
+    memory = FlightMemory(16, ANCHOR, make=in_file(tmp_path / "flight.bin"))
     memory.write_entry(0, RingEntry(1, 42, 0, "é" * 100))
 
     (thread,) = read_flight(tmp_path / "flight.bin").threads
 
     assert thread.entry.thread.startswith("é" * 40)
     assert thread.entry.ident == 42
-    memory.close()
-
-
-def test_a_full_disk_leaves_plain_memory(small_disk: Path) -> None:
-    """A write to a hole in a map on a full disk would kill training with SIGBUS."""
-    memory = FlightMemory(262144, ANCHOR, path=small_disk / "flight.bin")
-    recorder = Recorder(memory, clock=FakeClock(1))
-    for code in range(1, 300_000):
-        recorder.edge(code)
-
-    assert not memory.mapped
-    assert "space" in memory.problem
-    assert not (small_disk / "flight.bin").exists()
-    memory.close()
-
-
-def test_a_mapped_file_has_no_holes(tmp_path: Path) -> None:
-    """The disk may fill up later: its blocks are taken at the start."""
-    memory = FlightMemory(1024, ANCHOR, path=tmp_path / "flight.bin")
-    stat = (tmp_path / "flight.bin").stat()
-
-    assert memory.mapped
-    assert stat.st_blocks * 512 >= stat.st_size
-    memory.close()
-
-
-def test_a_folder_that_cannot_be_written_leaves_plain_memory(tmp_path: Path) -> None:
-    """Training goes on, and the problem is told."""
-    memory = FlightMemory(16, ANCHOR, path=tmp_path / "missing" / "flight.bin")
-
-    assert not memory.mapped
-    assert memory.problem
-    memory.ring_words(0)[0] = 5
-    memory.close()
-
-
-def test_plain_memory_can_be_saved_as_a_file(tmp_path: Path) -> None:
-    """On a network file system the pump writes copies."""
-    path = tmp_path / "run" / "flight.bin"
-    memory = FlightMemory(16, ANCHOR, path=path)
-    clock = FakeClock(100)
-    recorder = Recorder(memory, clock=clock)
-    recorder.edge(9)
-    recorder.publish(7_000)
-    path.parent.mkdir()
-    memory.save()
-
-    assert read_flight(path).threads[0].codes.tolist() == [9]
-    assert [entry.name for entry in path.parent.iterdir()] == ["flight.bin"]
-    memory.close()
-
-
-def test_a_network_file_system_is_not_mapped(tmp_path: Path) -> None:
-    """A page fault must not wait for a file server."""
-    memory = FlightMemory(16, ANCHOR, path=tmp_path / "flight.bin", kind_of=lambda _: "nfs4")
-
-    assert not memory.mapped
-    assert memory.problem == "nfs4 is a network file system"
-    assert not (tmp_path / "flight.bin").exists()
     memory.close()
 
 
@@ -242,7 +184,7 @@ def test_a_number_out_of_its_range_is_refused_by_name(
     tmp_path: Path, offset: int, value: int, said: str
 ) -> None:
     """A file may come from anywhere; what reads it computes with every one of these."""
-    memory = FlightMemory(16, ANCHOR, path=tmp_path / "flight.bin")
+    memory = FlightMemory(16, ANCHOR, make=in_file(tmp_path / "flight.bin"))
     memory.close()
     with (tmp_path / "flight.bin").open("r+b") as file:
         file.seek(offset)
@@ -266,7 +208,7 @@ def test_a_number_out_of_its_range_is_refused_by_name(
 )
 def test_a_table_of_names_that_is_none_is_refused(tmp_path: Path, names: Any) -> None:
     """Codes that point into it would name the wrong stage."""
-    memory = FlightMemory(16, ANCHOR, path=tmp_path / "flight.bin")
+    memory = FlightMemory(16, ANCHOR, make=in_file(tmp_path / "flight.bin"))
     memory.write_names(names)
     memory.close()
 
@@ -276,7 +218,7 @@ def test_a_table_of_names_that_is_none_is_refused(tmp_path: Path, names: Any) ->
 
 def test_an_identity_with_something_else_in_it_loses_that_alone(tmp_path: Path) -> None:
     """Who wrote a file is for people; it hides no step."""
-    memory = FlightMemory(16, ANCHOR, path=tmp_path / "flight.bin")
+    memory = FlightMemory(16, ANCHOR, make=in_file(tmp_path / "flight.bin"))
     memory.write_names(
         {"identity": {"run_id": "r1", "rank": "0", "attempt": -1, "host": ["h"], "world_size": 2}}
     )

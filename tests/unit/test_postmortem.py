@@ -18,6 +18,7 @@ from otel_train.errors import RunDirectoryError
 from otel_train.flight import FlightMemory
 from otel_train.record.recorder import Recorder
 from otel_train.testing import FakeClock
+from tests.support.flight import in_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,9 +30,9 @@ from otel_train.clock import Anchor, system_clock
 from otel_train.codes import Op, SourceKind, code
 from otel_train.flight import FlightMemory
 from otel_train.record.recorder import Recorder
+from tests.support.flight import in_file
 
-memory = FlightMemory(4096, Anchor.now(), path=Path(sys.argv[1]) / "flight.bin")
-assert memory.mapped, memory.problem
+memory = FlightMemory(4096, Anchor.now(), make=in_file(Path(sys.argv[1]) / "flight.bin"))
 recorder = Recorder(memory, clock=system_clock)
 recorder.identify({"run_id": "r1", "rank": 3, "attempt": 2, "started_unix_ns": time.time_ns()})
 data = recorder.source(SourceKind.DATA, "code")
@@ -78,7 +79,7 @@ def test_a_killed_process_leaves_its_last_steps_and_its_open_stage(tmp_path: Pat
 
 def flight_of(folder: Path, clock: FakeClock, *, edges: int = 64) -> tuple[FlightMemory, Recorder]:
     """A flight file under construction, started at the Unix time 1000 s."""
-    memory = FlightMemory(edges, Anchor(1000 * 10**9, clock()), path=folder / "flight.bin")
+    memory = FlightMemory(edges, Anchor(1000 * 10**9, clock()), make=in_file(folder / "flight.bin"))
     return memory, Recorder(memory, clock=clock)
 
 
@@ -162,7 +163,7 @@ def test_a_file_that_was_cut_short_gives_what_it_holds(tmp_path: Path) -> None:
 def test_a_loop_that_hung_after_its_update_was_still_in_that_step(tmp_path: Path) -> None:
     """No ask had closed it: counted as closed, its rank would look further than those that waited for it."""
     clock = FakeClock(1)
-    memory = FlightMemory(1 << 12, Anchor(10**18, 0), path=tmp_path / "flight.bin")
+    memory = FlightMemory(1 << 12, Anchor(10**18, 0), make=in_file(tmp_path / "flight.bin"))
     recorder = Recorder(memory, clock=clock)
     data, sgd = recorder.source(SourceKind.DATA, "code"), recorder.source(SourceKind.OPTIMIZER, "SGD")
     steps = {}

@@ -27,7 +27,7 @@ def clock() -> FakeClock:
 @pytest.fixture
 def recorder(clock: FakeClock) -> Iterator[Recorder]:
     """In plain memory."""
-    memory = FlightMemory(4096, Anchor(0, 0), path=None)
+    memory = FlightMemory(4096, Anchor(0, 0))
     yield Recorder(memory, clock=clock)
     memory.close()
 

@@ -13,6 +13,7 @@ from otel_train.export.restart import down_s
 from otel_train.flight import FlightMemory
 from otel_train.record.recorder import Recorder
 from otel_train.testing import FakeClock
+from tests.support.flight import in_file
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +25,7 @@ STARTED_NS = 1000 * NS_PER_S
 def leave_flight(folder: Path, name: str, *, last_edge_s: float | None) -> None:
     """The flight file of an attempt that began at 1000 s, with one last edge so many seconds later."""
     clock = FakeClock()
-    memory = FlightMemory(1 << 12, Anchor(STARTED_NS, clock()), path=folder / name)
+    memory = FlightMemory(1 << 12, Anchor(STARTED_NS, clock()), make=in_file(folder / name))
     recorder = Recorder(memory, clock=clock, in_backward=lambda: False)
     if last_edge_s is not None:
         source = recorder.source(SourceKind.STAGE, "work")
