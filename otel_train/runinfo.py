@@ -384,8 +384,10 @@ def _made_run_id(
     master, port = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if place.local_world_size < place.world_size:
         start = _start(environ, place, process)
-        if start or master not in LOOPBACK:
-            return "run-" + _hash("/".join((*scope, master, port, str(place.world_size), start)))
+        if start:  # also where an elastic job goes on with more ranks, or fewer
+            return "run-" + _hash("/".join((*scope, start)))
+        if master not in LOOPBACK:
+            return "run-" + _hash("/".join((*scope, master, port, str(place.world_size))))
     # On one host a launch is a run, whatever process below it asks.
     if environ.get(LAUNCH_RUN):
         return environ[LAUNCH_RUN]

@@ -50,7 +50,7 @@ def disk(folder: Path) -> Disk:
 def look_at_runs(
     config: Config, *, version: str | None, ask_disk: Callable[[Path], Disk] = disk
 ) -> Iterator[Finding]:
-    """Say whether run directories can be written, mapped and read.
+    """Say whether run directories can be written and read.
 
     Args:
         config: where they go, and how much each may take.
@@ -89,11 +89,8 @@ def look_at_runs(
     yield Finding(
         area=RUNS,
         state=WARNING if low else OK,
-        what=f"{free_mib} MiB are free; a rank may take {wanted_mib} MiB (max_run_dir_bytes)",
+        what=f"{free_mib} MiB are free on {found.kind or 'its file system'}; a rank may take {wanted_mib} MiB (max_run_dir_bytes)",
         remedy="free some, or set OTEL_TRAIN_RUN_DIR or OTEL_TRAIN_MAX_RUN_DIR_BYTES" if low else "",
-    )
-    yield Finding(
-        area=RUNS, state=OK, what=f"the file system is {found.kind or 'of a kind that cannot be told'}"
     )
     yield from _versions(root, version)
 

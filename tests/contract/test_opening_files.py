@@ -47,7 +47,6 @@ ELSEWHERE = {
     "export/process.py": "/proc",
     "export/routes.py": "its own method of that name",
     "files.py": "this is the module",
-    "flight.py": "the map that the writer keeps",
     "launch/command.py": "the program that is started",
     "runinfo.py": "/proc",
     "stack/": "the state of the stack",
@@ -99,10 +98,3 @@ def test_the_rule_sees_what_it_forbids_and_every_exception_is_needed(tmp_path: P
 
     assert len(opened_in_text(slip.read_text())) == 5
     assert needed == set(ELSEWHERE)
-
-
-def test_the_reader_of_flight_files_opens_none_itself() -> None:
-    """Their writer maps one; what reads them is in the same module."""
-    text = (PACKAGE / "flight.py").read_text(encoding="utf-8")
-
-    assert opened_in_text(text[text.index("class ThreadEdges") :]) == []

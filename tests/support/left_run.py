@@ -10,6 +10,7 @@ from otel_train.codes import Op, SourceKind, code
 from otel_train.flight import FlightMemory
 from otel_train.record.recorder import Recorder
 from otel_train.testing import FakeClock
+from tests.support.flight import in_file
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +48,7 @@ def leave_run(
     }
     (run / "run.json").write_text(json.dumps(about), encoding="utf-8")
     clock = FakeClock(1000)
-    memory = FlightMemory(edges, Anchor(10**18, clock()), path=folder / "flight.bin")
+    memory = FlightMemory(edges, Anchor(10**18, clock()), make=in_file(folder / "flight.bin"))
     recorder = Recorder(memory, clock=clock)
     recorder.identify({"run_id": "r1", "rank": 0, "attempt": 0})
     sources = {

@@ -30,7 +30,7 @@ class Rig:
     def __init__(self) -> None:
         self.clock = FakeClock(10**9)
         anchor = Anchor(10**18, self.clock())
-        self.memory = FlightMemory(1 << 16, anchor, path=None)
+        self.memory = FlightMemory(1 << 16, anchor)
         self.recorder = Recorder(self.memory, clock=self.clock)
         tracer = Tracer(Ids("run-1", 0, 0), anchor)
         rules = KeepRules(3, 1 << 40, 2.0, 1.0, 10)

@@ -28,6 +28,7 @@ from otel_train.web.history import MOST_MOMENTS, History
 from otel_train.web.liveness import QUIET_S, Beat, beat_of, liveness
 from otel_train.web.serve import address_of, has_screen, listen, served
 from otel_train.web.view import Viewer
+from tests.support.flight import in_file
 from tests.support.left_run import MS, leave_run, say_summary
 from tests.support.slow_clients import trickling
 from tests.unit.test_report import metrics_line
@@ -52,7 +53,7 @@ class Training:
         (self.run / "run.json").write_text(json.dumps({"run_id": "r1", "host": HERE}))
         self.clock = FakeClock(1000)
         self._memory = FlightMemory(
-            edges, Anchor(START_S * 10**9, self.clock()), path=self.run / "rank0/flight.bin"
+            edges, Anchor(START_S * 10**9, self.clock()), make=in_file(self.run / "rank0/flight.bin")
         )
         self._recorder = Recorder(self._memory, clock=self.clock)
         self._recorder.identify({"run_id": "r1", "rank": 0, "attempt": 0})
