@@ -96,14 +96,14 @@ loops: frameworks  ## count every loop again, and write docs/reference/loops.md
 	$(PY) tools/loops_page.py --write
 
 .PHONY: rules rules-check
-rules: setup  ## write Prometheus' rules and their reference page, and test them with promtool
-	$(PY) -m deploy.prometheus.build
+rules: setup  ## test Prometheus' rules with promtool; write their copy for Kubernetes and the pages about them
+	$(PY) tools/alerts_pages.py --write
 	$(PY) deploy/kubernetes/build.py --write
 	tools/get_components.sh prometheus
 	"$(OTEL_TRAIN_TEST_BIN)/promtool" check rules deploy/prometheus/rules/*.yml
 	$(PY) -m pytest -q tests/rules tests/contract/test_rules.py
-rules-check: setup  ## the written rules are fresh
-	$(PY) -m deploy.prometheus.build --check
+rules-check: setup  ## what is written from the rules is fresh
+	$(PY) tools/alerts_pages.py --check
 	$(PY) deploy/kubernetes/build.py --check
 
 .PHONY: dashboards dashboards-check dashboards-preview

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Final
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from deploy.written import ROOT, write_or_check
 from grafana.dashboards.board import ANNOTATIONS, Board, leads, make
 from grafana.dashboards.captures import CAPTURES
 from grafana.dashboards.distributed import DISTRIBUTED
@@ -23,6 +22,7 @@ from grafana.dashboards.pipeline import PIPELINE
 from grafana.dashboards.stages import STAGES
 from grafana.not_shown import NOT_SHOWN
 from grafana.panels import NOWHERE
+from grafana.written import ROOT, write_or_check
 
 if TYPE_CHECKING:
     from pathlib import Path

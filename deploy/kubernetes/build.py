@@ -33,7 +33,7 @@ def rules() -> str:
                 ]
             )
         )
-    return HEAD.format("deploy/prometheus") + "\n---\n".join(objects) + "\n"
+    return HEAD.format("deploy/prometheus/rules") + "\n---\n".join(objects) + "\n"
 
 
 def dashboards() -> str:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from deploy.prometheus.recording import ACTIVE_STATES, INFO, WHOSE
 from grafana.dashboards.board import Board
 from grafana.panels import BLUE, NOWHERE, ORANGE, RED, Panel, Row
 from grafana.queries import Query
 
+ACTIVE_STATES: Final = "training|evaluating|checkpointing|stalled"
+"""As in the recording rule ``run:train_active:bool``."""
+
 _RUN: Final = "train_run_id"
-_INFO: Final = f'{INFO}{{train_team=~"$team"}}'
+_WHOSE: Final = "train_run_name, train_team, train_owner, train_job, train_cluster, train_namespace"
+_INFO: Final = 'run:train_info:last1h{train_team=~"$team"}'
 _TRAIN: Final = '{train_phase="train"}'
 _FIRING: Final = 'ALERTS{alertstate="firing",train_run_id!=""}'
 
@@ -68,7 +71,7 @@ NOW: Final = Row(
             "Every run that was heard of within the hour. Its id leads to the run.",
             "a state is failed, stalled or silent, or alerts fire",
             [
-                Query(f"{_STATE} * on ({_RUN}) group_left ({WHOSE}) {_INFO}", instant=True),
+                Query(f"{_STATE} * on ({_RUN}) group_left ({_WHOSE}) {_INFO}", instant=True),
                 Query(_by_run("train_world_size"), "ranks", instant=True),
                 Query(_by_run("train_step_index"), "step", instant=True),
                 Query(_by_run(f"run:train_steps:rate5m{_TRAIN}"), "steps/s", instant=True),

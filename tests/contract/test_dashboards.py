@@ -16,20 +16,19 @@ pytest.importorskip("grafana_foundation_sdk", reason="dashboards are built with 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from deploy.prometheus import build as rules
-from deploy.prometheus.recording import NATIVE, histogram_groups, plain_groups
 from grafana.build import BOARDS, JSON
 from grafana.dashboards.board import Board, leads, variables
+from grafana.dashboards.fleet import ACTIVE_STATES
 from grafana.not_shown import NOT_SHOWN
 from grafana.panels import NOWHERE
 from grafana.preview.ask import filled_in
 from otel_train.catalog import ALL, Kind
 from tests.support.promql import asked, impossible, published
+from tools.alerts_pages import ALERT_FILES, rules
 
 ROOT = Path(__file__).parents[2]
-RECORDED = {
-    rule.name: rule.expr for group in (*histogram_groups(NATIVE), *plain_groups()) for rule in group.rules
-}
+RECORDED = {name: rule["expr"] for name, rule in rules("histograms-native", "recording").items()}
+RUNBOOKS = {"", *rules(*ALERT_FILES)}
 EVERY = [(board, panel) for board in BOARDS for row in board.rows for panel in row.panels]
 PANELS = {f"{board.file}: {panel.title}": panel for board, panel in EVERY}
 EXPRESSIONS = {
@@ -69,7 +68,7 @@ def test_a_panel_says_what_it_shows_and_when_to_worry(name: str) -> None:
     assert panel.bad
     assert not panel.bad.endswith(".")
     assert "Bad when" in panel.description
-    assert panel.runbook in {"", *(alert.name for alert in rules.ALERTS)}
+    assert panel.runbook in RUNBOOKS
 
 
 @pytest.mark.parametrize("board", BOARDS, ids=lambda board: board.file)
@@ -123,6 +122,11 @@ def test_a_panel_leads_to_the_next_level_with_what_was_picked(board: Board) -> N
         assert NOWHERE not in wanted.values() or len(set(wanted.values())) > 1
     else:
         assert set(wanted.values()) == {NOWHERE}
+
+
+def test_the_fleet_and_the_rules_agree_on_which_runs_are_active() -> None:
+    """The list of states is written in both."""
+    assert f'{{train_run_state=~"{ACTIVE_STATES}"}}' in RECORDED["run:train_active:bool"]
 
 
 def test_every_run_of_the_fleet_leads_to_its_overview() -> None:

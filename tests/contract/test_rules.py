@@ -1,4 +1,4 @@
-"""Rules ask for what is published, alerts and runbooks belong together, generated files are fresh."""
+"""Rules ask for what is published, have the form that they claim, and alerts and runbooks belong together."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from pathlib import Path
 
 import pytest
 
-from deploy.prometheus import build
-from deploy.prometheus.recording import CLASSIC, NATIVE, Form, histogram_groups, plain_groups
 from otel_train.catalog import Kind, by_name
 from tests.support.promql import asked, grouped_by, impossible, published
+from tools.alerts_pages import ALERT_FILES, RUNBOOKS, condition, on_one_line, rules
 
 ROOT = Path(__file__).parents[2]
-RECORDED = {rule.name for group in (*histogram_groups(NATIVE), *plain_groups()) for rule in group.rules}
+NATIVE, CLASSIC = rules("histograms-native"), rules("histograms-classic")
+PLAIN = rules("recording")
+ALERTS = rules(*ALERT_FILES)
+RECORDED = {*NATIVE, *PLAIN}
 EXPRESSIONS = {
-    **{
-        f"{form.name} {rule.name}": rule.expr
-        for form in (NATIVE, CLASSIC)
-        for group in histogram_groups(form)
-        for rule in group.rules
-    },
-    **{rule.name: rule.expr for group in plain_groups() for rule in group.rules},
-    **{alert.name: alert.expr for alert in build.ALERTS},
+    **{f"native {name}": rule["expr"] for name, rule in NATIVE.items()},
+    **{f"classic {name}": rule["expr"] for name, rule in CLASSIC.items()},
+    **{name: rule["expr"] for name, rule in PLAIN.items()},
+    **{name: condition(rule) for name, rule in ALERTS.items()},
 }
-ALERTS = {alert.name: alert for alert in build.ALERTS}
 HEADINGS = ["Meaning", "Likely causes", "What to run", "When to ignore it"]
+INFO = "run:train_info:last1h"
+WHOSE = "train_run_name, train_team, train_owner, train_job, train_cluster, train_namespace"
+HISTOGRAMS = {metric.prometheus for metric in by_name.values() if metric.kind is Kind.HISTOGRAM}
 
 
 @pytest.mark.parametrize("name", EXPRESSIONS)
@@ -62,55 +62,81 @@ def carried(metric: str) -> set[str]:
     )
 
 
-def test_both_histogram_forms_record_the_same_names() -> None:
-    """Dashboards and alerts need not know how histograms are kept."""
-    native, classic = (
-        [rule.name for group in histogram_groups(form) for rule in group.rules] for form in (NATIVE, CLASSIC)
-    )
-
-    assert native == classic
-    assert len(set(native)) == len(native)
+def test_both_histogram_forms_ask_the_same() -> None:
+    """Dashboards and alerts need not know how histograms are kept: names, windows and labels are equal."""
+    assert {name: on_one_line(rule["expr"]) for name, rule in CLASSIC.items()} == {
+        name: in_classic_form(on_one_line(rule["expr"])) for name, rule in NATIVE.items()
+    }
+    assert list(CLASSIC) == list(NATIVE)
 
 
-@pytest.mark.parametrize("form", [NATIVE, CLASSIC], ids=lambda form: form.name)
-def test_every_histogram_rule_reads_a_histogram_of_its_form(form: Form) -> None:
+def in_classic_form(expr: str) -> str:
+    """An expression over native histograms, rewritten to read the series of a classic one."""
+    expr = re.sub(r"histogram_(sum|count)\(rate\((\w+)(.*?\])\)\)", r"rate(\2_\1\3)", expr)
+    quantile = re.fullmatch(r"(histogram_quantile\([\d.]+, sum by \(.*?)\) \(rate\((\w+)(.*)", expr)
+    return f"{quantile[1]}, le) (rate({quantile[2]}_bucket{quantile[3]}" if quantile else expr
+
+
+@pytest.mark.parametrize("name", NATIVE)
+def test_every_histogram_rule_reads_a_histogram_of_its_form(name: str) -> None:
     """Both files may be loaded: the rules of the form that is missing must find nothing to record."""
-    histograms = {metric.prometheus for metric in by_name.values() if metric.kind is Kind.HISTOGRAM}
-    parts = {f"{name}_{part}" for name in histograms for part in ("sum", "count", "bucket")}
-    for group in histogram_groups(form):
-        for rule in group.rules:
-            read = {selector.metric for selector in asked(rule.expr)}
-            assert read & (histograms if form is NATIVE else parts), rule.name
+    parts = {f"{metric}_{part}" for metric in HISTOGRAMS for part in ("sum", "count", "bucket")}
+
+    assert {selector.metric for selector in asked(NATIVE[name]["expr"])} & HISTOGRAMS
+    assert {selector.metric for selector in asked(CLASSIC[name]["expr"])} & parts
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_on_a_run_has_the_labels_of_the_run(name: str) -> None:
+    """The condition stands twice in the file, and both must be changed: with these labels, and without."""
+    once = on_one_line(condition(ALERTS[name]))
+    twice = f"({once}) * on (train_run_id) group_left ({WHOSE}) {INFO} or ({once}) unless on (train_run_id) {INFO}"
+
+    assert on_one_line(ALERTS[name]["expr"]) == (twice if about_run(name) else once)
+    assert {"train_run_id", *WHOSE.split(", ")} == grouped_by(PLAIN[INFO]["expr"])
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_an_alert_on_a_run_tells_the_newest_capture(name: str) -> None:
+    """Its own capture first, where it asks for one."""
+    told = ALERTS[name]["annotations"].get("capture", "")
+
+    assert ("{train_run_id=%q}[1h]" in told) == about_run(name)
+    own = re.findall(r'2 \* .*?train_profiler_alert="(\w+)"', told)
+    assert own == ([name] if ALERTS[name]["labels"].get("capture") == "true" else [])
+
+
+def about_run(name: str) -> bool:
+    return "$labels.train_run_id" in ALERTS[name]["annotations"]["summary"]
 
 
 @pytest.mark.parametrize("name", ALERTS)
 def test_an_alert_tells_what_is_wrong_with_which_run(name: str) -> None:
     """Woken at night one reads the summary, and nothing else."""
-    alert = ALERTS[name]
+    summary = ALERTS[name]["annotations"]["summary"]
 
-    assert alert.summary.endswith(".")
-    assert alert.description.endswith(".")
-    assert alert.severity in {"critical", "warning", "none"}
+    assert summary.endswith(".")
+    assert ALERTS[name]["annotations"]["description"].endswith(".")
+    assert ALERTS[name]["labels"]["severity"] in {"critical", "warning", "none"}
     if name.startswith("Train"):
-        assert "{{ $labels.train_run_id }}" in alert.summary
-    shown = set(re.findall(r"\$labels\.(\w+)", alert.summary))
-    assert shown <= grouped_by(alert.expr) | {"train_run_id", "host_name", "train_rank"}
+        assert "{{ $labels.train_run_id }}" in summary
+    shown = set(re.findall(r"\$labels\.(\w+)", summary))
+    assert shown <= grouped_by(EXPRESSIONS[name]) | {"train_run_id", "host_name", "train_rank"}
 
 
 def test_every_alert_has_a_runbook_and_every_runbook_an_alert() -> None:
     """The link in the page must lead somewhere, and no page may outlive its alert."""
-    pages = {path.stem for path in build.RUNBOOKS.glob("*.md")} - {"README"}
+    pages = {path.stem for path in RUNBOOKS.glob("*.md")} - {"README"}
 
     assert pages == set(ALERTS)
-    for rule in build.alerting(build.EVERY_GROUP)["groups"]:
-        for alert in rule["rules"]:
-            assert alert["annotations"]["runbook_url"].endswith(f"/docs/runbooks/{alert['alert']}.md")
+    for name, rule in ALERTS.items():
+        assert rule["annotations"]["runbook_url"].endswith(f"/docs/runbooks/{name}.md")
 
 
 @pytest.mark.parametrize("name", ALERTS)
 def test_a_runbook_answers_the_four_questions(name: str) -> None:
     """What is it, what causes it, what do I do, may I go back to sleep."""
-    text = (build.RUNBOOKS / f"{name}.md").read_text(encoding="utf-8")
+    text = (RUNBOOKS / f"{name}.md").read_text(encoding="utf-8")
 
     assert text.startswith(f"# {name}\n")
     assert re.findall(r"^## (.+)$", text, re.MULTILINE) == HEADINGS
@@ -118,10 +144,10 @@ def test_a_runbook_answers_the_four_questions(name: str) -> None:
         assert part.strip()
 
 
-def test_the_written_rules_are_fresh() -> None:
-    """What is loaded must be what was reviewed and tested."""
+def test_the_pages_about_rules_are_fresh() -> None:
+    """The reference page and the index of runbooks are read in place of the files."""
     checked = subprocess.run(
-        [sys.executable, "-m", "deploy.prometheus.build", "--check"],
+        [sys.executable, "tools/alerts_pages.py", "--check"],
         cwd=ROOT,
         capture_output=True,
         text=True,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from deploy.prometheus import build
 from otel_train.catalog import DURATION_BOUNDS
 from tests.support.stack import program
+from tools.alerts_pages import ALERT_FILES, RULES, rules
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,8 +26,7 @@ OUTLIVES_ITS_SERIES = {"Watchdog", "OtelCollectorDown"}
 
 _SCHEMA = 8
 _REPEATED = re.compile(r"(?:_|[-+0-9.]+)x(\d+)$")
-_ALERTS = {alert.name: alert for alert in build.ALERTS}
-_PLAIN_FILES = ("recording", "alerts", "alerts-collector")
+_ALERTS = rules(*ALERT_FILES)
 
 
 class Durations(NamedTuple):
@@ -166,16 +165,10 @@ def _length(word: str) -> int:
 
 
 def _wanted(expectation: Expectation, variant: str) -> dict[str, Any]:
-    alert = _ALERTS[expectation.alert]
-    [rule] = [
-        rule
-        for group in build.alerting(build.EVERY_GROUP)["groups"]
-        for rule in group["rules"]
-        if rule["alert"] == alert.name
-    ]
+    rule = _ALERTS[expectation.alert]
     return {
         "eval_time": f"{round(expectation.at_min * 60)}s",
-        "alertname": alert.name,
+        "alertname": expectation.alert,
         "exp_alerts": [
             {
                 "exp_labels": {**rule["labels"], **labels},
@@ -203,8 +196,8 @@ def _rendered(text: str, labels: Mapping[str, str], value: str) -> str:
 
 def rule_files(variant: str) -> list[Path]:
     """The files that are loaded together."""
-    names = (f"histograms-{variant}", *_PLAIN_FILES)
-    return [build.RULES / f"otel-train-{name}.yml" for name in names]
+    names = (f"histograms-{variant}", "recording", *ALERT_FILES)
+    return [RULES / f"otel-train-{name}.yml" for name in names]
 
 
 def groups_in_order(variant: str) -> list[str]:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from deploy.prometheus import build
 from tests.rules import cases_progress, cases_telemetry, cases_training
 from tests.rules.promtool import VARIANTS, Case, Durations, check, quiet
+from tools.alerts_pages import ALERT_FILES, rules
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.stack
 
 CASES = (*cases_progress.CASES, *cases_training.CASES, *cases_telemetry.CASES)
-NAMES = {alert.name for alert in build.ALERTS}
+NAMES = set(rules(*ALERT_FILES))
 
 STORIES = [
     (case, variant) for case in CASES for variant in VARIANTS if case.durations or variant == "classic"

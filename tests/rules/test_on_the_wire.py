@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from deploy.prometheus.recording import NATIVE, histogram_groups, plain_groups
 from grafana.build import BOARDS
 from grafana.preview.ask import filled_in
 from tests.rules.promtool import VARIANTS, answers, check
@@ -24,6 +23,7 @@ from tests.rules.wire import (
     story,
 )
 from tests.support.promql import asked
+from tools.alerts_pages import rules
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -123,7 +123,7 @@ def near(minute: float, expr: str, truth: float, within: float) -> str:
 
 def test_every_recorded_rule_is_compared_with_the_truth() -> None:
     """One that is added and not looked at is where the next profile reads wrong."""
-    recorded = {rule.name for group in (*histogram_groups(NATIVE), *plain_groups()) for rule in group.rules}
+    recorded = set(rules("histograms-native", "recording"))
     compared = {
         expr.removeprefix("1 + ").partition("{")[0]
         for expr in (*TRUTH, *STEP_QUANTILES, *STAGE_QUANTILES, *PER_SENDER)

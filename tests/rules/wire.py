@@ -6,8 +6,6 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deploy.prometheus import build
-from deploy.prometheus.recording import CLASSIC, NATIVE, histogram_groups, plain_groups
 from otel_train.clock import Anchor
 from otel_train.codes import Ending, Flag, Op
 from otel_train.config import Config
@@ -20,6 +18,7 @@ from otel_train.runinfo import RunInfo, instance_id
 from otel_train.simulate.actor import Actor
 from otel_train.simulate.plot import BATCH_SAMPLES, SHARES, SOURCES, Plot
 from tests.support.promql import asked
+from tools.alerts_pages import ALERT_FILES, groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,9 +36,8 @@ PROFILES = ("full", "lean", "digest")
 
 def read_by_rules() -> set[str]:
     """Names of the series that any rule asks for."""
-    groups = (*histogram_groups(NATIVE), *histogram_groups(CLASSIC), *plain_groups())
-    exprs = [rule.expr for group in groups for rule in group.rules]
-    exprs += [alert.expr for alert in build.ALERTS]
+    every = groups("histograms-native", "histograms-classic", "recording", *ALERT_FILES)
+    exprs = [rule["expr"] for group in every for rule in group["rules"]]
     return {selector.metric for expr in exprs for selector in asked(expr)}
 
 
