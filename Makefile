@@ -106,15 +106,12 @@ rules-check: setup  ## what is written from the rules is fresh
 	$(PY) tools/alerts_pages.py --check
 	$(PY) deploy/kubernetes/build.py --check
 
-.PHONY: dashboards dashboards-check dashboards-preview
+.PHONY: dashboards dashboards-check
 dashboards: setup  ## write Grafana's dashboards and their reference page
 	$(PY) -m grafana.build
 	$(PY) deploy/kubernetes/build.py --write
 dashboards-check: setup  ## the written dashboards are fresh
 	$(PY) -m grafana.build --check
-dashboards-preview: dashboards  ## draw docs/img/dashboard-*.svg from a real run in a real Prometheus; 16 minutes
-	tools/get_components.sh prometheus
-	$(PY) -m grafana.preview.render --minutes 15 --prometheus "$(OTEL_TRAIN_TEST_BIN)/prometheus"
 
 .PHONY: fix
 fix: setup  ## format, and repair what can be repaired

@@ -65,8 +65,7 @@ def _page() -> str:
         "`needs` names what a panel wants besides a trainer: without it the panel says that there is no data.",
     ]
     for board in BOARDS:
-        lines += ["", f"## {board.title}", "", board.description, ""]
-        lines += [f"![Preview of {board.title}](../img/dashboard-{board.file}.svg)"]
+        lines += ["", f"## {board.title}", "", board.description]
         for row in board.rows:
             lines += [
                 "",

@@ -21,8 +21,8 @@ from grafana.dashboards.board import Board, leads, variables
 from grafana.dashboards.fleet import ACTIVE_STATES
 from grafana.not_shown import NOT_SHOWN
 from grafana.panels import NOWHERE
-from grafana.preview.ask import filled_in
 from otel_train.catalog import ALL, Kind
+from tests.support.dashboard_queries import filled_in
 from tests.support.promql import asked, impossible, published
 from tools.alerts_pages import ALERT_FILES, rules
 

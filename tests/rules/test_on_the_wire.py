@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from grafana.build import BOARDS
-from grafana.preview.ask import filled_in
 from tests.rules.promtool import VARIANTS, answers, check
 from tests.rules.wire import (
     BACKWARD,
@@ -22,6 +21,7 @@ from tests.rules.wire import (
     Run,
     story,
 )
+from tests.support.dashboard_queries import filled_in
 from tests.support.promql import asked
 from tools.alerts_pages import rules
 

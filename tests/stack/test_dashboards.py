@@ -11,11 +11,10 @@ import pytest
 pytest.importorskip("grafana_foundation_sdk", reason="dashboards are built with the dev extra")
 
 from grafana.build import BOARDS, JSON
-from grafana.preview.ask import Span, answers, ask, filled_in, panels
-from grafana.preview.madeup import RUN as MADE_UP
-from grafana.preview.prometheus import REAL_RUN, Store, Ways, filled, until
-from grafana.preview.render import draw_all
+from tests.support.dashboard_queries import Span, ask, filled_in, panels
+from tests.support.prometheus_server import REAL_RUN, Store, Ways, filled, until
 from tests.support.stack import program
+from tests.support.synthetic_metrics import RUN as MADE_UP
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -55,7 +54,7 @@ def test_a_panel_has_data(store: Store, board: str, panel: dict[str, Any]) -> No
     run = MADE_UP if (board, panel["title"]) in FROM_MADE_UP else REAL_RUN
 
     def found() -> bool:
-        return any(answer.series for answer in answers(store, panel, span(), (run,)))
+        return any(ask(store, target, span(), run) for target in panel["targets"])
 
     until(found, 120)
 
@@ -92,12 +91,3 @@ def test_no_rule_failed(store: Store) -> None:
 
     assert len(rules) > 100
     assert [(rule["name"], rule.get("lastError")) for rule in rules if rule["health"] == "err"] == []
-
-
-def test_the_previews_can_be_drawn(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The pictures in the documentation are made by this."""
-    monkeypatch.setattr("grafana.preview.render.IMAGES", tmp_path)
-    monkeypatch.setattr("grafana.preview.render.ROOT", tmp_path)
-    draw_all(store, 3)
-
-    assert {path.stem for path in tmp_path.glob("*.svg")} == {f"dashboard-{board.file}" for board in BOARDS}

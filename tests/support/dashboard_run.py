@@ -1,6 +1,6 @@
-"""A real run that does all a laptop can: the demo's model and text, with values, checkpoints and a worker.
+"""Trains the demo's model with everything a laptop can feed a dashboard: values, checkpoints, captures and a worker.
 
-    python -m grafana.preview.run SECONDS RUN_DIRECTORY
+    python -m tests.support.dashboard_run SECONDS RUN_DIRECTORY
 
 The usual ``OTEL_*`` variables say where it sends.
 """
@@ -32,7 +32,7 @@ def main(seconds: float, directory: Path) -> None:
     otel_train.instrument(
         model,
         loaders,
-        run_id="preview",
+        run_id="real",
         run_dir=str(directory),
         total_steps=STEPS_PLANNED,
         checkpoint_every_s=60,
@@ -60,7 +60,7 @@ def main(seconds: float, directory: Path) -> None:
             otel_train.log(val_loss=demo.validate(model, loaders["val"], "cpu"))
         if step % CHECKPOINT_EVERY == 0:
             with otel_train.checkpoint():
-                torch.save(model.state_dict(), directory / "preview.pt")
+                torch.save(model.state_dict(), directory / "model.pt")
         if time.monotonic() >= end:
             return
 

@@ -1,4 +1,4 @@
-"""A Prometheus of one's own, with the shipped rules, fed by a real run and by made-up figures."""
+"""Starts a Prometheus with the shipped rules, fed by a real run and by synthetic metrics."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from grafana.preview.madeup import Exposition
+from tests.support.synthetic_metrics import Exposition
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 ROOT: Final = Path(__file__).parents[2]
 RULES: Final = ROOT / "deploy" / "prometheus" / "rules"
-REAL_RUN: Final = "preview"
+REAL_RUN: Final = "real"
 PROMOTED: Final = (
     *("service.name", "service.namespace", "deployment.environment.name"),
     *("host.name", "train.run.id", "train.rank"),
@@ -66,7 +66,7 @@ class Store(NamedTuple):
 
 
 def config(folder: Path, target: str, *, push: bool) -> str:
-    """Of Prometheus: the shipped rules, the made-up page, and the real run by one way."""
+    """Of Prometheus: the shipped rules, the synthetic metrics, and the real run by one way."""
     files = (
         ""
         if push
@@ -132,7 +132,7 @@ def trained(folder: Path, store: Store, ways: Ways, seconds: float) -> Iterator[
     if ways.push:
         environ["OTEL_EXPORTER_OTLP_METRICS_ENDPOINT"] = f"{store.url}/api/v1/otlp/v1/metrics"
         environ["OTEL_TRACES_EXPORTER"] = "none"
-    command = [sys.executable, "-m", "grafana.preview.run", str(seconds), str(folder)]
+    command = [sys.executable, "-m", "tests.support.dashboard_run", str(seconds), str(folder)]
     with (folder / "run.log").open("w") as log:
         process = subprocess.Popen(command, cwd=ROOT, env=environ, stdout=log, stderr=log)
         with stopped(process):

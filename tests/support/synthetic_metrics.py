@@ -1,6 +1,6 @@
-"""Made-up figures of what a laptop has not: devices, ranks, captures, a Collector. Real names, invented values.
+"""Serves synthetic metrics of what a laptop lacks: devices, ranks, captures, a Collector. Real names, invented values.
 
-The names of ours, their labels and their kinds come from the catalogue; those of others are written down here.
+Names, labels and kinds of otel_train's metrics come from the catalogue; those of other exporters are listed here.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def _family(metric: Metric, elapsed_s: float, now_s: float) -> Iterator[str]:
             if metric.kind is Kind.HISTOGRAM:
                 yield from _histogram(metric, identity + labels, _typical_s(metric, chosen, rank), elapsed_s)
             else:
-                yield f"{metric.prometheus}{{{identity}{labels}}} {_value(metric, chosen, elapsed_s, now_s, rank)}"
+                yield f"{metric.prometheus}{{{identity}{labels}}} {_value(metric, chosen, Moment(elapsed_s, now_s, rank))}"
 
 
 def _values(label: Label) -> tuple[str, ...]:
@@ -177,16 +177,16 @@ def _histogram(metric: Metric, labels: str, typical_s: float, elapsed_s: float) 
     yield f"{metric.prometheus}_sum{{{labels}}} {count * typical_s}"
 
 
-def _value(metric: Metric, labels: dict[str, str], elapsed_s: float, now_s: float, rank: int) -> float:
+def _value(metric: Metric, labels: dict[str, str], at: Moment) -> float:
     story = _STORIES.get(metric.name)
     if story is not None:
-        return float(story(labels, Moment(elapsed_s, now_s, rank)))
+        return float(story(labels, at))
     if metric.kind is Kind.COUNTER:
-        grown = _RATES.get(metric.name, 0.0) * elapsed_s
+        grown = _RATES.get(metric.name, 0.0) * at.elapsed_s
         return grown if metric.unit == "s" else math.floor(grown)
     level = _GAUGES.get(metric.name, 1.0)
     small = level < 10  # counts stay whole
-    return level if small else level * (1 + 0.01 * math.sin(elapsed_s / 15 + rank))
+    return level if small else level * (1 + 0.01 * math.sin(at.elapsed_s / 15 + at.rank))
 
 
 class Moment(NamedTuple):
