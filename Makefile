@@ -113,6 +113,10 @@ dashboards: setup  ## write Grafana's dashboards and their reference page
 dashboards-check: setup  ## the written dashboards are fresh
 	$(PY) -m grafana.build --check
 
+.PHONY: screenshots
+screenshots: setup  ## photograph each dashboard in a real Grafana; needs Docker and Chromium; 10 minutes
+	$(PY) tools/screenshots.py
+
 .PHONY: fix
 fix: setup  ## format, and repair what can be repaired
 	$(VENV)/bin/ruff check --fix .

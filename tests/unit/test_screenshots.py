@@ -1,0 +1,35 @@
+"""`make screenshots` says what it needs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "tools" / "screenshots.py"
+NO_DAEMON = "#!/bin/sh\necho Cannot connect to the Docker daemon >&2\nexit 1\n"
+
+
+@pytest.mark.parametrize(
+    ("docker", "reason"), [("", "No such file"), (NO_DAEMON, "Cannot connect to the Docker daemon")]
+)
+def test_without_docker_it_ends_with_a_message(tmp_path: Path, docker: str, reason: str) -> None:
+    """A traceback of subprocess does not say what to install."""
+    if docker:
+        (tmp_path / "docker").write_text(docker)
+        (tmp_path / "docker").chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), "--output-dir", str(tmp_path / "pictures")],
+        env={"PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 1
+    assert done.stderr.startswith("screenshots: `docker compose ls` failed")
+    assert reason in done.stderr
+    assert "install Docker" in done.stderr
+    assert not (tmp_path / "pictures").exists()
