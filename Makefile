@@ -81,13 +81,11 @@ docs: setup  ## write the generated reference pages
 	$(PY) -m otel_train.cli.catalog --write
 	$(PY) tools/settings_page.py --write
 	$(PY) tools/findings_page.py --write
-	$(PY) tools/coming_from_page.py --write
 	$(PY) tools/loops_page.py --write
 docs-check: setup  ## the generated reference pages are fresh
 	$(PY) -m otel_train.cli.catalog --check
 	$(PY) tools/settings_page.py --check
 	$(PY) tools/findings_page.py --check
-	$(PY) tools/coming_from_page.py --check
 	$(PY) tools/loops_page.py --check
 
 .PHONY: loops
