@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
+NS_PER_S = 10**9
+
 Clock = Callable[[], int]
 """Monotonic nanoseconds. Tests pass a ``FakeClock``."""
 

@@ -12,7 +12,7 @@ from otel_train.aggregate.run import RunAccount
 from otel_train.aggregate.signals import Signals
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.chores import before_reading
-from otel_train.clock import system_clock
+from otel_train.clock import NS_PER_S, system_clock
 from otel_train.export.document import Documents, Window
 from otel_train.export.live import Health, Reporter
 from otel_train.export.notes import NoteReader
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from otel_train.runinfo import RunInfo
     from otel_train.tracking import Listeners
 
-NS_PER_S = 10**9
 _LOOK_EVERY_S = 2.0
 BY_HAND = "values by hand"
 """The part that reads what the program says, and calls what it has us call."""

@@ -7,8 +7,8 @@ import sys
 from typing import TYPE_CHECKING
 
 from otel_train.accounting.types import StepSource
-from otel_train.aggregate.jax_compiles import JAX_STEP, NS_PER_S, without_step
-from otel_train.clock import system_clock
+from otel_train.aggregate.jax_compiles import JAX_STEP, without_step
+from otel_train.clock import NS_PER_S, system_clock
 from otel_train.codes import WAIT, SourceKind
 
 if TYPE_CHECKING:

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from otel_train.clock import NS_PER_S
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
 
-NS_PER_S = 10**9
 
 MAX_SCALE = 4
 """Finest exponential scale: buckets 4.4 % wide. Source: the histogram section of the telemetry schema."""

@@ -6,12 +6,12 @@ from collections import Counter, deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.aggregate.histogram import Histograms
+from otel_train.clock import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 TRIGGERS = ("schedule", "on_demand", "slow_step", "alert", "signal")
-NS_PER_S = 10**9
 CAPTURES_FOLDER = "captures"
 """Of a run directory."""
 

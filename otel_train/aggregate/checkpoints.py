@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_train.aggregate.histogram import Histograms
+from otel_train.clock import NS_PER_S
 from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from otel_train.accounting.types import Occurrences
-
-NS_PER_S = 10**9
 
 
 class Saved(NamedTuple):

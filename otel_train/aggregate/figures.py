@@ -11,11 +11,10 @@ from otel_train.accounting.types import PHASES, TRAIN, Activity
 from otel_train.aggregate.captures import CAPTURES_FOLDER, TRIGGERS
 from otel_train.aggregate.names import CHECKPOINT
 from otel_train.aggregate.sheet import Bounded, Sheet
+from otel_train.clock import NS_PER_S
 
 if TYPE_CHECKING:
     from otel_train.aggregate.run import RunAccount
-
-NS_PER_S = 10**9
 
 
 class Figures:

@@ -9,6 +9,7 @@ import numpy as np
 from otel_train.accounting.types import TRAIN
 from otel_train.aggregate.flat_names import SafeNames
 from otel_train.aggregate.histogram import Histograms
+from otel_train.clock import NS_PER_S
 from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
     Memory = Callable[[Iterable[str], int], Mapping[str, float]]
 
-NS_PER_S = 10**9
 MS_PER_S = 1e3
 _QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 

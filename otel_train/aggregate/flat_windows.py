@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_train.accounting.types import EVAL, TRAIN
+from otel_train.clock import NS_PER_S
 from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
     from otel_train.aggregate.flat_names import SafeNames
     from otel_train.aggregate.names import Names
 
-NS_PER_S = 10**9
 MS_PER_NS = 1e-6
 
 _LOGGED = {

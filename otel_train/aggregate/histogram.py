@@ -12,15 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_train.aggregate.buckets import (
-    HIGHEST_EXPONENT,
-    LOWEST_EXPONENT,
-    MAX_SCALE,
-    NS_PER_S,
-    downscale,
-    grid_of,
-)
+from otel_train.aggregate.buckets import HIGHEST_EXPONENT, LOWEST_EXPONENT, MAX_SCALE, downscale, grid_of
 from otel_train.catalog import DURATION_BOUNDS
+from otel_train.clock import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable

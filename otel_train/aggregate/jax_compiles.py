@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-NS_PER_S = 10**9
+from otel_train.clock import NS_PER_S
 
 JAX_STEP = ("stage", "make_step")
 """What is missing, as ``unobserved`` names it, where a program does not say what its step is."""

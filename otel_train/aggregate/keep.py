@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from otel_train.clock import NS_PER_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -26,8 +28,6 @@ BASELINE_S = 30.0
 
 UNDECIDED = 1 << 62
 """Steps between baselines before the run has a pace: more than it will ever have."""
-
-NS_PER_S = 10**9
 
 
 class KeepRules(NamedTuple):

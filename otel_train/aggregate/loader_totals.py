@@ -9,6 +9,7 @@ import numpy as np
 
 from otel_train.accounting.types import PHASES
 from otel_train.aggregate.histogram import Histograms
+from otel_train.clock import NS_PER_S
 from otel_train.codes import Ending
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ _REASONS: dict[int, str] = {
     Ending.STREAMING_END: "streaming_end",
     Ending.ERROR: "error",
 }
-NS_PER_S = 10**9
 REMEMBERED_STOPS = 256
 """Of those the time is known."""
 

@@ -6,6 +6,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from otel_train.accounting.types import Activity
+from otel_train.clock import NS_PER_S
 
 if TYPE_CHECKING:
     from otel_train.aggregate.reclaimed import Reclaimed
@@ -28,9 +29,6 @@ PAUSE_FACTOR = 2
 
 OUTSIDE_NS = 24 * 3600 * 10**9
 """The threshold of a program whose loops have ended, where silence means nothing: rules know it by this value."""
-
-
-NS_PER_S = 10**9
 
 
 class Doing(Enum):

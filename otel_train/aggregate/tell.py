@@ -10,6 +10,7 @@ import numpy as np
 from otel_train import catalog
 from otel_train.accounting.types import PHASES
 from otel_train.aggregate.traces import Child, StepFacts, Tracer
+from otel_train.clock import NS_PER_S
 from otel_train.codes import SourceKind
 from otel_train.records import Event, Exemplar, Span
 
@@ -28,7 +29,6 @@ MOST_CHILDREN = 64
 """Stage spans per step; a step of more is shown by its first ones."""
 
 EXEMPLARS_PER_SERIES = 8
-NS_PER_S = 10**9
 
 
 class Teller:

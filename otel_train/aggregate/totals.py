@@ -11,6 +11,7 @@ from otel_train.aggregate.compiles import Recompiled
 from otel_train.aggregate.histogram import Histograms
 from otel_train.aggregate.loader_totals import LoaderTotals
 from otel_train.catalog import STEP_BOUNDS
+from otel_train.clock import NS_PER_S
 from otel_train.records import Outcomes, Pace
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from otel_train.aggregate.names import Key, Names
 
 _PHASES = len(PHASES) + 1
-NS_PER_S = 10**9
 
 
 class DeviceTotals(NamedTuple):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.analyze.tables import NS_PER_S, by_name
+from otel_train.analyze.tables import by_name
+from otel_train.clock import NS_PER_S
 
 if TYPE_CHECKING:
     from otel_train.analyze.scene import Scene

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from otel_train.analyze import intervals
-from otel_train.analyze.tables import NS_PER_S, by_name
+from otel_train.analyze.tables import by_name
+from otel_train.clock import NS_PER_S
 
 if TYPE_CHECKING:
     from otel_train.analyze.scene import Scene

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.artifacts.timeline import NS_PER_S
+from otel_train.clock import NS_PER_S
 from otel_train.values import SECRETS
 
 if TYPE_CHECKING:

@@ -8,6 +8,7 @@ import numpy as np
 
 from otel_train.accounting.types import NO_PHASE, PHASES, SourceTable
 from otel_train.aggregate.story import Story, story_of, trained
+from otel_train.clock import NS_PER_S
 from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.flight import read_flight
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 OTHER = "other"
-NS_PER_S = 10**9
 
 
 class Called(NamedTuple):

@@ -9,6 +9,7 @@ import numpy as np
 
 from otel_train.aggregate.loader_totals import Start
 from otel_train.analyze.report_text import duration
+from otel_train.clock import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,7 +24,6 @@ UNEVEN = 3.0
 """99th percentile of the build time over its mean from which batches are called uneven."""
 
 MS_PER_S = 1e3
-NS_PER_S = 10**9
 _QUANTILES = {"min": 0.0, "p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.aggregate.compiles import Recompiled
 from otel_train.bottleneck.dataloader import milliseconds
+from otel_train.clock import NS_PER_S
 from otel_train.codes import WAIT
 from otel_train.records import Finding
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from otel_train.aggregate.totals import StageTotals
     from otel_train.records import Pace
 
-NS_PER_S = 10**9
 
 SEVERAL_TIMES = 3
 """A short last batch and a batch of evaluation are compiled once each; that is no habit."""

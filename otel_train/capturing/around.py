@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from otel_train.clock import NS_PER_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -12,7 +14,6 @@ if TYPE_CHECKING:
     from otel_train.capturing.gate import Thread
     from otel_train.capturing.plan import Plan
 
-NS_PER_S = 10**9
 NEAR_S = 6.0
 """A step this near is waited for at the edges: the pump's own view of the loop is up to 2 s old."""
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.aggregate.captures import Capture
-from otel_train.capturing.around import NS_PER_S
 from otel_train.capturing.boundary import Boundary, Rule
 from otel_train.capturing.gate import Gate, Phase
 from otel_train.capturing.plan import NEXT, Options, Plan, Recorded
 from otel_train.capturing.record import RECORD_SUFFIX, write_record
 from otel_train.capturing.writer import Outcome, Place, Writing
+from otel_train.clock import NS_PER_S
 from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.capturing.plan import NEXT, Plan, Recorded
 from otel_train.capturing.profiler import RANGE_PREFIX, STEP_PREFIX
+from otel_train.clock import NS_PER_S
 from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from otel_train.clock import Clock
     from otel_train.codes import Source
 
-NS_PER_S = 10**9
 _POLL_S = 0.01
 _NEVER_NS = (1 << 63) - 1
 _RANGED = frozenset(SourceKind) - {SourceKind.MARK}

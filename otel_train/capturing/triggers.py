@@ -6,6 +6,8 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from otel_train.clock import NS_PER_S
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -15,7 +17,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("otel_train")
 
-NS_PER_S = 10**9
 
 SLOW_STEPS = 3
 """So many slow steps among ``SLOW_AMONG`` are worth a look; one may be anything."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from otel_train import catalog as c
+from otel_train.clock import NS_PER_S
 from otel_train.doctor import ask
 from otel_train.doctor.endpoint import settings_of, skew
 from otel_train.doctor.findings import NOTE, OK, PROBLEM, Finding
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 AREA = "end to end"
 SEND_WITHIN_S = 5.0
 ASK_EVERY_S = 0.5
-NS_PER_S = 1_000_000_000
 PROMETHEUS, TRACES, GRAFANA = "Prometheus", "trace store", "Grafana"
 
 

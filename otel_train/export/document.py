@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.clock import system_clock
+from otel_train.clock import NS_PER_S, system_clock
 from otel_train.export.summary import SCHEMA, figures, with_straggler
 
 if TYPE_CHECKING:
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from otel_train.export.ranks import Ranks
     from otel_train.export.routes import Routes
     from otel_train.runinfo import RunInfo
-
-NS_PER_S = 10**9
 
 
 def _processors() -> int | None:

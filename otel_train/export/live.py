@@ -9,7 +9,7 @@ from otel_train import catalog as c
 from otel_train.accounting.types import PHASES, TRAIN
 from otel_train.aggregate.figures import Figures
 from otel_train.aggregate.sheet import Sheet
-from otel_train.clock import system_clock
+from otel_train.clock import NS_PER_S, system_clock
 from otel_train.export.profile import LEAN, LEAN_EVENTS, profile_of
 from otel_train.records import Snapshot
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from otel_train.export.process import ProcessReader
     from otel_train.record.loader import LoaderProbe
     from otel_train.runinfo import RunInfo
-
-NS_PER_S = 10**9
 
 
 class Health(NamedTuple):

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.ma  # numpy imports it with the first np.unique: 30 ms that would fall into a step
 
 from otel_train.aggregate.run import SLICE_EDGES
+from otel_train.clock import NS_PER_S
 from otel_train.guard import Guard
 from otel_train.records import Batch
 from otel_train.threads import daemon
@@ -33,7 +34,6 @@ BREATH_AFTER_NS = 150_000
 BREATH_S = 50e-6
 """Long enough for a thread that waits for the interpreter to wake up."""
 
-NS_PER_S = 10**9
 _SETTLE = -1
 
 

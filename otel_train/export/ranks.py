@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from otel_train import catalog as c
 from otel_train.aggregate.digest import decode, digest_of, encode
 from otel_train.aggregate.peers import Peers
+from otel_train.clock import NS_PER_S
 from otel_train.export.exchange import Errand, Exchange
 from otel_train.export.profile import profile_of
 
@@ -30,7 +31,6 @@ DEPUTY: Final = 1
 RECORDS_PER_S: Final = 200
 """What the store is asked to take from all ranks together; in larger worlds each writes less often."""
 
-NS_PER_S: Final = 10**9
 
 _log = logging.getLogger("otel_train")
 

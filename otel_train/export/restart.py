@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from otel_train.clock import NS_PER_S
 from otel_train.errors import RunDirectoryError
 from otel_train.export.rundir import state_of
 from otel_train.flight import read_flight
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-NS_PER_S = 10**9
 
 
 def down_s(rank_dir: Path, previous: int, started_unix_ns: int) -> float | None:

@@ -13,6 +13,7 @@ from otel_train.bottleneck.dataloader import loader_rows, throughputs
 from otel_train.bottleneck.device import Compiled, lags
 from otel_train.bottleneck.rules import findings, model_stages
 from otel_train.catalog import ACTIVITIES
+from otel_train.clock import NS_PER_S
 from otel_train.codes import SourceKind
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from otel_train.records import Finding, Pace
 
 SCHEMA = "otel_train.summary/1"
-NS_PER_S = 10**9
 LEAST_S = 1e-6
 """Below this a difference of sums is rounding."""
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from otel_train.aggregate.digest import digest_of, encode
 from otel_train.aggregate.peers import Peers
 from otel_train.catalog import SPAN_RANK
+from otel_train.clock import NS_PER_S
 from otel_train.export.profile import Profile, profile_of
 from otel_train.export.ranks import RECORDS_PER_S
 from otel_train.runinfo import RunInfo, instance_id, resource_attributes
@@ -29,7 +30,6 @@ MOST_ACTORS = 16
 """Accounts per kind of rank. An account takes about 2 MB: thousands of ranks share theirs, each under its own name."""
 
 FIRST_PID = 1000
-NS_PER_S = 10**9
 
 
 class Rank(NamedTuple):

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from otel_train.clock import system_clock
+from otel_train.clock import NS_PER_S, system_clock
 from otel_train.errors import StackError
 from otel_train.export.otlp_json import metrics_line, spans_line, with_resource
 from otel_train.export.otlp_transport import OtlpTransport
@@ -34,8 +34,6 @@ PATIENCE: Final = 5
 
 GOLDEN: Final = 0.618033988749895
 """Multiples of it, less their whole part, spread evenly however many there are."""
-
-NS_PER_S: Final = 10**9
 
 
 class _Scene(NamedTuple):

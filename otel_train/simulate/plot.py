@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from otel_train.clock import NS_PER_S
 from otel_train.codes import Ending, Flag, Op, Source, SourceKind, code
 from otel_train.records import DeviceTimes, Pace
 
@@ -38,7 +39,6 @@ SLOW_ONE_IN, SLOW_FACTOR = 400, 3.0
 """Every so many steps one is slow enough to keep a trace of."""
 
 BATCH_SAMPLES, BATCH_BYTES = 8, 8 << 20
-NS_PER_S: Final = 10**9
 
 
 class Written(NamedTuple):

@@ -6,12 +6,13 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from otel_train.clock import NS_PER_S
+
 if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.aggregate.flat import FlatRow
 
-NS_PER_S = 1e9
 _PROGRAMS = ("torch.utils.tensorboard", "tensorboardX", "tensorboard")
 """A program that has one of these writes event files itself."""
 
