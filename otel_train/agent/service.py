@@ -112,8 +112,9 @@ class RankService:
         self._said = self._told_state = ""
         self._asked: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
         config, info = hello.config, hello.info
-        opening = Routes.open_again if hello.again else Routes.open
-        self.routes = opening(config, info, hello.environ, origins=hello.origins, shared=shared)
+        self.routes = Routes.open(
+            config, info, hello.environ, origins=hello.origins, shared=shared, again=hello.again
+        )
         with ExitStack() as undo:  # what has been set up when a part fails
             undo.callback(self.routes.close, 0)
             self._set_up(memory)

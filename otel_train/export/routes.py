@@ -134,30 +134,29 @@ class Routes:
         *,
         origins: Mapping[str, str],
         shared: Shared,
+        again: bool = False,
     ) -> Routes:
-        """Open the run directory; nothing else yet."""
-        directory = RunDirectory.open(
-            Path(config.run_dir), info.run_id, rank=info.rank, attempt=config.attempt if config.attempt >= 0 else None,
-            restarts=info.attempt,
-            run=_run_document(config, info, origins), max_bytes=config.max_run_dir_bytes, owner=info.pid,
-        )  # fmt: skip
-        return cls(config, info, environ, directory, origins=origins, shared=shared)
+        """Open the run directory; nothing else yet.
 
-    @classmethod
-    def open_again(
-        cls,
-        config: Config,
-        info: RunInfo,
-        environ: Mapping[str, str],
-        *,
-        origins: Mapping[str, str],
-        shared: Shared,
-    ) -> Routes:
-        """Go on in the run directory that ``info`` has been placed in, which somebody else of ours opened."""
-        directory = RunDirectory.again(
-            Path(config.run_dir) / folder_name(info.run_id), info.rank, attempt=info.attempt,
-            max_bytes=config.max_run_dir_bytes, owner=info.pid,
-        )  # fmt: skip
+        Args:
+            config: where it lies, and what it may take.
+            info: who writes.
+            environ: the environment of the rank.
+            origins: where each setting comes from.
+            shared: what the ranks of a node have in common.
+            again: go on in the one that ``info`` has been placed in, which an agent before this one has opened.
+        """
+        if again:
+            directory = RunDirectory.again(
+                Path(config.run_dir) / folder_name(info.run_id), info.rank, attempt=info.attempt,
+                max_bytes=config.max_run_dir_bytes, owner=info.pid,
+            )  # fmt: skip
+        else:
+            directory = RunDirectory.open(
+                Path(config.run_dir), info.run_id, rank=info.rank, attempt=config.attempt if config.attempt >= 0 else None,
+                restarts=info.attempt,
+                run=_run_document(config, info, origins), max_bytes=config.max_run_dir_bytes, owner=info.pid,
+            )  # fmt: skip
         return cls(config, info, environ, directory, origins=origins, shared=shared)
 
     @property
