@@ -11,7 +11,7 @@ from benchmarks.row import Row
 from otel_train.accounting.account import ThreadAccount
 from otel_train.accounting.types import SourceTable
 from otel_train.aggregate.run import SLICE_EDGES
-from otel_train.codes import Ending, Flag, Op, Source, SourceKind, code
+from otel_train.codes import Ending, Flag, Instrumented, Op, SourceKind, code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -39,7 +39,7 @@ class Edges:
     """Edges of one thread on made-up time; every loop over a loader has an iterator of its own number."""
 
     def __init__(self) -> None:
-        self.sources: list[Source] = []
+        self.sources: list[Instrumented] = []
         self.times: list[int] = []
         self.codes: list[int] = []
         self._now_ns = 1
@@ -48,7 +48,7 @@ class Edges:
 
     def source(self, kind: SourceKind, name: str) -> int:
         """Number of a source."""
-        source = Source(kind, name)
+        source = Instrumented(kind, name)
         if source not in self.sources:
             self.sources.append(source)
         return self.sources.index(source)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from benchmarks.edges import STAGES_PER_STEP, write_steps
 from benchmarks.row import Row
-from otel_train.aggregate.keep import KeepRules
-from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.keep import SamplingRules
+from otel_train.aggregate.run import RunState
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.clock import Anchor, system_clock
 from otel_train.config import Config
@@ -69,7 +69,7 @@ def _pump() -> tuple[Recorder, Pump]:
     ticking = _Ticking(anchor.clock_ns)
     recorder = Recorder(FlightMemory(Config().flight_edges, anchor), clock=ticking)
     defaults = Config()
-    rules = KeepRules(
+    rules = SamplingRules(
         warmup_steps=defaults.keep_warmup_steps,
         every_steps=defaults.keep_every_steps,
         slow_factor=defaults.keep_slow_factor,
@@ -77,7 +77,7 @@ def _pump() -> tuple[Recorder, Pump]:
         burst=defaults.keep_burst,
     )
     breath = Breath(system_clock)
-    run_account = RunAccount(
+    run_account = RunState(
         anchor.clock_ns,
         anchor=anchor,
         tracer=Tracer(Ids("bench", 0, 0), anchor),

@@ -16,9 +16,9 @@ from benchmarks.row import Row
 from benchmarks.spread import differences, spread_of
 from benchmarks.variants import Watched, bare, no_garbage_collection
 from otel_train.aggregate.flat import FlatRow
-from otel_train.export.trackers.mlflow import MlflowOutlet
-from otel_train.export.trackers.tensorboard import TensorBoardOutlet
-from otel_train.export.trackers.wandb import WandbOutlet
+from otel_train.export.trackers.mlflow import MlflowTracker
+from otel_train.export.trackers.tensorboard import TensorBoardTracker
+from otel_train.export.trackers.wandb import WandbTracker
 from otel_train.tracking import EVERY_STEPS
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from benchmarks.plan import Plan
     from benchmarks.variants import Variant
-    from otel_train.export.trackers import Outlet
+    from otel_train.export.trackers import Tracker
 
 WHAT = (
     "Bare steps of 2 ms. Blocks of 3 seconds, bare, watched without a tracker, and with each that is installed (W&B"
@@ -92,12 +92,12 @@ def _write(name: str, plan: Plan) -> Row:
     )
 
 
-def _outlet(name: str, folder: Path) -> Outlet:
+def _outlet(name: str, folder: Path) -> Tracker:
     if name == "wandb":
-        return WandbOutlet(settings=_settings(name, folder))
+        return WandbTracker(settings=_settings(name, folder))
     if name == "mlflow":
-        return MlflowOutlet(get_ident(), settings=_settings(name, folder))
-    return TensorBoardOutlet(folder / "tensorboard", asked=True)
+        return MlflowTracker(get_ident(), settings=_settings(name, folder))
+    return TensorBoardTracker(folder / "tensorboard", asked=True)
 
 
 def _row_of_two_loaders() -> FlatRow:

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from otel_train.export.pump import Chore
+from otel_train.export.pump import PeriodicTask
 from otel_train.guard import Guard
 
 if TYPE_CHECKING:
-    from otel_train.aggregate.run import RunAccount
+    from otel_train.aggregate.run import RunState
     from otel_train.aggregate.signals import Signals
     from otel_train.export.loaders import LoaderWatch
     from otel_train.export.pump import Breath
-    from otel_train.recording import Recording
+    from otel_train.recording import InstrumentationManager
 
 
 def before_reading(
-    recording: Recording, run: RunAccount, *, watch: LoaderWatch, signals: Signals, breath: Breath
-) -> list[Chore]:
+    recording: InstrumentationManager, run: RunState, *, watch: LoaderWatch, signals: Signals, breath: Breath
+) -> list[PeriodicTask]:
     """What edges are not told apart without, and what must be up to date whenever they are."""
 
     def read_scaler() -> None:
@@ -27,8 +27,8 @@ def before_reading(
             signals.take("amp_scale", scaled.scale)
 
     return [
-        Chore(lambda: run.device.tell(recording.devices.take(breath)), Guard("device time"), 0.0),
-        Chore(read_scaler, Guard("gradient scaler"), 0.0),
-        Chore(lambda: run.compiled(recording.compiles()), Guard("compiler"), 0.0),
-        Chore(watch.read_builds, Guard("build times"), 0.0),
+        PeriodicTask(lambda: run.device.tell(recording.devices.take(breath)), Guard("device time"), 0.0),
+        PeriodicTask(read_scaler, Guard("gradient scaler"), 0.0),
+        PeriodicTask(lambda: run.compiled(recording.compiles()), Guard("compiler"), 0.0),
+        PeriodicTask(watch.read_builds, Guard("build times"), 0.0),
     ]

@@ -124,7 +124,7 @@ WAIT = "block_until_ready"
 """Stage in which a call of JAX's waits for its result; the rest of the call is what the host takes to dispatch it."""
 
 
-class Source(NamedTuple):
+class Instrumented(NamedTuple):
     """Somebody whose calls are recorded.
 
     Attributes:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 CODE, ENVIRONMENT = "code", "environment"
-"""What ``Settled.origins`` says of settings that no file has; else it has the path of the file."""
+"""What ``ResolvedConfig.origins`` says of settings that no file has; else it has the path of the file."""
 
 _log = logging.getLogger("otel_train")
 _log.addFilter(PrintableRecords())
@@ -321,7 +321,7 @@ class Origins(dict[str, str]):
     ignored: tuple[IgnoredSetting, ...] = ()
 
 
-class Settled(NamedTuple):
+class ResolvedConfig(NamedTuple):
     """What holds for a run.
 
     Attributes:

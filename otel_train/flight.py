@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 import numpy as np
 
-from otel_train.codes import EDGE_WORDS, MAX_SOURCES, Source, SourceKind
+from otel_train.codes import EDGE_WORDS, MAX_SOURCES, Instrumented, SourceKind
 from otel_train.errors import RunDirectoryError
 from otel_train.files import open_binary, parse_json
 
@@ -348,7 +348,7 @@ class Flight(NamedTuple):
     anchor_clock_ns: int
     turn_unix_ns: int
     identity: dict[str, Any]
-    sources: tuple[Source, ...]
+    sources: tuple[Instrumented, ...]
     threads: tuple[ThreadEdges, ...]
 
 
@@ -419,7 +419,7 @@ def _identity(told: object) -> dict[str, Any]:
     return {**texts, **{name: number for name, number in numbers.items() if number <= _MOST_NS}}
 
 
-def _sources(told: object) -> tuple[Source, ...]:
+def _sources(told: object) -> tuple[Instrumented, ...]:
     """The table of sources.
 
     Raises:
@@ -431,11 +431,11 @@ def _sources(told: object) -> tuple[Source, ...]:
     return tuple(map(_source, rows))
 
 
-def _source(row: object) -> Source:
-    if isinstance(row, list) and len(row) == len(Source._fields):
+def _source(row: object) -> Instrumented:
+    if isinstance(row, list) and len(row) == len(Instrumented._fields):
         kind, name, phase = row
         if type(kind) is int and kind in _KINDS and isinstance(name, str) and isinstance(phase, str):
-            return Source(SourceKind(kind), name, phase)
+            return Instrumented(SourceKind(kind), name, phase)
     raise ValueError(f"its table of sources cannot be read (an entry is {row!r:.80}).")
 
 

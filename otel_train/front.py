@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from otel_train.config import Config, Settled
+    from otel_train.config import Config, ResolvedConfig
     from otel_train.session import Session
 
 T = TypeVar("T")
@@ -88,7 +88,7 @@ def instrument(
 def _begun(
     model: Any,  # Any: see ``instrument``
     loaders: Any,
-    settled: Settled,
+    settled: ResolvedConfig,
     *,
     trackers: Mapping[str, Any],
     providers: Mapping[str, Any],
@@ -119,7 +119,7 @@ def _begun(
 
 def _settled(
     config: Config | None, settings: Mapping[str, Any], config_file: str | os.PathLike[str] | None
-) -> tuple[Settled, dict[str, Any]]:
+) -> tuple[ResolvedConfig, dict[str, Any]]:
     """What holds, and the trackers that are given. Where telemetry is disabled, whatever else is wrong."""
     from otel_train.config import warn
     from otel_train.sources import settle

@@ -31,7 +31,7 @@ ENDS = ("finished", "failed", "interrupted", "terminated")
 """How a run may end that can still say so."""
 
 
-class Outcome:
+class ExitHook:
     """Watches for the end and closes the session in time, without changing how the program ends.
 
     Args:

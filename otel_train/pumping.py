@@ -8,21 +8,21 @@ from typing import TYPE_CHECKING, Any, Protocol
 from otel_train.aggregate.flat_epochs import EpochWindow, no_memory
 from otel_train.aggregate.flat_names import left_out
 from otel_train.aggregate.operations import calls_of
-from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.run import RunState
 from otel_train.aggregate.signals import Signals
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.chores import before_reading
 from otel_train.clock import NS_PER_S, system_clock
 from otel_train.export.document import Documents, Window
-from otel_train.export.live import Health, Reporter
+from otel_train.export.live import MetricReader, SelfMetrics
 from otel_train.export.notes import NoteReader
 from otel_train.export.profile import keep_rules, profile_of
-from otel_train.export.pump import Breath, Chore, Pump
-from otel_train.export.ranks import Ranks
+from otel_train.export.pump import Breath, PeriodicTask, Pump
+from otel_train.export.ranks import RankCoordinator
 from otel_train.guard import Guard
 from otel_train.runinfo import about_run, resource_attributes
 from otel_train.tracking import Tracking
-from otel_train.unobserved import Missing, unobserved
+from otel_train.unobserved import CoverageReporter, unobserved
 from otel_train.wiring import readings_of
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Elsewhere(Protocol):
     def look(self, probe: Any, /) -> LoaderState | None:  # Any: what stands for a loader
         """Workers and queue of a loader."""
 
-    def capturing(self, run: RunAccount) -> Any:
+    def capturing(self, run: RunState) -> Any:
         """In place of ``Capturing``."""
 
     def job(self, events: Callable[[], Mapping[str, int]], prefix: str) -> Job:
@@ -117,7 +117,7 @@ class Pumping:
         self._printed_reports = 0
         breath = self._breath = Breath(system_clock, after_ns=elsewhere.breath_after_ns)
         self._tracer = Tracer(Ids(info.ids_of, info.attempt, info.rank), anchor)
-        self.run = RunAccount(
+        self.run = RunState(
             anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=keep_rules(config, self._profile),
             stall_after_s=config.stall_after_s, breathe=breath,
         )  # fmt: skip
@@ -129,15 +129,15 @@ class Pumping:
     def _report(self, breath: Breath, key_prefix: str) -> None:
         config, info, recording, run = self._config, self._info, self._recording, self.run
         self._signals = Signals()
-        health = Health(self._drops, self._faults, self._overhead_s, self.unobserved)
+        health = SelfMetrics(self._drops, self._faults, self._overhead_s, self.unobserved)
         readings = readings_of(
             recording, run, self._signals, health, config=config, anchor=self._anchor, pid=info.pid,
             look=self._elsewhere.look,
         )  # fmt: skip
         self._hardware, self._watch = readings.hardware, readings.watch
-        self._reporter = Reporter(run, readings, info=info, config=config, breathe=breath)
+        self._reporter = MetricReader(run, readings, info=info, config=config, breathe=breath)
         job = self._elsewhere.job(self._reporter.events, key_prefix)
-        self._ranks = Ranks(run, info, config=config, job=job, clock=system_clock, breathe=breath)
+        self._ranks = RankCoordinator(run, info, config=config, job=job, clock=system_clock, breathe=breath)
         self._ranks.counted = self._reporter.counted
         self._reporter.step_flops = recording.step_flops
         self._reporter.more.append(self._ranks.write)
@@ -153,7 +153,7 @@ class Pumping:
             run, info, pump=self.pump, routes=self._routes, health=health, ranks=self._ranks,
             loaders=self._watch.facts,
         )  # fmt: skip
-        self._missing = Missing(
+        self._missing = CoverageReporter(
             run, recording.probes, loaded=lambda: recording.loaded, untimed=lambda: recording.untimed
         )
 
@@ -191,17 +191,17 @@ class Pumping:
         notes_guard = Guard(BY_HAND)
         # A step is judged when it is read: what was logged in it must be known by then.
         self.pump.first += [
-            Chore(self._notes_reader.read, notes_guard, 0.0),
-            Chore(self._read_operations, notes_guard, 0.0),
+            PeriodicTask(self._notes_reader.read, notes_guard, 0.0),
+            PeriodicTask(self._read_operations, notes_guard, 0.0),
         ]
         self.pump.chores += [
-            Chore(self._watch.look_at_workers, Guard("loader workers"), _LOOK_EVERY_S),
-            Chore(self._notes_reader.tell, notes_guard, 0.0),
-            Chore(self._write_summary, Guard("summary"), self._config.summary_every_s),
-            Chore(lambda: self.capturing.turn(self.pump.settle), Guard("captures"), 0.0),
-            Chore(self._ranks.turn, Guard("ranks"), 0.0),
-            Chore(self._log_progress, Guard("console"), 0.0),
-            Chore(self._missing.tell, Guard("unobserved"), 2.0),
+            PeriodicTask(self._watch.look_at_workers, Guard("loader workers"), _LOOK_EVERY_S),
+            PeriodicTask(self._notes_reader.tell, notes_guard, 0.0),
+            PeriodicTask(self._write_summary, Guard("summary"), self._config.summary_every_s),
+            PeriodicTask(lambda: self.capturing.turn(self.pump.settle), Guard("captures"), 0.0),
+            PeriodicTask(self._ranks.turn, Guard("ranks"), 0.0),
+            PeriodicTask(self._log_progress, Guard("console"), 0.0),
+            PeriodicTask(self._missing.tell, Guard("unobserved"), 2.0),
         ]
         self.run.teller.span(self._tracer.run_start(self._anchor.clock_ns, system_clock()))
         with Guard("captures"):

@@ -11,12 +11,12 @@ from otel_train.guard import Guard
 from otel_train.record.cuda_driver import cuda_driver
 from otel_train.record.device_time import time_devices
 from otel_train.record.discover import Probes
-from otel_train.record.hand import Hand, switch
+from otel_train.record.hand import StageRecorder, switch
 from otel_train.record.hooks import Hooks
 from otel_train.record.jax_compiler import JaxCompilerProbe
 from otel_train.record.last_batch import LastBatch
 from otel_train.record.module import kind_of_device
-from otel_train.record.notes import Notes
+from otel_train.record.notes import ValueQueue
 from otel_train.record.operations import Timers
 from otel_train.record.recorder import Recorder
 from otel_train.record.scaler import ScaledUpdates
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from otel_train.runinfo import RunInfo
 
 
-class Recording:
+class InstrumentationManager:
     """Everything that writes.
 
     Args:
@@ -84,10 +84,10 @@ class Recording:
         self.devices = time_devices(self.recorder, driver, config.cuda_timing)
         self.transfers = TransferProbe(self.recorder, driver)
         self.scaled = ScaledUpdates(driver)
-        self.notes = Notes(system_clock)
+        self.notes = ValueQueue(system_clock)
         self.probes = Probes(self.recorder, compiled=self.follow_compiler)
         self._jax = JaxCompilerProbe(system_clock)
-        self.hand = Hand(self.recorder, self._jax.listen)
+        self.hand = StageRecorder(self.recorder, self._jax.listen)
         self.timers = Timers(self.recorder, system_clock)
         self.hooks = Hooks(self.recorder)
         self.last_batch = LastBatch(self.recorder)

@@ -81,7 +81,7 @@ class HistogramPoint(NamedTuple):
     exemplars: tuple[Exemplar, ...] = ()
 
 
-class Family(NamedTuple):
+class MetricFamily(NamedTuple):
     """All series of one metric. A metric nobody measured has no family: absent is not zero."""
 
     metric: Metric
@@ -99,7 +99,7 @@ class Snapshot(NamedTuple):
 
     start_unix_ns: int
     time_unix_ns: int
-    families: tuple[Family, ...]
+    families: tuple[MetricFamily, ...]
 
 
 class SpanEvent(NamedTuple):
@@ -181,7 +181,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class ExportBatch:
     """What one turn of the pump hands to every exporter.
 
     Attributes:

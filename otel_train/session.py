@@ -10,7 +10,7 @@ from otel_train.agent.in_process import AgentService
 from otel_train.arguments import callable_, one_of, text
 from otel_train.children import deaths_held_back
 from otel_train.clock import Anchor
-from otel_train.outcome import ENDS, Outcome
+from otel_train.outcome import ENDS, ExitHook
 from otel_train.record.given import Loader, named_loaders, named_models
 from otel_train.values import LISTS, words_of
 
@@ -56,7 +56,7 @@ class Session:
         self._service = AgentService(config, environ, origins=origins, anchor=Anchor.now())
         self._recording = self._service.recording
         recording = self._recording
-        self._outcome = Outcome(
+        self._outcome = ExitHook(
             self.close, lambda: recording.recorder.main.ring.written, recording.memory.signal_word
         )
         self._outcome.watch()

@@ -15,7 +15,7 @@ from otel_train.config import (
     ENVIRONMENT,
     Config,
     Origins,
-    Settled,
+    ResolvedConfig,
     changed,
     in_force,
     settings_in,
@@ -34,7 +34,7 @@ MOST_CHARS: Final = 200
 """Of the name of a key, as a mistake in it is told."""
 
 
-class Source(NamedTuple):
+class ConfigSource(NamedTuple):
     """Settings from one place.
 
     Attributes:
@@ -55,12 +55,12 @@ def settle(
     config_file: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] = os.environ,
     folder: Path | None = None,
-) -> Settled:
+) -> ResolvedConfig:
     """What holds: keywords over ``config`` over the environment over the YAML file over ``pyproject.toml``.
 
     A field of ``config`` that has its default value says nothing, so a source further away may fill it. Where one of
     the first three says ``disabled``, no file is read. What is wrong in the environment or in a file counts as not
-    given, and is in ``Settled.origins.ignored``.
+    given, and is in ``ResolvedConfig.origins.ignored``.
 
     Args:
         config: settings as an object.
@@ -83,16 +83,16 @@ def settle(
         if name not in DEFAULTS:
             raise ConfigError(unknown(name, DEFAULTS))
     sources = [
-        Source(CODE, settings or {}),
-        Source(CODE, changed(config) if config is not None else {}),
-        Source(ENVIRONMENT, *settings_in(environ)),
+        ConfigSource(CODE, settings or {}),
+        ConfigSource(CODE, changed(config) if config is not None else {}),
+        ConfigSource(ENVIRONMENT, *settings_in(environ)),
     ]
     if not next((source.values["disabled"] for source in sources if "disabled" in source.values), False):
         sources += _files(config_file, environ, folder)
     return _merged(sources)
 
 
-def _merged(sources: list[Source]) -> Settled:
+def _merged(sources: list[ConfigSource]) -> ResolvedConfig:
     """The nearest source that has a setting decides."""
     values: dict[str, Any] = {}
     origins = Origins()
@@ -103,12 +103,12 @@ def _merged(sources: list[Source]) -> Settled:
     given = {name: values[name] for name in SWITCHED if isinstance(values.get(name), dict)}
     config = Config(**{**values, **dict.fromkeys(given, "on")})
     origins.ignored = in_force((each for source in sources for each in source.ignored), config)
-    return Settled(config, origins, given)
+    return ResolvedConfig(config, origins, given)
 
 
 def _files(
     config_file: str | os.PathLike[str] | None, environ: Mapping[str, str], folder: Path | None
-) -> list[Source]:
+) -> list[ConfigSource]:
     found = []
     if config_file is not None:
         found.append(_from_yaml(Path(config_file), f"config_file={str(config_file)!r}"))
@@ -116,7 +116,9 @@ def _files(
         try:
             found.append(_from_yaml(Path(path), f"{FILE_VARIABLE}={path!r}"))
         except ConfigError as error:
-            found.append(Source(ENVIRONMENT, {}, [IgnoredSetting(FILE_VARIABLE, ENVIRONMENT, str(error))]))
+            found.append(
+                ConfigSource(ENVIRONMENT, {}, [IgnoredSetting(FILE_VARIABLE, ENVIRONMENT, str(error))])
+            )
     project = project_file(folder)
     if project is not None:
         found.append(_from_project(project))
@@ -138,13 +140,13 @@ def project_file(folder: Path | None = None) -> Path | None:
     return next((place / PROJECT for place in places[: root + 1] if (place / PROJECT).is_file()), None)
 
 
-def _from_project(path: Path) -> Source:
+def _from_project(path: Path) -> ConfigSource:
     """What ``[tool.otel_train]`` holds."""
     try:
         raw = read_named(path, MOST_FILE_BYTES)
         # Nearly every project has this file, and few of them speak of us: those are not parsed.
         if b"otel_train" not in raw and b"tool.otel-train" not in raw:
-            return Source(str(path), {})
+            return ConfigSource(str(path), {})
         tool = _toml(raw.decode("utf-8", "replace")).get("tool")
     except OSError as error:
         return _unread(path, f"{path}: cannot be read: {error.strerror}. Make it readable")
@@ -156,8 +158,8 @@ def _from_project(path: Path) -> Source:
     return _checked(tables.get(TABLE), str(path), f"{path}: [tool.{TABLE}]")
 
 
-def _unread(path: Path, problem: str) -> Source:
-    return Source(str(path), {}, [IgnoredSetting(path.name, str(path), problem)])
+def _unread(path: Path, problem: str) -> ConfigSource:
+    return ConfigSource(str(path), {}, [IgnoredSetting(path.name, str(path), problem)])
 
 
 def _toml(text: str) -> dict[str, Any]:
@@ -165,7 +167,7 @@ def _toml(text: str) -> dict[str, Any]:
     return dict(toml.loads(text))
 
 
-def _from_yaml(path: Path, named: str) -> Source:
+def _from_yaml(path: Path, named: str) -> ConfigSource:
     """The settings in a YAML file that was asked for.
 
     Raises:
@@ -196,7 +198,7 @@ def _from_yaml(path: Path, named: str) -> Source:
     return _checked(held, str(path.absolute()), named)
 
 
-def _checked(held: object, origin: str, where: str) -> Source:
+def _checked(held: object, origin: str, where: str) -> ConfigSource:
     """The settings in a file, each as good as one from code.
 
     Args:
@@ -205,11 +207,11 @@ def _checked(held: object, origin: str, where: str) -> Source:
         where: the file, as a mistake in it is told.
     """
     if held is None:
-        return Source(origin, {})
+        return ConfigSource(origin, {})
     if not isinstance(held, Mapping):
         rule = "expected names of settings with a value each"
         problem = f"{where}: {type(held).__name__}: {rule}. Write run_name: mine"
-        return Source(origin, {}, [IgnoredSetting(Path(origin).name, origin, problem)])
+        return ConfigSource(origin, {}, [IgnoredSetting(Path(origin).name, origin, problem)])
     values: dict[str, Any] = {}
     ignored = []
     for name, value in held.items():
@@ -220,7 +222,7 @@ def _checked(held: object, origin: str, where: str) -> Source:
             continue
         if native is not None:  # null is as an empty variable
             values[name] = native
-    return Source(origin, values, ignored)
+    return ConfigSource(origin, values, ignored)
 
 
 def _native(name: str, value: object) -> object:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from otel_train.records import Batch, Event, Family, Snapshot, Span
+    from otel_train.records import Event, ExportBatch, MetricFamily, Snapshot, Span
 
 __all__ = ["FakeClock", "Kept"]
 
@@ -54,10 +54,10 @@ class Kept:
     """
 
     def __init__(self) -> None:
-        self.batches: list[Batch] = []
+        self.batches: list[ExportBatch] = []
         self.closed = False
 
-    def export(self, batch: Batch) -> None:
+    def export(self, batch: ExportBatch) -> None:
         """Keep ``batch``."""
         self.batches.append(batch)
 
@@ -81,7 +81,7 @@ class Kept:
         """Snapshots of all batches that had one."""
         return [batch.snapshot for batch in self.batches if batch.snapshot is not None]
 
-    def family(self, name: str) -> Family | None:
+    def family(self, name: str) -> MetricFamily | None:
         """The last reading of a metric, by its OpenTelemetry name; None if it was never published."""
         families = self.snapshots[-1].families if self.snapshots else ()
         return next((family for family in families if family.metric.name == name), None)

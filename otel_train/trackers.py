@@ -14,14 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.arguments import near, one_of, refused, shown
-from otel_train.config import CODE, DEFAULTS, in_force
-from otel_train.config import Settled as Sources
+from otel_train.config import CODE, DEFAULTS, ResolvedConfig, in_force
 from otel_train.errors import ConfigError
-from otel_train.export.trackers.blocks import FLAT_BLOCKS, BlocksOutlet
-from otel_train.export.trackers.desk import Desk
-from otel_train.export.trackers.mlflow import KEYS, MlflowOutlet
-from otel_train.export.trackers.tensorboard import TensorBoardOutlet
-from otel_train.export.trackers.wandb import WandbOutlet
+from otel_train.export.trackers.blocks import FLAT_BLOCKS, BlocksTracker
+from otel_train.export.trackers.desk import TrackerQueue
+from otel_train.export.trackers.mlflow import KEYS, MlflowTracker
+from otel_train.export.trackers.tensorboard import TensorBoardTracker
+from otel_train.export.trackers.wandb import WandbTracker
 from otel_train.values import CHOICES, SWITCHED, IgnoredSetting, switch_of, words_of
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from otel_train.aggregate.flat import FlatRow
     from otel_train.config import Config
-    from otel_train.export.trackers import Outlet
+    from otel_train.export.trackers import Tracker
     from otel_train.runinfo import RunInfo
 
 _WRITES = {
@@ -59,7 +58,7 @@ def told_apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     return plain, given
 
 
-def without_unusable(settled: Sources) -> Sources:
+def without_unusable(settled: ResolvedConfig) -> ResolvedConfig:
     """The settings less trackers that the environment or a file asks for and that cannot be had here."""
     config, origins, given, ignored = settled.config, settled.origins, dict(settled.given), []
     for name in SWITCHED:
@@ -80,7 +79,7 @@ def without_unusable(settled: Sources) -> Sources:
         given.pop(name, None)
         config = replace(config, **{name: DEFAULTS[name]})
     origins.ignored += in_force(ignored, config)
-    return Sources(config, origins, given)
+    return ResolvedConfig(config, origins, given)
 
 
 def _is_choice(name: str, value: object) -> bool:
@@ -149,7 +148,7 @@ class Trackers:
         self._first = info.rank == 0
         self._awake = False
         self._thread = threading.get_ident() if thread is None else thread
-        self._desks: dict[str, Desk] = {}
+        self._desks: dict[str, TrackerQueue] = {}
         self._blocks: set[str] = set()
         for name in SWITCHED:
             check_installed(name, getattr(config, name))
@@ -174,7 +173,7 @@ class Trackers:
         """Print these blocks as well. Called by the training thread."""
         self._blocks |= FLAT_BLOCKS.intersection(blocks)
         if self._first and self._blocks and "console_blocks" not in self._desks:
-            self._desks["console_blocks"] = Desk(BlocksOutlet(self._blocks))
+            self._desks["console_blocks"] = TrackerQueue(BlocksTracker(self._blocks))
 
     @property
     def any(self) -> bool:
@@ -225,15 +224,15 @@ class Trackers:
         if given is None and wish == "on":
             settings = {}
         run = None if isinstance(given, dict) else given
-        outlet: Outlet
+        outlet: Tracker
         if name == "wandb":
-            outlet = WandbOutlet(run, settings, before_finish=self._finishing)
+            outlet = WandbTracker(run, settings, before_finish=self._finishing)
         elif name == "mlflow":
-            outlet = MlflowOutlet(self._thread, run, settings)
+            outlet = MlflowTracker(self._thread, run, settings)
         else:
             folder = Path(settings["log_dir"]) if settings and "log_dir" in settings else self._folder
-            outlet = TensorBoardOutlet(folder, run, asked=settings is not None)
-        self._desks[name] = Desk(outlet)
+            outlet = TensorBoardTracker(folder, run, asked=settings is not None)
+        self._desks[name] = TrackerQueue(outlet)
 
 
 def check_installed(name: str, wish: str, *, find: Callable[[str], object] = find_spec) -> None:

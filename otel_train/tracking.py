@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from otel_train.accounting.types import Occurrences, Settled
+    from otel_train.accounting.types import ClosedSteps, StageCalls
     from otel_train.aggregate.flat import FlatRow
     from otel_train.aggregate.flat_epochs import EpochWindow
-    from otel_train.aggregate.run import RunAccount
+    from otel_train.aggregate.run import RunState
     from otel_train.clock import Anchor
     from otel_train.config import Config
 
@@ -75,7 +75,7 @@ class Tracking:
         config: Config,
         *,
         trackers: Listeners,
-        run: RunAccount,
+        run: RunState,
         epochs: EpochWindow,
         anchor: Anchor,
         first: bool,
@@ -110,7 +110,7 @@ class Tracking:
             with self._guard:
                 self._put(self._figures.report(number, system_clock()))
 
-    def hold(self, calls: Occurrences) -> None:
+    def hold(self, calls: StageCalls) -> None:
         """Operations are over that are timed by token."""
         if self._trackers.any:
             self._held.add(calls)
@@ -149,7 +149,7 @@ class Tracking:
             none = rest.failed_asks
             self._take(rest, none, none)
 
-    def _take(self, settled: Settled, rows: np.ndarray, numbers: np.ndarray) -> None:
+    def _take(self, settled: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> None:
         if self._guard.closed:
             return
         with self._guard:

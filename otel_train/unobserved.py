@@ -14,7 +14,7 @@ from otel_train.codes import WAIT, SourceKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
 
-    from otel_train.aggregate.run import RunAccount
+    from otel_train.aggregate.run import RunState
     from otel_train.clock import Clock
     from otel_train.record.discover import Probes
 
@@ -47,7 +47,7 @@ _log = logging.getLogger("otel_train")
 
 
 def unobserved(
-    run: RunAccount,
+    run: RunState,
     probes: Probes,
     *,
     now_ns: int | None = None,
@@ -96,7 +96,7 @@ def unobserved(
     return found + [_thing("device", kind, _UNTIMED, "") for kind in untimed]
 
 
-class Missing:
+class CoverageReporter:
     """Logs each thing that could not be seen, once.
 
     Args:
@@ -109,7 +109,7 @@ class Missing:
 
     def __init__(
         self,
-        run: RunAccount,
+        run: RunState,
         probes: Probes,
         *,
         loaded: Callable[[], Container[str]] = lambda: sys.modules,
@@ -139,12 +139,12 @@ class Missing:
                 self._log("not observed: %s %s: %s", thing["what"], thing["name"], thing["reason"])
 
 
-def _is_jax(run: RunAccount, stages: set[str], loaded: Container[str]) -> bool:
+def _is_jax(run: RunState, stages: set[str], loaded: Container[str]) -> bool:
     """Whether JAX computes, as far as can be seen."""
     return bool(run.compiles.jax.functions) or WAIT in stages or ("jax" in loaded and "torch" not in loaded)
 
 
-def _has_no_step(run: RunAccount, stages: set[str]) -> bool:
+def _has_no_step(run: RunState, stages: set[str]) -> bool:
     """Whether neither JAX nor torch has made a step that could be seen."""
     if run.totals.updates or stages & {"forward", "backward"}:
         return False

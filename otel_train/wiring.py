@@ -7,32 +7,32 @@ from typing import TYPE_CHECKING, Any
 from otel_train.clock import system_clock
 from otel_train.export.accelerator import AcceleratorReader
 from otel_train.export.hardware import HardwareReader
-from otel_train.export.live import Health, Readings
+from otel_train.export.live import MetricSources, SelfMetrics
 from otel_train.export.loaders import LoaderWatch
 from otel_train.export.process import ProcessReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.aggregate.run import RunAccount
+    from otel_train.aggregate.run import RunState
     from otel_train.aggregate.signals import Signals
     from otel_train.clock import Anchor
     from otel_train.config import Config
     from otel_train.record.loader_state import LoaderState
-    from otel_train.recording import Recording
+    from otel_train.recording import InstrumentationManager
 
 
 def readings_of(  # noqa: PLR0913 - half of them by keyword
-    recording: Recording,
-    run: RunAccount,
+    recording: InstrumentationManager,
+    run: RunState,
     signals: Signals,
-    health: Health,
+    health: SelfMetrics,
     *,
     config: Config,
     anchor: Anchor,
     pid: int,
     look: Callable[[Any], LoaderState | None],
-) -> Readings:
+) -> MetricSources:
     """Where a reporter reads what no edge tells. ``look`` sees the workers of a loader; ``pid`` is the rank's."""
     watch = LoaderWatch(run, lambda: recording.probes.loaders, look=look, clock=system_clock)
     accelerators = AcceleratorReader(
@@ -41,7 +41,7 @@ def readings_of(  # noqa: PLR0913 - half of them by keyword
         recording.transfers.brought_back,
         device_flops=config.device_flops,
     )
-    return Readings(
+    return MetricSources(
         signals, ProcessReader(pid=pid), accelerators, HardwareReader.of(config, recording.devices.hardware_ids), health,
         lambda: recording.probes.loaders, watch, anchor,
     )  # fmt: skip

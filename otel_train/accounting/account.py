@@ -20,7 +20,7 @@ from otel_train.accounting.nesting import (
 )
 from otel_train.accounting.phases import BatchPhases, Boundary, Pass
 from otel_train.accounting.steps import MOST_HELD, Item, Shows, StepBook, StepSourceDecision
-from otel_train.accounting.types import Activity, Settled, SourceTable, StepSource
+from otel_train.accounting.types import Activity, ClosedSteps, SourceTable, StepSource
 from otel_train.codes import END, FAIL, SOURCE_MASK, SOURCE_SHIFT, STOP, SUSPEND, Ending, Flag, Op
 
 if TYPE_CHECKING:
@@ -133,11 +133,11 @@ class ThreadAccount(Nesting):
         if idle and not self._held and now_ns > self.settling_ns:
             self._place(self._spend(now_ns))
 
-    def take(self) -> Settled:
+    def take(self) -> ClosedSteps:
         """Everything settled since the last call."""
         return self._book.take()
 
-    def close(self, at_ns: int) -> Settled:
+    def close(self, at_ns: int) -> ClosedSteps:
         """Settle everything up to ``at_ns``. What is left of a step is partial."""
         self._decision.decide()
         self._release()
@@ -269,7 +269,7 @@ class ThreadAccount(Nesting):
             self._note("endings", source, Ending.ERROR, failed_ns)
 
     def _note(self, field: str, *row: int) -> None:
-        """Add a row to a field of ``Settled``."""
+        """Add a row to a field of ``ClosedSteps``."""
         self._book.gathered.rows[field].extend(row)
 
     # -- marks, and passes that are gone ------------------------------------------------------------

@@ -13,7 +13,7 @@ from otel_train.codes import BEGIN, END, FLAG_SHIFT, MARK, OP_MASK, PASS_END, PA
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from otel_train.accounting.types import Settled
+    from otel_train.accounting.types import ClosedSteps
 
     Reclaims = Callable[[int, int], Iterable[tuple[Activity, int]]] | None
 
@@ -166,7 +166,7 @@ class StepBook:
         self._serial += 1
         self.open = Step(self._serial, TRAIN)
 
-    def take(self) -> Settled:
+    def take(self) -> ClosedSteps:
         """Everything booked since the last call."""
         settled, self.gathered = self.gathered.settle(self.open.serial), Gathered()
         return settled

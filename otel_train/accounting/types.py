@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from otel_train.codes import Source, SourceKind
+from otel_train.codes import Instrumented, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -68,7 +68,7 @@ class SourceTable:
     named: list[int] = field(default_factory=list)
     losses: list[bool] = field(default_factory=list)
 
-    def extend(self, sources: Iterable[Source]) -> SourceTable:
+    def extend(self, sources: Iterable[Instrumented]) -> SourceTable:
         """Take in further sources."""
         for source in sources:
             self.kinds.append(int(source.kind))
@@ -119,7 +119,7 @@ class StepRows(NamedTuple):
     number: np.ndarray
 
 
-class Occurrences(NamedTuple):
+class StageCalls(NamedTuple):
     """Calls that have ended, in the order of their ends. All columns are int64[occurrences].
 
     Attributes:
@@ -150,7 +150,7 @@ class StageTimes(NamedTuple):
         phase: index into ``PHASES``, or ``NO_PHASE``.
         self_ns: time in which it was the innermost stage; over all rows without gap or overlap.
         inclusive_ns: time in which it was open.
-        step: as in ``Occurrences``; -1 where steps were not asked for.
+        step: as in ``StageCalls``; -1 where steps were not asked for.
     """
 
     source: np.ndarray
@@ -161,7 +161,7 @@ class StageTimes(NamedTuple):
     step: np.ndarray
 
 
-class Settled(NamedTuple):
+class ClosedSteps(NamedTuple):
     """What was settled for good about one thread since the last look.
 
     Attributes:
@@ -181,7 +181,7 @@ class Settled(NamedTuple):
     """
 
     steps: StepRows
-    occurrences: Occurrences
+    occurrences: StageCalls
     times: StageTimes
     activity_ns: np.ndarray
     loader_ns: np.ndarray
@@ -196,7 +196,7 @@ class Settled(NamedTuple):
 
 _TABLES: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "steps": (len(StepRows._fields) + 1, (3,)),
-    "occurrences": (len(Occurrences._fields), (3, 4)),
+    "occurrences": (len(StageCalls._fields), (3, 4)),
     "times": (len(StageTimes._fields), ()),
     "loader_ns": (4, (3,)),
     "batches": (6, (3,)),
@@ -205,11 +205,11 @@ _TABLES: Final[dict[str, tuple[int, tuple[int, ...]]]] = {
     "said": (3, ()),
     "moved": (2, ()),
 }
-"""Fields of ``Settled`` that are gathered in rows: how many integers make a row, and the columns whose sum is the time to
+"""Fields of ``ClosedSteps`` that are gathered in rows: how many integers make a row, and the columns whose sum is the time to
 sort by, where rows do not come in the order of time. Until they are settled, steps end with a serial number, and
 occurrences and times name their step by it."""
 
-_COLUMNS: Final = {"steps": StepRows, "occurrences": Occurrences, "times": StageTimes}
+_COLUMNS: Final = {"steps": StepRows, "occurrences": StageCalls, "times": StageTimes}
 """Those of them that leave as columns."""
 
 _NO_TIMES: Final[partial[dict[int, list[int]]]] = partial(defaultdict, partial(list, (0, 0)))
@@ -217,14 +217,14 @@ _NO_TIMES: Final[partial[dict[int, list[int]]]] = partial(defaultdict, partial(l
 
 
 class Gathered:
-    """What becomes a ``Settled``.
+    """What becomes a ``ClosedSteps``.
 
     Attributes:
         rows: by field: its rows, one after another; they become a table without a look at each.
         times: by phase, loader and step, and by source: time as the innermost, and time around that of others.
         activity_ns: by ``Activity``.
-        updates: see ``Settled``.
-        skipped_updates: see ``Settled``.
+        updates: see ``ClosedSteps``.
+        skipped_updates: see ``ClosedSteps``.
     """
 
     def __init__(self) -> None:
@@ -233,7 +233,7 @@ class Gathered:
         self.activity_ns = [0] * len(Activity)
         self.updates = self.skipped_updates = 0
 
-    def settle(self, open_step: int = -1) -> Settled:
+    def settle(self, open_step: int = -1) -> ClosedSteps:
         """All of it; ``open_step``: serial number of the step that has not closed."""
         for (phase, loader, step), by_source in self.times.items():
             for source, (self_ns, around_ns) in by_source.items():
@@ -248,7 +248,7 @@ class Gathered:
         for name, columns in _COLUMNS.items():
             tables[name] = columns(*np.ascontiguousarray(tables[name].T))
         tables["activity_ns"] = np.array(self.activity_ns, dtype=np.int64)
-        return Settled(**tables, updates=self.updates, skipped_updates=self.skipped_updates)
+        return ClosedSteps(**tables, updates=self.updates, skipped_updates=self.skipped_updates)
 
 
 def _table(rows: array[int], width: int, by: tuple[int, ...]) -> np.ndarray:

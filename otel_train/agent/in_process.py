@@ -25,7 +25,7 @@ from otel_train.config import CODE
 from otel_train.errors import ConfigError
 from otel_train.guard import Guard
 from otel_train.record.job_store import start_of_job
-from otel_train.recording import Recording
+from otel_train.recording import InstrumentationManager
 from otel_train.runinfo import Process, detect
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class AgentService:
         self._main = threading.get_ident()
         self.info = detect(config, environ, process=Process(start=start_of_job))
         self.caches = CacheSizes()
-        self.recording = Recording(config, self.info, anchor=anchor, environ=environ)
+        self.recording = InstrumentationManager(config, self.info, anchor=anchor, environ=environ)
         self._reports = Reports(self.recording, self.caches)
         self._reporting = free_in_forks(threading.RLock())
         self._answers: dict[int, Answer | None] = {}
@@ -248,12 +248,12 @@ class AgentService:
         opened = self._open()
         if opened is None:
             return
-        from otel_train.export.brought import Brought
+        from otel_train.export.brought import PluginExporter
         from otel_train.export.providers import ProviderExporter
         from otel_train.export.routes import VERSION
 
         exporter = ProviderExporter(opened.resource, version=VERSION, **providers)
-        self._brought = Brought("your providers", exporter, self._config.exit_timeout_s)
+        self._brought = PluginExporter("your providers", exporter, self._config.exit_timeout_s)
         self._ask("providers")
 
     def show_blocks(self, blocks: frozenset[str]) -> None:
@@ -744,7 +744,11 @@ class _RemoteTraining:
     """See ``capturing.around.Training``: the account lies in the agent."""
 
     def __init__(
-        self, recording: Recording, ask: Callable[..., Any], tell: Callable[..., None], anchor: Anchor
+        self,
+        recording: InstrumentationManager,
+        ask: Callable[..., Any],
+        tell: Callable[..., None],
+        anchor: Anchor,
     ) -> None:
         self.told = LoopFigures()
         self.clock = anchor

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from otel_train.clock import Anchor
     from otel_train.config import Config
     from otel_train.export.typeset import Page
-    from otel_train.record.build_times import Builds
-    from otel_train.record.crew import Death
+    from otel_train.record.build_times import BatchBuildTimes
+    from otel_train.record.crew import WorkerExit
     from otel_train.record.loader_state import LoaderState
-    from otel_train.record.notes import Happening, Value
+    from otel_train.record.notes import UserEvent, Value
     from otel_train.records import AttributeValue, Compile, DeviceMemory, DeviceTimes, Outcomes
     from otel_train.runinfo import RunInfo
 
@@ -167,10 +167,10 @@ class Report(NamedTuple):
     outcomes: Outcomes | None
     scale: float | None
     compiles: list[Compile]
-    notes: list[Value | Happening]
+    notes: list[Value | UserEvent]
     operations: np.ndarray | None
-    builds: list[tuple[str, Builds]]
-    deaths: list[tuple[str, Death]]
+    builds: list[tuple[str, BatchBuildTimes]]
+    deaths: list[tuple[str, WorkerExit]]
     reports: int
     records: dict[int, str] | None
     exchange: tuple[bool, int]

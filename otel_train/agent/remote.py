@@ -10,7 +10,7 @@ import numpy as np
 
 from otel_train.agent.messages import LoaderFigures, State
 from otel_train.guard import Guard
-from otel_train.record.build_times import Builds
+from otel_train.record.build_times import BatchBuildTimes
 from otel_train.records import Compile, DeviceTimes, Outcomes, Pace
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from otel_train.agent.messages import LoopFigures, Report
     from otel_train.agent.ring_reader import SharedRings
     from otel_train.aggregate.flat import FlatRow
-    from otel_train.aggregate.run import RunAccount
-    from otel_train.export.exchange import Errand
-    from otel_train.record.crew import Death
+    from otel_train.aggregate.run import RunState
+    from otel_train.export.exchange import ExchangeRequest
+    from otel_train.record.crew import WorkerExit
     from otel_train.record.loader_state import LoaderState
-    from otel_train.record.notes import Happening, Value
-    from otel_train.records import Batch, DeviceMemory
+    from otel_train.record.notes import UserEvent, Value
+    from otel_train.records import DeviceMemory, ExportBatch
 
     Send = Callable[..., None]
     """``send(what, *args)``: have the rank do something; no answer is wanted."""
@@ -157,9 +157,9 @@ class _Notes:
 
     def __init__(self) -> None:
         self.refused = 0
-        self.held: deque[Value | Happening] = deque()
+        self.held: deque[Value | UserEvent] = deque()
 
-    def drain(self) -> Iterator[Value | Happening]:
+    def drain(self) -> Iterator[Value | UserEvent]:
         return _drained(self.held)
 
 
@@ -176,12 +176,12 @@ class _Timers:
 
 class _Times:
     def __init__(self) -> None:
-        self.held: deque[Builds] = deque()
+        self.held: deque[BatchBuildTimes] = deque()
 
-    def read(self) -> Builds:
+    def read(self) -> BatchBuildTimes:
         parts = list(_drained(self.held))
         none = np.zeros(0, dtype=np.int64)
-        return Builds(
+        return BatchBuildTimes(
             np.concatenate([none, *(part.build_ns for part in parts)]), sum(part.missed for part in parts)
         )
 
@@ -191,9 +191,9 @@ class _Crew:
 
     def __init__(self) -> None:
         self.times = _Times()
-        self.held: deque[Death] = deque()
+        self.held: deque[WorkerExit] = deque()
 
-    def deaths(self) -> list[Death]:
+    def deaths(self) -> list[WorkerExit]:
         return list(_drained(self.held))
 
 
@@ -290,7 +290,7 @@ class RemoteExchange:
         """See ``Exchange``."""
         return self._remote.exchange[0]
 
-    def send(self, errand: Errand) -> None:
+    def send(self, errand: ExchangeRequest) -> None:
         """See ``Exchange``."""
         self._send("errand", errand)
 
@@ -308,7 +308,7 @@ class RemoteProviders:
     def __init__(self, send: Send) -> None:
         self._send = send
 
-    def export(self, batch: Batch) -> None:
+    def export(self, batch: ExportBatch) -> None:
         """Hand over one batch."""
         self._send("batch", batch)
 
@@ -322,7 +322,7 @@ class RemoteCapturing:
     def __init__(
         self,
         remote: RemoteRecording,
-        run: RunAccount,
+        run: RunState,
         send: Send,
         *,
         loop: Callable[[], LoopFigures],

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from otel_train.capturing.build import Capturing
     from otel_train.capturing.flops import FlopCount
     from otel_train.export.exchange import Exchange
-    from otel_train.record.build_times import Builds
-    from otel_train.record.crew import Death
-    from otel_train.record.notes import Happening
-    from otel_train.recording import Recording
+    from otel_train.record.build_times import BatchBuildTimes
+    from otel_train.record.crew import WorkerExit
+    from otel_train.record.notes import UserEvent
+    from otel_train.recording import InstrumentationManager
     from otel_train.trackers import Trackers
 
 _STATE_EVERY_S = 2.0
@@ -46,7 +46,7 @@ class Reports:
         flops: counts one step, where that is asked for.
     """
 
-    def __init__(self, recording: Recording, caches: CacheSizes) -> None:
+    def __init__(self, recording: InstrumentationManager, caches: CacheSizes) -> None:
         self.trackers: Trackers | None = None
         self.capturing: Capturing | None = None
         self.exchange: Exchange | None = None
@@ -86,7 +86,7 @@ class Reports:
         watched = len(recording.probes.loaders), len(recording.probes.models), hurry, job
         fresh = fresh or watched != self._watched
         self._watched = watched
-        deaths: list[tuple[str, Death]] = []
+        deaths: list[tuple[str, WorkerExit]] = []
         if fresh or self._is_due("look", _STATE_EVERY_S):
             deaths = self._do("loader workers", self._look_at_workers, [])
         scaled = recording.scaled
@@ -127,13 +127,13 @@ class Reports:
         self._due_s[what] = now_s + every_s
         return True
 
-    def _notes(self) -> list[Value | Happening]:
+    def _notes(self) -> list[Value | UserEvent]:
         return [
             note._replace(value=as_number(note.value)) if isinstance(note, Value) else as_plain(note)
             for note in self._recording.notes.drain()
         ]
 
-    def _builds(self) -> list[tuple[str, Builds]]:
+    def _builds(self) -> list[tuple[str, BatchBuildTimes]]:
         found = []
         for name, probe in list(self._recording.probes.loaders.items()):
             for crew in list(probe.crews):
@@ -143,7 +143,7 @@ class Reports:
                         found.append((name, builds))
         return found
 
-    def _look_at_workers(self) -> list[tuple[str, Death]]:
+    def _look_at_workers(self) -> list[tuple[str, WorkerExit]]:
         found = []
         for name, probe in list(self._recording.probes.loaders.items()):
             probe.weigh_next()

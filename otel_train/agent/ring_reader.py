@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from otel_train.codes import EDGE_WORDS, Source, SourceKind
+from otel_train.codes import EDGE_WORDS, Instrumented, SourceKind
 from otel_train.export.disk import Disk
 from otel_train.files import open_to_change
 from otel_train.flight import SharedLayout
@@ -97,7 +97,7 @@ class SharedRings:
         self._copied_s = 0.0
         self.guard = Guard("flight file")
         self._limited = True
-        self._sources: list[Source] = []
+        self._sources: list[Instrumented] = []
         self.main = self._find()[0]
 
     @property
@@ -106,7 +106,7 @@ class SharedRings:
         return list(self._find().values())
 
     @property
-    def sources(self) -> list[Source]:
+    def sources(self) -> list[Instrumented]:
         """Who wrote, by number: whoever has written by now is there. The same list every time."""
         self._learn()
         return self._sources
@@ -119,7 +119,7 @@ class SharedRings:
             with suppress(ValueError):  # it was torn
                 found = json.loads(text or b"{}")
                 new = found.get("sources", ())[len(self._sources) :]
-                self._sources += [Source(SourceKind(kind), *rest) for kind, *rest in new]
+                self._sources += [Instrumented(SourceKind(kind), *rest) for kind, *rest in new]
                 self._names = text
                 return
 

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 
     from otel_train.agent.alertmanager import AlertPoller
     from otel_train.agent.link import Link
-    from otel_train.aggregate.run import RunAccount
+    from otel_train.aggregate.run import RunState
     from otel_train.config import Config
     from otel_train.export.document import Window
     from otel_train.record.loader_state import LoaderState
@@ -374,7 +374,7 @@ class RankService:
             self._posts.pop(number, None)
 
 
-def loop_of(run: RunAccount, rings: SharedRings) -> LoopFigures:
+def loop_of(run: RunState, rings: SharedRings) -> LoopFigures:
     """What the rank must know of its loop."""
     leading = run.leading
     slots = {id(thread): thread.slot for thread in rings.threads}
@@ -426,7 +426,7 @@ class _Elsewhere:
         """See there."""
         return loader_state(probe)
 
-    def capturing(self, run: RunAccount) -> RemoteCapturing:
+    def capturing(self, run: RunState) -> RemoteCapturing:
         """See there."""
         rings = self._remote.recorder
         made = RemoteCapturing(

@@ -13,7 +13,7 @@ from otel_train.codes import SourceKind
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from otel_train.accounting.types import Occurrences
+    from otel_train.accounting.types import StageCalls
 
 
 class Saved(NamedTuple):
@@ -38,7 +38,7 @@ class Checkpoints:
         self.failures = self.last_ns = 0
         self.interval_s = 0.0
 
-    def take(self, ended: Occurrences, kinds: np.ndarray) -> Iterator[Saved]:
+    def take(self, ended: StageCalls, kinds: np.ndarray) -> Iterator[Saved]:
         """Count the checkpoints among calls that have ended; each of them.
 
         Args:

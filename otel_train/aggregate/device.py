@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 if TYPE_CHECKING:
-    from otel_train.accounting.types import Occurrences
+    from otel_train.accounting.types import StageCalls
     from otel_train.aggregate.totals import Totals
     from otel_train.records import DeviceTimes
 
@@ -64,7 +64,7 @@ class DeviceAccount:
         self._times = _Times(*_joined(self._times, _Times(*times[:4])))
         self._match()
 
-    def settle(self, ended: Occurrences, until_ns: int) -> None:
+    def settle(self, ended: StageCalls, until_ns: int) -> None:
         """Take occurrences of the thread whose device time is taken.
 
         Args:

@@ -12,7 +12,7 @@ from otel_train.catalog import RANK_EVENT, SAMPLES, STAGES, TOKENS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_train.aggregate.run import RunAccount
+    from otel_train.aggregate.run import RunState
 
     Counted = Mapping[tuple[str, str, str], int]
 
@@ -35,7 +35,7 @@ _NAME_CHARS = 40
 _NS_PER_S = 1e9
 
 
-class Digest(NamedTuple):
+class RankReport(NamedTuple):
     """What one rank says of itself. Totals count from the start of its session.
 
     Attributes:
@@ -82,13 +82,13 @@ class Digest(NamedTuple):
 
 
 def digest_of(
-    run: RunAccount, *, rank: int, host: str, barrier: str, events: Mapping[str, int], counted: Counted
-) -> Digest:
+    run: RunState, *, rank: int, host: str, barrier: str, events: Mapping[str, int], counted: Counted
+) -> RankReport:
     """The record of this process, from its account. ``sequence`` is left at 0."""
     leading, totals = run.leading, run.totals
     place = leading.position(run.names.sources) if leading else StepPosition()
     away_ns = totals.activity_ns[Activity.EVAL] + totals.activity_ns[Activity.CHECKPOINT]
-    return Digest(
+    return RankReport(
         rank=rank,
         host=host,
         sequence=0,
@@ -111,7 +111,7 @@ def digest_of(
     )
 
 
-def encode(digest: Digest) -> str:
+def encode(digest: RankReport) -> str:
     """As text of at most ``MOST_CHARS`` ASCII characters."""
     names = (digest.host, digest.stage, digest.loader, digest.after, digest.doing, digest.barrier)
     words = [
@@ -127,7 +127,7 @@ def encode(digest: Digest) -> str:
     return json.dumps(words, separators=(",", ":"))
 
 
-def decode(text: str) -> Digest:
+def decode(text: str) -> RankReport:
     """What ``encode`` wrote.
 
     Raises:
@@ -143,7 +143,7 @@ def decode(text: str) -> Digest:
             raise ValueError(f"version {version}: expected {VERSION}")
         numbers = dict(zip((*STAGES, NAMED), map(float, stages), strict=True))
         counts = dict(zip(RANK_EVENT.values, map(int, events), strict=True))
-        return Digest(
+        return RankReport(
             int(rank), str(host), int(sequence), int(steps), int(step), str(stage), str(loader), str(after),
             float(quiet_s), bool(stalled), bool(over), str(doing), float(away_s), str(barrier), int(every),
             numbers, counts, float(patience_s), _unpacked(packed),
@@ -175,7 +175,7 @@ def _unpacked(packed: Any) -> dict[tuple[str, str, str], int]:  # Any: from anot
     return found
 
 
-def _train_s(run: RunAccount) -> dict[str, float]:
+def _train_s(run: RunState) -> dict[str, float]:
     """Seconds of phase train by built-in stage; the user's own stages together."""
     spent: dict[str, float] = {}
     totals = run.totals

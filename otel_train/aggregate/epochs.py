@@ -13,7 +13,7 @@ from otel_train.codes import Ending, Op, SourceKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from otel_train.accounting.types import Settled
+    from otel_train.accounting.types import ClosedSteps
     from otel_train.aggregate.names import Names
     from otel_train.aggregate.totals import Totals
 
@@ -33,7 +33,7 @@ class EpochLog:
         self._begun: deque[tuple[int, int]] = deque(maxlen=REMEMBERED)
 
     def add(self, said: np.ndarray) -> None:
-        """Take in marks, as in ``Settled.said``."""
+        """Take in marks, as in ``ClosedSteps.said``."""
         begun = said[said[:, 1] == Op.EPOCH]
         self._begun += zip(begun[:, 0].tolist(), begun[:, 2].tolist(), strict=True)
 
@@ -114,7 +114,7 @@ class EpochTurns:
         self._over: dict[int, _End] = {}  # by loader of this epoch, its first end in it
         self._ended: dict[int, _End] = {}  # by loader, its last end
 
-    def take(self, settled: Settled) -> list[Turn]:
+    def take(self, settled: ClosedSteps) -> list[Turn]:
         """The turns in what was settled, in time."""
         return [*self._marks(settled), *self._passes(settled)]
 
@@ -124,7 +124,7 @@ class EpochTurns:
             return Turn(self._over_ns(), self._running, self._running)
         return Turn(0, self._open, self._running)
 
-    def _marks(self, settled: Settled) -> Iterator[Turn]:
+    def _marks(self, settled: ClosedSteps) -> Iterator[Turn]:
         """Epochs that the program marks: then they count, and nothing else does."""
         for at_ns, op, payload in settled.said[settled.said[:, 1] != Op.REPORT].tolist():
             self._marked = True
@@ -134,7 +134,7 @@ class EpochTurns:
             self._running = payload if op == Op.EPOCH else self._running + 1
             yield Turn(at_ns, ended, self._running)
 
-    def _passes(self, settled: Settled) -> Iterator[Turn]:
+    def _passes(self, settled: ClosedSteps) -> Iterator[Turn]:
         """Epochs that the training loaders show."""
         if self._marked:
             return

@@ -10,14 +10,14 @@ from otel_train import catalog as c
 from otel_train.accounting.types import PHASES, TRAIN, Activity
 from otel_train.aggregate.captures import CAPTURES_FOLDER, TRIGGERS
 from otel_train.aggregate.names import CHECKPOINT
-from otel_train.aggregate.sheet import Bounded, Sheet
+from otel_train.aggregate.sheet import LabelLimiter, MetricBuilder
 from otel_train.clock import NS_PER_S
 
 if TYPE_CHECKING:
-    from otel_train.aggregate.run import RunAccount
+    from otel_train.aggregate.run import RunState
 
 
-class Figures:
+class RunMetrics:
     """Writes the account of a run into a sheet.
 
     Args:
@@ -27,13 +27,13 @@ class Figures:
         lean: durations and steps of training alone.
     """
 
-    def __init__(self, run: RunAccount, *, max_loaders: int, max_stages: int, lean: bool = False) -> None:
-        self.loaders = Bounded(max_loaders)
-        self.stages = Bounded(max_stages)
+    def __init__(self, run: RunState, *, max_loaders: int, max_stages: int, lean: bool = False) -> None:
+        self.loaders = LabelLimiter(max_loaders)
+        self.stages = LabelLimiter(max_stages)
         self._run = run
         self._lean = lean
 
-    def write(self, sheet: Sheet) -> None:
+    def write(self, sheet: MetricBuilder) -> None:
         """Put everything that the edges have told."""
         self._stages(sheet)
         self._steps(sheet)
@@ -44,7 +44,7 @@ class Figures:
         """Names folded into ``_OTHER``, by label."""
         return {c.LOADER.name: len(self.loaders.overflown), c.STAGE.name: len(self.stages.overflown)}
 
-    def _stages(self, sheet: Sheet) -> None:
+    def _stages(self, sheet: MetricBuilder) -> None:
         totals = self._run.totals
         labels: dict[tuple[str, str, str], int] = {}
         into = np.full(len(totals.names.keys), -1, dtype=np.int64)
@@ -62,7 +62,7 @@ class Figures:
             sheet.histogram(c.STAGE_DURATION, folded, series, *label, exemplars=held)
             sheet.histogram(c.STAGE_DEVICE_DURATION, on_device, series, *label)
 
-    def _steps(self, sheet: Sheet) -> None:
+    def _steps(self, sheet: MetricBuilder) -> None:
         totals = self._run.totals
         into = np.full(len(totals.step_pairs), -1, dtype=np.int64)
         labels: dict[tuple[str, str], int] = {}
@@ -82,7 +82,7 @@ class Figures:
         known = [reason for reason in c.SKIP_REASON.values if reason != "amp_overflow" or skips is not None]
         sheet.put_all(c.STEP_SKIPS, known, {"amp_overflow": skips or 0})
 
-    def _loaders(self, sheet: Sheet) -> None:
+    def _loaders(self, sheet: MetricBuilder) -> None:
         totals = self._run.totals
         for metric, counts in ((c.BATCHES, totals.batches), (c.SAMPLES, totals.samples)):
             for (loader, phase), count in counts.items():
@@ -93,7 +93,7 @@ class Figures:
                 sheet.put(c.BATCH_TIME, ns / NS_PER_S, self._loader(loader), PHASES[phase])
         self._evals(sheet)
 
-    def _evals(self, sheet: Sheet) -> None:
+    def _evals(self, sheet: MetricBuilder) -> None:
         evals = self._run.evals
         labels: dict[str, int] = {}
         into = [labels.setdefault(self.loaders.fold(name), len(labels)) for name in evals.loaders]
@@ -104,7 +104,7 @@ class Figures:
     def _loader(self, number: int) -> str:
         return self.loaders.fold(self._run.totals.names.loaders.names[number])
 
-    def _rest(self, sheet: Sheet) -> None:
+    def _rest(self, sheet: MetricBuilder) -> None:
         run = self._run
         seconds = run.totals.activity_ns / NS_PER_S
         spent = {activity.name.lower(): float(seconds[activity]) for activity in Activity}

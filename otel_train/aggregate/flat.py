@@ -14,7 +14,7 @@ from otel_train.codes import Op
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterator
 
-    from otel_train.accounting.types import Settled
+    from otel_train.accounting.types import ClosedSteps
     from otel_train.aggregate.epochs import Turn
     from otel_train.aggregate.flat_epochs import EpochWindow
     from otel_train.aggregate.names import Names
@@ -48,10 +48,10 @@ class Slice(NamedTuple):
         started_ns: when it began.
         lasted_ns: how long it ran.
         kind: ``SourceKind`` of the source.
-        batches: as in ``Settled``.
+        batches: as in ``ClosedSteps``.
         step_ns: durations of the training steps that closed.
         work_ns: the same, less what they waited for data.
-        loader_ns: as in ``Settled``.
+        loader_ns: as in ``ClosedSteps``.
         loss_ns: time of their loss computations, as in ``StepRows``.
         losses: how many loss computations they had.
         training_ns: from their first forward, or loss, to the end of their last update.
@@ -123,7 +123,7 @@ class FlatFigures:
         """Let the totals of operations start from now."""
         self._operations.reset()
 
-    def take(self, settled: Settled, rows: np.ndarray, numbers: np.ndarray) -> list[FlatRow]:
+    def take(self, settled: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> list[FlatRow]:
         """Take in what has been settled of the thread that trains; the rows that are due.
 
         Args:
@@ -146,7 +146,7 @@ class FlatFigures:
             self._step, self._stepped_ns = int(numbers[-1]) + 1, int(settled.steps.ended_ns[rows[-1]])
         return made
 
-    def skip(self, settled: Settled, rows: np.ndarray, numbers: np.ndarray) -> None:
+    def skip(self, settled: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> None:
         """Only keep count: nobody listens yet."""
         self._epochs.skip()
         for mark in self._marks(settled, rows, numbers):
@@ -187,7 +187,7 @@ class FlatFigures:
     def _row(self, at_ns: int, epoch: int, values: dict[str, float], *, of_epoch: bool) -> FlatRow:
         return FlatRow(self._unix(at_ns), self._step, epoch, of_epoch=of_epoch, values=values)
 
-    def _marks(self, settled: Settled, rows: np.ndarray, numbers: np.ndarray) -> list[_Mark]:
+    def _marks(self, settled: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> list[_Mark]:
         """Where rows are due, in time."""
         found = []
         if self._every_steps:
@@ -205,7 +205,7 @@ class FlatFigures:
             found.append(_Mark(at_ns, int(numbers[before[-1]]) + 1 if len(before) else self._step, turn))
         return sorted(found, key=lambda mark: mark.at_ns)  # a step ends before the epoch does
 
-    def _asked(self, settled: Settled, due: Container[int]) -> Iterator[int]:
+    def _asked(self, settled: ClosedSteps, due: Container[int]) -> Iterator[int]:
         """When reports were asked for that have not been made, and are not due all the same."""
         for at_ns, op, number in settled.said.tolist():
             if op == Op.REPORT and number > self.reported:
@@ -213,7 +213,7 @@ class FlatFigures:
                 if at_ns not in due:
                     yield at_ns
 
-    def _parts(self, settled: Settled, cuts: list[int]) -> Iterator[Slice]:
+    def _parts(self, settled: ClosedSteps, cuts: list[int]) -> Iterator[Slice]:
         """What was settled, in one part more than there are cuts; what ends at a cut comes before it."""
         calls, steps, batches = settled.occurrences, settled.steps, settled.batches
         ended = np.maximum.accumulate(calls.started_ns + calls.inclusive_ns)

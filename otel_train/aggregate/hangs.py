@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_train.aggregate.digest import Digest
+    from otel_train.aggregate.digest import RankReport
 
 ORDER: Final = {
     stage: 2 * place for place, stage in enumerate(("data", "h2d", "forward", "backward", "optimizer"))
@@ -18,7 +18,7 @@ MOST_NAMED: Final = 8
 """Ranks named in one standstill; where more are behind, a node or a switch is the place to look."""
 
 
-class Suspect(NamedTuple):
+class HangSuspect(NamedTuple):
     """A rank that the others seem to wait for.
 
     Attributes:
@@ -40,7 +40,7 @@ class Suspect(NamedTuple):
     silent: bool
 
 
-def suspects(digests: Mapping[int, Digest], silent_s: Mapping[int, float]) -> list[Suspect]:
+def suspects(digests: Mapping[int, RankReport], silent_s: Mapping[int, float]) -> list[HangSuspect]:
     """Who holds the run up; nobody where nothing tells them from the others.
 
     Args:
@@ -54,7 +54,9 @@ def suspects(digests: Mapping[int, Digest], silent_s: Mapping[int, float]) -> li
     if not any(digest.stalled for digest in here.values()):
         return []
     last_step = min(digest.step for digest in here.values())
-    behind: Mapping[int, Digest] = {rank: digest for rank, digest in here.items() if digest.step == last_step}
+    behind: Mapping[int, RankReport] = {
+        rank: digest for rank, digest in here.items() if digest.step == last_step
+    }
     if len(behind) == len(here):
         behind = _behind_in_step(here)
     # Somebody who is behind and moves (evaluates, saves, loads) is late, not stuck.
@@ -64,7 +66,7 @@ def suspects(digests: Mapping[int, Digest], silent_s: Mapping[int, float]) -> li
     return [_suspect(digest, digest.quiet_s, silent=False) for digest in stuck][:MOST_NAMED]
 
 
-def _behind_in_step(digests: Mapping[int, Digest]) -> Mapping[int, Digest]:
+def _behind_in_step(digests: Mapping[int, RankReport]) -> Mapping[int, RankReport]:
     """Those least far into their step. Where that is unknown of somebody: those in a stage of their own."""
     reached = {rank: _reached(digest) for rank, digest in digests.items()}
     if None not in reached.values():
@@ -77,12 +79,12 @@ def _behind_in_step(digests: Mapping[int, Digest]) -> Mapping[int, Digest]:
     return {rank: digest for rank, digest in digests.items() if digest.stage != usual}
 
 
-def _reached(digest: Digest) -> int | None:
+def _reached(digest: RankReport) -> int | None:
     """How far into its step a rank is; None where its stage has no place in a step."""
     if digest.stage in ORDER:
         return ORDER[digest.stage]
     return ORDER[digest.after] + 1 if digest.after in ORDER else None
 
 
-def _suspect(digest: Digest, quiet_s: float, *, silent: bool) -> Suspect:
-    return Suspect(digest.rank, digest.host, digest.step, digest.stage, digest.loader, quiet_s, silent)
+def _suspect(digest: RankReport, quiet_s: float, *, silent: bool) -> HangSuspect:
+    return HangSuspect(digest.rank, digest.host, digest.step, digest.stage, digest.loader, quiet_s, silent)

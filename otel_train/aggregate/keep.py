@@ -30,8 +30,8 @@ UNDECIDED = 1 << 62
 """Steps between baselines before the run has a pace: more than it will ever have."""
 
 
-class KeepRules(NamedTuple):
-    """Settings of ``Keeper``; see ``Config`` for their meaning."""
+class SamplingRules(NamedTuple):
+    """Settings of ``SpanSampler``; see ``Config`` for their meaning."""
 
     warmup_steps: int
     every_steps: int
@@ -40,7 +40,7 @@ class KeepRules(NamedTuple):
     burst: int
 
 
-class Kept(NamedTuple):
+class SampledStep(NamedTuple):
     """A step that was chosen.
 
     Attributes:
@@ -56,7 +56,7 @@ class Kept(NamedTuple):
     baseline_ns: int
 
 
-class Keeper:
+class SpanSampler:
     """Chooses among closed training steps; at most ``per_s`` on average, ``burst`` at once.
 
     Args:
@@ -64,7 +64,7 @@ class Keeper:
         started_ns: when the run began.
     """
 
-    def __init__(self, rules: KeepRules, started_ns: int) -> None:
+    def __init__(self, rules: SamplingRules, started_ns: int) -> None:
         self.limited = 0
         self.slow = 0
         """Slow steps up to now."""
@@ -101,7 +101,7 @@ class Keeper:
         """A value of the step that ran at ``at_ns`` was not finite."""
         self._nonfinite_ns = [*self._nonfinite_ns[-63:], at_ns]
 
-    def choose(self, steps: StepRows, numbers: np.ndarray, rows: np.ndarray) -> list[Kept]:
+    def choose(self, steps: StepRows, numbers: np.ndarray, rows: np.ndarray) -> list[SampledStep]:
         """Look at newly closed training steps.
 
         Args:
@@ -118,7 +118,7 @@ class Keeper:
         for place in np.flatnonzero(reasons != "").tolist():
             free = reasons[place] == "profiler"  # bounded by the capture, and it links to them
             if free or self._take(int(steps.ended_ns[rows[place]])):
-                chosen.append(Kept(int(rows[place]), int(numbers[place]), str(reasons[place]), median))
+                chosen.append(SampledStep(int(rows[place]), int(numbers[place]), str(reasons[place]), median))
             else:
                 self.limited += 1
         return chosen

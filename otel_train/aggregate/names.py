@@ -8,7 +8,7 @@ import numpy as np
 
 from otel_train.accounting.types import PHASES, SourceTable
 from otel_train.catalog import OTHER_VALUE, STAGES
-from otel_train.codes import Source, SourceKind
+from otel_train.codes import Instrumented, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Names:
         self.loaders = _Table([""], _LOADERS)
         self.models = _Table([""], _MODELS)
         self.keys: list[Key] = []
-        self.sources: list[Source] = []
+        self.sources: list[Instrumented] = []
         self.table = SourceTable()
         self.kinds = np.zeros(0, dtype=np.int8)
         self._series = np.full(_STAGES * _LOADERS * _PHASES * _MODELS, -1, dtype=np.int32)
@@ -47,7 +47,7 @@ class Names:
         self._loader_of = np.zeros(1, dtype=np.int64)
         self._model_of = np.zeros(1, dtype=np.int64)
 
-    def learn(self, sources: Sequence[Source]) -> None:
+    def learn(self, sources: Sequence[Instrumented]) -> None:
         """Take in sources that have been added since the last call."""
         new = list(sources[len(self.sources) :])
         if not new:

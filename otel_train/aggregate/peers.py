@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train import catalog as c
 from otel_train.aggregate.digest import NAMED, decode
-from otel_train.aggregate.hangs import Suspect, suspects
-from otel_train.aggregate.sheet import Bounded
-from otel_train.aggregate.stragglers import Slow, Stragglers, finding
+from otel_train.aggregate.hangs import HangSuspect, suspects
+from otel_train.aggregate.sheet import LabelLimiter
+from otel_train.aggregate.stragglers import Straggler, Stragglers, finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.aggregate.digest import Digest
-    from otel_train.aggregate.sheet import Sheet
+    from otel_train.aggregate.digest import RankReport
+    from otel_train.aggregate.sheet import MetricBuilder
     from otel_train.records import Finding
 
 MISSED_RECORDS = 3
@@ -24,7 +24,7 @@ MOST_STUCK = 3
 """Ranks that hold the run up and are published by name."""
 
 
-class Peers:
+class RankMonitor:
     """What the records of all ranks add up to.
 
     Args:
@@ -49,16 +49,16 @@ class Peers:
         breathe: Callable[[], None] = lambda: None,
     ) -> None:
         self.refused = 0
-        self.suspects: list[Suspect] = []
+        self.suspects: list[HangSuspect] = []
         self._world_size = world_size
         self._every_s = every_s
         self._stall_after_s = stall_after_s
-        self._known: dict[int, Digest] = {}
+        self._known: dict[int, RankReport] = {}
         self._heard_s: dict[int, float] = {}
-        self._last: dict[int, Digest] = {}  # those that have ended included
+        self._last: dict[int, RankReport] = {}  # those that have ended included
         self._stuck: dict[tuple[str, str, str], float] = {}
         self._speaks = speaks
-        self._loaders = Bounded(c.LOADER.bound)
+        self._loaders = LabelLimiter(c.LOADER.bound)
         self._breathe = breathe
         self._stragglers = Stragglers(breathe)
         self._now_s = 0.0
@@ -69,7 +69,7 @@ class Peers:
         """Whether any record has come at all."""
         return bool(self._heard_s)
 
-    def take(self, records: Mapping[int, str], now_s: float) -> list[Suspect]:
+    def take(self, records: Mapping[int, str], now_s: float) -> list[HangSuspect]:
         """Take in what lies in the store.
 
         Args:
@@ -106,11 +106,11 @@ class Peers:
         return sorted(self._silent_s(MISSED_RECORDS * self._every_s))
 
     @property
-    def slow(self) -> Slow | None:
+    def slow(self) -> Straggler | None:
         """The rank to name as a straggler, if there is one."""
         return self._stragglers.slow
 
-    def of(self, rank: int) -> Digest | None:
+    def of(self, rank: int) -> RankReport | None:
         """The last record of a rank."""
         return self._known.get(rank)
 
@@ -119,7 +119,7 @@ class Peers:
         slow = self._stragglers.slow
         return finding(slow, others=self._world_size - 1, train_s=train_s) if slow else None
 
-    def write(self, sheet: Sheet) -> None:
+    def write(self, sheet: MetricBuilder) -> None:
         """Put what is published of it: as many series for ten ranks as for ten thousand."""
         if not self.heard:
             return
@@ -176,7 +176,7 @@ class Peers:
     def _events(self, event: str) -> int:
         return sum(each.events.get(event, 0) for each in self._last.values())
 
-    def _write_counted(self, sheet: Sheet) -> None:
+    def _write_counted(self, sheet: MetricBuilder) -> None:
         for each in self._last.values():
             for (name, loader, phase), number in each.counted.items():
                 sheet.put(c.by_name[name], number, self._loaders.fold(loader), phase)

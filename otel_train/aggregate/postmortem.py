@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.accounting.types import SourceTable
-from otel_train.aggregate.story import Story, story_of, trained
+from otel_train.aggregate.story import ThreadHistory, story_of, trained
 from otel_train.catalog import STAGES
 from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.errors import RunDirectoryError
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.accounting.nesting import OpenStage
-    from otel_train.accounting.types import Settled
-    from otel_train.codes import Source
+    from otel_train.accounting.types import ClosedSteps
+    from otel_train.codes import Instrumented
     from otel_train.flight import Flight
 
 FILE_NAME = "flight.bin"
@@ -82,7 +82,7 @@ def told_by(flight: Flight, summary: Mapping[str, Any]) -> dict[str, Any]:
     return report
 
 
-def _tell_steps(report: dict[str, Any], main: Story, teller: _Teller, first: int) -> None:
+def _tell_steps(report: dict[str, Any], main: ThreadHistory, teller: _Teller, first: int) -> None:
     """Fill in the last closed steps, and the step at the end: the open one, else the last closed."""
     # A step that has its update is closed by the end of the file, and by no ask: the loop was still in it.
     ending = report["after"] == "optimizer" and not main.open
@@ -107,7 +107,7 @@ def _tell_steps(report: dict[str, Any], main: Story, teller: _Teller, first: int
         }  # fmt: skip
 
 
-def _closed_before(main: Story, summary: Mapping[str, Any], notes: list[str]) -> int:
+def _closed_before(main: ThreadHistory, summary: Mapping[str, Any], notes: list[str]) -> int:
     """Number of the first step on file."""
     overwritten = main.thread.entry.written > len(main.thread.times) + 1
     if not overwritten:
@@ -132,7 +132,7 @@ def _summary(rank_dir: Path) -> dict[str, Any]:
 class _Teller:
     """Turns numbers into names and instants into times of day."""
 
-    def __init__(self, flight: Flight, sources: Sequence[Source]) -> None:
+    def __init__(self, flight: Flight, sources: Sequence[Instrumented]) -> None:
         self._flight = flight
         self._sources = sources
 
@@ -142,7 +142,7 @@ class _Teller:
             return None
         return (self._flight.anchor_unix_ns + clock_ns - self._flight.anchor_clock_ns) / _NS
 
-    def open_stages(self, story: Story) -> list[dict[str, Any]]:
+    def open_stages(self, story: ThreadHistory) -> list[dict[str, Any]]:
         """Stages that had not ended, outermost first."""
         begun = [self._source_of(entry) for entry in story.open]
         last_sign_ns = self._last_sign_ns(story)
@@ -157,7 +157,7 @@ class _Teller:
             for entry, source in zip(story.open, begun, strict=True)
         ]
 
-    def after(self, story: Story) -> str:
+    def after(self, story: ThreadHistory) -> str:
         """Built-in stage that ended last, "" if the last edge began one."""
         last = int(story.thread.codes[-1])
         number = (last >> SOURCE_SHIFT) & SOURCE_MASK
@@ -165,7 +165,7 @@ class _Teller:
         stage = self._sources[number].stage if number < len(self._sources) else ""
         return stage if stage in STAGES and Op.END <= last & OP_MASK <= Op.SUSPEND else ""
 
-    def thread(self, story: Story) -> dict[str, Any]:
+    def thread(self, story: ThreadHistory) -> dict[str, Any]:
         """One line on a thread."""
         return {
             "name": story.thread.entry.thread,
@@ -174,14 +174,14 @@ class _Teller:
             "open": self.open_stages(story),
         }
 
-    def recent_steps(self, story: Story) -> list[dict[str, Any]]:
+    def recent_steps(self, story: ThreadHistory) -> list[dict[str, Any]]:
         """The last training steps that closed, each with the self time of its stages."""
         part = story.settled
         rows = np.flatnonzero(trained(part)).tolist()[-RECENT_STEPS:]
         by_row = self._stages_of_rows(part)
         return [self._step(part, row, by_row.get(row, {})) for row in rows]
 
-    def _step(self, part: Settled, row: int, stages: dict[str, int]) -> dict[str, Any]:
+    def _step(self, part: ClosedSteps, row: int, stages: dict[str, int]) -> dict[str, Any]:
         return {
             "index": None,
             "duration_s": int(part.steps.duration_ns[row]) / _NS,
@@ -189,7 +189,7 @@ class _Teller:
             "started_unix_s": self.unix_s(int(part.steps.started_ns[row])),
         }
 
-    def _stages_of_rows(self, part: Settled) -> dict[int, dict[str, int]]:
+    def _stages_of_rows(self, part: ClosedSteps) -> dict[int, dict[str, int]]:
         """Self nanoseconds by row and stage."""
         selves: dict[int, dict[str, int]] = {}
         times = part.times
@@ -199,15 +199,15 @@ class _Teller:
             stages[name] = stages.get(name, 0) + ns
         return selves
 
-    def _source_of(self, entry: OpenStage) -> Source:
+    def _source_of(self, entry: OpenStage) -> Instrumented:
         return self._sources[entry.source]
 
-    def _loader(self, story: Story) -> str | None:
+    def _loader(self, story: ThreadHistory) -> str | None:
         """Loader of the batch that the thread was at work on."""
         batches = story.settled.batches
         return self._sources[int(batches[-1, 0])].name if len(batches) else None
 
-    def _last_sign_ns(self, story: Story) -> int:
+    def _last_sign_ns(self, story: ThreadHistory) -> int:
         turn_ns = self._flight.turn_unix_ns - self._flight.anchor_unix_ns + self._flight.anchor_clock_ns
         return max(turn_ns, int(story.thread.times[-1]))
 

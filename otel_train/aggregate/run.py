@@ -10,18 +10,18 @@ import numpy as np
 
 from otel_train.accounting.account import ThreadAccount
 from otel_train.accounting.nesting import DATA
-from otel_train.accounting.types import TRAIN, Activity, Occurrences, Settled, StepSource
+from otel_train.accounting.types import TRAIN, Activity, ClosedSteps, StageCalls, StepSource
 from otel_train.aggregate.captures import Captures
 from otel_train.aggregate.checkpoints import Checkpoints
 from otel_train.aggregate.compiles import Compiles
 from otel_train.aggregate.device import DeviceAccount
 from otel_train.aggregate.epochs import EpochLog
 from otel_train.aggregate.eval_passes import EvalPasses
-from otel_train.aggregate.keep import Keeper, KeepRules
+from otel_train.aggregate.keep import SamplingRules, SpanSampler
 from otel_train.aggregate.names import Names
 from otel_train.aggregate.reclaimed import Reclaimed
 from otel_train.aggregate.stalls import Doing, Stalls
-from otel_train.aggregate.tell import MOST_CHILDREN, Teller
+from otel_train.aggregate.tell import MOST_CHILDREN, SpanBuilder
 from otel_train.aggregate.totals import Totals
 from otel_train.aggregate.transfers import Transfers
 from otel_train.catalog import (
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from otel_train.aggregate.captures import Capture
     from otel_train.aggregate.traces import Tracer
     from otel_train.clock import Anchor
-    from otel_train.codes import Source
+    from otel_train.codes import Instrumented
     from otel_train.records import AttributeValue, Compile
 
 
@@ -99,7 +99,7 @@ class RecentSteps:
 
 
 @dataclass(slots=True)
-class Thread:
+class ThreadState:
     """One thread that writes edges.
 
     Attributes:
@@ -121,12 +121,12 @@ class Thread:
     main: bool
     account: ThreadAccount
     label: str = ""
-    follows: Thread | None = None
+    follows: ThreadState | None = None
     key: int = 0
     over: bool = False
     last_ns: int = 0
     last_code: int = 0
-    open_step: list[Occurrences] = field(default_factory=list)
+    open_step: list[StageCalls] = field(default_factory=list)
     next_number: int = 0
     trains: bool = False
 
@@ -145,7 +145,7 @@ class Thread:
             self.next_number = self.account.number
         return numbers
 
-    def position(self, sources: Sequence[Source]) -> StepPosition:
+    def position(self, sources: Sequence[Instrumented]) -> StepPosition:
         """Where it is; ``sources`` are all that are known."""
         last = sources[(self.last_code >> SOURCE_SHIFT) & SOURCE_MASK].stage if sources else ""
         op = self.last_code & OP_MASK
@@ -157,7 +157,7 @@ class Thread:
         return StepPosition(source.stage, source.name if innermost.kind == DATA else "", after)
 
 
-class RunAccount:
+class RunState:
     """Takes edges of all threads, keeps the run's totals, and hands out spans and events.
 
     Args:
@@ -178,7 +178,7 @@ class RunAccount:
         *,
         anchor: Anchor,
         tracer: Tracer,
-        rules: KeepRules,
+        rules: SamplingRules,
         stall_after_s: float,
         breathe: Callable[[], None] = lambda: None,
     ) -> None:
@@ -187,8 +187,8 @@ class RunAccount:
         self.totals = Totals(self.names, breathe=breathe)
         self.device = DeviceAccount(self.totals)
         self.transfers = Transfers()
-        self.teller = Teller(tracer, anchor, self.names, device_ns=self.device.of)
-        self.keeper = Keeper(rules, started_ns)
+        self.teller = SpanBuilder(tracer, anchor, self.names, device_ns=self.device.of)
+        self.keeper = SpanSampler(rules, started_ns)
         self.checkpoints = Checkpoints()
         self.evals = EvalPasses()
         self.epochs = EpochLog(self.totals)
@@ -200,17 +200,17 @@ class RunAccount:
         self.closed = False
         self.training_threads = 0
         self.down_s: float | None = None  # seconds that the run stood still before this start
-        self._threads: dict[int, Thread] = {}
-        self._leading: Thread | None = None
+        self._threads: dict[int, ThreadState] = {}
+        self._leading: ThreadState | None = None
         self._threads_seen, self._closed_ns = 0, 0
         self.recent = RecentSteps()
-        self.on_settled: Callable[[Settled, np.ndarray, np.ndarray], object] | None = None
+        self.on_settled: Callable[[ClosedSteps, np.ndarray, np.ndarray], object] | None = None
         self._breathe = breathe
         self._phase = TRAIN
 
     # -- taking edges in ---------------------------------------------------------------------------
 
-    def learn(self, sources: Sequence[Source]) -> None:
+    def learn(self, sources: Sequence[Instrumented]) -> None:
         """Take in sources that have been added."""
         self.names.learn(sources)
 
@@ -309,7 +309,7 @@ class RunAccount:
         return self._leading.next_number if self._leading else 0
 
     @property
-    def leading(self) -> Thread | None:
+    def leading(self) -> ThreadState | None:
         """The thread that trains, once it is known."""
         return self._leading
 
@@ -354,7 +354,7 @@ class RunAccount:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _doing(self, leading: Thread) -> Doing:
+    def _doing(self, leading: ThreadState) -> Doing:
         """What a silence is to be judged by."""
         if leading.idle:
             return Doing.OUTSIDE
@@ -364,14 +364,14 @@ class RunAccount:
             return Doing.EVALUATION
         return Doing.TRAINING if self.totals.step_counts.any() else Doing.START
 
-    def _new_thread(self, name: str, *, main: bool) -> Thread:
+    def _new_thread(self, name: str, *, main: bool) -> ThreadState:
         self._threads_seen += 1
         before = self._leading if self._leading and self._leading.over else None
         since_ns = self.settled_ns if before else self.started_ns
         account = ThreadAccount(since_ns, self.names.table, self._reclaimed.within)
-        return Thread(name, main, account, label=f"{name} {self._threads_seen}", follows=before)
+        return ThreadState(name, main, account, label=f"{name} {self._threads_seen}", follows=before)
 
-    def _lead(self, thread: Thread) -> None:
+    def _lead(self, thread: ThreadState) -> None:
         """The first thread that trains leads; when it is over the next one takes its time and numbers on."""
         before = self._leading
         if before is None and (thread.account.computes or thread.main):
@@ -387,10 +387,10 @@ class RunAccount:
             self.training_threads -= 1  # its time begins where that one's ended
             self._leading = thread
 
-    def _is_helper(self, thread: Thread) -> bool:
+    def _is_helper(self, thread: ThreadState) -> bool:
         return not thread.main and not thread.account.computes
 
-    def _take(self, thread: Thread, settled: Settled) -> None:
+    def _take(self, thread: ThreadState, settled: ClosedSteps) -> None:
         self._lead(thread)
         if self._is_helper(thread):  # its wait is not the training thread's
             self.totals.add_beside(settled)
@@ -413,11 +413,11 @@ class RunAccount:
             self.teller.checkpoint(saved.within_ns, self.step_number, failed=saved.failed)
         self._take_endings(settled)
 
-    def _take_endings(self, settled: Settled) -> None:
+    def _take_endings(self, settled: ClosedSteps) -> None:
         for loader, reason, at_ns in self.totals.loaders.add_endings(settled.endings, self.names):
             self.teller.exhausted(loader, reason, at_ns, step=self.recent.at(at_ns, self.step_number))
 
-    def _take_steps(self, thread: Thread, settled: Settled) -> None:
+    def _take_steps(self, thread: ThreadState, settled: ClosedSteps) -> None:
         steps = settled.steps
         rows = np.flatnonzero((steps.phase == TRAIN) & (steps.counted > 0))
         numbers = thread.number(steps.number[rows])
@@ -437,11 +437,11 @@ class RunAccount:
             for over in self.evals.feed(steps, self.names):
                 self.teller.evaluation(over, self.step_number)
 
-    def _carry(self, thread: Thread, settled: Settled, *, closed: bool) -> None:
+    def _carry(self, thread: ThreadState, settled: ClosedSteps, *, closed: bool) -> None:
         """Remember the first stages of the step that is still open: it may be worth keeping."""
         still = np.flatnonzero(settled.occurrences.step == len(settled.steps.phase))
         if closed:
             thread.open_step = []
         room = MOST_CHILDREN - sum(len(part.step) for part in thread.open_step)
         if len(still) and room > 0:
-            thread.open_step.append(Occurrences(*(column[still[:room]] for column in settled.occurrences)))
+            thread.open_step.append(StageCalls(*(column[still[:room]] for column in settled.occurrences)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from otel_train.catalog import ALL, DEVICE, OTHER_VALUE, Emit, Kind
-from otel_train.records import Family, HistogramPoint, Point
+from otel_train.records import HistogramPoint, MetricFamily, Point
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from otel_train.records import Attributes, Exemplar
 
 
-class Sheet:
+class MetricBuilder:
     """Collects points and hands them over as families.
 
     Args:
@@ -79,7 +79,7 @@ class Sheet:
         self._histograms.setdefault(metric.name, []).append(point)
         self._breathe()
 
-    def families(self) -> tuple[Family, ...]:
+    def families(self) -> tuple[MetricFamily, ...]:
         """Everything collected that this process publishes, in catalogue order."""
         found = []
         for metric in ALL:
@@ -87,9 +87,9 @@ class Sheet:
                 continue
             if metric.name in self._points:
                 points = tuple(Point(*series) for series in self._points[metric.name].items())
-                found.append(Family(metric, points))
+                found.append(MetricFamily(metric, points))
             elif metric.name in self._histograms:
-                found.append(Family(metric, tuple(self._histograms[metric.name])))
+                found.append(MetricFamily(metric, tuple(self._histograms[metric.name])))
         return tuple(found)
 
 
@@ -99,7 +99,7 @@ def _attributes(metric: Metric, labels: tuple[str, ...]) -> Attributes:
     )
 
 
-class Bounded:
+class LabelLimiter:
     """Folds names beyond a bound into ``_OTHER``, first come first served.
 
     Args:

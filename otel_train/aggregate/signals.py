@@ -6,10 +6,10 @@ import math
 from typing import TYPE_CHECKING
 
 from otel_train import catalog as c
-from otel_train.aggregate.sheet import Bounded
+from otel_train.aggregate.sheet import LabelLimiter
 
 if TYPE_CHECKING:
-    from otel_train.aggregate.sheet import Sheet
+    from otel_train.aggregate.sheet import MetricBuilder
 
 _NORMS = ("grad_norm", "gradient_norm", "total_norm")
 _RATES = ("lr", "learning_rate")
@@ -26,9 +26,9 @@ class Signals:
         self._rates: dict[str, float] = {}
         self._values: dict[str, float] = {}
         self._single: dict[str, float] = {}
-        self._loss_names = Bounded(c.LOSS_NAME.bound)
-        self._rate_names = Bounded(c.OPTIMIZER_GROUP.bound)
-        self._value_names = Bounded(c.METRIC_NAME.bound)
+        self._loss_names = LabelLimiter(c.LOSS_NAME.bound)
+        self._rate_names = LabelLimiter(c.OPTIMIZER_GROUP.bound)
+        self._value_names = LabelLimiter(c.METRIC_NAME.bound)
 
     def take(self, name: str, value: float) -> bool:
         """Take one value in; whether it is finite."""
@@ -58,7 +58,7 @@ class Signals:
             c.METRIC_NAME.name: len(self._value_names.overflown),
         }
 
-    def write(self, sheet: Sheet, phase: str) -> None:
+    def write(self, sheet: MetricBuilder, phase: str) -> None:
         """Put the last values."""
         for name, value in self._losses.items():
             sheet.put(c.LOSS, value, name, phase)

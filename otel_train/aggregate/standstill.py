@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from otel_train.aggregate.digest import Digest
-from otel_train.aggregate.hangs import ORDER, Suspect, suspects
+from otel_train.aggregate.digest import RankReport
+from otel_train.aggregate.hangs import ORDER, HangSuspect, suspects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ UNFINISHED = (None, "running")
 """States of a process that had no time to say how it ended."""
 
 
-def compare(reports: Sequence[Report]) -> list[Suspect]:
+def compare(reports: Sequence[Report]) -> list[HangSuspect]:
     """Who held the run up, or vanished from it; nobody where nothing tells the ranks apart.
 
     Args:
@@ -46,12 +46,12 @@ def _vanished(report: Report) -> bool:
     return report.get("alive") is False and report.get("state") in UNFINISHED
 
 
-def _digest(report: Report) -> Digest:
+def _digest(report: Report) -> RankReport:
     """What the rank would have said last."""
     inside = (report.get("open") or [{}])[-1]
     stage = inside.get("stage") or "other"
     state = report.get("state")
-    return Digest(
+    return RankReport(
         rank=report.get("rank") or 0,
         host=report.get("host") or "",
         sequence=0,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_train.accounting.account import ThreadAccount
-from otel_train.accounting.types import TRAIN, Settled, SourceTable
+from otel_train.accounting.types import TRAIN, ClosedSteps, SourceTable
 from otel_train.codes import SOURCE_MASK, SOURCE_SHIFT
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from otel_train.flight import ThreadEdges
 
 
-class Story(NamedTuple):
+class ThreadHistory(NamedTuple):
     """What one thread did.
 
     Attributes:
@@ -27,7 +27,7 @@ class Story(NamedTuple):
 
     thread: ThreadEdges
     open: list[OpenStage]
-    settled: Settled
+    settled: ClosedSteps
     started_ns: int
 
     @property
@@ -36,7 +36,7 @@ class Story(NamedTuple):
         return int(np.count_nonzero(trained(self.settled)))
 
 
-def story_of(thread: ThreadEdges, sources: SourceTable) -> Story:
+def story_of(thread: ThreadEdges, sources: SourceTable) -> ThreadHistory:
     """Work out a thread's edges, with the stages of every step."""
     numbers = (thread.codes >> SOURCE_SHIFT) & SOURCE_MASK
     known = numbers < len(sources.kinds)
@@ -46,10 +46,10 @@ def story_of(thread: ThreadEdges, sources: SourceTable) -> Story:
     settled = account.close(int(thread.times[-1]))
     left = np.flatnonzero(settled.steps.counted == 0)
     started_ns = int(settled.steps.started_ns[left[-1]]) if len(left) else -1
-    return Story(thread, still_open, settled, started_ns)
+    return ThreadHistory(thread, still_open, settled, started_ns)
 
 
-def trained(part: Settled) -> np.ndarray:
+def trained(part: ClosedSteps) -> np.ndarray:
     """bool[step]: which steps are counted as training."""
     mine: np.ndarray = (part.steps.phase == TRAIN) & (part.steps.counted > 0)
     return mine

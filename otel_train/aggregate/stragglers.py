@@ -13,7 +13,7 @@ from otel_train.records import Finding
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.aggregate.digest import Digest
+    from otel_train.aggregate.digest import RankReport
 
 WARM_UP_STEPS: Final = 5
 """First steps of a rank, which allocate, tune and compile, and say nothing of its pace."""
@@ -97,7 +97,7 @@ class Excess(NamedTuple):
     ratio: float
 
 
-class Slow(NamedTuple):
+class Straggler(NamedTuple):
     """A rank that the others wait for.
 
     Attributes:
@@ -135,7 +135,7 @@ class Window(NamedTuple):
 
     spread: dict[str, Spread]
     top: tuple[Excess, ...]
-    candidate: Slow | None
+    candidate: Straggler | None
 
 
 def windows_needed(ranks: int) -> int:
@@ -156,14 +156,14 @@ class Stragglers:
     """
 
     def __init__(self, breathe: Callable[[], None] = lambda: None) -> None:
-        self.slow: Slow | None = None
+        self.slow: Straggler | None = None
         self.spread: dict[str, Spread] = {}
         self.top: tuple[Excess, ...] = ()
-        self._begun: dict[int, Digest] = {}
-        self._streak: list[Slow] = []
+        self._begun: dict[int, RankReport] = {}
+        self._streak: list[Straggler] = []
         self._breathe = breathe
 
-    def take(self, digests: Mapping[int, Digest]) -> None:
+    def take(self, digests: Mapping[int, RankReport]) -> None:
         """Look at what the ranks say now: everybody who is known and not gone."""
         warm = {rank: digest for rank, digest in digests.items() if digest.steps >= WARM_UP_STEPS}
         if set(warm) != set(self._begun) or any(
@@ -177,7 +177,7 @@ class Stragglers:
         self._judge(self._begun, warm)
         self._begun = dict(warm)
 
-    def _judge(self, begun: Mapping[int, Digest], now: Mapping[int, Digest]) -> None:
+    def _judge(self, begun: Mapping[int, RankReport], now: Mapping[int, RankReport]) -> None:
         window = compare(begun, now, breathe=self._breathe)
         if window is None:  # somebody was busy elsewhere: neither for nor against
             return
@@ -192,7 +192,10 @@ class Stragglers:
 
 
 def compare(
-    begun: Mapping[int, Digest], now: Mapping[int, Digest], *, breathe: Callable[[], None] = lambda: None
+    begun: Mapping[int, RankReport],
+    now: Mapping[int, RankReport],
+    *,
+    breathe: Callable[[], None] = lambda: None,
 ) -> Window | None:
     """One window: the spread of every stage, and who stands out.
 
@@ -232,7 +235,7 @@ def compare(
 class _Measured(NamedTuple):
     """Times per step of a window, a row for each rank."""
 
-    who: list[Digest]
+    who: list[RankReport]
     per_step: np.ndarray
     work: np.ndarray
     stages: list[str]
@@ -262,7 +265,7 @@ class _Measured(NamedTuple):
                 found.append(Excess(who.rank, who.host, self.worst(row), excess_s / others_s))
         return tuple(found)
 
-    def candidate(self) -> Slow | None:
+    def candidate(self) -> Straggler | None:
         """The rank that the others wait for."""
         totals = self.per_step.sum(axis=1)
         slowest, step_s = int(np.argmax(self.work)), self.step_s
@@ -274,7 +277,7 @@ class _Measured(NamedTuple):
         if not together or excess_s < WORTH_RATIO * step_s or waits_s < excess_s / 2:
             return None
         who = self.who[slowest]
-        return Slow(who.rank, who.host, self.worst(slowest), excess_s, step_s, waits_s, 1)
+        return Straggler(who.rank, who.host, self.worst(slowest), excess_s, step_s, waits_s, 1)
 
 
 def _spread(column: np.ndarray, work_s: float, ranks: list[int]) -> Spread:
@@ -284,7 +287,7 @@ def _spread(column: np.ndarray, work_s: float, ranks: list[int]) -> Spread:
     return Spread(float(column.min()), float(median), float(p95), most, ranks[int(np.argmax(column))], ratio)
 
 
-def _together(streak: list[Slow]) -> Slow:
+def _together(streak: list[Straggler]) -> Straggler:
     """Means over the windows in which it was the same rank."""
     last = streak[-1]
     stages = [slow.stage for slow in streak]
@@ -292,10 +295,10 @@ def _together(streak: list[Slow]) -> Slow:
         [(slow.excess_s, slow.step_s, slow.waits_s) for slow in streak], axis=0
     ).tolist()
     stage = max(sorted(set(stages)), key=stages.count)
-    return Slow(last.rank, last.host, stage, excess_s, step_s, waits_s, len(streak))
+    return Straggler(last.rank, last.host, stage, excess_s, step_s, waits_s, len(streak))
 
 
-def finding(slow: Slow, *, others: int, train_s: float) -> Finding:
+def finding(slow: Straggler, *, others: int, train_s: float) -> Finding:
     """The verdict about a slow rank.
 
     Args:

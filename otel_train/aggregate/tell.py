@@ -17,10 +17,10 @@ from otel_train.records import Event, Exemplar, Span
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from otel_train.accounting.types import Occurrences, Settled
+    from otel_train.accounting.types import ClosedSteps, StageCalls
     from otel_train.aggregate.captures import Capture
     from otel_train.aggregate.eval_passes import Pass
-    from otel_train.aggregate.keep import Kept
+    from otel_train.aggregate.keep import SampledStep
     from otel_train.aggregate.names import Names
     from otel_train.clock import Anchor
     from otel_train.records import AttributeValue
@@ -31,7 +31,7 @@ MOST_CHILDREN = 64
 EXEMPLARS_PER_SERIES = 8
 
 
-class Teller:
+class SpanBuilder:
     """Makes spans and events, holds them until they are fetched, and remembers exemplars.
 
     Args:
@@ -72,7 +72,9 @@ class Teller:
         """Something happened."""
         self._events.append(Event(name=name, time_unix_ns=self._anchor.unix(at_ns), attributes=attributes))
 
-    def step(self, settled: Settled, kept: Kept, before: Sequence[Occurrences], *, thread: str = "") -> None:
+    def step(
+        self, settled: ClosedSteps, kept: SampledStep, before: Sequence[StageCalls], *, thread: str = ""
+    ) -> None:
         """A kept step, with its stages; exemplars point to it.
 
         Args:
@@ -192,7 +194,7 @@ class Teller:
         held = self.exemplars.setdefault(series, deque(maxlen=EXEMPLARS_PER_SERIES))
         held.append(Exemplar(value_ns / NS_PER_S, self._anchor.unix(at_ns), *where))
 
-    def _child(self, part: Occurrences, place: int) -> Child:
+    def _child(self, part: StageCalls, place: int) -> Child:
         source = self._names.sources[int(part.source[place])]
         begun = int(part.started_ns[place])
         return Child(

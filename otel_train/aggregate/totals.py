@@ -17,7 +17,7 @@ from otel_train.records import Outcomes, Pace
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.accounting.types import Occurrences, Settled, StageTimes, StepRows
+    from otel_train.accounting.types import ClosedSteps, StageCalls, StageTimes, StepRows
     from otel_train.aggregate.names import Key, Names
 
 _PHASES = len(PHASES) + 1
@@ -100,7 +100,7 @@ class Totals:
         self._step_numbers: dict[tuple[int, int], int] = {}
         self._breathe = breathe
 
-    def add(self, settled: Settled, *, ledger: bool) -> None:
+    def add(self, settled: ClosedSteps, *, ledger: bool) -> None:
         """Count what was settled. ``ledger``: the thread's time is the run's time."""
         self._add_times(settled.times)
         if ledger:
@@ -119,7 +119,7 @@ class Totals:
         self.updates += settled.updates
         self.skipped_updates += settled.skipped_updates
 
-    def add_beside(self, settled: Settled) -> None:
+    def add_beside(self, settled: ClosedSteps) -> None:
         """Count what a thread did that only reads loaders: its waits are nobody's step, phase or activity."""
         nowhere = np.full(len(settled.times.source), NO_PHASE, dtype=np.int64)
         self._add_times(settled.times._replace(phase=nowhere))
@@ -143,14 +143,14 @@ class Totals:
         unknown = self.on_device.made and not self.on_device.known
         return None if unknown else self.skipped_updates + self.on_device.skipped
 
-    def add_operations(self, ended: Occurrences) -> None:
+    def add_operations(self, ended: StageCalls) -> None:
         """Count calls timed by token: they run beside everything else, in no stage's self time."""
         self.add_occurrences(ended)
         if len(ended.source):
             series = self.names.series(ended.source, ended.loader, ended.phase)
             np.add.at(self.inclusive_ns, series, ended.inclusive_ns)
 
-    def add_occurrences(self, ended: Occurrences) -> None:
+    def add_occurrences(self, ended: StageCalls) -> None:
         """Count calls that ended."""
         if not len(ended.source):
             return
@@ -191,7 +191,7 @@ class Totals:
         return self._step_numbers[pair]
 
     def add_batches(self, batches: np.ndarray) -> None:
-        """Count batches: int64[n, 6] as in ``Settled``."""
+        """Count batches: int64[n, 6] as in ``ClosedSteps``."""
         if not len(batches):
             return
         flat = self.names.loader(batches[:, 0]) * _PHASES + batches[:, 1]

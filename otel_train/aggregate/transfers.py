@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from otel_train.codes import Source
+    from otel_train.codes import Instrumented
 
 
 class Transfers:
@@ -23,6 +23,6 @@ class Transfers:
         for source, size in moved.tolist():
             self._bytes[source] = self._bytes.get(source, 0) + size
 
-    def to_devices(self, sources: Sequence[Source]) -> dict[str, int]:
+    def to_devices(self, sources: Sequence[Instrumented]) -> dict[str, int]:
         """Bytes by device, such as ``cuda:0``. What was pinned or moved by hand names no device."""
         return {sources[n].name: moved for n, moved in self._bytes.items() if ":" in sources[n].name}

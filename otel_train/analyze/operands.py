@@ -10,7 +10,7 @@ from types import GenericAlias
 from typing import TYPE_CHECKING, Any
 
 from otel_train.analyze.decode import BrokenTextError, json_value
-from otel_train.analyze.pieces import Limits, Pieces, Source
+from otel_train.analyze.pieces import Limits, Pieces, TraceFileSource
 from otel_train.errors import TraceError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def shapes(path: str | Path, name: str, *, most: int = 10) -> list[dict[str, Any
     path = Path(path)
     sums: dict[str, list[float]] = {}
     try:
-        for piece in Pieces(Source(path, Limits()), path, decode=partial(_seen, name)):
+        for piece in Pieces(TraceFileSource(path, Limits()), path, decode=partial(_seen, name)):
             for dims, dur_us in piece:
                 entry = sums.setdefault(dims, [0, 0.0])
                 entry[0] += 1

@@ -48,7 +48,7 @@ class Limits(NamedTuple):
     free_bytes: int = FREE_EXPANSION_BYTES
 
 
-class Source:
+class TraceFileSource:
     """Reads a plain or a gzip file as text, in order.
 
     Args:
@@ -124,7 +124,12 @@ class Pieces:
     """
 
     def __init__(
-        self, source: Source, path: Path, *, decode: Callable[[bytes], Any], limits: Limits | None = None
+        self,
+        source: TraceFileSource,
+        path: Path,
+        *,
+        decode: Callable[[bytes], Any],
+        limits: Limits | None = None,
     ) -> None:
         self.about: dict[str, Any] = {}
         self.broken = ""

@@ -11,7 +11,7 @@ import numpy as np
 
 from otel_train.analyze.columns import Columns, Memory, Spans
 from otel_train.analyze.decode import decode
-from otel_train.analyze.pieces import Limits, Pieces, Source
+from otel_train.analyze.pieces import Limits, Pieces, TraceFileSource
 from otel_train.errors import TraceError
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def _collected(
     """The events of a file, what stands around them, and what went wrong."""
     columns, skipped = Columns(), 0
     try:
-        pieces = Pieces(Source(path, limits, progress), path, decode=decode, limits=limits)
+        pieces = Pieces(TraceFileSource(path, limits, progress), path, decode=decode, limits=limits)
         for piece in pieces:
             columns.add(piece.events)
             skipped += piece.skipped

@@ -13,7 +13,7 @@ from otel_train.values import SECRETS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from otel_train.artifacts.left import Left
+    from otel_train.artifacts.left import RunReader
 
 VERSION = 1
 MOST_STEPS = 10_000
@@ -31,7 +31,7 @@ def schema(name: str) -> str:
     return f"otel_train.artifacts.{name}/{VERSION}"
 
 
-def config(left: Left) -> dict[str, Any]:
+def config(left: RunReader) -> dict[str, Any]:
     """Who, where, versions and settings; what opens doors is left out."""
     about = {key: value for key, value in without_secrets(left.about).items() if key != "schema"}
     return {"schema": schema("config"), **identity(left), **about, "rank": left.rank}
@@ -45,13 +45,13 @@ def without_secrets(about: Mapping[str, Any]) -> dict[str, Any]:
     return {**about, "settings": {**settings, **hidden}}
 
 
-def identity(left: Left) -> dict[str, Any]:
+def identity(left: RunReader) -> dict[str, Any]:
     """What every document begins with."""
     known = {**left.about, **left.summary}
     return {key: known.get(key) for key in ("run_id", "run_name", "attempt")} | {"rank": left.rank}
 
 
-def metrics(left: Left) -> dict[str, Any]:
+def metrics(left: RunReader) -> dict[str, Any]:
     """The last value of every metric that this rank has exported."""
     rows = list(_metric_rows(left.metrics)) if left.metrics else []
     instants = [row.pop("at") for row in rows]
@@ -103,7 +103,7 @@ def number(value: object) -> float | int | None:
     return int(found) if found.is_integer() and not isinstance(value, float) else found
 
 
-def totals(left: Left) -> tuple[str, list[dict[str, Any]]]:
+def totals(left: RunReader) -> tuple[str, list[dict[str, Any]]]:
     """Where the totals come from, and a row for each phase, loader, model and stage.
 
     The summary counts from the start of the process. That of a run which was killed is older than its last edge:
@@ -127,7 +127,7 @@ def _with_mean(row: dict[str, Any]) -> dict[str, Any]:
     return {"avg": seconds / count, **row} if count and seconds is not None else row
 
 
-def steps(left: Left) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def steps(left: RunReader) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Rows per step, the last ones, and rows per epoch."""
     timeline = left.timeline
     if timeline is None or not len(timeline):
@@ -164,7 +164,7 @@ def _spent(names: Sequence[str], spent_ns: Sequence[int]) -> dict[str, float]:
     return {name: ns / NS_PER_S for name, ns in zip(names, spent_ns, strict=True) if ns}
 
 
-def first_step(left: Left) -> int:
+def first_step(left: RunReader) -> int:
     """Number of the first step on file: counted back from the summary where the file begins later."""
     timeline = left.timeline
     if timeline is None or timeline.whole:
@@ -173,7 +173,7 @@ def first_step(left: Left) -> int:
     return max(0, int(counted) - len(timeline)) if counted is not None else 0
 
 
-def _first_epoch(left: Left) -> int:
+def _first_epoch(left: RunReader) -> int:
     """Number of the first epoch on file, from 1; 0 where they are marked, and have their numbers."""
     timeline = left.timeline
     if timeline is None or timeline.whole or timeline.marked:
@@ -184,7 +184,7 @@ def _first_epoch(left: Left) -> int:
     return 1 + max(0, ended - timeline.passes - 1)
 
 
-def stage_times(left: Left, source: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def stage_times(left: RunReader, source: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Totals, the last steps, the epochs."""
     per_step, per_epoch = steps(left)
     kept = ("count", "inclusive_seconds", "self_seconds", "avg")
@@ -202,7 +202,7 @@ def stage_times(left: Left, source: str, rows: Sequence[Mapping[str, Any]]) -> d
     }
 
 
-def by_stage(left: Left, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def by_stage(left: RunReader, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """The same totals by the name of the stage alone, as a stage timer has them."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:

@@ -26,7 +26,7 @@ RUNNING = ("running", None)
 
 
 @dataclass(kw_only=True)
-class Left:
+class RunReader:
     """What was found.
 
     Attributes:
@@ -74,7 +74,7 @@ class Left:
         return None
 
 
-def left_by(run: Path, rank: int) -> Left:
+def left_by(run: Path, rank: int) -> RunReader:
     """Read what a rank has left. Nothing in the run directory is changed.
 
     Args:
@@ -90,9 +90,9 @@ def left_by(run: Path, rank: int) -> Left:
         raise RunDirectoryError(f"{run}: cannot be read: {error.strerror or error}") from error
 
 
-def _left_by(run: Path, rank: int) -> Left:
+def _left_by(run: Path, rank: int) -> RunReader:
     folder = run / f"rank{rank}"
-    left = Left(run=run, rank=rank)
+    left = RunReader(run=run, rank=rank)
     if not is_folder(folder):
         raise RunDirectoryError(f"{folder}: is no folder of a rank")
     left.about = _document(left, run / "run.json")
@@ -144,7 +144,7 @@ def _is_of_an_earlier_start(summary: dict[str, Any], path: Path) -> bool:
     return text.isdecimal() and summary.get("attempt") != int(text)
 
 
-def _document(left: Left, path: Path) -> dict[str, Any]:
+def _document(left: RunReader, path: Path) -> dict[str, Any]:
     if not os.path.lexists(path):
         return {}
     try:
@@ -154,7 +154,7 @@ def _document(left: Left, path: Path) -> dict[str, Any]:
         return {}
 
 
-def _timeline(left: Left, path: Path) -> Timeline | None:
+def _timeline(left: RunReader, path: Path) -> Timeline | None:
     if not os.path.lexists(path):
         return None
     try:
@@ -164,7 +164,7 @@ def _timeline(left: Left, path: Path) -> Timeline | None:
         return None
 
 
-def _metrics(left: Left, path: Path) -> dict[str, Any]:
+def _metrics(left: RunReader, path: Path) -> dict[str, Any]:
     if not os.path.lexists(path):
         return {}
     try:
@@ -174,7 +174,7 @@ def _metrics(left: Left, path: Path) -> dict[str, Any]:
         return {}
 
 
-def _is_mine(left: Left, path: Path) -> bool:
+def _is_mine(left: RunReader, path: Path) -> bool:
     told = OF_A_RANK.search(path.name)
     if told is None or int(told[1]) != left.rank:
         return False

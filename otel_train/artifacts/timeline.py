@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.accounting.types import NO_PHASE, PHASES, SourceTable
-from otel_train.aggregate.story import Story, story_of, trained
+from otel_train.aggregate.story import ThreadHistory, story_of, trained
 from otel_train.clock import NS_PER_S
 from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.flight import read_flight
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from otel_train.codes import Source
+    from otel_train.codes import Instrumented
     from otel_train.flight import Flight
 
     Ints = NDArray[np.int64]
@@ -57,7 +57,7 @@ class Timeline:
         passes: those of its passes that ended on file with a step in them.
     """
 
-    def __init__(self, story: Story, sources: Sequence[Source], offset_ns: int) -> None:
+    def __init__(self, story: ThreadHistory, sources: Sequence[Instrumented], offset_ns: int) -> None:
         self._story, self._sources, self._offset_ns = story, sources, offset_ns
         self.whole = story.thread.entry.written <= len(story.thread.times) + 1
         self.stages = sorted({source.stage for source in sources if source.stage} | {OTHER})

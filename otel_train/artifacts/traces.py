@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from otel_train.artifacts.left import Left
+    from otel_train.artifacts.left import RunReader
     from otel_train.artifacts.timeline import Timeline
 
 ABOUT = "otel_train"
@@ -57,7 +57,7 @@ def unpack(capture: Path, target: Path) -> None:
         sink.write(b"}" if bare else b"")
 
 
-def from_stages(left: Left, timeline: Timeline, first: int) -> dict[str, Any]:
+def from_stages(left: RunReader, timeline: Timeline, first: int) -> dict[str, Any]:
     """The last steps and the calls in them, one track each.
 
     Args:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts import documents, traces
-from otel_train.artifacts.left import Left, left_by
+from otel_train.artifacts.left import RunReader, left_by
 from otel_train.atomic import make_ignored, replace_json, replace_text
 from otel_train.capturing.record import RECORD_SUFFIX
 from otel_train.errors import RunDirectoryError
@@ -99,7 +99,7 @@ def write(run: Path, rank: int, folder: Path | None = None) -> Written:
         raise RunDirectoryError(f"{target}: cannot be written: {error.strerror or error}") from error
 
 
-def _write(left: Left, folder: Path) -> Written:
+def _write(left: RunReader, folder: Path) -> Written:
     written = Written(folder=folder)
     source, rows = documents.totals(left)
     plain: dict[str, Mapping[str, Any]] = {
@@ -124,7 +124,7 @@ def _write(left: Left, folder: Path) -> Written:
 
 
 def _summary(
-    left: Left, rows: list[dict[str, Any]], analysis: dict[str, Any] | None, written: Written
+    left: RunReader, rows: list[dict[str, Any]], analysis: dict[str, Any] | None, written: Written
 ) -> dict[str, Any]:
     """The figures of ``summary.json`` with the totals of these artifacts, and what the newest capture says."""
     timeline = left.timeline
@@ -144,7 +144,7 @@ def _summary(
     }
 
 
-def _doubts(left: Left, source: str) -> list[str]:
+def _doubts(left: RunReader, source: str) -> list[str]:
     said = []
     if not left.ended:
         said.append(
@@ -183,7 +183,7 @@ def _operations(found: tuple[Path, Trace] | None, written: Written) -> dict[str,
     return shown
 
 
-def _trace(left: Left, found: tuple[Path, Trace] | None, written: Written) -> None:
+def _trace(left: RunReader, found: tuple[Path, Trace] | None, written: Written) -> None:
     if found is not None:
         try:
             traces.unpack(found[0], written.folder / TRACE)
@@ -200,7 +200,7 @@ def _trace(left: Left, found: tuple[Path, Trace] | None, written: Written) -> No
     written.put(TRACE)
 
 
-def _captures(left: Left, written: Written) -> None:
+def _captures(left: RunReader, written: Written) -> None:
     """The captures as they are, with their records; what is there of captures that are gone stays."""
     if not left.captures:
         written.files[CAPTURES] = {"absent": _NO_CAPTURE}

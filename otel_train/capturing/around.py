@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from otel_train.aggregate.captures import Capture
     from otel_train.capturing.boundary import Rule
     from otel_train.capturing.gate import Thread
-    from otel_train.capturing.plan import Plan
+    from otel_train.capturing.plan import CaptureRequest
 
 NEAR_S = 6.0
 """A step this near is waited for at the edges: the pump's own view of the loop is up to 2 s old."""
@@ -39,7 +39,7 @@ class Loop(NamedTuple):
     epoch: int
     settled_ns: int
 
-    def near(self, plan: Plan) -> bool:
+    def near(self, plan: CaptureRequest) -> bool:
         """Whether the steps of a plan are so near that they should be waited for at the edges."""
         ahead = plan.at_step - plan.warmup - self.step
         return ahead <= NEAR_STEPS or ahead * self.median_ns <= NEAR_S * NS_PER_S

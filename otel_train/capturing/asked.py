@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.arguments import one_of, truth, whole
-from otel_train.capturing.plan import ACTIVITIES, NEXT, Options, Plan
+from otel_train.capturing.plan import ACTIVITIES, NEXT, CaptureRequest, Options
 from otel_train.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _SWITCHES = ("record_shapes", "with_stack", "profile_memory", "with_flops")
 _KNOWN = ("steps", "warmup", "wait", "at_step", "ranks", "activities", "reason", "pinned", *_SWITCHES)
 
 
-class Asked(NamedTuple):
+class ParsedRequest(NamedTuple):
     """A capture that somebody asked for.
 
     Attributes:
@@ -27,11 +27,11 @@ class Asked(NamedTuple):
         ranks: of whom; None for whoever was asked.
     """
 
-    plan: Plan
+    plan: CaptureRequest
     ranks: tuple[int, ...] | None
 
 
-def read(document: object, defaults: Plan) -> Asked:
+def read(document: object, defaults: CaptureRequest) -> ParsedRequest:
     """What a request wants.
 
     Args:
@@ -61,7 +61,7 @@ def read(document: object, defaults: Plan) -> Asked:
         reason=str(document.get("reason", ""))[:200],
         pinned=_switch("pinned", document.get("pinned", False)),
     )
-    return Asked(plan, _ranks(document.get("ranks")))
+    return ParsedRequest(plan, _ranks(document.get("ranks")))
 
 
 def activities(names: object) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from otel_train.codes import FLAG_SHIFT, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Fla
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from otel_train.codes import Source
+    from otel_train.codes import Instrumented
 
 _START = int(Flag.START) << FLAG_SHIFT
 
@@ -28,7 +28,7 @@ class Rule(NamedTuple):
     aside: frozenset[str] = frozenset()
 
 
-class Boundary:
+class StepBoundary:
     """Says of every edge, before it is written, whether a step ended just before it.
 
     The pump decides later, and finally, what a step was. Here, with nothing but the edges so far, a step
@@ -41,7 +41,7 @@ class Boundary:
         sources: by number; may grow.
     """
 
-    def __init__(self, rule: Rule, sources: Sequence[Source]) -> None:
+    def __init__(self, rule: Rule, sources: Sequence[Instrumented]) -> None:
         self._rule = rule
         self._sources = sources
         self._worked = False

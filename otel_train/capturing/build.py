@@ -9,11 +9,11 @@ from otel_train.aggregate.captures import CAPTURES_FOLDER
 from otel_train.capturing.around import Limits, Story
 from otel_train.capturing.asked import options_of
 from otel_train.capturing.boundary import Rule
-from otel_train.capturing.desk import Desk
+from otel_train.capturing.desk import CaptureController
 from otel_train.capturing.epochs import EpochCaptures
 from otel_train.capturing.memory_snapshot import OomSnapshots
-from otel_train.capturing.office import Office, RequestFolder
-from otel_train.capturing.plan import Plan
+from otel_train.capturing.office import CaptureEndpoint, RequestFolder
+from otel_train.capturing.plan import CaptureRequest
 from otel_train.capturing.profiler import TorchProfiler
 from otel_train.capturing.record import TOP
 from otel_train.capturing.told import BLOCK, Console
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.aggregate.captures import Capture
-    from otel_train.aggregate.run import RunAccount
+    from otel_train.aggregate.run import RunState
     from otel_train.capturing.around import Training
     from otel_train.capturing.flops import FlopCount
     from otel_train.capturing.office import Requests
@@ -74,8 +74,8 @@ class Capturing:
             else None
         )
         plan = _plan_of(config)
-        self.office: Office | None = None
-        self._desk: Desk | None = None
+        self.office: CaptureEndpoint | None = None
+        self._desk: CaptureController | None = None
         self._snapshots: OomSnapshots | None = None
         if config.capture == "off" or rank_folder is None:
             return
@@ -84,7 +84,7 @@ class Capturing:
             config.capture_tensorboard, config.capture_output_dir,
             (*ANALYZE, f"--top={max(config.capture_top, TOP)}"),
         )  # fmt: skip
-        self._desk = Desk(
+        self._desk = CaptureController(
             TorchProfiler, loop=training.loop, place=place, clock=system_clock,
             story=Story(self._over, training.active, training.number, training.unix_ns, training.epoch),
             limits=Limits(config.capture_max_s, config.capture_cooldown_s),
@@ -92,7 +92,7 @@ class Capturing:
         gate = self._desk.gate
         training.watch(lambda: gate.within_ns)
         place_of_requests = RequestFolder(rank_folder) if requests is None else requests
-        self.office = Office(
+        self.office = CaptureEndpoint(
             self._desk, plan, info.rank, place_of_requests, loop=training.loop, token=config.capture_token
         )
         self._snapshots = OomSnapshots(ooms, place.folder, info.rank)
@@ -170,7 +170,7 @@ class Capturing:
             self._console.tell(capture)
 
 
-def rule_of(run: RunAccount) -> Rule | None:
+def rule_of(run: RunState) -> Rule | None:
     """How steps can be told apart by edges alone; None while that is not known."""
     work, leading = _WORK.get(run.step_source), run.leading
     if work is None or leading is None:
@@ -182,7 +182,7 @@ def rule_of(run: RunAccount) -> Rule | None:
     )
 
 
-def _add_triggers(office: Office, config: Config, plan: Plan, training: Training) -> None:
+def _add_triggers(office: CaptureEndpoint, config: Config, plan: CaptureRequest, training: Training) -> None:
     """Captures that nobody asks for: by schedule, and of slow steps."""
     every = _every_of(config)
     if every.ever:
@@ -200,12 +200,12 @@ def _every_of(config: Config) -> Every:
     )  # fmt: skip
 
 
-def _plan_of(config: Config) -> Plan:
+def _plan_of(config: Config) -> CaptureRequest:
     """What is recorded where a request says nothing."""
     options = options_of(
         config.capture_activities, record_shapes=config.capture_shapes, with_stack=config.capture_stacks,
         profile_memory=config.capture_memory, with_flops=config.capture_flops,
     )  # fmt: skip
-    return Plan(
+    return CaptureRequest(
         "on_demand", config.capture_steps, config.capture_warmup, config.capture_wait, options=options
     )

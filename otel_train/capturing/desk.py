@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.aggregate.captures import Capture
-from otel_train.capturing.boundary import Boundary, Rule
-from otel_train.capturing.gate import Gate, Phase
-from otel_train.capturing.plan import NEXT, Options, Plan, Recorded
+from otel_train.capturing.boundary import Rule, StepBoundary
+from otel_train.capturing.gate import Phase, StepScheduler
+from otel_train.capturing.plan import NEXT, CaptureRequest, Options, Recorded
 from otel_train.capturing.record import RECORD_SUFFIX, write_record
-from otel_train.capturing.writer import Outcome, Place, Writing
+from otel_train.capturing.writer import CaptureOutcome, Place, Writing
 from otel_train.clock import NS_PER_S
 from otel_train.codes import SourceKind
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from otel_train.capturing.around import Limits, Loop, Story
     from otel_train.capturing.profiler import Profiler
     from otel_train.clock import Clock
-    from otel_train.codes import Source
+    from otel_train.codes import Instrumented
 
 _log = logging.getLogger("otel_train")
 
@@ -31,7 +31,7 @@ MOST_ASKED = 2
 """Requests that wait while a capture runs: the schedule's, and one more."""
 
 
-class Desk:
+class CaptureController:
     """Takes requests, arms the gate, and hands what was recorded to a writer. Driven by the pump.
 
     Args:
@@ -59,7 +59,7 @@ class Desk:
             made.append(profiler(give_way))
             return made[0]
 
-        self.gate = Gate(make, clock=clock, max_s=limits.max_s)
+        self.gate = StepScheduler(make, clock=clock, max_s=limits.max_s)
         self._profiler = made[0]
         self._loop = loop
         self._story = story
@@ -67,7 +67,7 @@ class Desk:
         self._clock = clock
         self._cooldown_ns = int(limits.cooldown_s * NS_PER_S)
         self._ended_ns: dict[str, int] = {}
-        self._asked: deque[Plan] = deque()
+        self._asked: deque[CaptureRequest] = deque()
         self._job: _Job | None = None
         self._recorded: Recorded | None = None
         self._bytes_per_step = 0
@@ -75,7 +75,7 @@ class Desk:
         self.others: Callable[[], bool] = lambda: False
         """Whether something else stands between the training thread and its ring."""
 
-    def ask(self, plan: Plan, *, patient: bool = True) -> str:
+    def ask(self, plan: CaptureRequest, *, patient: bool = True) -> str:
         """Want a capture. Any thread may ask.
 
         Args:
@@ -124,7 +124,7 @@ class Desk:
         """Whether all that was recorded is written, looked into and told."""
         return self.gate.phase is not Phase.DONE and self._recorded is None and self._job is None
 
-    def begin(self, plan: Plan, loop: Loop) -> str:
+    def begin(self, plan: CaptureRequest, loop: Loop) -> str:
         """Capture from here on, said by the training thread, between two steps, when nothing is busy; else why not."""
         return self._arm(plan, loop)
 
@@ -173,7 +173,7 @@ class Desk:
                 self._job.writing.end(max(0, deadline_ns - self._clock()) / NS_PER_S)
                 self._tell(self._job, self._job.writing)
 
-    def _arm(self, plan: Plan, loop: Loop) -> str:
+    def _arm(self, plan: CaptureRequest, loop: Loop) -> str:
         """Arm the gate; what is lacking for it, "" if nothing is."""
         lacking = self._profiler.lacking()
         if lacking:
@@ -183,7 +183,7 @@ class Desk:
             if most < plan.steps:
                 plan = plan._replace(steps=most, reason=f"{plan.reason} ({most} of {plan.steps} steps fit)")
         sources = loop.thread.sources
-        self.gate.arm(plan, Boundary(loop.rule or _presumed(sources), sources), loop.thread)
+        self.gate.arm(plan, StepBoundary(loop.rule or _presumed(sources), sources), loop.thread)
         return ""
 
     def _write(self, recorded: Recorded, loop: Loop, *, last: bool = False) -> None:
@@ -200,10 +200,10 @@ class Desk:
         name = self._free_name(f"epoch_{epoch}-step_{max(first, 0)}")
         job = _Job(recorded._replace(trace=None), steps, epoch, name, None)
         if recorded.trace is None:
-            record = self._document(job, Outcome())
+            record = self._document(job, CaptureOutcome())
             with suppress(OSError):  # the event and the log say it as well
                 write_record(self._place.folder / (name + RECORD_SUFFIX), record)
-            self._report(job, Outcome(), record)
+            self._report(job, CaptureOutcome(), record)
         else:
             writing = Writing(
                 recorded,
@@ -229,7 +229,7 @@ class Desk:
             self._bytes_per_step = outcome.bytes // job.recorded.steps
         self._report(job, outcome, writing.record or self._document(job, outcome))
 
-    def _report(self, job: _Job, outcome: Outcome, record: dict[str, Any]) -> None:
+    def _report(self, job: _Job, outcome: CaptureOutcome, record: dict[str, Any]) -> None:
         recorded = job.recorded
         within_ns = (recorded.begun_ns or recorded.ended_ns, recorded.ended_ns)
         capture = Capture(
@@ -243,7 +243,7 @@ class Desk:
             _log.warning("Capture (%s): %s", capture.trigger, said)
         self._story.over(capture)
 
-    def _document(self, job: _Job, outcome: Outcome) -> dict[str, Any]:
+    def _document(self, job: _Job, outcome: CaptureOutcome) -> dict[str, Any]:
         """The record; what is found in the trace comes later."""
         recorded, unix_ns = job.recorded, self._story.unix_ns
         begun_ns = recorded.begun_ns or recorded.ended_ns
@@ -270,7 +270,7 @@ class _Job(NamedTuple):
     writing: Writing | None
 
 
-def _presumed(sources: Sequence[Source]) -> Rule:
+def _presumed(sources: Sequence[Instrumented]) -> Rule:
     """Where steps end before any has been seen."""
     return Rule(SourceKind.OPTIMIZER, asks=any(source.kind is SourceKind.DATA for source in sources))
 

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from otel_train.capturing.around import Loop
-    from otel_train.capturing.desk import Desk
-    from otel_train.capturing.office import Office
+    from otel_train.capturing.desk import CaptureController
+    from otel_train.capturing.office import CaptureEndpoint
 
 ROOM_S = 30.0
 """Longest wait for the capture before it, which may still be written when the next epoch begins."""
@@ -32,7 +32,7 @@ class EpochCaptures:
     """
 
     def __init__(
-        self, desk: Desk | None, office: Office | None, *,
+        self, desk: CaptureController | None, office: CaptureEndpoint | None, *,
         loop: Callable[[], Loop], settled: Callable[[], AbstractContextManager[None]],
     ) -> None:  # fmt: skip
         self._desk = desk

@@ -7,9 +7,9 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_train.capturing.boundary import Boundary
-from otel_train.capturing.gate import Gate, Phase
-from otel_train.capturing.plan import Plan
+from otel_train.capturing.boundary import StepBoundary
+from otel_train.capturing.gate import Phase, StepScheduler
+from otel_train.capturing.plan import CaptureRequest
 from otel_train.clock import system_clock
 from otel_train.runinfo import shares_replica
 
@@ -123,7 +123,7 @@ class FlopCount:
         self._active = active
         self._event = event
         self._shared = shared
-        self._gate = Gate(FlopCounter, clock=system_clock, max_s=max_s)
+        self._gate = StepScheduler(FlopCounter, clock=system_clock, max_s=max_s)
         self._tries = 0
 
     @property
@@ -163,7 +163,7 @@ class FlopCount:
         self._active(active=True)
         sources = loop.thread.sources
         assert loop.rule is not None
-        self._gate.arm(Plan("flops", 1, warmup=0), Boundary(loop.rule, sources), loop.thread)
+        self._gate.arm(CaptureRequest("flops", 1, warmup=0), StepBoundary(loop.rule, sources), loop.thread)
 
     def _take(self) -> None:
         recorded = self._gate.take()

@@ -7,7 +7,7 @@ from _thread import get_ident
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.capturing.plan import NEXT, Plan, Recorded
+from otel_train.capturing.plan import NEXT, CaptureRequest, Recorded
 from otel_train.capturing.profiler import RANGE_PREFIX, STEP_PREFIX
 from otel_train.clock import NS_PER_S
 from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
@@ -15,10 +15,10 @@ from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from otel_train.capturing.boundary import Boundary
+    from otel_train.capturing.boundary import StepBoundary
     from otel_train.capturing.profiler import Profiler, Range
     from otel_train.clock import Clock
-    from otel_train.codes import Source
+    from otel_train.codes import Instrumented
 
 _POLL_S = 0.01
 _NEVER_NS = (1 << 63) - 1
@@ -45,11 +45,11 @@ class Thread(NamedTuple):
     """
 
     ident: int
-    sources: Sequence[Source]
+    sources: Sequence[Instrumented]
     divert: Callable[[Callable[[int, Callable[[int], None]], None] | None], None]
 
 
-class Gate:
+class StepScheduler:
     """Stands in the way of the training thread's edges while a capture is wanted, and never else.
 
     The pump arms it, and takes what was recorded. Everything in between happens on the training thread, at
@@ -74,10 +74,10 @@ class Gate:
         self._profiler = profiler(self._give_way)
         self._clock = clock
         self._max_ns = int(max_s * NS_PER_S)
-        self._plan = Plan("on_demand", 1)
+        self._plan = CaptureRequest("on_demand", 1)
         self._abort = ""
 
-    def arm(self, plan: Plan, boundary: Boundary, thread: Thread) -> None:
+    def arm(self, plan: CaptureRequest, boundary: StepBoundary, thread: Thread) -> None:
         """Want a capture. Called by the pump, when the gate is idle."""
         self._plan, self._boundary, self._thread = plan, boundary, thread
         self._abort, self._notes = "", list[str]()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from otel_train.atomic import replace_text
 from otel_train.capturing import asked
-from otel_train.capturing.plan import NEXT, Plan
+from otel_train.capturing.plan import NEXT, CaptureRequest
 from otel_train.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.capturing.around import Loop
-    from otel_train.capturing.desk import Desk
+    from otel_train.capturing.desk import CaptureController
     from otel_train.capturing.triggers import Schedule, SlowSteps
 
 _log = logging.getLogger("otel_train")
@@ -114,7 +114,7 @@ class RequestFolder:
         return ""
 
 
-class Office:
+class CaptureEndpoint:
     """Listens for requests: the program's, a file's, HTTP's, a signal's, the schedule's, slow steps', alerts'.
 
     Args:
@@ -128,8 +128,8 @@ class Office:
 
     def __init__(
         self,
-        desk: Desk,
-        plan: Plan,
+        desk: CaptureController,
+        plan: CaptureRequest,
         rank: int,
         requests: Requests,
         *,
@@ -188,7 +188,7 @@ class Office:
         """An alert of this name fires about this rank. "" if a capture will be made, else why not."""
         return self._desk.ask(self._plan._replace(trigger="alert", alert=name, reason=name), patient=False)
 
-    def read(self, document: dict[str, Any]) -> Plan:
+    def read(self, document: dict[str, Any]) -> CaptureRequest:
         """What a request of the program wants.
 
         Raises:
@@ -216,7 +216,7 @@ class Office:
             return 400, {"error": str(error)[:500]}
         return self._arm(wanted, self._loop())
 
-    def _arm(self, wanted: asked.Asked, loop: Loop) -> tuple[int, dict[str, Any]]:
+    def _arm(self, wanted: asked.ParsedRequest, loop: Loop) -> tuple[int, dict[str, Any]]:
         plan, rank = wanted.plan, self._rank
         others = [each for each in wanted.ranks or () if each != rank]
         if others and plan.at_step == NEXT:
@@ -237,7 +237,7 @@ class Office:
             "steps": plan.steps,
         }
 
-    def _pass_on(self, rank: int, plan: Plan) -> str:
+    def _pass_on(self, rank: int, plan: CaptureRequest) -> str:
         """Leave a request with another rank of this run; why that is not possible."""
         request = {
             "steps": plan.steps, "warmup": plan.warmup, "at_step": plan.at_step, "reason": plan.reason,
@@ -268,7 +268,7 @@ class Office:
         self.signalled()
 
 
-def _common_step(plan: Plan, loop: Loop) -> int:
+def _common_step(plan: CaptureRequest, loop: Loop) -> int:
     ahead = int(MARGIN_S * 1e9 / loop.median_ns) if loop.median_ns else 0
     return loop.step + plan.warmup + max(MARGIN_STEPS, ahead)
 

@@ -31,7 +31,7 @@ class Options(NamedTuple):
     with_flops: bool = False
 
 
-class Plan(NamedTuple):
+class CaptureRequest(NamedTuple):
     """One capture that is wanted.
 
     Attributes:
@@ -82,7 +82,7 @@ class Recorded(NamedTuple):
         within_ns: an instant in its first step; 0 if that had not come to its work.
     """
 
-    plan: Plan
+    plan: CaptureRequest
     trace: Any
     steps: int
     begun_ns: int

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from otel_train.capturing.around import Loop
-    from otel_train.capturing.plan import Plan
+    from otel_train.capturing.plan import CaptureRequest
     from otel_train.clock import Clock
 
 _log = logging.getLogger("otel_train")
@@ -62,7 +62,7 @@ class Schedule:
         clock: monotonic nanoseconds.
     """
 
-    def __init__(self, every: Every, plan: Plan, clock: Clock) -> None:
+    def __init__(self, every: Every, plan: CaptureRequest, clock: Clock) -> None:
         self._every = every
         self._plan = plan
         self._clock = clock
@@ -72,7 +72,7 @@ class Schedule:
         self._left = set(every.chosen)
         self._minutes_ns = clock()
 
-    def look(self, loop: Loop, ask: Callable[[Plan], str]) -> None:
+    def look(self, loop: Loop, ask: Callable[[CaptureRequest], str]) -> None:
         """Ask, if something is due."""
         every = self._every
         if every.most and self._made >= every.most:
@@ -99,14 +99,14 @@ class Schedule:
                 " (turn_every_s)", epoch, self._every.skip_first,
             )  # fmt: skip
 
-    def _look_ahead(self, loop: Loop, ask: Callable[[Plan], str]) -> None:
+    def _look_ahead(self, loop: Loop, ask: Callable[[CaptureRequest], str]) -> None:
         plan = self._plan._replace(at_step=self._next(loop.step), reason=f"every {self._every.steps} steps")
         # One that is far ahead would keep others from asking.
         if loop.near(plan) and not ask(plan):
             self._made += 1
             self._from_step = plan.at_step + 1
 
-    def _ask(self, ask: Callable[[Plan], str], reason: str) -> None:
+    def _ask(self, ask: Callable[[CaptureRequest], str], reason: str) -> None:
         if not ask(self._plan._replace(reason=reason)):
             self._made += 1
 
@@ -123,11 +123,11 @@ class SlowSteps:
         plan: what to record.
     """
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: CaptureRequest) -> None:
         self._plan = plan
         self._seen: deque[tuple[int, int]] = deque()
 
-    def look(self, step: int, slow: int, ask: Callable[[Plan], str]) -> None:
+    def look(self, step: int, slow: int, ask: Callable[[CaptureRequest], str]) -> None:
         """Ask, if enough of the last steps were slow.
 
         Args:

@@ -59,7 +59,7 @@ class Place(NamedTuple):
     analyze: tuple[str, ...] = ANALYZE
 
 
-class Outcome(NamedTuple):
+class CaptureOutcome(NamedTuple):
     """What came of writing.
 
     Attributes:
@@ -89,9 +89,9 @@ class Writing:
 
     def __init__(
         self, recorded: Recorded, name: str, place: Place, profiler: Profiler, *,
-        first_step: int, record: Callable[[Outcome], dict[str, Any]],
+        first_step: int, record: Callable[[CaptureOutcome], dict[str, Any]],
     ) -> None:  # fmt: skip
-        self.outcome = Outcome()
+        self.outcome = CaptureOutcome()
         self.record: dict[str, Any] = {}
         self._trace: Any = recorded.trace
         self._wants_device = any(activity != "cpu" for activity in recorded.plan.options.activities)
@@ -145,7 +145,7 @@ class Writing:
         kernels = _pack(partial, packed, first_step=self._first_step, plain=self._plain())
         size = packed.stat().st_size
         if size > self._place.max_bytes:
-            self.outcome = Outcome(
+            self.outcome = CaptureOutcome(
                 bytes=size,
                 problem=f"too large: {size} bytes, of {self._place.max_bytes} allowed. Capture fewer steps",
             )
@@ -155,7 +155,7 @@ class Writing:
         notes: tuple[str, ...] = ()
         if self._wants_device and not kernels and not self._missing:
             notes = ("no device events: another tool may hold the counters, or they need a permission",)
-        self.outcome = Outcome(str(path), size, notes=notes)
+        self.outcome = CaptureOutcome(str(path), size, notes=notes)
         if self._place.tensorboard:
             _show_in_tensorboard(path, Path(self._place.tensorboard), f"{self._name}.rank{self._place.rank}")
         make_room(self._place, keep=path)

@@ -10,14 +10,14 @@ from otel_train.export.typeset import INDENT, Page, known, pad, right
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from otel_train.aggregate.hangs import Suspect
+    from otel_train.aggregate.hangs import HangSuspect
 
     Report = Mapping[str, Any]  # what otel_train.aggregate.postmortem.read returns
 
 _RANK, _STATE, _STEP, _STAGE = 6, 13, 9, 24
 
 
-def render(page: Page, reports: Sequence[Report], suspects: Sequence[Suspect]) -> str:
+def render(page: Page, reports: Sequence[Report], suspects: Sequence[HangSuspect]) -> str:
     """One line per rank, the suspects marked, and a sentence on them."""
     title = page.safe(reports[0].get("run_id") or typeset.ABSENT)
     named = {suspect.rank for suspect in suspects}
@@ -52,7 +52,7 @@ def render(page: Page, reports: Sequence[Report], suspects: Sequence[Suspect]) -
     return page.finish([*lines, ""])
 
 
-def sentence(suspects: Sequence[Suspect]) -> str:
+def sentence(suspects: Sequence[HangSuspect]) -> str:
     """Who it was, or that it cannot be told."""
     if not suspects:
         return "Nothing tells one rank from the others: look at what they were all doing."

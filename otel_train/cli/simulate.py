@@ -16,7 +16,7 @@ from otel_train.export.settings import OtlpSettings
 
 if TYPE_CHECKING:
     from otel_train.simulate.conductor import Conductor
-    from otel_train.simulate.tally import Figures
+    from otel_train.simulate.tally import ScaleResult
 
 HELP = "send what a run of many ranks would send"
 DESCRIPTION = """\
@@ -147,7 +147,7 @@ def _several(ranks: int) -> str:
     return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
 
-def _say(figures: Figures) -> None:
+def _say(figures: ScaleResult) -> None:
     seconds = max(figures.seconds, 1e-9)
     print(
         f"  {figures.seconds:5.0f} s  {figures.series:>9,} series  {figures.samples / seconds:>8,.0f} samples/s"

@@ -64,7 +64,7 @@ def _bounded(check: Check) -> list[Finding]:
     found: list[Finding] = []
 
     def look() -> None:
-        with _Fainted(check.area, found):
+        with _CheckErrorGuard(check.area, found):
             found.extend(check.look())
 
     thread = threading.Thread(target=look, name=f"otel_train-doctor-{check.area}", daemon=True)
@@ -81,7 +81,7 @@ def _bounded(check: Check) -> list[Finding]:
     return [*found, late]
 
 
-class _Fainted:
+class _CheckErrorGuard:
     """A doctor who faints helps nobody: a check that raises becomes a finding, and the rest is still looked at."""
 
     def __init__(self, area: str, found: list[Finding]) -> None:

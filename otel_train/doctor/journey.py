@@ -18,7 +18,7 @@ from otel_train.doctor.findings import NOTE, OK, PROBLEM, Finding
 from otel_train.errors import ConfigError
 from otel_train.export.otlp_json import metrics_line, spans_line
 from otel_train.export.otlp_transport import OtlpTransport
-from otel_train.records import Family, Point, Snapshot, Span
+from otel_train.records import MetricFamily, Point, Snapshot, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -81,7 +81,7 @@ class Probe:
             end_unix_ns=self.unix_ns,
             attributes={c.RUN_ID.name: self.run_id},
         )
-        snapshot = Snapshot(self.unix_ns, self.unix_ns, (Family(c.PROBE_TIME, (point,)),))
+        snapshot = Snapshot(self.unix_ns, self.unix_ns, (MetricFamily(c.PROBE_TIME, (point,)),))
         return {
             "metrics": metrics_line(snapshot, resource, "").encode(),
             "traces": spans_line((span,), resource, "").encode(),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from otel_train.config import Settled
+    from otel_train.config import ResolvedConfig
 
 AREA = "settings"
 SECRET = ("HEADERS", "TOKEN", "PASSWORD", "KEY")
@@ -57,7 +57,7 @@ def look(environ: Mapping[str, str], *, folder: Path | None = None) -> Iterator[
     )
 
 
-def _ours(settled: Settled) -> dict[str, tuple[str, str]]:
+def _ours(settled: ResolvedConfig) -> dict[str, tuple[str, str]]:
     """Settings that somebody gives, under the name that they have where they come from."""
     return {
         PREFIX + name.upper() if origin == ENVIRONMENT else name: (
@@ -68,7 +68,7 @@ def _ours(settled: Settled) -> dict[str, tuple[str, str]]:
     }
 
 
-def _switched_off(settled: Settled, environ: Mapping[str, str]) -> Iterator[Finding]:
+def _switched_off(settled: ResolvedConfig, environ: Mapping[str, str]) -> Iterator[Finding]:
     """What keeps figures from being measured or sent."""
     config = settled.config
     if config.disabled:
@@ -93,7 +93,7 @@ def _switched_off(settled: Settled, environ: Mapping[str, str]) -> Iterator[Find
         )
 
 
-def _said(name: str, settled: Settled) -> tuple[str, str]:
+def _said(name: str, settled: ResolvedConfig) -> tuple[str, str]:
     """What a setting is called where it comes from, and where that is."""
     origin = settled.origins[name]
     return (PREFIX + name.upper(), "") if origin == ENVIRONMENT else (name, f" in {origin}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from otel_train.records import Batch
+    from otel_train.records import ExportBatch
 
 __all__ = ["Exporter"]
 
@@ -13,7 +13,7 @@ __all__ = ["Exporter"]
 class Exporter(Protocol):
     """What carries figures out of the process. Called from one thread only."""
 
-    def export(self, batch: Batch) -> None:
+    def export(self, batch: ExportBatch) -> None:
         """Take one batch; never wait for a network."""
 
     def close(self, timeout_s: float) -> None:

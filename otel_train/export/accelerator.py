@@ -11,7 +11,7 @@ from otel_train.guard import Guard
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from otel_train.aggregate.sheet import Sheet
+    from otel_train.aggregate.sheet import MetricBuilder
     from otel_train.records import DeviceMemory
 
 
@@ -38,7 +38,7 @@ class AcceleratorReader:
         self._moved = {"h2d": sent, "d2h": brought}
         self._guard = Guard("device memory")
 
-    def write(self, sheet: Sheet) -> None:
+    def write(self, sheet: MetricBuilder) -> None:
         """Put the present readings. Without a device in use there is no row: not measured is not zero."""
         if self._guard.closed:
             return
@@ -52,7 +52,7 @@ class AcceleratorReader:
                 return sum(memory.ooms for memory in self._read())
         return 0
 
-    def _write(self, sheet: Sheet) -> None:
+    def _write(self, sheet: MetricBuilder) -> None:
         for direction, by_device in self._moved.items():
             for device, moved in by_device().items():
                 sheet.put(c.ACCELERATOR_IO, moved, direction, device)

@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
 from otel_train.errors import ConfigError
-from otel_train.export.line import Line
+from otel_train.export.line import BackgroundQueue
 from otel_train.guard import Guard
 from otel_train.values import words_of
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
     from otel_train.export import Exporter
-    from otel_train.records import AttributeValue, Batch
+    from otel_train.records import AttributeValue, ExportBatch
 
 GROUP = "otel_train.exporters"
 """Entry points of this group are called with the attributes of the process, and give an exporter, or None for none."""
@@ -25,7 +25,7 @@ MOST_WAITING = 64
 """Batches that wait for one exporter at most: half a minute at one a turn."""
 
 
-class Brought:
+class PluginExporter:
     """One exporter of another package, on a thread of its own.
 
     Args:
@@ -35,11 +35,11 @@ class Brought:
     """
 
     def __init__(self, name: str, exporter: Exporter, timeout_s: float) -> None:
-        self.line: Line[Batch] = Line(
+        self.line: BackgroundQueue[ExportBatch] = BackgroundQueue(
             f"exporter {name}", exporter.export, lambda: exporter.close(timeout_s), most=MOST_WAITING
         )
 
-    def export(self, batch: Batch) -> None:
+    def export(self, batch: ExportBatch) -> None:
         """Hand over one batch. After the last it begins to close, while others still send."""
         self.line.hand(batch)
         if batch.final:
@@ -57,7 +57,7 @@ def brought(
     *,
     timeout_s: float,
     found: Iterable[EntryPoint] | None = None,
-) -> list[Brought]:
+) -> list[PluginExporter]:
     """The exporters of other packages that a run has. What one of them does wrong here is logged, if nobody asked for it.
 
     Args:
@@ -79,7 +79,9 @@ def brought(
                 made[name] = _made(point, resource)
     else:
         made = {name: _asked(name, known, resource) for name in dict.fromkeys(words_of(wish))}
-    return [Brought(name, exporter, timeout_s) for name, exporter in made.items() if exporter is not None]
+    return [
+        PluginExporter(name, exporter, timeout_s) for name, exporter in made.items() if exporter is not None
+    ]
 
 
 def check_known(wish: str) -> None:

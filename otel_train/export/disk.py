@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Final
 
-from otel_train.export.line import Line
+from otel_train.export.line import BackgroundQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from otel_train.export import Exporter
     from otel_train.guard import Guard
-    from otel_train.records import Batch
+    from otel_train.records import ExportBatch
 
 PATIENCE_S: Final = 0.25
 """How long somebody waits for what he has written. A disk that takes longer is not waited for until it is done again."""
@@ -32,7 +32,7 @@ class Disk:
 
     def __init__(self) -> None:
         self.hangs = False
-        self._line: Line[Callable[[], object]] = Line(
+        self._line: BackgroundQueue[Callable[[], object]] = BackgroundQueue(
             "run directory", lambda write: write(), lambda: None, most=_MOST
         )
 
@@ -82,7 +82,7 @@ class OnDisk:
         self._disk = disk
         self._guard = guard
 
-    def export(self, batch: Batch) -> None:
+    def export(self, batch: ExportBatch) -> None:
         """Have a batch written."""
         self._disk.do(self._guard, lambda: self._exporter.export(batch))
 

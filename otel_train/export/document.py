@@ -11,12 +11,12 @@ from otel_train.export.summary import SCHEMA, figures, with_straggler
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.aggregate.run import RunAccount
+    from otel_train.aggregate.run import RunState
     from otel_train.aggregate.totals import Totals
     from otel_train.bottleneck.dataloader import LoaderFacts
-    from otel_train.export.live import Health
+    from otel_train.export.live import SelfMetrics
     from otel_train.export.pump import Pump
-    from otel_train.export.ranks import Ranks
+    from otel_train.export.ranks import RankCoordinator
     from otel_train.export.routes import Routes
     from otel_train.runinfo import RunInfo
 
@@ -60,14 +60,14 @@ class Documents:
 
     def __init__(  # noqa: PLR0913 - all but two by keyword
         self,
-        run: RunAccount,
+        run: RunState,
         info: RunInfo,
         *,
         pump: Pump,
         routes: Routes,
-        health: Health,
+        health: SelfMetrics,
         loaders: Callable[[], Mapping[str, LoaderFacts]],
-        ranks: Ranks,
+        ranks: RankCoordinator,
     ) -> None:
         self._run = run
         self._info = info

@@ -34,7 +34,7 @@ class Store(Protocol):
         """Take a key away."""
 
 
-class Errand(NamedTuple):
+class ExchangeRequest(NamedTuple):
     """What one exchange is to do.
 
     Attributes:
@@ -69,7 +69,7 @@ class Exchange:
         self._world_size = world_size
         self._store: Store | None = None
         self._lost = 0
-        self._errand: Errand | None = None
+        self._errand: ExchangeRequest | None = None
         self._found: dict[int, str] | None = None
         self._wake = threading.Event()
         self._stopped = False
@@ -81,7 +81,7 @@ class Exchange:
         """Whether it has been given up."""
         return self.guard.closed or self._lost >= MOST_LOST
 
-    def send(self, errand: Errand) -> None:
+    def send(self, errand: ExchangeRequest) -> None:
         """Do this next; what has not been done yet is forgotten. Never waits."""
         self._errand = errand
         self._wake.set()

@@ -13,7 +13,7 @@ from otel_train.guard import Guard
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.aggregate.sheet import Sheet
+    from otel_train.aggregate.sheet import MetricBuilder
     from otel_train.config import Config
 
 PROBE_TIMEOUT_S = 0.25
@@ -57,7 +57,7 @@ class HardwareReader:
         """As the settings want it."""
         return cls(devices, mode=config.hardware, exporter_answers=lambda: dcgm_answers(config.dcgm_endpoint))
 
-    def write(self, sheet: Sheet) -> None:
+    def write(self, sheet: MetricBuilder) -> None:
         """Put the present readings. What a device does not tell has no row."""
         if self._over or self.guard.closed:
             return
@@ -93,7 +93,7 @@ class HardwareReader:
         self._nvml, self._over = nvml, False
         return True
 
-    def _write(self, sheet: Sheet, name: str, uuid: str) -> None:
+    def _write(self, sheet: MetricBuilder, name: str, uuid: str) -> None:
         nvml = self._nvml
         handle = self._asked(lambda: self._handle(uuid))
         if handle is None:

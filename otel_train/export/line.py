@@ -18,7 +18,7 @@ T = TypeVar("T")
 _log = logging.getLogger("otel_train")
 
 
-class Line(Generic[T]):
+class BackgroundQueue(Generic[T]):
     """Hands things over one by one, in order, on a thread that begins with the first of them.
 
     Args:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train import catalog as c
 from otel_train.accounting.types import PHASES, TRAIN
-from otel_train.aggregate.figures import Figures
-from otel_train.aggregate.sheet import Sheet
+from otel_train.aggregate.figures import RunMetrics
+from otel_train.aggregate.sheet import MetricBuilder
 from otel_train.clock import NS_PER_S, system_clock
 from otel_train.export.profile import LEAN, LEAN_EVENTS, profile_of
 from otel_train.records import Snapshot
@@ -16,7 +16,7 @@ from otel_train.records import Snapshot
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.aggregate.run import RunAccount
+    from otel_train.aggregate.run import RunState
     from otel_train.aggregate.signals import Signals
     from otel_train.clock import Anchor
     from otel_train.config import Config
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from otel_train.runinfo import RunInfo
 
 
-class Health(NamedTuple):
+class SelfMetrics(NamedTuple):
     """What the telemetry costs and loses, asked from its parts.
 
     Attributes:
@@ -44,7 +44,7 @@ class Health(NamedTuple):
     unobserved: Callable[[], list[dict[str, str]]]
 
 
-class Readings(NamedTuple):
+class MetricSources(NamedTuple):
     """Where a reporter reads what no edge tells.
 
     Attributes:
@@ -62,13 +62,13 @@ class Readings(NamedTuple):
     process: ProcessReader
     accelerators: AcceleratorReader
     hardware: HardwareReader
-    health: Health
+    health: SelfMetrics
     loaders: Callable[[], Mapping[str, LoaderProbe]]
     watch: LoaderWatch
     anchor: Anchor
 
 
-class Reporter:
+class MetricReader:
     """Makes a snapshot of every metric.
 
     Args:
@@ -81,8 +81,8 @@ class Reporter:
 
     def __init__(
         self,
-        run: RunAccount,
-        readings: Readings,
+        run: RunState,
+        readings: MetricSources,
         *,
         info: RunInfo,
         config: Config,
@@ -95,7 +95,7 @@ class Reporter:
         self.step_flops: Callable[[], int] = lambda: 0
         """Model FLOP of one step of this rank, counted; 0 if that is not known."""
         self._per_sample = 0.0
-        self.more: list[Callable[[Sheet], None]] = []
+        self.more: list[Callable[[MetricBuilder], None]] = []
         """Write what others know."""
         self._run = run
         self._info = info
@@ -109,7 +109,7 @@ class Reporter:
         self._watch = readings.watch
         self._anchor = readings.anchor
         self._profile = profile_of(config, info)
-        self._figures = Figures(
+        self._figures = RunMetrics(
             run, max_loaders=config.max_loaders, max_stages=config.max_stages, lean=self._profile.lean
         )
         self._breathe = breathe
@@ -123,7 +123,7 @@ class Reporter:
     def snapshot(self, at_ns: int | None = None) -> Snapshot:
         """Every metric of this process; ``at_ns``: now, on the monotonic clock, if that is not the system's."""
         lean = self._profile.lean
-        sheet = Sheet(
+        sheet = MetricBuilder(
             self._emits,
             only=LEAN if lean else None,
             events=LEAN_EVENTS if lean else (),
@@ -181,7 +181,7 @@ class Reporter:
     def _emits(self, emit: c.Emit) -> bool:
         return self._emitters[emit]
 
-    def _write_run(self, sheet: Sheet) -> None:
+    def _write_run(self, sheet: MetricBuilder) -> None:
         run, info, config = self._run, self._info, self._config
         if self.state:
             for value in c.RUN_STATES:
@@ -199,7 +199,7 @@ class Reporter:
         if config.checkpoint_every_s or run.checkpoints.interval_s:
             sheet.put(c.CHECKPOINT_INTERVAL, config.checkpoint_every_s or run.checkpoints.interval_s)
 
-    def _write_throughput(self, sheet: Sheet) -> None:
+    def _write_throughput(self, sheet: MetricBuilder) -> None:
         """Samples per second if the loader alone, or the compute alone, were the limit: the slower of the two.
 
         Known where the loader runs on the training thread: its own speed is then the time inside ``next``.
@@ -221,7 +221,7 @@ class Reporter:
                     c.THROUGHPUT_THEORETICAL, trained[name] / slower_s, self._figures.loaders.fold(name)
                 )
 
-    def _write_flops(self, sheet: Sheet) -> None:
+    def _write_flops(self, sheet: MetricBuilder) -> None:
         per_sample = self._config.flops_per_sample or self._counted_per_sample()
         if not per_sample:
             return
@@ -241,7 +241,7 @@ class Reporter:
             self._per_sample = step_flops * totals.steps_by_phase().get(PHASES[TRAIN], 0) / samples
         return self._per_sample
 
-    def _write_health(self, sheet: Sheet) -> None:
+    def _write_health(self, sheet: MetricBuilder) -> None:
         for (signal, reason), number in self._health.drops().items():
             # Their labels gone, what is left out on purpose would read as lost.
             if not (self._profile.lean and reason == "sampled_out"):

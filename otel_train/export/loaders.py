@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_train import catalog as c
-from otel_train.aggregate.sheet import Bounded
+from otel_train.aggregate.sheet import LabelLimiter
 from otel_train.bottleneck.dataloader import LoaderFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.aggregate.run import RunAccount
-    from otel_train.aggregate.sheet import Sheet
+    from otel_train.aggregate.run import RunState
+    from otel_train.aggregate.sheet import MetricBuilder
     from otel_train.clock import Clock
     from otel_train.record.loader import LoaderProbe
     from otel_train.record.loader_state import LoaderState
@@ -34,7 +34,7 @@ class LoaderWatch:
 
     def __init__(
         self,
-        run: RunAccount,
+        run: RunState,
         loaders: Callable[[], Mapping[str, LoaderProbe]],
         *,
         look: Callable[[LoaderProbe], LoaderState | None],
@@ -42,7 +42,7 @@ class LoaderWatch:
     ) -> None:
         self.worker_exits: dict[tuple[str, str], int] = {}
         """Deaths of workers by loader and cause."""
-        self._errors = Bounded(c.ERROR_TYPE.bound)
+        self._errors = LabelLimiter(c.ERROR_TYPE.bound)
         self._run = run
         self._loaders = loaders
         self._look = look
@@ -73,7 +73,7 @@ class LoaderWatch:
         """What the account does not know, by loader."""
         return {name: self._facts(name, probe) for name, probe in list(self._loaders().items())}
 
-    def write(self, sheet: Sheet, folded: Bounded, rss_of: Callable[[int], int]) -> None:
+    def write(self, sheet: MetricBuilder, folded: LabelLimiter, rss_of: Callable[[int], int]) -> None:
         """Put the present figures.
 
         Args:
@@ -113,7 +113,7 @@ class LoaderWatch:
             probe.weights.row(), dict(probe.failures), exits, probe.given,
         )  # fmt: skip
 
-    def _write_endings(self, sheet: Sheet, name: str, label: str, *, sized: bool) -> None:
+    def _write_endings(self, sheet: MetricBuilder, name: str, label: str, *, sized: bool) -> None:
         loaders = self._run.totals.loaders
         born = ("epoch_end", "short", "error") if sized else ("streaming_end", "error")
         for reason in c.EXHAUSTION_REASON.values:  # a counter born at 1 is invisible to increase()
@@ -122,7 +122,7 @@ class LoaderWatch:
                 sheet.put(c.LOADER_EXHAUSTIONS, number, label, reason)
         sheet.put(c.EPOCH_INDEX, loaders.stops(name), label)
 
-    def _write_errors(self, sheet: Sheet, name: str, label: str, probe: LoaderProbe) -> None:
+    def _write_errors(self, sheet: MetricBuilder, name: str, label: str, probe: LoaderProbe) -> None:
         failures = dict(probe.failures)
         # Born at zero, without a class; what no class is known of (Ctrl-C) stays there.
         rest = max(0, self._run.loader_errors.get(name, 0) - sum(failures.values()))
@@ -131,7 +131,7 @@ class LoaderWatch:
             sheet.put(c.LOADER_ERRORS, number, label, self._errors.fold(error))
 
     @staticmethod
-    def _write_workers(sheet: Sheet, label: str, probe: LoaderProbe, state: LoaderState) -> None:
+    def _write_workers(sheet: MetricBuilder, label: str, probe: LoaderProbe, state: LoaderState) -> None:
         for how in _USUAL_EXITS:  # as above
             sheet.put(c.LOADER_WORKER_EXITS, 0, label, how)
         sheet.put(c.LOADER_WORKER_COUNT, state.alive, label, "alive")
@@ -147,7 +147,7 @@ class LoaderWatch:
             if state.pinned:
                 sheet.put(c.MEMORY_USAGE, round(mean * state.pinned), label, "pinned")
 
-    def _write_histograms(self, sheet: Sheet, folded: Bounded) -> None:
+    def _write_histograms(self, sheet: MetricBuilder, folded: LabelLimiter) -> None:
         loaders = self._run.totals.loaders
         labels: dict[str, int] = {}
         into = np.array([labels.setdefault(folded.fold(name), len(labels)) for name in loaders.names])

@@ -6,12 +6,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from otel_train import catalog as c
-from otel_train.record.notes import Happening, Value, as_number, as_plain
+from otel_train.record.notes import UserEvent, Value, as_number, as_plain
 
 if TYPE_CHECKING:
-    from otel_train.aggregate.run import RunAccount
+    from otel_train.aggregate.run import RunState
     from otel_train.aggregate.signals import Signals
-    from otel_train.record.notes import Notes
+    from otel_train.record.notes import ValueQueue
 
 _MOST_WARNINGS = 16
 
@@ -27,11 +27,11 @@ class NoteReader:
         run: takes events.
     """
 
-    def __init__(self, notes: Notes, signals: Signals, run: RunAccount) -> None:
+    def __init__(self, notes: ValueQueue, signals: Signals, run: RunState) -> None:
         self._notes = notes
         self._signals = signals
         self._run = run
-        self._untold: list[Happening] = []
+        self._untold: list[UserEvent] = []
         self._warned: set[str] = set()
 
     def read(self) -> None:
@@ -59,7 +59,7 @@ class NoteReader:
             self._run.keeper.nonfinite(note.at_ns)
             kind = "gradient" if "norm" in note.name else "loss"
             attributes = {c.SPAN_NONFINITE_KIND.name: kind, "name": note.name}
-            self._untold.append(Happening(note.at_ns, c.NONFINITE_EVENT.name, attributes))
+            self._untold.append(UserEvent(note.at_ns, c.NONFINITE_EVENT.name, attributes))
 
     def _refuse(self, name: str) -> None:
         self._notes.refused += 1

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from otel_train.export.otlp_http import Connections
     from otel_train.export.otlp_transport import Transport
-    from otel_train.records import AttributeValue, Batch
+    from otel_train.records import AttributeValue, ExportBatch
 
 __all__ = ["OtlpExporter", "OtlpSettings", "otlp_configured"]
 
@@ -76,7 +76,7 @@ class OtlpExporter:
         """Requests that were not accepted."""
         return self._sender.failures
 
-    def export(self, batch: Batch) -> None:
+    def export(self, batch: ExportBatch) -> None:
         """Append one batch to the spool."""
         snapshot = batch.snapshot
         if snapshot is not None and "metrics" in self._signals:

@@ -18,7 +18,7 @@ from otel_train.records import HistogramPoint
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from otel_train.records import AttributeValue, Family, Point, Snapshot, Span
+    from otel_train.records import AttributeValue, MetricFamily, Point, Snapshot, Span
 
 SCOPE_NAME = "otel_train"
 
@@ -159,7 +159,7 @@ def _dump(value: Json) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def _family(family: Family, snapshot: Snapshot) -> str:
+def _family(family: MetricFamily, snapshot: Snapshot) -> str:
     metric = family.metric
     head = _dump({"name": metric.name, "description": metric.meaning, "unit": metric.unit})[:-1]
     key = {Kind.HISTOGRAM: "exponentialHistogram", Kind.GAUGE: "gauge"}.get(metric.kind, "sum")

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from otel_train.records import (
         AttributeValue,
         Exemplar,
-        Family,
         HistogramPoint,
+        MetricFamily,
         Point,
         Snapshot,
         Span,
@@ -72,7 +72,7 @@ def metrics_data(
     )
 
 
-def _family(family: Family, snapshot: Snapshot) -> SdkMetric:
+def _family(family: MetricFamily, snapshot: Snapshot) -> SdkMetric:
     from opentelemetry.sdk.metrics.export import (
         AggregationTemporality,
         ExponentialHistogram,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_train import catalog as c
 
 if TYPE_CHECKING:
-    from otel_train.aggregate.sheet import Sheet
+    from otel_train.aggregate.sheet import MetricBuilder
 
 _CGROUP = Path("/sys/fs/cgroup")
 _FILES = (
@@ -47,7 +47,7 @@ class ProcessReader:
         self._group = limited[0] if limited else None
         self._limit = next((limit for limit in limits if limit and limit < machine_bytes), machine_bytes)
 
-    def write(self, sheet: Sheet) -> None:
+    def write(self, sheet: MetricBuilder) -> None:
         """Put the present readings; of a process that is gone, those of the machine alone."""
         if self._process is not None:
             with suppress(self._psutil.Error), self._process.oneshot():
@@ -56,7 +56,7 @@ class ProcessReader:
         sheet.put(c.HOST_MEMORY_USAGE, used)
         sheet.put(c.HOST_MEMORY_LIMIT, limit)
 
-    def _write_process(self, sheet: Sheet) -> None:
+    def _write_process(self, sheet: MetricBuilder) -> None:
         sheet.put(c.PROCESS_MEMORY_USAGE, self._process.memory_info().rss)
         times = self._process.cpu_times()
         sheet.put(c.PROCESS_CPU_TIME, times.user, "user")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_train import catalog as c
-from otel_train.aggregate.keep import UNDECIDED, KeepRules
-from otel_train.records import Batch
+from otel_train.aggregate.keep import UNDECIDED, SamplingRules
+from otel_train.records import ExportBatch
 
 if TYPE_CHECKING:
     from otel_train.config import Config
@@ -83,10 +83,10 @@ def profile_of(config: Config, info: RunInfo) -> Profile:
     return Profile(name, True, lean=name == "lean" and not first, spans=True, traces=traces, expected=world)
 
 
-def keep_rules(config: Config, profile: Profile) -> KeepRules:
+def keep_rules(config: Config, profile: Profile) -> SamplingRules:
     """Which steps this rank keeps a trace of."""
     ordinary = profile.traces
-    return KeepRules(
+    return SamplingRules(
         config.keep_warmup_steps if ordinary else 0,
         config.keep_every_steps if ordinary else UNDECIDED,
         config.keep_slow_factor,
@@ -107,13 +107,13 @@ class Part:
         self._exporter = exporter
         self._profile = profile
 
-    def export(self, batch: Batch) -> None:
+    def export(self, batch: ExportBatch) -> None:
         """Hand on what is left, if anything is."""
         snapshot = batch.snapshot if self._profile.metrics else None
         spans = batch.spans if self._profile.spans else ()
         if snapshot or spans or batch.events or batch.final:
             self._exporter.export(
-                Batch(snapshot=snapshot, spans=spans, events=batch.events, final=batch.final)
+                ExportBatch(snapshot=snapshot, spans=spans, events=batch.events, final=batch.final)
             )
 
     def close(self, timeout_s: float) -> None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.export.prometheus_page import RankPage
-    from otel_train.records import AttributeValue, Batch, Snapshot
+    from otel_train.records import AttributeValue, ExportBatch, Snapshot
 
     Take = Callable[[bytes, str], tuple[int, object]]
 
@@ -92,7 +92,7 @@ class PrometheusExporter:
         """Where to look."""
         return f"http://{self._target()}/metrics"
 
-    def export(self, batch: Batch) -> None:
+    def export(self, batch: ExportBatch) -> None:
         """Show this snapshot from now on."""
         if batch.snapshot is not None:
             self._snapshot = batch.snapshot

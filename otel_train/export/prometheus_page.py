@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from otel_train.records import (
         Attributes,
         AttributeValue,
-        Family,
         HistogramPoint,
+        MetricFamily,
         Snapshot,
     )
 
@@ -59,7 +59,7 @@ class RankPage:
         """Say who publishes."""
         page.add_sample("target_info", {**self._target, **self._labels}, 1.0)
 
-    def add(self, page: PrometheusFamily, family: Family) -> None:
+    def add(self, page: PrometheusFamily, family: MetricFamily) -> None:
         """Add the points of one metric."""
         metric = family.metric
         name = page.name + ("_total" if metric.kind is Kind.COUNTER else "")
@@ -87,7 +87,7 @@ class PageCollector:
     def collect(self) -> Iterator[PrometheusFamily]:
         """Every family once, with the points of all ranks, the targets first."""
         target = PrometheusFamily("target", "Who publishes this page.", "info")
-        found: dict[str, list[tuple[RankPage, Family]]] = {}
+        found: dict[str, list[tuple[RankPage, MetricFamily]]] = {}
         for rank in list(self._ranks):
             rank.add_target(target)
             snapshot = rank.latest()
@@ -97,7 +97,7 @@ class PageCollector:
         yield target
         yield from paced(self._family(parts) for parts in found.values())
 
-    def _family(self, parts: Sequence[tuple[RankPage, Family]]) -> PrometheusFamily:
+    def _family(self, parts: Sequence[tuple[RankPage, MetricFamily]]) -> PrometheusFamily:
         metric = parts[0][1].metric
         name = metric.prometheus.removesuffix("_total")
         page = PrometheusFamily(name, metric.meaning, _TYPES[metric.kind], _unit(name))

@@ -12,7 +12,7 @@ from otel_train.guard import Guard
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.records import AttributeValue, Batch, Snapshot
+    from otel_train.records import AttributeValue, ExportBatch, Snapshot
 
 MS_PER_S = 1e3
 _UNKNOWN = "unknown_service"  # what the SDK calls a program that has not said its name
@@ -56,7 +56,7 @@ class ProviderExporter:
         for reader in readers:
             self._join(reader)
 
-    def export(self, batch: Batch) -> None:
+    def export(self, batch: ExportBatch) -> None:
         """Keep the figures for whoever collects next, and pass spans on."""
         if batch.snapshot is not None:
             self._snapshot = batch.snapshot

@@ -13,13 +13,13 @@ import numpy.ma  # numpy imports it with the first np.unique: 30 ms that would f
 from otel_train.aggregate.run import SLICE_EDGES
 from otel_train.clock import NS_PER_S
 from otel_train.guard import Guard
-from otel_train.records import Batch
+from otel_train.records import ExportBatch
 from otel_train.threads import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from otel_train.aggregate.run import RunAccount
+    from otel_train.aggregate.run import RunState
     from otel_train.clock import Clock
     from otel_train.export import Exporter
     from otel_train.record.recorder import Recorder, ThreadRing
@@ -61,7 +61,7 @@ class Breath:
             self._since_ns = self._clock()
 
 
-class Route(NamedTuple):
+class ExportRoute(NamedTuple):
     """An exporter and how it is driven.
 
     Attributes:
@@ -75,7 +75,7 @@ class Route(NamedTuple):
     every_s: float
 
 
-class Chore(NamedTuple):
+class PeriodicTask(NamedTuple):
     """Something the pump does now and then.
 
     Attributes:
@@ -103,16 +103,16 @@ class Pump:
     def __init__(
         self,
         recorder: Recorder,
-        run: RunAccount,
+        run: RunState,
         *,
         snapshot: Callable[[], Snapshot],
         clock: Clock,
         breath: Breath,
         every_s: float,
     ) -> None:
-        self.routes: list[Route] = []
-        self.chores: list[Chore] = []
-        self.first: list[Chore] = []
+        self.routes: list[ExportRoute] = []
+        self.chores: list[PeriodicTask] = []
+        self.first: list[PeriodicTask] = []
         """Done once it is known how far to read, before anything is read."""
         self.between: Callable[[], float | None] = lambda: None
         """Done in the pauses between turns; says in how many seconds again, None for not in this pause. Never raises."""
@@ -135,7 +135,7 @@ class Pump:
     def faults(self) -> dict[str, int]:
         """Faults of ours on this side, by part."""
         faults: dict[str, int] = {}
-        driven: list[Route | Chore] = [*self.routes, *self.first, *self.chores]
+        driven: list[ExportRoute | PeriodicTask] = [*self.routes, *self.first, *self.chores]
         for guard in dict.fromkeys((self.guard, *(each.guard for each in driven))):  # some share one
             faults[guard.part] = faults.get(guard.part, 0) + guard.faults
         return faults
@@ -252,7 +252,9 @@ class Pump:
             with self.guard:
                 snapshot = self._snapshot()
         for route, wanted in zip(routes, due, strict=True):
-            batch = Batch(snapshot=snapshot if wanted else None, spans=spans, events=events, final=final)
+            batch = ExportBatch(
+                snapshot=snapshot if wanted else None, spans=spans, events=events, final=final
+            )
             if route.guard.closed or not (batch.snapshot or spans or events or final):
                 continue
             with route.guard:

@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train import catalog as c
 from otel_train.aggregate.digest import decode, digest_of, encode
-from otel_train.aggregate.peers import Peers
+from otel_train.aggregate.peers import RankMonitor
 from otel_train.clock import NS_PER_S
-from otel_train.export.exchange import Errand, Exchange
+from otel_train.export.exchange import Exchange, ExchangeRequest
 from otel_train.export.profile import profile_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.aggregate.digest import Digest
-    from otel_train.aggregate.hangs import Suspect
-    from otel_train.aggregate.run import RunAccount
-    from otel_train.aggregate.sheet import Sheet
+    from otel_train.aggregate.digest import RankReport
+    from otel_train.aggregate.hangs import HangSuspect
+    from otel_train.aggregate.run import RunState
+    from otel_train.aggregate.sheet import MetricBuilder
     from otel_train.clock import Clock
     from otel_train.config import Config
     from otel_train.export.exchange import Store
@@ -55,7 +55,7 @@ class Job(NamedTuple):
     exchange: Callable[..., Any] | None = None
 
 
-class Ranks:
+class RankCoordinator:
     """Sends this rank's records, and on rank 0 makes something of everybody's. Lives on the pump thread.
 
     Args:
@@ -69,7 +69,7 @@ class Ranks:
 
     def __init__(
         self,
-        run: RunAccount,
+        run: RunState,
         info: RunInfo,
         *,
         config: Config,
@@ -86,7 +86,7 @@ class Ranks:
         self._clock = clock
         self._breathe = breathe
         self._exchange: Exchange | None = None
-        self._peers: Peers | None = None
+        self._peers: RankMonitor | None = None
         self._rank = info.rank
         self._world_size = 0
         self._sequence = 0
@@ -112,14 +112,14 @@ class Ranks:
         now_ns = self._clock()
         if now_ns >= self._due_ns:
             self._due_ns = now_ns + int(self._every_s * NS_PER_S)
-            self._exchange.send(Errand(self._record(), self._wanted()))
+            self._exchange.send(ExchangeRequest(self._record(), self._wanted()))
 
     def close(self, timeout_s: float) -> None:
         """Take this rank's record away and end the thread."""
         if self._exchange is not None:
             self._exchange.close(timeout_s)
 
-    def write(self, sheet: Sheet) -> None:
+    def write(self, sheet: MetricBuilder) -> None:
         """Put what is published of all ranks."""
         if self._peers is not None:
             self._peers.write(sheet)
@@ -157,7 +157,7 @@ class Ranks:
         make = self._job.exchange
         self._exchange = Exchange(self._job.connect, **which) if make is None else make(**which)
         if self._rank in (0, DEPUTY):
-            self._peers = Peers(
+            self._peers = RankMonitor(
                 self._world_size, every_s=self._every_s, stall_after_s=self._config.stall_after_s,
                 speaks=profile_of(self._config, self._info).speaks, breathe=self._breathe,
             )  # fmt: skip
@@ -199,13 +199,13 @@ class Ranks:
                 self._run.keeper.agree(leader.every)
         self._run.stalls.others_ns = int(others_s * NS_PER_S)
 
-    def _first(self, text: str) -> Digest | None:
+    def _first(self, text: str) -> RankReport | None:
         try:
             return decode(text)
         except ValueError:
             return None
 
-    def _tell_stall(self, suspect: Suspect) -> None:
+    def _tell_stall(self, suspect: HangSuspect) -> None:
         now_ns = self._clock()
         within = (now_ns - int(suspect.quiet_s * NS_PER_S), now_ns)
         self._run.teller.stall(within, suspect.step, suspect.stage, suspect.loader, suspect=suspect.rank)

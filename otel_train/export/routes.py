@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from otel_train.atomic import dump_json
 from otel_train.config import CODE, ENVIRONMENT, Config, Origins, in_force, warn
 from otel_train.errors import ConfigError
-from otel_train.export.brought import Brought, brought
+from otel_train.export.brought import PluginExporter, brought
 from otel_train.export.console import render_card
 from otel_train.export.disk import Disk, OnDisk
 from otel_train.export.otlp import OtlpExporter
@@ -22,13 +22,13 @@ from otel_train.export.profile import LEAN_INTERVALS, Part
 from otel_train.export.progress import Progress
 from otel_train.export.prometheus import MetricsServers, PrometheusExporter
 from otel_train.export.providers import ProviderExporter
-from otel_train.export.pump import Route
+from otel_train.export.pump import ExportRoute
 from otel_train.export.restart import down_s
 from otel_train.export.rundir import RunDirectory, RunDirectoryExporter, folder_name
 from otel_train.export.settings import OtlpSettings, otlp_configured
 from otel_train.export.typeset import Page
 from otel_train.guard import Guard
-from otel_train.records import Batch
+from otel_train.records import ExportBatch
 from otel_train.runinfo import wrong_resource
 from otel_train.values import SECRETS, IgnoredSetting
 
@@ -120,10 +120,10 @@ class Routes:
         self._summary_guard = Guard("summary")
         self._progress = Progress()
         self.terminal: tuple[Page, Callable[[str], object]] | None = None
-        self._routes: list[Route] = []
+        self._routes: list[ExportRoute] = []
         self._otlp: OtlpExporter | None = None
         self._prometheus: PrometheusExporter | None = None
-        self._brought: list[Brought] = []
+        self._brought: list[PluginExporter] = []
 
     @classmethod
     def open(
@@ -190,7 +190,9 @@ class Routes:
             "settings_ignored": [setting.document() for setting in self.ignored],
         }
 
-    def connect(self, routes: list[Route], resource: Mapping[str, AttributeValue], profile: Profile) -> None:
+    def connect(
+        self, routes: list[ExportRoute], resource: Mapping[str, AttributeValue], profile: Profile
+    ) -> None:
         """Open what the settings ask for, as far as this rank exports it.
 
         Raises:
@@ -209,7 +211,7 @@ class Routes:
         if self._config.prometheus and profile.metrics:
             with _or_without("/metrics"):
                 self._prometheus = self._open_prometheus(resource)
-                routes.append(Route(self._prometheus, Guard("/metrics"), min(every, PAGE_EVERY_S)))
+                routes.append(ExportRoute(self._prometheus, Guard("/metrics"), min(every, PAGE_EVERY_S)))
         if settings is not None and settings.targets:
             with _or_without("OTLP export"):
                 self._otlp = OtlpExporter(
@@ -226,9 +228,9 @@ class Routes:
         # After ours, which close first: theirs close meanwhile, on threads of their own.
         self._add(self._brought, every)
 
-    def _on_disk(self, exporter: Exporter, part: str, every_s: float) -> Route:
+    def _on_disk(self, exporter: Exporter, part: str, every_s: float) -> ExportRoute:
         guard = Guard(part)
-        return Route(Part(OnDisk(exporter, self.disk, guard), self._profile), guard, every_s)
+        return ExportRoute(Part(OnDisk(exporter, self.disk, guard), self._profile), guard, every_s)
 
     def _or_default(self, name: str, do: Callable[[Any], _T]) -> _T:  # Any: the value of a setting
         """``do`` with the value of a setting; with its default where the environment or a file has one that fails.
@@ -263,19 +265,19 @@ class Routes:
         if all(provider is None for provider in providers.values()):
             return
         exporter = ProviderExporter(self._resource, version=VERSION, **providers)
-        one = Brought("your providers", exporter, self._config.exit_timeout_s)
+        one = PluginExporter("your providers", exporter, self._config.exit_timeout_s)
         self._brought.append(one)
         self._add([one], min(self._config.export_every_s, PROVIDED_EVERY_S))
 
     def add_elsewhere(self, exporter: Exporter) -> None:
         """Export by way of somebody in the training process as well."""
         every_s = min(self._config.export_every_s, PROVIDED_EVERY_S)
-        route = Route(Part(exporter, self._profile), Guard("your providers"), every_s)
-        route.exporter.export(Batch())
+        route = ExportRoute(Part(exporter, self._profile), Guard("your providers"), every_s)
+        route.exporter.export(ExportBatch())
         self._routes.append(route)
 
-    def _add(self, brought: Iterable[Brought], every_s: float) -> None:
-        self._routes += [Route(Part(one, self._profile), one.line.guard, every_s) for one in brought]
+    def _add(self, brought: Iterable[PluginExporter], every_s: float) -> None:
+        self._routes += [ExportRoute(Part(one, self._profile), one.line.guard, every_s) for one in brought]
 
     def on_post(self, path: str, take: Callable[[bytes, str], tuple[int, object]]) -> None:
         """Let ``take(body, token)`` answer what is posted to ``path``, where ``/metrics`` is served."""
@@ -379,7 +381,7 @@ class Routes:
         return exporter
 
 
-def _sends(route: Route) -> bool:
+def _sends(route: ExportRoute) -> bool:
     """Whether what it was given may still be under way."""
     return route.guard.part not in ("/metrics", "run directory")
 

@@ -30,7 +30,7 @@ from otel_train.files import (
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_train.records import AttributeValue, Batch, Event
+    from otel_train.records import AttributeValue, Event, ExportBatch
 
 __all__ = [
     "RunDirectory",
@@ -292,7 +292,7 @@ class RunDirectoryExporter:
         self._resource = dict(resource)
         self._version = version
 
-    def export(self, batch: Batch) -> None:
+    def export(self, batch: ExportBatch) -> None:
         """Append the events, the snapshot and the spans of one batch."""
         directory = self._directory
         if not directory.writable:

@@ -17,7 +17,7 @@ from otel_train.values import words_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.config import Config, Settled
+    from otel_train.config import Config, ResolvedConfig
     from otel_train.record.epochs import Epoch
     from otel_train.session import Session
 
@@ -113,7 +113,7 @@ def checked(given: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def settled(given: Mapping[str, Any]) -> Settled:
+def settled(given: Mapping[str, Any]) -> ResolvedConfig:
     """What holds for a session with these keywords.
 
     Raises:

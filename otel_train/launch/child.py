@@ -12,7 +12,7 @@ from otel_train.guard import Guard
 from otel_train.record.hand import switch
 
 if TYPE_CHECKING:
-    from otel_train.launch.evidence import Evidence
+    from otel_train.launch.evidence import TrainingDetector
     from otel_train.launch.jax_evidence import JaxEvidence
     from otel_train.session import Session
 
@@ -37,7 +37,7 @@ class Attachment:
 
     def __init__(self) -> None:
         self._packages: list[str] = []
-        self._torch: Evidence | None = None
+        self._torch: TrainingDetector | None = None
         self._jax: JaxEvidence | None = None
         self._over = False
         # What fails here is not tried again: the program runs on unobserved.
@@ -62,9 +62,9 @@ class Attachment:
             self._jax = JaxEvidence(self._start)
             self._jax.wait()
         else:
-            from otel_train.launch.evidence import Evidence
+            from otel_train.launch.evidence import TrainingDetector
 
-            self._torch = Evidence(self._start, self._prepare)
+            self._torch = TrainingDetector(self._start, self._prepare)
             self._torch.wait()
 
     def _wanted(self) -> None:

@@ -50,7 +50,7 @@ class FirstSign:
             each()
 
 
-class Evidence(FirstSign):
+class TrainingDetector(FirstSign):
     """Waits for an iterator of a DataLoader, a forward, a backward or an update, whichever comes first.
 
     What waits gives its place to the hooks that whoever is called puts in, one by one, and the call that was the

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _NEWER = (SEQUENCE + 1) // 2
 
 
-class Builds(NamedTuple):
+class BatchBuildTimes(NamedTuple):
     """Batches that workers have built since the last look.
 
     Attributes:
@@ -39,7 +39,7 @@ class BuildTimes:
         self._words = np.frombuffer(rows.memory, dtype=np.int64).reshape(rows.workers, ROW_WORDS)
         self._taken = np.zeros(rows.workers, dtype=np.int64)
 
-    def read(self) -> Builds:
+    def read(self) -> BatchBuildTimes:
         """Take everything that is there, in the order in which batches are built: the workers take turns."""
         written = self._words[:, 0].copy()
         parts = [
@@ -47,12 +47,12 @@ class BuildTimes:
             for worker in np.flatnonzero(written > self._taken).tolist()
         ]
         if not parts:
-            return Builds(np.zeros(0, dtype=np.int64), 0)
+            return BatchBuildTimes(np.zeros(0, dtype=np.int64), 0)
         turns = np.concatenate([np.arange(len(part.build_ns)) for part in parts])
         times = np.concatenate([part.build_ns for part in parts])
-        return Builds(times[np.argsort(turns, kind="stable")], sum(part.missed for part in parts))
+        return BatchBuildTimes(times[np.argsort(turns, kind="stable")], sum(part.missed for part in parts))
 
-    def _read(self, worker: int, written: int) -> Builds:
+    def _read(self, worker: int, written: int) -> BatchBuildTimes:
         taken = int(self._taken[worker])
         numbers = np.arange(max(taken, written - SLOTS), written)
         words = self._words[worker, 1 + numbers % SLOTS]
@@ -62,4 +62,4 @@ class BuildTimes:
         there = int(behind[0]) if len(behind) else len(numbers)
         whole = words[:there][ahead[:there] == 0] & LONGEST_NS
         self._taken[worker] = int(numbers[0]) + there
-        return Builds(whole, int(self._taken[worker]) - taken - len(whole))
+        return BatchBuildTimes(whole, int(self._taken[worker]) - taken - len(whole))

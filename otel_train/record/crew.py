@@ -25,7 +25,7 @@ _REAPING_S = 0.002
 """Between the end of a process and its status lie its last moments in the kernel, or another thread that reaps it."""
 
 
-class Death(NamedTuple):
+class WorkerExit(NamedTuple):
     """A worker that ended although nobody had told it to.
 
     Attributes:
@@ -39,7 +39,7 @@ class Death(NamedTuple):
     cause: str
 
 
-class Crew:
+class WorkerPool:
     """Goes with one iterator and outlives it until everything about its workers is known.
 
     Args:
@@ -93,7 +93,7 @@ class Crew:
         self.processes = tuple(getattr(iterator, "_workers", ()))
         self.pids = tuple(process.pid for process in self.processes)
 
-    def deaths(self) -> list[Death]:
+    def deaths(self) -> list[WorkerExit]:
         """Workers that have died since the last look.
 
         A worker that would not stop when its iterator was done with is terminated by torch: no death.
@@ -108,7 +108,7 @@ class Crew:
             self._told.add(worker)
             # After the end of the iterator nobody can tell a worker that died from one that stopped.
             if cause and not (over and cause in ("SIGTERM", UNKNOWN)):
-                found.append(Death(worker, self.pids[worker], cause))
+                found.append(WorkerExit(worker, self.pids[worker], cause))
         return found
 
     @property

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from otel_train.clock import Clock
-    from otel_train.codes import Source
+    from otel_train.codes import Instrumented
     from otel_train.record.device_driver import DeviceDriver
 
 Entry = tuple[int, int, list[Any], int]
@@ -51,7 +51,7 @@ class Pairs:
     """
 
     def __init__(
-        self, sources: Sequence[Source], give_back: Callable[[Entry], None], *, clock: Clock
+        self, sources: Sequence[Instrumented], give_back: Callable[[Entry], None], *, clock: Clock
     ) -> None:
         self.pace = PaceReader()
         self._sources = sources

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class Hand:
+class StageRecorder:
     """Codes of the stages a session knows by name.
 
     Args:
@@ -98,7 +98,7 @@ def disabled_here() -> bool:
     return bool(switch_of(os.environ.get(f"{PREFIX}DISABLED", "")))
 
 
-class Switch:
+class ActiveSession:
     """Which session the functions at the top of the package talk to, if any.
 
     Attributes:
@@ -111,7 +111,7 @@ class Switch:
     __slots__ = ("disabled", "hand", "timers", "wanted")
 
     def __init__(self) -> None:
-        self.hand: Hand | None = None
+        self.hand: StageRecorder | None = None
         self.timers: Timers | None = None
         self.wanted: Callable[[], None] | None = None
         self.disabled: bool | None = None
@@ -121,7 +121,7 @@ class Switch:
         return disabled_here() if self.disabled is None else self.disabled
 
 
-switch = Switch()
+switch = ActiveSession()
 
 MOST_KNOWN = 4096
 

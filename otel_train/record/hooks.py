@@ -25,7 +25,7 @@ from otel_train.record.hand import known_stages
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from otel_train.codes import Source
+    from otel_train.codes import Instrumented
     from otel_train.record.recorder import Recorder
     from otel_train.record.ring import Ring
 
@@ -52,7 +52,7 @@ class _Hook(NamedTuple):
 
 class _Open(NamedTuple):
     number: int
-    source: Source
+    source: Instrumented
     told: bool
 
 
@@ -134,7 +134,7 @@ class _Around:
         sources: of the edges, by number; may grow.
     """
 
-    def __init__(self, ring: Ring, sources: Sequence[Source]) -> None:
+    def __init__(self, ring: Ring, sources: Sequence[Instrumented]) -> None:
         self.ring = ring
         self.over = False
         self._sources = sources
@@ -186,7 +186,7 @@ class _Around:
         if not self._hooks:
             self._step_aside()
 
-    def _apart(self, source: Source) -> bool:
+    def _apart(self, source: Instrumented) -> bool:
         """Whether a stage that begins is a run of its own."""
         kind, inside = source.kind, {each.source.kind for each in self._open}
         self._backward_seen |= kind is SourceKind.BACKWARD

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.codes import WAIT, SourceKind
 from otel_train.optional import require
-from otel_train.record.hand import Hand, Stage, switch
+from otel_train.record.hand import Stage, StageRecorder, switch
 from otel_train.record.jax_compiler import running
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class TimedFunction:
         return (self.__wrapped__,), (*self._key, self._wait)
 
 
-def _session_wanted() -> Hand | None:
+def _session_wanted() -> StageRecorder | None:
     if switch.wanted is not None:
         switch.wanted()
     return switch.hand

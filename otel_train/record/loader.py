@@ -17,10 +17,10 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 from otel_train.codes import FLAG_SHIFT, PAYLOAD_SHIFT, Ending, Flag, Op, SourceKind, code
-from otel_train.record.crew import CREW, INIT, Crew, WorkerInit
+from otel_train.record.crew import CREW, INIT, WorkerInit, WorkerPool
 from otel_train.record.replaced import replace
 from otel_train.record.samples import size_of_batches
-from otel_train.record.weight import Weights, weigh
+from otel_train.record.weight import BatchBytes, weigh
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,8 +90,8 @@ class LoaderProbe:
         self.source = recorder.source(SourceKind.DATA, name, phase)
         self.token_count = 0
         self.failures: Counter[str] = Counter()
-        self.weights = Weights()
-        self.crews: list[Crew] = []
+        self.weights = BatchBytes()
+        self.crews: list[WorkerPool] = []
         self.edge = recorder.edge
         self.ask, self.got = code(Op.BEGIN, self.source), code(Op.END, self.source)
         self.stop, self.fail = code(Op.STOP, self.source), code(Op.FAIL, self.source)
@@ -259,7 +259,7 @@ class DataLoaderPatch:
             return
         workers = getattr(iterator, "_num_workers", 0)
         if workers:
-            crew = Crew(iterator, None if hasattr(iterator, "_workers") else workers)
+            crew = WorkerPool(iterator, None if hasattr(iterator, "_workers") else workers)
             iterator.__dict__[CREW] = crew
             probe.crews.append(crew)
         iterator.__dict__[PROBE] = probe

@@ -25,7 +25,7 @@ class Value(NamedTuple):
     value: Any
 
 
-class Happening(NamedTuple):
+class UserEvent(NamedTuple):
     """An event of the user's own."""
 
     at_ns: int
@@ -33,7 +33,7 @@ class Happening(NamedTuple):
     attributes: Mapping[str, Any]
 
 
-class Notes:
+class ValueQueue:
     """A bounded box: the training thread puts in, the pump takes out. Neither waits for the other.
 
     Attributes:
@@ -48,7 +48,7 @@ class Notes:
         self.dropped = 0
         self.refused = 0
         self._clock = clock
-        self._held: deque[Value | Happening] = deque(maxlen=MOST_NOTES)
+        self._held: deque[Value | UserEvent] = deque(maxlen=MOST_NOTES)
 
     def log(self, values: Mapping[str, Any]) -> None:
         """Keep values. A tensor is copied where it lives, without waiting for it.
@@ -83,9 +83,9 @@ class Notes:
         remedy = 'Write session.event("name", {"key": value})'
         by_name(f"event({name!r}, {{}})", attributes, "attributes by name", remedy)
         self._make_room(1)
-        self._held.append(Happening(at_ns or self._clock(), name, attributes))
+        self._held.append(UserEvent(at_ns or self._clock(), name, attributes))
 
-    def drain(self) -> Iterator[Value | Happening]:
+    def drain(self) -> Iterator[Value | UserEvent]:
         """Take everything out, oldest first."""
         while self._held:
             yield self._held.popleft()
@@ -102,7 +102,7 @@ def as_number(value: Any) -> float | None:  # Any: see ``_kept``
         return None
 
 
-def as_plain(happening: Happening) -> Happening:
+def as_plain(happening: UserEvent) -> UserEvent:
     """An event with attributes of plain types."""
     return happening._replace(
         attributes={str(key): _plain(value) for key, value in happening.attributes.items()}

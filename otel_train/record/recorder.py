@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_train.children import free_in_forks
-from otel_train.codes import EDGE_WORDS, MAX_SOURCES, Source, SourceKind
+from otel_train.codes import EDGE_WORDS, MAX_SOURCES, Instrumented, SourceKind
 from otel_train.flight import SIDE_RINGS, FlightMemory, RingEntry
 from otel_train.record.ring import Ring
 
@@ -74,7 +74,7 @@ class Recorder:
         in_backward: Callable[[], bool] = lambda: False,
     ) -> None:
         self.threads: list[ThreadRing] = []
-        self.sources: list[Source] = []
+        self.sources: list[Instrumented] = []
         self.identity: dict[str, object] = {}
         self.when_silenced: list[Callable[[], None]] = []
         """Called when this recorder falls silent, also in a forked child."""
@@ -84,7 +84,7 @@ class Recorder:
         self._local = threading.local()
         self._free_slots = deque(range(1, SIDE_RINGS + 1))
         self._lock = free_in_forks(threading.Lock())
-        self._numbers: dict[Source, int] = {}
+        self._numbers: dict[Instrumented, int] = {}
         self._pid = os.getpid()
         self._closed = False
         self._full = False
@@ -95,7 +95,7 @@ class Recorder:
 
     def source(self, kind: SourceKind, name: str, phase: str = "") -> int:
         """Number of a source, the same for the same (kind, name, phase). Never on the hot path."""
-        source = Source(kind, name, phase)
+        source = Instrumented(kind, name, phase)
         with self._lock:
             number = self._numbers.get(source)
             if number is not None:
@@ -108,7 +108,7 @@ class Recorder:
             self._write_names()
             return len(self.sources) - 1
 
-    def _say_full(self, source: Source) -> None:
+    def _say_full(self, source: Instrumented) -> None:
         if not self._full:
             self._full = True
             _log.warning(

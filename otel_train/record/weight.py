@@ -48,7 +48,7 @@ def _inner(part: Any) -> Iterable[Any]:  # Any: a part of a batch
     return ()
 
 
-class Weights:
+class BatchBytes:
     """What is known of the bytes of a loader's batches. The training thread writes, the pump reads.
 
     Attributes:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.run import RunState
 from otel_train.aggregate.traces import Ids, Tracer
-from otel_train.export.live import Reporter
+from otel_train.export.live import MetricReader
 from otel_train.export.profile import keep_rules, profile_of
 from otel_train.runinfo import about_run
 from otel_train.simulate.plot import SOURCES, TRAIN, Plot
@@ -53,13 +53,13 @@ class Actor:
         """Held by whoever reads, or looks at the account."""
         self.profile = profile_of(config, info)
         tracer = Tracer(Ids(info.run_id, info.attempt, info.rank), anchor)
-        self.run = RunAccount(
+        self.run = RunState(
             anchor.clock_ns, anchor=anchor, tracer=tracer, rules=keep_rules(config, self.profile),
             stall_after_s=config.stall_after_s,
         )  # fmt: skip
         self.run.learn(SOURCES)
         self.readings = readings_of(self.run, anchor)
-        self.reporter = Reporter(self.run, self.readings, info=info, config=config, breathe=lambda: None)
+        self.reporter = MetricReader(self.run, self.readings, info=info, config=config, breathe=lambda: None)
         self.reporter.about = about_run({"train.run.name": info.run_name})
         self._tracer = tracer
         self._plot = plot

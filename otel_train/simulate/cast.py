@@ -9,7 +9,7 @@ from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.aggregate.digest import digest_of, encode
-from otel_train.aggregate.peers import Peers
+from otel_train.aggregate.peers import RankMonitor
 from otel_train.catalog import SPAN_RANK
 from otel_train.clock import NS_PER_S
 from otel_train.export.profile import Profile, profile_of
@@ -21,7 +21,7 @@ from otel_train.simulate.plot import Plot
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_train.aggregate.digest import Digest
+    from otel_train.aggregate.digest import RankReport
     from otel_train.clock import Anchor
     from otel_train.config import Config
     from otel_train.records import AttributeValue, Span
@@ -66,7 +66,9 @@ class Cast:
         self._digest_due_ns = 0
         self._every_s = max(config.digest_every_s, ranks / RECORDS_PER_S)
         speaks = profile_of(config, _info(0, ranks, per_node, run_id=config.run_id, started_unix_ns=0)).speaks
-        self._peers = Peers(ranks, every_s=self._every_s, stall_after_s=config.stall_after_s, speaks=speaks)
+        self._peers = RankMonitor(
+            ranks, every_s=self._every_s, stall_after_s=config.stall_after_s, speaks=speaks
+        )
         kinds: dict[tuple[bool, bool, Profile], list[int]] = {}
         for number in range(ranks):
             info = _info(number, ranks, per_node, run_id=config.run_id, started_unix_ns=anchor.unix_ns)
@@ -137,7 +139,7 @@ def as_rank(spans: list[Span], rank: int) -> list[Span]:
     ]
 
 
-def _digest(actor: Actor) -> Digest:
+def _digest(actor: Actor) -> RankReport:
     with actor.lock:
         return digest_of(
             actor.run, rank=0, host="", barrier="backward", events=actor.reporter.events(),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from otel_train.clock import NS_PER_S
-from otel_train.codes import Ending, Flag, Op, Source, SourceKind, code
+from otel_train.codes import Ending, Flag, Instrumented, Op, SourceKind, code
 from otel_train.records import DeviceTimes, Pace
 
 if TYPE_CHECKING:
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 DEVICE: Final = "cuda:0"
 TRAIN, VAL = "train", "val"
 SOURCES: Final = (
-    Source(SourceKind.DATA, TRAIN),
-    Source(SourceKind.DATA, VAL, "eval"),
-    Source(SourceKind.H2D, DEVICE),
-    Source(SourceKind.FORWARD, "model"),
-    Source(SourceKind.BACKWARD, "backward"),
-    Source(SourceKind.OPTIMIZER, "AdamW"),
-    Source(SourceKind.CHECKPOINT, "checkpoint"),
+    Instrumented(SourceKind.DATA, TRAIN),
+    Instrumented(SourceKind.DATA, VAL, "eval"),
+    Instrumented(SourceKind.H2D, DEVICE),
+    Instrumented(SourceKind.FORWARD, "model"),
+    Instrumented(SourceKind.BACKWARD, "backward"),
+    Instrumented(SourceKind.OPTIMIZER, "AdamW"),
+    Instrumented(SourceKind.CHECKPOINT, "checkpoint"),
 )
 """Who writes edges; two loaders, one model, one optimizer."""
 

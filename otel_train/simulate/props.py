@@ -11,7 +11,7 @@ from otel_train.aggregate.signals import Signals
 from otel_train.clock import Anchor, system_clock
 from otel_train.export.accelerator import AcceleratorReader
 from otel_train.export.hardware import HardwareReader
-from otel_train.export.live import Health, Readings
+from otel_train.export.live import MetricSources, SelfMetrics
 from otel_train.export.loaders import LoaderWatch
 from otel_train.export.process import ProcessReader
 from otel_train.export.routes import LOSSES
@@ -23,7 +23,7 @@ from otel_train.records import DeviceMemory
 from otel_train.simulate.plot import BATCH_BYTES, BATCH_SAMPLES, DEVICE, TRAIN, VAL
 
 if TYPE_CHECKING:
-    from otel_train.aggregate.run import RunAccount
+    from otel_train.aggregate.run import RunState
 
 WORKERS = 4
 PREFETCH = 2
@@ -38,7 +38,7 @@ PARTS = (
 _GIB = 1 << 30
 
 
-def readings_of(run: RunAccount, anchor: Anchor) -> Readings:
+def readings_of(run: RunState, anchor: Anchor) -> MetricSources:
     """Where the reporter of a made-up rank reads what no edge tells. The process is this one."""
     signals = Signals()
     for name, value in {"loss": 2.5, "lr": 3e-4, "grad_norm": 1.2, "amp_scale": 65536.0}.items():
@@ -57,8 +57,10 @@ def readings_of(run: RunAccount, anchor: Anchor) -> Readings:
         ("records", "queue_full"): 0,
         ("records", "serialization"): 0,
     }
-    health = Health(lambda: drops, lambda: dict.fromkeys(PARTS, 0), lambda: 0.0, list)
-    return Readings(signals, ProcessReader(), accelerators, hardware, health, lambda: probes, watch, anchor)
+    health = SelfMetrics(lambda: drops, lambda: dict.fromkeys(PARTS, 0), lambda: 0.0, list)
+    return MetricSources(
+        signals, ProcessReader(), accelerators, hardware, health, lambda: probes, watch, anchor
+    )
 
 
 @cache

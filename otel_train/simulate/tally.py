@@ -38,7 +38,7 @@ def sizes_of(families: Any, payload_bytes: int = 0) -> Sizes:
 
 
 @dataclass(slots=True, kw_only=True)
-class Figures:
+class ScaleResult:
     """Everything up to now.
 
     Attributes:
@@ -89,7 +89,7 @@ class Tally:
     """
 
     def __init__(self, ranks: int, senders: int) -> None:
-        self.figures = Figures(ranks=ranks, senders=senders)
+        self.figures = ScaleResult(ranks=ranks, senders=senders)
         self._series: dict[int, Sizes] = {}
         self._lock = threading.Lock()
 

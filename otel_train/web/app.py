@@ -19,7 +19,7 @@ from otel_train.web.artifacts import Captures
 from otel_train.web.listing import files_of
 from otel_train.web.page import TABS, gone_page, run_page
 from otel_train.web.runs_page import runs_page
-from otel_train.web.shelf import Shelf
+from otel_train.web.shelf import RunList
 from otel_train.web.view import Viewer
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def application(
         Route("/run/{name}", site.run),
         *(Route(path, site.asset) for path in site.assets),
     ]
-    return _Doorkeeper(Starlette(routes=routes), hosts)
+    return _OriginCheck(Starlette(routes=routes), hosts)
 
 
 class _Site:
@@ -72,7 +72,7 @@ class _Site:
     def __init__(self, root: Path, only: str | None, captures: Captures) -> None:
         documents = Documents()
         self._root, self._only = root, only
-        self._shelf = Shelf(root, only=only, documents=documents)
+        self._shelf = RunList(root, only=only, documents=documents)
         self._viewer = Viewer(documents=documents)
         self._captures = captures
         self._lock = threading.Lock()
@@ -156,7 +156,7 @@ def _bytes(file: BinaryIO, size: int) -> Iterator[bytes]:
             yield chunk
 
 
-class _Doorkeeper:
+class _OriginCheck:
     """Refuses what is asked for under another site's name, and says on every answer what a browser may do with it."""
 
     def __init__(self, inside: ASGIApp, hosts: Collection[str]) -> None:

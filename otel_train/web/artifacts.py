@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.web.listing import File
-    from otel_train.web.view import View
+    from otel_train.web.view import RankView
 
 ACCOUNT = "artifacts/profiler_summary.json"
 RECORD = ".record.json"
@@ -69,7 +69,7 @@ def _analysis(path: Path) -> dict[str, Any]:
     return {"analysis": summarize(trace), "flame": flame(Scene(trace))}
 
 
-def artifacts(view: View, captures: Captures, chosen: str | None) -> str:
+def artifacts(view: RankView, captures: Captures, chosen: str | None) -> str:
     """The tab as HTML.
 
     Args:
@@ -123,7 +123,7 @@ def _capture(captures: Captures, file: File) -> str:
     )
 
 
-def _captures(view: View, traces: Mapping[str, File], chosen: str | None) -> str:
+def _captures(view: RankView, traces: Mapping[str, File], chosen: str | None) -> str:
     rows = [_capture_row(view, name, file, chosen=name == chosen) for name, file in traces.items()]
     if not rows:
         return (
@@ -133,7 +133,7 @@ def _captures(view: View, traces: Mapping[str, File], chosen: str | None) -> str
     return texts(table(("capture", "taken", "size", "steps", "asked for by", "what was found"), rows))
 
 
-def _capture_row(view: View, name: str, file: File, *, chosen: bool) -> list[str]:
+def _capture_row(view: RankView, name: str, file: File, *, chosen: bool) -> list[str]:
     record = _record(file.path)
     short = escape(name.removeprefix("captures/"))
     link = address(view.run.name, tab="artifacts", rank=view.rank, capture=name)
@@ -157,7 +157,7 @@ def _record(trace: Path) -> Mapping[str, Any]:
         return {}
 
 
-def _account(view: View) -> str:
+def _account(view: RankView) -> str:
     """What ``profiler_summary.json`` says of the artifacts beside it."""
     command = f"<code>otel-train artifacts {escape(shlex.quote(str(view.run)))}</code>"
     absent = f'<p class="empty">None have been written. {command} writes them.</p>'
@@ -180,7 +180,7 @@ def _there(row: Mapping[str, Any]) -> str:
     return f'<span class="dim">absent: {escape(text(row.get("absent")) or "nobody says why")}</span>'
 
 
-def _files(view: View, files: Sequence[File]) -> str:
+def _files(view: RankView, files: Sequence[File]) -> str:
     rows = [
         [
             f'<a href="{_download(view, file)}" download>{escape(file.name)}</a>',
@@ -193,11 +193,11 @@ def _files(view: View, files: Sequence[File]) -> str:
     return table(("file", "size", "written"), rows) + more
 
 
-def _download(view: View, file: File) -> str:
+def _download(view: RankView, file: File) -> str:
     return address(view.run.name, rank=view.rank, file=file.name)
 
 
-def _settings(view: View) -> str:
+def _settings(view: RankView) -> str:
     rows = [[f"<code>{escape(name)}</code>", escape(value)] for name, value in _said(view.about)]
     if not rows:
         return ""
@@ -214,7 +214,7 @@ def _said(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name[:200], str(value)[:500]
 
 
-def _commands(view: View) -> str:
+def _commands(view: RankView) -> str:
     where = shlex.quote(str(view.run))
     commands = ("summary", "report", "postmortem", "artifacts", "check")
     return "<pre>" + "\n".join(f"otel-train {name} {escape(where)}" for name in commands) + "</pre>"

@@ -27,7 +27,7 @@ _SAYS = {
 }  # fmt: skip
 
 
-class Beat(NamedTuple):
+class Heartbeat(NamedTuple):
     """The last sign of a pump.
 
     Attributes:
@@ -58,7 +58,7 @@ class Liveness(NamedTuple):
         return self.word in {"running", "silent", "unknown"}
 
 
-def beat_of(flight: Path) -> Beat | None:
+def beat_of(flight: Path) -> Heartbeat | None:
     """The beat in a flight file; None if there is none to be read."""
     try:
         data = read_part(flight, 0, HEADER.size)
@@ -67,13 +67,13 @@ def beat_of(flight: Path) -> Beat | None:
     if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
         return None
     header = Header(*HEADER.unpack(data))
-    return Beat(header.pid, header.turn_unix_ns / 1e9)
+    return Heartbeat(header.pid, header.turn_unix_ns / 1e9)
 
 
 def liveness(
     summary: Mapping[str, Any],
     about: Mapping[str, Any],
-    beat: Beat | None,
+    beat: Heartbeat | None,
     *,
     written_s: float | None,
     now_s: float,
@@ -109,7 +109,7 @@ def liveness(
     return Liveness(word, _SAYS[word], quiet_s)
 
 
-def _began_again(summary: Mapping[str, Any], beat: Beat | None) -> bool:
+def _began_again(summary: Mapping[str, Any], beat: Heartbeat | None) -> bool:
     """A restart finds the summary of the attempt before, until it writes one of its own."""
     started_s, wall_s = summary.get("started_unix_s"), summary.get("wall_seconds")
     if beat is None or not isinstance(started_s, (int, float)) or not isinstance(wall_s, (int, float)):

@@ -15,13 +15,13 @@ from otel_train.web.shelf import number
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from otel_train.web.view import View
+    from otel_train.web.view import RankView
 
 _DEVICE = ("accelerator", "hw gpu")
 _NAME = "memory"
 
 
-def memory(view: View) -> str:
+def memory(view: RankView) -> str:
     """The tab as HTML."""
     body = "".join(
         (
@@ -38,12 +38,12 @@ def memory(view: View) -> str:
     )
 
 
-def _series(view: View) -> dict[str, Sequence[float | None]]:
+def _series(view: RankView) -> dict[str, Sequence[float | None]]:
     found: dict[str, Sequence[float | None]] = view.series.get("memory") or {}
     return found
 
 
-def _tiles(view: View) -> str:
+def _tiles(view: RankView) -> str:
     cells = []
     for name, values in sorted(_series(view).items(), key=lambda item: item[0] != PROCESS_MEMORY):
         known = [value for value in values if value is not None]
@@ -53,7 +53,7 @@ def _tiles(view: View) -> str:
     return tiles(cells)
 
 
-def _chart(view: View, *, device: bool) -> str:
+def _chart(view: RankView, *, device: bool) -> str:
     mine = {name: values for name, values in _series(view).items() if name.startswith(_DEVICE) == device}
     title = "device" if device else "host"
     return lines(
@@ -61,7 +61,7 @@ def _chart(view: View, *, device: bool) -> str:
     )
 
 
-def _figures(view: View) -> str:
+def _figures(view: RankView) -> str:
     """Whatever the summary says of memory: keys come with the version that wrote it."""
     rows = [[escape(name.replace("_", " ")), shown] for name, shown in _said(view.summary, ())]
     return table(("figure", "bytes"), rows)
@@ -83,7 +83,7 @@ def _sized(key: str, size: float) -> str:
     return bytes_of(size) if key.endswith("_bytes") else f"{size:,.6g}"
 
 
-def _batches(view: View) -> str:
+def _batches(view: RankView) -> str:
     rows = [
         [escape(str(row["loader"])), *(bytes_of(size) if (size := number(sizes.get(key))) is not None else ABSENT for key in ("min", "avg", "max"))]
         for row in view.summary.get("loaders") or ()

@@ -24,14 +24,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from otel_train.web.view import View
+    from otel_train.web.view import RankView
 
 _EVENTS_SHOWN = 15
 _RANKS_SHOWN = 100
 PROCESS_MEMORY = "process memory usage"
 
 
-def overview(view: View) -> str:
+def overview(view: RankView) -> str:
     """The tab as HTML."""
     return "".join(
         (
@@ -45,12 +45,12 @@ def overview(view: View) -> str:
     )
 
 
-def written(view: View) -> str:
+def written(view: RankView) -> str:
     """When the figures of the summary were written down."""
     return f"written {moment(view.written_unix_s)}" if view.summary and view.written_unix_s else ""
 
 
-def last_steps(view: View) -> str:
+def last_steps(view: RankView) -> str:
     """The last steps of the flight file, stage upon stage."""
     pulse = view.pulse
     return area(pulse.times_s, pulse.stages_s, label="Duration of the last steps by stage", unit=duration)
@@ -62,7 +62,7 @@ def step_row(summary: Mapping[str, Any]) -> Mapping[str, Any]:
     return max(rows, key=lambda row: row["count"], default={})
 
 
-def _tiles(view: View) -> str:
+def _tiles(view: RankView) -> str:
     summary, pulse = view.summary, view.pulse
     steps, speed, shares = view.steps, steps_per_second(summary), activity_shares(summary)
     wait, productive = shares.get("data_wait"), shares.get("productive")
@@ -90,7 +90,7 @@ def _tiles(view: View) -> str:
     )  # fmt: skip
 
 
-def _run_time(view: View) -> str:
+def _run_time(view: RankView) -> str:
     started_s, wall_s = number(view.summary.get("started_unix_s")), number(view.summary.get("wall_seconds"))
     last_s = view.pulse.last_edge_unix_s
     if view.state.live and started_s and last_s and last_s > started_s:
@@ -98,13 +98,13 @@ def _run_time(view: View) -> str:
     return f"in {duration(wall_s)}" if wall_s else ""
 
 
-def _doing(view: View) -> str:
+def _doing(view: RankView) -> str:
     if view.state.word not in {"running", "silent"} or not view.pulse.beat:
         return ""
     return str(view.pulse.open[-1]["stage"]) if view.pulse.open else "between stages"
 
 
-def _inside(view: View) -> str:
+def _inside(view: RankView) -> str:
     if not _doing(view) or not view.pulse.open:
         return ""
     inside = view.pulse.open[-1]
@@ -112,7 +112,7 @@ def _inside(view: View) -> str:
     return f"{about}for {duration(inside['for_seconds'])}"
 
 
-def _activities(view: View) -> str:
+def _activities(view: RankView) -> str:
     spent = {name: seconds for name, seconds in (view.summary.get("activities") or {}).items() if seconds}
     shares = activity_shares(view.summary)
     if not spent or not shares:
@@ -130,12 +130,12 @@ def _activities(view: View) -> str:
     return f'{strip}<ul class="legend">{items}</ul>'
 
 
-def _every(view: View) -> str:
+def _every(view: RankView) -> str:
     every_s = number((view.about.get("settings") or {}).get("export_every_s")) if view.series else None
     return f"a point every {duration(every_s)}" if every_s else ""
 
 
-def _course(view: View) -> str:
+def _course(view: RankView) -> str:
     series = view.series
     if not series:
         return ""
@@ -163,7 +163,7 @@ def _course(view: View) -> str:
     )
 
 
-def _ranks(view: View) -> str:
+def _ranks(view: RankView) -> str:
     if len(view.ranks) <= 1:
         return ""
     rows = [_rank(view, rank) for rank in view.ranks[:_RANKS_SHOWN]]
@@ -174,7 +174,7 @@ def _ranks(view: View) -> str:
     return table(("rank", "steps", "step, median", "data wait", "lost", "verdict"), rows) + more
 
 
-def _rank(view: View, rank: int) -> list[str]:
+def _rank(view: RankView, rank: int) -> list[str]:
     summary = view.others.get(rank, {})
     wait = activity_shares(summary).get("data_wait")
     leading: Mapping[str, Any] = next(iter(summary.get("verdicts") or ()), {})
@@ -189,7 +189,7 @@ def _rank(view: View, rank: int) -> list[str]:
     ]
 
 
-def _events(view: View) -> str:
+def _events(view: RankView) -> str:
     """Events of one kind about one thing together, the latest first."""
     together: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for event in view.events:

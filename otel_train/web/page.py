@@ -13,7 +13,7 @@ from otel_train.web.shelf import number, text, whole
 from otel_train.web.timing import timing
 
 if TYPE_CHECKING:
-    from otel_train.web.view import View
+    from otel_train.web.view import RankView
 
 TABS = ("overview", "timing", "memory", "artifacts")
 
@@ -39,7 +39,7 @@ def frame(title: str, main: str, *, trail: str = "", every_s: float) -> str:
     )
 
 
-def run_page(view: View, tab: str, *, captures: Captures, capture: str | None) -> str:
+def run_page(view: RankView, tab: str, *, captures: Captures, capture: str | None) -> str:
     """The page of a run.
 
     Args:
@@ -75,7 +75,7 @@ def gone_page(name: str) -> str:
     return frame("no such run", main, every_s=5.0)
 
 
-def _facts(view: View) -> str:
+def _facts(view: RankView) -> str:
     known = {**view.about, **view.summary}
     started_s = (
         number(view.summary.get("started_unix_s")) or (number(view.about.get("started_unix_ns")) or 0.0) / 1e9
@@ -94,7 +94,7 @@ def _facts(view: View) -> str:
     return f'<p class="dim facts">{" · ".join(fact for fact in facts if fact)}</p>'
 
 
-def _ranks(view: View, tab: str) -> str:
+def _ranks(view: RankView, tab: str) -> str:
     """A choice of ranks: a form, so that it works before the script has come."""
     if len(view.ranks) <= 1:
         return ""
@@ -108,7 +108,7 @@ def _ranks(view: View, tab: str) -> str:
     )
 
 
-def _tabs(view: View, chosen: str) -> str:
+def _tabs(view: RankView, chosen: str) -> str:
     links = "".join(
         f'<a role="tab" id="tab-{tab}" href="{address(view.run.name, tab=tab, rank=view.rank)}" aria-controls="panel" '
         f'aria-selected="{str(tab == chosen).lower()}" tabindex="{0 if tab == chosen else -1}">{tab.capitalize()}</a>'

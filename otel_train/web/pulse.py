@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from otel_train.artifacts.timeline import Timeline
     from otel_train.files import Mark
     from otel_train.flight import Flight, ThreadEdges
-    from otel_train.web.liveness import Beat
+    from otel_train.web.liveness import Heartbeat
 
 STEPS_SHOWN = 200
 _NOW_STEPS = 50
@@ -40,7 +40,7 @@ _BROKEN = (RunDirectoryError, LookupError, ValueError, TypeError, AttributeError
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pulse:
+class LiveProgress:
     """The end of a flight file.
 
     Attributes:
@@ -55,7 +55,7 @@ class Pulse:
         problem: why there is nothing; "" if there is.
     """
 
-    beat: Beat | None = None
+    beat: Heartbeat | None = None
     steps: int | None = None
     exact: bool = False
     open: list[dict[str, Any]] = field(default_factory=list)
@@ -82,9 +82,9 @@ class Pulses:
 
     def __init__(self, most: int = 64) -> None:
         self._most = most
-        self._kept: dict[Path, tuple[tuple[Mark, Beat | None, float | None], Pulse]] = {}
+        self._kept: dict[Path, tuple[tuple[Mark, Heartbeat | None, float | None], LiveProgress]] = {}
 
-    def get(self, folder: Path, summary: Mapping[str, Any], *, still: bool) -> Pulse:
+    def get(self, folder: Path, summary: Mapping[str, Any], *, still: bool) -> LiveProgress:
         """The pulse of a rank.
 
         Args:
@@ -95,7 +95,7 @@ class Pulses:
         path = folder / FLIGHT
         mark = mark_of(path)
         if mark is None:
-            return Pulse(problem="there is no flight file")
+            return LiveProgress(problem="there is no flight file")
         written_s = summary.get("wall_seconds")
         version = (mark, beat_of(path), written_s if isinstance(written_s, float) else None)
         kept = self._kept.get(path)
@@ -108,25 +108,25 @@ class Pulses:
         return pulse
 
 
-def pulse_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> Pulse:
+def pulse_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgress:
     """What the end of a flight file says; a broken one says why it is."""
     if mark.size_bytes > _MOST_BYTES:
-        return Pulse(problem=f"{path.name} has {mark.size_bytes:,} bytes: too many to follow")
+        return LiveProgress(problem=f"{path.name} has {mark.size_bytes:,} bytes: too many to follow")
     try:
         flight = read_flight(path)
         recent = flight._replace(threads=tuple(map(_end_of, flight.threads)))
         told = told_by(recent, summary)
         timeline = timeline_in(recent)
     except _BROKEN as error:
-        return Pulse(problem=f"{path.name} cannot be read: {error}")
+        return LiveProgress(problem=f"{path.name} cannot be read: {error}")
     beat = beat_of(path)
     if timeline is None:
-        return Pulse(beat=beat, problem="no thread has written an edge yet")
+        return LiveProgress(beat=beat, problem="no thread has written an edge yet")
     steps, exact = _counted(timeline, flight, recent, summary)
     shown = slice(-STEPS_SHOWN, None)
     ended = timeline.ended_ns[shown]
     selves = timeline.selves_ns[shown] / _NS
-    return Pulse(
+    return LiveProgress(
         beat=beat,
         steps=steps,
         exact=exact,

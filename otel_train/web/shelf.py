@@ -55,7 +55,7 @@ class Row:
         return all(word in text for word in words.lower().split())
 
 
-class Shelf:
+class RunList:
     """The run directories below a folder. Links are passed over: what they lead to is not ours to show.
 
     Args:

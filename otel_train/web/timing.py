@@ -14,10 +14,10 @@ from otel_train.web.parts import section
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_train.web.view import View
+    from otel_train.web.view import RankView
 
 
-def timing(view: View) -> str:
+def timing(view: RankView) -> str:
     """The tab as HTML."""
     document = {"summary": view.summary, "histograms": view.histograms}
     return "".join(
@@ -37,7 +37,7 @@ def _name(row: Mapping[str, Any], *words: str) -> str:
     return escape(" · ".join(str(row[word]) for word in words if row.get(word)))
 
 
-def _device(view: View) -> str:
+def _device(view: RankView) -> str:
     rows = [
         [
             _name(row, "phase", "loader", "stage"),
@@ -52,7 +52,7 @@ def _device(view: View) -> str:
     return table(("stage", "measured", "mean", "p50", "p99"), rows)
 
 
-def _steps(view: View) -> str:
+def _steps(view: RankView) -> str:
     rows = [
         [
             _name(row, "phase", "loader"), figure(row["count"]),
@@ -63,7 +63,7 @@ def _steps(view: View) -> str:
     return table(("steps of", "count", "avg", "p50", "p95", "p99", "max", "total"), rows)
 
 
-def _course(view: View) -> str:
+def _course(view: RankView) -> str:
     series = view.series
     if not series:
         return ""
@@ -72,7 +72,7 @@ def _course(view: View) -> str:
     )
 
 
-def _loaders(view: View) -> str:
+def _loaders(view: RankView) -> str:
     summary = view.summary
     facts = {row["loader"]: row for row in summary.get("loaders") or ()}
     rows = [

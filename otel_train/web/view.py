@@ -11,7 +11,7 @@ from otel_train.files import Documents, mark_of, rank_folders
 from otel_train.web.history import History
 from otel_train.web.liveness import Liveness, beat_of, liveness
 from otel_train.web.notices import Notice, events_of, notices
-from otel_train.web.pulse import Pulse, Pulses
+from otel_train.web.pulse import LiveProgress, Pulses
 from otel_train.web.shelf import ABOUT, summary_of, whole
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _HISTORIES = 32
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class RankView:
     """One rank of a run.
 
     Attributes:
@@ -48,7 +48,7 @@ class View:
     summary: Mapping[str, Any]
     written_unix_s: float | None
     state: Liveness
-    pulse: Pulse
+    pulse: LiveProgress
     series: Mapping[str, Any]
     histograms: Sequence[Mapping[str, Any]]
     events: Sequence[Mapping[str, Any]]
@@ -78,7 +78,7 @@ class Viewer:
         self._pulses = Pulses()
         self._histories: dict[Path, History] = {}
 
-    def view(self, run: Path, rank: int | None) -> View:
+    def view(self, run: Path, rank: int | None) -> RankView:
         """What is known now.
 
         Args:
@@ -99,7 +99,7 @@ class Viewer:
             notes.append(pulse.problem)
         series, histograms = self._history(folder).turn()
         events = events_of(folder)
-        return View(
+        return RankView(
             run=run,
             rank=shown,
             ranks=list(folders),

@@ -10,7 +10,7 @@ import pytest
 
 import otel_train
 from otel_train import catalog as c
-from otel_train.aggregate.sheet import Sheet
+from otel_train.aggregate.sheet import MetricBuilder
 from otel_train.export.hardware import HardwareReader
 from otel_train.record.cuda_driver import cuda_driver
 from otel_train.record.scaler import ScaledUpdates
@@ -242,7 +242,7 @@ def test_the_hardware_answers_or_is_left_out() -> None:
     driver = cuda_driver(os.environ)
     assert driver is not None
     hardware = HardwareReader(driver.hardware_ids, mode="on", exporter_answers=bool)
-    sheet = Sheet(lambda _: True)
+    sheet = MetricBuilder(lambda _: True)
 
     hardware.write(sheet)
     hardware.close()

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 import otel_train
 from otel_train.cli.replay import replay
-from otel_train.export.pump import Route
+from otel_train.export.pump import ExportRoute
 from otel_train.guard import Guard
 from tests.integration.loops.truth import Net, Watch, dataset, loader, loss_of
 from tests.integration.test_session import FAST, classic, page, rank_folder, train, until
@@ -75,7 +75,7 @@ def test_a_broken_exporter_is_switched_off_and_training_goes_on(
     model, batches, broken = Net(), loader(20), Broken()
     with caplog.at_level(logging.WARNING, "otel_train"):
         session = watch(model, {"train": batches}, **FAST)
-        inside(session).pump.routes.append(Route(broken, Guard("broken part"), 0.0))
+        inside(session).pump.routes.append(ExportRoute(broken, Guard("broken part"), 0.0))
         train(model, batches, epochs=3)
         assert until(lambda: broken.called >= 3)
         time.sleep(0.2)

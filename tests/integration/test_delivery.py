@@ -20,7 +20,7 @@ import pytest
 from otel_train.cli.replay import Counts, replay
 from otel_train.export.otlp import OtlpExporter, OtlpSettings
 from otel_train.export.spool import SpoolQueue
-from otel_train.records import Batch
+from otel_train.records import ExportBatch
 from tests.support.figures import RESOURCE, snapshot, spans
 from tests.support.receiver import Received, grpc_receiver, http_receiver
 
@@ -81,7 +81,7 @@ def test_after_any_trouble_every_snapshot_arrives_once_and_in_order(
         received.retry_after = "1" if trouble in {"429", "503"} else ""
         otlp = exporter(received.endpoint, tmp_path, OTEL_EXPORTER_OTLP_PROTOCOL=protocol)
         for steps in range(10):
-            otlp.export(Batch(snapshot=snapshot(steps), spans=spans()))
+            otlp.export(ExportBatch(snapshot=snapshot(steps), spans=spans()))
         until(lambda: otlp.failures >= 2)
         received.mode = "ok"
         until(lambda: len(received.metrics) == len(received.traces) == 10)
@@ -98,7 +98,7 @@ def test_over_grpc_every_snapshot_arrives_once_and_in_order(trouble: str, tmp_pa
         received.mode = trouble
         otlp = exporter(received.endpoint, tmp_path, OTEL_EXPORTER_OTLP_PROTOCOL="grpc")
         for steps in range(10):
-            otlp.export(Batch(snapshot=snapshot(steps), spans=spans()))
+            otlp.export(ExportBatch(snapshot=snapshot(steps), spans=spans()))
         until(lambda: otlp.failures >= 2)
         received.mode = "ok"
         until(lambda: len(received.metrics) == len(received.traces) == 10)
@@ -115,7 +115,7 @@ def test_a_collector_that_rejects_stops_nothing_and_hides_nothing(tmp_path: Path
             received.mode = {3: "partial", 5: "400", 6: "413"}.get(steps, "ok")
             received.rejecting = 2
             before = received.requests
-            otlp.export(Batch(snapshot=snapshot(steps)))
+            otlp.export(ExportBatch(snapshot=snapshot(steps)))
             until(lambda before=before: received.requests > before)  # type: ignore[misc]  # a default binds it
         otlp.close(2)
         assert arrived(received) == [0, 1, 2, 3, 4, 7, 8]
@@ -134,7 +134,7 @@ def test_a_request_that_the_collector_cannot_bear_stops_nothing_behind_it(tmp_pa
         received.poison = b'"asDouble":3.0'
         otlp = exporter(received.endpoint, tmp_path)
         for steps in range(6):
-            otlp.export(Batch(snapshot=snapshot(steps)))
+            otlp.export(ExportBatch(snapshot=snapshot(steps)))
         until(lambda: len(received.metrics) == 5)
         otlp.close(2)
         assert arrived(received) == [0, 1, 2, 4, 5]
@@ -147,7 +147,7 @@ def test_a_collector_that_answers_500_to_everything_has_nothing_moved_aside(tmp_
     with http_receiver("500") as received:
         otlp = exporter(received.endpoint, tmp_path)
         for steps in range(3):
-            otlp.export(Batch(snapshot=snapshot(steps)))
+            otlp.export(ExportBatch(snapshot=snapshot(steps)))
         until(lambda: otlp.failures >= 4)
         otlp.close(0.5)
     assert waiting(tmp_path) == [0, 1, 2]
@@ -159,9 +159,9 @@ def test_an_answer_without_end_holds_up_nobody(trouble: str, tmp_path: Path) -> 
     """The request waits on disk, memory stays flat, and the close is on time."""
     with http_receiver(trouble) as received:
         otlp = exporter(received.endpoint, tmp_path, OTEL_EXPORTER_OTLP_TIMEOUT="0.5")
-        otlp.export(Batch(snapshot=snapshot(1)))
+        otlp.export(ExportBatch(snapshot=snapshot(1)))
         until(lambda: otlp.failures >= 1)
-        otlp.export(Batch(snapshot=snapshot(2)))
+        otlp.export(ExportBatch(snapshot=snapshot(2)))
         start_s = time.monotonic()
         otlp.close(1)
         assert time.monotonic() - start_s < 1.3
@@ -179,13 +179,13 @@ def test_the_next_start_of_the_run_sends_what_is_left(tmp_path: Path) -> None:
     """An outage at the end of an attempt needs nobody."""
     with http_receiver("503") as received:
         otlp = exporter(received.endpoint, tmp_path)
-        otlp.export(Batch(snapshot=snapshot(1)))
+        otlp.export(ExportBatch(snapshot=snapshot(1)))
         otlp.close(1)
         assert waiting(tmp_path) == [1]
         received.mode = "ok"
         after = exporter(received.endpoint, tmp_path)
         until(lambda: received.metrics)
-        after.export(Batch(snapshot=snapshot(2)))
+        after.export(ExportBatch(snapshot=snapshot(2)))
         after.close(2)
         assert arrived(received) == [1, 2]
 
@@ -194,7 +194,7 @@ def test_what_waits_at_the_end_is_said(tmp_path: Path, caplog: pytest.LogCapture
     """Silence would look like success."""
     with http_receiver("503") as received:
         otlp = exporter(received.endpoint, tmp_path)
-        otlp.export(Batch(snapshot=snapshot(1)))
+        otlp.export(ExportBatch(snapshot=snapshot(1)))
         otlp.close(1)
     [line] = [record.getMessage() for record in caplog.records if record.name == "otel_train"]
 
@@ -208,12 +208,12 @@ def test_a_run_directory_that_cannot_be_written_still_sends(tmp_path: Path) -> N
     with http_receiver("503") as received:
         otlp = exporter(received.endpoint, tmp_path)
         for steps in range(3):
-            otlp.export(Batch(snapshot=snapshot(steps)))
+            otlp.export(ExportBatch(snapshot=snapshot(steps)))
         until(lambda: otlp.failures)
         received.mode = "ok"
         until(lambda: len(received.metrics) == 3)
         received.mode = "503"
-        otlp.export(Batch(snapshot=snapshot(3)))
+        otlp.export(ExportBatch(snapshot=snapshot(3)))
         otlp.close(1)
         assert arrived(received) == [0, 1, 2]
     assert otlp.drops == {("metrics", "shutdown"): 5}

@@ -13,11 +13,11 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import otel_train
 from otel_train import catalog as c
-from otel_train.aggregate.keep import KeepRules
-from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.keep import SamplingRules
+from otel_train.aggregate.run import RunState
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.clock import Anchor, system_clock
-from otel_train.export.pump import Breath, Chore, Pump, Route
+from otel_train.export.pump import Breath, ExportRoute, PeriodicTask, Pump
 from otel_train.flight import FlightMemory
 from otel_train.guard import Guard
 from otel_train.record.device_time import time_devices
@@ -104,9 +104,9 @@ class Watched:
         self.recorder = Recorder(FlightMemory(1 << 14, anchor), clock=system_clock, in_backward=in_backward)
         self.timer = time_devices(self.recorder, HostDriver(), "events")
         self.timer.steps.one_in = 1
-        self.run = RunAccount(
+        self.run = RunState(
             anchor.clock_ns, anchor=anchor, tracer=Tracer(Ids("run", 0, 0), anchor),
-            rules=KeepRules(5, 0, 3.0, 100.0, 100), stall_after_s=300,
+            rules=SamplingRules(5, 0, 3.0, 100.0, 100), stall_after_s=300,
         )  # fmt: skip
         breath = Breath(system_clock)
         self.pump = Pump(
@@ -114,9 +114,9 @@ class Watched:
             every_s=0.01,
         )  # fmt: skip
         self.kept = Kept()
-        self.pump.routes.append(Route(self.kept, Guard("kept", strict=True), 0.0))
+        self.pump.routes.append(ExportRoute(self.kept, Guard("kept", strict=True), 0.0))
         told = Guard("device time", strict=True)
-        self.pump.first.append(Chore(lambda: self.run.device.tell(self.timer.take()), told, 0.0))
+        self.pump.first.append(PeriodicTask(lambda: self.run.device.tell(self.timer.take()), told, 0.0))
         self.probes = Probes(self.recorder)
         self.torch = TorchProbes(self.recorder, ScaledUpdates(HostDriver()), clock=system_clock)
         self.transfers = TransferProbe(self.recorder, HostDriver())

@@ -16,7 +16,7 @@ import pytest
 from otel_train.cli.replay import Counts, replay
 from otel_train.errors import ConfigError
 from otel_train.export.otlp import OtlpExporter, OtlpSettings
-from otel_train.records import Batch
+from otel_train.records import ExportBatch
 from tests.support.figures import RESOURCE, SPAN_ID, TRACE_ID, snapshot, spans
 from tests.support.receiver import Received, black_hole, grpc_receiver, http_receiver, refusing_address
 
@@ -48,7 +48,7 @@ def attributes(owner: Any) -> dict[str, Any]:
 def test_metrics_arrive_as_they_were(receiver: Received, tmp_path: Path) -> None:
     """Buckets, exemplars, start times and resource: a dashboard needs every one."""
     otlp = exporter(tmp_path)
-    otlp.export(Batch(snapshot=snapshot()))
+    otlp.export(ExportBatch(snapshot=snapshot()))
     assert receiver.wait(metrics=1)
     otlp.close(2)
     group = receiver.metrics[0].resource_metrics[0]
@@ -72,7 +72,7 @@ def test_metrics_arrive_as_they_were(receiver: Received, tmp_path: Path) -> None
 def test_spans_arrive_as_they_were(receiver: Received, tmp_path: Path) -> None:
     """Ids are decided by us: ranks meet in one trace, and exemplars point to it."""
     otlp = exporter(tmp_path)
-    otlp.export(Batch(spans=spans()))
+    otlp.export(ExportBatch(spans=spans()))
     assert receiver.wait(traces=1)
     otlp.close(2)
     step, child = receiver.spans()
@@ -94,7 +94,7 @@ def test_standard_variables_are_honoured(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")
         monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
         otlp = exporter(tmp_path)
-        otlp.export(Batch(snapshot=snapshot(), spans=spans()))
+        otlp.export(ExportBatch(snapshot=snapshot(), spans=spans()))
         otlp.close(2)
         assert received.points()["train.steps"].sum.data_points[0].as_double == 7
         assert received.headers["x-token"] == "abc"
@@ -132,7 +132,7 @@ def test_in_every_trouble_closing_is_bounded_and_what_is_left_is_replayed_once( 
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", getattr(place, "endpoint", place))
         otlp = exporter(rank)
-        otlp.export(Batch(snapshot=snapshot(), spans=spans()))
+        otlp.export(ExportBatch(snapshot=snapshot(), spans=spans()))
         start_s = time.monotonic()
         otlp.close(1.5)
         assert time.monotonic() - start_s < 2
@@ -152,7 +152,7 @@ def test_a_retry_that_succeeds_is_no_loss(tmp_path: Path, monkeypatch: pytest.Mo
     with http_receiver("503") as received:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.endpoint)
         otlp = exporter(tmp_path)
-        otlp.export(Batch(snapshot=snapshot()))
+        otlp.export(ExportBatch(snapshot=snapshot()))
         deadline_s = time.monotonic() + 5
         while not received.requests and time.monotonic() < deadline_s:
             time.sleep(0.01)
@@ -171,7 +171,7 @@ def test_the_log_names_the_reason_and_the_spool(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1.5")
         otlp = exporter(tmp_path)
         for _ in range(3):
-            otlp.export(Batch(snapshot=snapshot(), spans=spans()))
+            otlp.export(ExportBatch(snapshot=snapshot(), spans=spans()))
         deadline_s = time.monotonic() + 5
         while not otlp.failures and time.monotonic() < deadline_s:
             time.sleep(0.01)
@@ -186,7 +186,7 @@ def test_after_closing_no_thread_is_left(receiver: Received, tmp_path: Path) -> 
     """The loop runs on as if we had never been there."""
     before = set(threading.enumerate())
     otlp = exporter(tmp_path)
-    otlp.export(Batch(snapshot=snapshot()))
+    otlp.export(ExportBatch(snapshot=snapshot()))
     assert receiver.wait(metrics=1)
     otlp.close(2)
     otlp.close(2)
@@ -271,7 +271,7 @@ def test_replay_speaks_grpc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     with refusing_address() as place:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", place)
         otlp = exporter(tmp_path / "rank0")
-        otlp.export(Batch(snapshot=snapshot(), spans=spans()))
+        otlp.export(ExportBatch(snapshot=snapshot(), spans=spans()))
         otlp.close(1)
     with grpc_receiver() as received:
         assert replay(tmp_path, endpoint=received.endpoint) == Counts(accepted=2)

@@ -19,7 +19,7 @@ import torch
 
 import otel_train
 from otel_train.aggregate.flat import FlatRow
-from otel_train.export.trackers.mlflow import MlflowOutlet
+from otel_train.export.trackers.mlflow import MlflowTracker
 from tests.support import wandb_file
 
 ROOT = Path(__file__).parents[2]
@@ -141,7 +141,7 @@ def test_a_row_of_a_run_of_mlflow_that_has_ended_is_still_its_own(
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     before = mlflow.get_tracking_uri()
     mlflow.set_tracking_uri(f"file://{tmp_path}/mlruns")
-    outlet = MlflowOutlet(threading.get_ident())
+    outlet = MlflowTracker(threading.get_ident())
     try:
         assert outlet.place() is None
         with mlflow.start_run():

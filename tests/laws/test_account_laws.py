@@ -14,19 +14,19 @@ from otel_train.accounting.nesting import DEEPEST
 from otel_train.accounting.phases import LOOKS_AHEAD, MOST_ITEMS
 from otel_train.accounting.steps import MOST_HELD
 from otel_train.accounting.types import TRAIN, SourceTable
-from otel_train.codes import Op, Source, SourceKind, code
+from otel_train.codes import Instrumented, Op, SourceKind, code
 from tests.support.edges import Book, Tape, settle
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SOURCES = [Source(kind, kind.name.lower()) for kind in SourceKind]
+SOURCES = [Instrumented(kind, kind.name.lower()) for kind in SourceKind]
 SOURCES += [
-    Source(SourceKind.DATA, "val"),
-    Source(SourceKind.OPTIMIZER, "D"),
-    Source(SourceKind.FORWARD, "teacher"),
-    Source(SourceKind.STAGE, "outer"),
-    Source(SourceKind.DATA, "told", "test"),
+    Instrumented(SourceKind.DATA, "val"),
+    Instrumented(SourceKind.OPTIMIZER, "D"),
+    Instrumented(SourceKind.FORWARD, "teacher"),
+    Instrumented(SourceKind.STAGE, "outer"),
+    Instrumented(SourceKind.DATA, "told", "test"),
 ]
 
 garbage = st.lists(

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.aggregate.keep import KeepRules
-from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.keep import SamplingRules
+from otel_train.aggregate.run import RunState
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.clock import Anchor
 from otel_train.codes import Op, SourceKind, code
@@ -48,8 +48,8 @@ class Loop:
         self.timer.look()
         self.timer.steps.one_in = 1
         anchor = Anchor(0, 0)
-        rules = KeepRules(0, 0, 3.0, 1.0, 1)
-        self.run = RunAccount(
+        rules = SamplingRules(0, 0, 3.0, 1.0, 1)
+        self.run = RunState(
             0, anchor=anchor, tracer=Tracer(Ids("r", 0, 0), anchor), rules=rules, stall_after_s=1e6
         )
         self.expected: dict[str, list[int]] = {stage: [] for stage in STAGE_OF}

@@ -12,15 +12,17 @@ from otel_train.aggregate.stragglers import Stragglers, compare
 from tests.support.peers import later, world
 
 if TYPE_CHECKING:
-    from otel_train.aggregate.digest import Digest
-    from otel_train.aggregate.stragglers import Slow
+    from otel_train.aggregate.digest import RankReport
+    from otel_train.aggregate.stragglers import Straggler
 
 STAGES = ("data", "forward", "backward", "optimizer", "other")
 times = st.lists(st.floats(1e-4, 1.0), min_size=len(STAGES), max_size=len(STAGES))
 jobs = st.lists(times, min_size=2, max_size=6)
 
 
-def window(spent: list[list[float]], *, scale: float = 1.0) -> tuple[dict[int, Digest], dict[int, Digest]]:
+def window(
+    spent: list[list[float]], *, scale: float = 1.0
+) -> tuple[dict[int, RankReport], dict[int, RankReport]]:
     begun = world(len(spent))
     now = {
         rank: later(begun[rank], 10, {s: t * scale for s, t in zip(STAGES, mine, strict=True)})
@@ -35,7 +37,7 @@ def synchronous(spent: list[list[float]]) -> list[list[float]]:
     return [[*mine[:2], mine[2] + longest - sum(mine), *mine[3:]] for mine in spent]
 
 
-def candidate(spent: list[list[float]], *, scale: float = 1.0) -> Slow | None:
+def candidate(spent: list[list[float]], *, scale: float = 1.0) -> Straggler | None:
     found = compare(*window(spent, scale=scale))
     assert found is not None
     return found.candidate

@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.aggregate.keep import KeepRules
-from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.keep import SamplingRules
+from otel_train.aggregate.run import RunState
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.artifacts.laws import laws_of
 from otel_train.bottleneck.dataloader import LoaderFacts
@@ -34,8 +34,8 @@ def summary_of(tape: Tape, cuts: Sequence[int] = (), *, tail_ns: int = 0, others
     """What a session would say at its end; each tape is of a thread of its own, all with the same sources."""
     started_ns = tape.started_ns * TICK_NS
     anchor = Anchor(10**18, started_ns)
-    run = RunAccount(
-        started_ns, anchor=anchor, tracer=Tracer(Ids("run-1", 0, 0), anchor), rules=KeepRules(0, 1 << 40, 2.0, 1.0, 1),
+    run = RunState(
+        started_ns, anchor=anchor, tracer=Tracer(Ids("run-1", 0, 0), anchor), rules=SamplingRules(0, 1 << 40, 2.0, 1.0, 1),
         stall_after_s=1e9,
     )  # fmt: skip
     run.learn(tape.sources)

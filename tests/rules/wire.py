@@ -11,7 +11,7 @@ from otel_train.codes import Ending, Flag, Op
 from otel_train.config import Config
 from otel_train.export.profile import LEAN_INTERVALS
 from otel_train.export.prometheus_page import PageCollector, RankPage
-from otel_train.export.ranks import Job, Ranks
+from otel_train.export.ranks import Job, RankCoordinator
 from otel_train.guard import Guard
 from otel_train.records import HistogramPoint
 from otel_train.runinfo import RunInfo, instance_id
@@ -23,8 +23,8 @@ from tools.alerts_pages import ALERT_FILES, groups
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from otel_train.export.exchange import Errand
-    from otel_train.records import Family, Snapshot
+    from otel_train.export.exchange import ExchangeRequest
+    from otel_train.records import MetricFamily, Snapshot
 
 TRAIN, VAL, H2D, FORWARD, BACKWARD, OPTIMIZER, CHECKPOINT = range(len(SOURCES))
 NS_PER_S = 10**9
@@ -133,7 +133,7 @@ class Table:
         self._rank = rank
         self._wanted: Iterable[int] = ()
 
-    def send(self, errand: Errand) -> None:
+    def send(self, errand: ExchangeRequest) -> None:
         """Leave a record."""
         self._records[self._rank] = errand.record
         self._wanted = errand.wanted
@@ -151,7 +151,7 @@ class Member(NamedTuple):
     """One rank: its account, and its part in the exchange."""
 
     actor: Actor
-    ranks: Ranks
+    ranks: RankCoordinator
     labels: dict[str, str]
 
 
@@ -228,7 +228,9 @@ class Run:
             lambda: (rank, size), lambda: None, lambda: "backward", actor.reporter.events, "r",
             partial(Table, self._records),
         )  # fmt: skip
-        ranks = Ranks(actor.run, info, config=self._config, job=job, clock=lambda: self.now_s * NS_PER_S)
+        ranks = RankCoordinator(
+            actor.run, info, config=self._config, job=job, clock=lambda: self.now_s * NS_PER_S
+        )
         ranks.counted = actor.reporter.counted
         actor.reporter.more.append(ranks.write)
         labels = {
@@ -248,7 +250,7 @@ class Run:
         for native in snapshot.families:
             self._record_native(member, native, tick)
 
-    def _record_native(self, member: Member, family: Family, tick: int) -> None:
+    def _record_native(self, member: Member, family: MetricFamily, tick: int) -> None:
         if family.metric.prometheus not in self._kept:
             return
         for point in family.points:

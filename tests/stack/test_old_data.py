@@ -14,7 +14,7 @@ from otel_train.cli import replay as command
 from otel_train.export.otlp_json import metrics_line
 from otel_train.export.rundir import RunDirectory
 from otel_train.export.spool import SpoolQueue
-from otel_train.records import Family, HistogramPoint, Point, Snapshot
+from otel_train.records import HistogramPoint, MetricFamily, Point, Snapshot
 from tests.support.stack import ask, program, stack, wait_for
 
 if TYPE_CHECKING:
@@ -34,9 +34,9 @@ def line(run: str, rank: int, at_ns: int, number: int) -> bytes:
     phase = (("train.phase", "train"),)
     steps = HistogramPoint(phase, number, number / 2, 0.5, 0.5, 0, 4, -17, (number,), ())
     families = (
-        Family(c.HEARTBEAT_TIME, (Point((), at_ns / NS_PER_S),)),
-        Family(c.STEPS, (Point(phase, float(number)),)),
-        Family(c.STEP_DURATION, (steps,)),
+        MetricFamily(c.HEARTBEAT_TIME, (Point((), at_ns / NS_PER_S),)),
+        MetricFamily(c.STEPS, (Point(phase, float(number)),)),
+        MetricFamily(c.STEP_DURATION, (steps,)),
     )
     resource: dict[str, AttributeValue] = {
         "service.name": "otel-train",

@@ -18,7 +18,7 @@ import pytest
 
 from otel_train.catalog import Kind, Label, Metric
 from otel_train.export.prometheus import PrometheusExporter
-from otel_train.records import Batch, Exemplar, Family, HistogramPoint, Point, Snapshot
+from otel_train.records import Exemplar, ExportBatch, HistogramPoint, MetricFamily, Point, Snapshot
 from tests.support.figures import RESOURCE
 from tests.support.stack import program, wait_for
 
@@ -65,13 +65,13 @@ def figures(durations_s: Any) -> Snapshot:
         exemplars=(Exemplar(slowest, now_ns, TRACE_ID, 0x1234),),
     )
     steps = Point((("train.loader", "code"),), float(len(durations_s)))
-    return Snapshot(now_ns - 10**9, now_ns, (Family(STEP, (point,)), Family(STEPS, (steps,))))
+    return Snapshot(now_ns - 10**9, now_ns, (MetricFamily(STEP, (point,)), MetricFamily(STEPS, (steps,))))
 
 
 @pytest.fixture(scope="module")
 def exporter() -> Iterator[PrometheusExporter]:
     made = PrometheusExporter("127.0.0.1", 0, LABELS, RESOURCE)
-    made.export(Batch(snapshot=figures(DURATIONS_S)))
+    made.export(ExportBatch(snapshot=figures(DURATIONS_S)))
     yield made
     made.close(2)
 

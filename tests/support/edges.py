@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.accounting.account import ThreadAccount
-from otel_train.accounting.types import PHASES, Activity, Settled, SourceTable
-from otel_train.codes import Ending, Flag, Op, Source, SourceKind, code
+from otel_train.accounting.types import PHASES, Activity, ClosedSteps, SourceTable
+from otel_train.codes import Ending, Flag, Instrumented, Op, SourceKind, code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,14 +25,14 @@ class Tape:
     def __init__(self, *, started_ns: int = 0) -> None:
         self.started_ns = started_ns
         self.now_ns = started_ns
-        self.sources: list[Source] = []
+        self.sources: list[Instrumented] = []
         self.times: list[int] = []
         self.codes: list[int] = []
         self._tokens = 0
 
     def source(self, kind: SourceKind, name: str, phase: str = "") -> int:
         """Number of a source, new or not."""
-        source = Source(kind, name, phase)
+        source = Instrumented(kind, name, phase)
         if source not in self.sources:
             self.sources.append(source)
         return self.sources.index(source)
@@ -185,7 +185,7 @@ class Call(NamedTuple):
 class Book:
     """Everything an account settled, over all slices."""
 
-    def __init__(self, sources: Sequence[Source], settled: Sequence[Settled]) -> None:
+    def __init__(self, sources: Sequence[Instrumented], settled: Sequence[ClosedSteps]) -> None:
         self._sources = sources
         self.settled = list(settled)
         self.updates = sum(part.updates for part in settled)
@@ -281,7 +281,7 @@ class Book:
 
 
 class _OfRun:
-    def __init__(self, part: Settled, before: int) -> None:
+    def __init__(self, part: ClosedSteps, before: int) -> None:
         self._phases = part.steps.phase.tolist()
         self._before = before
         self.open_row = -1

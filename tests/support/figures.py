@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from otel_train.catalog import Kind, Label, Metric
 from otel_train.records import (
     Exemplar,
-    Family,
     HistogramPoint,
+    MetricFamily,
     Point,
     Snapshot,
     Span,
@@ -67,10 +67,10 @@ def snapshot(steps: float = 7.0, *, second: int = 10) -> Snapshot:
         start_unix_ns=START_NS,
         time_unix_ns=START_NS + second * 1_000_000_000,
         families=(
-            Family(STEP, (full, empty)),
-            Family(STEPS, (Point(code, steps),)),
-            Family(WORKERS, (Point((), 2.0),)),
-            Family(BEAT, (Point((), 1_700_000_010.5),)),
+            MetricFamily(STEP, (full, empty)),
+            MetricFamily(STEPS, (Point(code, steps),)),
+            MetricFamily(WORKERS, (Point((), 2.0),)),
+            MetricFamily(BEAT, (Point((), 1_700_000_010.5),)),
         ),
     )
 

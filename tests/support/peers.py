@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_train.aggregate.digest import NAMED, Digest
+from otel_train.aggregate.digest import NAMED, RankReport
 from otel_train.catalog import STAGES
 
 
-def digest(rank: int, **facts: Any) -> Digest:
+def digest(rank: int, **facts: Any) -> RankReport:
     """A rank in the middle of training, but for what is said of it."""
     usual: dict[str, Any] = {
         "host": f"node-{rank}", "sequence": 1, "steps": 100, "step": 100, "stage": "backward", "loader": "",
@@ -16,10 +16,10 @@ def digest(rank: int, **facts: Any) -> Digest:
         "barrier": "backward", "every": 0, "events": {}, "patience_s": 300.0, "counted": {},
     }  # fmt: skip
     stages = dict.fromkeys((*STAGES, NAMED), 0.0) | facts.pop("stages", {})
-    return Digest(rank=rank, stages=stages, **{**usual, **facts})
+    return RankReport(rank=rank, stages=stages, **{**usual, **facts})
 
 
-def later(before: Digest, steps: int, per_step: dict[str, float], **facts: Any) -> Digest:
+def later(before: RankReport, steps: int, per_step: dict[str, float], **facts: Any) -> RankReport:
     """The same rank after so many steps of these stage times."""
     stages = {stage: before.stages[stage] + steps * per_step.get(stage, 0.0) for stage in before.stages}
     return before._replace(
@@ -31,6 +31,6 @@ def later(before: Digest, steps: int, per_step: dict[str, float], **facts: Any) 
     )
 
 
-def world(size: int, **facts: Any) -> dict[int, Digest]:
+def world(size: int, **facts: Any) -> dict[int, RankReport]:
     """Ranks that are all alike."""
     return {rank: digest(rank, **facts) for rank in range(size)}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import otel_train
-from otel_train.launch.evidence import Evidence
+from otel_train.launch.evidence import TrainingDetector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -87,7 +87,7 @@ def zero_code(folder: Path, **settings: Any) -> Iterator[list[Any]]:
         session.find_models(evidence.finder)
         sessions.append(session)
 
-    evidence = Evidence(start)
+    evidence = TrainingDetector(start)
     evidence.wait()
     try:
         yield sessions

@@ -9,7 +9,7 @@ import torch
 
 import otel_train
 from otel_train import Config, ConfigError, Loader, Session
-from otel_train.records import Batch, Event, Span
+from otel_train.records import Event, ExportBatch, Span
 from otel_train.testing import FakeClock, Kept
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ async def also_asynchronous() -> bytes:
 def in_tests_of_ones_own() -> None:
     clock, kept = FakeClock(), Kept()
     now: int = clock.tick(ms=5)
-    kept.export(Batch(final=True))
+    kept.export(ExportBatch(final=True))
     kept.close(1.0)
     spans: list[Span] = kept.spans
     events: list[Event] = kept.events

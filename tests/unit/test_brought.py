@@ -16,7 +16,7 @@ from otel_train.config import Config
 from otel_train.errors import ConfigError
 from otel_train.export.brought import GROUP, MOST_WAITING, brought
 from otel_train.front import instrument
-from otel_train.records import Batch, Event
+from otel_train.records import Event, ExportBatch
 from otel_train.testing import Kept
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 RESOURCE = {"train.rank": 3}
-EVENT = Batch(events=(Event(name="x", time_unix_ns=1),))
-FINAL = Batch(final=True)
+EVENT = ExportBatch(events=(Event(name="x", time_unix_ns=1),))
+FINAL = ExportBatch(final=True)
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_an_installed_exporter_gets_every_batch_in_order_and_is_closed(package: 
         def __init__(self, resource: Mapping[str, Any]) -> None:
             told.append(resource)
 
-        def export(self, batch: Batch) -> None:
+        def export(self, batch: ExportBatch) -> None:
             threads.add(threading.current_thread().name)
             kept.export(batch)
 
@@ -95,7 +95,7 @@ def test_an_exporter_that_raises_is_said_once_counted_and_off_after_three(
     """A server that is gone must not fill the log for a week."""
 
     class Fails(Kept):
-        def export(self, batch: Batch) -> None:
+        def export(self, batch: ExportBatch) -> None:
             super().export(batch)
             raise ConnectionError("gone")
 
@@ -116,7 +116,7 @@ def test_an_exporter_that_hangs_holds_up_nobody(package: ModuleType) -> None:
     freed, began = threading.Event(), threading.Event()
 
     class Hangs(Kept):
-        def export(self, batch: Batch) -> None:
+        def export(self, batch: ExportBatch) -> None:
             began.set()
             freed.wait(60)
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.run import RunState
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.capturing.around import Limits, Loop, Story
 from otel_train.capturing.build import rule_of
-from otel_train.capturing.desk import Desk
+from otel_train.capturing.desk import CaptureController
 from otel_train.capturing.gate import Thread
-from otel_train.capturing.plan import NEXT, Plan
+from otel_train.capturing.plan import NEXT, CaptureRequest
 from otel_train.capturing.writer import Place
 from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.testing import FakeClock
@@ -52,15 +52,15 @@ class Replay:
         self._see: Any = None
         self._unread: list[int] = []
         tracer = Tracer(Ids("run-1", 0, 0), ANCHOR)
-        self._run = RunAccount(0, anchor=ANCHOR, tracer=tracer, rules=KEEP_NONE, stall_after_s=1e6)
+        self._run = RunState(0, anchor=ANCHOR, tracer=tracer, rules=KEEP_NONE, stall_after_s=1e6)
         self._run.learn(tape.sources)
-        self.desk = Desk(
+        self.desk = CaptureController(
             self.profiler, loop=self._loop, clock=self.clock, limits=Limits(60, 60),
             story=Story(self.told.append, lambda **_: None, self._number, lambda ns: ns, self._run.epochs.at),
             place=Place(folder, 0, max_bytes=1 << 20, kept=1 << 20, analyze=()),
         )  # fmt: skip
 
-    def go(self, plan: Plan, *, at_edge: int) -> Capture:
+    def go(self, plan: CaptureRequest, *, at_edge: int) -> Capture:
         """The whole loop; the capture is asked for when ``at_edge`` edges have been written."""
         for at, word in enumerate(self.tape.codes):
             if at == at_edge:
@@ -164,7 +164,7 @@ def test_the_numbers_are_right_wherever_it_is_asked_for(name: str, at_step: int,
     edges, captured = len(tape.codes), 0
     for at_edge in range(edges // 2, edges // 2 + PERIOD * edges // STEPS, ASKED_EVERY):
         replay = Replay(tape, tmp_path / str(at_edge))
-        capture = replay.go(Plan("on_demand", 2, warmup=0, at_step=at_step), at_edge=at_edge)
+        capture = replay.go(CaptureRequest("on_demand", 2, warmup=0, at_step=at_step), at_edge=at_edge)
         if "had passed" in capture.problem:
             continue
         assert "+otel_train:data:val" not in within_steps(replay.profiler.log)

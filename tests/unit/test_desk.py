@@ -15,14 +15,14 @@ import pytest
 
 from otel_train.capturing.around import Limits, Loop, Story
 from otel_train.capturing.boundary import Rule
-from otel_train.capturing.desk import Desk
+from otel_train.capturing.desk import CaptureController
 from otel_train.capturing.epochs import EpochCaptures, NoEpochCaptures
 from otel_train.capturing.gate import Thread
-from otel_train.capturing.office import KEY_FILE, Office, RequestFolder, leave
-from otel_train.capturing.plan import Plan
+from otel_train.capturing.office import KEY_FILE, CaptureEndpoint, RequestFolder, leave
+from otel_train.capturing.plan import CaptureRequest
 from otel_train.capturing.triggers import SLOW_STEPS, Every, Schedule, SlowSteps
 from otel_train.capturing.writer import Place
-from otel_train.codes import Op, Source, SourceKind, code
+from otel_train.codes import Instrumented, Op, SourceKind, code
 from otel_train.record.ring import Ring
 from otel_train.testing import FakeClock
 from tests.support.profiler import FakeProfiler
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from otel_train.aggregate.captures import Capture
 
-SOURCES = [Source(SourceKind.DATA, "train"), Source(SourceKind.OPTIMIZER, "SGD")]
-PLAN = Plan("on_demand", 2, warmup=0)
+SOURCES = [Instrumented(SourceKind.DATA, "train"), Instrumented(SourceKind.OPTIMIZER, "SGD")]
+PLAN = CaptureRequest("on_demand", 2, warmup=0)
 STEP_NS = 10_000_000
 FOUND = """
 import sys
@@ -61,13 +61,13 @@ class Run:
         self.epoch = 1
         self.step_ns = STEP_NS
         defaults = {"max_bytes": 1 << 20, "kept": 8, "analyze": ()}
-        self.desk = Desk(
+        self.desk = CaptureController(
             self.profiler, loop=self.loop, clock=self.clock, limits=Limits(60, 60),
             story=Story(self.told.append, lambda **_: None, self.number, lambda ns: ns, lambda _: self.epoch),
             place=Place(folder / "captures", 0, **{**defaults, **place}),
         )  # fmt: skip
         (folder / "rank0").mkdir()
-        self.office = Office(
+        self.office = CaptureEndpoint(
             self.desk,
             PLAN,
             0,
@@ -363,10 +363,10 @@ def test_a_schedule_by_minutes_and_its_end(run: Run) -> None:
 
 def test_slow_steps_ask_once_there_are_enough_of_them() -> None:
     """One slow step may be anything."""
-    wanted: list[Plan] = []
+    wanted: list[CaptureRequest] = []
     slow = SlowSteps(PLAN)
 
-    def ask(plan: Plan) -> str:
+    def ask(plan: CaptureRequest) -> str:
         wanted.append(plan)
         return ""
 
@@ -381,7 +381,7 @@ def test_slow_steps_ask_once_there_are_enough_of_them() -> None:
 
 def test_slow_steps_far_apart_ask_for_nothing() -> None:
     """Three in an hour are weather."""
-    wanted: list[Plan] = []
+    wanted: list[CaptureRequest] = []
     slow = SlowSteps(PLAN)
     for number in range(20):
         slow.look(number * 1000, number, lambda plan: str(wanted.append(plan)))  # type: ignore[func-returns-value]
@@ -391,7 +391,7 @@ def test_slow_steps_far_apart_ask_for_nothing() -> None:
 
 def test_slow_steps_of_a_fast_loop_are_seen_between_two_looks() -> None:
     """Two seconds are a thousand steps, and a fifth of them slow."""
-    wanted: list[Plan] = []
+    wanted: list[CaptureRequest] = []
     slow = SlowSteps(PLAN)
     for number in range(3):
         slow.look(number * 1000, number * 200, lambda plan: str(wanted.append(plan)))  # type: ignore[func-returns-value]

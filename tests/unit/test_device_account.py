@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from otel_train import catalog as c
-from otel_train.accounting.types import TRAIN, Occurrences
+from otel_train.accounting.types import TRAIN, StageCalls
 from otel_train.aggregate.device import MOST_HELD, DeviceAccount
-from otel_train.aggregate.figures import Figures
-from otel_train.aggregate.keep import KeepRules
+from otel_train.aggregate.figures import RunMetrics
+from otel_train.aggregate.keep import SamplingRules
 from otel_train.aggregate.names import Key, Names
-from otel_train.aggregate.run import RunAccount
-from otel_train.aggregate.sheet import Sheet
+from otel_train.aggregate.run import RunState
+from otel_train.aggregate.sheet import MetricBuilder
 from otel_train.aggregate.totals import DeviceTotals, StageTotals, Totals
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.bottleneck.rules import findings
 from otel_train.clock import Anchor
-from otel_train.codes import Source, SourceKind
+from otel_train.codes import Instrumented, SourceKind
 from otel_train.export.accelerator import AcceleratorReader
 from otel_train.records import DeviceTimes, Point
 from otel_train.testing import FakeClock
@@ -30,9 +30,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SOURCES = [
-    Source(SourceKind.DATA, "code"),
-    Source(SourceKind.FORWARD, "model"),
-    Source(SourceKind.BACKWARD, "backward"),
+    Instrumented(SourceKind.DATA, "code"),
+    Instrumented(SourceKind.FORWARD, "model"),
+    Instrumented(SourceKind.BACKWARD, "backward"),
 ]
 DATA, FORWARD, BACKWARD = range(3)
 FOREVER = 2**60
@@ -57,7 +57,7 @@ class Desk:
         """Occurrences: source, start, end."""
         source, start, end = (np.array(column, dtype=np.int64) for column in zip(*calls, strict=True))
         zeros = np.zeros(len(calls), dtype=np.int64)
-        ended = Occurrences(source, zeros, zeros + TRAIN, start, end - start, zeros, zeros)
+        ended = StageCalls(source, zeros, zeros + TRAIN, start, end - start, zeros, zeros)
         self.account.settle(ended, until_ns or int(end.max()))
 
     def tell(self, *readings: tuple[int, int, int, int], until_ns: int = 0) -> None:
@@ -192,11 +192,11 @@ def test_a_window_has_its_own_device_time() -> None:
     assert before.device.count(0) == 1
 
 
-def run_of(tape: Tape, readings: Sequence[tuple[int, int, int, int]], *, main: bool = True) -> RunAccount:
+def run_of(tape: Tape, readings: Sequence[tuple[int, int, int, int]], *, main: bool = True) -> RunState:
     """The account of a tape whose thread has been timed on a device."""
     anchor = Anchor(0, 0)
-    run = RunAccount(
-        0, anchor=anchor, tracer=Tracer(Ids("run", 0, 0), anchor), rules=KeepRules(100, 0, 3.0, 100.0, 100),
+    run = RunState(
+        0, anchor=anchor, tracer=Tracer(Ids("run", 0, 0), anchor), rules=SamplingRules(100, 0, 3.0, 100.0, 100),
         stall_after_s=300,
     )  # fmt: skip
     run.learn(tape.sources)
@@ -227,9 +227,9 @@ def test_another_thread_does_not_get_the_device_time_of_this_one() -> None:
 def test_device_time_is_a_metric_of_its_own() -> None:
     """By stage, loader and phase, like host time; only of what was measured."""
     run = run_of(*three_steps())
-    sheet = Sheet()
+    sheet = MetricBuilder()
 
-    Figures(run, max_loaders=16, max_stages=8).write(sheet)
+    RunMetrics(run, max_loaders=16, max_stages=8).write(sheet)
 
     families = {family.metric.name: family for family in sheet.families()}
     [point] = families[c.STAGE_DEVICE_DURATION.name].points
@@ -288,7 +288,7 @@ def test_two_loaders_are_judged_by_one_clock() -> None:
 
 
 def memory_of(driver: FakeDriver) -> dict[str, float]:
-    sheet = Sheet()
+    sheet = MetricBuilder()
     AcceleratorReader(driver.memory).write(sheet)
     return {
         family.metric.name: point.value
@@ -323,7 +323,7 @@ def test_a_device_that_fails_takes_no_other_reading_with_it() -> None:
     """The snapshot goes out without these rows, and after three faults they are not asked for again."""
     driver = FakeDriver(FakeClock())
     driver.fault = RuntimeError("lost")
-    reader, sheet = AcceleratorReader(driver.memory), Sheet()
+    reader, sheet = AcceleratorReader(driver.memory), MetricBuilder()
 
     for _ in range(5):
         reader.write(sheet)

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.aggregate.digest import COUNTED, MOST_CHARS, NAMED, Digest, decode, encode
+from otel_train.aggregate.digest import COUNTED, MOST_CHARS, NAMED, RankReport, decode, encode
 from otel_train.catalog import PHASES, RANK_EVENT, STAGES
 from tests.support.peers import digest
 
 counts = st.integers(0, 10**12)
 seconds = st.floats(0, 1e9)
 records = st.builds(
-    Digest,
+    RankReport,
     rank=st.integers(0, 10**6),
     host=st.text(max_size=300),
     sequence=counts,
@@ -44,7 +44,7 @@ records = st.builds(
 
 
 @given(records)
-def test_no_sample_is_lost_in_a_record(record: Digest) -> None:
+def test_no_sample_is_lost_in_a_record(record: RankReport) -> None:
     """Loaders beyond those that have room are added up without a name."""
 
     def sums(counted: Any) -> dict[tuple[str, str], int]:
@@ -57,7 +57,7 @@ def test_no_sample_is_lost_in_a_record(record: Digest) -> None:
 
 
 @given(records)
-def test_a_record_is_small_whatever_is_in_it(record: Digest) -> None:
+def test_a_record_is_small_whatever_is_in_it(record: RankReport) -> None:
     """Ten thousand ranks write into the memory of one process: names of any length must not."""
     text = encode(record)
 

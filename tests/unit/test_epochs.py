@@ -12,7 +12,7 @@ from otel_train.aggregate.epochs import EpochLog
 from otel_train.aggregate.names import Names
 from otel_train.aggregate.totals import Totals
 from otel_train.codes import Op, SourceKind
-from otel_train.record.hand import Hand, switch
+from otel_train.record.hand import StageRecorder, switch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ class Writer:
 def writer() -> Iterator[Writer]:
     """What the epochs of a test write."""
     writes = Writer()
-    before, switch.hand = switch.hand, Hand(writes)  # type: ignore[arg-type]  # stands for a recorder
+    before, switch.hand = switch.hand, StageRecorder(writes)  # type: ignore[arg-type]  # stands for a recorder
     yield writes
     switch.hand = before
 

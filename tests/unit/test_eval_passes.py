@@ -10,14 +10,14 @@ from hypothesis import strategies as st
 from otel_train.accounting.types import EVAL, PHASES, TEST, TRAIN, StepRows
 from otel_train.aggregate.eval_passes import EvalPasses, Pass
 from otel_train.aggregate.names import Names
-from otel_train.codes import Source, SourceKind
+from otel_train.codes import Instrumented, SourceKind
 
 LOADERS = ("train", "val", "test")
 
 
 def names() -> Names:
     made = Names()
-    made.learn([Source(SourceKind.DATA, name) for name in LOADERS])
+    made.learn([Instrumented(SourceKind.DATA, name) for name in LOADERS])
     return made
 
 

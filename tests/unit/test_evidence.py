@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from otel_train.launch.evidence import Evidence
+from otel_train.launch.evidence import TrainingDetector
 from otel_train.record.loader import DataLoaderPatch
 
 
@@ -24,7 +24,7 @@ def test_a_thread_that_begins_meanwhile_is_held_until_the_hooks_are_in() -> None
         assert go_on.wait(60)
         patches.append(DataLoaderPatch(seen.append))
 
-    evidence = Evidence(found)
+    evidence = TrainingDetector(found)
     evidence.wait()
     threads = [threading.Thread(target=iter, args=(loader,)) for loader in loaders]
     try:
@@ -53,7 +53,7 @@ def test_nothing_stays_of_what_waited_although_others_came_after_it() -> None:
 
     before = dataloader._SingleProcessDataLoaderIter.__init__
     patches: list[Any] = []
-    evidence = Evidence(lambda: patches.append(DataLoaderPatch(lambda _: None)))
+    evidence = TrainingDetector(lambda: patches.append(DataLoaderPatch(lambda _: None)))
     evidence.wait()
     waits = dataloader._SingleProcessDataLoaderIter.__init__
     iter(DataLoader(TensorDataset(torch.zeros(2, 1))))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_train.export.exchange import MOST_HELD, MOST_LOST, Errand, Exchange
+from otel_train.export.exchange import MOST_HELD, MOST_LOST, Exchange, ExchangeRequest
 from tests.support.store import FakeStore, until
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ def made(store: FakeStore) -> Iterator[Callable[..., Exchange]]:
 def test_records_reach_the_other_ranks(store: FakeStore, made: Callable[..., Exchange]) -> None:
     """What one leaves the other finds; who has left nothing is not there."""
     first, second = made(0, 3), made(1, 3)
-    second.send(Errand("two", range(0)))
+    second.send(ExchangeRequest("two", range(0)))
     until(lambda: "ours/1" in store.held)
-    first.send(Errand("one", range(3)))
+    first.send(ExchangeRequest("one", range(3)))
     found: list[dict[int, str]] = []
 
     def fetched() -> bool:
@@ -59,7 +59,7 @@ def test_a_record_is_overwritten_and_taken_away_at_the_end(
     store.held["theirs"] = "kept"
     exchange = made()
     for number in range(5):
-        exchange.send(Errand(str(number), range(0)))
+        exchange.send(ExchangeRequest(str(number), range(0)))
         until(partial(lambda number: store.held.get("ours/0") == str(number), number))
     assert set(store.held) == {"theirs", "ours/0"}
 
@@ -75,7 +75,7 @@ def test_a_store_that_blocks_holds_up_nobody_but_its_own_thread(
     exchange = made()
     started = time.monotonic()
     for number in range(1000):
-        exchange.send(Errand(str(number), range(2)))
+        exchange.send(ExchangeRequest(str(number), range(2)))
         exchange.take()
     exchange.close(0.1)
 
@@ -89,10 +89,10 @@ def test_only_the_newest_record_is_sent_after_a_delay(
     """What has waited is old news, and a queue would grow."""
     store.gate.clear()
     exchange = made()
-    exchange.send(Errand("first", range(0)))
+    exchange.send(ExchangeRequest("first", range(0)))
     until(lambda: exchange._errand is None)
     for number in range(100):
-        exchange.send(Errand(str(number), range(0)))
+        exchange.send(ExchangeRequest(str(number), range(0)))
     store.gate.set()
     until(lambda: store.held.get("ours/0") == "99")
 
@@ -104,7 +104,7 @@ def test_a_store_that_fails_three_times_is_left_alone(
     store.fails = True
     exchange = made()
     for faults in (1, 2, 3):
-        exchange.send(Errand("x", range(0)))
+        exchange.send(ExchangeRequest("x", range(0)))
         until(partial(lambda faults: exchange.guard.faults == faults, faults))
 
     assert exchange.off
@@ -115,15 +115,15 @@ def test_a_store_that_is_gone_is_no_fault_and_is_looked_for_three_times(
 ) -> None:
     """Rank 0 ends first and takes the store along: nothing to warn about."""
     exchange = made()
-    exchange.send(Errand("x", range(0)))
+    exchange.send(ExchangeRequest("x", range(0)))
     until(lambda: "ours/0" in store.held)
     store.there = False
     for opened in range(1, MOST_LOST + 1):
-        exchange.send(Errand("y", range(0)))
+        exchange.send(ExchangeRequest("y", range(0)))
         until(lambda: exchange._errand is None)
         until(partial(lambda opened: exchange._lost == opened, opened))
         if opened < MOST_LOST:  # found again, and lost again
-            exchange.send(Errand("y", range(0)))
+            exchange.send(ExchangeRequest("y", range(0)))
             until(partial(lambda opened: store.opened == opened + 1, opened))
 
     assert exchange.off
@@ -134,7 +134,7 @@ def test_in_a_large_world_no_connection_is_kept(store: FakeStore, made: Callable
     """Ten thousand sockets more would be too many for the host of the store."""
     exchange = made(0, MOST_HELD + 1)
     for opened in (1, 2):
-        exchange.send(Errand(str(opened), range(0)))
+        exchange.send(ExchangeRequest(str(opened), range(0)))
         until(partial(lambda opened: store.held.get("ours/0") == str(opened), opened))
     exchange.close(5)
 

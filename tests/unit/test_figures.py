@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from otel_train import catalog as c
-from otel_train.aggregate.figures import Figures
-from otel_train.aggregate.keep import KeepRules
-from otel_train.aggregate.run import RunAccount
-from otel_train.aggregate.sheet import Sheet
+from otel_train.aggregate.figures import RunMetrics
+from otel_train.aggregate.keep import SamplingRules
+from otel_train.aggregate.run import RunState
+from otel_train.aggregate.sheet import MetricBuilder
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.clock import Anchor
@@ -23,14 +23,14 @@ from otel_train.codes import Op, SourceKind
 from otel_train.export.summary import SCHEMA, figures
 from tests.support.edges import Tape
 
-RULES = KeepRules(0, 1 << 40, 2.0, 1.0, 1)
+RULES = SamplingRules(0, 1 << 40, 2.0, 1.0, 1)
 SCHEMA_FILE = Path(__file__).parents[2] / "docs/reference/summary.schema.json"
 
 
-def account(tape: Tape, *, close: bool = True, stall_after_s: float = 300.0) -> RunAccount:
+def account(tape: Tape, *, close: bool = True, stall_after_s: float = 300.0) -> RunState:
     anchor = Anchor(10**18, 0)
     tracer = Tracer(Ids("run-1", 0, 0), anchor)
-    run = RunAccount(0, anchor=anchor, tracer=tracer, rules=RULES, stall_after_s=stall_after_s)
+    run = RunState(0, anchor=anchor, tracer=tracer, rules=RULES, stall_after_s=stall_after_s)
     run.learn(tape.sources)
     times, codes = np.array(tape.times, dtype=np.int64), np.array(tape.codes, dtype=np.int64)
     run.feed(0, times, codes, name="MainThread", main=True)
@@ -40,10 +40,10 @@ def account(tape: Tape, *, close: bool = True, stall_after_s: float = 300.0) -> 
 
 
 def published(
-    run: RunAccount, *, max_loaders: int = 16, max_stages: int = 8
+    run: RunState, *, max_loaders: int = 16, max_stages: int = 8
 ) -> dict[str, dict[tuple[str, ...], Any]]:
-    sheet = Sheet()
-    Figures(run, max_loaders=max_loaders, max_stages=max_stages).write(sheet)
+    sheet = MetricBuilder()
+    RunMetrics(run, max_loaders=max_loaders, max_stages=max_stages).write(sheet)
     found: dict[str, dict[tuple[str, ...], Any]] = {}
     for family in sheet.families():
         labels = [tuple(value for _, value in point.attributes) for point in family.points]
@@ -133,8 +133,8 @@ def test_own_stages_are_bounded_and_the_built_in_ones_are_not_counted() -> None:
 
 def test_what_was_folded_is_counted() -> None:
     """Somebody must be told that a label now says ``_OTHER``."""
-    figures_ = Figures(account(run_of(loaders=20)), max_loaders=4, max_stages=8)
-    figures_.write(Sheet())
+    figures_ = RunMetrics(account(run_of(loaders=20)), max_loaders=4, max_stages=8)
+    figures_.write(MetricBuilder())
 
     assert figures_.overflows() == {"train.loader": 36, "train.stage": 0}
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from otel_train.aggregate.flat import FlatFigures, FlatRow
 from otel_train.aggregate.flat_epochs import EpochWindow
 from otel_train.aggregate.flat_names import SafeNames
-from otel_train.aggregate.keep import KeepRules
-from otel_train.aggregate.run import RunAccount
+from otel_train.aggregate.keep import SamplingRules
+from otel_train.aggregate.run import RunState
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.clock import Anchor
@@ -38,8 +38,8 @@ class Rows:
     def __init__(
         self, *, every_steps: int = 2, every_epochs: int = 1, workers: int | None = None, **settings: Any
     ) -> None:
-        rules = KeepRules(warmup_steps=0, every_steps=0, slow_factor=2.0, per_s=1.0, burst=1)
-        self.account = RunAccount(
+        rules = SamplingRules(warmup_steps=0, every_steps=0, slow_factor=2.0, per_s=1.0, burst=1)
+        self.account = RunState(
             0, anchor=ANCHOR, tracer=Tracer(Ids("r", 0, 0), ANCHOR), rules=rules, stall_after_s=1e9
         )
         self.facts = {"code": LoaderFacts(workers=workers)}

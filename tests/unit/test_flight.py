@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.clock import Anchor
-from otel_train.codes import Source, SourceKind
+from otel_train.codes import Instrumented, SourceKind
 from otel_train.errors import RunDirectoryError
 from otel_train.flight import FlightMemory, RingEntry, flight_in, read_flight
 from otel_train.mounts import file_system
@@ -58,7 +58,7 @@ def test_a_file_says_who_wrote_what_and_when(tmp_path: Path) -> None:
         os.getpid(), 5_000, 100, 7_000
     )  # fmt: skip
     assert flight.identity == {"run_id": "r1"}
-    assert flight.sources == (Source(SourceKind.DATA, "code", "train"),)
+    assert flight.sources == (Instrumented(SourceKind.DATA, "code", "train"),)
     (thread,) = flight.threads
     assert thread.codes.tolist() == list(range(26, 41))
     assert thread.times.tolist() == list(range(125, 140))
@@ -142,7 +142,7 @@ def test_names_that_do_not_fit_leave_the_older_ones(tmp_path: Path) -> None:
     memory.write_names({"sources": [[0, "code", ""]]})
     memory.write_names({"sources": [[0, "x" * 200_000, ""]]})
 
-    assert read_flight(tmp_path / "flight.bin").sources == (Source(SourceKind.DATA, "code"),)
+    assert read_flight(tmp_path / "flight.bin").sources == (Instrumented(SourceKind.DATA, "code"),)
     memory.close()
 
 

@@ -12,12 +12,12 @@ import otel_train
 from otel_train.accounting.types import StepSource
 from otel_train.aggregate.jax_compiles import JaxCompiles
 from otel_train.clock import NS_PER_S
-from otel_train.codes import WAIT, Source, SourceKind
+from otel_train.codes import WAIT, Instrumented, SourceKind
 from otel_train.config import Config
 from otel_train.disabled import DisabledSession
-from otel_train.outcome import Outcome
+from otel_train.outcome import ExitHook
 from otel_train.testing import FakeClock
-from otel_train.unobserved import STEPLESS_S, UPDATES_WITHOUT_FORWARD, Missing, unobserved
+from otel_train.unobserved import STEPLESS_S, UPDATES_WITHOUT_FORWARD, CoverageReporter, unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -89,7 +89,7 @@ def sigterm() -> Iterator[None]:
 )
 def test_the_state_of_a_run_is_read_off_its_end(error: BaseException | None, state: str) -> None:
     """``sys.exit(0)`` is no failure, Ctrl-C is no crash."""
-    assert Outcome(lambda _: None).of(error) == state
+    assert ExitHook(lambda _: None).of(error) == state
 
 
 def test_a_handler_of_the_users_own_still_gets_its_signal(sigterm: None) -> None:
@@ -97,7 +97,7 @@ def test_a_handler_of_the_users_own_still_gets_its_signal(sigterm: None) -> None
     got: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
     closed: list[str] = []
-    outcome = Outcome(closed.append)
+    outcome = ExitHook(closed.append)
     outcome.watch()
     signal.raise_signal(signal.SIGTERM)
 
@@ -111,7 +111,7 @@ def test_an_ignored_signal_stays_ignored(sigterm: None) -> None:
     """Who ignores SIGTERM does not want to be closed by it."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     closed: list[str] = []
-    outcome = Outcome(closed.append)
+    outcome = ExitHook(closed.append)
     outcome.watch()
     signal.raise_signal(signal.SIGTERM)
     outcome.stop_watching()
@@ -122,7 +122,7 @@ def test_an_ignored_signal_stays_ignored(sigterm: None) -> None:
 
 def test_a_handler_that_somebody_set_over_ours_stays(sigterm: None) -> None:
     """What someone patched over ours stays theirs."""
-    outcome = Outcome(lambda _: None)
+    outcome = ExitHook(lambda _: None)
     outcome.watch()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     outcome.stop_watching()
@@ -145,7 +145,7 @@ def things(
     *,
     models: list[str],
     updates: int = UPDATES_WITHOUT_FORWARD,
-    sources: list[Source],
+    sources: list[Instrumented],
     helpers: list[str],
     stages: tuple[str, ...] = ("backward",),
     source: StepSource = StepSource.UPDATE,
@@ -170,7 +170,7 @@ def an_account(
     *,
     models: list[str],
     updates: int,
-    sources: list[Source],
+    sources: list[Instrumented],
     helpers: list[str],
     stages: tuple[str, ...],
     source: StepSource = StepSource.UPDATE,
@@ -187,7 +187,7 @@ def an_account(
     return run, probes
 
 
-DATA = [Source(SourceKind.DATA, "code")]
+DATA = [Instrumented(SourceKind.DATA, "code")]
 
 
 def test_a_model_that_is_never_called_is_said() -> None:
@@ -229,7 +229,7 @@ def test_a_thing_is_logged_once() -> None:
     """A line that comes back every two seconds is noise; none at all is silence."""
     lines: list[tuple[str, ...]] = []
     run, probes = an_account(models=["Net"], updates=0, sources=DATA, helpers=[], stages=("backward",))
-    missing = Missing(run, probes, log=lambda *line: lines.append(line))
+    missing = CoverageReporter(run, probes, log=lambda *line: lines.append(line))
     missing.tell()
     assert lines == []  # it may yet come
     run.totals.updates = UPDATES_WITHOUT_FORWARD
@@ -242,7 +242,7 @@ def test_a_thing_is_logged_once() -> None:
 
 def test_what_a_whole_step_hides_is_not_missing() -> None:
     """A compiled step has its forward and its backward inside, as its user knows."""
-    whole = [*DATA, Source(SourceKind.WHOLE, "make_step")]
+    whole = [*DATA, Instrumented(SourceKind.WHOLE, "make_step")]
 
     assert things(models=[], sources=whole, helpers=[], stages=("make_step",)) == []
 
@@ -298,8 +298,8 @@ def test_a_loader_that_was_seen_is_not_asked_for() -> None:
 @pytest.mark.parametrize(
     "seen",
     [
-        {"sources": [Source(SourceKind.WHOLE, "make_step")]},
-        {"sources": [Source(SourceKind.OPTIMIZER, "optimizer")]},
+        {"sources": [Instrumented(SourceKind.WHOLE, "make_step")]},
+        {"sources": [Instrumented(SourceKind.OPTIMIZER, "optimizer")]},
         {"sources": DATA, "source": StepSource.MANUAL},
         {"sources": DATA, "updates": 3},
         {"sources": DATA, "stages": ("forward",)},
@@ -326,7 +326,7 @@ def test_a_long_run_of_jax_is_told_of_its_missing_step_before_it_ends() -> None:
     lines: list[tuple[str, ...]] = []
     clock = FakeClock(0)
     run, probes = an_account(**NO_STEP, sources=DATA, jax=COMPILED)
-    missing = Missing(run, probes, log=lambda *line: lines.append(line), clock=clock)
+    missing = CoverageReporter(run, probes, log=lambda *line: lines.append(line), clock=clock)
     missing.tell()
     assert lines == []
     clock.tick(ms=1000 * (STEPLESS_S + 1))

@@ -8,23 +8,23 @@ from typing import Any
 
 import pytest
 
-from otel_train.capturing.boundary import Boundary, Rule
-from otel_train.capturing.gate import Gate, Phase, Thread
-from otel_train.capturing.plan import Plan, Recorded
-from otel_train.codes import Flag, Op, Source, SourceKind, code
+from otel_train.capturing.boundary import Rule, StepBoundary
+from otel_train.capturing.gate import Phase, StepScheduler, Thread
+from otel_train.capturing.plan import CaptureRequest, Recorded
+from otel_train.codes import Flag, Instrumented, Op, SourceKind, code
 from otel_train.record.ring import Ring
 from otel_train.testing import FakeClock
 from tests.support.profiler import FakeProfiler
 
 DATA, FORWARD, BACKWARD, FIRST, SECOND, MARK, VAL = range(7)
 SOURCES = [
-    Source(SourceKind.DATA, "train"),
-    Source(SourceKind.FORWARD, "Net"),
-    Source(SourceKind.BACKWARD, "backward"),
-    Source(SourceKind.OPTIMIZER, "SGD"),
-    Source(SourceKind.OPTIMIZER, "Adam"),
-    Source(SourceKind.MARK, "step"),
-    Source(SourceKind.DATA, "val"),
+    Instrumented(SourceKind.DATA, "train"),
+    Instrumented(SourceKind.FORWARD, "Net"),
+    Instrumented(SourceKind.BACKWARD, "backward"),
+    Instrumented(SourceKind.OPTIMIZER, "SGD"),
+    Instrumented(SourceKind.OPTIMIZER, "Adam"),
+    Instrumented(SourceKind.MARK, "step"),
+    Instrumented(SourceKind.DATA, "val"),
 ]
 ASKS = Rule(SourceKind.OPTIMIZER, asks=True)
 STEP = (DATA, FORWARD, BACKWARD, FIRST)
@@ -39,12 +39,16 @@ class Loop:
         self.ring = Ring(
             memoryview(bytearray(1 << 16)).cast("q"), clock=self.clock, owner=get_ident(), elsewhere=print
         )
-        self.gate = Gate(self.profiler, clock=self.clock, max_s=max_s)
+        self.gate = StepScheduler(self.profiler, clock=self.clock, max_s=max_s)
         self.rule = rule
 
     def arm(self, steps: int = 2, **plan: Any) -> None:
         thread = Thread(get_ident(), SOURCES, self.ring.divert)
-        self.gate.arm(Plan("on_demand", steps, **{"warmup": 0, **plan}), Boundary(self.rule, SOURCES), thread)
+        self.gate.arm(
+            CaptureRequest("on_demand", steps, **{"warmup": 0, **plan}),
+            StepBoundary(self.rule, SOURCES),
+            thread,
+        )
 
     def edge(self, op: Op, source: int, flags: int = 0) -> None:
         self.clock.tick(ms=1)
@@ -307,7 +311,7 @@ def test_from_another_thread_it_ends_at_the_next_edge() -> None:
 
 def ends(rule: Rule, *edges: tuple[Op, int]) -> list[int]:
     """Places of the edges before which a step ended."""
-    boundary = Boundary(rule, SOURCES)
+    boundary = StepBoundary(rule, SOURCES)
     return [place for place, (op, source) in enumerate(edges) if boundary.before(code(op, source))]
 
 
@@ -329,8 +333,8 @@ def test_a_function_that_makes_a_whole_update_ends_steps_as_an_optimizer_does(
     *, asks: bool, at: list[int]
 ) -> None:
     """A program of JAX that loads with torch can be captured as well."""
-    sources = [SOURCES[DATA], Source(SourceKind.WHOLE, "make_step")]
-    boundary = Boundary(Rule(SourceKind.OPTIMIZER, asks=asks), sources)
+    sources = [SOURCES[DATA], Instrumented(SourceKind.WHOLE, "make_step")]
+    boundary = StepBoundary(Rule(SourceKind.OPTIMIZER, asks=asks), sources)
     edges = [code(op, source) for op, source in calls(0, 1) * 3]
 
     assert [place for place, edge in enumerate(edges) if boundary.before(edge)] == at
@@ -338,7 +342,7 @@ def test_a_function_that_makes_a_whole_update_ends_steps_as_an_optimizer_does(
 
 def test_making_an_iterator_is_an_ask_like_any_other() -> None:
     """The step before an evaluation ends where that begins to fetch; the next ask does not end another one."""
-    boundary = Boundary(ASKS, SOURCES)
+    boundary = StepBoundary(ASKS, SOURCES)
     boundary.before(code(Op.END, FIRST))
 
     assert boundary.before(code(Op.BEGIN, VAL, Flag.START))
@@ -361,7 +365,7 @@ def test_marks_set_by_hand_end_steps_and_nothing_else_does() -> None:
 
 def test_where_batches_are_the_steps_the_ask_after_each_ends_it() -> None:
     """A loop without updates and backwards. The end of an epoch gives no batch, and the iterator is none."""
-    boundary = Boundary(Rule(SourceKind.DATA, asks=True), SOURCES)
+    boundary = StepBoundary(Rule(SourceKind.DATA, asks=True), SOURCES)
     edges = [
         *[code(op, DATA) for op in (Op.BEGIN, Op.END, Op.BEGIN, Op.END, Op.BEGIN, Op.STOP)],
         *[code(op, DATA, Flag.START) for op in (Op.BEGIN, Op.END)],
@@ -373,7 +377,7 @@ def test_where_batches_are_the_steps_the_ask_after_each_ends_it() -> None:
 
 def test_batches_of_an_evaluation_are_no_steps_where_batches_are() -> None:
     """Neither do they begin one."""
-    boundary = Boundary(Rule(SourceKind.DATA, asks=True, aside=frozenset({"val"})), SOURCES)
+    boundary = StepBoundary(Rule(SourceKind.DATA, asks=True, aside=frozenset({"val"})), SOURCES)
     edges = [code(op, source) for op, source in calls(DATA, VAL, VAL, DATA, DATA)]
 
     assert [place for place, edge in enumerate(edges) if boundary.before(edge)] == [2, 8]

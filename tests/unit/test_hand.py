@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.codes import Op, SourceKind
-from otel_train.record.hand import Checkpoint, Hand, Stage, switch
+from otel_train.record.hand import Checkpoint, Stage, StageRecorder, switch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator
@@ -39,7 +39,7 @@ class Writer:
 def writer() -> Iterator[Writer]:
     """What the stages of a test write."""
     writes = Writer()
-    before, switch.hand = switch.hand, Hand(writes)  # type: ignore[arg-type]  # stands for a recorder
+    before, switch.hand = switch.hand, StageRecorder(writes)  # type: ignore[arg-type]  # stands for a recorder
     yield writes
     switch.hand = before
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train import catalog as c
-from otel_train.aggregate.sheet import Sheet
+from otel_train.aggregate.sheet import MetricBuilder
 from otel_train.export.hardware import HardwareReader, dcgm_answers
 from otel_train.records import Point
 
@@ -99,7 +99,7 @@ def reader(nvml: Any, *, mode: str = "auto", answers: bool = False, used: int = 
 
 
 def shown(hardware: HardwareReader) -> dict[tuple[str, str], float]:
-    sheet = Sheet(lambda _: True)
+    sheet = MetricBuilder(lambda _: True)
     hardware.write(sheet)
     return {
         (family.metric.name, str(dict(point.attributes)[c.DEVICE.name])): point.value

@@ -12,7 +12,7 @@ import pytest
 import otel_train
 from otel_train.codes import Op, SourceKind
 from otel_train.errors import ConfigError
-from otel_train.record.hand import Hand, switch
+from otel_train.record.hand import StageRecorder, switch
 from otel_train.record.jax_calls import Jax, TimedFunction, _trace_state, kind_of
 from otel_train.record.jax_compiler import running
 
@@ -67,7 +67,7 @@ def jax() -> FakeJax:
 def writer() -> Iterator[Writer]:
     """What the functions of a test write."""
     writes = Writer()
-    before, switch.hand = switch.hand, Hand(writes)  # type: ignore[arg-type]  # stands for a recorder
+    before, switch.hand = switch.hand, StageRecorder(writes)  # type: ignore[arg-type]  # stands for a recorder
     yield writes
     switch.hand = before
 
@@ -86,7 +86,7 @@ def test_a_first_call_starts_the_session_where_one_is_wanted(
     monkeypatch.setattr(
         switch,
         "wanted",
-        lambda: setattr(switch, "hand", Hand(writes)),  # type: ignore[arg-type]  # stands for a recorder
+        lambda: setattr(switch, "hand", StageRecorder(writes)),  # type: ignore[arg-type]  # stands for a recorder
     )
     jax.tracing = True
     assert jax.timed(add)(1) == 2

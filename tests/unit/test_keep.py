@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.accounting.types import StepRows
-from otel_train.aggregate.keep import ENOUGH_STEPS, REMEMBERED_STEPS, Keeper, KeepRules
+from otel_train.aggregate.keep import ENOUGH_STEPS, REMEMBERED_STEPS, SamplingRules, SpanSampler
 
 NS_PER_MS = 10**6
 NS_PER_S = 10**9
 NEVER = 1 << 40
 
-QUIET = KeepRules(warmup_steps=0, every_steps=NEVER, slow_factor=2.0, per_s=1000.0, burst=1000)
+QUIET = SamplingRules(warmup_steps=0, every_steps=NEVER, slow_factor=2.0, per_s=1000.0, burst=1000)
 """Nothing is kept but for a reason the test gives."""
 
 
@@ -31,8 +31,8 @@ def steps(durations_ns: list[int], *, started_ns: int = 0, failed: tuple[int, ..
 class Loop:
     """A loop whose steps go to one keeper, slice by slice."""
 
-    def __init__(self, rules: KeepRules = QUIET) -> None:
-        self.keeper = Keeper(rules, started_ns=0)
+    def __init__(self, rules: SamplingRules = QUIET) -> None:
+        self.keeper = SpanSampler(rules, started_ns=0)
         self.now_ns = 0
         self.number = 1
 
@@ -125,8 +125,8 @@ def test_what_is_limited_is_counted() -> None:
 def test_ranks_keep_the_baselines_that_rank_0_keeps() -> None:
     """A power of two of one's own pace is twice that of a rank just beyond the edge: half of its traces are alone."""
     slower, faster = Loop(), Loop()
-    slower.keeper = Keeper(QUIET._replace(every_steps=0), started_ns=0)
-    faster.keeper = Keeper(QUIET._replace(every_steps=0), started_ns=0)
+    slower.keeper = SpanSampler(QUIET._replace(every_steps=0), started_ns=0)
+    faster.keeper = SpanSampler(QUIET._replace(every_steps=0), started_ns=0)
     slower.run(*[480] * ENOUGH_STEPS)
     faster.run(*[460] * ENOUGH_STEPS)
     assert (slower.keeper.every, faster.keeper.every) == (64, 128)
@@ -163,7 +163,7 @@ def test_never_more_than_the_burst_and_the_rate_allow(
     slices: list[list[int]], per_s: float, burst: int
 ) -> None:
     """In any stretch of any run: the price of traces is known beforehand."""
-    keeper = Keeper(KeepRules(NEVER, NEVER, 2.0, per_s, burst), started_ns=0)
+    keeper = SpanSampler(SamplingRules(NEVER, NEVER, 2.0, per_s, burst), started_ns=0)
     ends: list[int] = []
     now_ns, wanted = 0, 0
     for durations in slices:
@@ -184,7 +184,7 @@ def test_never_more_than_the_burst_and_the_rate_allow(
 def test_it_does_not_matter_much_how_steps_are_sliced(durations: list[int], data: st.DataObject) -> None:
     """How often the pump looks must not decide about warm-up steps, baselines and failures."""
     cut = data.draw(st.integers(0, len(durations)))
-    rules = KeepRules(3, 7, 1e9, 1e9, 10**6)
+    rules = SamplingRules(3, 7, 1e9, 1e9, 10**6)
     whole, halves = Loop(rules), Loop(rules)
     milliseconds = [ns / NS_PER_MS for ns in durations]
     expected = whole.run(*milliseconds)

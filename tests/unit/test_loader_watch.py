@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from otel_train import catalog as c
-from otel_train.aggregate.sheet import Bounded, Sheet
+from otel_train.aggregate.sheet import LabelLimiter, MetricBuilder
 from otel_train.clock import Anchor
 from otel_train.codes import Op
 from otel_train.export.loaders import LoaderWatch
 from otel_train.flight import FlightMemory
-from otel_train.record.build_times import Builds
-from otel_train.record.crew import Death
+from otel_train.record.build_times import BatchBuildTimes
+from otel_train.record.crew import WorkerExit
 from otel_train.record.loader import LoaderProbe
 from otel_train.record.loader_state import LoaderState
 from otel_train.record.recorder import Recorder
 from tests.support.edges import Tape
 from tests.unit.test_run_account import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 MS = 10**6
 
@@ -27,13 +30,15 @@ MS = 10**6
 class Crew:
     """Workers that have built what it is told, and die as it is told."""
 
-    def __init__(self, *, builds: list[Builds] = [], deaths: list[Death] = [], done: bool = False) -> None:  # noqa: B006 - read only
+    def __init__(
+        self, *, builds: Sequence[BatchBuildTimes] = (), deaths: Sequence[WorkerExit] = (), done: bool = False
+    ) -> None:
         left = list(builds)
-        self.times = SimpleNamespace(read=lambda: left.pop(0) if left else Builds(ns(), 0))
+        self.times = SimpleNamespace(read=lambda: left.pop(0) if left else BatchBuildTimes(ns(), 0))
         self.left = list(deaths)
         self.done = done
 
-    def deaths(self) -> list[Death]:
+    def deaths(self) -> list[WorkerExit]:
         left, self.left = self.left, []
         return left
 
@@ -57,8 +62,8 @@ class Scene:
         )
 
     def published(self) -> dict[str, dict[tuple[str, ...], Any]]:
-        sheet = Sheet()
-        self.watch.write(sheet, Bounded(16), lambda pid: pid)
+        sheet = MetricBuilder()
+        self.watch.write(sheet, LabelLimiter(16), lambda pid: pid)
         return {
             family.metric.name: {tuple(v for _, v in point.attributes): point for point in family.points}
             for family in sheet.families()
@@ -70,7 +75,10 @@ class Scene:
 
 def test_build_times_of_all_workers_are_one_histogram() -> None:
     """The question is how fast the loader builds, not how fast worker 3 does."""
-    crews = [Crew(builds=[Builds(ns(40, 40), 1), Builds(ns(50), 0)]), Crew(builds=[Builds(ns(60), 2)])]
+    crews = [
+        Crew(builds=[BatchBuildTimes(ns(40, 40), 1), BatchBuildTimes(ns(50), 0)]),
+        Crew(builds=[BatchBuildTimes(ns(60), 2)]),
+    ]
     scene = Scene(Tape().step(), *crews)
     scene.watch.read_builds()
     scene.watch.read_builds()
@@ -82,7 +90,7 @@ def test_build_times_of_all_workers_are_one_histogram() -> None:
 
 def test_a_worker_that_dies_is_a_count_and_an_event() -> None:
     """The alert fires on the count; the event says which worker, and what to look for in the kernel's log."""
-    scene = Scene(Tape().step(), Crew(deaths=[Death(1, 77, "SIGKILL")]))
+    scene = Scene(Tape().step(), Crew(deaths=[WorkerExit(1, 77, "SIGKILL")]))
     scene.watch.look_at_workers()
     scene.watch.look_at_workers()
     (event,) = (e for e in scene.run.account.teller.drain()[1] if e.name == c.LOADER_WORKER_EXIT_EVENT.name)
@@ -99,7 +107,7 @@ def test_a_worker_that_dies_is_a_count_and_an_event() -> None:
 
 def test_a_crew_that_is_done_is_read_once_more_and_forgotten() -> None:
     """Workers made anew every epoch must not pile up, and their last batches count."""
-    scene = Scene(Tape().step(), Crew(builds=[Builds(ns(40), 0)], done=True), Crew())
+    scene = Scene(Tape().step(), Crew(builds=[BatchBuildTimes(ns(40), 0)], done=True), Crew())
     scene.watch.look_at_workers()
 
     assert len(scene.probe.crews) == 1

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from otel_train.accounting.types import EVAL, NO_PHASE, TRAIN
 from otel_train.aggregate.names import Key, Names
 from otel_train.catalog import OTHER_VALUE
-from otel_train.codes import Source, SourceKind
+from otel_train.codes import Instrumented, SourceKind
 
 MOST = 200
 """Names the bounds are tried with: more than any table takes."""
 
 
-def names_of(*sources: Source) -> Names:
+def names_of(*sources: Instrumented) -> Names:
     names = Names()
     names.learn(sources)
     return names
@@ -26,10 +26,10 @@ def keys(names: Names, owner: list[int], loader: list[int], phase: list[int]) ->
     return [names.keys[number] for number in series.tolist()]
 
 
-CODE = Source(SourceKind.DATA, "code")
-PROSE = Source(SourceKind.DATA, "prose")
-NET = Source(SourceKind.FORWARD, "Net")
-SGD = Source(SourceKind.OPTIMIZER, "SGD")
+CODE = Instrumented(SourceKind.DATA, "code")
+PROSE = Instrumented(SourceKind.DATA, "prose")
+NET = Instrumented(SourceKind.FORWARD, "Net")
+SGD = Instrumented(SourceKind.OPTIMIZER, "SGD")
 
 
 def test_a_series_is_a_stage_of_a_loader_in_a_phase() -> None:
@@ -73,9 +73,9 @@ def test_sources_that_come_later_leave_the_old_ones_where_they_are() -> None:
 def test_phases_are_read_from_the_user_and_from_the_name() -> None:
     """Both are hints that the account of a thread weighs."""
     columns = names_of(
-        Source(SourceKind.DATA, "a", "test"),
-        Source(SourceKind.DATA, "Validation"),
-        Source(SourceKind.FORWARD, "val_model"),
+        Instrumented(SourceKind.DATA, "a", "test"),
+        Instrumented(SourceKind.DATA, "Validation"),
+        Instrumented(SourceKind.FORWARD, "val_model"),
     ).table
 
     assert columns.declared == [2, -1, -1]
@@ -86,7 +86,7 @@ def test_phases_are_read_from_the_user_and_from_the_name() -> None:
 def test_the_number_of_loader_names_is_bounded(numbers: list[int]) -> None:
     """A sweep that names a loader per trial must not cost memory and series without end."""
     names = Names()
-    sources = list(dict.fromkeys(Source(SourceKind.DATA, f"loader {n}") for n in numbers))
+    sources = list(dict.fromkeys(Instrumented(SourceKind.DATA, f"loader {n}") for n in numbers))
     names.learn(sources)
 
     assert len(names.loaders.names) <= 96
@@ -100,8 +100,8 @@ def test_the_number_of_loader_names_is_bounded(numbers: list[int]) -> None:
 
 def test_stages_and_models_beyond_the_bound_share_a_name() -> None:
     """Every kind of name has its bound."""
-    sources = [Source(SourceKind.STAGE, f"stage {n}") for n in range(MOST)]
-    sources += [Source(SourceKind.FORWARD, f"model {n}") for n in range(MOST)]
+    sources = [Instrumented(SourceKind.STAGE, f"stage {n}") for n in range(MOST)]
+    sources += [Instrumented(SourceKind.FORWARD, f"model {n}") for n in range(MOST)]
     names = names_of(*sources)
     [stage] = keys(names, [MOST - 1], [-1], [TRAIN])
     [model] = keys(names, [2 * MOST - 1], [-1], [TRAIN])

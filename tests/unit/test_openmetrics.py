@@ -22,7 +22,7 @@ from otel_train.export.openmetrics import PROMOTED, grid, time_ms_of, write_text
 from otel_train.export.otlp_json import metrics_line
 from otel_train.export.rundir import RunDirectory
 from otel_train.export.spool import SpoolQueue
-from otel_train.records import Family, HistogramPoint, Point, Snapshot
+from otel_train.records import HistogramPoint, MetricFamily, Point, Snapshot
 from otel_train.stack import files
 from tests.support.figures import RESOURCE, START_NS, snapshot
 
@@ -115,7 +115,7 @@ def test_every_bound_counts_exactly_what_lies_below_it(scale: int, values: list[
     point = HistogramPoint(
         (), len(values), sum(values), min(values), max(values), 0, scale, offset, tuple(counts), ()
     )
-    made = Snapshot(START_NS, START_NS, (Family(c.STEP_DURATION, (point,)),))
+    made = Snapshot(START_NS, START_NS, (MetricFamily(c.STEP_DURATION, (point,)),))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "text")
         write_text(path, [[metrics_line(made, RESOURCE, "1").encode()]])
@@ -149,7 +149,9 @@ def test_what_is_no_request_is_left_out_and_counted(tmp_path: Path) -> None:
 def test_a_value_that_is_no_number_is_spelled_as_prometheus_does(tmp_path: Path, value: float) -> None:
     """A loss that went to NaN is what people look for."""
     path = tmp_path / "text"
-    made = Snapshot(START_NS, START_NS, (Family(c.LOSS, (Point((("train.loss.name", 'a"\\\n'),), value),)),))
+    made = Snapshot(
+        START_NS, START_NS, (MetricFamily(c.LOSS, (Point((("train.loss.name", 'a"\\\n'),), value),)),)
+    )
     write_text(path, [[metrics_line(made, RESOURCE, "1").encode()]])
     [sample] = read_back(path)["train_loss"]
 

@@ -23,7 +23,7 @@ from otel_train.testing import FakeClock
 if TYPE_CHECKING:
     import pytest
 
-    from otel_train.accounting.types import Occurrences
+    from otel_train.accounting.types import StageCalls
 
 
 class Bench:
@@ -184,6 +184,6 @@ def test_operations_come_in_the_order_of_their_ends_and_never_early(
     assert seen + (ends_of(rest.occurrences) if rest else []) == given_
 
 
-def ends_of(calls: Occurrences) -> list[int]:
+def ends_of(calls: StageCalls) -> list[int]:
     ends: list[int] = (calls.started_ns + calls.inclusive_ns).tolist()
     return ends

@@ -19,7 +19,7 @@ from otel_train.errors import ConfigError
 from otel_train.export.otlp_json import metrics_line, protobuf_of, records_in, spans_line, with_resource
 from otel_train.export.otlp_sdk import sdk_resource, sdk_scope, to_metrics_data, to_readable_span
 from otel_train.export.settings import OtlpSettings, otlp_configured
-from otel_train.records import Exemplar, Family, HistogramPoint, Point, Snapshot
+from otel_train.records import Exemplar, HistogramPoint, MetricFamily, Point, Snapshot
 from tests.support.figures import RESOURCE, STEP, STEPS, snapshot, spans
 from tests.support.receiver import ids_in_base64
 
@@ -113,7 +113,7 @@ def test_any_figures_survive_the_way_through_a_file(value: float, loader: str, o
         explicit_counts=(0, 0, 0, len(observed)),
         exemplars=tuple(Exemplar(each, 1, 2, 3) for each in observed),
     )
-    figures = Snapshot(1, 2, (Family(STEPS, (Point(labels, value),)), Family(STEP, (point,))))
+    figures = Snapshot(1, 2, (MetricFamily(STEPS, (Point(labels, value),)), MetricFamily(STEP, (point,))))
     line = metrics_line(figures, RESOURCE, "1")
     assert "\n" not in line
     assert protobuf_of(line.encode(), "metrics") == metrics_request(figures).SerializeToString()

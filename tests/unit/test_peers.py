@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.aggregate.digest import encode
-from otel_train.aggregate.peers import Peers
-from otel_train.aggregate.sheet import Sheet
+from otel_train.aggregate.peers import RankMonitor
+from otel_train.aggregate.sheet import MetricBuilder
 from otel_train.catalog import RANK_EVENT
 from otel_train.records import Point
 from tests.support.peers import digest, later
 
 if TYPE_CHECKING:
-    from otel_train.aggregate.digest import Digest
-    from otel_train.aggregate.hangs import Suspect
+    from otel_train.aggregate.digest import RankReport
+    from otel_train.aggregate.hangs import HangSuspect
 
 
 class Seen:
     """Two ranks that rank 0 listens to."""
 
     def __init__(self, size: int = 2, *, speaks: bool = False) -> None:
-        self.peers = Peers(size, every_s=5.0, stall_after_s=300.0, speaks=speaks)
+        self.peers = RankMonitor(size, every_s=5.0, stall_after_s=300.0, speaks=speaks)
 
-    def take(self, now_s: float, *digests: Digest) -> list[Suspect]:
+    def take(self, now_s: float, *digests: RankReport) -> list[HangSuspect]:
         return self.peers.take({d.rank: encode(d) for d in digests}, now_s)
 
     def figures(self) -> dict[str, dict[tuple[str, ...], float]]:
-        sheet = Sheet()
+        sheet = MetricBuilder()
         self.peers.write(sheet)
         return {
             family.metric.name: {

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from otel_train import catalog as c
-from otel_train.aggregate.sheet import Sheet
+from otel_train.aggregate.sheet import MetricBuilder
 from otel_train.export.process import ProcessReader
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def cgroup(root: Path, *, limit: str, used: int, inactive: int = 0) -> Path:
 
 def test_readings_are_those_of_this_process(tmp_path: Path) -> None:
     """In base units, and close to what anybody else reads."""
-    sheet = Sheet()
+    sheet = MetricBuilder()
     ProcessReader(tmp_path).write(sheet)
     found = {family.metric.name: family for family in sheet.families()}
     resident = getattr(found[c.PROCESS_MEMORY_USAGE.name].points[0], "value", 0)

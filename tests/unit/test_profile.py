@@ -10,7 +10,7 @@ import pytest
 from otel_train.aggregate.keep import UNDECIDED
 from otel_train.config import Config
 from otel_train.export.profile import Part, Profile, keep_rules, profile_of
-from otel_train.records import Batch, Event, Snapshot, Span
+from otel_train.records import Event, ExportBatch, Snapshot, Span
 from otel_train.runinfo import Process, RunInfo, detect
 
 ALONE: RunInfo = detect(Config(run_id="r"), {}, process=Process(entropy=os.urandom, live_ranks=lambda: None))
@@ -101,10 +101,10 @@ class Kept:
     """An exporter that keeps what it is given."""
 
     def __init__(self) -> None:
-        self.batches: list[Batch] = []
+        self.batches: list[ExportBatch] = []
         self.closed = False
 
-    def export(self, batch: Batch) -> None:
+    def export(self, batch: ExportBatch) -> None:
         self.batches.append(batch)
 
     def close(self, timeout_s: float) -> None:
@@ -120,19 +120,19 @@ def test_an_exporter_gets_what_its_rank_exports_and_every_event() -> None:
     """Events are the local log: they say why a rank that exports nothing died."""
     kept = Kept()
     part = Part(kept, at(9, 10_240))
-    part.export(Batch(snapshot=SNAPSHOT, spans=(SPAN,)))
-    part.export(Batch(snapshot=SNAPSHOT, spans=(SPAN,), events=(EVENT,)))
-    part.export(Batch(final=True))
+    part.export(ExportBatch(snapshot=SNAPSHOT, spans=(SPAN,)))
+    part.export(ExportBatch(snapshot=SNAPSHOT, spans=(SPAN,), events=(EVENT,)))
+    part.export(ExportBatch(final=True))
     part.close(1.0)
 
-    assert kept.batches == [Batch(events=(EVENT,)), Batch(final=True)]
+    assert kept.batches == [ExportBatch(events=(EVENT,)), ExportBatch(final=True)]
     assert kept.closed
 
 
 def test_a_full_rank_exports_everything() -> None:
     """Nothing is lost on the way."""
     kept = Kept()
-    batch = Batch(snapshot=SNAPSHOT, spans=(SPAN,), events=(EVENT,), final=True)
+    batch = ExportBatch(snapshot=SNAPSHOT, spans=(SPAN,), events=(EVENT,), final=True)
     Part(kept, at(1, 2)).export(batch)
 
     assert kept.batches == [batch]

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_cla
 
 from otel_train.errors import ConfigError
 from otel_train.export.prometheus import PrometheusExporter
-from otel_train.records import Batch, Exemplar, Family, HistogramPoint, Point, Snapshot
+from otel_train.records import Exemplar, ExportBatch, HistogramPoint, MetricFamily, Point, Snapshot
 from tests.support.figures import BEAT, RESOURCE, SPAN_ID, STEP, STEPS, TRACE_ID, WORKERS, snapshot
 from tests.support.slow_clients import trickling
 
@@ -63,7 +63,7 @@ def page(exporter: PrometheusExporter, headers: dict[str, str] | None = None) ->
 
 def test_openmetrics_reads_back_what_was_shown(exporter: PrometheusExporter) -> None:
     """Law: what the page says, a Prometheus parser reads."""
-    exporter.export(Batch(snapshot=snapshot()))
+    exporter.export(ExportBatch(snapshot=snapshot()))
     families = families_of(page(exporter, OPENMETRICS))
     assert list(families) == [
         "target",
@@ -101,7 +101,7 @@ def test_openmetrics_reads_back_what_was_shown(exporter: PrometheusExporter) -> 
 
 def test_the_classic_format_reads_back_what_was_shown(exporter: PrometheusExporter) -> None:
     """Older scrapers ask for it, and curl gets it."""
-    exporter.export(Batch(snapshot=snapshot()))
+    exporter.export(ExportBatch(snapshot=snapshot()))
     text = page(exporter)
     families = families_of(text, parse_classic)
     assert families["train_steps"].samples[0].name == "train_steps_total"
@@ -145,11 +145,11 @@ def test_any_figures_are_read_back(  # noqa: PLR0917  # hypothesis
         exemplars=tuple(Exemplar(each, 1_700_000_000_123_456_789, 1, 2) for each in seen),
     )
     families = (
-        Family(STEP, (point,)),
-        Family(STEPS, (Point(attributes, value),)),
-        Family(BEAT, (Point(attributes, gauge),)),
+        MetricFamily(STEP, (point,)),
+        MetricFamily(STEPS, (Point(attributes, value),)),
+        MetricFamily(BEAT, (Point(attributes, gauge),)),
     )
-    exporter.export(Batch(snapshot=Snapshot(1, 2, families)))
+    exporter.export(ExportBatch(snapshot=Snapshot(1, 2, families)))
     for parse, headers in ((parse_openmetrics, OPENMETRICS), (parse_classic, {})):
         read = {f.name: f.samples for f in parse(page(exporter, headers))}
         assert read["train_steps"][0].value == value
@@ -163,7 +163,7 @@ def test_any_figures_are_read_back(  # noqa: PLR0917  # hypothesis
 
 def test_a_metric_nobody_measured_is_not_on_the_page(exporter: PrometheusExporter) -> None:
     """Absent is not zero, and an empty family confuses parsers."""
-    exporter.export(Batch(snapshot=Snapshot(1, 2, (Family(WORKERS, ()),))))
+    exporter.export(ExportBatch(snapshot=Snapshot(1, 2, (MetricFamily(WORKERS, ()),))))
     assert "train_loader_workers" not in page(exporter)
 
 
@@ -174,7 +174,7 @@ def test_before_the_first_snapshot_the_page_says_who_we_are(exporter: Prometheus
 
 def test_a_page_is_compressed_for_those_who_ask(exporter: PrometheusExporter) -> None:
     """Prometheus always asks; a page of many loaders shrinks tenfold."""
-    exporter.export(Batch(snapshot=snapshot()))
+    exporter.export(ExportBatch(snapshot=snapshot()))
     _, headers, body = get(exporter.port, {"Accept-Encoding": "gzip"})
     assert headers["Content-Encoding"] == "gzip"
     assert gzip.decompress(body).decode() == page(exporter)
@@ -403,8 +403,8 @@ def test_a_page_is_one_snapshot(exporter: PrometheusExporter) -> None:
         step = 0.0
         while not stop.is_set():
             step += 1
-            families = (Family(STEPS, (Point((), step),)), Family(WORKERS, (Point((), step),)))
-            exporter.export(Batch(snapshot=Snapshot(1, 2, families)))
+            families = (MetricFamily(STEPS, (Point((), step),)), MetricFamily(WORKERS, (Point((), step),)))
+            exporter.export(ExportBatch(snapshot=Snapshot(1, 2, families)))
 
     thread = threading.Thread(target=publish)
     thread.start()

@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import otel_train
 from otel_train.export.providers import ProviderExporter
-from otel_train.records import Batch
+from otel_train.records import ExportBatch
 from tests.support.figures import RESOURCE, snapshot, spans
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def test_a_reader_collects_our_metrics_beside_the_programs_own() -> None:
     provider.get_meter("mine").create_counter("mine").add(3)
     exporter = ProviderExporter(RESOURCE, version="1", meters=provider)
     before = names_in(reader.get_metrics_data())
-    exporter.export(Batch(snapshot=snapshot()))
+    exporter.export(ExportBatch(snapshot=snapshot()))
     data = reader.get_metrics_data()
     exporter.close(1)
 
@@ -87,7 +87,7 @@ def test_our_metrics_are_collected_where_the_program_has_none() -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider(metric_readers=[reader])
     exporter = ProviderExporter(RESOURCE, version="1", meters=provider)
-    exporter.export(Batch(snapshot=snapshot()))
+    exporter.export(ExportBatch(snapshot=snapshot()))
 
     assert names_in(reader.get_metrics_data()) == OURS
     exporter.close(1)
@@ -101,7 +101,7 @@ def test_the_last_figures_are_sent_at_the_end() -> None:
         metric_readers=[PeriodicExportingMetricReader(sent, export_interval_millis=60_000)]
     )
     exporter = ProviderExporter(RESOURCE, version="1", meters=provider)
-    exporter.export(Batch(snapshot=snapshot(), final=True))
+    exporter.export(ExportBatch(snapshot=snapshot(), final=True))
     exporter.close(1)
 
     assert sent.names == [OURS]
@@ -115,7 +115,7 @@ def test_spans_keep_their_ids(kind: Any) -> None:
     provider = TracerProvider(resource=Resource({"service.name": "trainer"}))
     provider.add_span_processor(kind(kept))
     exporter = ProviderExporter(RESOURCE, version="1", tracers=provider)
-    exporter.export(Batch(spans=spans()))
+    exporter.export(ExportBatch(spans=spans()))
     exporter.close(5)
 
     finished = kept.get_finished_spans()

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.aggregate.keep import KeepRules
-from otel_train.aggregate.run import SLICE_EDGES, RunAccount
+from otel_train.aggregate.keep import SamplingRules
+from otel_train.aggregate.run import SLICE_EDGES, RunState
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.clock import Anchor
 from otel_train.codes import Flag, Op, SourceKind, code
-from otel_train.export.pump import Breath, Chore, Pump, Route
+from otel_train.export.pump import Breath, ExportRoute, PeriodicTask, Pump
 from otel_train.flight import FlightMemory
 from otel_train.guard import Guard
 from otel_train.record.recorder import Recorder
@@ -33,8 +33,8 @@ class Rig:
         self.memory = FlightMemory(1 << 16, anchor)
         self.recorder = Recorder(self.memory, clock=self.clock)
         tracer = Tracer(Ids("run-1", 0, 0), anchor)
-        rules = KeepRules(3, 1 << 40, 2.0, 1.0, 10)
-        self.run = RunAccount(self.clock(), anchor=anchor, tracer=tracer, rules=rules, stall_after_s=300)
+        rules = SamplingRules(3, 1 << 40, 2.0, 1.0, 10)
+        self.run = RunState(self.clock(), anchor=anchor, tracer=tracer, rules=rules, stall_after_s=300)
         self.snapshots = 0
         self.pump = Pump(
             self.recorder,
@@ -51,7 +51,7 @@ class Rig:
 
     def route(self, every_s: float = 0.0, exporter: Any = None) -> Any:
         made = Kept() if exporter is None else exporter
-        self.pump.routes.append(Route(made, Guard(f"route {len(self.pump.routes)}"), every_s))
+        self.pump.routes.append(ExportRoute(made, Guard(f"route {len(self.pump.routes)}"), every_s))
         return made
 
     def steps(self, number: int) -> None:
@@ -159,7 +159,10 @@ def test_a_broken_chore_stops_no_other(rig: Rig) -> None:
         raise RuntimeError
 
     broken = Guard("broken")
-    rig.pump.chores += [Chore(fail, broken, 0.0), Chore(lambda: done.append(1), Guard("fine"), 0.0)]
+    rig.pump.chores += [
+        PeriodicTask(fail, broken, 0.0),
+        PeriodicTask(lambda: done.append(1), Guard("fine"), 0.0),
+    ]
     for _ in range(5):
         rig.pump.turn()
 
@@ -174,8 +177,8 @@ def test_a_fault_of_chores_that_share_a_guard_is_one_fault(rig: Rig) -> None:
         raise OSError
 
     shared = Guard("both")
-    rig.pump.first.append(Chore(fails, shared, 0.0))
-    rig.pump.chores.append(Chore(lambda: None, shared, 0.0))
+    rig.pump.first.append(PeriodicTask(fails, shared, 0.0))
+    rig.pump.chores.append(PeriodicTask(lambda: None, shared, 0.0))
     rig.pump.turn()
 
     assert rig.pump.faults()["both"] == 1
@@ -185,7 +188,7 @@ def test_what_is_done_first_is_done_before_anything_is_read(rig: Rig) -> None:
     """A NaN that was logged in a step must be known when that step is judged."""
     rig.steps(20)
     at_first: list[int] = []
-    rig.pump.first.append(Chore(lambda: at_first.append(rig.counted()), Guard("first"), 0.0))
+    rig.pump.first.append(PeriodicTask(lambda: at_first.append(rig.counted()), Guard("first"), 0.0))
     rig.pump.turn()
 
     assert at_first == [0]

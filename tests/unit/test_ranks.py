@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.aggregate.digest import decode, encode
-from otel_train.aggregate.keep import KeepRules
-from otel_train.aggregate.run import RunAccount
-from otel_train.aggregate.sheet import Sheet
+from otel_train.aggregate.keep import SamplingRules
+from otel_train.aggregate.run import RunState
+from otel_train.aggregate.sheet import MetricBuilder
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.clock import Anchor
 from otel_train.config import Config
-from otel_train.export.ranks import RECORDS_PER_S, Job, Ranks
+from otel_train.export.ranks import RECORDS_PER_S, Job, RankCoordinator
 from otel_train.runinfo import Process, detect
 from otel_train.testing import FakeClock
 from tests.support.peers import digest
@@ -37,15 +37,15 @@ class Member:
         self.clock = FakeClock()
         self.group: tuple[int, int] | None = (rank, world_size)
         anchor = Anchor(10**18, 0)
-        self.run = RunAccount(
-            0, anchor=anchor, tracer=Tracer(Ids("r", 0, rank), anchor), rules=KeepRules(0, 0, 2.0, 1.0, 1),
+        self.run = RunState(
+            0, anchor=anchor, tracer=Tracer(Ids("r", 0, rank), anchor), rules=SamplingRules(0, 0, 2.0, 1.0, 1),
             stall_after_s=300.0,
         )  # fmt: skip
         self.store = store
         info = replace(ALONE, rank=settings.pop("known_as", rank), world_size=world_size)
         job = Job(lambda: self.group, store.connect, lambda: "backward", lambda: {"oom": rank}, "p")
         config = Config(digest_every_s=settings.pop("every_s", 5.0))
-        self.ranks = Ranks(self.run, info, config=config, job=job, clock=self.clock)
+        self.ranks = RankCoordinator(self.run, info, config=config, job=job, clock=self.clock)
 
     def turns(self, seconds: float = 5.0) -> None:
         """One exchange, seen through to its end."""
@@ -85,7 +85,7 @@ def test_a_rank_leaves_its_record_and_rank_0_reads_all(members: list[Member], st
     first, second = join(members, store, 0, 2), join(members, store, 1, 2)
     second.turns()
     first.turns()
-    sheet = Sheet()
+    sheet = MetricBuilder()
     first.ranks.write(sheet)
     values = {family.metric.name: family.points[0] for family in sheet.families()}
 

@@ -12,7 +12,7 @@ from otel_train.aggregate.names import Names
 from otel_train.aggregate.reclaimed import Reclaimed
 from otel_train.aggregate.stalls import Stalls
 from otel_train.aggregate.totals import Totals
-from otel_train.codes import Source, SourceKind
+from otel_train.codes import Instrumented, SourceKind
 from otel_train.records import Compile
 
 NS_PER_S = 10**9
@@ -24,7 +24,7 @@ def seconds(number: float) -> int:
 
 def ledger(reclaimed: Reclaimed, *lasted_ns: int) -> dict[Activity, int]:
     """What a run's ledger says of productive time in pieces that follow each other from 0."""
-    sources = SourceTable().extend([Source(SourceKind.STAGE, "work")])
+    sources = SourceTable().extend([Instrumented(SourceKind.STAGE, "work")])
     book = StepBook(sources, reclaimed.within, by_step=False)
     begun_ns = 0
     for ns in lasted_ns:

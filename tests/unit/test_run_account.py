@@ -9,10 +9,10 @@ import pytest
 
 from otel_train import catalog as c
 from otel_train.accounting.types import Activity, StepSource
-from otel_train.aggregate.figures import Figures
-from otel_train.aggregate.keep import KeepRules
-from otel_train.aggregate.run import RunAccount
-from otel_train.aggregate.sheet import Sheet
+from otel_train.aggregate.figures import RunMetrics
+from otel_train.aggregate.keep import SamplingRules
+from otel_train.aggregate.run import RunState
+from otel_train.aggregate.sheet import MetricBuilder
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.clock import Anchor
 from otel_train.codes import Op, SourceKind
@@ -21,16 +21,16 @@ from tests.support.edges import Tape
 
 ANCHOR = Anchor(unix_ns=10**18, clock_ns=0)
 NS_PER_S = 10**9
-KEEP_ALL = KeepRules(warmup_steps=1 << 20, every_steps=1, slow_factor=2.0, per_s=1e12, burst=1 << 20)
+KEEP_ALL = SamplingRules(warmup_steps=1 << 20, every_steps=1, slow_factor=2.0, per_s=1e12, burst=1 << 20)
 KEEP_NONE = KEEP_ALL._replace(warmup_steps=0, every_steps=1 << 40)
 
 
 class Run:
     """An account that follows the tapes of several threads."""
 
-    def __init__(self, rules: KeepRules = KEEP_ALL, *, stall_after_s: float = 300.0) -> None:
+    def __init__(self, rules: SamplingRules = KEEP_ALL, *, stall_after_s: float = 300.0) -> None:
         tracer = Tracer(Ids("run-1", 0, 0), ANCHOR)
-        self.account = RunAccount(0, anchor=ANCHOR, tracer=tracer, rules=rules, stall_after_s=stall_after_s)
+        self.account = RunState(0, anchor=ANCHOR, tracer=tracer, rules=rules, stall_after_s=stall_after_s)
         self._sources: list[Any] = []
         self._read: dict[int, int] = {}
         self.spans: list[Span] = []
@@ -186,8 +186,8 @@ def test_time_after_the_last_training_thread_is_accounted_for() -> None:
 
 def exemplars_and_spans(tape: Tape) -> tuple[list[tuple[Any, HistogramPoint]], Run]:
     run = Run().feed(tape).close(tape.now_ns)
-    sheet = Sheet()
-    Figures(run.account, max_loaders=16, max_stages=8).write(sheet)
+    sheet = MetricBuilder()
+    RunMetrics(run.account, max_loaders=16, max_stages=8).write(sheet)
     points = [
         (family.metric, point)
         for family in sheet.families()

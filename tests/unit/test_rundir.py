@@ -25,7 +25,7 @@ from otel_train.export.rundir import (
     rank_directories,
     read_jsonl,
 )
-from otel_train.records import Batch, Event
+from otel_train.records import Event, ExportBatch
 from tests.support.figures import RESOURCE, snapshot, spans
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def test_a_batch_leaves_events_metrics_and_spans(tmp_path: Path) -> None:
     directory = RunDirectory.open(tmp_path / "runs", "job", rank=2)
     exporter = RunDirectoryExporter(directory, RESOURCE, version="1")
     event = Event(name="oom", time_unix_ns=5, attributes={"train.bytes": 3, "train.bad": float("nan")})
-    exporter.export(Batch(snapshot=snapshot(), spans=spans(), events=(event,)))
+    exporter.export(ExportBatch(snapshot=snapshot(), spans=spans(), events=(event,)))
     exporter.close(1)
     rank = tmp_path / "runs" / "job" / "rank2"
     assert list(read_jsonl(rank / "events.jsonl")) == [
@@ -309,7 +309,7 @@ def test_files_are_bounded_together(tmp_path: Path) -> None:
     exporter = RunDirectoryExporter(directory, RESOURCE, version="1")
     for step in range(100):
         exporter.export(
-            Batch(snapshot=snapshot(step), spans=spans(), events=(Event(name="e", time_unix_ns=1),))
+            ExportBatch(snapshot=snapshot(step), spans=spans(), events=(Event(name="e", time_unix_ns=1),))
         )
     exporter.close(1)
     sizes = [path.stat().st_size for path in directory.rank_path.glob("*.jsonl*")]
@@ -325,7 +325,7 @@ def test_a_place_that_cannot_be_written_is_said_once_and_training_goes_on(
     directory = RunDirectory.open(tmp_path / "file" / "runs", "job", rank=0, attempt=4)
     exporter = RunDirectoryExporter(directory, RESOURCE, version="1")
     for _ in range(3):
-        exporter.export(Batch(snapshot=snapshot(), spans=spans()))
+        exporter.export(ExportBatch(snapshot=snapshot(), spans=spans()))
     assert not directory.write_summary(dump_json({}))
     exporter.close(1)
     assert (directory.writable, directory.attempt, directory.faults) == (False, 4, 1)
@@ -340,7 +340,7 @@ def test_a_folder_that_vanishes_in_mid_run_is_survived(
     (tmp_path / "runs").rename(tmp_path / "gone")
     (tmp_path / "runs").write_text("")
     exporter = RunDirectoryExporter(directory, RESOURCE, version="1")
-    exporter.export(Batch(snapshot=snapshot()))
+    exporter.export(ExportBatch(snapshot=snapshot()))
     assert not directory.write_summary(dump_json({}))
     assert directory.faults == 2
     assert len(caplog.messages) == 1
@@ -350,10 +350,10 @@ def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
     """Workers share the open files; their lines would mix with ours."""
     directory = RunDirectory.open(tmp_path, "job", rank=0)
     exporter = RunDirectoryExporter(directory, RESOURCE, version="1")
-    exporter.export(Batch(events=(Event(name="parent", time_unix_ns=1),)))
+    exporter.export(ExportBatch(events=(Event(name="parent", time_unix_ns=1),)))
     pid = os.fork()
     if pid == 0:
-        exporter.export(Batch(events=(Event(name="child", time_unix_ns=1),)))
+        exporter.export(ExportBatch(events=(Event(name="child", time_unix_ns=1),)))
         directory.write_summary(dump_json({}))
         os._exit(0)
     assert os.waitpid(pid, 0)[1] == 0

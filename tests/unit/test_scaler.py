@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from otel_train import catalog as c
-from otel_train.aggregate.figures import Figures
-from otel_train.aggregate.keep import KeepRules
-from otel_train.aggregate.run import RunAccount
-from otel_train.aggregate.sheet import Sheet
+from otel_train.aggregate.figures import RunMetrics
+from otel_train.aggregate.keep import SamplingRules
+from otel_train.aggregate.run import RunState
+from otel_train.aggregate.sheet import MetricBuilder
 from otel_train.aggregate.traces import Ids, Tracer
 from otel_train.clock import Anchor
 from otel_train.record.scaler import MOST_HELD, ScaledUpdates
@@ -138,13 +138,13 @@ def test_the_scale_is_read_once_a_turn_and_as_it_was() -> None:
 
 def skips_shown(outcomes: Outcomes) -> list[float]:
     anchor = Anchor(0, 0)
-    run = RunAccount(
-        0, anchor=anchor, tracer=Tracer(Ids("run", 0, 0), anchor), rules=KeepRules(5, 0, 3.0, 100.0, 100),
+    run = RunState(
+        0, anchor=anchor, tracer=Tracer(Ids("run", 0, 0), anchor), rules=SamplingRules(5, 0, 3.0, 100.0, 100),
         stall_after_s=300,
     )  # fmt: skip
     run.totals.tell(outcomes)
-    sheet = Sheet(lambda _: True)
-    Figures(run, max_loaders=4, max_stages=4).write(sheet)
+    sheet = MetricBuilder(lambda _: True)
+    RunMetrics(run, max_loaders=4, max_stages=4).write(sheet)
     points = [
         point for family in sheet.families() if family.metric is c.STEP_SKIPS for point in family.points
     ]

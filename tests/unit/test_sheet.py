@@ -6,11 +6,11 @@ import pytest
 
 from otel_train import catalog as c
 from otel_train.aggregate.histogram import Histograms
-from otel_train.aggregate.sheet import Bounded, Sheet
+from otel_train.aggregate.sheet import LabelLimiter, MetricBuilder
 from otel_train.catalog import Emit
 
 
-def values(sheet: Sheet) -> dict[str, dict[tuple[str, ...], float]]:
+def values(sheet: MetricBuilder) -> dict[str, dict[tuple[str, ...], float]]:
     return {
         family.metric.name: {tuple(v for _, v in point.attributes): getattr(point, "value", 0.0) for point in family.points}
         for family in sheet.families()
@@ -19,7 +19,7 @@ def values(sheet: Sheet) -> dict[str, dict[tuple[str, ...], float]]:
 
 def test_labels_are_paired_with_their_names() -> None:
     """The order of a call is the catalogue's order."""
-    sheet = Sheet()
+    sheet = MetricBuilder()
     sheet.put(c.BATCHES, 3, "code", "train")
     [family] = sheet.families()
 
@@ -28,7 +28,7 @@ def test_labels_are_paired_with_their_names() -> None:
 
 def test_a_label_without_a_value_is_left_out() -> None:
     """An empty label is no label, on either path."""
-    sheet = Sheet()
+    sheet = MetricBuilder()
     sheet.put(c.BATCHES, 3, "", "train")
 
     assert sheet.families()[0].points[0].attributes == (("train.phase", "train"),)
@@ -36,7 +36,7 @@ def test_a_label_without_a_value_is_left_out() -> None:
 
 def test_counters_that_fold_into_one_name_add_up() -> None:
     """Seventeen loaders behind ``_OTHER`` are the sum of seventeen."""
-    sheet = Sheet()
+    sheet = MetricBuilder()
     sheet.put(c.BATCHES, 3, "_OTHER", "train")
     sheet.put(c.BATCHES, 4, "_OTHER", "train")
 
@@ -45,7 +45,7 @@ def test_counters_that_fold_into_one_name_add_up() -> None:
 
 def test_the_last_reading_of_a_gauge_counts() -> None:
     """Readings do not add up."""
-    sheet = Sheet()
+    sheet = MetricBuilder()
     sheet.put(c.EPOCH_INDEX, 3, "_OTHER")
     sheet.put(c.EPOCH_INDEX, 4, "_OTHER")
 
@@ -54,7 +54,7 @@ def test_the_last_reading_of_a_gauge_counts() -> None:
 
 def test_every_value_of_an_enum_starts_at_zero() -> None:
     """A counter born at 1 shows no increase, and its alert never fires."""
-    sheet = Sheet()
+    sheet = MetricBuilder()
     sheet.put_all(c.NONFINITE_DETECTIONS, c.NONFINITE_KIND.values, {"loss": 2})
 
     assert values(sheet)["train.nonfinite.detections"] == {
@@ -64,7 +64,7 @@ def test_every_value_of_an_enum_starts_at_zero() -> None:
 
 def test_an_empty_histogram_is_left_out() -> None:
     """Nothing measured is absent, never zero."""
-    sheet = Sheet()
+    sheet = MetricBuilder()
     sheet.histogram(c.STEP_DURATION, Histograms(size=1), 0, "code", "train")
 
     assert sheet.families() == ()
@@ -72,7 +72,7 @@ def test_an_empty_histogram_is_left_out() -> None:
 
 def test_families_come_in_catalogue_order() -> None:
     """Two pages of one run can be compared line by line."""
-    sheet = Sheet()
+    sheet = MetricBuilder()
     for metric in reversed(c.ALL):
         sheet.put(metric, 1)
 
@@ -82,7 +82,7 @@ def test_families_come_in_catalogue_order() -> None:
 @pytest.mark.parametrize("emit", list(Emit))
 def test_what_this_rank_does_not_publish_is_left_out(emit: Emit) -> None:
     """A thousand ranks that all publish the run's status are a thousand runs."""
-    sheet = Sheet(lambda wanted: wanted is not emit)
+    sheet = MetricBuilder(lambda wanted: wanted is not emit)
     for metric in c.ALL:
         sheet.put(metric, 1)
 
@@ -91,7 +91,7 @@ def test_what_this_rank_does_not_publish_is_left_out(emit: Emit) -> None:
 
 def test_names_beyond_the_bound_fold_first_come_first_served() -> None:
     """A name that has its series keeps it."""
-    bounded = Bounded(2)
+    bounded = LabelLimiter(2)
 
     assert [bounded.fold(name) for name in ("a", "b", "c", "a", "", "d")] == [
         "a", "b", "_OTHER", "a", "", "_OTHER",
@@ -101,7 +101,7 @@ def test_names_beyond_the_bound_fold_first_come_first_served() -> None:
 
 def test_a_lean_sheet_adds_up_devices_and_takes_events_once_they_have_happened() -> None:
     """Of two thousand ranks most have nothing to tell; what is told keeps its labels, because alerts pick by them."""
-    sheet = Sheet(
+    sheet = MetricBuilder(
         only={c.ACCELERATOR_MEMORY_RESERVED.name, c.SAMPLES.name}, events={c.NONFINITE_DETECTIONS.name}
     )
     sheet.put(c.ACCELERATOR_MEMORY_RESERVED, 3, "cuda:0")

@@ -9,16 +9,16 @@ import numpy as np
 import pytest
 
 from otel_train import catalog as c
-from otel_train.aggregate.sheet import Sheet
+from otel_train.aggregate.sheet import MetricBuilder
 from otel_train.aggregate.signals import Signals
 from otel_train.export.notes import NoteReader
-from otel_train.record.notes import MOST_NOTES, Happening, Notes, Value
+from otel_train.record.notes import MOST_NOTES, UserEvent, Value, ValueQueue
 from otel_train.testing import FakeClock
 from tests.unit.test_figures import account, run_of
 
 
 def published(signals: Signals) -> dict[str, dict[tuple[str, ...], float]]:
-    sheet = Sheet()
+    sheet = MetricBuilder()
     signals.write(sheet, "train")
     return {
         family.metric.name: {
@@ -142,20 +142,20 @@ class Hostile:
 def test_what_is_put_in_comes_out_in_order_with_its_time() -> None:
     """The pump reads later; when it happened must not be lost."""
     clock = FakeClock(100)
-    notes = Notes(clock)
+    notes = ValueQueue(clock)
     notes.log({"loss": 1.0, "lr": 0.1})
     clock.tick(us=1)
     notes.event("resumed", {"epoch": 3})
 
     assert list(notes.drain()) == [
-        Value(100, "loss", 1.0), Value(100, "lr", 0.1), Happening(1100, "resumed", {"epoch": 3}),
+        Value(100, "loss", 1.0), Value(100, "lr", 0.1), UserEvent(1100, "resumed", {"epoch": 3}),
     ]  # fmt: skip
     assert list(notes.drain()) == []
 
 
 def test_a_tensor_is_copied_and_cut_off_its_graph() -> None:
     """Kept as it is it would keep the whole graph, and show later in-place changes."""
-    notes = Notes(FakeClock())
+    notes = ValueQueue(FakeClock())
     original = Tensor(1.5)
     notes.log({"loss": original})
     [note] = notes.drain()
@@ -167,7 +167,7 @@ def test_a_tensor_is_copied_and_cut_off_its_graph() -> None:
 
 def test_the_box_is_bounded_and_what_is_lost_is_counted() -> None:
     """A pump that is late must not cost memory without end."""
-    notes = Notes(FakeClock())
+    notes = ValueQueue(FakeClock())
     for number in range(MOST_NOTES + 10):
         notes.log({"loss": float(number)})
 
@@ -177,7 +177,7 @@ def test_the_box_is_bounded_and_what_is_lost_is_counted() -> None:
 
 def test_a_value_that_cannot_be_copied_does_not_reach_the_loop() -> None:
     """Nothing of ours raises into training."""
-    notes = Notes(FakeClock())
+    notes = ValueQueue(FakeClock())
     notes.log({"loss": Hostile(), "lr": 0.1})
 
     assert list(notes.drain()) == [Value(0, "loss", None), Value(0, "lr", 0.1)]
@@ -192,7 +192,7 @@ class Large(Tensor):
 
 def test_a_large_tensor_is_not_held() -> None:
     """``log(output=logits)`` in every step would fill the device's memory with copies."""
-    notes = Notes(FakeClock())
+    notes = ValueQueue(FakeClock())
     notes.log({"output": Large(1.0), "loss": 2.0})
 
     assert [note.value for note in notes.drain() if isinstance(note, Value)] == [None, 2.0]
@@ -206,7 +206,7 @@ class Reading:
 
     def __init__(self) -> None:
         self.clock = FakeClock()
-        self.notes, self.signals = Notes(self.clock), Signals()
+        self.notes, self.signals = ValueQueue(self.clock), Signals()
         self.run = account(run_of(), close=False)
         self.run.teller.drain()
         self.reader = NoteReader(self.notes, self.signals, self.run)

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.aggregate.digest import NAMED
-from otel_train.aggregate.stragglers import Slow, Stragglers, compare, finding, windows_needed
+from otel_train.aggregate.stragglers import Straggler, Stragglers, compare, finding, windows_needed
 from tests.support.peers import digest, later, world
 
 if TYPE_CHECKING:
-    from otel_train.aggregate.digest import Digest
+    from otel_train.aggregate.digest import RankReport
 
 FAIR = {"data": 0.001, "forward": 0.010, "backward": 0.020, "optimizer": 0.001, "other": 0.001}
 
@@ -32,7 +32,7 @@ class Job:
         self.now = world(size, **facts)
         self.stragglers.take(self.now)
 
-    def window(self, *per_step: dict[str, float], steps: int = 10, **facts: Any) -> Slow | None:
+    def window(self, *per_step: dict[str, float], steps: int = 10, **facts: Any) -> Straggler | None:
         self.now = {
             rank: later(before, steps, spent, **facts)
             for (rank, before), spent in zip(self.now.items(), per_step, strict=True)
@@ -41,7 +41,7 @@ class Job:
         return self.stragglers.slow
 
 
-def windows(job: Job, number: int, *per_step: dict[str, float]) -> list[Slow | None]:
+def windows(job: Job, number: int, *per_step: dict[str, float]) -> list[Straggler | None]:
     return [job.window(*per_step) for _ in range(number)]
 
 
@@ -198,7 +198,7 @@ def test_a_stage_nobody_has_no_figure_for() -> None:
 
 def test_the_verdict_says_who_where_what_and_how_much() -> None:
     """A person on call must know which machine to look at, and at what."""
-    slow = Slow(rank=5, host="gpu-17", stage="data", excess_s=0.05, step_s=0.2, waits_s=0.048, windows=7)
+    slow = Straggler(rank=5, host="gpu-17", stage="data", excess_s=0.05, step_s=0.2, waits_s=0.048, windows=7)
     verdict = finding(slow, others=7, train_s=1000.0)
 
     assert verdict.name == "straggler_bound"
@@ -212,12 +212,12 @@ def test_the_verdict_says_who_where_what_and_how_much() -> None:
 def test_every_stage_that_can_be_slow_has_advice() -> None:
     """A verdict without advice is a complaint."""
     for stage in ("data", "h2d", "forward", "other", NAMED):
-        slow = Slow(1, "node", stage, 0.05, 0.2, 0.048, 7)
+        slow = Straggler(1, "node", stage, 0.05, 0.2, 0.048, 7)
         assert "rank 1" in finding(slow, others=1, train_s=1.0).advice
 
 
 def test_without_time_there_is_no_window() -> None:
     """Ranks that count steps and show no stage cannot be compared."""
-    begun: dict[int, Digest] = world(2)
+    begun: dict[int, RankReport] = world(2)
 
     assert compare(begun, {rank: later(before, 10, {}) for rank, before in begun.items()}) is None

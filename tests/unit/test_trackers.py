@@ -16,10 +16,10 @@ from otel_train import front, trackers
 from otel_train.aggregate.flat import FlatRow
 from otel_train.config import Config
 from otel_train.errors import ConfigError
-from otel_train.export.trackers.blocks import BlocksOutlet
-from otel_train.export.trackers.desk import Desk
-from otel_train.export.trackers.tensorboard import TensorBoardOutlet
-from otel_train.export.trackers.wandb import WandbOutlet
+from otel_train.export.trackers.blocks import BlocksTracker
+from otel_train.export.trackers.desk import TrackerQueue
+from otel_train.export.trackers.tensorboard import TensorBoardTracker
+from otel_train.export.trackers.wandb import WandbTracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ EPOCH = FlatRow(5 * 10**9, 100, 1, of_epoch=True, values={
 })  # fmt: skip
 
 
-class FakeOutlet:
+class FakeTracker:
     """Takes rows, or does with them what it is told."""
 
     name = "fake"
@@ -61,8 +61,8 @@ class FakeOutlet:
 
 def test_rows_arrive_in_order_and_the_tracker_is_closed() -> None:
     """The ordinary case."""
-    outlet = FakeOutlet()
-    desk = Desk(outlet)
+    outlet = FakeTracker()
+    desk = TrackerQueue(outlet)
 
     for step in range(5):
         desk.put(ROW._replace(step=step), "here")
@@ -79,7 +79,7 @@ def test_a_tracker_that_raises_is_off_after_three(caplog: pytest.LogCaptureFixtu
     def fail(_: FlatRow) -> None:
         raise ConnectionError("server lost")
 
-    desk = Desk(FakeOutlet(fail))
+    desk = TrackerQueue(FakeTracker(fail))
     with caplog.at_level(logging.WARNING, "otel_train"):
         for _ in range(10):
             desk.put(ROW, "here")
@@ -98,7 +98,7 @@ def test_a_tracker_that_hangs_holds_up_nobody(caplog: pytest.LogCaptureFixture) 
         began.set()
         freed.wait(60)
 
-    desk = Desk(FakeOutlet(hang), most=2)
+    desk = TrackerQueue(FakeTracker(hang), most=2)
     with caplog.at_level(logging.WARNING, "otel_train"):
         desk.put(ROW, "here")
         assert began.wait(30)
@@ -122,7 +122,7 @@ def test_wandb_rows_are_left_for_the_program_to_commit() -> None:
         log=lambda values, commit: calls.append((values, commit)),
         define_metric=lambda name, **how: calls.append((name, how)),
     )
-    outlet = WandbOutlet(run)
+    outlet = WandbTracker(run)
 
     outlet.write(ROW, outlet.place())
     outlet.write(ROW, outlet.place())
@@ -144,7 +144,7 @@ def test_wandb_is_asked_to_say_when_its_run_is_about_to_end(monkeypatch: pytest.
         TeardownHook=lambda call, stage: (call, stage), TeardownStage=SimpleNamespace(EARLY=1)
     )
     monkeypatch.setitem(sys.modules, "wandb.sdk.wandb_run", module)
-    outlet = WandbOutlet(run, before_finish=lambda: told.append("finishing"))
+    outlet = WandbTracker(run, before_finish=lambda: told.append("finishing"))
     assert outlet.wanted()
     assert outlet.wanted()
 
@@ -159,7 +159,7 @@ def test_a_given_writer_gets_scalars() -> None:
     calls: list[tuple[str, float, int]] = []
     writer = SimpleNamespace(add_scalar=lambda *scalar: calls.append(scalar))
 
-    TensorBoardOutlet(None, writer).write(EPOCH, writer)
+    TensorBoardTracker(None, writer).write(EPOCH, writer)
 
     assert ("samples_per_second", 80.0, 100) in calls
     assert len(calls) == len(EPOCH.values)
@@ -167,7 +167,7 @@ def test_a_given_writer_gets_scalars() -> None:
 
 def test_blocks_read_as_they_always_have(capsys: pytest.CaptureFixture[str]) -> None:
     """Scripts read them."""
-    outlet = BlocksOutlet({"profiling", "throughput"})
+    outlet = BlocksTracker({"profiling", "throughput"})
 
     outlet.write(ROW, None)
     outlet.write(EPOCH, None)
@@ -185,7 +185,7 @@ def test_blocks_read_as_they_always_have(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_only_the_blocks_asked_for_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     """``console_blocks=["throughput"]``."""
-    BlocksOutlet({"throughput"}).write(ROW, None)
+    BlocksTracker({"throughput"}).write(ROW, None)
 
     assert capsys.readouterr().err == ""
 
@@ -220,7 +220,7 @@ def test_runs_and_dicts_are_told_apart_from_settings() -> None:
 def test_what_is_handed_over_can_be_waited_for() -> None:
     """Before a run of the program's ends; not for ever, and not for a tracker that is off."""
     freed = threading.Event()
-    desk = Desk(FakeOutlet(lambda _: freed.wait(60)))
+    desk = TrackerQueue(FakeTracker(lambda _: freed.wait(60)))
     assert desk.emptied(0)
     desk.put(ROW, "here")
     assert not desk.emptied(0.01)
@@ -230,7 +230,7 @@ def test_what_is_handed_over_can_be_waited_for() -> None:
     def fail(_: FlatRow) -> None:
         raise ConnectionError("server lost")
 
-    off = Desk(FakeOutlet(fail))
+    off = TrackerQueue(FakeTracker(fail))
     for _ in range(9):
         off.put(ROW, "here")
     assert off.emptied(30)
@@ -282,7 +282,7 @@ def test_a_tracker_that_is_not_installed_is_refused_with_a_remedy() -> None:
 
 def test_nothing_is_written_where_there_is_no_run_directory(tmp_path: Path) -> None:
     """A read-only file system is no fault of the tracker."""
-    assert TensorBoardOutlet(None, asked=True).place() is None
+    assert TensorBoardTracker(None, asked=True).place() is None
     assert list(tmp_path.iterdir()) == []
 
 

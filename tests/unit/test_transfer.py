@@ -14,7 +14,7 @@ import pytest
 from otel_train.clock import Anchor
 from otel_train.codes import OP_MASK, PAYLOAD_SHIFT, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.flight import FlightMemory
-from otel_train.record.hand import Hand
+from otel_train.record.hand import StageRecorder
 from otel_train.record.recorder import Recorder
 from otel_train.record.transfer import TransferProbe
 from otel_train.testing import FakeClock
@@ -349,7 +349,7 @@ STAND_IN = SimpleNamespace(
 def test_a_stage_by_hand_of_that_name_is_the_same_stage() -> None:
     """``stage("h2d")`` around a library's batch object: what is moved inside it is not counted again."""
     bench = Bench()
-    hand = Hand(bench.recorder)
+    hand = StageRecorder(bench.recorder)
 
     for name in ("h2d", "augment"):
         hand.join(name)

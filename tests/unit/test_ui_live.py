@@ -25,7 +25,7 @@ from otel_train.flight import FlightMemory
 from otel_train.record.recorder import Recorder
 from otel_train.testing import FakeClock
 from otel_train.web.history import MOST_MOMENTS, History
-from otel_train.web.liveness import QUIET_S, Beat, beat_of, liveness
+from otel_train.web.liveness import QUIET_S, Heartbeat, beat_of, liveness
 from otel_train.web.serve import address_of, has_screen, listen, served
 from otel_train.web.view import Viewer
 from tests.support.flight import in_file
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from otel_train.web.view import View
+    from otel_train.web.view import RankView
 
 START_S = 10**9
 HERE = os.uname().nodename
@@ -93,7 +93,7 @@ def viewer(training: Training) -> Viewer:
     return Viewer(documents=Documents(), now=lambda: training.now_s)
 
 
-def look(viewer: Viewer, training: Training) -> View:
+def look(viewer: Viewer, training: Training) -> RankView:
     return viewer.view(training.run, None)
 
 
@@ -157,8 +157,8 @@ def test_what_was_written_at_the_end_holds(training: Training) -> None:
     assert look(viewer(training), training).steps == 9000
 
 
-def beat(quiet_s: float, pid: int = NOBODY) -> Beat:
-    return Beat(pid, START_S + 100 - quiet_s)
+def beat(quiet_s: float, pid: int = NOBODY) -> Heartbeat:
+    return Heartbeat(pid, START_S + 100 - quiet_s)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def beat(quiet_s: float, pid: int = NOBODY) -> Beat:
         ({}, None, "unknown"),
     ],
 )  # fmt: skip
-def test_a_run_is_what_its_last_sign_says(summary: dict[str, Any], last: Beat | None, word: str) -> None:
+def test_a_run_is_what_its_last_sign_says(summary: dict[str, Any], last: Heartbeat | None, word: str) -> None:
     """Gone is not the same as finished, nor silent as gone; a restart is a run that goes on."""
     state = liveness(summary, {}, last, written_s=None, now_s=START_S + 100.0)
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from otel_train.record.weight import MOST_PARTS, Weights, weigh
+from otel_train.record.weight import MOST_PARTS, BatchBytes, weigh
 
 Pair = namedtuple("Pair", "x y")  # noqa: PYI024 - what a collate function returns
 
@@ -69,7 +69,7 @@ def test_a_batch_of_very_many_parts_is_not_weighed(batch: Any) -> None:
 
 def test_a_loader_whose_batches_cannot_be_weighed_is_left_alone() -> None:
     """Trying again costs as much and finds as little."""
-    weights = Weights()
+    weights = BatchBytes()
     weights.add(weigh([floats(2)]))
     weights.add(weigh([floats(4)]))
 
@@ -81,5 +81,5 @@ def test_a_loader_whose_batches_cannot_be_weighed_is_left_alone() -> None:
 
 def test_a_loader_that_was_never_weighed_has_no_row() -> None:
     """Not known is not zero."""
-    assert Weights().row() is None
-    assert Weights().mean is None
+    assert BatchBytes().row() is None
+    assert BatchBytes().mean is None

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from otel_train.aggregate.flat import FlatRow
 
-__all__ = ["Outlet"]
+__all__ = ["Tracker"]
 
 
-class Outlet(Protocol):
+class Tracker(Protocol):
     """One tracker. ``write`` and ``close`` are called from one thread of its own, and may take long or raise.
 
     The other two are called by whoever makes the rows, and are quick.

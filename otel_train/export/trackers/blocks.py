@@ -16,7 +16,7 @@ FLAT_BLOCKS = frozenset({"profiling", "throughput"})
 _PREFIX = "profiling/"
 
 
-class BlocksOutlet:
+class BlocksTracker:
     """Prints what was asked for.
 
     Args:

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from otel_train.export.line import Line
+from otel_train.export.line import BackgroundQueue
 
 if TYPE_CHECKING:
     from otel_train.aggregate.flat import FlatRow
-    from otel_train.export.trackers import Outlet
+    from otel_train.export.trackers import Tracker
 
 MOST_WAITING = 256
 """Rows that wait for a tracker at most; a row has some dozens of figures."""
 
 
-class Desk(Line["tuple[FlatRow, Any]"]):
+class TrackerQueue(BackgroundQueue["tuple[FlatRow, Any]"]):
     """Hands rows to one tracker, in order, on a thread that begins with the first row.
 
     Args:
@@ -22,7 +22,7 @@ class Desk(Line["tuple[FlatRow, Any]"]):
         most: rows that may wait.
     """
 
-    def __init__(self, outlet: Outlet, *, most: int = MOST_WAITING) -> None:
+    def __init__(self, outlet: Tracker, *, most: int = MOST_WAITING) -> None:
         super().__init__(outlet.name, lambda item: outlet.write(*item), outlet.close, most=most)
         self.outlet = outlet
 

@@ -28,7 +28,7 @@ class Place(NamedTuple):
     over: bool
 
 
-class MlflowOutlet:
+class MlflowTracker:
     """Logs to the run that is active on the training thread, to one that was given, or to one of our own.
 
     MLflow's active run belongs to a thread; this is called on another. So the run is found by the training

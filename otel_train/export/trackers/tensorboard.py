@@ -17,7 +17,7 @@ _PROGRAMS = ("torch.utils.tensorboard", "tensorboardX", "tensorboard")
 """A program that has one of these writes event files itself."""
 
 
-class TensorBoardOutlet:
+class TensorBoardTracker:
     """Writes event files into a folder, or to a ``SummaryWriter`` that was given.
 
     Args:

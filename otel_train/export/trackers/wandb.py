@@ -15,7 +15,7 @@ AXIS = "otel_train/step"
 """The x-axis of our charts. W&B's own, ``_step``, counts the program's rows."""
 
 
-class WandbOutlet:
+class WandbTracker:
     """Logs to the run that the program opens, to one that was given, or to one of our own.
 
     A row in somebody else's run is left uncommitted: it goes out with the next row that the program commits, so the
