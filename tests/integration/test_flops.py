@@ -24,7 +24,8 @@ SAMPLES, WIDE = 8, 16
 STEP_FLOPS = SAMPLES * (2 * WIDE * WIDE * 2 + 2 * WIDE * 4 * 3)
 """Two linear layers: forward and weights of both, the input of the second."""
 
-MOST_STEPS = 400
+MOST_STEPS = 4000
+"""Of ten milliseconds each: what is counted or refused is, a few reports of half a second later."""
 
 
 @pytest.fixture
@@ -120,12 +121,12 @@ def test_what_is_compiled_is_not_counted_and_that_is_said(watch: Watch) -> None:
     torch.manual_seed(0)
     model = net()
     compiled = torch.compile(model, backend="aot_eager")
-    session = watch(model, {"train": batches(200)}, flops="auto", agent="thread")
+    session = watch(model, {"train": batches(MOST_STEPS)}, flops="auto", agent="thread")
     reports = session._service._reports
     train(
         compiled,
         model.parameters(),
-        batches(200),
+        batches(MOST_STEPS),
         until=lambda: reports.flops is not None and reports.flops.refusal,
     )
     flops = reports.flops
