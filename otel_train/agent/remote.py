@@ -35,7 +35,7 @@ ALERTS_END_S = 0.2
 
 
 class RemoteRecording:
-    """In place of a ``Recording``, for the pump. One thread takes reports in, the pump's takes them out.
+    """In place of a ``InstrumentationManager``, for the pump. One thread takes reports in, the pump's takes them out.
 
     Args:
         rings: of the rank.

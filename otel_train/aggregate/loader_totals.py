@@ -84,7 +84,7 @@ class LoaderTotals:
         self._unclaimed.clear()
 
     def add_starts(self, batches: np.ndarray, names: Names) -> None:
-        """Count passes that gave their first batch, among batches: int64[n, 6] as in ``Settled``."""
+        """Count passes that gave their first batch, among batches: int64[n, 6] as in ``ClosedSteps``."""
         for source, phase, _, _, making_ns, waiting_ns in batches[batches[:, 4] >= 0].tolist():
             loader = names.sources[source].name
             key = (loader, PHASES[phase] if phase < len(PHASES) else "")
@@ -95,7 +95,7 @@ class LoaderTotals:
             self.start_ups.add([self.number(loader)], [making_ns + waiting_ns])
 
     def add_endings(self, endings: np.ndarray, names: Names) -> list[tuple[str, str, int]]:
-        """Count endings: int64[n, 3] as in ``Settled``; loader and reason of each, and when it was."""
+        """Count endings: int64[n, 3] as in ``ClosedSteps``; loader and reason of each, and when it was."""
         told = [
             (
                 names.sources[source].name,

@@ -19,7 +19,7 @@ class Transfers:
         self._bytes: dict[int, int] = {}
 
     def add(self, moved: np.ndarray) -> None:
-        """Take in transfers: int64[n, 2], as in ``Settled``."""
+        """Take in transfers: int64[n, 2], as in ``ClosedSteps``."""
         for source, size in moved.tolist():
             self._bytes[source] = self._bytes.get(source, 0) + size
 
