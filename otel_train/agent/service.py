@@ -112,7 +112,7 @@ class RankService:
         self._said = self._told_state = ""
         self._asked: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
         config, info = hello.config, hello.info
-        self.routes = Routes.open(
+        self.routes = Routes.make(
             config, info, hello.environ, origins=hello.origins, shared=shared, again=hello.again
         )
         with ExitStack() as undo:  # what has been set up when a part fails

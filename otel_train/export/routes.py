@@ -126,7 +126,7 @@ class Routes:
         self._brought: list[PluginExporter] = []
 
     @classmethod
-    def open(
+    def make(
         cls,
         config: Config,
         info: RunInfo,

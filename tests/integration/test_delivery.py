@@ -225,7 +225,7 @@ PROGRAM = textwrap.dedent(
     sys.path.insert(0, os.getcwd())
     from pathlib import Path
     from otel_train.export.otlp import OtlpExporter, OtlpSettings
-    from otel_train.records import Batch
+    from otel_train.records import ExportBatch
     from tests.support.figures import RESOURCE, snapshot
     otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1", directory=Path(sys.argv[1]))
     first, count = int(sys.argv[2]), int(sys.argv[3])
@@ -238,7 +238,7 @@ PROGRAM = textwrap.dedent(
         os._exit(0)
     signal.signal(signal.SIGTERM, end)
     for steps in range(first, first + count):
-        otlp.export(Batch(snapshot=snapshot(steps)))
+        otlp.export(ExportBatch(snapshot=snapshot(steps)))
         time.sleep(0.002)
     print("put", flush=True)
     time.sleep(60)

@@ -200,14 +200,14 @@ SCRIPT = textwrap.dedent(
     sys.path.insert(0, os.getcwd())
     from pathlib import Path
     from otel_train.export.otlp import OtlpExporter, OtlpSettings
-    from otel_train.records import Batch
+    from otel_train.records import ExportBatch
     from tests.support.figures import RESOURCE, snapshot, spans
     otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1", directory=Path(sys.argv[1]))
-    otlp.export(Batch(snapshot=snapshot(), spans=spans()))
+    otlp.export(ExportBatch(snapshot=snapshot(), spans=spans()))
     if "fork" in sys.argv:
         pid = os.fork()
         if pid == 0:
-            otlp.export(Batch(snapshot=snapshot(99.0), spans=spans()))
+            otlp.export(ExportBatch(snapshot=snapshot(99.0), spans=spans()))
             otlp.close(2)
             sys.exit(0)
         os.waitpid(pid, 0)
