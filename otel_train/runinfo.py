@@ -368,9 +368,8 @@ def _job_id(
 
 def _start(environ: Mapping[str, str], place: Place, process: Process) -> str:
     """What all ranks of one start have in common, and no other start; "" where ranks on several hosts cannot tell."""
-    in_pod = (
-        "KUBERNETES_SERVICE_HOST" in environ
-    )  # a container that is started again goes on with the job of its pod
+    # In a pod a container that is started again goes on with the job.
+    in_pod = "KUBERNETES_SERVICE_HOST" in environ
     if place.local_world_size < place.world_size:
         return "" if in_pod else process.start(environ)
     if in_pod:

@@ -55,9 +55,8 @@ class Session:
         self._pid = os.getpid()
         self._service = AgentService(config, environ, origins=origins, anchor=Anchor.now())
         self._recording = self._service.recording
-        recording = self._recording
         self._outcome = ExitHook(
-            self.close, lambda: recording.recorder.main.ring.written, recording.memory.signal_word
+            self.close, lambda: self._recording.recorder.main.ring.written, self._recording.memory.signal_word
         )
         self._outcome.watch()
         try:

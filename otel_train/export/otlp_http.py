@@ -250,7 +250,9 @@ class HttpClient:
             self._connections.close()
         if connection is None:
             return
-        connection.auto_open = 0  # a thread that is between head and body of its request connects no second time
+        connection.auto_open = (
+            0  # a thread that is between head and body of its request connects no second time
+        )
         sock = connection.sock
         if sock is not None:
             with suppress(OSError):

@@ -117,9 +117,8 @@ def start_of_job(environ: Mapping[str, str] = os.environ, modules: Mapping[str, 
     address = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if address not in _starts:
         try:
-            elastic = (
-                "TORCHELASTIC_RUN_ID" in environ
-            )  # each start of its workers makes a group, and is the same job
+            # torchrun's workers make a group at each of their starts, and are the same job.
+            elastic = "TORCHELASTIC_RUN_ID" in environ
             store = _of_torchrun(address, environ, modules) if elastic else connect(modules)
             _starts[address] = "" if store is None else store.agree(_START, os.urandom(8).hex())
         except (OSError, RuntimeError, ValueError) as error:
