@@ -8,16 +8,10 @@ import os
 import signal
 import sys
 import threading
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from otel_train.record.replaced import replace
-
-_edges: Any
-try:
-    _edges = import_module("otel_train._edges")
-except ImportError:  # as in record/ring.py
-    _edges = None
+from otel_train.record.ring import EXTENSION
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,9 +59,9 @@ class ExitHook:
             self._before = signal.getsignal(signal.SIGTERM)
             self._handler = self._terminated
             signal.signal(signal.SIGTERM, self._handler)
-            if self._before is signal.SIG_DFL and self._told is not None and _edges is not None:
+            if self._before is signal.SIG_DFL and self._told is not None and EXTENSION is not None:
                 # Else a main thread that hangs in C would outlive a signal that ends it without us.
-                _edges.bound_term(self._told, PATIENCE_NS)
+                EXTENSION.bound_term(self._told, PATIENCE_NS)
 
     def hold(self) -> None:
         """Let SIGTERM wait until ``stop_watching``."""
@@ -77,8 +71,8 @@ class ExitHook:
         """Put everything back. A handler that somebody set over ours stays. A SIGTERM that waits comes now."""
         atexit.unregister(self._at_exit)
         self._undo()
-        if self._told is not None and _edges is not None:
-            _edges.unbound_term()
+        if self._told is not None and EXTENSION is not None:
+            EXTENSION.unbound_term()
             self._told = None
         ours = self._handler is not None and signal.getsignal(signal.SIGTERM) == self._handler
         if ours and threading.current_thread() is threading.main_thread():
@@ -121,8 +115,8 @@ class ExitHook:
     def _terminated(self, number: int, frame: Any) -> None:  # Any: a frame
         """SIGTERM: write down what there is, then do what would have been done without us."""
         mine = os.getpid() == self._pid
-        if _edges is not None:
-            _edges.term_begun()
+        if EXTENSION is not None:
+            EXTENSION.term_begun()
         if self._closing and mine:  # takes a bounded time, and loses nothing
             self._held = True
             return

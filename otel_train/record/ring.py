@@ -12,11 +12,12 @@ import numpy as np
 from otel_train.clock import system_clock
 from otel_train.codes import EDGE_WORDS
 
-_edges: Any
+EXTENSION: Any
+"""``_edges.c``; None where it was not built."""
 try:
-    _edges = import_module("otel_train._edges")
+    EXTENSION = import_module("otel_train._edges")
 except ImportError:  # no compiler was there when the package was built, or this is another system than Linux
-    _edges = None
+    EXTENSION = None
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from otel_train.clock import Clock
 
 
-NATIVE = _edges is not None
+NATIVE = EXTENSION is not None
 """Edges are written by ``_edges.c``: a sixth of the time that the writer in Python takes."""
 
 PREEMPTED_NS = 100_000
@@ -223,7 +224,7 @@ def _native_writer(
 ) -> _WriterParts:
     # A clock that was replaced before we were imported is Python's to read.
     own = clock is system_clock and isinstance(clock, BuiltinFunctionType)
-    writer = _edges.Writer(words, None if own else clock, owner, elsewhere, shown)
+    writer = EXTENSION.Writer(words, None if own else clock, owner, elsewhere, shown)
     return writer.edge, writer.read, writer.disown, writer.lend
 
 
