@@ -35,7 +35,7 @@ from otel_train.catalog import (
 from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Collection, Iterable, Sequence
 
     from otel_train.aggregate.captures import Capture
     from otel_train.aggregate.traces import Tracer
@@ -270,13 +270,19 @@ class RunState:
             self._take(mine, mine.account.close(mine.last_ns))
             mine.over = True
 
-    def look(self, now_ns: int) -> None:
-        """Notice that nothing has happened for too long, while it still hangs; settle time that no batch claims."""
-        for each in list(self._threads.values()):
-            each.account.pass_time(now_ns)
-            self._take(each, each.account.take())
+    def look(self, now_ns: int, behind: Collection[int] = ()) -> None:
+        """Notice that nothing has happened for too long, while it still hangs; settle time that no batch claims.
+
+        Args:
+            now_ns: up to when.
+            behind: threads that have written since what was fed; their time is left to their edges.
+        """
+        for key, each in list(self._threads.items()):
+            if key not in behind:
+                each.account.pass_time(now_ns)
+                self._take(each, each.account.take())
         thread = self._leading
-        if thread is None or self.closed:
+        if thread is None or self.closed or thread.key in behind:
             return
         if self.stalls.look(now_ns, self.keeper.median_ns, doing=self._doing(thread)):
             at = thread.position(self.names.sources)

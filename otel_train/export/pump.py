@@ -205,7 +205,9 @@ class Pump:
         for thread in ended:
             self._recorder.release(thread)
             self._run.end_thread(id(thread))
-        self._run.look(now_ns)
+        # Of edges that may not be read yet, nobody knows what they say of the time until now.
+        behind = {id(thread) for thread in threads if thread.ring.written > thread.ring.taken}
+        self._run.look(now_ns, behind)
 
     def _read(self, thread: ThreadRing, most: int) -> None:
         piece = thread.ring.read(most)

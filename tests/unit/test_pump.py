@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_train.agent.ring_reader import SharedRings
 from otel_train.aggregate.keep import SamplingRules
 from otel_train.aggregate.run import SLICE_EDGES, RunState
 from otel_train.aggregate.traces import Ids, Tracer
@@ -27,17 +28,18 @@ TRAINING = Flag.GRAD | Flag.TRAINING
 class Rig:
     """A pump without a thread, on a clock that waits to be told."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, shared: bool = False) -> None:
         self.clock = FakeClock(10**9)
         anchor = Anchor(10**18, self.clock())
-        self.memory = FlightMemory(1 << 16, anchor)
+        self.memory = FlightMemory(1 << 16, anchor, shared=shared)
         self.recorder = Recorder(self.memory, clock=self.clock)
         tracer = Tracer(Ids("run-1", 0, 0), anchor)
         rules = SamplingRules(3, 1 << 40, 2.0, 1.0, 10)
         self.run = RunState(self.clock(), anchor=anchor, tracer=tracer, rules=rules, stall_after_s=300)
         self.snapshots = 0
+        self.rings = SharedRings(self.memory.map) if shared else None
         self.pump = Pump(
-            self.recorder,
+            self.rings or self.recorder,  # type: ignore[arg-type]  # as the agent does
             self.run,
             snapshot=self.snapshot,
             clock=self.clock,
@@ -64,6 +66,11 @@ class Rig:
                 self.clock.tick(us=10)
                 edge(code(Op.END, one))
 
+    def end_pass(self) -> None:
+        data = self.recorder.source(SourceKind.DATA, "code")
+        self.recorder.edge(code(Op.BEGIN, data))
+        self.recorder.edge(code(Op.STOP, data))
+
     def counted(self) -> int:
         return self.run.totals.steps_by_phase().get("train", 0)
 
@@ -85,6 +92,28 @@ def test_a_turn_settles_what_was_recorded(rig: Rig) -> None:
     assert rig.pump.edges == 160
     assert [batch.snapshot is not None for batch in kept.batches] == [True]
     assert kept.spans
+
+
+def test_time_between_passes_goes_no_further_than_what_may_be_read() -> None:
+    """The steps after it are written already, and come with the next report of the rank."""
+    rig = Rig(shared=True)
+    rings = rig.rings
+    assert rings is not None
+    rig.steps(20)
+    rig.end_pass()
+    (thread,) = rings.threads
+    rings.limit([(thread.slot, thread.ring.written)])
+    rig.pump.settle()
+    rig.clock.tick(s=1)
+    rig.steps(10)
+    rig.end_pass()
+    rig.pump.settle()
+    rings.limit(None)
+    rig.pump.settle()
+
+    assert rig.counted() == 30
+    assert rig.run.totals.phase_s("train") == pytest.approx(30 * 40e-6)
+    rig.memory.close()
 
 
 def test_more_than_a_slice_is_read_in_one_turn(rig: Rig) -> None:
