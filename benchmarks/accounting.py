@@ -10,8 +10,8 @@ from benchmarks.edges import EDGES_PER_STEP, STAGES_PER_STEP
 from benchmarks.row import Row
 from otel_train.accounting.account import ThreadAccount
 from otel_train.accounting.types import SourceTable
-from otel_train.aggregate.run import SLICE_EDGES
-from otel_train.codes import Ending, Flag, Instrumented, Op, SourceKind, code
+from otel_train.aggregation.run_state import SLICE_EDGES
+from otel_train.recording.events import Ending, Flag, Instrumented, Op, SourceKind, code
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

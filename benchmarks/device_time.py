@@ -15,11 +15,11 @@ from benchmarks.machine import this_machine
 from benchmarks.row import Row
 from benchmarks.table import plain_table
 from otel_train.clock import Anchor, system_clock
-from otel_train.codes import Op, SourceKind, code
-from otel_train.flight import FlightMemory
-from otel_train.record.cuda_driver import cuda_driver
-from otel_train.record.device_time import DeviceTimer
-from otel_train.record.recorder import Recorder
+from otel_train.instrumentation.cuda_driver import cuda_driver
+from otel_train.instrumentation.cuda_events import DeviceTimer
+from otel_train.recording.events import Op, SourceKind, code
+from otel_train.recording.flight_recorder import FlightMemory
+from otel_train.recording.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from otel_train.codes import Flag, Op, SourceKind, code
+from otel_train.recording.events import Flag, Op, SourceKind, code
 
 if TYPE_CHECKING:
-    from otel_train.record.recorder import Recorder
+    from otel_train.recording.recorder import Recorder
 
 STAGES_PER_STEP = 5
 EDGES_PER_STEP = 2 * STAGES_PER_STEP

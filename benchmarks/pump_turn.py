@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 from benchmarks.edges import STAGES_PER_STEP, write_steps
 from benchmarks.row import Row
-from otel_train.aggregate.keep import SamplingRules
-from otel_train.aggregate.run import RunState
-from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.aggregation.run_state import RunState
+from otel_train.aggregation.span_sampler import SamplingRules
+from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.clock import Anchor, system_clock
 from otel_train.config import Config
-from otel_train.export.pump import Breath, Pump
-from otel_train.flight import FlightMemory
-from otel_train.record.recorder import Recorder
+from otel_train.exporters.pump import Breath, Pump
+from otel_train.recording.flight_recorder import FlightMemory
+from otel_train.recording.recorder import Recorder
 
 if TYPE_CHECKING:
     from benchmarks.plan import Plan

@@ -15,10 +15,10 @@ from benchmarks.receiver import receiving
 from benchmarks.row import Row
 from benchmarks.spread import differences, spread_of
 from benchmarks.variants import Watched, bare, no_garbage_collection
-from otel_train.aggregate.flat import FlatRow
-from otel_train.export.trackers.mlflow import MlflowTracker
-from otel_train.export.trackers.tensorboard import TensorBoardTracker
-from otel_train.export.trackers.wandb import WandbTracker
+from otel_train.aggregation.flat import FlatRow
+from otel_train.exporters.trackers.mlflow import MlflowTracker
+from otel_train.exporters.trackers.tensorboard import TensorBoardTracker
+from otel_train.exporters.trackers.wandb import WandbTracker
 from otel_train.tracking import EVERY_STEPS
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from benchmarks.plan import Plan
     from benchmarks.variants import Variant
-    from otel_train.export.trackers import Tracker
+    from otel_train.exporters.trackers import Tracker
 
 WHAT = (
     "Bare steps of 2 ms. Blocks of 3 seconds, bare, watched without a tracker, and with each that is installed (W&B"

@@ -8,11 +8,11 @@ import tempfile
 from typing import TYPE_CHECKING, Any, cast
 
 from benchmarks.loop import warm_up_of
-from otel_train.record.autograd import BackwardProbe
-from otel_train.record.loader import DataLoaderPatch, LoaderProbe
-from otel_train.record.module import ModuleProbe
-from otel_train.record.optimizer import OptimizerProbe
-from otel_train.record.scaler import ScaledUpdates
+from otel_train.instrumentation.backward import BackwardProbe
+from otel_train.instrumentation.dataloader import DataLoaderPatch, LoaderProbe
+from otel_train.instrumentation.grad_scaler import ScaledUpdates
+from otel_train.instrumentation.module import ModuleProbe
+from otel_train.instrumentation.optimizer import OptimizerProbe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from benchmarks.loop import Loop
-    from otel_train.record.recorder import Recorder
+    from otel_train.recording.recorder import Recorder
     from otel_train.session import Session
 
     Variant = Callable[[Loop], AbstractContextManager[object]]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
         summary,
         watch,
     )
-    from otel_train.record.given import Loader
+    from otel_train.instrumentation.naming import Loader
     from otel_train.session import Session
 
 __version__ = "0.1.0"
@@ -67,7 +67,7 @@ _ROOMS = {
     "ComparisonError": "errors",
     "Config": "config",
     "ConfigError": "errors",
-    "Loader": "record.given",
+    "Loader": "instrumentation.naming",
     "MissingExtraError": "errors",
     "OtelTrainError": "errors",
     "RunDirectoryError": "errors",

@@ -1,8 +1,8 @@
-/* The writer of a ring of edges, in C: the same as `_writer` in record/ring.py, at a third of its time or less.
+/* The writer of a ring of edges, in C: the same as `_writer` in recording/ring_buffer.py, at a third of its time or less.
 
    One writer belongs to one ring. Its owner is the only thread that writes; what other threads say goes to
    `elsewhere`. All of it runs with the interpreter lock held. The stable ABI of Python 3.11 is all that is used, so one
-   build serves every later version. Where it was not built, ring.py does the same in Python. */
+   build serves every later version. Where it was not built, recording/ring_buffer.py does the same in Python. */
 
 #ifndef Py_LIMITED_API
 #define Py_LIMITED_API 0x030B0000
@@ -301,7 +301,7 @@ static PyModuleDef_Slot module_slots[] = {{Py_mod_exec, execute}, {0, NULL}};
 static struct PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT,
     .m_name = "otel_train._edges",
-    .m_doc = "Edges of the training thread, written in C. See otel_train/record/ring.py.",
+    .m_doc = "Edges of the training thread, written in C. See otel_train/recording/ring_buffer.py.",
     .m_methods = module_methods,
     .m_slots = module_slots,
 };

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from otel_train.export.pump import PeriodicTask
+from otel_train.exporters.pump import PeriodicTask
 from otel_train.guard import Guard
 
 if TYPE_CHECKING:
-    from otel_train.aggregate.run import RunState
-    from otel_train.aggregate.signals import Signals
-    from otel_train.export.loaders import LoaderWatch
-    from otel_train.export.pump import Breath
-    from otel_train.recording import InstrumentationManager
+    from otel_train.aggregation.run_state import RunState
+    from otel_train.aggregation.signals import Signals
+    from otel_train.exporters.loaders import LoaderWatch
+    from otel_train.exporters.pump import Breath
+    from otel_train.instrumentation.manager import InstrumentationManager
 
 
 def before_reading(

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.errors import ConfigError
 from otel_train.handle import Handle
-from otel_train.record.given import named_loaders
-from otel_train.record.operations import Token
+from otel_train.instrumentation.naming import named_loaders
+from otel_train.instrumentation.timers import Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.capturing.epochs import NoEpochCaptures
     from otel_train.config import Config
+    from otel_train.profiler.epochs import NoEpochCaptures
 
 
 class DisabledSession:
@@ -98,7 +98,7 @@ class DisabledSession:
 
     def epoch_captures(self) -> NoEpochCaptures:
         """None is made."""
-        from otel_train.capturing.epochs import NoEpochCaptures
+        from otel_train.profiler.epochs import NoEpochCaptures
 
         return NoEpochCaptures()
 

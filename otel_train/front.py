@@ -11,9 +11,9 @@ from otel_train.arguments import whole
 from otel_train.children import deaths_held_back, free_in_forks, is_importing_main
 from otel_train.disabled import DisabledSession
 from otel_train.errors import ConfigError
-from otel_train.record.epochs import Epoch, Epochs
-from otel_train.record.hand import Checkpoint, Stage, disabled_here, switch
-from otel_train.record.operations import Token
+from otel_train.instrumentation.epochs import Epoch, Epochs
+from otel_train.instrumentation.stages import Checkpoint, Stage, disabled_here, switch
+from otel_train.instrumentation.timers import Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ _starting = free_in_forks(threading.RLock())
 _sessions: list[Session] = []
 
 when_started: list[Callable[[Session | None], None]] = []
-"""Told of every session that starts, and with None of one that is switched off: see ``otel_train.launch``."""
+"""Told of every session that starts, and with None of one that is switched off: see ``otel_train.autoinstrument``."""
 
 
 def instrument(
@@ -138,7 +138,7 @@ def _settled(
 
 def _check(model: Any, loaders: Any) -> None:  # Any: the user's own
     """Refuse before anything is set up."""
-    from otel_train.record.given import named_loaders, named_models
+    from otel_train.instrumentation.naming import named_loaders, named_models
 
     named_models(model)
     named_loaders(loaders)

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from otel_train.arguments import shown, truth
-from otel_train.codes import SourceKind
 from otel_train.errors import ConfigError
-from otel_train.record.hand import stage_name, switch
-from otel_train.record.jax_calls import kind_of, timed
+from otel_train.instrumentation.jax_functions import kind_of, timed
+from otel_train.instrumentation.stages import stage_name, switch
+from otel_train.recording.events import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.record.jax_calls import TimedFunction
+    from otel_train.instrumentation.jax_functions import TimedFunction
 
 
 def make_step(function: Callable[..., Any], *, name: str = "make_step", wait: bool = True) -> TimedFunction:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from otel_train.aggregate.flat_epochs import EpochWindow, no_memory
-from otel_train.aggregate.flat_names import left_out
-from otel_train.aggregate.operations import calls_of
-from otel_train.aggregate.run import RunState
-from otel_train.aggregate.signals import Signals
-from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.aggregation.flat_epochs import EpochWindow, no_memory
+from otel_train.aggregation.flat_names import left_out
+from otel_train.aggregation.operations import calls_of
+from otel_train.aggregation.run_state import RunState
+from otel_train.aggregation.signals import Signals
+from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.chores import before_reading
 from otel_train.clock import NS_PER_S, system_clock
-from otel_train.export.document import Documents, Window
-from otel_train.export.live import MetricReader, SelfMetrics
-from otel_train.export.notes import NoteReader
-from otel_train.export.profile import keep_rules, profile_of
-from otel_train.export.pump import Breath, PeriodicTask, Pump
-from otel_train.export.ranks import RankCoordinator
+from otel_train.exporters.metric_reader import MetricReader, SelfMetrics
+from otel_train.exporters.notes import NoteReader
+from otel_train.exporters.profile import keep_rules, profile_of
+from otel_train.exporters.pump import Breath, PeriodicTask, Pump
+from otel_train.exporters.rank_coordinator import RankCoordinator
+from otel_train.exporters.summary_document import Documents, Window
 from otel_train.guard import Guard
 from otel_train.runinfo import about_run, resource_attributes
 from otel_train.tracking import Tracking
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
     from otel_train.clock import Anchor
     from otel_train.config import Config
-    from otel_train.export.memories import Memories
-    from otel_train.export.ranks import Job
-    from otel_train.export.routes import Routes
-    from otel_train.record.loader_state import LoaderState
+    from otel_train.exporters.manager import Routes
+    from otel_train.exporters.memories import Memories
+    from otel_train.exporters.rank_coordinator import Job
+    from otel_train.instrumentation.dataloader_state import LoaderState
     from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo
     from otel_train.tracking import Listeners

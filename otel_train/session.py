@@ -10,8 +10,8 @@ from otel_train.agent.in_process import AgentService
 from otel_train.arguments import callable_, one_of, text
 from otel_train.children import deaths_held_back
 from otel_train.clock import Anchor
-from otel_train.outcome import ENDS, ExitHook
-from otel_train.record.given import Loader, named_loaders, named_models
+from otel_train.exit_hook import ENDS, ExitHook
+from otel_train.instrumentation.naming import Loader, named_loaders, named_models
 from otel_train.values import LISTS, words_of
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from otel_train.capturing.epochs import EpochCaptures
     from otel_train.config import Config
     from otel_train.handle import Handle
-    from otel_train.record.operations import Token
-    from otel_train.record.roots import RootFinder
+    from otel_train.instrumentation.root_modules import RootFinder
+    from otel_train.instrumentation.timers import Token
+    from otel_train.profiler.epochs import EpochCaptures
     from otel_train.runinfo import RunInfo
 
 

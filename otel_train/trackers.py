@@ -16,19 +16,19 @@ from typing import TYPE_CHECKING, Any
 from otel_train.arguments import near, one_of, refused, shown
 from otel_train.config import CODE, DEFAULTS, ResolvedConfig, in_force
 from otel_train.errors import ConfigError
-from otel_train.export.trackers.blocks import FLAT_BLOCKS, BlocksTracker
-from otel_train.export.trackers.desk import TrackerQueue
-from otel_train.export.trackers.mlflow import KEYS, MlflowTracker
-from otel_train.export.trackers.tensorboard import TensorBoardTracker
-from otel_train.export.trackers.wandb import WandbTracker
+from otel_train.exporters.trackers.console_blocks import FLAT_BLOCKS, BlocksTracker
+from otel_train.exporters.trackers.mlflow import KEYS, MlflowTracker
+from otel_train.exporters.trackers.queue import TrackerQueue
+from otel_train.exporters.trackers.tensorboard import TensorBoardTracker
+from otel_train.exporters.trackers.wandb import WandbTracker
 from otel_train.values import CHOICES, SWITCHED, IgnoredSetting, switch_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from otel_train.aggregate.flat import FlatRow
+    from otel_train.aggregation.flat import FlatRow
     from otel_train.config import Config
-    from otel_train.export.trackers import Tracker
+    from otel_train.exporters.trackers import Tracker
     from otel_train.runinfo import RunInfo
 
 _WRITES = {

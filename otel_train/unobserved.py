@@ -7,16 +7,16 @@ import sys
 from typing import TYPE_CHECKING
 
 from otel_train.accounting.types import StepSource
-from otel_train.aggregate.jax_compiles import JAX_STEP, without_step
+from otel_train.aggregation.jax_compiles import JAX_STEP, without_step
 from otel_train.clock import NS_PER_S, system_clock
-from otel_train.codes import WAIT, SourceKind
+from otel_train.recording.events import WAIT, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
 
-    from otel_train.aggregate.run import RunState
+    from otel_train.aggregation.run_state import RunState
     from otel_train.clock import Clock
-    from otel_train.record.discover import Probes
+    from otel_train.instrumentation.registry import Probes
 
 UPDATES_WITHOUT_FORWARD = 10
 """Updates after which a model that was given and never seen is worth a word."""

@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from otel_train.clock import system_clock
-from otel_train.export.accelerator import AcceleratorReader
-from otel_train.export.hardware import HardwareReader
-from otel_train.export.live import MetricSources, SelfMetrics
-from otel_train.export.loaders import LoaderWatch
-from otel_train.export.process import ProcessReader
+from otel_train.exporters.accelerator import AcceleratorReader
+from otel_train.exporters.hardware import HardwareReader
+from otel_train.exporters.loaders import LoaderWatch
+from otel_train.exporters.metric_reader import MetricSources, SelfMetrics
+from otel_train.exporters.process import ProcessReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.aggregate.run import RunState
-    from otel_train.aggregate.signals import Signals
+    from otel_train.aggregation.run_state import RunState
+    from otel_train.aggregation.signals import Signals
     from otel_train.clock import Anchor
     from otel_train.config import Config
-    from otel_train.record.loader_state import LoaderState
-    from otel_train.recording import InstrumentationManager
+    from otel_train.instrumentation.dataloader_state import LoaderState
+    from otel_train.instrumentation.manager import InstrumentationManager
 
 
 def readings_of(  # noqa: PLR0913 - half of them by keyword

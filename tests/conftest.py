@@ -70,7 +70,7 @@ def bare_environment(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyP
 @pytest.fixture(params=[False, True], ids=["python", "c"])
 def both_writers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rings are written in Python, then in C: what holds for one holds for the other."""
-    from otel_train.record.ring import NATIVE, Ring
+    from otel_train.recording.ring_buffer import NATIVE, Ring
 
     if request.param and not NATIVE:
         pytest.skip("the writer in C was not built: no compiler, or not Linux")

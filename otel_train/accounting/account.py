@@ -21,7 +21,7 @@ from otel_train.accounting.nesting import (
 from otel_train.accounting.phases import BatchPhases, Boundary, Pass
 from otel_train.accounting.steps import MOST_HELD, Item, Shows, StepBook, StepSourceDecision
 from otel_train.accounting.types import Activity, ClosedSteps, SourceTable, StepSource
-from otel_train.codes import END, FAIL, SOURCE_MASK, SOURCE_SHIFT, STOP, SUSPEND, Ending, Flag, Op
+from otel_train.recording.events import END, FAIL, SOURCE_MASK, SOURCE_SHIFT, STOP, SUSPEND, Ending, Flag, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

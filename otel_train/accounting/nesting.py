@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from otel_train.codes import (
+from otel_train.recording.events import (
     FAIL,
     FLAG_MASK,
     FLAG_SHIFT,

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Final
 
 from otel_train.accounting.nesting import BACKWARD, COMPUTES, DATA, FORWARD, GRAD, UPDATES
 from otel_train.accounting.types import NO_PHASE, TRAIN, Activity, Gathered, SourceTable, StepRows, StepSource
-from otel_train.codes import BEGIN, END, FLAG_SHIFT, MARK, OP_MASK, PASS_END, PAYLOAD_SHIFT, STOP, Flag
+from otel_train.recording.events import (
+    BEGIN,
+    END,
+    FLAG_SHIFT,
+    MARK,
+    OP_MASK,
+    PASS_END,
+    PAYLOAD_SHIFT,
+    STOP,
+    Flag,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

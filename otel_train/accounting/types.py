@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from otel_train.codes import Instrumented, SourceKind
+from otel_train.recording.events import Instrumented, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

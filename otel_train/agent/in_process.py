@@ -24,19 +24,19 @@ from otel_train.children import free_in_forks
 from otel_train.config import CODE
 from otel_train.errors import ConfigError
 from otel_train.guard import Guard
-from otel_train.record.job_store import start_of_job
-from otel_train.recording import InstrumentationManager
+from otel_train.instrumentation.job_store import start_of_job
+from otel_train.instrumentation.manager import InstrumentationManager
 from otel_train.runinfo import Process, detect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from otel_train.agent.link import Link
-    from otel_train.aggregate.captures import Capture
-    from otel_train.capturing.around import Loop
-    from otel_train.capturing.epochs import EpochCaptures
+    from otel_train.aggregation.captures import Capture
     from otel_train.clock import Anchor
     from otel_train.config import Config
+    from otel_train.profiler.capture_context import Loop
+    from otel_train.profiler.epochs import EpochCaptures
 
 BUSY_S = 10.0
 """Longest that the end of a session waits for an agent that works, or waits for a processor. One that waits for
@@ -159,11 +159,15 @@ class AgentService:
 
     def _import_ahead(self) -> None:
         """Import what the service thread needs: while the program trains, an import holds the interpreter."""
-        wanted = ["otel_train.trackers", "otel_train.export.typeset", "otel_train.record.job_store"]
+        wanted = [
+            "otel_train.trackers",
+            "otel_train.exporters.text_layout",
+            "otel_train.instrumentation.job_store",
+        ]
         if self._config.capture != "off":
-            wanted.append("otel_train.capturing.build")
+            wanted.append("otel_train.profiler.setup")
         if self._counts_flops:
-            wanted.append("otel_train.capturing.flops")
+            wanted.append("otel_train.profiler.flops")
         for name in wanted:
             import_module(name)
 
@@ -248,9 +252,9 @@ class AgentService:
         opened = self._open()
         if opened is None:
             return
-        from otel_train.export.brought import PluginExporter
-        from otel_train.export.providers import ProviderExporter
-        from otel_train.export.routes import VERSION
+        from otel_train.exporters.manager import VERSION
+        from otel_train.exporters.plugins import PluginExporter
+        from otel_train.exporters.providers import ProviderExporter
 
         exporter = ProviderExporter(opened.resource, version=VERSION, **providers)
         self._brought = PluginExporter("your providers", exporter, self._config.exit_timeout_s)
@@ -258,7 +262,7 @@ class AgentService:
 
     def show_blocks(self, blocks: frozenset[str]) -> None:
         """See ``Session.show_blocks``."""
-        from otel_train.capturing.told import BLOCK
+        from otel_train.profiler.console import BLOCK
 
         trackers = self._trackers()
         if trackers is not None:
@@ -270,7 +274,7 @@ class AgentService:
         """See ``Session.epoch_captures``."""
         self._open()
         if self._capturing is None:
-            from otel_train.capturing.epochs import EpochCaptures
+            from otel_train.profiler.epochs import EpochCaptures
 
             return EpochCaptures(None, None, loop=self._training.loop, settled=self._settled)
         captures: EpochCaptures = self._capturing.of_epochs(self._settled)
@@ -403,7 +407,7 @@ class AgentService:
         self._link = link
 
     def _hello(self) -> Hello:
-        from otel_train.export.typeset import Page
+        from otel_train.exporters.text_layout import Page
 
         page = Page.of(sys.stderr) if sys.stderr is not None else Page()
         torch: Any = sys.modules.get("torch")
@@ -507,8 +511,8 @@ class AgentService:
         self._requests.left = document
 
     def _do_exchange(self, which: dict[str, Any]) -> None:
-        from otel_train.export.exchange import Exchange
-        from otel_train.record.job_store import connect
+        from otel_train.exporters.rank_exchange import Exchange
+        from otel_train.instrumentation.job_store import connect
 
         self._reports.exchange = Exchange(connect, **which)
 
@@ -529,7 +533,7 @@ class AgentService:
         config = self._config
         asked = self._origins.get("exporters", CODE) == CODE
         if asked and config.exporters.strip() not in ("auto", "off"):
-            from otel_train.export.brought import check_known
+            from otel_train.exporters.plugins import check_known
 
             check_known(config.exporters)
 
@@ -552,7 +556,7 @@ class AgentService:
     def _make_capturing(self, opened: Opened) -> None:
         if self._capturing is not None or not opened.run_directory or self._config.capture == "off":
             return
-        from otel_train.capturing.build import Capturing
+        from otel_train.profiler.setup import Capturing
 
         capturing = Capturing(
             self._config, opened.info, training=self._training,
@@ -564,7 +568,7 @@ class AgentService:
 
     def _make_flops(self) -> None:
         if self._counts_flops and self._reports.flops is None:
-            from otel_train.capturing.flops import FlopCount
+            from otel_train.profiler.flops import FlopCount
 
             parallel = self._config.tensor_parallel * self._config.pipeline_parallel > 1
             self._reports.flops = FlopCount(
@@ -757,8 +761,8 @@ class _RemoteTraining:
         self._tell = tell
 
     def loop(self) -> Loop:
-        from otel_train.capturing.around import Loop
-        from otel_train.capturing.gate import Thread
+        from otel_train.profiler.capture_context import Loop
+        from otel_train.profiler.step_scheduler import Thread
 
         told = self.told
         recorder = self._recording.recorder

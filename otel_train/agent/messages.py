@@ -9,14 +9,14 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from otel_train.capturing.boundary import Rule
     from otel_train.clock import Anchor
     from otel_train.config import Config
-    from otel_train.export.typeset import Page
-    from otel_train.record.build_times import BatchBuildTimes
-    from otel_train.record.crew import WorkerExit
-    from otel_train.record.loader_state import LoaderState
-    from otel_train.record.notes import UserEvent, Value
+    from otel_train.exporters.text_layout import Page
+    from otel_train.instrumentation.dataloader_state import LoaderState
+    from otel_train.instrumentation.logged_values import UserEvent, Value
+    from otel_train.instrumentation.worker_build_times import BatchBuildTimes
+    from otel_train.instrumentation.worker_pool import WorkerExit
+    from otel_train.profiler.step_boundary import Rule
     from otel_train.records import AttributeValue, Compile, DeviceMemory, DeviceTimes, Outcomes
     from otel_train.runinfo import RunInfo
 

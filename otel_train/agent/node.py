@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from otel_train.agent.messages import Hello
     from otel_train.agent.service import RankService
-    from otel_train.export.routes import Shared
+    from otel_train.exporters.manager import Shared
 
 DELIVERY_S: Final = 60.0
 """Longest that an agent outlives its last rank, with a Collector that does not answer."""
@@ -71,7 +71,7 @@ class NodeAgent:
     """
 
     def __init__(self, listener: socket.socket | None) -> None:
-        from otel_train.export.routes import Shared
+        from otel_train.exporters.manager import Shared
 
         self.links: list[Link] = []
         self._listener = listener

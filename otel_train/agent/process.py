@@ -244,7 +244,7 @@ class AgentThread(threading.Thread):
     def run(self) -> None:
         """Serve the rank."""
         from otel_train.agent.node import opened
-        from otel_train.export.routes import Shared
+        from otel_train.exporters.manager import Shared
 
         shared = Shared(alone=True)
         try:

@@ -11,12 +11,12 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from otel_train.codes import EDGE_WORDS, Instrumented, SourceKind
-from otel_train.export.disk import Disk
+from otel_train.exporters.disk import Disk
 from otel_train.files import open_to_change
-from otel_train.flight import SharedLayout
 from otel_train.guard import Guard
-from otel_train.record.ring import SAMPLED, RingReader
+from otel_train.recording.events import EDGE_WORDS, Instrumented, SourceKind
+from otel_train.recording.flight_recorder import SharedLayout
+from otel_train.recording.ring_buffer import SAMPLED, RingReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

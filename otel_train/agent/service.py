@@ -26,15 +26,15 @@ from otel_train.agent.remote import (
 )
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.artifacts.ending import write_at_the_end
-from otel_train.capturing.build import rule_of
-from otel_train.capturing.office import RequestFolder
 from otel_train.clock import system_clock
-from otel_train.export.memories import Memories
-from otel_train.export.peaks import TreeReader
-from otel_train.export.pump import BREATH_AFTER_NS
-from otel_train.export.ranks import Job
-from otel_train.export.routes import Routes, Shared
+from otel_train.exporters.manager import Routes, Shared
+from otel_train.exporters.memories import Memories
+from otel_train.exporters.peaks import TreeReader
+from otel_train.exporters.pump import BREATH_AFTER_NS
+from otel_train.exporters.rank_coordinator import Job
 from otel_train.guard import Guard
+from otel_train.profiler.endpoint import RequestFolder
+from otel_train.profiler.setup import rule_of
 from otel_train.pumping import Pumping
 from otel_train.threads import daemon
 
@@ -44,10 +44,10 @@ if TYPE_CHECKING:
 
     from otel_train.agent.alertmanager import AlertPoller
     from otel_train.agent.link import Link
-    from otel_train.aggregate.run import RunState
+    from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
-    from otel_train.export.document import Window
-    from otel_train.record.loader_state import LoaderState
+    from otel_train.exporters.summary_document import Window
+    from otel_train.instrumentation.dataloader_state import LoaderState
     from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo
 

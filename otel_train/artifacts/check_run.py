@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.check import Fault, check
 from otel_train.artifacts.laws import laws_of
-from otel_train.artifacts.left import FLIGHT, METRICS, SUMMARY, left_by
+from otel_train.artifacts.run_reader import FLIGHT, METRICS, SUMMARY, left_by
 from otel_train.artifacts.write import SUMMARY as ARTIFACTS_SUMMARY
 from otel_train.artifacts.write import home_of
 from otel_train.errors import RunDirectoryError
-from otel_train.export.jsonl import parse_line, predecessor
-from otel_train.export.rundir import rank_directories
+from otel_train.exporters.jsonl import parse_line, predecessor
+from otel_train.exporters.run_directory import rank_directories
 from otel_train.files import lines_of, open_binary, read_json
 
 if TYPE_CHECKING:

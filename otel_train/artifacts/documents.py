@@ -13,7 +13,7 @@ from otel_train.values import SECRETS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from otel_train.artifacts.left import RunReader
+    from otel_train.artifacts.run_reader import RunReader
 
 VERSION = 1
 MOST_STEPS = 10_000

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.accounting.types import NO_PHASE, PHASES, SourceTable
-from otel_train.aggregate.story import ThreadHistory, story_of, trained
+from otel_train.aggregation.thread_history import ThreadHistory, story_of, trained
 from otel_train.clock import NS_PER_S
-from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
-from otel_train.flight import read_flight
+from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
+from otel_train.recording.flight_recorder import read_flight
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from otel_train.codes import Instrumented
-    from otel_train.flight import Flight
+    from otel_train.recording.events import Instrumented
+    from otel_train.recording.flight_recorder import Flight
 
     Ints = NDArray[np.int64]
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from otel_train.artifacts.left import RunReader
+    from otel_train.artifacts.run_reader import RunReader
     from otel_train.artifacts.timeline import Timeline
 
 ABOUT = "otel_train"

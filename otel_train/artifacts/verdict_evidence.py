@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.codes import WAIT
+from otel_train.recording.events import WAIT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts import documents, traces
-from otel_train.artifacts.left import RunReader, left_by
+from otel_train.artifacts.run_reader import RunReader, left_by
 from otel_train.atomic import make_ignored, replace_json, replace_text
-from otel_train.capturing.record import RECORD_SUFFIX
 from otel_train.errors import RunDirectoryError
 from otel_train.files import create, make_folder, open_given, problem_of
+from otel_train.profiler.metadata import RECORD_SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

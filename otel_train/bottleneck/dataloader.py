@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_train.aggregate.loader_totals import Start
+from otel_train.aggregation.loader_counters import Start
 from otel_train.analyze.report_text import duration
 from otel_train.clock import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_train.aggregate.histogram import Histograms
-    from otel_train.aggregate.totals import Totals
+    from otel_train.aggregation.counters import Totals
+    from otel_train.aggregation.histogram import Histograms
 
 ROOM = 0.9
 """Share of their time that workers may be busy. Without room every batch that takes longer is waited for."""

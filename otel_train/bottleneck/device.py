@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_train.aggregate.compiles import Recompiled
+from otel_train.aggregation.compile_counters import Recompiled
 from otel_train.bottleneck.dataloader import milliseconds
 from otel_train.clock import NS_PER_S
-from otel_train.codes import WAIT
+from otel_train.recording.events import WAIT
 from otel_train.records import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from otel_train.aggregate.totals import StageTotals
+    from otel_train.aggregation.counters import StageTotals
     from otel_train.records import Pace
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.aggregate.names import CHECKPOINT
+from otel_train.aggregation.series_names import CHECKPOINT
 from otel_train.analyze.report_text import duration
 from otel_train.bottleneck.dataloader import (
     LoaderThroughput,
@@ -25,14 +25,14 @@ from otel_train.bottleneck.device import (
     host_limits,
     recompiling,
 )
-from otel_train.codes import WAIT
+from otel_train.recording.events import WAIT
 from otel_train.records import Finding, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from otel_train.aggregate.names import Key
-    from otel_train.aggregate.totals import StageTotals
+    from otel_train.aggregation.counters import StageTotals
+    from otel_train.aggregation.series_names import Key
 
 WARNING_SHARE, CRITICAL_SHARE = 0.10, 0.20
 """Share of training time spent waiting for data from which a warning is given, and from which it is critical.

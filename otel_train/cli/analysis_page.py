@@ -5,8 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.export import typeset
-from otel_train.export.typeset import INDENT, Page, bar, count, cut, duration, pad, percent, plural, right
+from otel_train.exporters import text_layout
+from otel_train.exporters.text_layout import (
+    INDENT,
+    Page,
+    bar,
+    count,
+    cut,
+    duration,
+    pad,
+    percent,
+    plural,
+    right,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -114,7 +125,7 @@ def _device(page: Page, document: Document) -> Iterator[str]:
         facts.append(f"{percent(document['occupancy'])} occupancy")
     if document["tensor_cores"] is not None:
         facts.append(f"{percent(document['tensor_cores']['share'])} of kernel time on tensor cores")
-    for line in typeset.flow(facts, page.columns - len(INDENT)):
+    for line in text_layout.flow(facts, page.columns - len(INDENT)):
         yield INDENT + line
     yield ""
 

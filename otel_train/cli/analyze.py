@@ -14,12 +14,12 @@ from otel_train.analyze.ranks import waits
 from otel_train.analyze.scene import Scene
 from otel_train.analyze.summary import summarize
 from otel_train.atomic import dump_json
-from otel_train.capturing.record import note_analysis, record_of
 from otel_train.cli import captures
 from otel_train.cli.analysis_page import render
 from otel_train.cli.ranks import add_run_dir
-from otel_train.export.typeset import Page
+from otel_train.exporters.text_layout import Page
 from otel_train.files import problem_of
+from otel_train.profiler.metadata import note_analysis, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,8 +11,8 @@ from otel_train.artifacts.write import Written, write
 from otel_train.atomic import dump_json
 from otel_train.cli import ranks
 from otel_train.errors import RunDirectoryError
-from otel_train.export.rundir import find_run, rank_directories
-from otel_train.export.typeset import Page
+from otel_train.exporters.run_directory import find_run, rank_directories
+from otel_train.exporters.text_layout import Page
 from otel_train.text import printable
 
 if TYPE_CHECKING:

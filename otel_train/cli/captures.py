@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from otel_train.analyze.trace import Trace, read
-from otel_train.capturing.taken import OF_A_RANK, captures_of, together
 from otel_train.errors import RunDirectoryError, TraceError
-from otel_train.export.rundir import find_run
+from otel_train.exporters.run_directory import find_run
+from otel_train.profiler.storage import OF_A_RANK, captures_of, together
 from otel_train.text import printable
 
 if TYPE_CHECKING:

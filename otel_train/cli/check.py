@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.check import Fault, check
 from otel_train.artifacts.check_run import check_run
-from otel_train.artifacts.left import left_by
+from otel_train.artifacts.run_reader import left_by
 from otel_train.artifacts.write import MARK, SUMMARY
 from otel_train.atomic import dump_json, replace_text
 from otel_train.cli.ranks import add_run_dir, tell_earlier
 from otel_train.errors import OtelTrainError, RunDirectoryError
-from otel_train.export.rundir import find_run, rank_directories
-from otel_train.export.typeset import Page
+from otel_train.exporters.run_directory import find_run, rank_directories
+from otel_train.exporters.text_layout import Page
 from otel_train.files import read_json
 from otel_train.text import printable
 
@@ -119,7 +119,7 @@ def _show(args: argparse.Namespace, folder: Path, document: Mapping[str, Any]) -
     page = Page.of(sys.stderr if args.json else sys.stdout)
     if args.analysis:
         from otel_train.cli.analysis_page import render
-        from otel_train.export.console import render_card
+        from otel_train.exporters.console import render_card
 
         told = render_card(summary, width=page.width, color=page.color, unicode=page.unicode)
         told += (

@@ -14,9 +14,9 @@ from otel_train.cli import captures, summary
 from otel_train.cli.ranks import add_run_dir, tell_earlier
 from otel_train.cli.run_side import side_of_run
 from otel_train.errors import RunDirectoryError
-from otel_train.export import typeset
-from otel_train.export.rundir import find_run, rank_directories
-from otel_train.export.typeset import INDENT, Page, count, duration, pad, percent, right
+from otel_train.exporters import text_layout
+from otel_train.exporters.run_directory import find_run, rank_directories
+from otel_train.exporters.text_layout import INDENT, Page, count, duration, pad, percent, right
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -125,8 +125,8 @@ def _lines(page: Page, document: Mapping[str, Any]) -> Iterator[str]:
 
 def _row(page: Page, row: Mapping[str, Any], column: int) -> str:
     before, after = (row[key]["mean"] for key in ("before", "after"))
-    interval = typeset.ABSENT if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
-    ratio = typeset.ABSENT if row["ratio"] is None else f"{row['ratio']:.3f}"
+    interval = text_layout.ABSENT if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
+    ratio = text_layout.ABSENT if row["ratio"] is None else f"{row['ratio']:.3f}"
     figures = right(duration(before), _FIGURE) + right(duration(after), _FIGURE)
     return pad(page.safe(row["name"]), column) + figures + right(ratio, _RATIO) + right(interval, 18)
 

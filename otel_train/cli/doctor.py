@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_train.doctor import journey
-from otel_train.doctor.diagnosis import examine, usual_places
+from otel_train.doctor import end_to_end
 from otel_train.doctor.findings import NOTE, OK, PROBLEM, WARNING, worst
+from otel_train.doctor.runner import examine, usual_places
 from otel_train.errors import ConfigError
-from otel_train.export.typeset import Page
+from otel_train.exporters.text_layout import Page
 from otel_train.stack import files
 
 if TYPE_CHECKING:
@@ -130,8 +130,12 @@ def lines(findings: Iterable[Finding], page: Page) -> list[str]:
     return [*text, "", page.safe(SAYS[worst(listed)])]
 
 
-def _places(args: argparse.Namespace) -> journey.Places:
-    given = {journey.PROMETHEUS: args.prometheus, journey.TRACES: args.traces, journey.GRAFANA: args.grafana}
+def _places(args: argparse.Namespace) -> end_to_end.Places:
+    given = {
+        end_to_end.PROMETHEUS: args.prometheus,
+        end_to_end.TRACES: args.traces,
+        end_to_end.GRAFANA: args.grafana,
+    }
     named = {place: url.rstrip("/") for place, url in given.items() if url}
     token = ""
     if args.grafana_token_file:
@@ -141,7 +145,7 @@ def _places(args: argparse.Namespace) -> journey.Places:
             raise ConfigError(
                 f"--grafana-token-file {args.grafana_token_file}: {error}. Name a file that holds the token alone"
             ) from None
-    return journey.Places(
+    return end_to_end.Places(
         urls={**usual_places(args.state, os.environ), **named}, named=frozenset(named), grafana_token=token
     )
 

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from otel_train.export import typeset
-from otel_train.export.typeset import INDENT, Page, known, pad, right
+from otel_train.exporters import text_layout
+from otel_train.exporters.text_layout import INDENT, Page, known, pad, right
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from otel_train.aggregate.hangs import HangSuspect
+    from otel_train.aggregation.hangs import HangSuspect
 
-    Report = Mapping[str, Any]  # what otel_train.aggregate.postmortem.read returns
+    Report = Mapping[str, Any]  # what otel_train.aggregation.postmortem.read returns
 
 _RANK, _STATE, _STEP, _STAGE = 6, 13, 9, 24
 
 
 def render(page: Page, reports: Sequence[Report], suspects: Sequence[HangSuspect]) -> str:
     """One line per rank, the suspects marked, and a sentence on them."""
-    title = page.safe(reports[0].get("run_id") or typeset.ABSENT)
+    title = page.safe(reports[0].get("run_id") or text_layout.ABSENT)
     named = {suspect.rank for suspect in suspects}
     lines = [
         page.rule([("otel_train postmortem", "bold"), (title, "cyan")], (f"{len(reports)} ranks", "")),

@@ -8,16 +8,16 @@ import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from otel_train.artifacts.left import records_below
-from otel_train.capturing.record import claim_of
+from otel_train.artifacts.run_reader import records_below
 from otel_train.cli import overview, ranks
-from otel_train.export import typeset
-from otel_train.export.typeset import INDENT, Page, bar, cut, duration, known, pad, right
+from otel_train.exporters import text_layout
+from otel_train.exporters.text_layout import INDENT, Page, bar, cut, duration, known, pad, right
+from otel_train.profiler.metadata import claim_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    Report = Mapping[str, Any]  # what otel_train.aggregate.postmortem.read returns
+    Report = Mapping[str, Any]  # what otel_train.aggregation.postmortem.read returns
 
 FILE_NAME = "flight.bin"
 EPILOG = """\
@@ -49,8 +49,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print whom the ranks were waiting for, and what each rank's flight file knows."""
-    from otel_train.aggregate.postmortem import read
-    from otel_train.aggregate.standstill import compare
+    from otel_train.aggregation.hang_postmortem import compare
+    from otel_train.aggregation.postmortem import read
 
     folders = ranks.chosen_ranks(args, FILE_NAME)
     reports = [read(folder) for folder in folders.values()]
@@ -72,7 +72,7 @@ def render(page: Page, report: Report) -> str:
     alive = report.get("alive")
     ended = report.get("state") not in (None, "running")
     badge = ("● alive", "cyan") if alive else ("● ended", "green") if ended else ("✖ gone", "red")
-    title = page.safe(report.get("run_id") or typeset.ABSENT)
+    title = page.safe(report.get("run_id") or text_layout.ABSENT)
     lines = [
         page.rule([("otel_train postmortem", "bold"), (title, "cyan")], badge),
         *(INDENT + page.paint(line, "bold") for line in page.prose(headline(report), indent=len(INDENT))),
@@ -121,19 +121,20 @@ def _facts(page: Page, report: Report) -> list[str]:
         f"attempt {known(report.get('attempt'))}",
         f"started {_instant(report.get('started_unix_s'))}",
         f"last edge {_instant(report.get('last_edge_unix_s'))}",
-        f"{typeset.plural(report.get('steps_in_file'), 'step')} on file",
-        typeset.plural(report.get("edges_in_file"), "edge"),
+        f"{text_layout.plural(report.get('steps_in_file'), 'step')} on file",
+        text_layout.plural(report.get("edges_in_file"), "edge"),
     ]
-    return typeset.flow(facts, page.columns - len(INDENT))
+    return text_layout.flow(facts, page.columns - len(INDENT))
 
 
 def _open_stages(page: Page, stages: Sequence[Report]) -> Iterable[str]:
     if not stages:
         return
     names = [
-        "  " * depth + page.safe(stage.get("stage") or typeset.ABSENT) for depth, stage in enumerate(stages)
+        "  " * depth + page.safe(stage.get("stage") or text_layout.ABSENT)
+        for depth, stage in enumerate(stages)
     ]
-    column = min(max(map(typeset.display_width, names)), _NAME_COLUMNS)
+    column = min(max(map(text_layout.display_width, names)), _NAME_COLUMNS)
     yield INDENT + page.paint("open at the end, the outermost first", "bold")
     for name, stage in zip(names, stages, strict=True):
         facts = [
@@ -141,7 +142,7 @@ def _open_stages(page: Page, stages: Sequence[Report]) -> Iterable[str]:
         ]
         room = page.columns - len(INDENT) - column - _TIME_COLUMNS - 2
         beside = " · ".join(facts)
-        if typeset.display_width(beside) > room:
+        if text_layout.display_width(beside) > room:
             beside = " · ".join(cut(fact, room // len(facts) - 3) for fact in facts)
         text = f"{pad(name, column)}{right(duration(stage.get('for_seconds')), _TIME_COLUMNS)}  {beside}"
         yield INDENT + page.paint(text, "red" if stage is stages[-1] else "")
@@ -188,7 +189,7 @@ def _threads(page: Page, threads: Sequence[Report]) -> Iterable[str]:
     yield INDENT + page.paint("threads", "bold")
     for thread in threads:
         inside = " > ".join(_stage_name(page, stage) for stage in thread.get("open") or ())
-        edges = right(typeset.plural(thread.get("edges"), "edge"), 16)
+        edges = right(text_layout.plural(thread.get("edges"), "edge"), 16)
         text = f"{pad(page.safe(known(thread.get('name'))), _NAME_COLUMNS)}{edges}  last {_time(thread.get('last_edge_unix_s'))}"
         yield INDENT + cut(
             f"{text}  {f'in {inside}' if inside else 'nothing open'}", page.columns - len(INDENT)
@@ -213,11 +214,11 @@ def _stage_name(page: Page, stage: object) -> str:
 
 
 def _instant(unix_s: float | None) -> str:
-    return typeset.ABSENT if unix_s is None else f"{_utc(unix_s):%Y-%m-%d %H:%M:%S} UTC"
+    return text_layout.ABSENT if unix_s is None else f"{_utc(unix_s):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _time(unix_s: float | None) -> str:
-    return typeset.ABSENT if unix_s is None else f"{_utc(unix_s):%H:%M:%S}"
+    return text_layout.ABSENT if unix_s is None else f"{_utc(unix_s):%H:%M:%S}"
 
 
 def _utc(unix_s: float) -> datetime:

@@ -9,12 +9,12 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from otel_train.capturing.asked import activities
-from otel_train.capturing.office import leave
-from otel_train.capturing.record import RECORD_SUFFIX
 from otel_train.cli import ranks
 from otel_train.errors import OtelTrainError, RunDirectoryError
 from otel_train.files import read_json
+from otel_train.profiler.endpoint import leave
+from otel_train.profiler.metadata import RECORD_SUFFIX
+from otel_train.profiler.request_schema import activities
 from otel_train.text import printable
 
 if TYPE_CHECKING:

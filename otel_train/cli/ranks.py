@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_train.errors import RunDirectoryError
-from otel_train.export.rundir import earlier_trainings, find_run, rank_directories
+from otel_train.exporters.run_directory import earlier_trainings, find_run, rank_directories
 from otel_train.files import mark_of
 from otel_train.sources import settle
 from otel_train.text import printable

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING
 from otel_train.cli.ranks import default_run_dir
 from otel_train.cli.replay_blocks import blocks
 from otel_train.cli.replay_verify import LONGEST_WAIT_S, verify
-from otel_train.doctor.diagnosis import usual_places
-from otel_train.doctor.journey import PROMETHEUS
+from otel_train.doctor.end_to_end import PROMETHEUS
+from otel_train.doctor.runner import usual_places
 from otel_train.errors import ConfigError, OtelTrainError
-from otel_train.export.openmetrics import time_ms_of
-from otel_train.export.otlp_answer import Verdict
-from otel_train.export.otlp_transport import OtlpTransport
-from otel_train.export.rejected import parts_of, rejected_in, send_again
-from otel_train.export.rundir import find_run, rank_directories
-from otel_train.export.sender import Backoff, Delivery, deliver
-from otel_train.export.settings import SIGNALS, OtlpSettings, otlp_configured
-from otel_train.export.spool import MOST_LINE_BYTES, NAMES, SpoolQueue
+from otel_train.exporters.openmetrics import time_ms_of
+from otel_train.exporters.otlp_answer import Verdict
+from otel_train.exporters.otlp_transport import OtlpTransport
+from otel_train.exporters.rejected import parts_of, rejected_in, send_again
+from otel_train.exporters.run_directory import find_run, rank_directories
+from otel_train.exporters.sender import Backoff, Delivery, deliver
+from otel_train.exporters.settings import SIGNALS, OtlpSettings, otlp_configured
+from otel_train.exporters.spool import MOST_LINE_BYTES, NAMES, SpoolQueue
 from otel_train.files import lines_of, open_binary
 from otel_train.stack import files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from otel_train.export.otlp_answer import Answer
+    from otel_train.exporters.otlp_answer import Answer
 
 _REQUEST_TIMEOUT_S = 10.0
 """The default time limit of the OpenTelemetry exporters. Nobody is waiting for a training step here."""

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.analyze.flame import flame
 from otel_train.analyze.scene import Scene
-from otel_train.artifacts.left import records_below
-from otel_train.capturing.taken import captures_of, together
+from otel_train.artifacts.run_reader import records_below
 from otel_train.cli import captures, summary
 from otel_train.cli.run_side import METRICS
 from otel_train.errors import RunDirectoryError
-from otel_train.export.series import histograms_of, moment_of, series_of
+from otel_train.exporters.series import histograms_of, moment_of, series_of
 from otel_train.files import lines_of, mark_of, open_binary, parse_json
+from otel_train.profiler.storage import captures_of, together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

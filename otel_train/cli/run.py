@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from otel_train.agent.launcher_folder import RankEnd
-    from otel_train.launch.parent import Ended
+    from otel_train.autoinstrument.runner import Ended
 
 EPILOG = """\
 The program runs as it would by itself: the same interpreter, sys.argv, __main__, sys.path, standard input and
@@ -97,13 +97,13 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: a setting cannot be honoured, or there is no such program.
     """
-    from otel_train.launch import parent
+    from otel_train.autoinstrument import runner
 
     if args.module is not None:
         module, words = "".join(args.module[:1]), args.module[1:]
     else:
         module, words = None, args.program[1:] if args.program[:1] == ["--"] else args.program
-    return parent.end_like(launched(words, settings_of(args), module=module))
+    return runner.end_like(launched(words, settings_of(args), module=module))
 
 
 def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str | None = None) -> Ended:
@@ -118,7 +118,7 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
         ConfigError: a setting cannot be honoured, or there is no such program.
     """
     from otel_train.agent.launcher_folder import wait_for_ends
-    from otel_train.launch import command, parent
+    from otel_train.autoinstrument import command, runner
 
     if module is not None and not module:
         raise ConfigError("-m: expected the name of a module")
@@ -130,7 +130,7 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
         if (flag := command.unreachable()) and line[0] == sys.executable:
             print(f"otel-train: python {flag} keeps us out; the program runs unobserved", file=sys.stderr)
         try:
-            ended = parent.start_and_wait(line, environ, lambda: ends.extend(wait_for_ends(folder)))
+            ended = runner.start_and_wait(line, environ, lambda: ends.extend(wait_for_ends(folder)))
         except OSError as error:
             raise ConfigError(f"{line[0]} cannot be started: {error.strerror}") from error
     finally:
@@ -141,7 +141,7 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
 
 def _say(ends: Sequence[RankEnd]) -> None:
     """Say what ended without a word, and what was counted of it."""
-    from otel_train.aggregate import postmortem
+    from otel_train.aggregation import postmortem
     from otel_train.cli.postmortem import headline
 
     for end in ends:

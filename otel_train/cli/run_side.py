@@ -10,8 +10,8 @@ from otel_train.analyze.compare import STEP, Side
 from otel_train.analyze.report_text import activity_shares
 from otel_train.analyze.sample import Sample, of_values, together
 from otel_train.errors import RunDirectoryError
-from otel_train.export.jsonl import last_metrics
-from otel_train.export.series import buckets_of
+from otel_train.exporters.jsonl import last_metrics
+from otel_train.exporters.series import buckets_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

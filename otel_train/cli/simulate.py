@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from otel_train.clock import Anchor
 from otel_train.config import Config
 from otel_train.errors import ConfigError
-from otel_train.export.settings import OtlpSettings
+from otel_train.exporters.settings import OtlpSettings
 
 if TYPE_CHECKING:
     from otel_train.simulate.conductor import Conductor
@@ -120,7 +120,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _conductor(args: argparse.Namespace, config: Config, settings: OtlpSettings) -> Conductor:
-    from otel_train.export.routes import VERSION
+    from otel_train.exporters.manager import VERSION
     from otel_train.simulate.cast import Cast
     from otel_train.simulate.conductor import Conductor
 

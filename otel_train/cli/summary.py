@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.analyze.report_text import activity_shares, steps_per_second
-from otel_train.artifacts.left import record_beside
-from otel_train.capturing.record import claim_of
+from otel_train.artifacts.run_reader import record_beside
 from otel_train.cli import ranks
 from otel_train.errors import RunDirectoryError
-from otel_train.export import typeset
-from otel_train.export.console import render_card
-from otel_train.export.typeset import Page, pad, right
+from otel_train.exporters import text_layout
+from otel_train.exporters.console import render_card
+from otel_train.exporters.text_layout import Page, pad, right
 from otel_train.files import read_json
+from otel_train.profiler.metadata import claim_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -102,7 +102,7 @@ def read(path: Path) -> Mapping[str, Any]:
 def rank_table(page: Page, summaries: list[Mapping[str, Any]]) -> str:
     """One row per rank, so that the odd one out is seen before anything else."""
     first = summaries[0]
-    name = page.safe(first.get("run_name") or first.get("run_id") or typeset.ABSENT)
+    name = page.safe(first.get("run_name") or first.get("run_id") or text_layout.ABSENT)
     heads = "".join(right(head, columns) for head, columns in zip(_HEADS, _COLUMNS, strict=False))
     lines = [
         page.rule([("otel_train", "bold"), (name, "cyan")], (f"{len(summaries)} ranks", "bold")),
@@ -119,12 +119,12 @@ def _row(page: Page, summary: Mapping[str, Any]) -> str:
     figures = (
         str(summary.get("rank")),
         pad(page.safe(summary.get("state")), _COLUMNS[1] - 1).rstrip(),
-        typeset.duration(wall_s),
-        typeset.count(steps),
-        typeset.figure(steps_per_second(summary)),
-        typeset.percent(activity_shares(summary).get("data_wait")),
-        typeset.count((summary.get("telemetry") or {}).get("records_lost")),
+        text_layout.duration(wall_s),
+        text_layout.count(steps),
+        text_layout.figure(steps_per_second(summary)),
+        text_layout.percent(activity_shares(summary).get("data_wait")),
+        text_layout.count((summary.get("telemetry") or {}).get("records_lost")),
     )
     cells = "".join(right(figure, columns) for figure, columns in zip(figures, _COLUMNS, strict=True))
     room = page.columns - sum(_COLUMNS) - 2
-    return f"{cells}  {typeset.cut(page.safe(verdict.get('name', typeset.ABSENT)) + page.safe(about), room)}"
+    return f"{cells}  {text_layout.cut(page.safe(verdict.get('name', text_layout.ABSENT)) + page.safe(about), room)}"

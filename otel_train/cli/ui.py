@@ -10,8 +10,8 @@ from otel_train.cli.ranks import default_run_dir
 from otel_train.errors import ConfigError, RunDirectoryError
 from otel_train.optional import require
 from otel_train.text import printable
-from otel_train.web import serve
-from otel_train.web.shelf import is_run
+from otel_train.ui import serve
+from otel_train.ui.run_list import is_run
 
 HOST = "127.0.0.1"
 DESCRIPTION = """\

@@ -12,14 +12,14 @@ from otel_train.doctor import wire
 from otel_train.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
 from otel_train.doctor.wire import Line, Proxy, Trouble
 from otel_train.errors import ConfigError
-from otel_train.export.otlp_answer import JSON, PROTOBUF, Answer, HttpAnswer, read_http
-from otel_train.export.otlp_http import login_of
-from otel_train.export.settings import GRPC, HTTP_JSON, OtlpSettings
+from otel_train.exporters.otlp_answer import JSON, PROTOBUF, Answer, HttpAnswer, read_http
+from otel_train.exporters.otlp_http import login_of
+from otel_train.exporters.settings import GRPC, HTTP_JSON, OtlpSettings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from otel_train.export.settings import Target
+    from otel_train.exporters.settings import Target
 
 AREA = "endpoint"
 EXPIRES_SOON_S = 14 * 86400.0
@@ -226,7 +226,7 @@ def _ask_grpc(signal: str, target: Target, line: Line) -> str:
     Raises:
         Trouble: it is not accepted.
     """
-    from otel_train.export.otlp_grpc import GrpcClient
+    from otel_train.exporters.otlp_grpc import GrpcClient
 
     said = wire.greets_grpc(line.sock)
     if not wire.is_settings(said):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from otel_train.capturing.asked import activities
 from otel_train.errors import ConfigError
 from otel_train.integrations.shared import plain
+from otel_train.profiler.request_schema import activities
 
 SKIP_FIRST_STEPS, WAIT_STEPS = 10, 5
 """Of an epoch that is profiled: ``skip_first`` and ``wait`` of ``torch.profiler.schedule`` in the earlier callback."""

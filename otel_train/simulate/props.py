@@ -7,23 +7,23 @@ from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from otel_train.aggregate.signals import Signals
+from otel_train.aggregation.signals import Signals
 from otel_train.clock import Anchor, system_clock
-from otel_train.export.accelerator import AcceleratorReader
-from otel_train.export.hardware import HardwareReader
-from otel_train.export.live import MetricSources, SelfMetrics
-from otel_train.export.loaders import LoaderWatch
-from otel_train.export.process import ProcessReader
-from otel_train.export.routes import LOSSES
-from otel_train.flight import FlightMemory
-from otel_train.record.loader import LoaderProbe
-from otel_train.record.loader_state import LoaderState
-from otel_train.record.recorder import Recorder
+from otel_train.exporters.accelerator import AcceleratorReader
+from otel_train.exporters.hardware import HardwareReader
+from otel_train.exporters.loaders import LoaderWatch
+from otel_train.exporters.manager import LOSSES
+from otel_train.exporters.metric_reader import MetricSources, SelfMetrics
+from otel_train.exporters.process import ProcessReader
+from otel_train.instrumentation.dataloader import LoaderProbe
+from otel_train.instrumentation.dataloader_state import LoaderState
+from otel_train.recording.flight_recorder import FlightMemory
+from otel_train.recording.recorder import Recorder
 from otel_train.records import DeviceMemory
 from otel_train.simulate.plot import BATCH_BYTES, BATCH_SAMPLES, DEVICE, TRAIN, VAL
 
 if TYPE_CHECKING:
-    from otel_train.aggregate.run import RunState
+    from otel_train.aggregation.run_state import RunState
 
 WORKERS = 4
 PREFETCH = 2

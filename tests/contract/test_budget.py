@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from otel_train.clock import Anchor
 from otel_train.config import Config
-from otel_train.export.prometheus_page import PageCollector, RankPage
+from otel_train.exporters.prometheus_page import PageCollector, RankPage
 from otel_train.session import Session
 from otel_train.simulate.cast import Cast
 from otel_train.simulate.props import PARTS

@@ -21,7 +21,7 @@ FUNCTION_LINES = 40
 LONGER_FUNCTIONS: dict[str, int] = {}
 """Functions allowed more code lines, docstring not counted, and how many."""
 
-BANNED_NAMES = ("utils", "util", "helpers", "helper", "common", "base", "manager", "misc")
+BANNED_NAMES = ("utils", "util", "helpers", "helper", "common", "base", "misc")
 """Names that say nothing of what a module is about."""
 
 SILENCED = 2.4

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.clock import Anchor, system_clock
-from otel_train.codes import Op, SourceKind, code
-from otel_train.flight import FlightMemory
-from otel_train.record.cuda_driver import cuda_driver
-from otel_train.record.device_time import MOST_EVENTS, DeviceTimer
-from otel_train.record.recorder import Recorder
+from otel_train.instrumentation.cuda_driver import cuda_driver
+from otel_train.instrumentation.cuda_events import MOST_EVENTS, DeviceTimer
+from otel_train.recording.events import Op, SourceKind, code
+from otel_train.recording.flight_recorder import FlightMemory
+from otel_train.recording.recorder import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from otel_train.record.ring import NATIVE
+from otel_train.recording.ring_buffer import NATIVE
 from tests.support.receiver import http_receiver
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.cli.replay import Counts, replay
-from otel_train.export.otlp import OtlpExporter, OtlpSettings
-from otel_train.export.spool import SpoolQueue
+from otel_train.exporters.otlp import OtlpExporter, OtlpSettings
+from otel_train.exporters.spool import SpoolQueue
 from otel_train.records import ExportBatch
 from tests.support.figures import RESOURCE, snapshot, spans
 from tests.support.receiver import Received, grpc_receiver, http_receiver
@@ -35,7 +35,7 @@ PROTOCOLS = ("http/json", "http/protobuf")
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first pause between two tries is short."""
-    monkeypatch.setattr("otel_train.export.sender.FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr("otel_train.exporters.sender.FIRST_PAUSE_S", 0.1)
 
 
 def exporter(endpoint: str, directory: Path | None, **environ: str) -> OtlpExporter:
@@ -224,7 +224,7 @@ PROGRAM = textwrap.dedent(
     import os, signal, sys, time
     sys.path.insert(0, os.getcwd())
     from pathlib import Path
-    from otel_train.export.otlp import OtlpExporter, OtlpSettings
+    from otel_train.exporters.otlp import OtlpExporter, OtlpSettings
     from otel_train.records import ExportBatch
     from tests.support.figures import RESOURCE, snapshot
     otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1", directory=Path(sys.argv[1]))
@@ -291,7 +291,7 @@ QUEUE = textwrap.dedent(
     """
     import json, os, random, sys, time
     from pathlib import Path
-    from otel_train.export.spool import SpoolQueue
+    from otel_train.exporters.spool import SpoolQueue
     role, folder, first = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3])
     queue = SpoolQueue(folder, "metrics")
     log = os.open(folder / role, os.O_CREAT | os.O_APPEND | os.O_WRONLY)

@@ -13,21 +13,21 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import otel_train
 from otel_train import catalog as c
-from otel_train.aggregate.keep import SamplingRules
-from otel_train.aggregate.run import RunState
-from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.aggregation.run_state import RunState
+from otel_train.aggregation.span_sampler import SamplingRules
+from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.clock import Anchor, system_clock
-from otel_train.export.pump import Breath, ExportRoute, PeriodicTask, Pump
-from otel_train.flight import FlightMemory
+from otel_train.exporters.pump import Breath, ExportRoute, PeriodicTask, Pump
 from otel_train.guard import Guard
-from otel_train.record.device_time import time_devices
-from otel_train.record.discover import Probes
-from otel_train.record.given import Loader
-from otel_train.record.module import kind_of_device
-from otel_train.record.recorder import Recorder
-from otel_train.record.scaler import ScaledUpdates
-from otel_train.record.torch_probes import TorchProbes, in_backward
-from otel_train.record.transfer import TransferProbe
+from otel_train.instrumentation.cuda_events import time_devices
+from otel_train.instrumentation.device_copy import TransferProbe
+from otel_train.instrumentation.grad_scaler import ScaledUpdates
+from otel_train.instrumentation.module import kind_of_device
+from otel_train.instrumentation.naming import Loader
+from otel_train.instrumentation.registry import Probes
+from otel_train.instrumentation.torch_probes import TorchProbes, in_backward
+from otel_train.recording.flight_recorder import FlightMemory
+from otel_train.recording.recorder import Recorder
 from otel_train.records import Snapshot
 from otel_train.testing import Kept
 from tests.integration.loops.truth import QUIET, Net, loader, loss_of, sgd
@@ -217,7 +217,7 @@ def test_a_device_whose_time_is_not_taken_is_said_unless_that_is_the_wish(
     kind: str, timing: str, *, said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A summary without device rows must not read as a device that did nothing."""
-    monkeypatch.setattr("otel_train.recording.kind_of_device", lambda _: kind)
+    monkeypatch.setattr("otel_train.instrumentation.manager.kind_of_device", lambda _: kind)
     model, batches = Net(), loader(4)
     session = otel_train.instrument(model, batches, run_dir=str(tmp_path), cuda_timing=timing, **QUIET)
     optimizer = sgd(model)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
 
-from otel_train.record.dataset_size import MOST_OBJECTS
-from otel_train.record.module import MOST_LOOKED_INTO
+from otel_train.instrumentation.dataset_size import MOST_OBJECTS
+from otel_train.instrumentation.module import MOST_LOOKED_INTO
 from tests.support.alertmanager import alertmanager
 from tests.support.receiver import http_receiver
 from tests.support.zero_code import (

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import nn
 
-from otel_train.capturing.flops import COMPILED, COUNTER
-from otel_train.export.peak_flops import peak_flops
+from otel_train.exporters.peak_flops import peak_flops
+from otel_train.profiler.flops import COMPILED, COUNTER
 from tests.integration.loops.truth import Watch
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def test_nothing_is_imported_for_it_unless_it_is_asked_for(tmp_path: Path) -> No
         "import sys, torch, otel_train\n"
         f"before = {COUNTER!r} in sys.modules\n"
         f"otel_train.instrument(torch.nn.Linear(2, 2), run_dir={str(tmp_path)!r}, console=False).close()\n"
-        f"print(before, {COUNTER!r} in sys.modules, 'otel_train.capturing.flops' in sys.modules)"
+        f"print(before, {COUNTER!r} in sys.modules, 'otel_train.profiler.flops' in sys.modules)"
     )
     said = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True

@@ -15,7 +15,7 @@ import pytest
 
 from otel_train.cli.replay import Counts, replay
 from otel_train.errors import ConfigError
-from otel_train.export.otlp import OtlpExporter, OtlpSettings
+from otel_train.exporters.otlp import OtlpExporter, OtlpSettings
 from otel_train.records import ExportBatch
 from tests.support.figures import RESOURCE, SPAN_ID, TRACE_ID, snapshot, spans
 from tests.support.receiver import Received, black_hole, grpc_receiver, http_receiver, refusing_address
@@ -199,7 +199,7 @@ SCRIPT = textwrap.dedent(
     import os, sys
     sys.path.insert(0, os.getcwd())
     from pathlib import Path
-    from otel_train.export.otlp import OtlpExporter, OtlpSettings
+    from otel_train.exporters.otlp import OtlpExporter, OtlpSettings
     from otel_train.records import ExportBatch
     from tests.support.figures import RESOURCE, snapshot, spans
     otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1", directory=Path(sys.argv[1]))

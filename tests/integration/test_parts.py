@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize
 from torch.utils.checkpoint import checkpoint
 
 import otel_train
-from otel_train.record import discover
+from otel_train.instrumentation import registry
 from tests.integration.loops.truth import QUIET, Truth, learn, loader, sgd
 
 if TYPE_CHECKING:
@@ -249,7 +249,7 @@ def test_a_head_that_is_replaced_is_seen_from_the_next_pass_on(
     watch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Fine-tuning puts a new head on, after the session began as before."""
-    monkeypatch.setattr(discover, "PARTS_EVERY_S", 0.0)
+    monkeypatch.setattr(registry, "PARTS_EVERY_S", 0.0)
     model, batches = Model(), loader(2)
     session = watch({"net": model}, {"train": batches})
     old, model.head = model.head, nn.Linear(4, 3)

@@ -225,9 +225,10 @@ def test_a_worker_that_dies_meanwhile_leaves_no_half_of_a_session(tmp_path: Path
         tmp_path,
         """
         import signal
-        from otel_train.record import discover, loader
+        from otel_train.instrumentation import registry
+        from otel_train.instrumentation import dataloader
         data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
-        patch, replace = discover.DataLoaderPatch, loader.replace
+        patch, replace = registry.DataLoaderPatch, dataloader.replace
 
         def dies(*_):
             raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
@@ -237,12 +238,12 @@ def test_a_worker_that_dies_meanwhile_leaves_no_half_of_a_session(tmp_path: Path
             return replace(*args, **kwargs)
 
         signal.signal(signal.SIGCHLD, dies)
-        loader.replace = replacing
+        dataloader.replace = replacing
         try:
             start(model, {"train": data})
         except RuntimeError as error:
             print("torch's" if "worker" in str(error) else error)
-        loader.replace = replace
+        dataloader.replace = replace
         train(data)
         session = otel_train.current()
         session.close()

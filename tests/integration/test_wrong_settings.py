@@ -12,8 +12,8 @@ import pytest
 
 import otel_train
 from otel_train.errors import ConfigError
-from otel_train.export.console import render_card
-from otel_train.web import notices
+from otel_train.exporters.console import render_card
+from otel_train.ui import notices
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,7 +14,7 @@ from otel_train.accounting.nesting import DEEPEST
 from otel_train.accounting.phases import LOOKS_AHEAD, MOST_ITEMS
 from otel_train.accounting.steps import MOST_HELD
 from otel_train.accounting.types import TRAIN, SourceTable
-from otel_train.codes import Instrumented, Op, SourceKind, code
+from otel_train.recording.events import Instrumented, Op, SourceKind, code
 from tests.support.edges import Book, Tape, settle
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.record.build_clock import (
+from otel_train.instrumentation.worker_build_times import BuildTimes
+from otel_train.instrumentation.worker_timer import (
     LONGEST_NS,
     ROW_WORDS,
     SEQUENCE,
@@ -21,7 +22,6 @@ from otel_train.record.build_clock import (
     SharedRows,
     time_fetches,
 )
-from otel_train.record.build_times import BuildTimes
 
 BUILDS = 200_000
 

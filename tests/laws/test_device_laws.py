@@ -8,14 +8,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.aggregate.keep import SamplingRules
-from otel_train.aggregate.run import RunState
-from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.aggregation.run_state import RunState
+from otel_train.aggregation.span_sampler import SamplingRules
+from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.clock import Anchor
-from otel_train.codes import Op, SourceKind, code
-from otel_train.flight import FlightMemory
-from otel_train.record.device_time import DeviceTimer
-from otel_train.record.recorder import Recorder
+from otel_train.instrumentation.cuda_events import DeviceTimer
+from otel_train.recording.events import Op, SourceKind, code
+from otel_train.recording.flight_recorder import FlightMemory
+from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver
 

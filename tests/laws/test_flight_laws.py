@@ -11,15 +11,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from otel_train.aggregate import postmortem
+from otel_train.aggregation import postmortem
 from otel_train.artifacts.timeline import timeline_of
 from otel_train.cli.postmortem import headline, render
 from otel_train.errors import RunDirectoryError
-from otel_train.export.restart import down_s
-from otel_train.export.typeset import Page
+from otel_train.exporters.restart import down_s
+from otel_train.exporters.text_layout import Page
 from otel_train.files import mark_of
-from otel_train.flight import HEADER, PAGE
-from otel_train.web.pulse import pulse_of
+from otel_train.recording.flight_recorder import HEADER, PAGE
+from otel_train.ui.live_progress import pulse_of
 from tests.support.left_run import leave_run
 
 NAMES, RINGS = 2 * PAGE, 2 * PAGE + 256 * 1024

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_train.clock import Anchor
-from otel_train.flight import FlightMemory, read_flight
-from otel_train.record.recorder import Recorder
-from otel_train.record.ring import Ring
+from otel_train.recording.flight_recorder import FlightMemory, read_flight
+from otel_train.recording.recorder import Recorder
+from otel_train.recording.ring_buffer import Ring
 from tests.support.flight import in_file
 
 if TYPE_CHECKING:

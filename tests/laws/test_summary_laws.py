@@ -9,14 +9,14 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.aggregate.keep import SamplingRules
-from otel_train.aggregate.run import RunState
-from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.aggregation.run_state import RunState
+from otel_train.aggregation.span_sampler import SamplingRules
+from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.artifacts.laws import laws_of
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.clock import Anchor
-from otel_train.codes import SourceKind
-from otel_train.export.summary import figures
+from otel_train.exporters.summary import figures
+from otel_train.recording.events import SourceKind
 from tests.laws.test_account_laws import actions, cuts_of, fractions, garbage, program, raw
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.clock import Anchor
-from otel_train.codes import Ending, Flag, Op
 from otel_train.config import Config
-from otel_train.export.profile import LEAN_INTERVALS
-from otel_train.export.prometheus_page import PageCollector, RankPage
-from otel_train.export.ranks import Job, RankCoordinator
+from otel_train.exporters.profile import LEAN_INTERVALS
+from otel_train.exporters.prometheus_page import PageCollector, RankPage
+from otel_train.exporters.rank_coordinator import Job, RankCoordinator
 from otel_train.guard import Guard
+from otel_train.recording.events import Ending, Flag, Op
 from otel_train.records import HistogramPoint
 from otel_train.runinfo import RunInfo, instance_id
 from otel_train.simulate.actor import Actor
@@ -23,7 +23,7 @@ from tools.alerts_pages import ALERT_FILES, groups
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from otel_train.export.exchange import ExchangeRequest
+    from otel_train.exporters.rank_exchange import ExchangeRequest
     from otel_train.records import MetricFamily, Snapshot
 
 TRAIN, VAL, H2D, FORWARD, BACKWARD, OPTIMIZER, CHECKPOINT = range(len(SOURCES))

@@ -11,9 +11,9 @@ import pytest
 
 from otel_train import catalog as c
 from otel_train.cli import replay as command
-from otel_train.export.otlp_json import metrics_line
-from otel_train.export.rundir import RunDirectory
-from otel_train.export.spool import SpoolQueue
+from otel_train.exporters.otlp_json import metrics_line
+from otel_train.exporters.run_directory import RunDirectory
+from otel_train.exporters.spool import SpoolQueue
 from otel_train.records import HistogramPoint, MetricFamily, Point, Snapshot
 from tests.support.stack import ask, program, stack, wait_for
 

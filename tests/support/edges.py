@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.accounting.account import ThreadAccount
 from otel_train.accounting.types import PHASES, Activity, ClosedSteps, SourceTable
-from otel_train.codes import Ending, Flag, Instrumented, Op, SourceKind, code
+from otel_train.recording.events import Ending, Flag, Instrumented, Op, SourceKind, code
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

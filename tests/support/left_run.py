@@ -6,9 +6,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from otel_train.clock import Anchor
-from otel_train.codes import Op, SourceKind, code
-from otel_train.flight import FlightMemory
-from otel_train.record.recorder import Recorder
+from otel_train.recording.events import Op, SourceKind, code
+from otel_train.recording.flight_recorder import FlightMemory
+from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
 from tests.support.flight import in_file
 

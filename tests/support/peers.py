@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_train.aggregate.digest import NAMED, RankReport
+from otel_train.aggregation.rank_report import NAMED, RankReport
 from otel_train.catalog import STAGES
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import otel_train
-from otel_train.launch.evidence import TrainingDetector
+from otel_train.autoinstrument.training_detector import TrainingDetector
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

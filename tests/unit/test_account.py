@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from otel_train.codes import Flag, Op, SourceKind
+from otel_train.recording.events import Flag, Op, SourceKind
 from tests.support.edges import Tape, settle
 
 MICRO = 55

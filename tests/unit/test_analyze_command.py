@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import otel_train
-from otel_train.capturing.taken import together
 from otel_train.cli import captures
 from otel_train.cli.main import main
+from otel_train.profiler.storage import together
 from tests.support.made_trace import MadeTrace, training
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import torch
 import otel_train
 from otel_train.arguments import near, shown, text, truth, whole
 from otel_train.errors import ConfigError
-from otel_train.record.hand import switch
+from otel_train.instrumentation.stages import switch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

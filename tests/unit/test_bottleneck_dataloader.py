@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from otel_train.aggregate.names import Key
-from otel_train.aggregate.totals import StageTotals
+from otel_train.aggregation.counters import StageTotals
+from otel_train.aggregation.series_names import Key
 from otel_train.bottleneck.dataloader import (
     LoaderFacts,
     LoaderThroughput,
@@ -18,7 +18,7 @@ from otel_train.bottleneck.dataloader import (
     throughputs,
 )
 from otel_train.bottleneck.rules import findings
-from otel_train.codes import Ending
+from otel_train.recording.events import Ending
 from tests.support.edges import Tape
 from tests.unit.test_run_account import Run
 

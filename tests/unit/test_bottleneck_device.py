@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_train.aggregate.compiles import Recompiled
-from otel_train.aggregate.names import Key
-from otel_train.aggregate.totals import StageTotals
+from otel_train.aggregation.compile_counters import Recompiled
+from otel_train.aggregation.counters import StageTotals
+from otel_train.aggregation.series_names import Key
 from otel_train.bottleneck.device import Compiled, dispatch_limits, recompiling
 from otel_train.bottleneck.rules import findings
-from otel_train.codes import WAIT
+from otel_train.recording.events import WAIT
 
 if TYPE_CHECKING:
     from otel_train.records import Finding

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.aggregate.names import Key
-from otel_train.aggregate.totals import StageTotals
+from otel_train.aggregation.counters import StageTotals
+from otel_train.aggregation.series_names import Key
 from otel_train.bottleneck.dataloader import LoaderThroughput
 from otel_train.bottleneck.rules import (
     CRITICAL_SHARE,

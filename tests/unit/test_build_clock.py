@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from otel_train.record.build_clock import BuildClock, SharedRows, time_fetches
-from otel_train.record.build_times import BuildTimes
+from otel_train.instrumentation.worker_build_times import BuildTimes
+from otel_train.instrumentation.worker_timer import BuildClock, SharedRows, time_fetches
 
 
 class Dial:
@@ -152,7 +152,7 @@ def test_an_initialiser_that_cannot_be_pickled_fails_as_it_did() -> None:
 def test_a_worker_imports_nothing_heavy_of_ours() -> None:
     """A spawned worker pays for every import before its first batch."""
     code = (
-        "import sys, otel_train.record.build_clock\n"
+        "import sys, otel_train.instrumentation.worker_timer\n"
         "print([m for m in ('numpy', 'torch', 'opentelemetry', 'psutil') if m in sys.modules])\n"
         "print(sorted(m for m in sys.modules if m.startswith('otel_train')))"
     )
@@ -160,5 +160,5 @@ def test_a_worker_imports_nothing_heavy_of_ours() -> None:
 
     assert done.stdout.splitlines() == [
         "[]",
-        "['otel_train', 'otel_train.record', 'otel_train.record.build_clock']",
+        "['otel_train', 'otel_train.instrumentation', 'otel_train.instrumentation.worker_timer']",
     ]

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from otel_train.aggregate.run import RunState
-from otel_train.aggregate.traces import Ids, Tracer
-from otel_train.capturing.around import Limits, Loop, Story
-from otel_train.capturing.build import rule_of
-from otel_train.capturing.desk import CaptureController
-from otel_train.capturing.gate import Thread
-from otel_train.capturing.plan import NEXT, CaptureRequest
-from otel_train.capturing.writer import Place
-from otel_train.codes import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
+from otel_train.aggregation.run_state import RunState
+from otel_train.aggregation.spans import Ids, Tracer
+from otel_train.profiler.capture_context import Limits, Loop, Story
+from otel_train.profiler.capture_request import NEXT, CaptureRequest
+from otel_train.profiler.controller import CaptureController
+from otel_train.profiler.setup import rule_of
+from otel_train.profiler.step_scheduler import Thread
+from otel_train.profiler.trace_writer import Place
+from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.testing import FakeClock
 from tests.support.edges import Tape
 from tests.support.profiler import FakeProfiler
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from otel_train.aggregate.captures import Capture
+    from otel_train.aggregation.captures import Capture
 
 STEPS = 24
 PERIOD = 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from otel_train.aggregate.captures import Capture
-from otel_train.capturing.told import Console
+from otel_train.aggregation.captures import Capture
+from otel_train.profiler.console import Console
 
 if TYPE_CHECKING:
     import pytest

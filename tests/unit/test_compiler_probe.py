@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.record.compiler import CompilerProbe
+from otel_train.instrumentation.compile_events import CompilerProbe
 from otel_train.records import Compile
 from otel_train.testing import FakeClock
 

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it publishes no types
 
-from otel_train.export.console import render_card
-from otel_train.export.typeset import (
+from otel_train.exporters.console import render_card
+from otel_train.exporters.text_layout import (
     Page,
     bar,
     cut,

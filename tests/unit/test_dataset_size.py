@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
-from otel_train.record.dataset_size import MOST_OBJECTS, dataset_bytes
+from otel_train.instrumentation.dataset_size import MOST_OBJECTS, dataset_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

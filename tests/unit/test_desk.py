@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.capturing.around import Limits, Loop, Story
-from otel_train.capturing.boundary import Rule
-from otel_train.capturing.desk import CaptureController
-from otel_train.capturing.epochs import EpochCaptures, NoEpochCaptures
-from otel_train.capturing.gate import Thread
-from otel_train.capturing.office import KEY_FILE, CaptureEndpoint, RequestFolder, leave
-from otel_train.capturing.plan import CaptureRequest
-from otel_train.capturing.triggers import SLOW_STEPS, Every, Schedule, SlowSteps
-from otel_train.capturing.writer import Place
-from otel_train.codes import Instrumented, Op, SourceKind, code
-from otel_train.record.ring import Ring
+from otel_train.profiler.capture_context import Limits, Loop, Story
+from otel_train.profiler.capture_request import CaptureRequest
+from otel_train.profiler.controller import CaptureController
+from otel_train.profiler.endpoint import KEY_FILE, CaptureEndpoint, RequestFolder, leave
+from otel_train.profiler.epochs import EpochCaptures, NoEpochCaptures
+from otel_train.profiler.step_boundary import Rule
+from otel_train.profiler.step_scheduler import Thread
+from otel_train.profiler.trace_writer import Place
+from otel_train.profiler.triggers import SLOW_STEPS, Every, Schedule, SlowSteps
+from otel_train.recording.events import Instrumented, Op, SourceKind, code
+from otel_train.recording.ring_buffer import Ring
 from otel_train.testing import FakeClock
 from tests.support.profiler import FakeProfiler
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from otel_train.aggregate.captures import Capture
+    from otel_train.aggregation.captures import Capture
 
 SOURCES = [Instrumented(SourceKind.DATA, "train"), Instrumented(SourceKind.OPTIMIZER, "SGD")]
 PLAN = CaptureRequest("on_demand", 2, warmup=0)
@@ -39,7 +39,7 @@ STEP_NS = 10_000_000
 FOUND = """
 import sys
 from pathlib import Path
-from otel_train.capturing.record import note_analysis
+from otel_train.profiler.metadata import note_analysis
 lists = {"top_cpu_ops": [], "top_cuda_ops": [], "memory_peaks": [], "breakdown": {"stages": []}}
 document = {"findings": [{"claim": "All of it is waiting."}], **lists}
 note_analysis(Path(sys.argv[-1]), document)

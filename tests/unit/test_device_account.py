@@ -9,18 +9,18 @@ import pytest
 
 from otel_train import catalog as c
 from otel_train.accounting.types import TRAIN, StageCalls
-from otel_train.aggregate.device import MOST_HELD, DeviceAccount
-from otel_train.aggregate.figures import RunMetrics
-from otel_train.aggregate.keep import SamplingRules
-from otel_train.aggregate.names import Key, Names
-from otel_train.aggregate.run import RunState
-from otel_train.aggregate.sheet import MetricBuilder
-from otel_train.aggregate.totals import DeviceTotals, StageTotals, Totals
-from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.aggregation.counters import DeviceTotals, StageTotals, Totals
+from otel_train.aggregation.device import MOST_HELD, DeviceAccount
+from otel_train.aggregation.metric_builder import MetricBuilder
+from otel_train.aggregation.run_metrics import RunMetrics
+from otel_train.aggregation.run_state import RunState
+from otel_train.aggregation.series_names import Key, Names
+from otel_train.aggregation.span_sampler import SamplingRules
+from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.bottleneck.rules import findings
 from otel_train.clock import Anchor
-from otel_train.codes import Instrumented, SourceKind
-from otel_train.export.accelerator import AcceleratorReader
+from otel_train.exporters.accelerator import AcceleratorReader
+from otel_train.recording.events import Instrumented, SourceKind
 from otel_train.records import DeviceTimes, Point
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver

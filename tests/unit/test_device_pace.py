@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_train.aggregate.names import Names
-from otel_train.aggregate.totals import Totals
+from otel_train.aggregation.counters import Totals
+from otel_train.aggregation.series_names import Names
 from otel_train.bottleneck.device import ENOUGH, host_limits
 from otel_train.clock import Anchor
-from otel_train.codes import Flag, Op, SourceKind, code
-from otel_train.flight import FlightMemory
-from otel_train.record.device_time import DeviceTimer
-from otel_train.record.recorder import Recorder
+from otel_train.instrumentation.cuda_events import DeviceTimer
+from otel_train.recording.events import Flag, Op, SourceKind, code
+from otel_train.recording.flight_recorder import FlightMemory
+from otel_train.recording.recorder import Recorder
 from otel_train.records import Pace
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver

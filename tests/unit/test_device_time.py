@@ -9,11 +9,11 @@ from typing import NamedTuple
 import pytest
 
 from otel_train.clock import Anchor
-from otel_train.codes import Flag, Op, SourceKind, code
-from otel_train.flight import FlightMemory
-from otel_train.record.device_steps import FIRST_ONE_IN, WORTH
-from otel_train.record.device_time import MOST_EVENTS, DeviceTimer
-from otel_train.record.recorder import Recorder
+from otel_train.instrumentation.cuda_events import MOST_EVENTS, DeviceTimer
+from otel_train.instrumentation.device_steps import FIRST_ONE_IN, WORTH
+from otel_train.recording.events import Flag, Op, SourceKind, code
+from otel_train.recording.flight_recorder import FlightMemory
+from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver, FakeEvent
 

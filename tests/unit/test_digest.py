@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.aggregate.digest import COUNTED, MOST_CHARS, NAMED, RankReport, decode, encode
+from otel_train.aggregation.rank_report import COUNTED, MOST_CHARS, NAMED, RankReport, decode, encode
 from otel_train.catalog import PHASES, RANK_EVENT, STAGES
 from tests.support.peers import digest
 

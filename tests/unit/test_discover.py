@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from otel_train.errors import ConfigError
-from otel_train.record.given import Loader, named_loaders
+from otel_train.instrumentation.naming import Loader, named_loaders
 
 
 def names(loaders: Any) -> list[str]:

@@ -22,9 +22,9 @@ import pytest
 from otel_train.cli import doctor
 from otel_train.cli.main import main
 from otel_train.config import Config
-from otel_train.doctor import endpoint, installed, journey, machine, settled
+from otel_train.doctor import end_to_end, endpoint, machine, packages, settings
 from otel_train.doctor.findings import NOTE, OK, PROBLEM, WARNING, Check, Finding, run, worst
-from otel_train.export.typeset import Page
+from otel_train.exporters.text_layout import Page
 from otel_train.values import MIB
 from tests.support.receiver import black_hole, http_receiver, refusing_address
 
@@ -83,15 +83,15 @@ def test_a_check_that_raises_is_a_finding() -> None:
 
 
 def installation(python: tuple[int, ...] = (3, 12, 1), **changes: str | None) -> list[Finding]:
-    packages: dict[str, str | None] = {
+    versions: dict[str, str | None] = {
         **HEALTHY,
         **{name.replace("_", "-"): v for name, v in changes.items()},
     }
 
     def version(package: str) -> str | None:
-        return packages.get(package, "99" if package == "numpy" else installed._installed(package))
+        return versions.get(package, "99" if package == "numpy" else packages._installed(package))
 
-    return list(installed.look(installed=version, python=python, device=Path(os.devnull)))
+    return list(packages.look(installed=version, python=python, device=Path(os.devnull)))
 
 
 def test_a_healthy_installation_has_nothing_wrong() -> None:
@@ -102,7 +102,7 @@ def test_a_healthy_installation_has_nothing_wrong() -> None:
 @pytest.mark.parametrize(("native", "how"), [(True, "written in C"), (False, "written in Python")])
 def test_it_says_how_edges_are_written(native: bool, how: str) -> None:
     """A wheel that was built without a compiler works, and costs more per step."""
-    said = [each for each in installed.look(native=native) if each.what.startswith("edges ")]
+    said = [each for each in packages.look(native=native) if each.what.startswith("edges ")]
 
     assert [how in each.what for each in said] == [True]
     assert bool(said[0].remedy) is not native
@@ -118,7 +118,7 @@ def test_no_torch_is_a_warning_not_a_crash() -> None:
 def test_an_old_torch_or_python_is_a_problem() -> None:
     """Hooks that are not there fail in mid-run."""
     assert "torch 2.3.1" in only(installation(torch="2.3.1"), PROBLEM).what
-    old = installed.look(installed=HEALTHY.get, python=(3, 9, 2), device=Path("/nowhere"))
+    old = packages.look(installed=HEALTHY.get, python=(3, 9, 2), device=Path("/nowhere"))
     assert "Python 3.9.2" in next(iter(old)).what
 
 
@@ -150,7 +150,7 @@ def test_exporters_of_other_packages_are_listed_and_broken_ones_found() -> None:
         for name, value in (("good", "otel_train.testing:Kept"), ("bad", "otel_train.nowhere:X"))
     ]
 
-    found = [finding for finding in installed.look(exporters=points) if finding.what.startswith("exporter ")]
+    found = [finding for finding in packages.look(exporters=points) if finding.what.startswith("exporter ")]
 
     assert [(finding.state, finding.what) for finding in found] == [
         (OK, "exporter good (otel_train.testing:Kept)"),
@@ -171,7 +171,7 @@ def test_settings_are_shown_with_where_they_come_from_and_secrets_are_not() -> N
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://me:s3cret@host:4318",
         "OTEL_TRAIN_ALERTMANAGER_URL": "http://me:s3cret@alerts:9093",
     }
-    text = "\n".join(finding.what for finding in settled.look(environ))
+    text = "\n".join(finding.what for finding in settings.look(environ))
 
     assert "OTEL_TRAIN_RUN_NAME=mine (environment)" in text
     assert "OTEL_EXPORTER_OTLP_HEADERS=(set, not shown)" in text
@@ -198,7 +198,7 @@ def test_settings_are_shown_with_where_they_come_from_and_secrets_are_not() -> N
 )
 def test_a_setting_that_stops_figures_is_found(environ: dict[str, str], state: str, word: str) -> None:
     """Nothing arrives, and nothing says why."""
-    assert word in only(settled.look(environ), state).what
+    assert word in only(settings.look(environ), state).what
 
 
 # --- machine --------------------------------------------------------------------------------------
@@ -409,11 +409,11 @@ def run_ids(made: Backend) -> str:
 def sent_to(
     address: str, made: Backend | None, *, named: bool = True, token: str = "", wait_s: float = 5.0
 ) -> list[Finding]:
-    kinds = (journey.PROMETHEUS, journey.TRACES, journey.GRAFANA)
+    kinds = (end_to_end.PROMETHEUS, end_to_end.TRACES, end_to_end.GRAFANA)
     urls = dict.fromkeys(kinds, made.url) if made else {}
-    places = journey.Places(urls=urls, named=frozenset(kinds if named else ()), grafana_token=token)
+    places = end_to_end.Places(urls=urls, named=frozenset(kinds if named else ()), grafana_token=token)
     environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": address} if address else {}
-    return list(journey.look(environ, places, endpoint=address, wait_s=wait_s, sleep=lambda _: None))
+    return list(end_to_end.look(environ, places, endpoint=address, wait_s=wait_s, sleep=lambda _: None))
 
 
 def test_what_was_sent_is_marked_and_found_in_every_place() -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.config import Config
-from otel_train.doctor import diagnosis, endpoint, journey, machine, wire
+from otel_train.doctor import end_to_end, endpoint, machine, runner, wire
 from otel_train.doctor.findings import NOTE, PROBLEM, Finding
 from otel_train.stack import keys
 from tests.support.receiver import black_hole, grpc_receiver, http_receiver, refusing_address
@@ -351,9 +351,9 @@ def test_nothing_more_is_sent_to_an_endpoint_that_takes_no_empty_request(tmp_pat
     """A second opinion on the same cause, in other words, is noise."""
     with grpc_receiver() as received:
         environ = {"OTEL_EXPORTER_OTLP_ENDPOINT": received.endpoint, "OTEL_TRAIN_RUN_DIR": str(tmp_path)}
-        found = diagnosis.examine(environ, journey.Places(urls={}), wait_s=1)
+        found = runner.examine(environ, end_to_end.Places(urls={}), wait_s=1)
 
-    [last] = [each for each in found if each.area == journey.AREA]
+    [last] = [each for each in found if each.area == end_to_end.AREA]
     assert last.state == NOTE
     assert "nothing is sent" in last.what
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import otel_train
-from otel_train.aggregate.epochs import EpochLog
-from otel_train.aggregate.names import Names
-from otel_train.aggregate.totals import Totals
-from otel_train.codes import Op, SourceKind
-from otel_train.record.hand import StageRecorder, switch
+from otel_train.aggregation.counters import Totals
+from otel_train.aggregation.epochs import EpochLog
+from otel_train.aggregation.series_names import Names
+from otel_train.instrumentation.stages import StageRecorder, switch
+from otel_train.recording.events import Op, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.accounting.types import EVAL, PHASES, TEST, TRAIN, StepRows
-from otel_train.aggregate.eval_passes import EvalPasses, Pass
-from otel_train.aggregate.names import Names
-from otel_train.codes import Instrumented, SourceKind
+from otel_train.aggregation.eval_passes import EvalPasses, Pass
+from otel_train.aggregation.series_names import Names
+from otel_train.recording.events import Instrumented, SourceKind
 
 LOADERS = ("train", "val", "test")
 

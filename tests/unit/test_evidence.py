@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from otel_train.launch.evidence import TrainingDetector
-from otel_train.record.loader import DataLoaderPatch
+from otel_train.autoinstrument.training_detector import TrainingDetector
+from otel_train.instrumentation.dataloader import DataLoaderPatch
 
 
 def test_a_thread_that_begins_meanwhile_is_held_until_the_hooks_are_in() -> None:

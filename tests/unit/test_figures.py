@@ -12,15 +12,15 @@ import numpy as np
 import pytest
 
 from otel_train import catalog as c
-from otel_train.aggregate.figures import RunMetrics
-from otel_train.aggregate.keep import SamplingRules
-from otel_train.aggregate.run import RunState
-from otel_train.aggregate.sheet import MetricBuilder
-from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.aggregation.metric_builder import MetricBuilder
+from otel_train.aggregation.run_metrics import RunMetrics
+from otel_train.aggregation.run_state import RunState
+from otel_train.aggregation.span_sampler import SamplingRules
+from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.clock import Anchor
-from otel_train.codes import Op, SourceKind
-from otel_train.export.summary import SCHEMA, figures
+from otel_train.exporters.summary import SCHEMA, figures
+from otel_train.recording.events import Op, SourceKind
 from tests.support.edges import Tape
 
 RULES = SamplingRules(0, 1 << 40, 2.0, 1.0, 1)

@@ -12,16 +12,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.aggregate.flat import FlatFigures, FlatRow
-from otel_train.aggregate.flat_epochs import EpochWindow
-from otel_train.aggregate.flat_names import SafeNames
-from otel_train.aggregate.keep import SamplingRules
-from otel_train.aggregate.run import RunState
-from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.aggregation.flat import FlatFigures, FlatRow
+from otel_train.aggregation.flat_epochs import EpochWindow
+from otel_train.aggregation.flat_names import SafeNames
+from otel_train.aggregation.run_state import RunState
+from otel_train.aggregation.span_sampler import SamplingRules
+from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.clock import Anchor
-from otel_train.codes import Ending, Op, SourceKind, code
-from otel_train.export.memories import MEMORY_KEYS
+from otel_train.exporters.memories import MEMORY_KEYS
+from otel_train.recording.events import Ending, Op, SourceKind, code
 from otel_train.records import DeviceTimes, Pace
 from tests.support.edges import Tape
 

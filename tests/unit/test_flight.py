@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.clock import Anchor
-from otel_train.codes import Instrumented, SourceKind
 from otel_train.errors import RunDirectoryError
-from otel_train.flight import FlightMemory, RingEntry, flight_in, read_flight
 from otel_train.mounts import file_system
-from otel_train.record.recorder import Recorder
+from otel_train.recording.events import Instrumented, SourceKind
+from otel_train.recording.flight_recorder import FlightMemory, RingEntry, flight_in, read_flight
+from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
 from tests.support.flight import in_file
 

@@ -10,12 +10,12 @@ import pytest
 
 import otel_train
 from otel_train.accounting.types import StepSource
-from otel_train.aggregate.jax_compiles import JaxCompiles
+from otel_train.aggregation.jax_compiles import JaxCompiles
 from otel_train.clock import NS_PER_S
-from otel_train.codes import WAIT, Instrumented, SourceKind
 from otel_train.config import Config
 from otel_train.disabled import DisabledSession
-from otel_train.outcome import ExitHook
+from otel_train.exit_hook import ExitHook
+from otel_train.recording.events import WAIT, Instrumented, SourceKind
 from otel_train.testing import FakeClock
 from otel_train.unobserved import STEPLESS_S, UPDATES_WITHOUT_FORWARD, CoverageReporter, unobserved
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.codes import Op, SourceKind
-from otel_train.record.hand import Checkpoint, Stage, StageRecorder, switch
+from otel_train.instrumentation.stages import Checkpoint, Stage, StageRecorder, switch
+from otel_train.recording.events import Op, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Generator, Iterator

@@ -10,11 +10,11 @@ import pytest
 
 import otel_train
 from otel_train.clock import Anchor
-from otel_train.codes import Ending, Flag, Op, SourceKind, code
-from otel_train.flight import FlightMemory
-from otel_train.record.hooks import Hooks
-from otel_train.record.last_batch import LastBatch
-from otel_train.record.recorder import Recorder
+from otel_train.instrumentation.callbacks import Hooks
+from otel_train.instrumentation.last_batch import LastBatch
+from otel_train.recording.events import Ending, Flag, Op, SourceKind, code
+from otel_train.recording.flight_recorder import FlightMemory
+from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
 
 if TYPE_CHECKING:

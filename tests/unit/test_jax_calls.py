@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import otel_train
-from otel_train.codes import Op, SourceKind
 from otel_train.errors import ConfigError
-from otel_train.record.hand import StageRecorder, switch
-from otel_train.record.jax_calls import Jax, TimedFunction, _trace_state, kind_of
-from otel_train.record.jax_compiler import running
+from otel_train.instrumentation.jax_compile_events import running
+from otel_train.instrumentation.jax_functions import Jax, TimedFunction, _trace_state, kind_of
+from otel_train.instrumentation.stages import StageRecorder, switch
+from otel_train.recording.events import Op, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.record.jax_compiler import COMPILED, TOGETHER_NS, JaxCompilerProbe, name_of, running
+from otel_train.instrumentation.jax_compile_events import (
+    COMPILED,
+    TOGETHER_NS,
+    JaxCompilerProbe,
+    name_of,
+    running,
+)
 from otel_train.records import Compile
 from otel_train.testing import FakeClock
 

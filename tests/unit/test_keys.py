@@ -16,10 +16,10 @@ import pytest
 
 from otel_train.cli.main import main
 from otel_train.errors import ConfigError, StackError
-from otel_train.export.otlp_answer import Verdict
-from otel_train.export.otlp_transport import OtlpTransport
-from otel_train.export.reasons import why
-from otel_train.export.settings import OtlpSettings
+from otel_train.exporters.otlp_answer import Verdict
+from otel_train.exporters.otlp_errors import why
+from otel_train.exporters.otlp_transport import OtlpTransport
+from otel_train.exporters.settings import OtlpSettings
 from otel_train.stack import files, keys, programs
 from otel_train.stack.compose import Compose
 from otel_train.stack.local import LocalStack

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from otel_train.autoinstrument import attach
+from otel_train.autoinstrument.command import SITE, command_line, environment, interpreter_flags
 from otel_train.cli import run as run_command
 from otel_train.errors import ConfigError
-from otel_train.launch import child
-from otel_train.launch.command import SITE, command_line, environment, interpreter_flags
 from otel_train.runinfo import detect
 
 if TYPE_CHECKING:
@@ -152,4 +152,4 @@ def test_the_folder_on_the_path_is_no_package_of_modules() -> None:
 
 def test_what_a_session_needs_can_be_imported_before_it_starts() -> None:
     """A name that is none would end the watching at the first sign of training."""
-    assert [import_module(name).__name__ for name in child._NEEDED] == list(child._NEEDED)
+    assert [import_module(name).__name__ for name in attach._NEEDED] == list(attach._NEEDED)

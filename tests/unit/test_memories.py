@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.clock import system_clock
-from otel_train.export import peaks
-from otel_train.export.memories import Memories
-from otel_train.export.peaks import Peak, Reading, TreeReader
+from otel_train.exporters import peaks
+from otel_train.exporters.memories import Memories
+from otel_train.exporters.peaks import Peak, Reading, TreeReader
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver
 

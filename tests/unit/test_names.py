@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.accounting.types import EVAL, NO_PHASE, TRAIN
-from otel_train.aggregate.names import Key, Names
+from otel_train.aggregation.series_names import Key, Names
 from otel_train.catalog import OTHER_VALUE
-from otel_train.codes import Instrumented, SourceKind
+from otel_train.recording.events import Instrumented, SourceKind
 
 MOST = 200
 """Names the bounds are tried with: more than any table takes."""

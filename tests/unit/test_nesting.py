@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from otel_train.accounting.nesting import DEEPEST, Nesting, OpenStage
 from otel_train.accounting.types import SourceTable
-from otel_train.codes import Op, SourceKind
+from otel_train.recording.events import Op, SourceKind
 from tests.support.edges import Tape
 
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import otel_train
 from otel_train.accounting.types import NOTHING
-from otel_train.aggregate.operations import HeldOperations, calls_of
+from otel_train.aggregation.operations import HeldOperations, calls_of
 from otel_train.clock import Anchor
-from otel_train.flight import FlightMemory
-from otel_train.record.operations import MOST_WAITING, Timers, Token
-from otel_train.record.recorder import Recorder
+from otel_train.instrumentation.timers import MOST_WAITING, Timers, Token
+from otel_train.recording.flight_recorder import FlightMemory
+from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
 
 if TYPE_CHECKING:

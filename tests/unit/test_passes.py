@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.accounting.types import PHASES
-from otel_train.codes import Ending, Op, SourceKind
+from otel_train.recording.events import Ending, Op, SourceKind
 from tests.support.edges import Book, Tape, settle
 
 Start = tuple[str, str, int, int]

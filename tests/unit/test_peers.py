@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.aggregate.digest import encode
-from otel_train.aggregate.peers import RankMonitor
-from otel_train.aggregate.sheet import MetricBuilder
+from otel_train.aggregation.metric_builder import MetricBuilder
+from otel_train.aggregation.rank_monitor import RankMonitor
+from otel_train.aggregation.rank_report import encode
 from otel_train.catalog import RANK_EVENT
 from otel_train.records import Point
 from tests.support.peers import digest, later
 
 if TYPE_CHECKING:
-    from otel_train.aggregate.digest import RankReport
-    from otel_train.aggregate.hangs import HangSuspect
+    from otel_train.aggregation.hangs import HangSuspect
+    from otel_train.aggregation.rank_report import RankReport
 
 
 class Seen:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_train.aggregate.postmortem import read
+from otel_train.aggregation.postmortem import read
 from otel_train.clock import Anchor
-from otel_train.codes import Op, SourceKind, code
 from otel_train.errors import RunDirectoryError
-from otel_train.flight import FlightMemory
-from otel_train.record.recorder import Recorder
+from otel_train.recording.events import Op, SourceKind, code
+from otel_train.recording.flight_recorder import FlightMemory
+from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
 from tests.support.flight import in_file
 
@@ -27,9 +27,9 @@ VICTIM = """
 import sys, time
 from pathlib import Path
 from otel_train.clock import Anchor, system_clock
-from otel_train.codes import Op, SourceKind, code
-from otel_train.flight import FlightMemory
-from otel_train.record.recorder import Recorder
+from otel_train.recording.events import Op, SourceKind, code
+from otel_train.recording.flight_recorder import FlightMemory
+from otel_train.recording.recorder import Recorder
 from tests.support.flight import in_file
 
 memory = FlightMemory(4096, Anchor.now(), make=in_file(Path(sys.argv[1]) / "flight.bin"))

@@ -9,8 +9,8 @@ import psutil
 import pytest
 
 from otel_train import catalog as c
-from otel_train.aggregate.sheet import MetricBuilder
-from otel_train.export.process import ProcessReader
+from otel_train.aggregation.metric_builder import MetricBuilder
+from otel_train.exporters.process import ProcessReader
 
 if TYPE_CHECKING:
     from pathlib import Path

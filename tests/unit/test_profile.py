@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from otel_train.aggregate.keep import UNDECIDED
+from otel_train.aggregation.span_sampler import UNDECIDED
 from otel_train.config import Config
-from otel_train.export.profile import Part, Profile, keep_rules, profile_of
+from otel_train.exporters.profile import Part, Profile, keep_rules, profile_of
 from otel_train.records import Event, ExportBatch, Snapshot, Span
 from otel_train.runinfo import Process, RunInfo, detect
 

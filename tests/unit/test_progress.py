@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import otel_train
-from otel_train.export.progress import Progress
-from otel_train.export.typeset import Page
+from otel_train.exporters.progress import Progress
+from otel_train.exporters.text_layout import Page
 
 if TYPE_CHECKING:
     from collections.abc import Callable

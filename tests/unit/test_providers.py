@@ -22,7 +22,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_train
-from otel_train.export.providers import ProviderExporter
+from otel_train.exporters.providers import ProviderExporter
 from otel_train.records import ExportBatch
 from tests.support.figures import RESOURCE, snapshot, spans
 

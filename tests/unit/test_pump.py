@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.agent.ring_reader import SharedRings
-from otel_train.aggregate.keep import SamplingRules
-from otel_train.aggregate.run import SLICE_EDGES, RunState
-from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.aggregation.run_state import SLICE_EDGES, RunState
+from otel_train.aggregation.span_sampler import SamplingRules
+from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.clock import Anchor
-from otel_train.codes import Flag, Op, SourceKind, code
-from otel_train.export.pump import Breath, ExportRoute, PeriodicTask, Pump
-from otel_train.flight import FlightMemory
+from otel_train.exporters.pump import Breath, ExportRoute, PeriodicTask, Pump
 from otel_train.guard import Guard
-from otel_train.record.recorder import Recorder
+from otel_train.recording.events import Flag, Op, SourceKind, code
+from otel_train.recording.flight_recorder import FlightMemory
+from otel_train.recording.recorder import Recorder
 from otel_train.records import Snapshot
 from otel_train.testing import FakeClock, Kept
 

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.aggregate.digest import decode, encode
-from otel_train.aggregate.keep import SamplingRules
-from otel_train.aggregate.run import RunState
-from otel_train.aggregate.sheet import MetricBuilder
-from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.aggregation.metric_builder import MetricBuilder
+from otel_train.aggregation.rank_report import decode, encode
+from otel_train.aggregation.run_state import RunState
+from otel_train.aggregation.span_sampler import SamplingRules
+from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.clock import Anchor
 from otel_train.config import Config
-from otel_train.export.ranks import RECORDS_PER_S, Job, RankCoordinator
+from otel_train.exporters.rank_coordinator import RECORDS_PER_S, Job, RankCoordinator
 from otel_train.runinfo import Process, detect
 from otel_train.testing import FakeClock
 from tests.support.peers import digest

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_train.clock import Anchor
-from otel_train.codes import MAX_SOURCES, Op, SourceKind, code
-from otel_train.flight import SIDE_RINGS, FlightMemory
-from otel_train.record.recorder import Recorder
+from otel_train.recording.events import MAX_SOURCES, Op, SourceKind, code
+from otel_train.recording.flight_recorder import SIDE_RINGS, FlightMemory
+from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
 
 if TYPE_CHECKING:

@@ -14,9 +14,9 @@ import pytest
 from otel_train.cli import replay as command
 from otel_train.cli.replay import Counts, replay
 from otel_train.errors import ConfigError
-from otel_train.export.otlp_json import metrics_line, spans_line
-from otel_train.export.rundir import RunDirectory
-from otel_train.export.spool import SpoolQueue
+from otel_train.exporters.otlp_json import metrics_line, spans_line
+from otel_train.exporters.run_directory import RunDirectory
+from otel_train.exporters.spool import SpoolQueue
 from tests.support.figures import RESOURCE, START_NS, snapshot, spans
 from tests.support.receiver import http_receiver, refusing_address
 
@@ -63,7 +63,7 @@ def run_path(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses between tries are not waited for."""
-    monkeypatch.setattr("otel_train.export.sender.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("otel_train.exporters.sender.FIRST_PAUSE_S", 0.01)
 
 
 def cli(*words: str) -> int:

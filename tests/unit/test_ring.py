@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_train.record.ring import SAMPLED, Ring
+from otel_train.recording.ring_buffer import SAMPLED, Ring
 from otel_train.testing import FakeClock
 
 if TYPE_CHECKING:

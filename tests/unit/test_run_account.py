@@ -9,13 +9,13 @@ import pytest
 
 from otel_train import catalog as c
 from otel_train.accounting.types import Activity, StepSource
-from otel_train.aggregate.figures import RunMetrics
-from otel_train.aggregate.keep import SamplingRules
-from otel_train.aggregate.run import RunState
-from otel_train.aggregate.sheet import MetricBuilder
-from otel_train.aggregate.traces import Ids, Tracer
+from otel_train.aggregation.metric_builder import MetricBuilder
+from otel_train.aggregation.run_metrics import RunMetrics
+from otel_train.aggregation.run_state import RunState
+from otel_train.aggregation.span_sampler import SamplingRules
+from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.clock import Anchor
-from otel_train.codes import Op, SourceKind
+from otel_train.recording.events import Op, SourceKind
 from otel_train.records import HistogramPoint, Span
 from tests.support.edges import Tape
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from otel_train.atomic import dump_json
 from otel_train.errors import RunDirectoryError
-from otel_train.export.rundir import (
+from otel_train.exporters.run_directory import (
     RunDirectory,
     RunDirectoryExporter,
     earlier_trainings,
@@ -127,7 +127,7 @@ def test_a_folder_whose_owner_is_gone_or_not_known_is_taken(text: str, tmp_path:
 HOLDER = """
 import os, sys, time
 from pathlib import Path
-from otel_train.export.rundir import RunDirectory
+from otel_train.exporters.run_directory import RunDirectory
 
 directory = RunDirectory.open(Path(sys.argv[1]), "job", rank=0)
 print(directory.run_id, directory.training, directory.attempt, flush=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from otel_train import catalog as c
-from otel_train.aggregate.histogram import Histograms
-from otel_train.aggregate.sheet import LabelLimiter, MetricBuilder
+from otel_train.aggregation.histogram import Histograms
+from otel_train.aggregation.metric_builder import LabelLimiter, MetricBuilder
 from otel_train.catalog import Emit
 
 

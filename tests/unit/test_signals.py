@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from otel_train import catalog as c
-from otel_train.aggregate.sheet import MetricBuilder
-from otel_train.aggregate.signals import Signals
-from otel_train.export.notes import NoteReader
-from otel_train.record.notes import MOST_NOTES, UserEvent, Value, ValueQueue
+from otel_train.aggregation.metric_builder import MetricBuilder
+from otel_train.aggregation.signals import Signals
+from otel_train.exporters.notes import NoteReader
+from otel_train.instrumentation.logged_values import MOST_NOTES, UserEvent, Value, ValueQueue
 from otel_train.testing import FakeClock
 from tests.unit.test_figures import account, run_of
 

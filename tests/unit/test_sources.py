@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import otel_train
+from otel_train.autoinstrument import command
 from otel_train.cli.main import main
 from otel_train.config import Config
-from otel_train.doctor import settled as doctor
+from otel_train.doctor import settings
 from otel_train.errors import ConfigError
-from otel_train.export.console import render_card
+from otel_train.exporters.console import render_card
 from otel_train.front import instrument
-from otel_train.launch import command
 from otel_train.sources import project_file, settle
 from otel_train.values import FILE_VARIABLE
 
@@ -398,7 +398,7 @@ def test_the_doctor_names_the_file_of_a_setting_and_hides_secrets_in_it(project:
     """Its output lands in bug reports."""
     path = table(project, 'run_name = "mine"\ncapture_token = "s3cret"\ndisabled = true')
 
-    found = list(doctor.look({"OTEL_TRAIN_OTLP": "off"}, folder=project))
+    found = list(settings.look({"OTEL_TRAIN_OTLP": "off"}, folder=project))
     text = "\n".join(f"{finding.what} | {finding.remedy}" for finding in found)
 
     assert f"run_name=mine ({path})" in text
@@ -470,5 +470,5 @@ def test_files_are_read_where_a_session_starts_and_nowhere_else() -> None:
     }
 
     assert {user for user in users if not user.startswith(("cli/", "doctor/"))} == {
-        "front.py", "integrations/shared.py", "launch/command.py",
+        "front.py", "integrations/shared.py", "autoinstrument/command.py",
     }  # fmt: skip

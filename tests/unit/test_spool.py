@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from otel_train.export import spool
-from otel_train.export.jsonl import BoundedLines, predecessor, read_jsonl
-from otel_train.export.spool import SpoolQueue
+from otel_train.exporters import spool
+from otel_train.exporters.jsonl import BoundedLines, predecessor, read_jsonl
+from otel_train.exporters.spool import SpoolQueue
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -107,7 +107,7 @@ def test_a_line_larger_than_the_file_may_be_is_dropped_and_counted(
 FULL_DISK = """
 import json, resource, signal, sys
 from pathlib import Path
-from otel_train.export.jsonl import BoundedLines
+from otel_train.exporters.jsonl import BoundedLines
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
@@ -351,7 +351,7 @@ def test_what_the_disk_does_not_take_waits_in_memory_bounded(tmp_path: Path, err
 FULL_SPOOL = """
 import json, resource, signal, sys
 from pathlib import Path
-from otel_train.export.spool import SpoolQueue
+from otel_train.exporters.spool import SpoolQueue
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
@@ -397,7 +397,7 @@ def test_what_finds_no_room_among_the_rejected_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It went without a word: the bound dropped the oldest, and a line longer than that was never written."""
-    monkeypatch.setattr("otel_train.export.spool._REJECTED_BYTES", 4 * len(request(1)) + 400)
+    monkeypatch.setattr("otel_train.exporters.spool._REJECTED_BYTES", 4 * len(request(1)) + 400)
     lost: list[tuple[int, str]] = []
     waiting = SpoolQueue(tmp_path, "metrics", on_loss=lambda records, reason: lost.append((records, reason)))
     for number in range(8):
@@ -418,7 +418,7 @@ def test_what_finds_no_room_among_the_rejected_is_counted(
 
 def test_a_line_without_end_is_not_read_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever may write into the folder must not be able to end the process."""
-    monkeypatch.setattr("otel_train.export.spool.MOST_LINE_BYTES", 4096)
+    monkeypatch.setattr("otel_train.exporters.spool.MOST_LINE_BYTES", 4096)
     (tmp_path / "spool").mkdir()
     segment = tmp_path / "spool" / "metrics-0000000001.otlp.jsonl"
     segment.write_bytes(b"x" * 20_000 + b"\n" + request(2) + b"\n")

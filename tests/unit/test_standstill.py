@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_train.aggregate.standstill import compare
+from otel_train.aggregation.hang_postmortem import compare
 from otel_train.cli.overview import render, sentence
-from otel_train.export.typeset import Page
+from otel_train.exporters.text_layout import Page
 
 
 def rank(number: int, stage: str | None = "backward", **facts: Any) -> dict[str, Any]:

@@ -6,9 +6,9 @@ import pytest
 
 from otel_train.accounting.account import ThreadAccount
 from otel_train.accounting.types import Activity
-from otel_train.aggregate.names import Key, Names
-from otel_train.aggregate.totals import StageTotals, Totals
-from otel_train.codes import Op, SourceKind
+from otel_train.aggregation.counters import StageTotals, Totals
+from otel_train.aggregation.series_names import Key, Names
+from otel_train.recording.events import Op, SourceKind
 from tests.support.edges import Tape
 
 

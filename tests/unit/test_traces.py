@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train import catalog
-from otel_train.aggregate.traces import Child, Ids, StepFacts, Tracer
+from otel_train.aggregation.spans import Child, Ids, StepFacts, Tracer
 from otel_train.clock import Anchor
 
 ANCHOR = Anchor(unix_ns=1_000_000, clock_ns=0)

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train import front, trackers
-from otel_train.aggregate.flat import FlatRow
+from otel_train.aggregation.flat import FlatRow
 from otel_train.config import Config
 from otel_train.errors import ConfigError
-from otel_train.export.trackers.blocks import BlocksTracker
-from otel_train.export.trackers.desk import TrackerQueue
-from otel_train.export.trackers.tensorboard import TensorBoardTracker
-from otel_train.export.trackers.wandb import WandbTracker
+from otel_train.exporters.trackers.console_blocks import BlocksTracker
+from otel_train.exporters.trackers.queue import TrackerQueue
+from otel_train.exporters.trackers.tensorboard import TensorBoardTracker
+from otel_train.exporters.trackers.wandb import WandbTracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.clock import Anchor
-from otel_train.codes import OP_MASK, PAYLOAD_SHIFT, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
-from otel_train.flight import FlightMemory
-from otel_train.record.hand import StageRecorder
-from otel_train.record.recorder import Recorder
-from otel_train.record.transfer import TransferProbe
+from otel_train.instrumentation.device_copy import TransferProbe
+from otel_train.instrumentation.stages import StageRecorder
+from otel_train.recording.events import OP_MASK, PAYLOAD_SHIFT, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
+from otel_train.recording.flight_recorder import FlightMemory
+from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver
 

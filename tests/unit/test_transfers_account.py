@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from otel_train.aggregate.transfers import Transfers
-from otel_train.codes import Op, SourceKind
+from otel_train.aggregation.copy_counters import Transfers
+from otel_train.recording.events import Op, SourceKind
 from tests.support.edges import Tape, settle
 
 H2D, DEVICE = SourceKind.H2D, "cuda:0"

@@ -1,0 +1,266 @@
+"""Histograms of durations, many series at once, filled without a Python object per value.
+
+Every series counts into one row of *slots*. Slots are cut at the boundaries of the base-2 exponential
+buckets of scale 4 as well as at the explicit bounds, so both published forms are exact sums of slots
+and always agree on the count.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from otel_train.aggregation.histogram_buckets import (
+    HIGHEST_EXPONENT,
+    LOWEST_EXPONENT,
+    MAX_SCALE,
+    downscale,
+    grid_of,
+)
+from otel_train.catalog import DURATION_BOUNDS
+from otel_train.clock import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import ArrayLike, NDArray
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+
+_SLICE = 8192  # values per round of numpy calls; each call holds the GIL for 15 us or so
+_LONGEST_NS = 2**53  # 104 days: from here on float64 cannot tell nanoseconds apart
+_NO_MIN = np.iinfo(np.int64).max
+_NO_MAX = -1
+
+
+class Distribution(NamedTuple):
+    """What one series of a histogram holds: the middle fields of ``records.HistogramPoint``.
+
+    ``sum``, ``min`` and ``max`` are in seconds. ``min`` and ``max`` are NaN when ``count`` is 0.
+    """
+
+    count: int  # type: ignore[assignment]  # hides tuple.count, as HistogramPoint does
+    sum: float
+    min: float
+    max: float
+    zero_count: int
+    scale: int
+    offset: int
+    exponential_counts: tuple[int, ...]
+    explicit_counts: tuple[int, ...]
+
+
+def _breathe_not() -> None:
+    """What ``add`` calls between its steps when the caller passes nothing."""
+
+
+class Histograms:
+    """All series of one duration metric. One thread owns it: nothing here is locked.
+
+    Args:
+        bounds: explicit bucket edges in seconds, rising; a value equal to an edge is below it.
+        size: series to start with; they are numbered from 0.
+
+    Raises:
+        ValueError: ``bounds`` do not rise or reach outside the range that is covered.
+    """
+
+    def __init__(self, bounds: tuple[float, ...] = DURATION_BOUNDS, *, size: int = 0) -> None:
+        if list(bounds) != sorted(set(bounds)):
+            raise ValueError(f"bounds={bounds}: expected rising edges")
+        if bounds and not 2.0**LOWEST_EXPONENT < bounds[0] <= bounds[-1] <= 2.0**HIGHEST_EXPONENT:
+            raise ValueError(f"bounds={bounds}: expected seconds above 2**-34 and at most 2**20")
+        self.bounds = bounds
+        self._grid = grid_of(bounds)
+        self._slots: Ints = np.zeros((0, self._grid.edges_s.size), np.int64)
+        self._sum_ns: Ints = np.zeros(0, np.int64)
+        self._min_ns: Ints = np.zeros(0, np.int64)
+        self._max_ns: Ints = np.zeros(0, np.int64)
+        self.grow(size)
+
+    def __len__(self) -> int:
+        """How many series there are."""
+        return self._sum_ns.size
+
+    def grow(self, size: int) -> None:
+        """Make room for series 0 to ``size`` - 1. What was counted stays; it never shrinks."""
+        more = size - len(self)
+        if more <= 0:
+            return
+        empty = np.zeros((more, self._slots.shape[1]), np.int64)
+        self._slots = np.concatenate([self._slots, empty])
+        self._sum_ns = np.append(self._sum_ns, np.zeros(more, np.int64))
+        self._min_ns = np.append(self._min_ns, np.full(more, _NO_MIN))
+        self._max_ns = np.append(self._max_ns, np.full(more, _NO_MAX))
+
+    def add(
+        self, series: ArrayLike, value_ns: ArrayLike, *, breathe: Callable[[], None] = _breathe_not
+    ) -> None:
+        """Count durations.
+
+        Args:
+            series: int[value], each from 0 to ``len(self)`` - 1.
+            value_ns: int64[value], nanoseconds; below zero counts as zero.
+            breathe: called between steps of some tens of microseconds, so that a thread that waits
+                for the GIL gets it.
+
+        Raises:
+            IndexError: a series does not exist; nothing has been counted.
+        """
+        rows = np.asarray(series, np.intp)
+        values = np.asarray(value_ns, np.int64)
+        if rows.shape != values.shape or rows.ndim != 1:
+            raise ValueError(f"series{rows.shape} and value_ns{values.shape}: expected two columns")
+        if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
+            raise IndexError(f"series {rows.min()} to {rows.max()}: expected 0 to {len(self) - 1}")
+        for start in range(0, rows.size, _SLICE):
+            part = slice(start, start + _SLICE)
+            self._add(rows[part], np.maximum(values[part], 0), breathe)
+
+    def _add(self, rows: NDArray[np.intp], values: Ints, breathe: Callable[[], None]) -> None:
+        slots = self._grid.slots(values / NS_PER_S)
+        breathe()
+        slots += rows * self._slots.shape[1]
+        np.add.at(self._slots.reshape(-1), slots, 1)
+        breathe()
+        np.add.at(self._sum_ns, rows, values)
+        np.minimum.at(self._min_ns, rows, values)
+        np.maximum.at(self._max_ns, rows, values)
+        breathe()
+
+    def count(self, series: int) -> int:
+        """How many durations were counted into a series."""
+        return int(self._slots[series].sum())
+
+    def point(self, series: int) -> Distribution:
+        """What a series holds now, in both published forms."""
+        row = self._slots[series]
+        count = int(row.sum())
+        exponential = np.add.reduceat(row, self._grid.exponential)
+        scale, offset, counts = downscale(exponential, LOWEST_EXPONENT << MAX_SCALE)
+        return Distribution(
+            count=count,
+            sum=int(self._sum_ns[series]) / NS_PER_S,
+            min=int(self._min_ns[series]) / NS_PER_S if count else math.nan,
+            max=int(self._max_ns[series]) / NS_PER_S if count else math.nan,
+            zero_count=int(row[0]),
+            scale=scale,
+            offset=offset,
+            exponential_counts=counts,
+            explicit_counts=tuple(np.add.reduceat(row, self._grid.explicit).tolist()),
+        )
+
+    def quantile(self, series: int, q: float) -> float:
+        """Estimate a quantile.
+
+        Args:
+            series: which series.
+            q: 0 (exactly the minimum) to 1 (exactly the maximum).
+
+        Returns:
+            Seconds; NaN when nothing was counted. Never falls as ``q`` rises, and is within one
+            bucket of ``numpy.quantile`` of the same values.
+
+        Raises:
+            ValueError: ``q`` is outside 0 to 1.
+        """
+        if not 0 <= q <= 1:
+            raise ValueError(f"q={q}: expected 0 to 1")
+        reached = np.cumsum(self._slots[series])
+        count = int(reached[-1])
+        if not count:
+            return math.nan
+        # Like numpy's default: a weighted mean of two neighbours in sorted order. A mean of two
+        # estimates that are each within a bucket is within a bucket too.
+        place = q * (count - 1)
+        rank = min(int(place), count - 1)
+        low = self._ranked(series, rank, reached)
+        high = self._ranked(series, min(rank + 1, count - 1), reached)
+        return min(low + (place - rank) * (high - low), high)
+
+    def _ranked(self, series: int, rank: int, reached: Ints) -> float:
+        """Estimate the value at ``rank`` in sorted order, in seconds."""
+        least, most = int(self._min_ns[series]) / NS_PER_S, int(self._max_ns[series]) / NS_PER_S
+        if rank in (0, int(reached[-1]) - 1):
+            return least if rank == 0 else most
+        slot = int(np.searchsorted(reached, rank, side="right"))
+        if slot == 0:
+            return 0.0
+        before = int(reached[slot - 1])
+        lower, upper = self._grid.edges_s[slot - 1 : slot + 1].tolist()
+        inside = (rank - before + 0.5) / (int(reached[slot]) - before)
+        return float(min(max(lower + (upper - lower) * inside, least), most))
+
+    def merge(self, other: Histograms) -> None:
+        """Count everything that ``other`` counted, series by series."""
+        self._check_bounds(other)
+        self.grow(len(other))
+        shared = slice(len(other))
+        self._slots[shared] += other._slots
+        self._sum_ns[shared] += other._sum_ns
+        np.minimum(self._min_ns[shared], other._min_ns, out=self._min_ns[shared])
+        np.maximum(self._max_ns[shared], other._max_ns, out=self._max_ns[shared])
+
+    def copy(self) -> Histograms:
+        """The same counts, independent from now on."""
+        twin = Histograms(self.bounds)
+        twin.merge(self)
+        return twin
+
+    def folded(self, into: Ints, size: int) -> Histograms:
+        """The same observations with series put together.
+
+        Args:
+            into: int64[len(self)], the new number of each series; -1 leaves it out.
+            size: how many series the result has.
+        """
+        result = Histograms(self.bounds, size=size)
+        taken = np.flatnonzero(into[: len(self)] >= 0)
+        rows = into[taken]
+        np.add.at(result._slots, rows, self._slots[taken])
+        np.add.at(result._sum_ns, rows, self._sum_ns[taken])
+        np.minimum.at(result._min_ns, rows, self._min_ns[taken])
+        np.maximum.at(result._max_ns, rows, self._max_ns[taken])
+        return result
+
+    def minus(self, earlier: Histograms) -> Histograms:
+        """The window between an earlier copy and now.
+
+        Counts and sums are exact. Where the window did not set a new minimum or maximum, those are
+        the edges of its outermost buckets, and never outside the minimum and maximum of all time.
+
+        Raises:
+            ValueError: ``earlier`` holds something that this does not.
+        """
+        self._check_bounds(earlier)
+        before = Histograms(self.bounds, size=len(self))
+        before.merge(earlier)
+        window = Histograms(self.bounds, size=len(self))
+        if len(before) > len(self) or (before._slots > self._slots).any():
+            raise ValueError("earlier: expected a copy of these histograms, made before now")
+        np.subtract(self._slots, before._slots, out=window._slots)
+        np.subtract(self._sum_ns, before._sum_ns, out=window._sum_ns)
+        window._bracket(self)
+        return window
+
+    def _bracket(self, now: Histograms) -> None:
+        """Set minimum and maximum of a window: its outermost slots, within those of all time.
+
+        A record that the window set is in its outermost slot, so the second makes it exact.
+        """
+        used = self._slots > 0
+        filled = used.any(axis=1)
+        last = used.shape[1] - 1
+        lowest, highest = used.argmax(axis=1), last - used[:, ::-1].argmax(axis=1)
+        edges = self._grid.edges_ns
+        least = np.where(lowest > 0, edges[lowest - 1] + 1, 0)
+        most = np.where(highest < last, edges[highest], now._max_ns)  # the last slot is open upward
+        self._min_ns = np.where(filled, np.maximum(least, now._min_ns), _NO_MIN)
+        self._max_ns = np.where(filled, np.minimum(most, now._max_ns), _NO_MAX)
+
+    def _check_bounds(self, other: Histograms) -> None:
+        if other.bounds != self.bounds:
+            raise ValueError(f"bounds={other.bounds}: expected {self.bounds}")

@@ -1,0 +1,239 @@
+"""What a flight file says of a process that may be dead: its last steps, and what it was doing."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from otel_train.accounting.types import SourceTable
+from otel_train.aggregation.thread_history import ThreadHistory, story_of, trained
+from otel_train.catalog import STAGES
+from otel_train.errors import RunDirectoryError
+from otel_train.files import read_json
+from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
+from otel_train.recording.flight_recorder import read_flight
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from otel_train.accounting.nesting import OpenStage
+    from otel_train.accounting.types import ClosedSteps
+    from otel_train.recording.events import Instrumented
+    from otel_train.recording.flight_recorder import Flight
+
+FILE_NAME = "flight.bin"
+RECENT_STEPS = 20
+_NS = 1e9
+
+
+def read(rank_dir: Path) -> dict[str, Any]:
+    """Say what the process of a rank was doing when it was last seen.
+
+    Args:
+        rank_dir: the folder of one rank; nothing in it is changed.
+
+    Raises:
+        RunDirectoryError: there is no flight file, or it cannot be read.
+    """
+    return told_by(read_flight(rank_dir / FILE_NAME), _summary(rank_dir))
+
+
+def told_by(flight: Flight, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``read`` says, of a flight file that has been read.
+
+    Args:
+        flight: what is in the file.
+        summary: the last that the process wrote; empty if there is none.
+    """
+    sources = flight.sources
+    known = SourceTable().extend(sources)
+    stories = [story_of(thread, known) for thread in flight.threads if len(thread.times)]
+    main = max(stories, key=lambda story: (story.steps, len(story.thread.times)), default=None)
+    teller = _Teller(flight, sources)
+    identity = flight.identity
+    notes: list[str] = []
+    report = {
+        "run_id": identity.get("run_id") or summary.get("run_id"),
+        "rank": identity.get("rank", summary.get("rank")),
+        "attempt": identity.get("attempt", summary.get("attempt")),
+        "pid": flight.pid,
+        "alive": _alive(flight, identity),
+        "state": summary.get("state"),
+        "started_unix_s": _seconds(identity.get("started_unix_ns") or flight.anchor_unix_ns),
+        "last_edge_unix_s": teller.unix_s(max((int(s.thread.times[-1]) for s in stories), default=None)),
+        "step": None,
+        "last_step": None,
+        "open": [] if main is None else teller.open_stages(main),
+        "after": "" if main is None else teller.after(main),
+        "host": identity.get("host"),
+        "steps_in_file": 0 if main is None else main.steps,
+        "recent_steps": [],
+        "edges_in_file": sum(len(thread.times) for thread in flight.threads),
+        "threads": [teller.thread(story) for story in stories],
+        "notes": notes,
+    }
+    if main is None:
+        notes.append("No thread has written an edge yet.")
+        return report
+    _tell_steps(report, main, teller, _closed_before(main, summary, notes))
+    return report
+
+
+def _tell_steps(report: dict[str, Any], main: ThreadHistory, teller: _Teller, first: int) -> None:
+    """Fill in the last closed steps, and the step at the end: the open one, else the last closed."""
+    # A step that has its update is closed by the end of the file, and by no ask: the loop was still in it.
+    ending = report["after"] == "optimizer" and not main.open
+    report["step"] = first + main.steps - ending
+    recent = teller.recent_steps(main)
+    for place, step in enumerate(reversed(recent)):
+        step["index"] = first + main.steps - 1 - place
+    started = [step.pop("started_unix_s") for step in recent]
+    report["recent_steps"] = recent
+    if main.started_ns >= 0:
+        begun = teller.unix_s(main.started_ns)
+        until = report["last_edge_unix_s"]
+        report["last_step"] = {
+            "index": first + main.steps,
+            "started_unix_s": begun,
+            "duration_s": max(0.0, until - begun) if begun is not None else None,
+        }
+    elif recent:
+        last = recent[-1]
+        report["last_step"] = {
+            "index": last["index"], "started_unix_s": started[-1], "duration_s": last["duration_s"]
+        }  # fmt: skip
+
+
+def _closed_before(main: ThreadHistory, summary: Mapping[str, Any], notes: list[str]) -> int:
+    """Number of the first step on file."""
+    overwritten = main.thread.entry.written > len(main.thread.times) + 1
+    if not overwritten:
+        return 0
+    steps = summary.get("steps")
+    counted = steps.get("train") if isinstance(steps, dict) else None
+    if isinstance(counted, int) and counted >= main.steps:
+        notes.append("The file no longer holds the first steps: steps are numbered back from summary.json.")
+        return counted - main.steps
+    notes.append("The file no longer holds the first steps: step 0 is the first that it holds.")
+    return 0
+
+
+def _summary(rank_dir: Path) -> dict[str, Any]:
+    """The last summary the process wrote, if any."""
+    try:
+        return read_json(rank_dir / "summary.json")
+    except RunDirectoryError:
+        return {}
+
+
+class _Teller:
+    """Turns numbers into names and instants into times of day."""
+
+    def __init__(self, flight: Flight, sources: Sequence[Instrumented]) -> None:
+        self._flight = flight
+        self._sources = sources
+
+    def unix_s(self, clock_ns: int | None) -> float | None:
+        """An instant of the monotonic clock."""
+        if clock_ns is None:
+            return None
+        return (self._flight.anchor_unix_ns + clock_ns - self._flight.anchor_clock_ns) / _NS
+
+    def open_stages(self, story: ThreadHistory) -> list[dict[str, Any]]:
+        """Stages that had not ended, outermost first."""
+        begun = [self._source_of(entry) for entry in story.open]
+        last_sign_ns = self._last_sign_ns(story)
+        return [
+            {
+                "stage": source.stage,
+                "loader": source.name if source.kind is SourceKind.DATA else self._loader(story),
+                "model": source.name if source.kind is SourceKind.FORWARD else None,
+                "thread": story.thread.entry.thread,
+                "for_seconds": max(0, last_sign_ns - entry.begun_ns) / _NS,
+            }
+            for entry, source in zip(story.open, begun, strict=True)
+        ]
+
+    def after(self, story: ThreadHistory) -> str:
+        """Built-in stage that ended last, "" if the last edge began one."""
+        last = int(story.thread.codes[-1])
+        number = (last >> SOURCE_SHIFT) & SOURCE_MASK
+        # A source that came after the table was full, or a code that is none.
+        stage = self._sources[number].stage if number < len(self._sources) else ""
+        return stage if stage in STAGES and Op.END <= last & OP_MASK <= Op.SUSPEND else ""
+
+    def thread(self, story: ThreadHistory) -> dict[str, Any]:
+        """One line on a thread."""
+        return {
+            "name": story.thread.entry.thread,
+            "edges": len(story.thread.times),
+            "last_edge_unix_s": self.unix_s(int(story.thread.times[-1])),
+            "open": self.open_stages(story),
+        }
+
+    def recent_steps(self, story: ThreadHistory) -> list[dict[str, Any]]:
+        """The last training steps that closed, each with the self time of its stages."""
+        part = story.settled
+        rows = np.flatnonzero(trained(part)).tolist()[-RECENT_STEPS:]
+        by_row = self._stages_of_rows(part)
+        return [self._step(part, row, by_row.get(row, {})) for row in rows]
+
+    def _step(self, part: ClosedSteps, row: int, stages: dict[str, int]) -> dict[str, Any]:
+        return {
+            "index": None,
+            "duration_s": int(part.steps.duration_ns[row]) / _NS,
+            "stages": {name: ns / _NS for name, ns in stages.items()},
+            "started_unix_s": self.unix_s(int(part.steps.started_ns[row])),
+        }
+
+    def _stages_of_rows(self, part: ClosedSteps) -> dict[int, dict[str, int]]:
+        """Self nanoseconds by row and stage."""
+        selves: dict[int, dict[str, int]] = {}
+        times = part.times
+        for row, owner, ns in np.transpose((times.step, times.source, times.self_ns)).tolist():
+            name = self._sources[owner].stage if owner >= 0 else "other"
+            stages = selves.setdefault(row, {})
+            stages[name] = stages.get(name, 0) + ns
+        return selves
+
+    def _source_of(self, entry: OpenStage) -> Instrumented:
+        return self._sources[entry.source]
+
+    def _loader(self, story: ThreadHistory) -> str | None:
+        """Loader of the batch that the thread was at work on."""
+        batches = story.settled.batches
+        return self._sources[int(batches[-1, 0])].name if len(batches) else None
+
+    def _last_sign_ns(self, story: ThreadHistory) -> int:
+        turn_ns = self._flight.turn_unix_ns - self._flight.anchor_unix_ns + self._flight.anchor_clock_ns
+        return max(turn_ns, int(story.thread.times[-1]))
+
+
+def _seconds(unix_ns: object) -> float | None:
+    return unix_ns / _NS if isinstance(unix_ns, int) else None
+
+
+def _alive(flight: Flight, identity: dict[str, Any]) -> bool | None:
+    """Whether the process still runs on this host; None if it ran on another."""
+    host = identity.get("host")
+    if host is not None and host != os.uname().nodename:
+        return None
+    try:
+        os.kill(flight.pid, 0)
+    except ProcessLookupError:
+        return False
+    except (PermissionError, OverflowError, ValueError):
+        return None if flight.pid <= 0 else True
+    return not _is_zombie(flight.pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    import psutil  # a command that looks at a live process may wait 15 ms for it
+
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False

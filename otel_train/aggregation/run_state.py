@@ -1,0 +1,453 @@
+"""The account of a run: its threads, its steps by number, its state, and what of it is worth telling."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from otel_train.accounting.account import ThreadAccount
+from otel_train.accounting.nesting import DATA
+from otel_train.accounting.types import TRAIN, Activity, ClosedSteps, StageCalls, StepSource
+from otel_train.aggregation.captures import Captures
+from otel_train.aggregation.checkpoints import Checkpoints
+from otel_train.aggregation.compile_counters import Compiles
+from otel_train.aggregation.copy_counters import Transfers
+from otel_train.aggregation.counters import Totals
+from otel_train.aggregation.device import DeviceAccount
+from otel_train.aggregation.epochs import EpochLog
+from otel_train.aggregation.eval_passes import EvalPasses
+from otel_train.aggregation.reclaimed import Reclaimed
+from otel_train.aggregation.series_names import Names
+from otel_train.aggregation.span_builder import MOST_CHILDREN, SpanBuilder
+from otel_train.aggregation.span_sampler import SamplingRules, SpanSampler
+from otel_train.aggregation.stalls import Doing, Stalls
+from otel_train.catalog import (
+    RECOMPILE_EVENT,
+    RUN_END_CAUSE,
+    RUN_KILLED_EVENT,
+    SPAN_STAGE,
+    STAGES,
+    STEP_NUMBER,
+)
+from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from otel_train.aggregation.captures import Capture
+    from otel_train.aggregation.spans import Tracer
+    from otel_train.clock import Anchor
+    from otel_train.recording.events import Instrumented
+    from otel_train.records import AttributeValue, Compile
+
+
+_BETWEEN_BREATHS = 32
+"""Edges worked through before the training thread may have the interpreter: about 0.2 ms."""
+
+SLICE_EDGES = 8192
+"""Edges read at once."""
+
+_LAST_OF_A_LOOP = (Op.STOP, Op.EPOCH_END, Op.PASS_END)
+
+REMEMBERED_STEPS = 8192
+"""Steps of which it is known when they ran."""
+
+
+class OpenStage(NamedTuple):
+    """A stage that has begun and not ended, as of the last look."""
+
+    stage: str
+    source: str
+    begun_ns: int
+
+
+class StepPosition(NamedTuple):
+    """Where in its step a thread is, as of the last look.
+
+    Attributes:
+        stage: the innermost open one, or ``other``.
+        loader: the loader it waits for, or "".
+        after: built-in stage that ended last, or "".
+    """
+
+    stage: str = "other"
+    loader: str = ""
+    after: str = ""
+
+
+class RecentSteps:
+    """Ends and numbers of the steps that closed lately."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[int, int]] = deque(maxlen=REMEMBERED_STEPS)
+
+    def add(self, ends_ns: np.ndarray, numbers: np.ndarray) -> None:
+        """Steps that have closed, oldest first."""
+        self._steps.extend(zip(ends_ns.tolist(), numbers.tolist(), strict=True))
+
+    def at(self, at_ns: int, running: int) -> int:
+        """Number of the step that ran at ``at_ns``; ``running`` if that has not closed."""
+        found = running
+        for ended_ns, number in reversed(self._steps):
+            if ended_ns <= at_ns:
+                break
+            found = number
+        return found
+
+
+@dataclass(slots=True)
+class ThreadState:
+    """One thread that writes edges.
+
+    Attributes:
+        name: as it was when it first wrote.
+        main: it is the one that called ``instrument``.
+        account: what its edges mean.
+        label: tells its traces from those of the leading thread.
+        follows: the leading thread that was over when this one began: its time begins where that one's ended.
+        key: which thread.
+        over: it has ended.
+        last_ns: when its last edge was written.
+        last_code: that edge.
+        open_step: stages of the step that is open, should it be worth a trace.
+        next_number: of its next step.
+        trains: its time is in the rows of phases.
+    """
+
+    name: str
+    main: bool
+    account: ThreadAccount
+    label: str = ""
+    follows: ThreadState | None = None
+    key: int = 0
+    over: bool = False
+    last_ns: int = 0
+    last_code: int = 0
+    open_step: list[StageCalls] = field(default_factory=list)
+    next_number: int = 0
+    trains: bool = False
+
+    @property
+    def idle(self) -> bool:
+        """Its loops have ended: silence means nothing."""
+        return self.over or (self.last_code & OP_MASK in _LAST_OF_A_LOOP and not self.account.open)
+
+    def number(self, by_hand: np.ndarray) -> np.ndarray:
+        """Numbers of steps that have closed: those set by hand, else one after another."""
+        numbers = np.empty(len(by_hand), dtype=np.int64)
+        for place, number in enumerate(by_hand.tolist()):
+            numbers[place] = number if number >= 0 else self.next_number
+            self.next_number = int(numbers[place]) + 1
+        if self.account.number >= 0:
+            self.next_number = self.account.number
+        return numbers
+
+    def position(self, sources: Sequence[Instrumented]) -> StepPosition:
+        """Where it is; ``sources`` are all that are known."""
+        last = sources[(self.last_code >> SOURCE_SHIFT) & SOURCE_MASK].stage if sources else ""
+        op = self.last_code & OP_MASK
+        after = last if last in STAGES and Op.END <= op <= Op.SUSPEND else ""
+        if not self.account.open:
+            return StepPosition(after=after)
+        innermost = self.account.open[-1]
+        source = sources[innermost.source]
+        return StepPosition(source.stage, source.name if innermost.kind == DATA else "", after)
+
+
+class RunState:
+    """Takes edges of all threads, keeps the run's totals, and hands out spans and events.
+
+    Args:
+        started_ns: from when on time is accounted for.
+        anchor: turns the monotonic clock into wall time.
+        tracer: makes spans.
+        rules: which steps to keep.
+        stall_after_s: least silence that is a stall.
+        breathe: called between heavy columns, to let the training thread have the interpreter.
+
+    Attributes:
+        training_threads: threads whose time is in the rows of phases. The rows of several overlap.
+    """
+
+    def __init__(
+        self,
+        started_ns: int,
+        *,
+        anchor: Anchor,
+        tracer: Tracer,
+        rules: SamplingRules,
+        stall_after_s: float,
+        breathe: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.started_ns = started_ns
+        self.names = Names()
+        self.totals = Totals(self.names, breathe=breathe)
+        self.device = DeviceAccount(self.totals)
+        self.transfers = Transfers()
+        self.teller = SpanBuilder(tracer, anchor, self.names, device_ns=self.device.of)
+        self.keeper = SpanSampler(rules, started_ns)
+        self.checkpoints = Checkpoints()
+        self.evals = EvalPasses()
+        self.epochs = EpochLog(self.totals)
+        self._reclaimed = Reclaimed()
+        self.stalls = Stalls(started_ns, stall_after_s, self._reclaimed)
+        self.compiles = Compiles(self._reclaimed, self.totals)
+        self.captures = Captures()
+        self.loader_errors: Counter[str] = Counter()
+        self.closed = False
+        self.training_threads = 0
+        self.down_s: float | None = None  # seconds that the run stood still before this start
+        self._threads: dict[int, ThreadState] = {}
+        self._leading: ThreadState | None = None
+        self._threads_seen, self._closed_ns = 0, 0
+        self.recent = RecentSteps()
+        self.on_settled: Callable[[ClosedSteps, np.ndarray, np.ndarray], object] | None = None
+        self._breathe = breathe
+        self._phase = TRAIN
+
+    # -- taking edges in ---------------------------------------------------------------------------
+
+    def learn(self, sources: Sequence[Instrumented]) -> None:
+        """Take in sources that have been added."""
+        self.names.learn(sources)
+
+    def feed(self, thread: int, times: np.ndarray, codes: np.ndarray, *, name: str, main: bool) -> None:
+        """Take the next slice of a thread.
+
+        Args:
+            thread: tells threads apart.
+            times: int64[n], never falling.
+            codes: int64[n].
+            name: of the thread.
+            main: it is the one that called ``instrument``.
+        """
+        if not len(times):
+            return
+        mine = self._threads.get(thread)
+        if mine is None:
+            mine = self._threads[thread] = self._new_thread(name, main=main)
+            mine.key = thread
+        # A stall ends with the first edge, not with the last of its slice.
+        self.stalls.progress(int(times[0]))
+        for first in range(0, len(times), _BETWEEN_BREATHS):
+            part = slice(first, first + _BETWEEN_BREATHS)
+            mine.account.feed(times[part].tolist(), codes[part].tolist())
+            self._breathe()
+        mine.last_ns, mine.last_code = int(times[-1]), int(codes[-1])
+        self.stalls.progress(mine.last_ns)
+        settled = mine.account.take()
+        self._breathe()
+        self._take(mine, settled)
+
+    def compiled(self, compiles: Iterable[Compile]) -> None:
+        """A compiler ran."""
+        for again in self.compiles.tell(compiles):
+            self.teller.event(RECOMPILE_EVENT.name, again.ended_ns, {STEP_NUMBER.name: self.step_number})
+
+    def captured(self, capture: Capture) -> None:
+        """A capture is over."""
+        self.captures.add(capture)
+        self.teller.capture(capture)
+
+    def killed(self, cause: str) -> None:
+        """The process was ended from outside; ``cause``: a signal's name, ``exit code <n>``, or what is known."""
+        doing = self.open_stages()
+        attributes: dict[str, AttributeValue] = {
+            STEP_NUMBER.name: self.step_number,
+            RUN_END_CAUSE.name: cause,
+            SPAN_STAGE.name: doing[-1].stage if doing else "other",
+        }
+        self.teller.event(RUN_KILLED_EVENT.name, self.settled_ns, attributes)
+        self.teller.end(self.settled_ns, self.step_number, error=cause)
+
+    def end_thread(self, thread: int) -> None:
+        """A thread is over and has been read to its end."""
+        mine = self._threads.pop(thread, None)
+        if mine is not None:
+            self._take(mine, mine.account.close(mine.last_ns))
+            mine.over = True
+
+    def look(self, now_ns: int, behind: Collection[int] = ()) -> None:
+        """Notice that nothing has happened for too long, while it still hangs; settle time that no batch claims.
+
+        Args:
+            now_ns: up to when.
+            behind: threads that have written since what was fed; their time is left to their edges.
+        """
+        for key, each in list(self._threads.items()):
+            if key not in behind:
+                each.account.pass_time(now_ns)
+                self._take(each, each.account.take())
+        thread = self._leading
+        if thread is None or self.closed or thread.key in behind:
+            return
+        if self.stalls.look(now_ns, self.keeper.median_ns, doing=self._doing(thread)):
+            at = thread.position(self.names.sources)
+            self.stalls.count(at.stage)
+            self.teller.stall((thread.last_ns, now_ns), self.step_number, at.stage, at.loader)
+
+    def close(self, at_ns: int) -> None:
+        """Settle everything up to ``at_ns``."""
+        self.stalls.progress(at_ns)
+        if self._leading is None and not self._threads:
+            self._threads[0] = self._new_thread(
+                "main", main=True
+            )  # nothing was recorded: all of it was preparation
+        for thread in list(self._threads.values()):
+            self._take(thread, thread.account.close(at_ns))
+        if self._leading is None:  # nothing was trained: all of it was preparation
+            self.totals.activity_ns[Activity.INIT] = at_ns - self.started_ns
+        elif self._leading.over:
+            self.totals.activity_ns[Activity.OUTSIDE] += max(0, at_ns - self.settled_ns)
+        self._closed_ns = at_ns
+        for over in self.evals.close():
+            self.teller.evaluation(over, self.step_number)
+        self.closed = True
+
+    # -- looking at it -----------------------------------------------------------------------------
+
+    @property
+    def step_number(self) -> int:
+        """Number of the step that is running: as many as have been counted, unless set by hand."""
+        return self._leading.next_number if self._leading else 0
+
+    @property
+    def leading(self) -> ThreadState | None:
+        """The thread that trains, once it is known."""
+        return self._leading
+
+    @property
+    def step_source(self) -> StepSource:
+        """What the leading thread's steps are counted by."""
+        return self._leading.account.source if self._leading else StepSource.UNDECIDED
+
+    @property
+    def settled_ns(self) -> int:
+        """Up to when the run's time has been accounted for."""
+        return max(self._closed_ns, self._leading.account.settled_ns if self._leading else self.started_ns)
+
+    def ended_by(self, now_ns: int) -> int:
+        """Where the run's time ends: at ``now_ns`` while it runs, and where it was closed after that."""
+        return self.settled_ns if self.closed else now_ns
+
+    @property
+    def helpers(self) -> list[str]:
+        """Threads that only read a loader: the training thread's wait for them is not seen."""
+        return [thread.name for thread in self._threads.values() if self._is_helper(thread)]
+
+    def open_stages(self) -> list[OpenStage]:
+        """What the leading thread was doing at the last look, outermost first."""
+        if self._leading is None:
+            return []
+        sources = self.names.sources
+        return [
+            OpenStage(sources[stage.source].stage, sources[stage.source].name, stage.begun_ns)
+            for stage in self._leading.account.open
+        ]
+
+    def state(self) -> str:
+        """A hint of what the run is doing now: one of ``catalog.RUN_STATES``."""
+        if self.stalls.since_ns:
+            return "stalled"
+        if self._leading is None:
+            return "initializing"
+        if any(stage.stage == "checkpoint" for stage in self.open_stages()):
+            return "checkpointing"
+        return "training" if self._phase == TRAIN else "evaluating"
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _doing(self, leading: ThreadState) -> Doing:
+        """What a silence is to be judged by."""
+        if leading.idle:
+            return Doing.OUTSIDE
+        if any(stage.stage == "checkpoint" for stage in self.open_stages()):
+            return Doing.CHECKPOINT
+        if self._phase != TRAIN:
+            return Doing.EVALUATION
+        return Doing.TRAINING if self.totals.step_counts.any() else Doing.START
+
+    def _new_thread(self, name: str, *, main: bool) -> ThreadState:
+        self._threads_seen += 1
+        before = self._leading if self._leading and self._leading.over else None
+        since_ns = self.settled_ns if before else self.started_ns
+        account = ThreadAccount(since_ns, self.names.table, self._reclaimed.within)
+        return ThreadState(name, main, account, label=f"{name} {self._threads_seen}", follows=before)
+
+    def _lead(self, thread: ThreadState) -> None:
+        """The first thread that trains leads; when it is over the next one takes its time and numbers on."""
+        before = self._leading
+        if before is None and (thread.account.computes or thread.main):
+            self._leading = thread
+        elif (
+            before is not None and not before.account.computes and thread.account.computes
+        ):  # that one only fetched for this one
+            self.totals.activity_ns[:] = 0
+            self._leading = thread
+        elif before is not None and thread.follows is before and thread.account.computes:
+            thread.next_number += before.next_number
+            thread.follows = None
+            self.training_threads -= 1  # its time begins where that one's ended
+            self._leading = thread
+
+    def _is_helper(self, thread: ThreadState) -> bool:
+        return not thread.main and not thread.account.computes
+
+    def _take(self, thread: ThreadState, settled: ClosedSteps) -> None:
+        self._lead(thread)
+        if self._is_helper(thread):  # its wait is not the training thread's
+            self.totals.add_beside(settled)
+            self._take_endings(settled)
+            return
+        if not thread.trains:
+            thread.trains = True
+            self.training_threads += 1
+        self.transfers.add(settled.moved)
+        leading = thread is self._leading
+        self.totals.add(settled, ledger=leading)
+        self._breathe()
+        if leading:
+            self._reclaimed.forget(thread.account.settled_ns)
+        if thread.main:
+            self.device.settle(settled.occurrences, thread.account.settled_ns)
+        self.loader_errors.update(self.names.sources[loader].name for loader in settled.failed_asks.flat)
+        self._take_steps(thread, settled)
+        for saved in self.checkpoints.take(settled.occurrences, self.names.kinds):
+            self.teller.checkpoint(saved.within_ns, self.step_number, failed=saved.failed)
+        self._take_endings(settled)
+
+    def _take_endings(self, settled: ClosedSteps) -> None:
+        for loader, reason, at_ns in self.totals.loaders.add_endings(settled.endings, self.names):
+            self.teller.exhausted(loader, reason, at_ns, step=self.recent.at(at_ns, self.step_number))
+
+    def _take_steps(self, thread: ThreadState, settled: ClosedSteps) -> None:
+        steps = settled.steps
+        rows = np.flatnonzero((steps.phase == TRAIN) & (steps.counted > 0))
+        numbers = thread.number(steps.number[rows])
+        if len(steps.phase) and thread is self._leading:
+            self.recent.add(steps.ended_ns[rows], numbers)
+            self._phase = int(steps.phase[-1])
+        self._breathe()
+        chosen = self.keeper.choose(steps, numbers, rows) if len(rows) else []
+        for kept in chosen:
+            before = thread.open_step if kept.row == rows[0] else ()
+            self.teller.step(settled, kept, before, thread="" if thread is self._leading else thread.label)
+        self._carry(thread, settled, closed=bool(len(rows)))
+        if thread is self._leading:
+            self.epochs.add(settled.said)
+            if self.on_settled is not None:
+                self.on_settled(settled, rows, numbers)
+            for over in self.evals.feed(steps, self.names):
+                self.teller.evaluation(over, self.step_number)
+
+    def _carry(self, thread: ThreadState, settled: ClosedSteps, *, closed: bool) -> None:
+        """Remember the first stages of the step that is still open: it may be worth keeping."""
+        still = np.flatnonzero(settled.occurrences.step == len(settled.steps.phase))
+        if closed:
+            thread.open_step = []
+        room = MOST_CHILDREN - sum(len(part.step) for part in thread.open_step)
+        if len(still) and room > 0:
+            thread.open_step.append(StageCalls(*(column[still[:room]] for column in settled.occurrences)))

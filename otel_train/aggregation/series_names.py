@@ -1,0 +1,120 @@
+"""From numbers to names: which stage, loader and model a source's time is published under."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from otel_train.accounting.types import PHASES, SourceTable
+from otel_train.catalog import OTHER_VALUE, STAGES
+from otel_train.recording.events import Instrumented, SourceKind
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+CHECKPOINT = "checkpoint"
+_STAGES, _LOADERS, _MODELS = 48, 96, 24
+_PHASES = len(PHASES) + 1
+
+
+class Key(NamedTuple):
+    """What one series of stage times is about; "" means none in particular."""
+
+    stage: str
+    loader: str
+    phase: str
+    model: str
+
+
+class Names:
+    """Tables from source numbers to bounded name numbers, and dense numbers for their combinations.
+
+    A name beyond the bound of its table reads ``_OTHER``.
+    """
+
+    def __init__(self) -> None:
+        self.stages = _Table([*STAGES, CHECKPOINT], _STAGES)
+        self.loaders = _Table([""], _LOADERS)
+        self.models = _Table([""], _MODELS)
+        self.keys: list[Key] = []
+        self.sources: list[Instrumented] = []
+        self.table = SourceTable()
+        self.kinds = np.zeros(0, dtype=np.int8)
+        self._series = np.full(_STAGES * _LOADERS * _PHASES * _MODELS, -1, dtype=np.int32)
+        # One entry per source, and a last one for -1: nobody, no loader, no model.
+        self._stage_of = np.array([self.stages.number("other")])
+        self._loader_of = np.zeros(1, dtype=np.int64)
+        self._model_of = np.zeros(1, dtype=np.int64)
+
+    def learn(self, sources: Sequence[Instrumented]) -> None:
+        """Take in sources that have been added since the last call."""
+        new = list(sources[len(self.sources) :])
+        if not new:
+            return
+        self.sources += new
+        self.table.extend(new)
+        self.kinds = np.array(self.table.kinds, dtype=np.int8)
+        self._stage_of = _before_last(self._stage_of, [self.stages.number(s.stage) for s in new])
+        self._loader_of = _before_last(
+            self._loader_of, [self.loaders.number(s.name) if s.kind is SourceKind.DATA else 0 for s in new]
+        )
+        self._model_of = _before_last(
+            self._model_of, [self.models.number(s.name) if s.kind is SourceKind.FORWARD else 0 for s in new]
+        )
+
+    def loader(self, sources: np.ndarray) -> np.ndarray:
+        """Loader numbers of loader sources; 0 for -1."""
+        loader: np.ndarray = self._loader_of[sources]
+        return loader
+
+    def series(self, owner: np.ndarray, loader: np.ndarray, phase: np.ndarray) -> np.ndarray:
+        """Dense series number of each (owner, loader of the batch, phase). Owner -1 is ``other``.
+
+        Data belongs to the loader that was asked, whatever the batch.
+        """
+        asked = self._loader_of[owner]
+        batch = np.where(asked > 0, asked, self._loader_of[loader])
+        flat = ((self._stage_of[owner] * _LOADERS + batch) * _PHASES + phase) * _MODELS + self._model_of[
+            owner
+        ]
+        series: np.ndarray = self._series[flat]
+        if series.min(initial=0) < 0:
+            for value in sorted(set(flat[series < 0].tolist())):
+                self._add(value)
+            series = self._series[flat]
+        return series
+
+    def _add(self, flat: int) -> None:
+        rest, model = divmod(flat, _MODELS)
+        rest, phase = divmod(rest, _PHASES)
+        stage, loader = divmod(rest, _LOADERS)
+        self._series[flat] = len(self.keys)
+        names = (self.stages.names[stage], self.loaders.names[loader])
+        self.keys.append(Key(*names, PHASES[phase] if phase < len(PHASES) else "", self.models.names[model]))
+
+
+def _before_last(column: np.ndarray, new: list[int]) -> np.ndarray:
+    return np.concatenate((column[:-1], np.array(new, dtype=np.int64), column[-1:]))
+
+
+class _Table:
+    """Names in order of arrival, the last place kept for the rest."""
+
+    def __init__(self, names: Sequence[str], bound: int) -> None:
+        self.names = list(names)
+        self.overflown: set[str] = set()
+        self._numbers = {name: number for number, name in enumerate(names)}
+        self._bound = bound
+
+    def number(self, name: str) -> int:
+        if name not in self._numbers:
+            if len(self.names) == self._bound - 1:
+                self._numbers[OTHER_VALUE] = self._bound - 1
+                self.names.append(OTHER_VALUE)
+            if len(self.names) == self._bound:
+                self.overflown.add(name)
+                return self._bound - 1
+            self._numbers[name] = len(self.names)
+            self.names.append(name)
+        return self._numbers[name]

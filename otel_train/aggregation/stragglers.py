@@ -1,0 +1,333 @@
+"""Which rank the others wait for: its own work against theirs, over several windows."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import numpy as np
+
+from otel_train.aggregation.rank_report import NAMED
+from otel_train.records import Finding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from otel_train.aggregation.rank_report import RankReport
+
+WARM_UP_STEPS: Final = 5
+"""First steps of a rank, which allocate, tune and compile, and say nothing of its pace."""
+
+WINDOW_STEPS: Final = 8
+"""Steps that every rank must have made for a window to close: a mean over fewer is noise."""
+
+WORTH_RATIO: Final = 0.05
+"""Share of the step that a rank must cost the others before it is a candidate."""
+
+WARNING_RATIO, CRITICAL_RATIO = 0.10, 0.20
+"""The same thresholds as for waiting for data; see ``verdict.py``."""
+
+SYNCHRONOUS_RATIO: Final = 0.10
+"""Steps of ranks that wait for each other last equally long, to within this."""
+
+AWAY_RATIO: Final = 0.05
+"""Share of a window that somebody spent in evaluation or a checkpoint from which it says nothing of compute."""
+
+BY_LUCK: Final = 0.05
+"""A rank is named when luck would have picked the same one so often in a row with this probability."""
+
+LEAST_WINDOWS: Final = 3
+
+MOST_TOP: Final = 3
+"""Ranks that are published by name."""
+
+LOCAL: Final = ("data", "h2d", "forward")
+"""Work before the barrier wherever gradients are exchanged in or after backward."""
+
+LOCAL_OF: Final = {
+    "backward": (*LOCAL, NAMED, "other"),
+    "forward": ("data", "h2d"),
+}
+"""Stages that hold no waiting, by the stage in which the model waits for the other ranks. A sharded model
+gathers its weights in forward. Where it is not known (the loop reduces by hand, or the module inside the
+wrapper was given) waiting may be in ``other``, so that is not looked at."""
+
+ADVICE: Final = {
+    "data": "Look at what rank {rank} reads: its share of the data, its storage, the CPU left for its workers.",
+    "h2d": "Look at how rank {rank} copies: pinned memory, its place in the PCIe tree, another process there.",
+    "forward": "Look at the device of rank {rank}: clocks, temperature, ECC errors, another process on it.",
+    "other": "Look for code that rank {rank} alone runs between the stages: logging, .item(), saving, printing.",
+    NAMED: "Look at the stages of your own on rank {rank}: they take longer than on the other ranks.",
+}
+
+
+class Spread(NamedTuple):
+    """Mean stage time per step over the ranks, in seconds.
+
+    Attributes:
+        least: of the fastest rank.
+        median: of the ranks.
+        p95: 95th percentile of the ranks.
+        most: of the slowest rank.
+        rank: the slowest.
+        excess_ratio: (most - median) / median of the whole local work.
+    """
+
+    least: float
+    median: float
+    p95: float
+    most: float
+    rank: int
+    excess_ratio: float
+
+
+class Excess(NamedTuple):
+    """Own work of one rank against the median of the others.
+
+    Attributes:
+        rank: who.
+        host: where.
+        stage: in which it loses most.
+        ratio: (its own work - theirs) / theirs.
+    """
+
+    rank: int
+    host: str
+    stage: str
+    ratio: float
+
+
+class Straggler(NamedTuple):
+    """A rank that the others wait for.
+
+    Attributes:
+        rank: who.
+        host: where.
+        stage: in which it loses most.
+        excess_s: seconds per step that it takes longer than the median rank.
+        step_s: seconds that a step takes.
+        waits_s: seconds per step that the others are longer in the rest of the step: their wait.
+        windows: how many windows in a row it has been this rank.
+    """
+
+    rank: int
+    host: str
+    stage: str
+    excess_s: float
+    step_s: float
+    waits_s: float
+    windows: int
+
+    @property
+    def ratio(self) -> float:
+        """Share of the step that it costs."""
+        return self.excess_s / self.step_s
+
+
+class Window(NamedTuple):
+    """What a window shows.
+
+    Attributes:
+        spread: over the ranks, by stage.
+        top: ranks with the most work of their own that cost the others something, most first.
+        candidate: the rank that the others wait for.
+    """
+
+    spread: dict[str, Spread]
+    top: tuple[Excess, ...]
+    candidate: Straggler | None
+
+
+def windows_needed(ranks: int) -> int:
+    """Windows in a row after which a rank is named: ``ranks ** (1 - windows) <= BY_LUCK``."""
+    return max(LEAST_WINDOWS, 1 + math.ceil(-math.log(BY_LUCK) / math.log(max(2, ranks)) - 1e-9))
+
+
+class Stragglers:
+    """Compares ranks window by window, and names one that is slow again and again.
+
+    Args:
+        breathe: called between ranks, to let the training thread have the interpreter.
+
+    Attributes:
+        slow: the rank to name, or None.
+        spread: of the last window, by stage.
+        top: the ranks with the most work of their own in the last window, most first.
+    """
+
+    def __init__(self, breathe: Callable[[], None] = lambda: None) -> None:
+        self.slow: Straggler | None = None
+        self.spread: dict[str, Spread] = {}
+        self.top: tuple[Excess, ...] = ()
+        self._begun: dict[int, RankReport] = {}
+        self._streak: list[Straggler] = []
+        self._breathe = breathe
+
+    def take(self, digests: Mapping[int, RankReport]) -> None:
+        """Look at what the ranks say now: everybody who is known and not gone."""
+        warm = {rank: digest for rank, digest in digests.items() if digest.steps >= WARM_UP_STEPS}
+        if set(warm) != set(self._begun) or any(
+            digest.sequence < self._begun[rank].sequence for rank, digest in warm.items()
+        ):
+            self._begun = dict(warm)  # somebody came or went: there is nothing to compare with
+            return
+        steps = [warm[rank].steps - begun.steps for rank, begun in self._begun.items()]
+        if len(warm) <= 1 or len(warm) < len(digests) or min(steps) < WINDOW_STEPS:
+            return
+        self._judge(self._begun, warm)
+        self._begun = dict(warm)
+
+    def _judge(self, begun: Mapping[int, RankReport], now: Mapping[int, RankReport]) -> None:
+        window = compare(begun, now, breathe=self._breathe)
+        if window is None:  # somebody was busy elsewhere: neither for nor against
+            return
+        self.spread, self.top, candidate = window
+        if candidate is None or (self._streak and self._streak[-1].rank != candidate.rank):
+            self._streak = []
+            self.slow = None
+        if candidate is not None:
+            self._streak = [*self._streak, candidate][-64:]
+        if self._streak and len(self._streak) >= windows_needed(len(now)):
+            self.slow = _together(self._streak)
+
+
+def compare(
+    begun: Mapping[int, RankReport],
+    now: Mapping[int, RankReport],
+    *,
+    breathe: Callable[[], None] = lambda: None,
+) -> Window | None:
+    """One window: the spread of every stage, and who stands out.
+
+    Args:
+        begun: what each rank said at the beginning.
+        now: what the same ranks say at the end; each has made steps since.
+        breathe: called between ranks.
+
+    Returns:
+        None when somebody evaluated or saved in it, which says nothing of compute.
+    """
+    ranks = sorted(now)
+    stages = list(now[ranks[0]].stages)
+    steps = np.array([now[r].steps - begun[r].steps for r in ranks], dtype=np.float64)
+    spent = np.empty((len(ranks), len(stages)))
+    for row, r in enumerate(ranks):
+        spent[row] = [now[r].stages[s] - begun[r].stages[s] for s in stages]
+        breathe()
+    away = np.array([now[r].away_s - begun[r].away_s for r in ranks])
+    per_step = spent / steps[:, None]
+    totals = per_step.sum(axis=1)
+    if totals.min() <= 0 or (away > AWAY_RATIO * (spent.sum(axis=1) + away)).any():
+        return None
+    barriers = {now[r].barrier for r in ranks}
+    local = LOCAL_OF.get(barriers.pop(), LOCAL) if len(barriers) == 1 else LOCAL
+    mine = [place for place, stage in enumerate(stages) if stage in local]
+    work = per_step[:, mine].sum(axis=1)
+    spread = {
+        stage: _spread(per_step[:, place], float(np.median(work)), ranks)
+        for place, stage in enumerate(stages)
+        if per_step[:, place].any()
+    }
+    measured = _Measured([now[r] for r in ranks], per_step, work, stages, mine)
+    return Window(spread, measured.top(), measured.candidate())
+
+
+class _Measured(NamedTuple):
+    """Times per step of a window, a row for each rank."""
+
+    who: list[RankReport]
+    per_step: np.ndarray
+    work: np.ndarray
+    stages: list[str]
+    mine: list[int]
+
+    @property
+    def step_s(self) -> float:
+        """How long a step takes."""
+        return float(np.median(self.per_step.sum(axis=1)))
+
+    def excess_s(self, row: int) -> float:
+        """Seconds of own work per step beyond the median of the others."""
+        return float(self.work[row] - np.median(np.delete(self.work, row)))
+
+    def worst(self, row: int) -> str:
+        """The stage in which a rank takes longer than the others by most."""
+        over = self.per_step[row] - np.median(np.delete(self.per_step, row, axis=0), axis=0)
+        return self.stages[max(self.mine, key=lambda place: float(over[place]))]
+
+    def top(self) -> tuple[Excess, ...]:
+        """The ranks with the most work of their own, of those that cost the others something."""
+        found = []
+        for row in np.argsort(-self.work, kind="stable")[:MOST_TOP].tolist():
+            excess_s, who = self.excess_s(row), self.who[row]
+            others_s = float(self.work[row]) - excess_s
+            if excess_s >= WORTH_RATIO * self.step_s and others_s > 0:
+                found.append(Excess(who.rank, who.host, self.worst(row), excess_s / others_s))
+        return tuple(found)
+
+    def candidate(self) -> Straggler | None:
+        """The rank that the others wait for."""
+        totals = self.per_step.sum(axis=1)
+        slowest, step_s = int(np.argmax(self.work)), self.step_s
+        excess_s = self.excess_s(slowest)
+        waits = totals - self.work
+        waits_s = float(np.median(np.delete(waits, slowest)) - waits[slowest])
+        together = float(np.ptp(totals)) <= SYNCHRONOUS_RATIO * step_s
+        # Whoever arrives last waits least. Without that nobody waits for it, or the time is something else.
+        if not together or excess_s < WORTH_RATIO * step_s or waits_s < excess_s / 2:
+            return None
+        who = self.who[slowest]
+        return Straggler(who.rank, who.host, self.worst(slowest), excess_s, step_s, waits_s, 1)
+
+
+def _spread(column: np.ndarray, work_s: float, ranks: list[int]) -> Spread:
+    median, p95 = np.quantile(column, (0.5, 0.95))
+    most = float(column.max())
+    ratio = (most - float(median)) / work_s if work_s > 0 else 0.0
+    return Spread(float(column.min()), float(median), float(p95), most, ranks[int(np.argmax(column))], ratio)
+
+
+def _together(streak: list[Straggler]) -> Straggler:
+    """Means over the windows in which it was the same rank."""
+    last = streak[-1]
+    stages = [slow.stage for slow in streak]
+    excess_s, step_s, waits_s = np.mean(
+        [(slow.excess_s, slow.step_s, slow.waits_s) for slow in streak], axis=0
+    ).tolist()
+    stage = max(sorted(set(stages)), key=stages.count)
+    return Straggler(last.rank, last.host, stage, excess_s, step_s, waits_s, len(streak))
+
+
+def finding(slow: Straggler, *, others: int, train_s: float) -> Finding:
+    """The verdict about a slow rank.
+
+    Args:
+        slow: who, and what it costs.
+        others: ranks that wait for it.
+        train_s: seconds of training of the window that the verdict is about.
+    """
+    stage = "stages of your own" if slow.stage == NAMED else f"`{slow.stage}`"
+    whom = "the other rank, which waits" if others == 1 else f"the median rank; the {others} other ranks wait"
+    return Finding(
+        name="straggler_bound",
+        claim=(
+            f"Rank {slow.rank} on {slow.host} is slow in {stage}: {slow.excess_s * 1e3:.3g} ms more per step than "
+            f"{whom} for it: {slow.ratio:.0%} of each step."
+        ),
+        evidence={
+            "rank": slow.rank,
+            "excess_s": slow.excess_s,
+            "others_wait_s": slow.waits_s,
+            "step_s": slow.step_s,
+            "windows": slow.windows,
+        },
+        share=slow.ratio,
+        seconds=slow.ratio * train_s,
+        advice=ADVICE[slow.stage].format(rank=slow.rank),
+        phase="train",
+        severity="critical"
+        if slow.ratio >= CRITICAL_RATIO
+        else "warning"
+        if slow.ratio >= WARNING_RATIO
+        else "info",
+    )

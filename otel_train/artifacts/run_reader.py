@@ -1,0 +1,184 @@
+"""What one rank of a run has left in its run directory, as far as it can be trusted."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from otel_train.artifacts.timeline import Timeline, timeline_of
+from otel_train.errors import RunDirectoryError, TraceError
+from otel_train.exporters.jsonl import last_metrics
+from otel_train.exporters.summary import SCHEMA as SUMMARY_SCHEMA
+from otel_train.files import is_folder, problem_of, read_json, read_word
+from otel_train.profiler.metadata import RECORD_SUFFIX, record_of
+from otel_train.profiler.storage import OF_A_RANK, captures_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from otel_train.analyze.trace import Trace
+
+SUMMARY, FLIGHT, METRICS = "summary.json", "flight.bin", "metrics.otlp.jsonl"
+RUNNING = ("running", None)
+"""States of a summary whose run did not come to an end that anybody wrote down."""
+
+
+@dataclass(kw_only=True)
+class RunReader:
+    """What was found.
+
+    Attributes:
+        run: the run directory.
+        rank: which rank.
+        about: what ``run.json`` says; empty if it cannot be read.
+        summary: what ``summary.json`` says; empty if it cannot be read.
+        timeline: of the flight file; None if there is none.
+        metrics: the last line of metrics; empty if there is none.
+        captures: files of this rank's captures, the newest last.
+        notes: what could not be read, a sentence each.
+    """
+
+    run: Path
+    rank: int
+    about: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, Any] = field(default_factory=dict)
+    timeline: Timeline | None = None
+    metrics: dict[str, Any] = field(default_factory=dict)
+    captures: list[Path] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the summary was written at the end."""
+        return bool(self.summary) and self.summary.get("state") not in RUNNING
+
+    def newest_trace(self) -> tuple[Path, Trace] | None:
+        """The newest capture that can be read whole; None if there is none. Others are told in ``notes``."""
+        from otel_train.analyze.trace import read
+
+        for path in reversed(self.captures):
+            try:
+                trace = read(path)
+            except TraceError as error:
+                self.notes.append(f"The capture {path.name} is passed over: {error}")
+                continue
+            torn = next((said for said in trace.missing if said.startswith("The file is cut off")), "")
+            if torn or not trace.spans.name.size:
+                self.notes.append(
+                    f"The capture {path.name} is passed over: {torn or 'there is no event in it.'}"
+                )
+                continue
+            return path, trace
+        return None
+
+
+def left_by(run: Path, rank: int) -> RunReader:
+    """Read what a rank has left. Nothing in the run directory is changed.
+
+    Args:
+        run: the run directory.
+        rank: which rank.
+
+    Raises:
+        RunDirectoryError: there is nothing that figures could be made from; the message says what was looked for.
+    """
+    try:
+        return _left_by(run, rank)
+    except OSError as error:  # no permission, or taken away while it was read
+        raise RunDirectoryError(f"{run}: cannot be read: {error.strerror or error}") from error
+
+
+def _left_by(run: Path, rank: int) -> RunReader:
+    folder = run / f"rank{rank}"
+    left = RunReader(run=run, rank=rank)
+    if not is_folder(folder):
+        raise RunDirectoryError(f"{folder}: is no folder of a rank")
+    left.about = _document(left, run / "run.json")
+    left.summary = _document(left, folder / SUMMARY)
+    if left.summary and left.summary.get("schema") != SUMMARY_SCHEMA:
+        left.notes.append(
+            f"{SUMMARY} has schema {left.summary.get('schema')!r}, which is not known here: it is passed over."
+        )
+        left.summary = {}
+    if left.summary and _is_of_an_earlier_start(left.summary, folder / "attempt"):
+        left.notes.append(f"{SUMMARY} is of an earlier start of the run: it is passed over.")
+        left.summary = {}
+    left.timeline = _timeline(left, folder / FLIGHT)
+    if not left.summary and left.timeline is None:
+        said = " ".join(left.notes) or f"there is neither {SUMMARY} nor {FLIGHT}."
+        raise RunDirectoryError(f"{folder}: nothing to make artifacts from: {said} Has training begun?")
+    left.metrics = _metrics(left, folder / METRICS)
+    left.captures = [path for path in captures_of(run) if _is_mine(left, path)]
+    return left
+
+
+def record_beside(capture: Path) -> dict[str, Any]:
+    """The record of a capture; empty where there is none that can be read."""
+    try:
+        return read_json(record_of(capture))
+    except RunDirectoryError:
+        return {}
+
+
+def records_below(run: Path) -> list[dict[str, Any]]:
+    """The records of a run's captures, the oldest first; one that cannot be read is left out."""
+    found = []
+    for path in (run / "captures").glob(f"*{RECORD_SUFFIX}"):
+        with suppress(RunDirectoryError):
+            found.append(read_json(path))
+    return sorted(found, key=lambda record: (_whole(record.get("ended_unix_ns")), _whole(record.get("rank"))))
+
+
+def _whole(value: object) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _is_of_an_earlier_start(summary: dict[str, Any], path: Path) -> bool:
+    """A rank that was killed right after a restart has not written one of its own."""
+    try:
+        text = read_word(path)
+    except OSError:
+        return False
+    return text.isdecimal() and summary.get("attempt") != int(text)
+
+
+def _document(left: RunReader, path: Path) -> dict[str, Any]:
+    if not os.path.lexists(path):
+        return {}
+    try:
+        return read_json(path)
+    except RunDirectoryError as error:
+        left.notes.append(str(error))
+        return {}
+
+
+def _timeline(left: RunReader, path: Path) -> Timeline | None:
+    if not os.path.lexists(path):
+        return None
+    try:
+        return timeline_of(path)
+    except RunDirectoryError as error:
+        left.notes.append(f"{path.name} cannot be read: {error}")
+        return None
+
+
+def _metrics(left: RunReader, path: Path) -> dict[str, Any]:
+    if not os.path.lexists(path):
+        return {}
+    try:
+        return last_metrics(path)
+    except RunDirectoryError as error:
+        left.notes.append(str(error))
+        return {}
+
+
+def _is_mine(left: RunReader, path: Path) -> bool:
+    told = OF_A_RANK.search(path.name)
+    if told is None or int(told[1]) != left.rank:
+        return False
+    if problem := problem_of(path):
+        left.notes.append(f"The capture {path.name} is passed over: {problem}.")
+        return False
+    return True

@@ -1,0 +1,115 @@
+"""The first sign that a process trains with JAX, and what is said when there was none."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import logging
+import sys
+from typing import TYPE_CHECKING, Any
+
+from otel_train.aggregation.jax_compiles import JaxCompiles, without_step
+from otel_train.autoinstrument.training_detector import FirstSign
+from otel_train.clock import system_clock
+from otel_train.guard import Guard
+from otel_train.instrumentation.jax_compile_events import (
+    COMPILED,
+    PARTS,
+    events,
+    listen,
+    name_of,
+    retire,
+    unlisten,
+)
+from otel_train.instrumentation.patching import replace, successor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from otel_train.clock import Clock
+
+_DIFFERENTIATE = ("grad", "value_and_grad", "vjp", "linearize")
+"""Functions of JAX's that a training program calls, and a program that only computes does not."""
+
+_log = logging.getLogger("otel_train")
+
+
+class JaxEvidence(FirstSign):
+    """Waits until JAX compiles in a program that has asked it for a gradient.
+
+    The functions that give gradients are replaced by ones that note the call and pass it on: what they return is
+    JAX's own, and what JAX traces has nothing of ours in it. Compiles are heard of by JAX's events.
+
+    Args:
+        found: called once, in the thread that compiles, while it does.
+        clock: nanoseconds, monotonic.
+        log: takes the line about a process in which JAX compiled and no sign came.
+        modules: has JAX.
+    """
+
+    def __init__(
+        self,
+        found: Callable[[], None],
+        *,
+        clock: Clock = system_clock,
+        log: Callable[[str, str], None] = _log.warning,
+        modules: Mapping[str, Any] = sys.modules,
+    ) -> None:
+        super().__init__(found)
+        self._clock = clock
+        self._log = log
+        self._modules = modules
+        self._guard = Guard("looking for training with JAX", limit=1)
+        self._differentiates = self._hears = False
+        self._seen = JaxCompiles()
+        self._monitoring: Any = None
+
+    def wait(self) -> None:
+        """Put the functions and the listener in; JAX has been imported."""
+        jax = self._modules["jax"]
+        for name in _DIFFERENTIATE:
+            if name in vars(jax):
+                self._undo.append(replace(jax, name, functools.partial(self._noting, jax, name), waits=True))
+        self._monitoring = events(self._modules)
+        listen(self._monitoring, self._heard)
+        atexit.register(self._at_exit)
+
+    def stop(self) -> None:
+        """See ``FirstSign.stop``; the listener goes as well."""
+        super().stop()
+        monitoring, self._monitoring = self._monitoring, None
+        if monitoring is not None:
+            (retire if self._hears else unlisten)(monitoring, self._heard)
+        atexit.unregister(self._at_exit)
+
+    def _noting(self, jax: Any, name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            self._differentiates = True
+            return successor(jax, name, wrapper)(*args, **kwargs)
+
+        wrapper.__module__, wrapper.__qualname__ = jax.__name__, name  # where a pickle finds it
+        return wrapper
+
+    def _heard(self, event: str, duration_s: float, fun_name: object = "", **_: Any) -> None:
+        if event not in PARTS or self._begun or self._guard.closed:
+            return
+        with self._guard:
+            if event == COMPILED:
+                now_ns = self._clock()
+                self._seen = self._seen.plus(now_ns - int(duration_s * 1e9), now_ns, name_of(fun_name))
+            if self._differentiates:
+                self._hears = True
+                self.sign()
+
+    def _at_exit(self) -> None:
+        """JAX computed and no sign of training came: silence would read as a fault of ours."""
+        if self._seen.functions and not self._begun and not _is_helper():
+            told = f"{self._seen.told(self._clock())}; no gradient was asked for"
+            self._log("nothing was recorded: %s", without_step(told, loader=True))
+
+
+def _is_helper() -> bool:
+    """Whether this process works for another one: a pool, a loader, a fork."""
+    processes: Any = sys.modules.get("multiprocessing.process")
+    return processes is not None and processes.parent_process() is not None

@@ -1,0 +1,135 @@
+"""The first sign that a process trains: until then it may be a launcher, a worker or a tool."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+from typing import TYPE_CHECKING, Any
+
+from otel_train.children import free_in_forks
+from otel_train.instrumentation.patching import replace, successor
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_TABLE = "_global_optimizer_pre_hooks"
+
+
+class FirstSign:
+    """Waits for the first sign that this process trains; other threads that give one meanwhile are held until it is dealt with.
+
+    Args:
+        found: called once, in the thread that gives the sign.
+    """
+
+    def __init__(self, found: Callable[[], None]) -> None:
+        self._found = found
+        self._lock = free_in_forks(threading.RLock())
+        self._begun = self._over = False
+        self._undo: list[Callable[[], None]] = []
+
+    def sign(self) -> None:
+        """This process trains."""
+        if self._over:
+            return
+        with self._lock:
+            if self._begun:
+                return
+            self._begun = True
+            try:
+                self._found()
+            finally:
+                self.stop()
+
+    def stop(self) -> None:
+        """Take out what gives signs."""
+        self._begun = self._over = True
+        undo, self._undo = self._undo, []
+        for each in undo:
+            each()
+
+
+class TrainingDetector(FirstSign):
+    """Waits for an iterator of a DataLoader, a forward, a backward or an update, whichever comes first.
+
+    What waits gives its place to the hooks that whoever is called puts in, one by one, and the call that was the
+    sign then goes through those. Other threads that begin to train meanwhile are held until that is done.
+
+    An optimizer that is made says that training is near: what takes long is done then, outside of any step.
+
+    Args:
+        found: called once, in the thread that trains, before what it does is done.
+        near: called once, before the first optimizer is made; not where training has begun by then. Never raises.
+
+    Attributes:
+        finder: looks for models; it stays in place, for a session to go on with.
+    """
+
+    def __init__(self, found: Callable[[], None], near: Callable[[], None] = lambda: None) -> None:
+        from otel_train.instrumentation.root_modules import (
+            RootFinder,
+        )  # imports torch, and a program of JAX's has its sign from here too
+
+        super().__init__(found)
+        self.finder = RootFinder(self._called)
+        self._near: Callable[[], None] | None = near
+
+    def wait(self) -> None:
+        """Put the hooks in."""
+        import torch
+        from torch.utils.data import dataloader
+
+        self.finder.look(math.inf)
+        # The base class is for iterators that somebody else has made.
+        for kind in ("_BaseDataLoaderIter", "_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
+            self._before(getattr(dataloader, kind), "__init__", self.sign)
+        self._before(torch.autograd, "_engine_run_backward", self.sign)
+        self._before(torch.optim.Optimizer, "__init__", self.prepare)
+        self._before_updates()
+
+    def prepare(self) -> None:
+        """This process is about to train."""
+        near, self._near = self._near, None
+        if near is not None and not self._over:
+            near()
+
+    def _called(self, model: Any) -> None:
+        """A root module is called: whoever takes the finder over gets this one too."""
+        self.sign()
+        if self.finder.tell != self._called:
+            self.finder.tell(model)
+
+    def _before(self, owner: Any, name: str, act: Callable[[], None]) -> None:
+        def make(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                act()
+                return successor(owner, name, wrapper)(*args, **kwargs)
+
+            return wrapper
+
+        self._undo.append(replace(owner, name, make, waits=True))
+
+    def _before_updates(self) -> None:
+        from torch.optim import optimizer as hooks
+
+        table = getattr(hooks, _TABLE)
+        known: dict[int, list[Any]] = {}
+
+        def own(optimizer: Any, args: Any, kwargs: Any) -> None:
+            before = known.pop(id(optimizer), None)
+            if before is None:
+                return
+            self.sign()
+            for late in [hook for hook in table.values() if hook not in before]:
+                late(optimizer, args, kwargs)
+
+        def first(optimizer: Any, _args: Any, _kwargs: Any) -> None:
+            # The table of global hooks is being gone through and must not change now; the optimizer's own
+            # hooks come after it, and from there on it may.
+            if not self._over and id(optimizer) not in known:
+                known[id(optimizer)] = list(table.values())
+                optimizer.register_step_pre_hook(own)
+
+        self._undo.append(hooks.register_optimizer_step_pre_hook(first).remove)

@@ -1,0 +1,244 @@
+"""Whether a marked figure and a marked span that are sent arrive where people look."""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from otel_train import catalog as c
+from otel_train.clock import NS_PER_S
+from otel_train.doctor import http_probe
+from otel_train.doctor.endpoint import settings_of, skew
+from otel_train.doctor.findings import NOTE, OK, PROBLEM, Finding
+from otel_train.errors import ConfigError
+from otel_train.exporters.otlp_json import metrics_line, spans_line
+from otel_train.exporters.otlp_transport import OtlpTransport
+from otel_train.records import MetricFamily, Point, Snapshot, Span
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from otel_train.exporters.settings import OtlpSettings
+    from otel_train.records import AttributeValue
+
+AREA = "end to end"
+SEND_WITHIN_S = 5.0
+ASK_EVERY_S = 0.5
+PROMETHEUS, TRACES, GRAFANA = "Prometheus", "trace store", "Grafana"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where figures should be found again.
+
+    Attributes:
+        urls: place to its address.
+        named: places whose address somebody gave, so that silence there is a problem.
+        grafana_token: of a service account, to ask through Grafana; "" asks only whether it is well.
+    """
+
+    urls: Mapping[str, str]
+    named: frozenset[str] = frozenset()
+    grafana_token: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """A figure and a span that nobody can take for those of a run.
+
+    Attributes:
+        run_id: ``doctor-`` and a random word.
+        trace_id: of its span.
+        unix_ns: when it was made; the value of the figure.
+    """
+
+    run_id: str
+    trace_id: int
+    unix_ns: int
+
+    @classmethod
+    def made(cls, now_ns: int) -> Probe:
+        """A fresh one."""
+        return cls(
+            run_id=f"doctor-{os.urandom(4).hex()}",
+            trace_id=int.from_bytes(os.urandom(16), "big") | 1,
+            unix_ns=now_ns,
+        )
+
+    def requests(self, resource: Mapping[str, AttributeValue]) -> dict[str, bytes]:
+        """What is sent, by signal."""
+        point = Point((), self.unix_ns / NS_PER_S)
+        span = Span(
+            name=c.PROBE_SPAN.name,
+            trace_id=self.trace_id,
+            span_id=(self.trace_id >> 64) | 1,
+            start_unix_ns=self.unix_ns,
+            end_unix_ns=self.unix_ns,
+            attributes={c.RUN_ID.name: self.run_id},
+        )
+        snapshot = Snapshot(self.unix_ns, self.unix_ns, (MetricFamily(c.PROBE_TIME, (point,)),))
+        return {
+            "metrics": metrics_line(snapshot, resource, "").encode(),
+            "traces": spans_line((span,), resource, "").encode(),
+        }
+
+    def query(self) -> str:
+        """How Prometheus is asked for it."""
+        return f'{c.PROBE_TIME.prometheus}{{train_run_id="{self.run_id}"}}'
+
+
+def look(
+    environ: Mapping[str, str],
+    places: Places,
+    *,
+    endpoint: str = "",
+    wanted: bool = False,
+    wait_s: float = 30.0,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Finding]:
+    """Send a probe and look for it.
+
+    Args:
+        environ: the standard variables.
+        places: where to look.
+        endpoint: base address in place of the variables'.
+        wanted: send to the standard address where no variable names one.
+        wait_s: how long it may take to arrive.
+        sleep: waits between two looks.
+    """
+    try:
+        settings = settings_of(environ, endpoint, wanted=wanted)
+    except ConfigError:
+        return  # the check of the endpoint has told
+    probe = Probe.made(time.time_ns())
+    sent: set[str] = set()
+    if settings is None:
+        # Nothing is sent, so nobody expects the stack of this machine; what was named is still looked at.
+        named = {place: url for place, url in places.urls.items() if place in places.named}
+        places = replace(places, urls=named)
+    else:
+        for finding, signal in _send(probe, settings, environ):
+            yield finding
+            if finding.state == OK:
+                sent.add(signal)
+    yield from _find(probe, places, sent, wait_s=wait_s, sleep=sleep)
+
+
+def _send(probe: Probe, settings: OtlpSettings, environ: Mapping[str, str]) -> Iterator[tuple[Finding, str]]:
+    resource = {
+        "service.name": environ.get("OTEL_SERVICE_NAME") or "otel-train",
+        c.RUN_ID.name: probe.run_id,
+    }
+    transport = OtlpTransport(settings.targets)
+    try:
+        for signal, line in probe.requests(resource).items():
+            if signal not in settings.targets:
+                continue
+            address = settings.targets[signal].address
+            answer = transport.send(signal, line, SEND_WITHIN_S)
+            if answer.accepted:
+                yield (
+                    Finding(area=AREA, state=OK, what=f"{address} accepted {signal} ({probe.run_id})"),
+                    signal,
+                )
+                continue
+            said, _, remedy = answer.reason.partition(": ")
+            remedy = remedy or "correct OTEL_EXPORTER_OTLP_ENDPOINT, or start what listens there"
+            yield Finding(area=AREA, state=PROBLEM, what=f"{signal}: {address} {said}", remedy=remedy), signal
+    finally:
+        transport.close()
+
+
+def _find(
+    probe: Probe, places: Places, sent: set[str], *, wait_s: float, sleep: Callable[[float], None]
+) -> Iterator[Finding]:
+    looks: dict[str, Callable[[], bool]] = {}
+    for place, url in places.urls.items():
+        healthy = http_probe.get(f"{url}{_HEALTH[place]}")
+        if not healthy.ok:
+            yield _silent(place, url, healthy, named=place in places.named)
+            continue
+        yield from _of_itself(place, url)
+        if place == PROMETHEUS and "metrics" in sent:
+            looks[place] = partial(_in_prometheus, f"{url}/api/v1/query", probe, {})
+        if place == TRACES and "traces" in sent:
+            looks[place] = partial(_in_traces, url, probe)
+        if place == GRAFANA and places.grafana_token and "metrics" in sent:
+            bearer = {"Authorization": f"Bearer {places.grafana_token}"}
+            through = f"{url}/api/datasources/proxy/uid/prometheus/api/v1/query"
+            looks[place] = partial(_in_prometheus, through, probe, bearer)
+    yield from _wait(looks, places, wait_s=wait_s, sleep=sleep)
+
+
+def _wait(
+    looks: dict[str, Callable[[], bool]], places: Places, *, wait_s: float, sleep: Callable[[float], None]
+) -> Iterator[Finding]:
+    began_s, missing = time.monotonic(), dict(looks)
+    while missing:
+        for place in [place for place, look in missing.items() if look()]:
+            del missing[place]
+            took_s = time.monotonic() - began_s
+            yield Finding(
+                area=AREA, state=OK, what=f"found in {place} after {took_s:.1f} s ({places.urls[place]})"
+            )
+        if time.monotonic() - began_s > wait_s:
+            break
+        sleep(ASK_EVERY_S)
+    for place in missing:
+        yield Finding(
+            area=AREA,
+            state=PROBLEM,
+            what=f"not found in {place} within {wait_s:g} s ({places.urls[place]})",
+            remedy=_REMEDIES[place],
+        )
+
+
+_HEALTH = {PROMETHEUS: "/-/ready", TRACES: "/", GRAFANA: "/api/health"}
+_REMEDIES = {
+    PROMETHEUS: "the Collector accepted it: look for its errors (otel-train stack logs collector), whether it sends to "
+    "this Prometheus, and whether that has --web.enable-otlp-receiver and promotes train.run.id",
+    TRACES: "the Collector accepted it: look for its errors (otel-train stack logs collector), and whether it sends to "
+    "this trace store",
+    GRAFANA: "look at the data source Prometheus in Grafana (uid: prometheus), and whether the token may query it",
+}
+
+
+def _silent(place: str, url: str, answer: http_probe.Answer, *, named: bool) -> Finding:
+    said = answer.reason or f"status {answer.status}"
+    option = {PROMETHEUS: "--prometheus", TRACES: "--traces", GRAFANA: "--grafana"}[place]
+    if named:
+        remedy = f"start it, or correct {option}"
+        return Finding(
+            area=AREA, state=PROBLEM, what=f"{place}: {url} does not answer ({said})", remedy=remedy
+        )
+    what = f"{place}: nothing well at {url} ({said}), so arrival there was not looked at"
+    return Finding(area=AREA, state=NOTE, what=what, remedy=f"say where it is: {option} URL")
+
+
+def _of_itself(place: str, url: str) -> Iterator[Finding]:
+    yield Finding(area=AREA, state=OK, what=f"{place} is well ({url})")
+    if place != PROMETHEUS:
+        return
+    asked_s = time.time()
+    answer = http_probe.get(f"{url}/api/v1/query?query=time()").json()
+    with suppress(TypeError, KeyError, ValueError, IndexError):
+        theirs_s = float(answer["data"]["result"][1])
+        yield skew(theirs_s - (asked_s + time.time()) / 2, f"{place} ({url})", AREA)
+
+
+def _in_prometheus(address: str, probe: Probe, headers: Mapping[str, str]) -> bool:
+    found = http_probe.get(f"{address}?query={quote(probe.query())}", headers=headers).json()
+    with suppress(TypeError, KeyError):
+        return bool(found["data"]["result"])
+    return False
+
+
+def _in_traces(url: str, probe: Probe) -> bool:
+    """Jaeger and Tempo answer at the same path."""
+    answer = http_probe.get(f"{url}/api/traces/{probe.trace_id:032x}")
+    return answer.ok and probe.run_id.encode() in answer.body

@@ -1,0 +1,83 @@
+"""All checks of one machine, in the order in which a figure meets what they look at."""
+
+from __future__ import annotations
+
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING
+
+from otel_train.doctor import end_to_end, endpoint, machine, packages, settings
+from otel_train.doctor.findings import NOTE, PROBLEM, Check, Finding, run
+from otel_train.errors import OtelTrainError
+from otel_train.sources import settle
+from otel_train.stack import files
+from otel_train.stack.local import LocalStack
+from otel_train.stack.ports import HOST, Ports
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+LOCAL_WITHIN_S = 10.0
+ENDPOINT_WITHIN_S = 30.0
+SENDING_WITHIN_S = 30.0
+"""Two signals of five seconds each, and questions to three places; waiting for arrival comes on top."""
+
+
+def examine(
+    environ: Mapping[str, str], places: end_to_end.Places, *, endpoint_url: str = "", wait_s: float
+) -> list[Finding]:
+    """Look at everything.
+
+    Args:
+        environ: the environment that a run would have.
+        places: where to look for what was sent.
+        endpoint_url: base address in place of the standard variables'.
+        wait_s: how long what was sent may take to arrive; 0 sends nothing.
+    """
+    config = settle(environ=environ).config
+    wanted = config.otlp == "on"
+    ours = _version()
+    checks = [
+        Check(packages.AREA, packages.look, LOCAL_WITHIN_S),
+        Check(settings.AREA, partial(settings.look, environ), LOCAL_WITHIN_S),
+        Check(machine.RUNS, partial(machine.look_at_runs, config, version=ours), LOCAL_WITHIN_S),
+        Check(machine.MACHINE, partial(machine.look_at_machine, config, environ), LOCAL_WITHIN_S),
+        Check(endpoint.AREA, partial(endpoint.look, environ, endpoint_url, wanted=wanted), ENDPOINT_WITHIN_S),
+    ]
+    found = run(checks)
+    if wait_s <= 0:
+        return found
+    if any(finding.area == endpoint.AREA and finding.state == PROBLEM for finding in found):
+        told = Finding(
+            area=end_to_end.AREA,
+            state=NOTE,
+            what="nothing is sent: the endpoint does not take an empty request, as said above",
+        )
+        return [*found, told]
+    send = partial(end_to_end.look, environ, places, endpoint=endpoint_url, wanted=wanted, wait_s=wait_s)
+    return [*found, *run([Check(end_to_end.AREA, send, SENDING_WITHIN_S + wait_s)])]
+
+
+def usual_places(state: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    """Where the stack of this machine has its parts: that of ``state``, else as ``.env`` says."""
+    try:
+        settings = files.settings(environ)
+        local = LocalStack.of(state, environ)
+        ports = Ports.of(settings) if local is None else local.ports
+    except OtelTrainError:
+        return {}
+    places = {
+        end_to_end.PROMETHEUS: f"http://{HOST}:{ports.prometheus}",
+        end_to_end.TRACES: f"http://{HOST}:{ports.jaeger}",
+    }
+    if local is None:
+        places[end_to_end.GRAFANA] = f"http://{HOST}:{settings['GRAFANA_PORT']}"
+    return places
+
+
+def _version() -> str | None:
+    try:
+        return version("otel-train")
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,174 @@
+"""Utilisation, memory, power and temperature of the devices in use, by NVML, where no DCGM exporter tells them."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from otel_train import catalog as c
+from otel_train.guard import Guard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from otel_train.aggregation.metric_builder import MetricBuilder
+    from otel_train.config import Config
+
+PROBE_TIMEOUT_S = 0.25
+"""Longest that the pump waits for an exporter on this machine, once. One that is there answers in milliseconds."""
+
+_PAGE_START_BYTES = 1 << 16  # enough to see whose page it is
+_WHOLE, _INSTANCE = "GPU-", "MIG-"  # with what the UUID of a device begins, and that of a part of one
+_DCGM_MARK = b"DCGM_FI_"
+
+
+class HardwareReader:
+    """Writes what NVML says of the devices in use into a sheet. Without the ``nvml`` extra there is no row.
+
+    Args:
+        devices: name and UUID of every device in use; none before the program computes on one.
+        mode: ``auto`` (only where no DCGM exporter answers), ``on`` or ``off``.
+        exporter_answers: whether one does; asked once.
+        load: gives the ``pynvml`` module, or raises ImportError.
+    """
+
+    def __init__(
+        self,
+        devices: Callable[[], Mapping[str, str]],
+        *,
+        mode: str,
+        exporter_answers: Callable[[], bool],
+        load: Callable[[], Any] = lambda: import_module("pynvml"),
+    ) -> None:
+        self.guard = Guard("hardware")
+        self._devices = devices
+        self._mode = mode
+        self._exporter_answers = exporter_answers
+        self._load = load
+        self._nvml: Any = None
+        self._over = mode == "off"
+        self._handles: dict[str, Any] = {}
+        self._parts: list[Any] = []
+
+    @classmethod
+    def of(cls, config: Config, devices: Callable[[], Mapping[str, str]]) -> HardwareReader:
+        """As the settings want it."""
+        return cls(devices, mode=config.hardware, exporter_answers=lambda: dcgm_answers(config.dcgm_endpoint))
+
+    def write(self, sheet: MetricBuilder) -> None:
+        """Put the present readings. What a device does not tell has no row."""
+        if self._over or self.guard.closed:
+            return
+        with self.guard:
+            devices = self._devices()
+            if devices and self._ready():
+                for name, uuid in devices.items():
+                    self._write(sheet, name, uuid)
+
+    def close(self) -> None:
+        """Give NVML back."""
+        self._over = True
+        if self._nvml is not None:
+            with self.guard:
+                self._nvml.nvmlShutdown()
+            self._nvml = None
+
+    def _ready(self) -> bool:
+        """Start NVML with the first device. Not there, or not ours to read: never ask again."""
+        if self._nvml is not None:
+            return True
+        self._over = True
+        try:
+            nvml = self._load()
+        except ImportError:
+            return False
+        if self._mode == "auto" and self._exporter_answers():
+            return False
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError:  # no driver, or a container that may not ask it
+            return False
+        self._nvml, self._over = nvml, False
+        return True
+
+    def _write(self, sheet: MetricBuilder, name: str, uuid: str) -> None:
+        nvml = self._nvml
+        handle = self._asked(lambda: self._handle(uuid))
+        if handle is None:
+            return
+        memory = self._asked(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
+        if memory is not None:
+            sheet.put(c.HW_GPU_MEMORY_USAGE, memory.used, name)
+            sheet.put(c.HW_GPU_MEMORY_LIMIT, memory.total, name)
+        if handle in self._parts:  # how busy, how hot: that is told of the whole device alone
+            return
+        rates = self._asked(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
+        if rates is not None:
+            sheet.put(c.HW_GPU_UTILIZATION, rates.gpu / 100, name)
+        power_mw = self._asked(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
+        if power_mw is not None:
+            sheet.put(c.HW_POWER, power_mw / 1000, name)
+        celsius = self._asked(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
+        if celsius is not None:
+            sheet.put(c.HW_TEMPERATURE, celsius, name)
+
+    def _handle(self, uuid: str) -> Any:
+        if uuid not in self._handles:
+            self._handles[uuid] = self._found(uuid)
+        return self._handles[uuid]
+
+    def _found(self, uuid: str) -> Any:
+        """The device, or the part of it (MIG) that is ours; None where one of several is, and which is not told.
+
+        CUDA may tell the UUID of the part, which NVML knows by another first word, or that of the device around it.
+        """
+        nvml = self._nvml
+        if not uuid.startswith(_INSTANCE):
+            whole = self._asked(lambda: nvml.nvmlDeviceGetHandleByUUID(uuid))
+            if whole is not None:
+                mode = self._asked(lambda: nvml.nvmlDeviceGetMigMode(whole))
+                if mode is None or not mode[0]:
+                    return whole
+                parts = [
+                    self._part(whole, index) for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(whole))
+                ]
+                parts = [part for part in parts if part is not None]
+                self._parts += parts
+                return parts[0] if len(parts) == 1 else None
+            uuid = _INSTANCE + uuid.removeprefix(_WHOLE)
+        part = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        self._parts.append(part)
+        return part
+
+    def _part(self, whole: Any, index: int) -> Any:
+        return self._asked(lambda: self._nvml.nvmlDeviceGetMigDeviceHandleByIndex(whole, index))
+
+    def _asked(self, ask: Callable[[], Any]) -> Any:
+        """None where this device does not answer: laptops have no power meter, slices no utilisation."""
+        try:
+            return ask()
+        except self._nvml.NVMLError:
+            return None
+
+
+def dcgm_answers(endpoint: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
+    """Whether a DCGM exporter publishes at ``endpoint`` (host:port). Takes no longer than ``timeout_s``, about."""
+    deadline = time.monotonic() + timeout_s
+    try:
+        connection = http.client.HTTPConnection(endpoint, timeout=timeout_s)
+        try:
+            connection.request("GET", "/metrics")
+            page = connection.getresponse()
+            start = b""
+            while len(start) < _PAGE_START_BYTES and time.monotonic() < deadline:
+                piece = page.read1(4096)
+                start += piece
+                if not piece or _DCGM_MARK in start:
+                    break
+            return _DCGM_MARK in start
+        finally:
+            connection.close()
+    except (OSError, http.client.HTTPException, ValueError):  # nobody there, or somebody else
+        return False

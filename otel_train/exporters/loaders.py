@@ -1,0 +1,160 @@
+"""Loaders as metrics: workers, queues, builds, endings, memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from otel_train import catalog as c
+from otel_train.aggregation.metric_builder import LabelLimiter
+from otel_train.bottleneck.dataloader import LoaderFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from otel_train.aggregation.metric_builder import MetricBuilder
+    from otel_train.aggregation.run_state import RunState
+    from otel_train.clock import Clock
+    from otel_train.instrumentation.dataloader import LoaderProbe
+    from otel_train.instrumentation.dataloader_state import LoaderState
+
+_USUAL_EXITS = ("SIGKILL", "SIGBUS", "SIGSEGV", "exit_1")
+
+
+class LoaderWatch:
+    """Asks what no edge tells of loaders, and writes them into a sheet.
+
+    Args:
+        run: the account.
+        loaders: the loaders known now.
+        look: sees a loader's workers.
+        clock: monotonic nanoseconds.
+    """
+
+    def __init__(
+        self,
+        run: RunState,
+        loaders: Callable[[], Mapping[str, LoaderProbe]],
+        *,
+        look: Callable[[LoaderProbe], LoaderState | None],
+        clock: Clock,
+    ) -> None:
+        self.worker_exits: dict[tuple[str, str], int] = {}
+        """Deaths of workers by loader and cause."""
+        self._errors = LabelLimiter(c.ERROR_TYPE.bound)
+        self._run = run
+        self._loaders = loaders
+        self._look = look
+        self._clock = clock
+
+    def read_builds(self) -> None:
+        """Fetch what the workers have measured."""
+        for name, probe in list(self._loaders().items()):
+            for crew in list(probe.crews):
+                if crew.times is not None:
+                    builds = crew.times.read()
+                    if len(builds.build_ns) or builds.missed:
+                        self._run.totals.loaders.add_builds(name, *builds)
+
+    def look_at_workers(self) -> None:
+        """Notice workers that died, forget those of which everything is known, have a batch weighed."""
+        for name, probe in list(self._loaders().items()):
+            probe.weigh_next()
+            for crew in list(probe.crews):
+                done = crew.done  # asked before the last read: what is done writes no more
+                for worker, pid, cause in crew.deaths():
+                    self._tell_death(name, worker, pid, cause=cause)
+                if done:
+                    self.read_builds()
+                    probe.crews.remove(crew)
+
+    def facts(self) -> dict[str, LoaderFacts]:
+        """What the account does not know, by loader."""
+        return {name: self._facts(name, probe) for name, probe in list(self._loaders().items())}
+
+    def write(self, sheet: MetricBuilder, folded: LabelLimiter, rss_of: Callable[[int], int]) -> None:
+        """Put the present figures.
+
+        Args:
+            sheet: where to.
+            folded: bounds loader names.
+            rss_of: resident bytes of a process.
+        """
+        for name, probe in list(self._loaders().items()):
+            label = folded.fold(name)
+            self._write_endings(sheet, name, label, sized=probe.sized)
+            self._write_errors(sheet, name, label, probe)
+            if probe.token_count:
+                sheet.put(c.TOKENS, probe.token_count, label, probe.phase or "train")
+            state = self._look(probe)
+            if state is not None:
+                self._write_workers(sheet, label, probe, state)
+                sheet.put(c.MEMORY_USAGE, sum(map(rss_of, state.pids)), label, "workers")
+        for (name, how), number in self.worker_exits.items():
+            sheet.put(c.LOADER_WORKER_EXITS, number, folded.fold(name), how)
+        self._write_histograms(sheet, folded)
+
+    def _tell_death(self, loader: str, worker: int, pid: int, *, cause: str) -> None:
+        self.worker_exits[loader, cause] = self.worker_exits.get((loader, cause), 0) + 1
+        attributes: dict[str, str | int] = {
+            c.STEP_NUMBER.name: self._run.step_number,
+            c.SPAN_LOADER.name: loader,
+            c.SPAN_ERROR_TYPE.name: cause,
+            c.WORKER_NUMBER.name: worker,
+            c.WORKER_PID.name: pid,
+        }
+        self._run.teller.event(c.LOADER_WORKER_EXIT_EVENT.name, self._clock(), attributes)
+
+    def _facts(self, name: str, probe: LoaderProbe) -> LoaderFacts:
+        exits = {how: n for (loader, how), n in self.worker_exits.items() if loader == name}
+        return LoaderFacts(
+            probe.workers, probe.prefetch_factor, probe.persistent, probe.token_count,
+            probe.weights.row(), dict(probe.failures), exits, probe.given,
+        )  # fmt: skip
+
+    def _write_endings(self, sheet: MetricBuilder, name: str, label: str, *, sized: bool) -> None:
+        loaders = self._run.totals.loaders
+        born = ("epoch_end", "short", "error") if sized else ("streaming_end", "error")
+        for reason in c.EXHAUSTION_REASON.values:  # a counter born at 1 is invisible to increase()
+            number = loaders.endings.get((name, reason), 0)
+            if number or reason in born:
+                sheet.put(c.LOADER_EXHAUSTIONS, number, label, reason)
+        sheet.put(c.EPOCH_INDEX, loaders.stops(name), label)
+
+    def _write_errors(self, sheet: MetricBuilder, name: str, label: str, probe: LoaderProbe) -> None:
+        failures = dict(probe.failures)
+        # Born at zero, without a class; what no class is known of (Ctrl-C) stays there.
+        rest = max(0, self._run.loader_errors.get(name, 0) - sum(failures.values()))
+        sheet.put(c.LOADER_ERRORS, rest, label)
+        for error, number in failures.items():
+            sheet.put(c.LOADER_ERRORS, number, label, self._errors.fold(error))
+
+    @staticmethod
+    def _write_workers(sheet: MetricBuilder, label: str, probe: LoaderProbe, state: LoaderState) -> None:
+        for how in _USUAL_EXITS:  # as above
+            sheet.put(c.LOADER_WORKER_EXITS, 0, label, how)
+        sheet.put(c.LOADER_WORKER_COUNT, state.alive, label, "alive")
+        sheet.put(c.LOADER_WORKER_COUNT, state.dead, label, "dead")
+        sheet.put(c.LOADER_WORKER_COUNT, state.expected, label, "expected")
+        sheet.put(c.LOADER_QUEUE_LIMIT, state.limit, label)
+        if state.queued is None:
+            return
+        sheet.put(c.LOADER_QUEUE_SIZE, state.queued, label)
+        mean = probe.weights.mean
+        if mean is not None:
+            sheet.put(c.MEMORY_USAGE, round(mean * (state.queued - state.pinned)), label, "prefetch_queue")
+            if state.pinned:
+                sheet.put(c.MEMORY_USAGE, round(mean * state.pinned), label, "pinned")
+
+    def _write_histograms(self, sheet: MetricBuilder, folded: LabelLimiter) -> None:
+        loaders = self._run.totals.loaders
+        labels: dict[str, int] = {}
+        into = np.array([labels.setdefault(folded.fold(name), len(labels)) for name in loaders.names])
+        for metric, histograms in (
+            (c.LOADER_BATCH_BUILD_DURATION, loaders.builds),
+            (c.LOADER_START_DURATION, loaders.start_ups),
+        ):
+            together = histograms.folded(into.astype(np.int64), len(labels))
+            for label, series in labels.items():
+                sheet.histogram(metric, together, series, label)

@@ -1,0 +1,410 @@
+"""Which ways out a session has, opened by its settings and closed in time."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from otel_train.atomic import dump_json
+from otel_train.config import CODE, ENVIRONMENT, Config, Origins, in_force, warn
+from otel_train.errors import ConfigError
+from otel_train.exporters.console import render_card
+from otel_train.exporters.disk import Disk, OnDisk
+from otel_train.exporters.otlp import OtlpExporter
+from otel_train.exporters.otlp_http import Connections
+from otel_train.exporters.plugins import PluginExporter, brought
+from otel_train.exporters.profile import LEAN_INTERVALS, Part
+from otel_train.exporters.progress import Progress
+from otel_train.exporters.prometheus import MetricsServers, PrometheusExporter
+from otel_train.exporters.providers import ProviderExporter
+from otel_train.exporters.pump import ExportRoute
+from otel_train.exporters.restart import down_s
+from otel_train.exporters.run_directory import RunDirectory, RunDirectoryExporter, folder_name
+from otel_train.exporters.settings import OtlpSettings, otlp_configured
+from otel_train.exporters.text_layout import Page
+from otel_train.guard import Guard
+from otel_train.records import ExportBatch
+from otel_train.runinfo import wrong_resource
+from otel_train.values import SECRETS, IgnoredSetting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+
+    from otel_train.exporters import Exporter
+    from otel_train.exporters.profile import Profile
+    from otel_train.records import AttributeValue
+    from otel_train.runinfo import RunInfo
+
+_T = TypeVar("_T")
+
+VERSION = "0.1.0"
+PAGE_EVERY_S = 5.0
+"""``/metrics`` is never older than this, however seldom metrics are sent."""
+
+PROVIDED_EVERY_S = 5.0
+"""Readers of the program's own collect when they please, and get figures that are not older than this."""
+
+LOSSES = ("queue_full", "shutdown", "export_failed", "rejected")
+"""Why records do not arrive; counted from 0, for a counter that is born at 1 raises no alert.
+
+A snapshot that cannot be written as a request (``serialization``) is followed by others.
+"""
+
+_log = logging.getLogger("otel_train")
+
+
+class Shared:
+    """Ways out that all ranks of one agent use.
+
+    Args:
+        alone: the agent serves one rank.
+
+    Attributes:
+        connections: to collectors, kept between requests.
+        servers: of ``/metrics``.
+    """
+
+    def __init__(self, *, alone: bool) -> None:
+        self.alone = alone
+        self.connections = Connections()
+        self.servers = MetricsServers()
+
+    def close(self) -> None:
+        """After the last rank: let go of connections."""
+        self.connections.close()
+
+
+class Routes:
+    """The run directory, OTLP, ``/metrics`` and the console of one session.
+
+    Args:
+        config: what is wanted.
+        info: who we are.
+        environ: the process environment.
+        directory: the run directory.
+        origins: where settings come from.
+        shared: what ranks of this agent have in common.
+
+    Attributes:
+        info: who we are, as the run directory counts it.
+        terminal: the page that is printed on, and what prints; None for standard error.
+        disk: where everything is written once the run directory is open.
+        ignored: what the environment or a file gives and is not honoured.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        info: RunInfo,
+        environ: Mapping[str, str],
+        directory: RunDirectory,
+        *,
+        origins: Mapping[str, str],
+        shared: Shared,
+    ) -> None:
+        self._shared = shared
+        known = directory.run_id  # "" where a process that is gone is brought to its end
+        self.info = info.placed(known, directory.training, directory.attempt) if known else info
+        self.origins = origins
+        self.ignored = list(origins.ignored) if isinstance(origins, Origins) else []
+        self._ignore(*wrong_resource(environ))
+        self._config = config
+        self._environ = environ
+        self._directory = directory
+        self.disk = Disk()
+        self._summary_guard = Guard("summary")
+        self._progress = Progress()
+        self.terminal: tuple[Page, Callable[[str], object]] | None = None
+        self._routes: list[ExportRoute] = []
+        self._otlp: OtlpExporter | None = None
+        self._prometheus: PrometheusExporter | None = None
+        self._brought: list[PluginExporter] = []
+
+    @classmethod
+    def make(
+        cls,
+        config: Config,
+        info: RunInfo,
+        environ: Mapping[str, str],
+        *,
+        origins: Mapping[str, str],
+        shared: Shared,
+        again: bool = False,
+    ) -> Routes:
+        """Open the run directory; nothing else yet.
+
+        Args:
+            config: where it lies, and what it may take.
+            info: who writes.
+            environ: the environment of the rank.
+            origins: where each setting comes from.
+            shared: what the ranks of a node have in common.
+            again: go on in the one that ``info`` has been placed in, which an agent before this one has opened.
+        """
+        if again:
+            directory = RunDirectory.again(
+                Path(config.run_dir) / folder_name(info.run_id), info.rank, attempt=info.attempt,
+                max_bytes=config.max_run_dir_bytes, owner=info.pid,
+            )  # fmt: skip
+        else:
+            directory = RunDirectory.open(
+                Path(config.run_dir), info.run_id, rank=info.rank, attempt=config.attempt if config.attempt >= 0 else None,
+                restarts=info.attempt,
+                run=_run_document(config, info, origins), max_bytes=config.max_run_dir_bytes, owner=info.pid,
+            )  # fmt: skip
+        return cls(config, info, environ, directory, origins=origins, shared=shared)
+
+    @property
+    def flight_path(self) -> Path | None:
+        """Where the flight file belongs; None for plain memory."""
+        return self._directory.flight_path if self._config.flight and self._directory.writable else None
+
+    @property
+    def run_directory(self) -> Path | None:
+        """Folder of the run; None when it cannot be written."""
+        return self._directory.path if self._directory.writable else None
+
+    def down_s(self, started_unix_ns: int) -> float | None:
+        """Seconds that the run stood still before this start of it; None if that is not known."""
+        directory = self._directory
+        if not directory.writable:
+            return None
+        return down_s(directory.rank_path, directory.previous_attempt, started_unix_ns)
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Address of ``/metrics``."""
+        return self._prometheus.url if self._prometheus else None
+
+    def document(self) -> dict[str, object]:
+        """What ``summary.json`` says of places and settings."""
+        return {
+            "metrics_url": self.metrics_url,
+            "run_dir": str(self.run_directory) if self.run_directory else None,
+            "settings_from": dict(self.origins),
+            "settings_ignored": [setting.document() for setting in self.ignored],
+        }
+
+    def connect(
+        self, routes: list[ExportRoute], resource: Mapping[str, AttributeValue], profile: Profile
+    ) -> None:
+        """Open what the settings ask for, as far as this rank exports it.
+
+        Raises:
+            ConfigError: an argument of the program cannot be honoured.
+        """
+        every = self._config.export_every_s * (LEAN_INTERVALS if profile.lean else 1)
+        self._routes, self._profile, self._resource = routes, profile, resource
+        settings = None
+        if self._wants_otlp() and (profile.metrics or profile.spans):  # refused before anything listens
+            settings = OtlpSettings.read(
+                self._environ, wanted=self._config.otlp == "on", on_wrong=self._ignore_variable
+            )
+        self._brought = self._or_default(
+            "exporters", lambda wish: brought(wish, resource, timeout_s=self._config.exit_timeout_s)
+        )
+        if self._config.prometheus and profile.metrics:
+            with _or_without("/metrics"):
+                self._prometheus = self._open_prometheus(resource)
+                routes.append(ExportRoute(self._prometheus, Guard("/metrics"), min(every, PAGE_EVERY_S)))
+        if settings is not None and settings.targets:
+            with _or_without("OTLP export"):
+                self._otlp = OtlpExporter(
+                    settings,
+                    resource,
+                    version=VERSION,
+                    directory=self.rank_folder,
+                    on_error=self._directory.note,
+                    connections=self._shared.connections,
+                )
+                routes.append(self._on_disk(self._otlp, "OTLP export", every))
+        recorder = RunDirectoryExporter(self._directory, resource, version=VERSION)
+        routes.append(self._on_disk(recorder, "run directory", every))
+        # After ours, which close first: theirs close meanwhile, on threads of their own.
+        self._add(self._brought, every)
+
+    def _on_disk(self, exporter: Exporter, part: str, every_s: float) -> ExportRoute:
+        guard = Guard(part)
+        return ExportRoute(Part(OnDisk(exporter, self.disk, guard), self._profile), guard, every_s)
+
+    def _or_default(self, name: str, do: Callable[[Any], _T]) -> _T:  # Any: the value of a setting
+        """``do`` with the value of a setting; with its default where the environment or a file has one that fails.
+
+        Raises:
+            ConfigError: the program has one that fails.
+        """
+        try:
+            return do(getattr(self._config, name))
+        except ConfigError as error:
+            origin = self.origins.get(name, CODE)
+            if origin == CODE:
+                raise
+            default = Config()
+            ignored = IgnoredSetting(name, origin, str(error))
+            self._ignore(*in_force([ignored], default))
+            return do(getattr(default, name))
+
+    def _ignore_variable(self, name: str, problem: str, used: str) -> None:
+        self._ignore(IgnoredSetting(name, ENVIRONMENT, problem, used))
+
+    def _ignore(self, *ignored: IgnoredSetting) -> None:
+        self.ignored += ignored
+        warn(ignored)
+
+    def through(self, providers: Mapping[str, Any]) -> None:  # Any: providers of the SDK
+        """Export by way of the program's own providers: ``meters``, ``tracers``, or both.
+
+        Raises:
+            ConfigError: one of them is none.
+        """
+        if all(provider is None for provider in providers.values()):
+            return
+        exporter = ProviderExporter(self._resource, version=VERSION, **providers)
+        one = PluginExporter("your providers", exporter, self._config.exit_timeout_s)
+        self._brought.append(one)
+        self._add([one], min(self._config.export_every_s, PROVIDED_EVERY_S))
+
+    def add_elsewhere(self, exporter: Exporter) -> None:
+        """Export by way of somebody in the training process as well."""
+        every_s = min(self._config.export_every_s, PROVIDED_EVERY_S)
+        route = ExportRoute(Part(exporter, self._profile), Guard("your providers"), every_s)
+        route.exporter.export(ExportBatch())
+        self._routes.append(route)
+
+    def _add(self, brought: Iterable[PluginExporter], every_s: float) -> None:
+        self._routes += [ExportRoute(Part(one, self._profile), one.line.guard, every_s) for one in brought]
+
+    def on_post(self, path: str, take: Callable[[bytes, str], tuple[int, object]]) -> None:
+        """Let ``take(body, token)`` answer what is posted to ``path``, where ``/metrics`` is served."""
+        if self._prometheus is not None:
+            self._prometheus.posts[path] = take
+
+    @property
+    def rank_folder(self) -> Path | None:
+        """Folder of this rank; None when it cannot be written."""
+        return self._directory.rank_path if self._directory.writable else None
+
+    def drops(self) -> Mapping[tuple[str, str], int]:
+        """Records not exported, by (signal, reason)."""
+        if self._otlp is None:
+            return {}
+        known = {(signal, reason): 0 for signal in ("metrics", "spans") for reason in LOSSES}
+        return {
+            **known,
+            **{
+                ("spans" if s == "traces" else s, why): number
+                for (s, why), number in self._otlp.drops.items()
+            },
+        }
+
+    def lost(self) -> Mapping[str, int]:
+        """Batches that exporters of other packages, or the disk, did not take, by part."""
+        return {
+            **{one.line.guard.part: one.line.dropped for one in self._brought},
+            "run directory": self.disk.dropped,
+        }
+
+    def write_summary(self, summary: Mapping[str, Any], *, final: bool = False) -> None:
+        """Replace ``summary.json``; ``final``: no other follows."""
+        text = dump_json(summary, indent=2)
+        write = self.disk.do if final else self.disk.refresh
+        write(self._summary_guard, lambda: self._directory.write_summary(text))
+
+    def print_card(self, summary: Mapping[str, Any]) -> None:
+        """Show the card on standard error, on rank 0: what the program prints itself stays as it is."""
+        self._show(
+            lambda page: render_card(summary, width=page.width, color=page.color, unicode=page.unicode)
+        )
+
+    def print_progress(self, summary: Mapping[str, Any], step: int) -> None:
+        """Show one line there."""
+        self._show(lambda page: self._progress.line(page, summary, step))
+
+    def _show(self, render: Callable[[Page], str]) -> None:
+        if self.info.rank != 0:
+            return
+        if self.terminal is not None:
+            page, write = self.terminal
+            write(render(page))
+        elif sys.stderr is not None:
+            sys.stderr.write(render(Page.of(sys.stderr)))
+            sys.stderr.flush()
+
+    def close_files(self) -> None:
+        """Close the run directory and ``/metrics``; only what is sent goes on."""
+        sent = [route for route in self._routes if _sends(route)]
+        rest, self._routes = [route for route in self._routes if not _sends(route)], sent
+        for route in rest:
+            if route.exporter is self._prometheus:  # it takes a file away
+                self.disk.do(route.guard, partial(route.exporter.close, 0.05))
+        self.disk.do(Guard("run directory"), self._directory.close)
+
+    def close(self, timeout_s: float) -> None:
+        """Close everything, in at most ``timeout_s`` seconds in all."""
+        deadline = time.monotonic() + timeout_s
+        for route in self._routes:
+            with route.guard:
+                route.exporter.close(max(0.05, deadline - time.monotonic()))
+        self.disk.do(Guard("run directory"), self._directory.close)
+        self.disk.close(max(0.05, deadline - time.monotonic()))
+
+    def _wants_otlp(self) -> bool:
+        return self._config.otlp == "on" or (self._config.otlp == "auto" and otlp_configured(self._environ))
+
+    def _open_prometheus(self, resource: Mapping[str, AttributeValue]) -> PrometheusExporter:
+        labels = {
+            "train_run_id": self.info.run_id,
+            "train_rank": str(self.info.rank),
+            "host_name": self.info.host,
+        }
+        for name in ("service.name", "service.namespace", "deployment.environment.name"):
+            if name in resource:
+                labels[name.replace(".", "_")] = str(resource[name])
+        config = self._config
+        port = config.prometheus_port
+        if port and self._shared.alone:
+            port += self.info.local_rank
+        exporter = self._or_default(
+            "prometheus_host",
+            lambda host: PrometheusExporter(host, port, labels, resource, servers=self._shared.servers),
+        )
+        if self._directory.writable:
+            try:
+                exporter.write_target(self._directory.rank_path)
+            except OSError as error:
+                self._directory.note(error)
+        return exporter
+
+
+def _sends(route: ExportRoute) -> bool:
+    """Whether what it was given may still be under way."""
+    return route.guard.part not in ("/metrics", "run directory")
+
+
+@contextmanager
+def _or_without(part: str) -> Iterator[None]:
+    """What needs a thread or a descriptor, where there may be none left."""
+    try:
+        yield
+    except (OSError, RuntimeError, MemoryError) as error:
+        _log.warning("%s could not start: %s. The session goes on without it", part, error)
+
+
+def _run_document(config: Config, info: RunInfo, origins: Mapping[str, str]) -> dict[str, object]:
+    from dataclasses import asdict
+
+    ignored = origins.ignored if isinstance(origins, Origins) else ()
+    settings = {
+        "settings": {
+            **asdict(config),
+            **{name: "(set)" if getattr(config, name) else "" for name in SECRETS},
+        },
+        "settings_from": dict(origins),
+        "settings_ignored": [each.document() for each in ignored],
+    }
+    return {**asdict(info), **settings, "version": VERSION}

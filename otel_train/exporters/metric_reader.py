@@ -1,0 +1,256 @@
+"""Readings that no edge tells, put beside the account: memory, logged values, our own health."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from otel_train import catalog as c
+from otel_train.accounting.types import PHASES, TRAIN
+from otel_train.aggregation.metric_builder import MetricBuilder
+from otel_train.aggregation.run_metrics import RunMetrics
+from otel_train.clock import NS_PER_S, system_clock
+from otel_train.exporters.profile import LEAN, LEAN_EVENTS, profile_of
+from otel_train.records import Snapshot
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from otel_train.aggregation.run_state import RunState
+    from otel_train.aggregation.signals import Signals
+    from otel_train.clock import Anchor
+    from otel_train.config import Config
+    from otel_train.exporters.accelerator import AcceleratorReader
+    from otel_train.exporters.hardware import HardwareReader
+    from otel_train.exporters.loaders import LoaderWatch
+    from otel_train.exporters.process import ProcessReader
+    from otel_train.instrumentation.dataloader import LoaderProbe
+    from otel_train.runinfo import RunInfo
+
+
+class SelfMetrics(NamedTuple):
+    """What the telemetry costs and loses, asked from its parts.
+
+    Attributes:
+        drops: records not exported, by (signal, reason).
+        faults: faults of ours, by part.
+        overhead_s: seconds of ours on the training thread.
+        unobserved: what could not be seen.
+    """
+
+    drops: Callable[[], Mapping[tuple[str, str], int]]
+    faults: Callable[[], Mapping[str, int]]
+    overhead_s: Callable[[], float]
+    unobserved: Callable[[], list[dict[str, str]]]
+
+
+class MetricSources(NamedTuple):
+    """Where a reporter reads what no edge tells.
+
+    Attributes:
+        signals: logged values.
+        process: reads the operating system.
+        accelerators: reads device memory.
+        hardware: reads utilisation, power and temperature.
+        health: our own figures.
+        loaders: the loaders known now.
+        watch: knows their workers.
+        anchor: turns the monotonic clock into wall time.
+    """
+
+    signals: Signals
+    process: ProcessReader
+    accelerators: AcceleratorReader
+    hardware: HardwareReader
+    health: SelfMetrics
+    loaders: Callable[[], Mapping[str, LoaderProbe]]
+    watch: LoaderWatch
+    anchor: Anchor
+
+
+class MetricReader:
+    """Makes a snapshot of every metric.
+
+    Args:
+        run: the account.
+        readings: everything else.
+        info: who we are.
+        config: settings that become metrics.
+        breathe: called between series.
+    """
+
+    def __init__(
+        self,
+        run: RunState,
+        readings: MetricSources,
+        *,
+        info: RunInfo,
+        config: Config,
+        breathe: Callable[[], None],
+    ) -> None:
+        self.state = ""
+        """The run's end, once it has one."""
+        self.about: tuple[str, ...] = ()
+        """Whose run it is, and where, once that is known."""
+        self.step_flops: Callable[[], int] = lambda: 0
+        """Model FLOP of one step of this rank, counted; 0 if that is not known."""
+        self._per_sample = 0.0
+        self.more: list[Callable[[MetricBuilder], None]] = []
+        """Write what others know."""
+        self._run = run
+        self._info = info
+        self._config = config
+        self._signals = readings.signals
+        self._process = readings.process
+        self._accelerators = readings.accelerators
+        self._hardware = readings.hardware
+        self._health = readings.health
+        self._loaders = readings.loaders
+        self._watch = readings.watch
+        self._anchor = readings.anchor
+        self._profile = profile_of(config, info)
+        self._figures = RunMetrics(
+            run, max_loaders=config.max_loaders, max_stages=config.max_stages, lean=self._profile.lean
+        )
+        self._breathe = breathe
+        self._emitters = {
+            c.Emit.ALL: True,
+            c.Emit.RANK0: info.rank == 0,
+            c.Emit.DP_LEADER: info.dp_leader,
+            c.Emit.NODE: info.local_rank == 0,
+        }
+
+    def snapshot(self, at_ns: int | None = None) -> Snapshot:
+        """Every metric of this process; ``at_ns``: now, on the monotonic clock, if that is not the system's."""
+        lean = self._profile.lean
+        sheet = MetricBuilder(
+            self._emits,
+            only=LEAN if lean else None,
+            events=LEAN_EVENTS if lean else (),
+            breathe=self._breathe,
+        )
+        self._figures.write(sheet)
+        self._signals.write(sheet, "train")
+        self._process.write(sheet)
+        self._accelerators.write(sheet)
+        self._hardware.write(sheet)
+        self._write_run(sheet)
+        self._watch.write(sheet, self._figures.loaders, self._process.rss_of)
+        self._write_throughput(sheet)
+        self._write_health(sheet)
+        now_ns = system_clock() if at_ns is None else at_ns
+        sheet.put(c.RANK_TIME, max(0, self._run.ended_by(now_ns) - self._run.started_ns) / NS_PER_S)
+        if self._profile.speaks:  # what this rank has counted is in the sum over all that it is told
+            sheet.take(c.SAMPLES)
+            sheet.take(c.TOKENS)
+        for write in self.more:
+            write(sheet)
+        self._write_flops(sheet)
+        return Snapshot(self._info.started_unix_ns, time.time_ns(), sheet.families())
+
+    def counted(self) -> dict[tuple[str, str, str], int]:
+        """Samples and tokens that this rank counts for its model replica, by metric, loader and phase."""
+        found: dict[tuple[str, str, str], int] = {}
+        if not self._info.dp_leader:
+            return found
+        totals, tokens = self._run.totals, c.TOKENS.name
+        for (loader, phase), number in totals.samples.items():
+            if phase < len(PHASES):
+                key = (c.SAMPLES.name, totals.names.loaders.names[loader], PHASES[phase])
+                found[key] = found.get(key, 0) + number
+        for name, probe in list(self._loaders().items()):
+            if probe.token_count:
+                found[tokens, name, probe.phase or PHASES[TRAIN]] = probe.token_count
+        if self._signals.tokens:
+            found[tokens, "", PHASES[TRAIN]] = self._signals.tokens
+        return found
+
+    def events(self) -> dict[str, int]:
+        """How often what other ranks should know of has happened here, by ``train.rank.event``."""
+        lost = sum(n for (_, reason), n in self._health.drops().items() if reason != "sampled_out")
+        return {
+            "oom": self._accelerators.ooms(),
+            "loader_worker_exit": sum(self._watch.worker_exits.values()),
+            # Gradients alone do not count: gradient scalers make them overflow on purpose.
+            "nonfinite": self._signals.nonfinite["loss"] + self._signals.nonfinite["parameter"],
+            "exception": int(self._run.totals.failed.sum()),
+            "drop": lost,
+            "stall": sum(self._run.stalls.events.values()),
+        }
+
+    def _emits(self, emit: c.Emit) -> bool:
+        return self._emitters[emit]
+
+    def _write_run(self, sheet: MetricBuilder) -> None:
+        run, info, config = self._run, self._info, self._config
+        if self.state:
+            for value in c.RUN_STATES:
+                sheet.put(c.RUN_STATUS, int(value == self.state) - int(value == run.state()), value)
+        if self.about:
+            sheet.put(c.RUN_INFO, 1, *self.about)
+        sheet.put(c.HEARTBEAT_TIME, self._anchor.unix(run.stalls.last_ns) / NS_PER_S)
+        sheet.put(c.RUN_RESTARTS, info.attempt)
+        sheet.put(c.WORLD_SIZE, info.world_size)
+        sheet.put(c.RANKS_EXPECTED, self._profile.expected)
+        if config.total_steps:
+            sheet.put(c.RUN_PROGRESS_RATIO, run.step_number / config.total_steps)
+        last = run.checkpoints.last_ns or run.started_ns
+        sheet.put(c.CHECKPOINT_LAST_SUCCESS_TIME, self._anchor.unix(last) / NS_PER_S)
+        if config.checkpoint_every_s or run.checkpoints.interval_s:
+            sheet.put(c.CHECKPOINT_INTERVAL, config.checkpoint_every_s or run.checkpoints.interval_s)
+
+    def _write_throughput(self, sheet: MetricBuilder) -> None:
+        """Samples per second if the loader alone, or the compute alone, were the limit: the slower of the two.
+
+        Known where the loader runs on the training thread: its own speed is then the time inside ``next``.
+        """
+        totals = self._run.totals
+        if self._signals.tokens:
+            sheet.put(c.TOKENS, self._signals.tokens, "", "train")
+        trained: dict[str, int] = {}
+        for (loader, phase), count in totals.samples.items():
+            if phase == 0:
+                name = totals.names.loaders.names[loader]
+                trained[name] = trained.get(name, 0) + count
+        spent = totals.train_s_by_loader()
+        for name, probe in list(self._loaders().items()):
+            data_s, rest_s = spent.get(name, (0.0, 0.0))
+            if probe.workers == 0 and name in trained and min(data_s, rest_s) > 0:
+                slower_s = max(data_s, rest_s) / self._info.world_size
+                sheet.put(
+                    c.THROUGHPUT_THEORETICAL, trained[name] / slower_s, self._figures.loaders.fold(name)
+                )
+
+    def _write_flops(self, sheet: MetricBuilder) -> None:
+        per_sample = self._config.flops_per_sample or self._counted_per_sample()
+        if not per_sample:
+            return
+        trained = [
+            number
+            for attributes, number in sheet.values(c.SAMPLES).items()
+            if dict(attributes)[c.PHASE.name] == PHASES[TRAIN]
+        ]
+        if trained:
+            sheet.put(c.MODEL_FLOPS, sum(trained) * per_sample)
+
+    def _counted_per_sample(self) -> float:
+        """FLOP of the step that was counted over the mean samples of a step up to then; it stays what it is."""
+        step_flops, totals = self.step_flops(), self._run.totals
+        samples = sum(number for (_, phase), number in totals.samples.items() if phase == TRAIN)
+        if not self._per_sample and step_flops and samples:
+            self._per_sample = step_flops * totals.steps_by_phase().get(PHASES[TRAIN], 0) / samples
+        return self._per_sample
+
+    def _write_health(self, sheet: MetricBuilder) -> None:
+        for (signal, reason), number in self._health.drops().items():
+            # Their labels gone, what is left out on purpose would read as lost.
+            if not (self._profile.lean and reason == "sampled_out"):
+                sheet.put(c.TELEMETRY_DROPS, number, signal, reason)
+        sheet.put(c.TELEMETRY_OVERHEAD_TIME, self._health.overhead_s())
+        for part, faults in self._health.faults().items():
+            sheet.put(c.TELEMETRY_FAULTS, faults, part)
+        for label, number in {**self._figures.overflows(), **self._signals.overflows()}.items():
+            sheet.put(c.TELEMETRY_ATTRIBUTE_OVERFLOWS, number, label)
+        for thing in self._health.unobserved():
+            if thing["cause"]:
+                sheet.put(c.UNOBSERVED, 1, thing["what"], thing["cause"])

@@ -1,0 +1,282 @@
+"""What a collector's answer to an OTLP request means: accepted, try again, or refused for good."""
+
+from __future__ import annotations
+
+import enum
+import json
+import time
+from email.utils import parsedate_to_datetime
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from urllib.parse import urlsplit
+
+from otel_train.exporters.otlp_errors import UNAUTHORIZED, first_line, why
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MOST_ANSWER_BYTES: Final = 64 << 10
+"""Longest answer that is read. The response messages hold one number and one sentence."""
+
+JSON, PROTOBUF = "application/json", "application/x-protobuf"
+
+_MENDABLE: Final = frozenset({401, 402, 403, 404, 405, 406, 407, 408, 415, 421, 425, 426, 429})
+"""Client errors that concern the address, the login, the encoding or the moment, not what was sent."""
+
+_OVERLOADED: Final = frozenset({429, 502, 503, 504})
+"""Statuses with which the specification lets a collector ask for another try."""
+
+_REASONS: Final = {
+    404: "answers 404: nothing takes OTLP at this path; 4318 is the usual port for OTLP over HTTP, and "
+    "OTEL_EXPORTER_OTLP_ENDPOINT names it without a path",
+    415: "does not take this encoding (415): set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf, or to http/json",
+}
+
+_GRPC_REFUSALS: Final = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "ALREADY_EXISTS"})
+
+
+class Verdict(enum.Enum):
+    """What becomes of a request after its answer."""
+
+    ACCEPTED = "accepted"
+    RETRY = "retry"
+    REFUSED = "refused"
+
+
+class Answer(NamedTuple):
+    """The answer to one request.
+
+    ACCEPTED removes the request. RETRY keeps it and sends it again later: nothing that an operator or time can mend
+    (an address, a login, an expired certificate, a redirect, an overload) loses data. REFUSED is about the request
+    itself: the same bytes would be refused again.
+
+    Attributes:
+        verdict: accepted, try again, or refused for good.
+        reason: why, as the rest of a sentence that begins with the collector's address; what to do follows a colon.
+        retry_after_s: how long the collector asks to wait before the next request; None when it does not say.
+        rejected: records of the request that were not taken; None for all of a refused one.
+        poison: a server error that the specification does not let a client try again: this request alone may be
+            the cause of it.
+    """
+
+    verdict: Verdict
+    reason: str = ""
+    retry_after_s: float | None = None
+    rejected: int | None = None
+    poison: bool = False
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the collector has all of it."""
+        return self.verdict is Verdict.ACCEPTED
+
+
+ACCEPTED: Final = Answer(Verdict.ACCEPTED)
+
+
+def retry(reason: str, retry_after_s: float | None = None, *, poison: bool = False) -> Answer:
+    """The request stays and is sent again."""
+    return Answer(Verdict.RETRY, reason, retry_after_s, poison=poison)
+
+
+def refused(reason: str, rejected: int | None = None) -> Answer:
+    """The request would be refused again."""
+    return Answer(Verdict.REFUSED, reason, rejected=rejected)
+
+
+class HttpAnswer(NamedTuple):
+    """What came back over HTTP.
+
+    Attributes:
+        status: the status code.
+        headers: by lower-case name.
+        body: at most one byte more than is read of an answer.
+    """
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+def read_http(answer: HttpAnswer, signal: str, *, tls: bool = False) -> Answer:
+    """What an HTTP answer means.
+
+    Accepted is only status 200 with an OTLP content type and a body that is the response message with nothing
+    rejected. An empty body is the empty response message, also without a content type (Prometheus answers so). Every other
+    200 and every other 2xx comes from something else, a login page or a proxy: retry. So do redirects, which are
+    never followed, 401, 403, 404, other statuses about address, login or encoding, and all of 5xx. 400, 413 and the
+    remaining 4xx are refusals, and so are rejected records in ``partial_success``.
+
+    Args:
+        answer: what came back.
+        signal: ``metrics`` or ``traces``.
+        tls: whether the connection was encrypted.
+    """
+    status = answer.status
+    if status == HTTPStatus.OK:
+        return _read_ok(answer, signal)
+    if reason := _mendable(answer, tls=tls):
+        return retry(reason)
+    said = _said(answer)
+    if status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
+        return refused(
+            f"refuses a request as too large (413{said}): raise max_request_body_size of its receiver"
+        )
+    if 400 <= status < 500 and status not in _MENDABLE:  # noqa: PLR2004 - the client errors
+        return refused(f"refuses a request ({status}{said})")
+    wait_s = _retry_after_s(answer.headers.get("retry-after", ""))
+    asked = f", and asks to wait {wait_s:.0f} s" if wait_s is not None else ""
+    poison = status >= HTTPStatus.INTERNAL_SERVER_ERROR and status not in _OVERLOADED
+    return retry(f"answers {status} ({_phrase(status)}{said}){asked}", wait_s, poison=poison)
+
+
+def _mendable(answer: HttpAnswer, *, tls: bool) -> str:
+    """What is wrong with the address or the login; "" where the answer is about something else."""
+    status = answer.status
+    if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
+        return UNAUTHORIZED.format(status)
+    if 300 <= status < 400:  # noqa: PLR2004 - the redirects
+        return _redirect(answer)
+    if status == HTTPStatus.BAD_REQUEST and not tls and b"https" in answer.body.lower():
+        return "speaks TLS only: write https:// in place of http:// in OTEL_EXPORTER_OTLP_ENDPOINT"
+    if (
+        status == HTTPStatus.BAD_REQUEST and b"use protobuf" in answer.body.lower()
+    ):  # as VictoriaMetrics says it
+        return _REASONS[415]
+    return _REASONS.get(status, "")
+
+
+def read_grpc(code: str, details: str, retry_after_s: float | None = None) -> Answer:
+    """What a gRPC status other than OK means: the same rules as over HTTP.
+
+    Args:
+        code: name of the status, such as ``UNAVAILABLE``.
+        details: its message.
+        retry_after_s: what ``RetryInfo`` asks for.
+    """
+    if code in _GRPC_REFUSALS:
+        return refused(f"refuses a request ({code}, {first_line(details)})")
+    return retry(why(f"{code}: {details}"), retry_after_s, poison=code in {"INTERNAL", "UNKNOWN"})
+
+
+def read_message(body: bytes, signal: str) -> Answer:
+    """What a response message in protobuf says. An empty one accepts everything.
+
+    Raises:
+        ValueError: this is no such message.
+    """
+    if not body:
+        return ACCEPTED
+    from google.protobuf.message import DecodeError
+
+    try:
+        partial = _response_class(signal).FromString(body).partial_success
+    except DecodeError as error:
+        raise ValueError(str(error)) from error
+    rejected = partial.rejected_data_points if signal == "metrics" else partial.rejected_spans
+    return _partial(int(rejected), partial.error_message)
+
+
+def _response_class(signal: str) -> Any:  # Any: generated code without types
+    if signal == "metrics":
+        from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics
+
+        return metrics.ExportMetricsServiceResponse
+    from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace
+
+    return trace.ExportTraceServiceResponse
+
+
+def _read_ok(answer: HttpAnswer, signal: str) -> Answer:
+    kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if not answer.body and kind in {"", JSON, PROTOBUF}:
+        return ACCEPTED
+    readers: dict[str, Callable[[bytes, str], Answer]] = {JSON: _read_json, PROTOBUF: read_message}
+    read = readers.get(kind)
+    if read is None:
+        what = f"the content type {first_line(kind)}" if kind else "no content type"
+        return retry(
+            f"answers 200 with {what}, which is no OTLP answer: a login page or a proxy stands in its place; correct "
+            "OTEL_EXPORTER_OTLP_ENDPOINT or log in"
+        )
+    if len(answer.body) > MOST_ANSWER_BYTES:
+        return retry(
+            f"answers 200 with more than {MOST_ANSWER_BYTES} bytes, which is no OTLP answer: correct "
+            "OTEL_EXPORTER_OTLP_ENDPOINT"
+        )
+    try:
+        return read(answer.body, signal)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return retry(f"answers 200 with {kind} that is no OTLP response: correct OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+def _read_json(body: bytes, signal: str) -> Answer:
+    value = json.loads(body)
+    # An empty object accepts everything. Other APIs also answer with objects, so one without the key is theirs.
+    partial = {} if value == {} else value["partialSuccess"] or {}
+    rejected = partial.get("rejectedDataPoints" if signal == "metrics" else "rejectedSpans", 0)
+    return _partial(int(rejected), str(partial.get("errorMessage", "")))
+
+
+def _partial(rejected: int, message: str) -> Answer:
+    said = f" ({first_line(message)})" if message else ""
+    if rejected > 0:
+        return refused(f"rejects {rejected} records of a request{said}", rejected)
+    return Answer(Verdict.ACCEPTED, f"accepts with a warning{said}" if said else "")
+
+
+def _redirect(answer: HttpAnswer) -> str:
+    try:
+        to = urlsplit(answer.headers.get("location", ""))
+        where = f"{to.scheme}://{to.hostname}" if to.scheme and to.hostname else to.path
+    except ValueError:
+        where = ""
+    place = f" to {first_line(where)}" if where else ""
+    return (
+        f"redirects{place} ({answer.status}), which is not followed: set OTEL_EXPORTER_OTLP_ENDPOINT to the address "
+        "that takes OTLP, or log in"
+    )
+
+
+def _said(answer: HttpAnswer) -> str:
+    """What the body of a refusal says, behind a comma: the message of a ``Status``, or plain text."""
+    kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
+    text = ""
+    if kind == JSON:
+        try:
+            value = json.loads(answer.body)
+            text = str(value.get("message", "")) if isinstance(value, dict) else ""
+        except (ValueError, RecursionError):
+            text = ""
+    elif kind == PROTOBUF:
+        text = _status_message(answer.body)
+    elif kind == "text/plain":
+        text = answer.body.decode("utf-8", "replace")
+    return f", {shown}" if (shown := first_line(text)) else ""
+
+
+def _status_message(body: bytes) -> str:
+    from google.protobuf.message import DecodeError
+    from google.rpc.status_pb2 import Status
+
+    try:
+        return str(Status.FromString(body).message)
+    except DecodeError:
+        return ""
+
+
+def _retry_after_s(text: str) -> float | None:
+    """Seconds, or a date, as in ``Retry-After``; None for neither."""
+    if text.strip().isdecimal():
+        return float(text)
+    try:
+        return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    except (ValueError, OverflowError):
+        return None
+
+
+def _phrase(status: int) -> str:
+    try:
+        return HTTPStatus(status).phrase
+    except ValueError:
+        return "no known status"

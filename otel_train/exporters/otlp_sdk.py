@@ -1,0 +1,175 @@
+"""Snapshots and spans as the OpenTelemetry SDK's own data classes, for providers of the program's own.
+
+opentelemetry is imported when an object is made, not when this module is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from otel_train.catalog import Kind
+from otel_train.exporters.otlp_json import SCOPE_NAME, paced, span_attributes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from opentelemetry.sdk.metrics.export import Metric as SdkMetric
+    from opentelemetry.sdk.metrics.export import MetricsData
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+    from otel_train.records import (
+        AttributeValue,
+        Exemplar,
+        HistogramPoint,
+        MetricFamily,
+        Point,
+        Snapshot,
+        Span,
+    )
+
+
+class _Paced(tuple):  # type: ignore[type-arg]  # holds what the SDK asks for
+    """A tuple that lets go of the interpreter between its items while the SDK encodes them."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:  # Any: the SDK's encoders are untyped
+        return paced(super().__iter__())
+
+
+def sdk_resource(attributes: Mapping[str, AttributeValue]) -> Resource:
+    """Exactly these attributes: no detectors, none of the SDK's own."""
+    from opentelemetry.sdk.resources import Resource
+
+    return Resource(dict(attributes))
+
+
+def sdk_scope(version: str) -> InstrumentationScope:
+    """The instrumentation scope of everything we send."""
+    from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
+    return InstrumentationScope(SCOPE_NAME, version)
+
+
+def to_metrics_data(snapshot: Snapshot, resource: Resource, scope: InstrumentationScope) -> MetricsData:
+    """A snapshot as the SDK's public data classes; always cumulative, because Prometheus drops deltas."""
+    metrics = _Paced([_family(family, snapshot) for family in paced(snapshot.families)])
+    return metrics_data(metrics, resource, scope)
+
+
+def metrics_data(
+    metrics: Sequence[SdkMetric], resource: Resource, scope: InstrumentationScope
+) -> MetricsData:
+    """Metrics of one resource and one scope, wrapped the way the exporters take them."""
+    from opentelemetry.sdk.metrics.export import MetricsData, ResourceMetrics, ScopeMetrics
+
+    scopes = [ScopeMetrics(scope=scope, metrics=metrics, schema_url="")]
+    return MetricsData(
+        resource_metrics=[ResourceMetrics(resource=resource, scope_metrics=scopes, schema_url="")]
+    )
+
+
+def _family(family: MetricFamily, snapshot: Snapshot) -> SdkMetric:
+    from opentelemetry.sdk.metrics.export import (
+        AggregationTemporality,
+        ExponentialHistogram,
+        Gauge,
+        Metric,
+        Sum,
+    )
+
+    metric = family.metric
+    cumulative = AggregationTemporality.CUMULATIVE
+    data: Any  # Any: one of three unrelated classes
+    if metric.kind is Kind.HISTOGRAM:
+        points = _Paced([_histogram_point(point, snapshot) for point in family.points])  # type: ignore[arg-type]  # the kind says which
+        data = ExponentialHistogram(points, cumulative)
+    else:
+        numbers = _Paced([_number_point(point, snapshot) for point in family.points])  # type: ignore[arg-type]  # the kind says which
+        monotonic = metric.kind is Kind.COUNTER
+        data = (
+            Gauge(numbers) if metric.kind is Kind.GAUGE else Sum(numbers, cumulative, is_monotonic=monotonic)
+        )
+    return Metric(name=metric.name, description=metric.meaning, unit=metric.unit, data=data)
+
+
+def _number_point(point: Point, snapshot: Snapshot) -> Any:  # Any: made by the SDK, taken by the SDK
+    from opentelemetry.sdk.metrics.export import NumberDataPoint
+
+    return NumberDataPoint(
+        attributes=dict(point.attributes),
+        start_time_unix_nano=snapshot.start_unix_ns,
+        time_unix_nano=snapshot.time_unix_ns,
+        value=float(point.value),
+    )
+
+
+def _histogram_point(point: HistogramPoint, snapshot: Snapshot) -> Any:  # Any: as above
+    from opentelemetry.sdk.metrics.export import Buckets, ExponentialHistogramDataPoint
+
+    # The encoder leaves a field unset for None, which is how OTLP says "no observation yet".
+    empty = math.isnan(point.min)
+    return ExponentialHistogramDataPoint(
+        attributes=dict(point.attributes),
+        start_time_unix_nano=snapshot.start_unix_ns,
+        time_unix_nano=snapshot.time_unix_ns,
+        count=point.count,
+        sum=float(point.sum),
+        scale=point.scale,
+        zero_count=point.zero_count,
+        positive=Buckets(offset=point.offset, bucket_counts=point.exponential_counts),
+        negative=Buckets(offset=0, bucket_counts=()),
+        flags=0,
+        min=None if empty else float(point.min),  # type: ignore[arg-type]  # see above
+        max=None if empty else float(point.max),  # type: ignore[arg-type]  # see above
+        exemplars=[_exemplar(exemplar) for exemplar in point.exemplars],
+    )
+
+
+def _exemplar(exemplar: Exemplar) -> Any:  # Any: as above
+    from opentelemetry.sdk.metrics import Exemplar as SdkExemplar
+
+    return SdkExemplar(
+        filtered_attributes={},
+        value=float(exemplar.value),
+        time_unix_nano=exemplar.time_unix_ns,
+        span_id=exemplar.span_id,
+        trace_id=exemplar.trace_id,
+    )
+
+
+def to_readable_span(span: Span, resource: Resource, scope: InstrumentationScope) -> ReadableSpan:
+    """A finished span, with the ids it was given."""
+    from opentelemetry.sdk.trace import Event, ReadableSpan
+    from opentelemetry.trace import Link, Status, StatusCode
+
+    return ReadableSpan(
+        name=span.name,
+        context=span_context(span.trace_id, span.span_id),
+        parent=span_context(span.trace_id, span.parent_id) if span.parent_id else None,
+        resource=resource,
+        attributes=dict(span_attributes(span)),
+        events=[
+            Event(event.name, dict(event.attributes), timestamp=event.time_unix_ns) for event in span.events
+        ],
+        links=[Link(span_context(link.trace_id, link.span_id), dict(link.attributes)) for link in span.links],
+        status=Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.UNSET),
+        start_time=span.start_unix_ns,
+        end_time=span.end_unix_ns,
+        instrumentation_scope=scope,
+    )
+
+
+def span_context(trace_id: int, span_id: int) -> Any:  # Any: the API's class subclasses an untyped tuple
+    """A local, sampled span context."""
+    from opentelemetry.trace import SpanContext, TraceFlags
+
+    return SpanContext(
+        trace_id=trace_id,
+        span_id=span_id,
+        is_remote=False,
+        trace_flags=TraceFlags(TraceFlags.SAMPLED),
+    )

@@ -1,0 +1,134 @@
+"""Exporters that other packages bring, found by their entry points."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING, Any
+
+from otel_train.errors import ConfigError
+from otel_train.exporters.background_queue import BackgroundQueue
+from otel_train.guard import Guard
+from otel_train.values import words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from importlib.metadata import EntryPoint
+
+    from otel_train.exporters import Exporter
+    from otel_train.records import AttributeValue, ExportBatch
+
+GROUP = "otel_train.exporters"
+"""Entry points of this group are called with the attributes of the process, and give an exporter, or None for none."""
+
+MOST_WAITING = 64
+"""Batches that wait for one exporter at most: half a minute at one a turn."""
+
+
+class PluginExporter:
+    """One exporter of another package, on a thread of its own.
+
+    Args:
+        name: of its entry point.
+        exporter: takes batches; may hang, and may raise.
+        timeout_s: seconds that it is given to close.
+    """
+
+    def __init__(self, name: str, exporter: Exporter, timeout_s: float) -> None:
+        self.line: BackgroundQueue[ExportBatch] = BackgroundQueue(
+            f"exporter {name}", exporter.export, lambda: exporter.close(timeout_s), most=MOST_WAITING
+        )
+
+    def export(self, batch: ExportBatch) -> None:
+        """Hand over one batch. After the last it begins to close, while others still send."""
+        self.line.hand(batch)
+        if batch.final:
+            self.line.end()
+
+    def close(self, timeout_s: float) -> None:
+        """Wait until it has closed, in at most ``timeout_s`` seconds."""
+        self.line.end()
+        self.line.join(timeout_s)
+
+
+def brought(
+    wish: str,
+    resource: Mapping[str, AttributeValue],
+    *,
+    timeout_s: float,
+    found: Iterable[EntryPoint] | None = None,
+) -> list[PluginExporter]:
+    """The exporters of other packages that a run has. What one of them does wrong here is logged, if nobody asked for it.
+
+    Args:
+        wish: the setting ``exporters``.
+        resource: attributes of this process, as they are sent.
+        timeout_s: seconds that each is given to close.
+        found: entry points; those of what is installed when None.
+
+    Raises:
+        ConfigError: one that was asked for by name is not installed, or cannot be made.
+    """
+    if wish.strip() == "off":
+        return []
+    known = {point.name: point for point in (entry_points(group=GROUP) if found is None else found)}
+    if wish.strip() == "auto":
+        made = {}
+        for name, point in known.items():
+            with Guard(f"exporter {name}", limit=1):
+                made[name] = _made(point, resource)
+    else:
+        made = {name: _asked(name, known, resource) for name in dict.fromkeys(words_of(wish))}
+    return [
+        PluginExporter(name, exporter, timeout_s) for name, exporter in made.items() if exporter is not None
+    ]
+
+
+def check_known(wish: str) -> None:
+    """Refuse an exporter that is not installed.
+
+    Raises:
+        ConfigError: one that is asked for by name is not.
+    """
+    known = {point.name: point for point in entry_points(group=GROUP)}
+    for name in words_of(wish):
+        if name not in known:
+            raise _unknown(name, known)
+
+
+def _unknown(name: str, known: Mapping[str, EntryPoint]) -> ConfigError:
+    close = get_close_matches(name, known, n=1)
+    remedy = f"Did you mean {close[0]}?" if close else f"Installed: {', '.join(known) or 'none'}"
+    return ConfigError(f"exporters={name!r}: expected the name of an installed entry point {GROUP}. {remedy}")
+
+
+def _asked(
+    name: str, known: Mapping[str, EntryPoint], resource: Mapping[str, AttributeValue]
+) -> Exporter | None:
+    """The one of that name.
+
+    Raises:
+        ConfigError: see ``brought``.
+    """
+    if name not in known:
+        raise _unknown(name, known)
+    try:
+        return _made(known[name], resource)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"exporters={name!r}: {known[name].value} cannot be made: {type(error).__name__}: {error}. "
+            "Correct it, or leave it out"
+        ) from error
+
+
+def _made(point: EntryPoint, resource: Mapping[str, AttributeValue]) -> Exporter | None:
+    make: Any = point.load()
+    exporter: Exporter | None = make(dict(resource))
+    if exporter is not None and not all(callable(getattr(exporter, do, None)) for do in ("export", "close")):
+        raise ConfigError(
+            f"exporters={point.name!r}: {point.value} gives {exporter!r}: expected export(batch) and close(timeout_s), "
+            "or None. Correct it, or leave it out"
+        )
+    return exporter

@@ -1,0 +1,121 @@
+"""How much each rank of a run exports, by the size of the run or as it is set."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from otel_train import catalog as c
+from otel_train.aggregation.span_sampler import UNDECIDED, SamplingRules
+from otel_train.records import ExportBatch
+
+if TYPE_CHECKING:
+    from otel_train.config import Config
+    from otel_train.exporters import Exporter
+    from otel_train.runinfo import RunInfo
+
+MOST_FULL, MOST_LEAN = 64, 2048
+"""Ranks up to which every rank exports everything, or at least a few series.
+Source: about 120 series per rank in full and 24 in lean, against 50,000 per run in a shared Prometheus."""
+
+MOST_TRACING_NODES: Final = 64
+"""Nodes whose first rank traces ordinary steps; 64 ranks are about 70 kB per step, and stores refuse traces of MB."""
+
+LEAN: Final = frozenset(
+    metric.name
+    for metric in (
+        c.STAGE_DURATION, c.STEP_DURATION, c.STEPS, c.SAMPLES, c.TOKENS, c.MODEL_FLOPS, c.RUN_STATUS,
+        c.HEARTBEAT_TIME, c.STALL_THRESHOLD, c.RANK_TIME, c.PROCESS_MEMORY_USAGE, c.ACCELERATOR_MEMORY_ALLOCATED,
+        c.ACCELERATOR_MEMORY_RESERVED, c.ACCELERATOR_MEMORY_LIMIT,
+    )
+)  # fmt: skip
+"""What a rank other than the first publishes in profile ``lean``: all that rules read of every rank."""
+
+LEAN_EVENTS: Final = frozenset(
+    metric.name
+    for metric in (
+        c.ACCELERATOR_MEMORY_OOMS, c.ACCELERATOR_MEMORY_ALLOC_RETRIES, c.LOADER_WORKER_EXITS, c.LOADER_ERRORS,
+        c.NONFINITE_DETECTIONS, c.TELEMETRY_DROPS, c.TELEMETRY_FAULTS, c.UNOBSERVED, c.PROFILER_ACTIVE,
+        c.STALL_EVENTS,
+    )
+)  # fmt: skip
+"""What it publishes beside, once that is above zero: of most ranks there is nothing to tell."""
+
+LEAN_INTERVALS: Final = 2
+"""In profile ``lean`` metrics are sent so many times less often."""
+
+
+class Profile(NamedTuple):
+    """What one rank exports.
+
+    Attributes:
+        name: ``full``, ``lean``, ``digest`` or ``rank0``.
+        metrics: it sends metrics and serves ``/metrics``.
+        lean: of those only ``LEAN`` and ``LEAN_EVENTS``, durations of training alone, devices added up.
+        spans: it sends spans.
+        traces: among them ordinary steps; else only steps that are slow or failed here.
+        expected: ranks of the run that send metrics.
+        speaks: it alone sends metrics, and counts samples for all ranks.
+    """
+
+    name: str
+    metrics: bool
+    lean: bool
+    spans: bool
+    traces: bool
+    expected: int
+    speaks: bool = False
+
+
+def profile_of(config: Config, info: RunInfo) -> Profile:
+    """The part of this rank."""
+    name, world, first = config.export_profile, info.world_size, info.rank == 0
+    if name == "auto":
+        name = "full" if world <= MOST_FULL else "lean" if world <= MOST_LEAN else "digest"
+    speaks = first and world > 1
+    leads_node = first or (info.local_rank == 0 and info.node_rank < MOST_TRACING_NODES)
+    if name == "rank0":
+        return Profile(name, first, lean=False, spans=first, traces=first, expected=1, speaks=speaks)
+    if name == "digest":
+        return Profile(
+            name, first, lean=False, spans=leads_node, traces=leads_node, expected=1, speaks=speaks
+        )
+    traces = leads_node or world <= MOST_FULL
+    return Profile(name, True, lean=name == "lean" and not first, spans=True, traces=traces, expected=world)
+
+
+def keep_rules(config: Config, profile: Profile) -> SamplingRules:
+    """Which steps this rank keeps a trace of."""
+    ordinary = profile.traces
+    return SamplingRules(
+        config.keep_warmup_steps if ordinary else 0,
+        config.keep_every_steps if ordinary else UNDECIDED,
+        config.keep_slow_factor,
+        config.keep_per_s,
+        config.keep_burst,
+    )
+
+
+class Part:
+    """Lets through to an exporter what a rank exports under its profile. Events always pass.
+
+    Args:
+        exporter: takes the rest.
+        profile: of this rank.
+    """
+
+    def __init__(self, exporter: Exporter, profile: Profile) -> None:
+        self._exporter = exporter
+        self._profile = profile
+
+    def export(self, batch: ExportBatch) -> None:
+        """Hand on what is left, if anything is."""
+        snapshot = batch.snapshot if self._profile.metrics else None
+        spans = batch.spans if self._profile.spans else ()
+        if snapshot or spans or batch.events or batch.final:
+            self._exporter.export(
+                ExportBatch(snapshot=snapshot, spans=spans, events=batch.events, final=batch.final)
+            )
+
+    def close(self, timeout_s: float) -> None:
+        """Close the exporter."""
+        self._exporter.close(timeout_s)

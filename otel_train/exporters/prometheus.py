@@ -1,0 +1,437 @@
+"""A Prometheus endpoint: the latest snapshot at ``/metrics``."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import io
+import os
+import re
+import selectors
+import socket
+import socketserver
+import threading
+import time
+import weakref
+from contextlib import suppress
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler
+from typing import TYPE_CHECKING, Any
+
+from otel_train.atomic import dump_json, replace_json
+from otel_train.errors import ConfigError
+from otel_train.hosts import REQUEST_BYTES, REQUEST_S, is_known_host, is_loopback
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from otel_train.exporters.prometheus_page import RankPage
+    from otel_train.records import AttributeValue, ExportBatch, Snapshot
+
+    Take = Callable[[bytes, str], tuple[int, object]]
+
+DEFAULT_PORT = 9464
+"""The port of the OpenTelemetry specification's Prometheus exporter."""
+
+_NEXT_PORTS = 64
+"""How many ports further to look: more ranks than any host has."""
+
+_MAX_CONNECTIONS = 16
+"""Clients served at once. Prometheus needs one, a person with a browser a few; one more drops the oldest."""
+
+_ANSWER_S = 5.0
+"""How long a client may take to read its answer."""
+
+_TARGET_FILE = "prometheus_target.json"
+
+
+class PrometheusExporter:
+    """Keeps the latest snapshot and serves it, one snapshot per page.
+
+    OpenMetrics with exemplars or the classic text format, as the client asks, compressed if it likes.
+    When the port is taken the next ones are tried, at last any. A forked child serves nothing.
+
+    Args:
+        host: address to listen on.
+        port: first port to try; 0 takes any.
+        constant_labels: labels that every sample carries, by Prometheus name: ``train_run_id``, ...
+        resource: who we are, by OpenTelemetry name; becomes ``target_info``.
+        servers: of all ranks that publish on one page; None for a page of its own.
+
+    Attributes:
+        port: the port it listens on.
+        posts: by path, what takes a body and a bearer token and gives a status and an answer.
+
+    Raises:
+        ConfigError: the host cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        constant_labels: Mapping[str, str],
+        resource: Mapping[str, AttributeValue],
+        *,
+        servers: MetricsServers | None = None,
+    ) -> None:
+        from otel_train.exporters.prometheus_page import RankPage
+
+        self._snapshot: Snapshot | None = None
+        self._written: Path | None = None
+        self._host = host
+        self.posts: dict[str, Take] = {}
+        self._page = RankPage(lambda: self._snapshot, constant_labels, resource)
+        self._servers = servers or MetricsServers()
+        self._server = self._servers.join(host, port, self._page, self.posts)
+        self.port = int(self._server.server_address[1])
+
+    @property
+    def url(self) -> str:
+        """Where to look."""
+        return f"http://{self._target()}/metrics"
+
+    def export(self, batch: ExportBatch) -> None:
+        """Show this snapshot from now on."""
+        if batch.snapshot is not None:
+            self._snapshot = batch.snapshot
+
+    def close(self, timeout_s: float) -> None:
+        """Leave the page, and take the target file away. The last rank frees the port. Idempotent.
+
+        A run that is killed leaves its target file, and Prometheus sees a target that does not answer.
+        One that ends in order does not: so they can be told apart.
+        """
+        self._servers.leave(self._server, self._page, self.posts, timeout_s)
+        if self._written is not None:
+            with suppress(OSError):
+                self._written.unlink(missing_ok=True)
+
+    def write_target(self, directory: Path, labels: Mapping[str, str] | None = None) -> Path:
+        """Write ``prometheus_target.json`` for Prometheus' ``file_sd_configs``.
+
+        Args:
+            directory: the folder of the rank.
+            labels: labels that Prometheus adds. Those that the page carries itself need not be repeated.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        path = directory / _TARGET_FILE
+        replace_json(path, [{"targets": [self._target()], "labels": dict(labels or {})}])
+        self._written = path
+        return path
+
+    def _target(self) -> str:
+        # Nobody can connect to a wildcard address.
+        host = socket.gethostname() if self._host in {"", "0.0.0.0", "::"} else self._host  # noqa: S104  # compared, not bound
+        return f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+
+
+class MetricsServers:
+    """Servers of ``/metrics``, each for all ranks of one process that want it at the same address."""
+
+    def __init__(self) -> None:
+        self._servers: dict[tuple[str, int], _Server] = {}
+        self._lock = threading.Lock()
+
+    def join(self, host: str, port: int, page: RankPage, posts: dict[str, Take]) -> _Server:
+        """The server at this address, with one rank more.
+
+        Raises:
+            ConfigError: the host cannot be listened on.
+        """
+        with self._lock:
+            server = self._servers.get((host, port))
+            if server is None:
+                server = self._servers[host, port] = _listen(host, port)
+            server.ranks.append(page)
+            server.posts.append(posts)
+            return server
+
+    def leave(self, server: _Server, page: RankPage, posts: dict[str, Take], timeout_s: float) -> None:
+        """One rank less; after the last one the server stops."""
+        with self._lock:
+            if page not in server.ranks:
+                return
+            server.ranks.remove(page)
+            server.posts[:] = [each for each in server.posts if each is not posts]
+            if server.ranks:
+                return
+            self._servers = {key: each for key, each in self._servers.items() if each is not server}
+        server.stop(timeout_s)
+
+
+_USED_UP = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
+"""No fault of the address: this process, or the machine, has nothing left to listen with."""
+
+
+def _listen(host: str, port: int) -> _Server:
+    ports = [*range(port, min(port + _NEXT_PORTS, 65535) + 1), 0] if port else [0]
+    for candidate in ports:
+        try:
+            return _Server(host, candidate)
+        except UnicodeError as error:  # noqa: PERF203  # no name of a host: a label of more than 63 letters, say
+            raise _cannot_listen(host, port, error) from error
+        except OSError as error:
+            if error.errno in _USED_UP:
+                raise
+            if error.errno not in {errno.EADDRINUSE, errno.EACCES}:
+                raise _cannot_listen(host, port, error) from error
+    raise _cannot_listen(host, port, OSError("every port is taken"))
+
+
+def _cannot_listen(host: str, port: int, error: Exception) -> ConfigError:
+    return ConfigError(
+        f"Prometheus endpoint {host}:{port}: {error}. Use an address of this machine, "
+        "such as 127.0.0.1, or switch the endpoint off."
+    )
+
+
+class _Server(socketserver.ThreadingTCPServer):
+    """Accepts in one daemon thread, answers each client in another, and stops at once."""
+
+    daemon_threads = True
+    block_on_close = False
+    allow_reuse_address = os.name != "nt"
+    allow_reuse_port = False
+    request_queue_size = 64
+    timeout = 0
+
+    def __init__(self, host: str, port: int) -> None:
+        from prometheus_client import CollectorRegistry
+
+        from otel_train.exporters.prometheus_page import PageCollector
+
+        self.ranks: list[RankPage] = []
+        self.posts: list[dict[str, Take]] = []
+        self.registry = CollectorRegistry()
+        self.registry.register(PageCollector(self.ranks))
+        self._clients: dict[socket.socket, None] = {}  # in the order in which they came
+        self._lock = threading.Lock()
+        self._stopped = False
+        if ":" in host:
+            self.address_family = socket.AF_INET6
+        super().__init__((host, port), _Handler)
+        self.local = is_loopback(str(self.server_address[0]))
+        # A client may be gone again between select and accept.
+        self.socket.setblocking(False)
+        self._wake_read, self._wake_write = socket.socketpair()
+        self._thread = threading.Thread(target=self._accept, name="otel_train-prometheus", daemon=True)
+        _live.add(self)
+        try:
+            self._thread.start()
+        except RuntimeError:  # no thread is left
+            self.stop(0)
+            raise
+
+    def _accept(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.socket, selectors.EVENT_READ)
+            selector.register(self._wake_read, selectors.EVENT_READ)
+            while not self._stopped:
+                selector.select()
+                if not self._stopped:
+                    self.handle_request()
+
+    def process_request(self, request: Any, client_address: Any) -> None:  # Any: as the base class has it
+        """Answer in a thread of its own. Where there are too many, the one goes that has been unfinished for longest."""
+        with self._lock:
+            dropped = list(self._clients)[: max(0, len(self._clients) + 1 - _MAX_CONNECTIONS)]
+            for client in dropped:
+                del self._clients[client]
+            self._clients[request] = None
+        for client in dropped:
+            with suppress(OSError):  # its thread reads the end, and closes it
+                client.shutdown(socket.SHUT_RDWR)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:  # Any: as above
+        """End one connection."""
+        with self._lock:
+            self._clients.pop(request, None)
+        super().shutdown_request(request)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # Any: as above
+        """A client that goes away in mid-answer is nobody's fault."""
+
+    def stop(self, timeout_s: float) -> None:
+        """Free the port at once and end the threads."""
+        if self._stopped:
+            return
+        self._stopped = True
+        _live.discard(self)
+        with suppress(OSError):
+            self._wake_write.send(b"x")
+        if self._thread.is_alive():
+            self._thread.join(timeout_s)
+        self.server_close()
+        with self._lock:
+            clients = list(self._clients)
+        for client in clients:
+            with suppress(OSError):
+                client.shutdown(socket.SHUT_RDWR)
+        self._wake_read.close()
+        self._wake_write.close()
+
+    def forget(self) -> None:
+        """In a forked child: let go of the inherited sockets, or the port stays taken for its lifetime."""
+        self._stopped = True
+        for inherited in (self.socket, self._wake_read, self._wake_write, *self._clients):
+            inherited.close()
+
+
+_live: weakref.WeakSet[_Server] = weakref.WeakSet()
+
+
+def _forget_all() -> None:
+    for server in list(_live):
+        server.forget()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+class TooLargeError(Exception):
+    """A request has more bytes than one may have."""
+
+
+class _Incoming(io.RawIOBase):
+    """What a client sends, in a bounded time and with a bounded size in all: one that trickles ends like any other.
+
+    Args:
+        connection: of the client.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__()
+        self._connection = connection
+        self._left_bytes = REQUEST_BYTES
+        self._until_s = time.monotonic() + REQUEST_S
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # Any: a buffer
+        """Read what is there.
+
+        Raises:
+            TimeoutError: its time is over.
+            TooLargeError: it has sent as much as it may, and goes on.
+        """
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("a request took too long")
+        if not self._left_bytes:
+            raise TooLargeError
+        self._connection.settimeout(left_s)
+        read = self._connection.recv_into(memoryview(buffer)[: self._left_bytes])
+        self._left_bytes -= read
+        return read
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = REQUEST_S
+    server_version = "otel_train"
+    sys_version = ""
+
+    def setup(self) -> None:
+        """Bound what comes in."""
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_Incoming(self.connection))
+
+    def handle_one_request(self) -> None:
+        """Answer one request; one that is too large gets that as its answer, and nothing else is done with it."""
+        try:
+            super().handle_one_request()
+        except TooLargeError:
+            self.close_connection = True
+            self.connection.settimeout(_ANSWER_S)
+            self.wfile.write(b"HTTP/1.0 431 Request Header Fields Too Large\r\nContent-Length: 0\r\n\r\n")
+
+    def parse_request(self) -> bool:
+        """Whether to go on with it: not under another site's name, where only this machine can ask."""
+        if not super().parse_request():
+            return False
+        self.connection.settimeout(_ANSWER_S)
+        host = self.headers.get("Host")
+        # No browser leaves it out.
+        if not self.server.local or host is None or is_known_host(host):
+            return True
+        text = (
+            "This endpoint listens on loopback, so it answers to localhost and to addresses only. "
+            "Use http://127.0.0.1 and its port; or set OTEL_TRAIN_PROMETHEUS_HOST to an address that other names lead to.\n"
+        )
+        headers = {"Content-Type": "text/plain; charset=utf-8", "Connection": "close"}
+        self._answer(text.encode(), headers, HTTPStatus.MISDIRECTED_REQUEST)
+        return False
+
+    def do_GET(self) -> None:  # the base class asks for this name
+        """Answer with the page, or say where it is."""
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._page()
+        elif path == "/":
+            body = b'<a href="/metrics">metrics</a>\n'
+            self._answer(body, {"Content-Type": "text/html; charset=utf-8"})
+        else:
+            self.send_error(HTTPStatus.NOT_FOUND)
+
+    def do_POST(self) -> None:
+        """Hand the body over to whoever takes it at this path."""
+        path = self.path.partition("?")[0]
+        takes = [posts[path] for posts in list(self.server.posts) if path in posts]
+        length = self.headers.get("Content-Length", "0")
+        if not takes:
+            self.send_error(HTTPStatus.NOT_FOUND)
+        elif not re.fullmatch("[0-9]{1,9}", length) or int(length) > REQUEST_BYTES:
+            self.send_error(HTTPStatus.REQUEST_ENTITY_TOO_LARGE)
+        else:
+            body = self.rfile.read(int(length))
+            scheme, _, token = self.headers.get("Authorization", "").partition(" ")
+            self.connection.settimeout(_ANSWER_S)
+            status: int = HTTPStatus.UNAUTHORIZED
+            answer: object = {}
+            for take in takes:  # the token says which rank is meant
+                status, answer = take(body, token.strip() if scheme == "Bearer" else "")
+                if status != HTTPStatus.UNAUTHORIZED:
+                    break
+            self._answer(dump_json(answer).encode() + b"\n", {"Content-Type": "application/json"}, status)
+
+    do_HEAD = do_GET  # noqa: N815  # as above
+
+    def _page(self) -> None:
+        from prometheus_client.exposition import choose_encoder
+
+        encode, content_type = choose_encoder(self.headers.get("Accept", ""))
+        body = encode(self.server.registry)
+        headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
+        if _takes_gzip(self.headers.get("Accept-Encoding", "")):
+            body = gzip.compress(body, compresslevel=1)
+            headers["Content-Encoding"] = "gzip"
+        self._answer(body, headers)
+
+    def _answer(self, body: bytes, headers: Mapping[str, str], status: int = HTTPStatus.OK) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
+        """Say nothing: the console belongs to training."""
+
+
+def _takes_gzip(accept_encoding: str) -> bool:
+    for item in accept_encoding.lower().split(","):
+        name, _, weight = item.partition(";")
+        if name.strip() in {"gzip", "*"}:
+            return weight.replace(" ", "") not in {"q=0", "q=0.0"}
+    return False

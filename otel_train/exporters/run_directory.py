@@ -1,0 +1,398 @@
+"""The run directory: everything a run leaves on disk, written so that nothing can hurt training."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+import threading
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from otel_train.atomic import dump_json, make_ignored, replace_json, replace_text
+from otel_train.errors import RunDirectoryError
+from otel_train.exporters.jsonl import BoundedLines, read_jsonl
+from otel_train.exporters.otlp_json import metrics_line, spans_line
+from otel_train.exporters.rank_claim import RankClaim
+from otel_train.files import (
+    check_run_folder,
+    folders_in,
+    is_folder,
+    make_folder,
+    mark_of,
+    rank_folders,
+    read_json,
+    read_word,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from otel_train.records import AttributeValue, Event, ExportBatch
+
+__all__ = [
+    "RunDirectory",
+    "RunDirectoryExporter",
+    "earlier_trainings",
+    "find_run",
+    "rank_directories",
+    "read_jsonl",
+    "state_of",
+]
+
+_log = logging.getLogger("otel_train")
+
+DEFAULT_MAX_BYTES = 256 << 20
+"""A day of snapshots every ten seconds, with spans at their cap."""
+
+FLIGHTS_KEPT = 3
+"""Flight files of earlier attempts to keep: enough to compare the last crashes."""
+
+TRAINING = "training-"
+"""Begins the name of the folder of an earlier training; its number follows."""
+
+_MOST_AT_ONCE = 4096
+
+_SHARES = {"events.jsonl": 1 / 8, "metrics.otlp.jsonl": 5 / 8, "spans.otlp.jsonl": 2 / 8}
+
+
+class RunDirectory:
+    """The folder ``<root>/<run id>/rank<r>`` of one process.
+
+    After it is open nothing raises: what cannot be written is logged once, counted and given up.
+
+    Attributes:
+        path: ``<root>/<run id>``.
+        rank_path: ``<root>/<run id>/rank<r>``.
+        rank: which rank.
+        run_id: of the run; with a number behind it where another living process has this rank of the run.
+        training: 1 for the first training of this rank in the run, one more for every one after that finished.
+        attempt: 0 for the first start of this training, one more for every further one.
+        previous_attempt: the one before, whose flight file has been put aside; -1 for none.
+        writable: whether the folder could be made.
+        faults: writes that failed.
+    """
+
+    def __init__(self, path: Path, rank: int, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
+        self.path = path
+        self.rank = rank
+        self.rank_path = path / f"rank{rank}"
+        self.run_id = ""
+        self.training = 1
+        self.attempt = 0
+        self.previous_attempt = -1
+        self.writable = False
+        self.faults = 0
+        self._claim: RankClaim | None = None
+        self._owner = 0
+        self._told = False
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._files = {
+            name: BoundedLines(self.rank_path / name, max_bytes=int(max_bytes * share), on_error=self.note)
+            for name, share in _SHARES.items()
+        }
+
+    @classmethod
+    def open(  # noqa: PLR0913  # all but two by keyword
+        cls,
+        root: Path,
+        run_id: str,
+        *,
+        rank: int,
+        run: Mapping[str, object] | None = None,
+        attempt: int | None = None,
+        restarts: int = 0,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        owner: int = 0,
+    ) -> RunDirectory:
+        """Make, or come back to, the folder of one rank.
+
+        Args:
+            root: parent of all runs. When this call creates it, git is told to ignore it.
+            run_id: the run's id; characters that no folder should have are replaced.
+            rank: this process.
+            run: what ``run.json`` says: who, where, versions, settings.
+            attempt: which attempt this is, when somebody knows; else counted.
+            restarts: how often the launcher has restarted the job: the attempt is at least this.
+            max_bytes: bound on events, metrics and spans of this rank together.
+            owner: the training process that is written for; 0 for this one.
+        """
+        known = restarts if attempt is None else attempt
+        directory = cls(root / folder_name(run_id), rank, max_bytes)
+        directory.run_id = run_id
+        try:
+            make_ignored(root)
+            for number in range(1, _MOST_AT_ONCE):
+                name = run_id if number == 1 else f"{run_id}-{number}"
+                directory = cls(root / folder_name(name), rank, max_bytes)
+                directory.run_id = name
+                directory._owner = owner
+                if directory._take(known):
+                    break
+            previous = directory.previous_attempt = directory._previous_attempt()
+            directory.attempt = max(previous + 1, restarts) if attempt is None else attempt
+            directory._put_flight_aside(previous)
+            replace_text(directory.rank_path / "attempt", f"{directory.attempt}\n")
+            told = {"run_id": directory.run_id, "training": directory.training}
+            directory._write_run({**(run or {}), **told})
+            directory.writable = True
+        except OSError as error:
+            directory.attempt = attempt or directory.attempt
+            directory._let_go()
+            directory.note(error)
+        return directory
+
+    def _take(self, known: int) -> bool:
+        """Take the folder of the rank for this process, unless another one that lives writes there.
+
+        Args:
+            known: attempts that the launcher, or the program, knows of.
+        """
+        make_folder(self.path)
+        check_run_folder(self.path, self.rank_path)
+        self._claim = RankClaim.take(self.path / f"rank{self.rank}.lock", self._owner)
+        if self._claim is None:
+            return False
+        state, over = state_of(self.rank_path), self._claim.closed_here
+        if known <= self._previous_attempt() and (state == "finished" or (state and over)):
+            self._put_training_aside()
+        self.training = 1 + len(earlier_trainings(self.path, self.rank))
+        make_folder(self.rank_path)
+        return True
+
+    def _put_training_aside(self) -> None:
+        """Make of what this rank wrote in the training that is over a part of a run directory of its own."""
+        before = earlier_trainings(self.path, self.rank)
+        home = self.path / f"{TRAINING}{len(before) + 1}"
+        make_folder(home)
+        self.rank_path.rename(home / self.rank_path.name)
+        make_folder(self.rank_path)
+        with suppress(FileNotFoundError):  # what has not been sent is sent by who comes next
+            (home / self.rank_path.name / "spool").rename(self.rank_path / "spool")
+        if not (home / "run.json").exists():
+            with suppress(RunDirectoryError):
+                replace_json(home / "run.json", read_json(self.path / "run.json"))
+        captures = list((self.path / "captures").glob(f"*-rank{self.rank}.*"))
+        for path in captures:
+            make_folder(home / "captures")
+            path.rename(home / "captures" / path.name)
+        if self.rank == 0:
+            for name in ("artifacts", "report.html"):
+                with suppress(FileNotFoundError):
+                    (self.path / name).rename(home / name)
+        for old in before[: 2 - FLIGHTS_KEPT]:  # the newest and the one now put aside have theirs
+            for path in (old / self.rank_path.name).glob("flight*.bin"):
+                path.unlink(missing_ok=True)
+
+    @classmethod
+    def again(
+        cls, path: Path, rank: int, *, attempt: int, max_bytes: int = DEFAULT_MAX_BYTES, owner: int = 0
+    ) -> RunDirectory:
+        """The folder ``rank`` of the run at ``path``, to go on where another process of ours stopped.
+
+        Not writable where there is none, or where another process has it by now.
+        """
+        directory = cls(path, rank, max_bytes)
+        directory.attempt = attempt
+        if is_folder(directory.rank_path):
+            with suppress(OSError):
+                directory._claim = RankClaim.take(path / f"rank{rank}.lock", owner)
+        directory.writable = directory._claim is not None
+        return directory
+
+    @property
+    def flight_path(self) -> Path:
+        """Where ``flight.bin`` of this attempt belongs."""
+        return self.rank_path / "flight.bin"
+
+    @property
+    def dropped_lines(self) -> int:
+        """Lines given up because a file reached its bound."""
+        return sum(file.dropped_lines for file in self._files.values())
+
+    def append(self, name: str, line: str) -> bool:
+        """Add a line to ``events.jsonl``, ``metrics.otlp.jsonl`` or ``spans.otlp.jsonl``."""
+        if not self.writable or os.getpid() != self._pid:
+            return False
+        with self._lock:
+            return self._files[name].append(line)
+
+    def write_summary(self, text: str) -> bool:
+        """Replace ``summary.json`` as a whole; a reader never sees half of one. False when it could not be written."""
+        if not self.writable or os.getpid() != self._pid:
+            return False
+        try:
+            replace_text(self.rank_path / "summary.json", text + "\n")
+        except OSError as error:
+            self.note(error)
+            return False
+        return True
+
+    def close(self) -> None:
+        """Let go of the files, and of the folder."""
+        if os.getpid() == self._pid:
+            with self._lock:
+                for file in self._files.values():
+                    file.close()
+            self._let_go()
+
+    def _let_go(self) -> None:
+        claim, self._claim = self._claim, None
+        if claim is not None:
+            claim.release()
+
+    def note(self, error: OSError) -> None:
+        """Count a failed write; the first is logged."""
+        self.faults += 1
+        if not self._told:
+            self._told = True
+            _log.warning(
+                "Run directory %s: %s. What cannot be written is dropped and counted; training is not affected",
+                self.rank_path,
+                error.strerror or error,
+            )
+
+    def _previous_attempt(self) -> int:
+        try:
+            text = read_word(self.rank_path / "attempt")
+        except OSError:  # somebody else's: what it says is not believed
+            return -1
+        return int(text) if re.fullmatch("[0-9]{1,9}", text) else -1
+
+    def _put_flight_aside(self, previous: int) -> None:
+        if self.flight_path.exists():
+            self.flight_path.replace(self.rank_path / f"flight-{previous}.bin")
+        old = sorted(self.rank_path.glob("flight-*.bin"), key=lambda path: path.stat().st_mtime_ns)
+        for path in old[:-FLIGHTS_KEPT]:
+            path.unlink(missing_ok=True)
+
+    def _write_run(self, run: Mapping[str, object]) -> None:
+        path = self.path / "run.json"
+        # Rank 0 knows best. Until it has spoken, whoever came first stands in for it.
+        if self.rank == 0 or not path.exists():
+            replace_json(path, run)
+
+
+class RunDirectoryExporter:
+    """Writes every batch into the run directory.
+
+    Args:
+        directory: where to.
+        resource: who we are; every OTLP line repeats it.
+        version: version of the instrumentation scope.
+    """
+
+    def __init__(
+        self, directory: RunDirectory, resource: Mapping[str, AttributeValue], *, version: str
+    ) -> None:
+        self._directory = directory
+        self._resource = dict(resource)
+        self._version = version
+
+    def export(self, batch: ExportBatch) -> None:
+        """Append the events, the snapshot and the spans of one batch."""
+        directory = self._directory
+        if not directory.writable:
+            return
+        for event in batch.events:
+            directory.append("events.jsonl", _event_line(event, directory))
+        if batch.snapshot is not None:
+            line = metrics_line(batch.snapshot, self._resource, self._version)
+            directory.append("metrics.otlp.jsonl", line)
+        if batch.spans:
+            line = spans_line(batch.spans, self._resource, self._version)
+            directory.append("spans.otlp.jsonl", line)
+
+    def close(self, timeout_s: float) -> None:
+        """Let go of the files."""
+        del timeout_s
+        self._directory.close()
+
+
+def _event_line(event: Event, directory: RunDirectory) -> str:
+    return dump_json(
+        {
+            "time_unix_ns": event.time_unix_ns,
+            "name": event.name,
+            "attempt": directory.attempt,
+            "rank": directory.rank,
+            "attributes": dict(event.attributes),
+        }
+    )
+
+
+def folder_name(run_id: str) -> str:
+    """A run id as the name of one folder: never empty, never a path, never the same for two ids."""
+    name = re.sub(r"[^A-Za-z0-9._-]", "_", run_id).lstrip(".")[:96]
+    if name and name == run_id:
+        return name
+    digest = hashlib.sha256(run_id.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{name or 'run'}-{digest}"
+
+
+def find_run(run: str | Path | None, root: Path) -> Path:
+    """The directory of a run.
+
+    Args:
+        run: a run directory, the directory of one of its ranks, a run id, or None for the newest run.
+        root: parent of all runs, where ids and the newest are looked for.
+
+    Raises:
+        RunDirectoryError: there is none; the message says what to do.
+    """
+    if run is None:
+        return _newest(root)
+    for path in (Path(run), root / folder_name(str(run))):
+        if mark_of(path / "run.json") is not None or rank_directories(path):
+            return path
+        if path.name.startswith("rank") and mark_of(path.parent / "run.json") is not None:
+            return path.parent
+    raise RunDirectoryError(
+        f"{str(run)!r} is neither a run directory nor the id of a run below {root}. "
+        "Give the folder that holds run.json, or name the parent of your runs in OTEL_TRAIN_RUN_DIR."
+    )
+
+
+def earlier_trainings(run: Path, rank: int | None = None) -> list[Path]:
+    """The folders of a run's earlier trainings, the first one first: each is a run directory of its own.
+
+    Args:
+        run: the run directory.
+        rank: those that this rank took part in; all when None.
+    """
+    numbers = sorted(
+        int(name[len(TRAINING) :])
+        for name in folders_in(run)
+        if re.fullmatch(f"{TRAINING}[1-9][0-9]{{0,8}}", name)
+    )
+    found = [run / f"{TRAINING}{number}" for number in numbers]
+    return [path for path in found if rank is None or is_folder(path / f"rank{rank}")]
+
+
+def state_of(rank_dir: Path) -> str:
+    """How a rank's ``summary.json`` says that it ended; "" where it does not."""
+    try:
+        return str(read_json(rank_dir / "summary.json").get("state") or "")
+    except RunDirectoryError:
+        return ""
+
+
+def rank_directories(run: Path) -> list[Path]:
+    """The folders of a run's ranks, by rank."""
+    return list(rank_folders(run).values())
+
+
+def _newest(root: Path) -> Path:
+    runs = [root / name for name in folders_in(root) if mark_of(root / name / "run.json") is not None]
+    if not runs:
+        raise RunDirectoryError(
+            f"No run below {root}. Give a run directory, or name the parent of your runs in OTEL_TRAIN_RUN_DIR."
+        )
+    return max(runs, key=_last_change_ns)
+
+
+def _last_change_ns(run: Path) -> int:
+    return max(path.stat().st_mtime_ns for path in (run, *rank_directories(run)))

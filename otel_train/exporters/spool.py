@@ -1,0 +1,473 @@
+"""The queue of requests that wait for a collector: lines of OTLP/JSON on disk, in memory where there is no disk.
+
+Every request is appended to a segment, a file of whole lines. Requests are sent from the oldest segment on, and a
+segment is removed when all of it is done. ``<name>.offset`` says how far that is. Whoever sends holds a file lock on
+it: the running process, the next start of the run or ``otel-train replay``, one at a time, and each goes on where
+the one before it stopped. An appender holds a lock on its own segment for the time of one write, so that no segment
+is removed under it. No call here waits for a lock.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import threading
+from collections import deque
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from otel_train.atomic import dump_json
+from otel_train.children import free_in_forks
+from otel_train.exporters.jsonl import BoundedLines
+from otel_train.exporters.otlp_json import records_in
+from otel_train.files import create_to_append, make_folder, open_below, open_binary, open_to_change
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+FOLDER: Final = "spool"
+REJECTED: Final = "rejected"
+NAMES: Final = {"metrics": "metrics", "traces": "spans"}
+"""Signal to what its files are called, as in the run directory."""
+
+DEFAULT_MAX_BYTES: Final = 64 << 20
+"""Hours of snapshots at the default interval, and little enough for any scratch disk."""
+
+MEMORY_BYTES: Final = 4 << 20
+"""What waits in memory, per signal, where the disk cannot be written."""
+
+MOST_LINE_BYTES: Final = 16 << 20
+"""Longest line that is read. Requests of ours have a hundredth of that."""
+
+_SEGMENTS: Final = 8
+"""Segments in a full queue: so much of it is dropped at once."""
+
+_REJECTED_BYTES: Final = 16 << 20
+_SUFFIX: Final = ".otlp.jsonl"
+_STATE_BYTES: Final = 24
+
+_held: set[int] = set()
+"""Descriptors with a lock. A forked child lets go of its copies, else they would keep the lock of a dead parent."""
+
+
+def _let_go_in_child() -> None:
+    for fd in _held:
+        with suppress(OSError):
+            os.close(fd)
+    _held.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
+
+
+class Head(NamedTuple):
+    """The oldest request of a queue.
+
+    Attributes:
+        line: the request, without the newline.
+        segment: number of its segment; -1 in memory.
+        end: offset behind it.
+        problem: why it cannot be sent at all; "" when it can.
+    """
+
+    line: bytes
+    segment: int = -1
+    end: int = 0
+    problem: str = ""
+
+
+class SpoolQueue:
+    """The requests of one signal that wait. ``append`` from any thread, the rest from the thread that sends.
+
+    Nothing raises: what the disk does not take waits in memory, bounded, and goes to disk when that is possible again.
+
+    Args:
+        directory: the folder of the rank; None keeps everything in memory.
+        signal: ``metrics`` or ``traces``.
+        max_bytes: bound on the segments; the oldest segment is dropped for a line that finds no room.
+        memory_bytes: bound on what waits in memory.
+        on_loss: told how many records were dropped, and why (a value of ``train.telemetry.drop.reason``).
+        on_error: told of every ``OSError``.
+
+    Attributes:
+        folder: where the files lie; None without a directory.
+        torn: lines that a crash had left half written.
+    """
+
+    def __init__(
+        self,
+        directory: Path | None,
+        signal: str,
+        *,
+        max_bytes: int = DEFAULT_MAX_BYTES // 2,
+        memory_bytes: int = MEMORY_BYTES,
+        on_loss: Callable[[int, str], None] = lambda _records, _reason: None,
+        on_error: Callable[[OSError], None] = lambda _error: None,
+    ) -> None:
+        self.folder = directory / FOLDER if directory is not None else None
+        self.torn = 0
+        self._name = NAMES[signal]
+        self._pattern = re.compile(rf"{self._name}-([0-9]{{10}}){re.escape(_SUFFIX)}")
+        self._max_bytes = max_bytes
+        self._memory_bytes = memory_bytes
+        self._on_loss = on_loss
+        self._on_error = on_error
+        self._guard = free_in_forks(threading.Lock())
+        self._memory: deque[bytes] = deque()
+        self._memory_sent = False  # the first of them is under way
+        self._fd = -1
+        self._state_fd = -1
+        self._done = (0, 0)  # what the offset file could not be told
+
+    # -- the appending side ------------------------------------------------------------------------
+
+    def append(self, line: bytes) -> None:
+        """Add a request, on disk where that is possible."""
+        with self._guard:
+            self._memory.append(line)
+            while self._memory and not self._memory_sent and self._written(self._memory[0]):
+                self._memory.popleft()
+            first = int(self._memory_sent)
+            while len(self._memory) > first + 1 and sum(map(len, self._memory)) > self._memory_bytes:
+                lost = self._memory[first]
+                del self._memory[first]
+                self._on_loss(records_in(lost), "queue_full")
+
+    def _written(self, line: bytes) -> bool:
+        """Whether a line is on disk now, or beyond any help."""
+        if self.folder is None:
+            return False
+        data = line + b"\n"
+        if len(data) > self._max_bytes:
+            self._on_loss(records_in(line), "queue_full")
+            return True
+        try:
+            self._write(data)
+        except OSError as error:
+            self._close_segment()
+            self._on_error(error)
+            return False
+        return True
+
+    def _write(self, data: bytes) -> None:
+        size = self._own_segment()
+        if size is None or (size and size + len(data) > self._max_bytes // _SEGMENTS):
+            self._new_segment()
+            size = 0
+        try:
+            self._trim(len(data))
+            written = 0
+            try:
+                while written < len(data):
+                    written += os.write(self._fd, data[written:])
+            except OSError:
+                os.ftruncate(self._fd, size)
+                raise
+        finally:
+            if self._fd >= 0:
+                _unlock(self._fd)
+
+    def _own_segment(self) -> int | None:
+        """The size of the segment that we write, with its lock held; None when there is none to go on with."""
+        if self._fd < 0:
+            return None
+        if _locked(self._fd):
+            status = os.fstat(self._fd)
+            if status.st_nlink:
+                return status.st_size
+        self._close_segment()  # all of it is sent, or somebody looks at it right now
+        return None
+
+    def _new_segment(self) -> None:
+        assert self.folder is not None
+        self._close_segment()
+        make_folder(self.folder)
+        # Made before anything is appended: when the disk is full later, the offset needs no more room.
+        state = self._open_state()
+        try:
+            number = max([self._sent_until(state)[0], *self._numbers()])
+        finally:
+            os.close(state)
+        while True:
+            number += 1
+            with suppress(FileExistsError):
+                self._fd = create_to_append(self._segment(number))
+                # Until it is locked it is an empty segment, which whoever sends may remove.
+                if _locked(self._fd) and os.fstat(self._fd).st_nlink:
+                    return
+                self._close_segment()
+
+    def _close_segment(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            _unlock(fd)
+            with suppress(OSError):
+                os.close(fd)
+
+    def _trim(self, needed_bytes: int) -> None:
+        """Drop the oldest segments until there is room. What is sent from one right now may count as lost, too."""
+        sizes = {number: self._size(number) for number in self._numbers()}
+        total = sum(sizes.values()) + needed_bytes
+        own = os.fstat(self._fd).st_ino
+        for number, size in sizes.items():
+            if total <= self._max_bytes:
+                return
+            path = self._segment(number)
+            with suppress(FileNotFoundError):  # all of it was sent meanwhile
+                if path.stat().st_ino != own:
+                    lost = sum(records_in(line) for line in self._waiting(number))
+                    path.unlink()
+                    self._on_loss(lost, "queue_full")
+                    total -= size
+
+    # -- the sending side --------------------------------------------------------------------------
+
+    @contextmanager
+    def sending(self) -> Iterator[bool]:
+        """A block in which nobody else sends from this queue, in any process. Whether it is granted."""
+        try:
+            self._state_fd = self._take_state()
+        except BlockingIOError:
+            yield False
+            return
+        except OSError as error:  # no disk: what is in memory can be sent
+            self._on_error(error)
+        try:
+            yield True
+        finally:
+            fd, self._state_fd = self._state_fd, -1
+            self._memory_sent = False
+            if fd >= 0:
+                _held.discard(fd)
+                _unlock(fd)
+                os.close(fd)
+
+    def head(self) -> Head | None:
+        """The oldest request; None when there is none. Inside ``sending`` only."""
+        try:
+            while self._state_fd >= 0 and (numbers := self._numbers()):
+                with suppress(FileNotFoundError):  # it was dropped meanwhile, for want of room
+                    head = self._read(numbers[0], self._offset(numbers[0], self._state_fd))
+                    if head is not None:
+                        return head
+                    if not self._finished(numbers[0], torn=True):
+                        return None
+        except OSError as error:
+            self._on_error(error)
+        with self._guard:
+            if not self._memory:
+                return None
+            self._memory_sent = True
+            return Head(self._memory[0])
+
+    def after(self, head: Head) -> Head | None:
+        """The request behind one on disk; None when there is none. Inside ``sending`` only."""
+        if head.segment < 0:
+            return None
+        with suppress(OSError):
+            behind = self._read(head.segment, head.end)
+            later = [number for number in self._numbers() if number > head.segment]
+            return self._read(later[0], 0) if behind is None and later else behind
+        return None
+
+    def remove(self, head: Head) -> None:
+        """Take a request away, for good: also when this process is killed right now."""
+        if head.segment < 0:
+            with self._guard:
+                if self._memory_sent and self._memory:
+                    self._memory.popleft()
+                self._memory_sent = False
+            return
+        try:
+            os.pwrite(self._state_fd, _state(head.segment, head.end), 0)
+        except OSError as error:
+            self._done = (head.segment, head.end)
+            self._on_error(error)
+        with suppress(OSError):
+            self._finished(head.segment)
+
+    def reject(self, head: Head, reason: str) -> None:
+        """Move a request that will never be accepted to ``spool/rejected/``, with the reason."""
+        if self.rejected_file is not None:
+            lines = BoundedLines(self.rejected_file, max_bytes=_REJECTED_BYTES, on_error=self._on_error)
+            entry = dump_json({"reason": reason, "line": head.line.decode("utf-8", "replace")})
+            # Where there is room no longer, the oldest of them go, or this one: that is counted once more.
+            lost = lines.dropped_lines if lines.append(entry) else records_in(head.line)
+            lines.close()
+            if lost:
+                self._on_loss(lost, "queue_full")
+        self.remove(head)
+
+    @property
+    def rejected_file(self) -> Path | None:
+        """Where requests that were refused for good lie, each with its reason; None without a directory."""
+        return None if self.folder is None else self.folder / REJECTED / f"{self._name}.jsonl"
+
+    def waiting(self) -> Iterator[bytes]:
+        """Every request that waits on disk, oldest first. Takes no lock: others may send meanwhile."""
+        for number in self._numbers():
+            with suppress(FileNotFoundError):
+                yield from self._waiting(number)
+
+    @property
+    def in_memory(self) -> int:
+        """How many requests wait in memory."""
+        return len(self._memory)
+
+    def close(self) -> None:
+        """Let go of the files, and remove what says nothing any more. What waits in memory is lost, and counted."""
+        with self._guard:
+            while self._memory and self._written(self._memory[0]):
+                self._memory.popleft()
+            self._close_segment()
+            for line in self._memory:
+                self._on_loss(records_in(line), "shutdown")
+            self._memory.clear()
+        if self.folder is None:
+            return
+        with suppress(OSError), self.sending() as mine:
+            if mine and self._state_fd >= 0 and self.head() is None and not self._numbers():
+                self._state_path.unlink(missing_ok=True)
+                self._done = (0, 0)
+                self.folder.rmdir()  # unless the other signal has something to say
+
+    def _take_state(self) -> int:
+        """The offset file, locked; -1 where there is none.
+
+        Raises:
+            BlockingIOError: somebody else holds the lock.
+        """
+        if self.folder is None or not self.folder.is_dir():
+            return -1
+        while True:
+            fd = self._open_state()
+            _held.add(fd)
+            if not _locked(fd):
+                _held.discard(fd)
+                os.close(fd)
+                raise BlockingIOError
+            with suppress(FileNotFoundError):
+                if self._state_path.stat().st_ino == os.fstat(fd).st_ino:
+                    return fd
+            _held.discard(fd)  # removed by the one who held it before us
+            os.close(fd)
+
+    @property
+    def _state_path(self) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{self._name}.offset"
+
+    def _open_state(self) -> int:
+        fd = open_to_change(self._state_path)
+        try:
+            if os.fstat(fd).st_size < _STATE_BYTES:
+                os.pwrite(fd, _state(0, 0), 0)
+        except OSError:
+            os.close(fd)
+            raise
+        return fd
+
+    def _sent_until(self, fd: int) -> tuple[int, int]:
+        """Number of a segment, and up to where its requests are done."""
+        try:
+            number, offset = (int(each) for each in os.pread(fd, _STATE_BYTES, 0).split())
+        except ValueError:
+            number = offset = 0
+        return max((number, offset), self._done)
+
+    def _offset(self, number: int, fd: int) -> int:
+        segment, offset = self._sent_until(fd)
+        return offset if segment == number else 0
+
+    def _read(self, number: int, offset: int) -> Head | None:
+        """The next whole line of a segment."""
+        with open_binary(self._segment(number)) as file:
+            file.seek(offset)
+            line = file.readline(MOST_LINE_BYTES)
+            if line.endswith(b"\n"):
+                return Head(line[:-1], number, file.tell())
+            if len(line) < MOST_LINE_BYTES:
+                return None
+            beginning = line[:1024]
+            while line and not line.endswith(b"\n"):
+                line = file.readline(MOST_LINE_BYTES)
+            problem = f"is not asked: the line has more than {MOST_LINE_BYTES} bytes"
+            return Head(beginning, number, file.tell(), problem)
+
+    def _finished(self, number: int, *, torn: bool = False) -> bool:
+        """Remove a segment if all of it is done. Whether it is gone.
+
+        Args:
+            number: of the segment.
+            torn: it has no further whole line, so that what is left was torn off by a crash.
+        """
+        path = self._segment(number)
+        fd = open_below(path)
+        try:
+            if not _locked(fd):
+                return False  # somebody is appending
+            offset = self._offset(number, self._state_fd)
+            rest = os.fstat(fd).st_size - offset
+            if rest > 0:
+                if not torn or b"\n" in os.pread(fd, MOST_LINE_BYTES, offset):
+                    return False
+                self.torn += 1  # its lock is ours, so nobody is about to complete the line
+            path.unlink(missing_ok=True)
+        finally:
+            os.close(fd)
+        return True
+
+    def _waiting(self, number: int) -> Iterator[bytes]:
+        offset = 0
+        with suppress(OSError):
+            fd = open_below(self._state_path)
+            try:
+                offset = self._offset(number, fd)
+            finally:
+                os.close(fd)
+        with open_binary(self._segment(number)) as file:
+            file.seek(offset)
+            yield from (line[:-1] for line in file if line.endswith(b"\n"))
+
+    def _numbers(self) -> list[int]:
+        """Numbers of the segments that are there, oldest first."""
+        if self.folder is None:
+            return []
+        try:
+            names = os.listdir(self.folder)  # noqa: PTH208 - names are enough, and this is asked for often
+        except OSError:
+            return []
+        found = (self._pattern.fullmatch(name) for name in names)
+        return sorted(int(match[1]) for match in found if match)
+
+    def _segment(self, number: int) -> Path:
+        return self._state_path.with_name(f"{self._name}-{number:010d}{_SUFFIX}")
+
+    def _size(self, number: int) -> int:
+        try:
+            return self._segment(number).stat().st_size
+        except FileNotFoundError:
+            return 0
+
+
+def _state(segment: int, offset: int) -> bytes:
+    return f"{segment:010d} {offset:012d}\n".encode()
+
+
+def _locked(fd: int) -> bool:
+    """Take the lock of a file, unless somebody has it. Where the file system has no locks, everybody gets it."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _unlock(fd: int) -> None:
+    """Give the lock of a file back, also where a forked child has a copy of the descriptor."""
+    with suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_UN)

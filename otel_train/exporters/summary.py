@@ -1,0 +1,218 @@
+"""The figures of a run as the document that ``summary.json`` holds; docs/reference/summary.md has the schema."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from otel_train.accounting.types import PHASES, TRAIN, Activity, StepSource
+from otel_train.aggregation.series_names import CHECKPOINT
+from otel_train.bottleneck.dataloader import loader_rows, throughputs
+from otel_train.bottleneck.device import Compiled, lags
+from otel_train.bottleneck.rules import findings, model_stages
+from otel_train.catalog import ACTIVITIES
+from otel_train.clock import NS_PER_S
+from otel_train.recording.events import SourceKind
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from otel_train.aggregation.counters import StageTotals, Totals
+    from otel_train.bottleneck.dataloader import LoaderFacts
+    from otel_train.records import Finding, Pace
+
+SCHEMA = "otel_train.summary/1"
+LEAST_S = 1e-6
+"""Below this a difference of sums is rounding."""
+
+SOURCE_NAMES = {
+    StepSource.UNDECIDED: "none",
+    StepSource.UPDATE: "update",
+    StepSource.BACKWARD: "backward",
+    StepSource.BATCH: "batch",
+    StepSource.MANUAL: "manual",
+}
+
+
+def figures(
+    totals: Totals,
+    *,
+    wall_s: float,
+    source: StepSource,
+    loaders: Mapping[str, LoaderFacts],
+    processors: int | None = None,
+    unobserved: Sequence[Mapping[str, str]] = (),
+) -> dict[str, Any]:
+    """The part of a summary that comes from edges.
+
+    Args:
+        totals: everything counted.
+        wall_s: seconds the totals cover; what is not settled yet is in no stage and in activity ``other``.
+        source: what steps are counted by.
+        loaders: loaders known; one never read shows with 0 batches.
+        processors: those that this process may use.
+        unobserved: what could not be seen.
+    """
+    rows = totals.rows()
+    activities = _activities(totals, wall_s)
+    steps = totals.steps_by_phase()
+    known = throughputs(totals, loaders, processors)
+    compiled = _compiled(totals)
+    verdicts = findings(
+        rows, steps=steps.get("train", 0), activities=activities, loaders=known, pace=totals.pace,
+        compiled=compiled, unobserved=unobserved,
+    )  # fmt: skip
+    return {
+        "wall_seconds": wall_s,
+        "step_source": SOURCE_NAMES[source],
+        "steps": steps,
+        "partial_steps": {
+            phase: int(count) for phase, count in zip(PHASES, totals.partial_steps, strict=False) if count
+        },
+        "updates": max(0, totals.updates - totals.on_device.skipped),
+        "skipped_updates": totals.skips,
+        "batches": {**dict.fromkeys(loaders, 0), **totals.by_loader(totals.batches)},
+        "samples": totals.by_loader(totals.samples),
+        "stages": [_stage(row) for row in rows],
+        "loaders": loader_rows(totals, loaders),
+        "rates": _rates(totals, loaders),
+        "throughput": _throughput(totals, wall_s),
+        "step_durations": _step_durations(totals),
+        "activities": activities,
+        **_beside_verdicts(rows, compiled, totals.pace),
+        "checkpoints": _checkpoints(rows),
+        "verdicts": [asdict(verdict) for verdict in verdicts],
+    }
+
+
+def _activities(totals: Totals, wall_s: float) -> dict[str, float]:
+    """They add up to ``wall_s``: what is not settled yet is ``other``."""
+    activities = dict.fromkeys(ACTIVITIES, 0.0)
+    activities.update({a.name.lower(): float(totals.activity_ns[a]) / NS_PER_S for a in Activity})
+    unsettled_s = wall_s - sum(activities.values())
+    if unsettled_s > LEAST_S:
+        activities["other"] += unsettled_s
+    return activities
+
+
+def _checkpoints(rows: list[StageTotals]) -> dict[str, Any]:
+    saved = [row for row in rows if row.key.stage == CHECKPOINT]
+    return {"count": sum(row.count for row in saved), "seconds": sum(row.inclusive_s for row in saved)}
+
+
+def _compiled(totals: Totals) -> Compiled:
+    calls = frozenset(source.stage for source in totals.names.sources if source.kind is SourceKind.WHOLE)
+    return Compiled(totals.recompiled, calls)
+
+
+def _beside_verdicts(rows: list[StageTotals], compiled: Compiled, pace: Pace) -> dict[str, Any]:
+    """What verdicts are made of, and no table has."""
+    return {
+        "model_stages": model_stages(rows, compiled),
+        "recompiles": compiled.recompiled.count,
+        "recompile_seconds": compiled.recompiled.total_ns / NS_PER_S,
+        "device_pace": _pace(pace),
+    }
+
+
+def _pace(pace: Pace) -> dict[str, Any] | None:
+    """How many steps were timed on the device and how far it ran behind the host, on average; None where none was."""
+    if not pace.sampled:
+        return None
+    return {
+        "sampled_ratio": pace.sampled / pace.seen,
+        "device_steps": pace.steps,
+        **dict.fromkeys(("least_lag_seconds", "most_lag_seconds", "device_idle_ratio", "launch_idle_ratio")),
+        **(lags(pace) if pace.steps else {}),
+    }
+
+
+def with_straggler(verdicts: list[dict[str, Any]], slow: Finding) -> list[dict[str, Any]]:
+    """The findings of this rank and the one about a slow rank, the weightiest first.
+
+    A rank that waits for a slow one looks busy: that verdict gives way, whatever its share.
+    """
+    place = sum(one["severity"] in ("warning", "critical") and one["share"] > slow.share for one in verdicts)
+    return [*verdicts[:place], asdict(slow), *verdicts[place:]]
+
+
+def _stage(row: StageTotals) -> dict[str, Any]:
+    timed = row.key.stage != "other"  # what nobody claimed has no calls
+    least, p50, p95, p99, most = (row.quantiles if timed else None) or (None,) * 5
+    return {
+        **row.key._asdict(),
+        "count": row.count if timed else None,
+        "failed": row.failed,
+        "inclusive_seconds": row.inclusive_s if timed else None,
+        "self_seconds": row.self_s,
+        "min": least,
+        "avg": row.called_s / row.count if row.count and timed else None,
+        "p50": p50,
+        "p95": p95,
+        "p99": p99,
+        "max": most,
+        "device_count": row.device.measured if row.device else None,
+        "device_seconds": row.device.seconds if row.device else None,
+        "device_p50": row.device.p50 if row.device else None,
+        "device_p99": row.device.p99 if row.device else None,
+    }
+
+
+def per_second(count: float | None, seconds: float) -> float | None:
+    """The one rule of every rate; None where there is nothing to divide, or nothing to divide by."""
+    return count / seconds if count is not None and seconds > 0 else None
+
+
+def _rates(totals: Totals, loaders: Mapping[str, LoaderFacts]) -> list[dict[str, Any]]:
+    """How fast the work on each loader's batches goes: what it gave, over the time of those batches."""
+    phases: dict[int, int] = {}
+    for loader, _ in totals.batches:
+        phases[loader] = phases.get(loader, 0) + 1
+    rows = []
+    for (loader, phase), batches in totals.batches.items():
+        if not loader or phase >= len(PHASES):
+            continue
+        name = totals.names.loaders.names[loader]
+        seconds = totals.loader_ns.get((loader, phase), 0) / NS_PER_S
+        samples = totals.samples.get((loader, phase))
+        tokens = loaders[name].tokens if name in loaders and phases[loader] == 1 else 0
+        rows.append(
+            {
+                "phase": PHASES[phase], "loader": name, "seconds": seconds, "batches": batches, "samples": samples,
+                "tokens": tokens or None, "batches_per_second": per_second(batches, seconds),
+                "samples_per_second": per_second(samples, seconds),
+                "tokens_per_second": per_second(tokens or None, seconds),
+            }
+        )  # fmt: skip
+    return sorted(rows, key=lambda row: (PHASES.index(row["phase"]), row["loader"]))
+
+
+def _throughput(totals: Totals, wall_s: float) -> dict[str, Any]:
+    """Training over the wall clock of the run, with everything that was not training."""
+    batches = sum(count for (_, phase), count in totals.batches.items() if phase == TRAIN)
+    samples = [count for (_, phase), count in totals.samples.items() if phase == TRAIN]
+    steps = totals.steps_by_phase().get(PHASES[TRAIN], 0)
+    return {
+        "wall_seconds": wall_s,
+        "steps_per_second": per_second(steps, wall_s),
+        "batches_per_second": per_second(batches, wall_s) if batches else None,
+        "samples_per_second": per_second(sum(samples), wall_s) if samples else None,
+    }
+
+
+def _step_durations(totals: Totals) -> list[dict[str, Any]]:
+    rows = []
+    for series in np.flatnonzero(totals.step_counts).tolist():
+        loader, phase = totals.step_pairs[series]
+        point = totals.steps.point(series)
+        p50, p95, p99 = (totals.steps.quantile(series, q) for q in (0.5, 0.95, 0.99))
+        rows.append(
+            {
+                "loader": totals.names.loaders.names[loader], "phase": PHASES[phase], "count": point.count,
+                "total_seconds": point.sum, "min": point.min, "avg": point.sum / point.count,
+                "p50": p50, "p95": p95, "p99": p99, "max": point.max,
+            }
+        )  # fmt: skip
+    return sorted(rows, key=lambda row: (PHASES.index(row["phase"]), row["loader"]))

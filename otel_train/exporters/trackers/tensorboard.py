@@ -1,0 +1,67 @@
+"""Rows into event files of TensorBoard."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from otel_train.clock import NS_PER_S
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from otel_train.aggregation.flat import FlatRow
+
+_PROGRAMS = ("torch.utils.tensorboard", "tensorboardX", "tensorboard")
+"""A program that has one of these writes event files itself."""
+
+
+class TensorBoardTracker:
+    """Writes event files into a folder, or to a ``SummaryWriter`` that was given.
+
+    Args:
+        folder: where to; None where there is no run directory.
+        writer: has ``add_scalar(tag, value, step)``.
+        asked: write whether or not the program does.
+    """
+
+    name = "TensorBoard"
+
+    def __init__(
+        self, folder: Path | None, writer: Any = None, *, asked: bool = False
+    ) -> None:  # Any: see above
+        self._folder = folder
+        self._given = writer
+        self._asked = asked
+        self._writer: Any = None
+
+    def wanted(self) -> bool:
+        """Whether event files are to be written."""
+        return self._given is not None or self._asked or any(name in sys.modules for name in _PROGRAMS)
+
+    def place(self) -> Any:
+        """A writer or a folder."""
+        return self._given if self._given is not None else self._folder
+
+    def write(self, row: FlatRow, place: Any) -> None:
+        """Write one event, or one scalar after the other."""
+        if self._given is not None:
+            for key, value in row.values.items():
+                place.add_scalar(key, value, row.step)
+            return
+        if self._writer is None:
+            files: Any = import_module("tensorboard.summary.writer.event_file_writer")
+            self._writer = files.EventFileWriter(str(place))
+        event: Any = import_module("tensorboard.compat.proto.event_pb2").Event
+        summary: Any = import_module("tensorboard.compat.proto.summary_pb2").Summary
+        values = [summary.Value(tag=key, simple_value=value) for key, value in row.values.items()]
+        self._writer.add_event(
+            event(wall_time=row.unix_ns / NS_PER_S, step=row.step, summary=summary(value=values))
+        )
+        self._writer.flush()  # somebody may be looking
+
+    def close(self) -> None:
+        """Close the file if it is ours."""
+        if self._writer is not None:
+            self._writer.close()

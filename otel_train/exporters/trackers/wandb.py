@@ -1,0 +1,104 @@
+"""Rows into a W&B run, without a row or a step of the program's own run being any different."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from otel_train.aggregation.flat import FlatRow
+
+AXIS = "otel_train/step"
+"""The x-axis of our charts. W&B's own, ``_step``, counts the program's rows."""
+
+
+class WandbTracker:
+    """Logs to the run that the program opens, to one that was given, or to one of our own.
+
+    A row in somebody else's run is left uncommitted: it goes out with the next row that the program commits, so the
+    program's rows stay as many as they were, under the same ``_step``.
+
+    What is not written when the program finishes its run has no place any more: so it asks for it just before.
+
+    Args:
+        run: where to log; None for the one that the program opens.
+        settings: what ``wandb.init`` takes, to open one; None to open none.
+        before_finish: called on the program's thread when it is about to finish its run.
+    """
+
+    name = "W&B"
+
+    def __init__(
+        self,
+        run: Any = None,  # Any: wandb's Run
+        settings: Mapping[str, Any] | None = None,
+        *,
+        before_finish: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._before_finish = before_finish
+        self._hooks: list[Any] = []  # of the run that is attended
+        self._hook: Any = None
+        self._given = run
+        self._settings = settings
+        self._own: Any = None
+        self._defined: tuple[Any, set[str]] = (None, set())
+
+    def wanted(self) -> bool:
+        """Whether there may be somebody to log to."""
+        self._attend(self._open_run())
+        return self._given is not None or self._settings is not None or "wandb" in sys.modules
+
+    def place(self) -> Any:
+        """The run to log to: open now, or, of our own, opened with the first row."""
+        if self._settings is not None:
+            return "own"
+        return self._open_run()
+
+    def write(self, row: FlatRow, place: Any) -> None:
+        """Log one row."""
+        if self._settings is not None and self._own is None:
+            # "create_new" leaves the run that the program may have, and wandb.log, alone.
+            self._own = import_module("wandb").init(**{"reinit": "create_new", **self._settings})
+        run = self._own or place
+        self._define(run, row.values)
+        values = {AXIS: row.step, "otel_train/epoch": row.epoch, **row.values}
+        run.log(values, commit=self._own is not None)
+
+    def close(self) -> None:
+        """Finish the run if it is ours, and leave the program's alone."""
+        if self._hook in self._hooks:
+            self._hooks.remove(self._hook)
+        if self._own is not None:
+            self._own.finish()
+
+    def _open_run(self) -> Any:
+        return self._given or getattr(sys.modules.get("wandb"), "run", None)
+
+    def _attend(self, run: Any) -> None:
+        """Be told before ``run`` is finished. Where W&B has no such list, it is not."""
+        hooks = getattr(run, "_teardown_hooks", None)
+        module = sys.modules.get("wandb.sdk.wandb_run")
+        make, stage = getattr(module, "TeardownHook", None), getattr(module, "TeardownStage", None)
+        if self._settings is None and hooks is not None and hooks is not self._hooks and make and stage:
+            self._hooks, self._hook = hooks, make(self._before_finish, stage.EARLY)
+            hooks.append(self._hook)
+
+    def _define(self, run: Any, keys: Mapping[str, float]) -> None:
+        """Put what is new on our own axis, once per run."""
+        if self._defined[0] is not run:
+            run.define_metric(AXIS, hidden=True)
+            self._defined = (run, set())
+        known = self._defined[1]
+        for pattern in dict.fromkeys(_pattern(key) for key in keys):
+            if pattern not in known:
+                known.add(pattern)
+                run.define_metric(pattern, step_metric=AXIS)
+
+
+def _pattern(key: str) -> str:
+    """A whole family where there is one: a definition costs more than a value."""
+    family, slash, _ = key.partition("/")
+    return f"{family}/*" if slash else key

@@ -1,0 +1,75 @@
+"""Backward, seen at the one place where every way of asking for gradients enters the engine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from otel_train.instrumentation.patching import replace
+from otel_train.recording.events import Op, SourceKind, code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_train.recording.recorder import Recorder
+
+_ENTRY = "_engine_run_backward"
+
+
+class BackwardProbe:
+    """Times every call into autograd's engine until ``remove``.
+
+    ``torch.autograd.backward`` and ``torch.autograd.grad`` both look this module global up on each call, so
+    ``from torch.autograd import backward`` made earlier is seen as well. ``accumulate_grad`` tells them apart.
+
+    Attributes:
+        remove: puts the original back, unless somebody has wrapped ours.
+
+    Args:
+        recorder: takes the edges.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        import torch
+
+        self._wrapper: Any = None
+
+        def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+            made = self._wrapper = _timed(
+                original,
+                recorder.source(SourceKind.BACKWARD, "backward"),
+                recorder.source(SourceKind.GRAD, "autograd.grad"),
+                recorder.edge,
+            )
+            return made
+
+        self.remove = replace(torch.autograd, _ENTRY, timed)
+
+    @property
+    def codes(self) -> tuple[Any, ...]:
+        """Code objects that a compiler should step over."""
+        return (self._wrapper.__code__,)
+
+
+def _timed(
+    original: Callable[..., Any], backward: int, grad: int, edge: Callable[[int], None]
+) -> Callable[..., Any]:
+    from torch._guards import TracingContext
+
+    tracing = TracingContext.try_get
+    begins = (code(Op.BEGIN, grad), code(Op.BEGIN, backward))
+    ends = (code(Op.END, grad), code(Op.END, backward))
+    fails = (code(Op.FAIL, grad), code(Op.FAIL, backward))
+
+    def run_backward(*args: Any, accumulate_grad: bool = True, **kwargs: Any) -> Any:
+        if not accumulate_grad and tracing() is not None:  # a compiler works out a graph: nobody's gradients
+            return original(*args, accumulate_grad=False, **kwargs)
+        edge(begins[accumulate_grad])
+        try:
+            result = original(*args, accumulate_grad=accumulate_grad, **kwargs)
+        except BaseException:
+            edge(fails[accumulate_grad])
+            raise
+        edge(ends[accumulate_grad])
+        return result
+
+    return run_backward

@@ -1,0 +1,233 @@
+"""Code of the program's own, run before and after stages."""
+
+from __future__ import annotations
+
+import re
+from _thread import get_ident
+from typing import TYPE_CHECKING, NamedTuple
+
+from otel_train.arguments import near, refused, text
+from otel_train.errors import ConfigError
+from otel_train.guard import Guard
+from otel_train.handle import Handle
+from otel_train.instrumentation.stages import known_stages
+from otel_train.recording.events import (
+    FLAG_SHIFT,
+    OP_MASK,
+    SOURCE_MASK,
+    SOURCE_SHIFT,
+    STAGE_OF_KIND,
+    Flag,
+    Op,
+    SourceKind,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from otel_train.recording.events import Instrumented
+    from otel_train.recording.recorder import Recorder
+    from otel_train.recording.ring_buffer import Ring
+
+DEEPEST = 64
+"""Stages inside each other that are told apart."""
+
+STAGES = tuple(dict.fromkeys(stage for kind, stage in STAGE_OF_KIND.items() if kind is not SourceKind.MARK))
+"""The stages that need no mark by hand."""
+
+_WORD = re.compile("h2d|[a-z]+")
+_SLIP = 0.85
+"""How alike a name and one of ours are that differ by a slip; 1 for the same."""
+
+_START = int(Flag.START) << FLAG_SHIFT
+_BACKWARD = frozenset({SourceKind.BACKWARD, SourceKind.GRAD})
+_STAYS_IN_BACKWARD = _BACKWARD | {SourceKind.FORWARD, SourceKind.H2D}
+
+
+class _Hook(NamedTuple):
+    before: Callable[[], object] | None
+    after: Callable[[], object] | None
+    guard: Guard
+
+
+class _Open(NamedTuple):
+    number: int
+    source: Instrumented
+    told: bool
+
+
+class Hooks:
+    """Callables by stage, for each thread that registers some. Nothing stands in the way of a thread without any.
+
+    Args:
+        recorder: whose edges say when a stage begins and ends.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._rounds: list[_Around] = []
+        self._guards: list[Guard] = []
+        recorder.when_silenced.append(self.end)
+
+    def add(
+        self, stage: str, before: Callable[[], object] | None, after: Callable[[], object] | None
+    ) -> Handle:
+        """Call these around every run of ``stage`` in the calling thread.
+
+        Raises:
+            ConfigError: there is nothing to call, or the stage is none.
+        """
+        self._check(stage)
+        given = [each for each in (before, after) if each is not None]
+        if not given or not all(map(callable, given)):
+            raise ConfigError(
+                f"on({stage!r}, before={before!r}, after={after!r}): expected a callable for one of them, or both. "
+                "Write on('forward', before=my_function)"
+            )
+        around = self._around()
+        hook = _Hook(before, after, Guard(f"a function given to on({stage!r})"))
+        if around is None:
+            return Handle()
+        self._guards.append(hook.guard)
+        around.add(stage, hook)
+        return Handle(lambda: around.remove(stage, hook))
+
+    def _check(self, stage: str) -> None:
+        remedy = "Write on('forward', before=my_function)"
+        name = text("on({})", stage, remedy)
+        # A stage of the program's own may be made later: refused is only what is one of ours but for a slip.
+        plain = name.strip().lower()
+        own = name in known_stages or any(source.stage == name for source in self._recorder.sources)
+        own |= plain not in STAGES and not set(STAGES).isdisjoint(_WORD.findall(plain))  # "forward_teacher"
+        close = "" if own or name in STAGES else near(plain, STAGES, cutoff=_SLIP)
+        if close:
+            rule = f"{', '.join(STAGES)}, or a stage of your own"
+            raise refused(f"on({name!r})", rule, f"Did you mean {close!r}?")
+
+    @property
+    def faults(self) -> int:
+        """Calls that failed."""
+        return sum(guard.faults for guard in list(self._guards))
+
+    def end(self) -> None:
+        """Call nothing any more."""
+        for around in self._rounds:
+            around.over = True
+
+    def _around(self) -> _Around | None:
+        """What stands around the calling thread's edges; None once the session is over."""
+        thread = self._recorder.here()
+        ring = self._recorder.main.ring if thread is None else thread.ring
+        return next((each for each in self._rounds if each.ring is ring), None) or self._new(ring)
+
+    def _new(self, ring: Ring) -> _Around:
+        around = _Around(ring, self._recorder.sources)
+        self._rounds.append(around)
+        return around
+
+
+class _Around:
+    """Sees the edges of one thread, and calls what is registered for the stages that begin and end.
+
+    Args:
+        ring: of the thread.
+        sources: of the edges, by number; may grow.
+    """
+
+    def __init__(self, ring: Ring, sources: Sequence[Instrumented]) -> None:
+        self.ring = ring
+        self.over = False
+        self._sources = sources
+        self._hooks: dict[str, tuple[_Hook, ...]] = {}
+        self._open: list[_Open] = []
+        self._busy = False
+        self._backward_seen = False
+
+    def add(self, stage: str, hook: _Hook) -> None:
+        stood = bool(self._hooks)
+        self._hooks[stage] = (*self._hooks.get(stage, ()), hook)
+        if not stood:
+            self._open.clear()
+            self.ring.attend(self._see)
+
+    def remove(self, stage: str, hook: _Hook) -> None:
+        left = tuple(each for each in self._hooks.get(stage, ()) if each is not hook)
+        if left:
+            self._hooks[stage] = left
+        else:
+            self._hooks.pop(stage, None)
+        if get_ident() == self.ring.owner:
+            self._step_aside()
+
+    def _step_aside(self) -> None:
+        """Only the thread itself can; another one's wish waits for its next edge."""
+        if not self._hooks and not self.over:
+            self.ring.attend(None)
+
+    def _see(self, code: int, write: Callable[[int], None]) -> None:
+        op, number = code & OP_MASK, code >> SOURCE_SHIFT & SOURCE_MASK
+        if self.over:
+            return
+        if self._busy or op > Op.SUSPEND or code & _START:
+            write(code)
+        elif op < Op.END:
+            self._call_after(self._raised(number))
+            source = self._sources[number]
+            told = source.stage in self._hooks and self._apart(source)
+            if len(self._open) < DEEPEST:
+                self._open.append(_Open(number, source, told))
+            if told:
+                self._call(source.stage, before=True)
+            write(code)
+        else:
+            ended = self._ends(number)
+            write(code)
+            self._call_after(ended)
+        if not self._hooks:
+            self._step_aside()
+
+    def _apart(self, source: Instrumented) -> bool:
+        """Whether a stage that begins is a run of its own."""
+        kind, inside = source.kind, {each.source.kind for each in self._open}
+        self._backward_seen |= kind is SourceKind.BACKWARD
+        return (
+            not (kind in _STAYS_IN_BACKWARD and inside & _BACKWARD)
+            and not (kind is SourceKind.H2D and SourceKind.DATA in inside)
+            and not (kind is SourceKind.GRAD and self._backward_seen)
+            and all(each.source.stage != source.stage for each in self._open)
+        )
+
+    def _ends(self, number: int) -> list[str]:
+        """A stage ends, and what an exception left open inside it: those that were runs of their own."""
+        if not any(each.number == number for each in self._open):
+            return []
+        ended: list[str] = []
+        while True:
+            last = self._open.pop()
+            ended += [last.source.stage] if last.told else []
+            if last.number == number:
+                return ended
+
+    def _raised(self, number: int) -> list[str]:
+        """An ask ends an optimizer's step that raised: no hook of torch's says so."""
+        if self._sources[number].kind is SourceKind.DATA:
+            for each in self._open:
+                if each.source.kind is SourceKind.OPTIMIZER:
+                    return self._ends(each.number)
+        return []
+
+    def _call_after(self, stages: Sequence[str]) -> None:
+        for stage in stages:
+            self._call(stage, before=False)
+
+    def _call(self, stage: str, *, before: bool) -> None:
+        hooks = self._hooks.get(stage, ())
+        self._busy = True
+        try:
+            for hook in hooks if before else reversed(hooks):
+                call = hook.before if before else hook.after
+                if call is not None and not hook.guard.closed:
+                    with hook.guard:
+                        call()
+        finally:
+            self._busy = False

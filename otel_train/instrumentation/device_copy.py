@@ -1,0 +1,265 @@
+"""Batches on their way to a device, seen at the methods that move them."""
+
+from __future__ import annotations
+
+import sys
+from _thread import get_ident
+from collections import Counter, deque
+from functools import partial
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+
+from otel_train.optional import imported
+from otel_train.recording.events import MAX_PAYLOAD, PAYLOAD_SHIFT, Op, SourceKind, code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_train.instrumentation.accelerator import DeviceDriver
+    from otel_train.recording.recorder import Recorder
+
+PINNED = "pin_memory"
+"""Name of the source of copies into pinned memory: they stay on the host."""
+
+_CURRENT, _ELSEWHERE = -1, -2  # where a target lies, if not on a device given by number
+_MOST_BROUGHT = 1 << 16  # copies back to the host between two looks of the pump
+
+
+class TransferProbe:
+    """Times copies of tensors from the host to a device, from the first look that finds one in use.
+
+    ``Tensor.to``, ``Tensor.cuda`` and ``Tensor.pin_memory`` are replaced by descriptors that give the
+    original to everyone who asks the class, and for every tensor that is not on the host: what subclasses,
+    the compiler and their tables compare is what it was (docs/decisions/0009). Not seen: parameters, what
+    ``Module.to`` moves, calls inside compiled code, calls through the class, threads that train nothing.
+
+    Args:
+        recorder: takes the edges.
+        driver: the accelerator; None where there is none.
+        find_torch: gives torch once the program has imported it.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        driver: DeviceDriver | None,
+        *,
+        find_torch: Callable[[], Any] = lambda: imported("torch"),
+    ) -> None:
+        self._recorder = recorder
+        self._driver = driver
+        self._find_torch = find_torch
+        self._methods: list[_Method] = []
+        self._brought: deque[tuple[int, int]] = deque(maxlen=_MOST_BROUGHT)
+        self._back: Counter[int] = Counter()
+        self._removed = False
+
+    def look(self) -> None:
+        """Begin once a device is in use. Called by the pump."""
+        torch = self._find_torch()
+        if self._methods or self._removed or self._driver is None or not hasattr(torch, "Tensor"):
+            return
+        if self._driver.devices():
+            self._put_in(torch, self._driver)
+
+    def brought_back(self) -> dict[str, int]:
+        """Bytes that ``Tensor.cpu`` copied to the host, by device. Called by the pump."""
+        while self._brought:
+            index, size = self._brought.popleft()
+            self._back[index] += size
+        kind = self._driver.device_type if self._driver is not None else ""
+        return {f"{kind}:{index}": size for index, size in self._back.items()}
+
+    def remove(self) -> None:
+        """Take everything out. What somebody put over ours stays, and ours passes through."""
+        self._removed = True
+        for method in self._methods:
+            method.remove()
+
+    def _put_in(self, torch: Any, driver: DeviceDriver) -> None:
+        aim = _Aim(torch, driver, self._recorder)
+        quiet = torch.DisableTorchFunctionSubclass  # a subclass must not see our looks
+        size = _sizes(quiet)
+        leaving, coming = _watching(torch, quiet, on_host=True), _watching(torch, quiet, on_host=False)
+        pinned = _words(self._recorder.source(SourceKind.H2D, PINNED))
+        away = partial(_sending, recorder=self._recorder, torch=torch, size=size)
+        for name, make, watches in (
+            ("to", partial(away, aim=aim.words), leaving),
+            ("cuda", partial(away, aim=aim.words), leaving),
+            ("pin_memory", partial(away, aim=lambda *_: pinned), leaving),
+            ("cpu", partial(self._bringing, size=size), coming),
+        ):
+            self._methods.append(_Method(torch.Tensor, name, make, watches))
+        if self._removed:  # meanwhile, by the thread that closes
+            self.remove()
+
+    def _bringing(self, original: Callable[..., Any], *, size: Callable[[Any], int]) -> Callable[..., Any]:
+        brought = self._brought.append
+
+        def cpu(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
+            result = original(tensor, *args, **kwargs)
+            brought((tensor.get_device(), size(result)))
+            return result
+
+        return cpu
+
+
+class _Method:
+    """A method of Tensor that is the original for the class and a wrapper for some of its instances."""
+
+    def __init__(
+        self,
+        owner: type,
+        name: str,
+        make: Callable[[Callable[..., Any]], Callable[..., Any]],
+        watches: Callable[[Any], bool],
+    ) -> None:
+        self._owner, self._name = owner, name
+        self._before = owner.__dict__.get(name)
+        self._original = getattr(owner, name)
+        self._bind = self._original.__get__
+        self._wrapper: Callable[..., Any] | None = make(self._original)
+        self._wrapper.__name__ = name  # what a bound method is pickled by
+        self._watches = watches
+        setattr(owner, name, self)
+
+    def __get__(self, tensor: Any, owner: type | None = None) -> Any:
+        if tensor is None:
+            return self._original
+        wrapper = self._wrapper
+        if wrapper is None or not self._watches(tensor):
+            return self._bind(tensor, owner)
+        return MethodType(wrapper, tensor)
+
+    def remove(self) -> None:
+        self._wrapper = None
+        if self._owner.__dict__.get(self._name) is not self:
+            return
+        if self._before is None:
+            delattr(self._owner, self._name)
+        else:
+            setattr(self._owner, self._name, self._before)
+
+
+class _Aim:
+    """Where a call would move a tensor to, and the codes of that."""
+
+    def __init__(self, torch: Any, driver: DeviceDriver, recorder: Recorder) -> None:
+        self._torch = torch
+        self._driver = driver
+        self._recorder = recorder
+        self._known: dict[Any, int] = {None: _ELSEWHERE}
+        self._codes: dict[int, tuple[int, int, int]] = {}
+
+    def words(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int] | None:
+        """(begin, end, fail) of a move to a device of ours; None for anything else."""
+        target = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
+        if name == "cuda" and target is None:
+            index = _CURRENT
+        else:
+            if isinstance(target, self._torch.Tensor):
+                target = target.device
+            known = self._known.get(target)
+            index = self._learn(target) if known is None else known
+        if index == _ELSEWHERE:
+            return None
+        if index == _CURRENT:
+            index = self._driver.current()
+        return self._codes.get(index) or self._join(index)
+
+    def _learn(self, target: Any) -> int:
+        index = _ELSEWHERE
+        if isinstance(target, int):
+            index = target
+        elif isinstance(target, (str, self._torch.device)):
+            device = self._torch.device(target)
+            if device.type == self._driver.device_type:
+                index = _CURRENT if device.index is None else device.index
+        self._known[target] = index
+        return index
+
+    def _join(self, index: int) -> tuple[int, int, int]:
+        name = f"{self._driver.device_type}:{index}"
+        words = self._codes[index] = _words(self._recorder.source(SourceKind.H2D, name))
+        return words
+
+
+def _sending(
+    original: Callable[..., Any],
+    *,
+    aim: Callable[..., tuple[int, int, int] | None],
+    recorder: Recorder,
+    torch: Any,
+    size: Callable[[Any], int],
+) -> Callable[..., Any]:
+    """``original`` with an edge before and after, where it moves a batch."""
+    edge, writes, owner = recorder.edge, recorder.writes, recorder.main.ident
+    name, parameter, caller = original.__name__, torch.nn.Parameter, sys._getframe  # noqa: SLF001  # as logging does
+    moving = torch.nn.Module._apply.__code__  # noqa: SLF001  # what Module.to, .cuda and .half all call
+
+    def send(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
+        try:
+            words = aim(name, args, kwargs)
+        except (
+            AttributeError,
+            RuntimeError,
+            TypeError,
+            ValueError,
+        ):  # the original says what is wrong with it
+            words = None
+        if (
+            words is None
+            or (get_ident() != owner and not writes())
+            or isinstance(tensor, parameter)
+            or getattr(caller(1).f_back, "f_code", None) is moving
+        ):
+            return original(tensor, *args, **kwargs)
+        begin, end, fail = words
+        edge(begin)
+        try:
+            result = original(tensor, *args, **kwargs)
+        except BaseException:
+            edge(fail)
+            raise
+        edge(end | (size(result) + 1) << PAYLOAD_SHIFT)
+        return result
+
+    return send
+
+
+def _sizes(quiet: Any) -> Callable[[Any], int]:
+    """Bytes of a tensor, asked without its own ``__torch_function__``; -1 where it does not say."""
+
+    def size(tensor: Any) -> int:
+        try:
+            with quiet():
+                return min(int(tensor.nbytes), MAX_PAYLOAD - 1)
+        except (AttributeError, RuntimeError, TypeError):  # a subclass with ideas of its own
+            return -1
+
+    return size
+
+
+def _watching(torch: Any, quiet: Any, *, on_host: bool) -> Callable[[Any], bool]:
+    """Whether a tensor is there and may be one of a batch: asked without its own ``__torch_function__``."""
+    plain, untraced = torch.Tensor, torch.Tensor.__torch_dispatch__
+    real: dict[type, bool] = {}
+
+    def watches(tensor: Any) -> bool:
+        kind = type(tensor)
+        if kind is plain:
+            return tensor.is_cpu is on_host
+        if (
+            kind not in real
+        ):  # one that dispatches itself may hold nothing, or tensors that are seen themselves
+            real[kind] = kind.__torch_dispatch__ is untraced
+        if not real[kind]:
+            return False
+        with quiet():
+            return bool(tensor.is_cpu is on_host)
+
+    return watches
+
+
+def _words(source: int) -> tuple[int, int, int]:
+    return code(Op.BEGIN, source), code(Op.END, source), code(Op.FAIL, source)

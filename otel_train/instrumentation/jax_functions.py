@@ -1,0 +1,147 @@
+"""Functions of a JAX program, timed until their results are there."""
+
+from __future__ import annotations
+
+import functools
+import types
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_train.instrumentation.jax_compile_events import running
+from otel_train.instrumentation.stages import Stage, StageRecorder, switch
+from otel_train.optional import require
+from otel_train.recording.events import WAIT, SourceKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_OPTIMIZER = "optimizer"
+
+
+class Jax(NamedTuple):
+    """What is asked of JAX.
+
+    Attributes:
+        computes: whether, on this thread, a call with these arguments computes, and is not traced.
+        wait_for: returns when a result has been computed.
+    """
+
+    computes: Callable[[tuple[Any, ...], dict[str, Any]], bool]
+    wait_for: Callable[[Any], object]
+
+
+class TimedFunction:
+    """A function whose calls are timed. All else is the function's own.
+
+    A call that JAX traces is not timed: what runs later is not this call. So it may be wrapped and then given to
+    ``jit``, ``grad`` or ``vmap``, or the other way round. To JAX it is a node of a pytree with the function in it.
+
+    Args:
+        function: what is called.
+        kind: what a call is.
+        name: of the stage.
+        jax: what is asked of JAX.
+        wait: until the result has been computed.
+
+    Attributes:
+        compiled: it has been compiled in an earlier call.
+        compiling: it is compiled in this one.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], kind: SourceKind, name: str, *, jax: Jax, wait: bool
+    ) -> None:
+        functools.update_wrapper(self, function, updated=())
+        self._key = kind, name
+        self._jax = jax
+        self._wait = wait
+        self.compiled = False
+        self.compiling = False
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        hand, function = switch.hand, self.__wrapped__
+        if (hand is None and switch.wanted is None) or not self._jax.computes(args, kwargs):
+            return function(*args, **kwargs)
+        if hand is None:
+            hand = _session_wanted()
+            if hand is None:
+                return function(*args, **kwargs)
+        begin, end, fail = hand.functions.get(self._key) or hand.join_function(*self._key)
+        outer, running.call = running.call, self
+        hand.edge(begin)
+        try:
+            result = function(*args, **kwargs)
+            if self._wait:
+                # What could not be computed raises where the program uses it, as it does without us.
+                with Stage(WAIT), suppress(Exception):
+                    self._jax.wait_for(result)
+        except BaseException:
+            hand.edge(fail)
+            raise
+        finally:
+            running.call = outer
+            self.compiled |= self.compiling
+            self.compiling = False
+        hand.edge(end)
+        return result
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method of a class."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__wrapped__":  # not set yet, while unpickling
+            raise AttributeError(name)
+        return getattr(self.__wrapped__, name)
+
+    def tree_flatten(self) -> tuple[tuple[Any], tuple[Any, ...]]:
+        """To JAX: the function, and what to make of another one in its place."""
+        return (self.__wrapped__,), (*self._key, self._wait)
+
+
+def _session_wanted() -> StageRecorder | None:
+    if switch.wanted is not None:
+        switch.wanted()
+    return switch.hand
+
+
+def timed(function: Callable[..., Any], kind: SourceKind, name: str, *, wait: bool) -> TimedFunction:
+    """``function``, timed.
+
+    Raises:
+        MissingExtraError: JAX is not installed.
+    """
+    return TimedFunction(function, kind, name, jax=_jax(), wait=wait)
+
+
+def kind_of(name: str) -> SourceKind:
+    """What a stage of this name is: what updates parameters counts steps."""
+    return SourceKind.OPTIMIZER if name == _OPTIMIZER else SourceKind.STAGE
+
+
+@functools.cache
+def _jax() -> Jax:
+    jax = require("jax", extra="jax")
+
+    def together(facts: tuple[Any, ...], parts: tuple[Any]) -> TimedFunction:
+        kind, name, wait = facts
+        return TimedFunction(parts[0], kind, name, jax=known, wait=wait)
+
+    known = Jax(_trace_state(jax), jax.block_until_ready)
+    jax.tree_util.register_pytree_node(TimedFunction, TimedFunction.tree_flatten, together)
+    return known
+
+
+def _trace_state(jax: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:
+    """How this JAX says that it traces."""
+    # It has moved. The public place warns where it is about to go.
+    for place in (getattr(jax, "_src", None), jax):
+        clean = getattr(getattr(place, "core", None), "trace_state_clean", None)
+        if clean is not None:
+            return lambda *_: bool(clean())
+
+    def without_tracers(*given: Any) -> bool:
+        return not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree_util.tree_leaves(given))
+
+    return without_tracers

@@ -1,0 +1,412 @@
+"""The forward of a root module and of its parts, seen in the slot that ``Module.compile`` uses.
+
+``Module.__call__`` calls ``self._compiled_call_impl`` when it is set. A wrapper there sees the outermost
+call, is dropped by ``__getstate__`` (so pickles and deep copies are clean and are not timed as the
+model), and adds no graph break, because under ``torch.compile`` it steps aside. In a copy of ``__dict__``, which
+parametrized modules make of themselves, it is bound to the copy and records nothing.
+
+A part of a root is recorded where the program calls it while no watched forward is open in its thread, under the name
+of the root; ``instrumentation/submodules.py`` says which modules are parts.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import os
+import sys
+import weakref
+from _thread import get_ident
+from collections import deque
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from otel_train.instrumentation.caller_names import is_ours, variables_of
+from otel_train.instrumentation.patching import replace
+from otel_train.instrumentation.submodules import parts_of
+from otel_train.recording.events import Flag, Op, SourceKind, code
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    import torch
+
+    from otel_train.recording.recorder import Recorder
+
+SLOT = "_compiled_call_impl"
+_REPLICATE = "_replicate_for_data_parallel"
+_MOST_MODULES = 1000  # that are looked at for a parameter
+
+MOST_LOOKED_INTO = 10_000
+"""Objects that are looked into for modules compiled before: some 10 ms. What lies further away is not found."""
+
+LONGEST_LOOKED_INTO = 1_000
+"""A longer container holds data rather than models."""
+
+MOST_WAITING = 10 * MOST_LOOKED_INTO
+"""Objects that wait to be looked into."""
+
+_CONTAINERS: tuple[Any, ...] = (list, tuple, dict, set, frozenset, deque)
+_STANDARD = str(Path(os.__file__).parent)
+_INSTALLED = (_STANDARD, "site-packages", "dist-packages")
+"""Modules there are not the program's own."""
+
+
+class ModuleProbe:
+    """Times the forwards of one root module and of its parts until ``remove``.
+
+    Args:
+        model: held weakly.
+        name: as it reads in every figure.
+        recorder: takes the edges.
+        open_in: one number, the thread in which a watched forward is open or 0; all probes of a session share it.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, name: str, recorder: Recorder, open_in: list[int] | None = None
+    ) -> None:
+        self.name = name
+        self.model = weakref.ref(model)
+        self.source = recorder.source(SourceKind.FORWARD, name)
+        self.edge = recorder.edge
+        self.open_in = [0] if open_in is None else open_in
+        self._parts: list[_Slot] = []
+        part = _holder(model)
+        if part is not None:  # of another root, until this module was given by itself
+            part.remove()
+        self._slot = _Slot(model, self, _timed)
+        self.attach_parts()
+
+    def attach(self) -> None:
+        """Take the slot, also after ``Module.compile()`` has overwritten it."""
+        self._slot.attach()
+
+    def attach_parts(self) -> None:
+        """The same for the parts that the model has now; a head that has been replaced is none any more."""
+        model = self.model()
+        if model is None:
+            self.remove()  # another model may have its parts
+            return
+        mine = {id(part): slot for slot in self._parts if (part := slot.model()) is not None}
+        slots = [
+            mine.get(id(part)) or _Slot(part, self, _timed_part)
+            for part in parts_of(model, taken=self._is_taken)
+        ]
+        kept = set(map(id, slots))
+        for slot in self._parts:
+            if id(slot) not in kept:
+                slot.remove()
+        for slot in slots:
+            slot.attach()
+        self._parts = slots
+
+    def remove(self) -> None:
+        """Give the slots back. What somebody put over ours stays theirs: ours passes through."""
+        for slot in (self._slot, *self._parts):
+            slot.remove()
+        self._parts = []
+
+    def _is_taken(self, module: torch.nn.Module) -> bool:
+        slot = _holder(module)
+        return slot is not None and slot not in self._parts
+
+
+class _Slot:
+    """The slot of one module, taken on creation until ``remove``.
+
+    Args:
+        model: held weakly.
+        probe: whose forward it is.
+        wrap: makes the function that goes into it, of what ``Module.__call__`` goes on to where the slot is empty, of
+            what was there, and of ``probe``.
+    """
+
+    def __init__(self, model: torch.nn.Module, probe: ModuleProbe, wrap: Callable[..., Any]) -> None:
+        self.model = weakref.ref(model)
+        self._probe = probe
+        self._wrap = wrap
+        self._wrapper: MethodType | None = None
+        self._replaced: Any = None
+        self.attach()
+
+    def attach(self) -> None:
+        """Take it, unless it is taken."""
+        model = self.model()
+        if model is None:
+            return
+        present = model.__dict__.get(SLOT)
+        if present is not None and present is self._wrapper:
+            return
+        if _is_ours(present) and not present.__self__.recorded:
+            present = None  # it came with a copy of another module
+        self._replaced = present
+        wrapper = self._wrap(type(model)._call_impl, present, self._probe)  # noqa: SLF001 - nothing else names it
+        self._wrapper = MethodType(wrapper, _Bound(self, self.model, recorded=True))
+        model.__dict__[SLOT] = self._wrapper  # past __setattr__, which scripted modules override
+
+    def remove(self) -> None:
+        """Give it back, unless somebody has put something over ours."""
+        model = self.model()
+        if model is None or model.__dict__.get(SLOT) is not self._wrapper:
+            return
+        if self._replaced is None:
+            del model.__dict__[SLOT]
+        else:
+            model.__dict__[SLOT] = self._replaced
+
+
+class _Bound:
+    """What a wrapper is a method of: it goes with the module where ``__dict__`` is copied deeply or pickled.
+
+    A deep copy is of the copied module, and records nothing; out of a pickle comes a slot that is not set.
+    """
+
+    __slots__ = ("model", "recorded", "slot")
+
+    def __init__(self, slot: _Slot, model: Callable[[], Any], *, recorded: bool) -> None:
+        self.slot = slot
+        self.model = model
+        self.recorded = recorded
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Bound:
+        copied = memo.get(id(self.model()))
+        return self if copied is None else _Bound(self.slot, weakref.ref(copied), recorded=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SimpleNamespace, (), {"call": None}  # a method is pickled as the attribute of this name
+
+
+def _holder(module: torch.nn.Module) -> _Slot | None:
+    """Whose wrapper is in the slot of ``module``; None: nobody's, or somebody else's."""
+    present = module.__dict__.get(SLOT)
+    return present.__self__.slot if _is_ours(present) and present.__self__.recorded else None
+
+
+def _is_ours(present: Any) -> bool:  # Any: what a slot holds
+    return isinstance(getattr(present, "__self__", None), _Bound)
+
+
+def barrier_of(probes: Iterable[ModuleProbe]) -> str:
+    """The stage in which the models wait for other ranks; "" if that cannot be told from their classes."""
+    names = {kind.__name__ for probe in probes for kind in _kinds(probe.model())}
+    if any(name.startswith("FSDP") or name == "FullyShardedDataParallel" for name in names):
+        return "forward"
+    return "backward" if "DistributedDataParallel" in names else ""
+
+
+def _kinds(model: Any) -> tuple[type, ...]:  # Any: a module, a compiled one, or None
+    parts = getattr(model, "__dict__", {}).get("_modules")
+    inside = parts.get("_orig_mod") if isinstance(parts, dict) else None  # a scripted model has another table
+    return (*type(model).__mro__, *type(inside).__mro__)
+
+
+class ModulePatch:
+    """Three rare methods that would otherwise lose a probe, or carry it where it does not belong.
+
+    ``Module.compile`` overwrites the slot; ``torch.compile`` makes a new module around a watched one;
+    ``DataParallel`` copies ``__dict__`` into its replicas, which would run the original's weights.
+    ``torch.jit.script`` and ``trace`` are told not to compile what is in the slot.
+
+    Args:
+        reattach: called after something has been compiled.
+        compiled: told of every (module, what the loop calls now): what ``torch.compile`` made of it, or itself
+            where it has compiled itself.
+    """
+
+    def __init__(
+        self, reattach: Callable[[], None], compiled: Callable[[torch.nn.Module, torch.nn.Module], None]
+    ) -> None:
+        import torch
+
+        self._undo: list[Callable[[], None]] = []
+        self._after(
+            torch.nn.Module, "compile", lambda module, _: self._tell(reattach, compiled, module, module)
+        )
+        self._after(torch.nn.Module, _REPLICATE, lambda _, replica: replica.__dict__.pop(SLOT, None))
+        self._after(torch, "compile", lambda model, made: self._tell(reattach, compiled, model, made))
+        self._hide_from_scripting()
+
+    def remove(self) -> None:
+        """Put the methods back, unless somebody has wrapped ours."""
+        for undo in self._undo:
+            undo()
+
+    def _hide_from_scripting(self) -> None:
+        ignored = getattr(sys.modules.get("torch.jit._recursive"), "ignored_attributes", None)
+        if isinstance(ignored, list) and SLOT not in ignored:
+            ignored.append(SLOT)
+            self._undo.append(lambda: ignored.remove(SLOT))
+
+    @staticmethod
+    def _tell(
+        reattach: Callable[[], None], compiled: Callable[[Any, Any], None], model: Any, made: Any
+    ) -> None:
+        import torch
+
+        reattach()
+        if isinstance(model, torch.nn.Module) and isinstance(made, torch.nn.Module):
+            compiled(model, made)
+
+    def _after(self, owner: Any, name: str, then: Callable[[Any, Any], object]) -> None:
+        def telling(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                then(args[0] if args else kwargs.get("model"), result)
+                return result
+
+            return wrapper
+
+        self._undo.append(replace(owner, name, telling))
+
+
+def compiled_before(frame: FrameType | None) -> list[torch.nn.Module]:
+    """Modules that were compiled before anybody asked, within reach of the program around ``frame``.
+
+    That is what ``torch.compile`` has made, and modules that have compiled themselves. Looked for where the program
+    holds it: in variables of the calling functions and of their modules, in what closures and objects there hold, and
+    so on, nearest first, until ``MOST_LOOKED_INTO`` objects have been looked into. Nothing, unless the compiler is
+    loaded.
+    """
+    if "torch._dynamo.eval_frame" not in sys.modules:
+        return []
+    module = sys.modules["torch"].nn.Module
+    return [each for each in _within_reach(frame) if module in type(each).__mro__ and is_compiled(each)]
+
+
+def is_compiled(model: torch.nn.Module) -> bool:
+    """Whether ``torch.compile`` has made it, or it has compiled itself."""
+    kind = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+    present = model.__dict__.get(SLOT)
+    return type(model) is kind or (present is not None and not _is_ours(present))
+
+
+def _within_reach(frame: FrameType | None) -> Iterator[Any]:
+    """Objects that the program around a frame holds, nearest first, each once. No code of theirs is run."""
+    todo: deque[Any] = deque()
+    while frame is not None:
+        if not is_ours(frame):
+            todo += [*variables_of(frame).values(), *frame.f_globals.values()]
+        frame = frame.f_back
+    held: dict[int, Any] = {}  # an identity is one only as long as its object lives
+    looked = 0
+    while todo and looked < MOST_LOOKED_INTO:
+        thing = todo.popleft()
+        if not gc.is_tracked(thing) or id(thing) in held:  # what is not tracked holds nothing
+            continue
+        held[id(thing)] = thing
+        yield thing
+        inner = _held_by(thing)
+        looked += bool(inner)
+        if len(todo) < MOST_WAITING:
+            todo += inner
+
+
+def _held_by(thing: Any) -> Sequence[Any]:
+    kind = type(thing)
+    if issubclass(kind, ModuleType):
+        path = thing.__dict__.get("__file__") or _STANDARD
+        return () if any(place in path for place in _INSTALLED) else list(thing.__dict__.values())
+    if issubclass(kind, FunctionType):  # whose globals are another module's
+        return thing.__closure__ or ()
+    if issubclass(kind, (type, CodeType, FrameType, _Bound)):
+        return ()
+    base = next((base for base in _CONTAINERS if issubclass(kind, base)), None)
+    if base is not None and base.__len__(thing) > LONGEST_LOOKED_INTO:
+        return ()
+    return gc.get_referents(thing)
+
+
+def is_or_wraps(outer: torch.nn.Module, model: torch.nn.Module) -> bool:
+    """Whether calling ``outer`` is calling ``model``: it holds it, and no parameter beside its parameters.
+
+    So do ``DistributedDataParallel`` and its kin; a larger model of which ``model`` is a part does not.
+    """
+    if outer is model:
+        return True
+    if not any(part is model for part in outer.modules()):
+        return False
+    return sum(1 for _ in outer.parameters()) == sum(1 for _ in model.parameters())
+
+
+def _timed(
+    go_on: Callable[..., Any], compiled: Callable[..., Any] | None, probe: ModuleProbe
+) -> Callable[..., Any]:
+    import torch
+
+    source, edge, open_in = probe.source, probe.edge, probe.open_in
+
+    is_compiling = torch.compiler.is_compiling
+    is_grad_enabled = torch.is_grad_enabled
+    evaluating = (code(Op.BEGIN, source), code(Op.BEGIN, source, Flag.GRAD))
+    training = (
+        code(Op.BEGIN, source, Flag.TRAINING),
+        code(Op.BEGIN, source, Flag.TRAINING | Flag.GRAD),
+    )
+    end, fail = code(Op.END, source), code(Op.FAIL, source)
+
+    def call(bound: _Bound, /, *args: Any, **kwargs: Any) -> Any:
+        model = bound.model()
+        if is_compiling() or not bound.recorded:
+            return go_on(model, *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
+        here, outer = get_ident(), open_in[0]
+        edge((training if model.training else evaluating)[is_grad_enabled()])
+        open_in[0] = here
+        try:
+            result = go_on(model, *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
+        except BaseException:
+            edge(fail)
+            raise
+        finally:
+            if outer != here:  # never back to another thread, whose forward may be over by now
+                open_in[0] = 0
+        edge(end)
+        return result
+
+    return call
+
+
+def _timed_part(
+    go_on: Callable[..., Any], compiled: Callable[..., Any] | None, probe: ModuleProbe
+) -> Callable[..., Any]:
+    import torch
+
+    timed, open_in = _timed(go_on, compiled, probe), probe.open_in
+    is_compiling = torch.compiler.is_dynamo_compiling
+    task_of_backward = torch._C._current_graph_task_id  # noqa: SLF001 - the only way to ask
+
+    def call(bound: _Bound, /, *args: Any, **kwargs: Any) -> Any:
+        # What is recomputed in a backward stays in it.
+        if is_compiling() or open_in[0] == get_ident() or task_of_backward() != -1:
+            return go_on(bound.model(), *args, **kwargs) if compiled is None else compiled(*args, **kwargs)
+        return timed(bound, *args, **kwargs)
+
+    return call
+
+
+def codes_of_wrappers() -> list[CodeType]:
+    """What a compiler need not look into."""
+    return [
+        constant
+        for make in (_timed, _timed_part)
+        for constant in make.__code__.co_consts
+        if isinstance(constant, CodeType)
+    ]
+
+
+def kind_of_device(model: Any) -> str:
+    """Kind of the device that the first parameter is on, as torch calls it; "" where there is none.
+
+    Read past properties and methods: no code of the program's is run for it.
+    """
+    waiting = [model]
+    for _ in range(_MOST_MODULES):
+        if not waiting:
+            break
+        about = getattr(waiting.pop(), "__dict__", {})
+        for parameter in about.get("_parameters", {}).values():
+            if parameter is not None:
+                return str(parameter.device.type)
+        waiting += [*reversed(about.get("_modules", {}).values())]
+    return ""

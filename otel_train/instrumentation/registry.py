@@ -1,0 +1,312 @@
+"""Which loaders and models are recorded, and under which names."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from otel_train.children import free_in_forks
+from otel_train.guard import Guard
+from otel_train.instrumentation.caller_names import Place, place_of
+from otel_train.instrumentation.dataloader import OTHER, DataLoaderPatch, LoaderProbe
+from otel_train.instrumentation.iterables import Watched
+from otel_train.instrumentation.module import ModulePatch, ModuleProbe, compiled_before, is_or_wraps
+from otel_train.instrumentation.naming import Loader, class_name, free_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Sequence
+
+    from otel_train.instrumentation.discovered import FoundModels
+    from otel_train.instrumentation.root_modules import RootFinder
+    from otel_train.recording.recorder import Recorder
+
+MOST_FOUND = 64
+"""Names for loaders that nobody named; further ones share ``_OTHER``."""
+
+MOST_CHARS = 64
+"""Longest name for a loader that nobody named."""
+
+PARTS_EVERY_S = 1.0
+"""Passes may be short and many: one look for new parts of models in so many seconds, where a pass starts."""
+
+_NOT_IN_NAMES = re.compile(r"[^\w.-]+")
+
+
+class Probes:
+    """Every loader and model that is recorded, each once.
+
+    Args:
+        recorder: takes the edges.
+        compiled: called when ``torch.compile`` or ``Module.compile`` has been.
+        monotonic_s: seconds of a monotonic clock.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        *,
+        compiled: Callable[[], None] = lambda: None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._compiled = compiled
+        self._monotonic_s = monotonic_s
+        self._next_look_s = 0.0
+        self._looking = Guard("finding parts of models")
+        self.loaders: dict[str, LoaderProbe] = {}
+        self.models: list[ModuleProbe] = []
+        self._iterables: dict[str, Callable[[], Any]] = {}
+        self.called: Callable[[Any], str] = lambda _: ""
+        self.patch: DataLoaderPatch | None = None
+        self._module_patch: ModulePatch | None = None
+        self._recorder = recorder
+        self._by_loader: dict[int, LoaderProbe] = {}
+        self._found: set[str] = set()
+        self._places: dict[Hashable, list[LoaderProbe]] = {}
+        self._naming = Guard("names of loaders")
+        self._roots: FoundModels | None = None
+        self._open_in = [0]
+        self._lock = free_in_forks(threading.RLock())
+
+    def watch_torch(self) -> None:
+        """From now on, see every DataLoader that is iterated, and what becomes of watched models."""
+        self.patch = DataLoaderPatch(self._probe_for)
+        self._module_patch = ModulePatch(self._compiled, self.follow)
+
+    def add_loader(self, entry: Loader) -> None:
+        """Record a loader; ``iterables`` has what to iterate."""
+        made = self._watch(entry)
+        self._iterables[entry.name] = (lambda: made) if isinstance(made, Watched) else weakref.ref(made)
+
+    @property
+    def iterables(self) -> dict[str, Any]:
+        """What to iterate, by name: a DataLoader itself, as long as somebody holds it; anything else wrapped."""
+        found = {name: get() for name, get in self._iterables.items()}
+        return {name: iterable for name, iterable in found.items() if iterable is not None}
+
+    def _watch(self, entry: Loader) -> Any:  # Any: the user's loader, or its wrapper
+        if isinstance(entry.loader, Watched):
+            return entry.loader
+        known = self._known(entry.loader)
+        if known is None or (known.name in self._found and known.name != entry.name):  # a given name wins
+            known = self._join(entry)
+        if self.patch is None or not _is_data_loader(entry.loader):
+            return Watched(entry.loader, known)
+        running = getattr(entry.loader, "_iterator", None)
+        if running is not None:
+            self.patch.adopt(running, entry.loader)
+        return entry.loader
+
+    def add_model(self, name: str, model: Any) -> None:  # Any: a torch.nn.Module
+        """Record a model that was given, once. Who gives models says which there are: found ones are dropped."""
+        if self._roots is not None:
+            self._roots.give_way()
+        self._add_model(name, model)
+
+    def follow_compiled(self) -> None:
+        """See watched models where the loop calls what had been compiled of them before they were given."""
+        for compiled in compiled_before(inspect.currentframe()):
+            self.follow(compiled, compiled)
+
+    def _add_model(self, name: str, model: Any) -> ModuleProbe | None:  # Any: as above
+        if self._watched(model):
+            return None
+        with self._lock:
+            self.drop_models([probe for probe in self.models if probe.model() is None])
+            taken = {probe.name: probe for probe in self.models}
+            probe = ModuleProbe(model, free_name(name, taken), self._recorder, self._open_in)
+            self.models.append(probe)
+        return probe
+
+    def _watched(self, model: Any) -> bool:  # Any: as above
+        return any(probe.model() is model for probe in self.models)
+
+    def add_found_model(self, model: Any) -> ModuleProbe | None:  # Any: as above
+        """Record a model that nobody named, under the name of its class."""
+        return self._add_model(class_name(model), model)
+
+    def drop_models(self, probes: Sequence[ModuleProbe]) -> None:
+        """Record these no longer."""
+        for probe in probes:
+            probe.remove()
+        self.models = [probe for probe in self.models if probe not in probes]
+
+    def attach_again(self) -> None:
+        """Take back slots that ``Module.compile()`` has overwritten, and those of parts that are new."""
+        with self._lock:
+            for probe in self.models:  # those that have a name of their own come before the parts
+                probe.attach()
+            for probe in self.models:
+                probe.attach_parts()
+
+    def _pass_starts(self) -> None:
+        """Parts of a model may have been added or replaced since the last pass."""
+        now_s = self._monotonic_s()
+        if now_s < self._next_look_s or self._looking.closed:
+            return
+        self._next_look_s = now_s + PARTS_EVERY_S
+        with self._looking:
+            self.attach_again()
+
+    def follow(self, model: Any, compiled: Any) -> None:  # Any: torch modules
+        """The loop may call ``compiled`` where it called ``model``: what is watched of it is seen there too.
+
+        ``model`` may be a wrapper around a watched one: compiled, it no longer calls what it wraps.
+        """
+        if self._watched(compiled):
+            return
+        for probe in list(self.models):
+            watched = probe.model()
+            if watched is not None and is_or_wraps(model, watched):
+                self.models.append(ModuleProbe(compiled, probe.name, self._recorder, self._open_in))
+                return
+
+    def find_models(self, finder: RootFinder | None) -> None:
+        """Record every model that ``finder`` meets: for a while now, and whenever something new begins.
+
+        None: one of our own, where none looks yet.
+        """
+        from otel_train.instrumentation.discovered import FoundModels
+        from otel_train.instrumentation.root_modules import RootFinder
+
+        if finder is not None or self._roots is None:
+            self._roots = FoundModels(finder or RootFinder(), self)
+
+    def remove(self) -> None:
+        """Undo everything."""
+        if self._roots is not None:
+            self._roots.remove()
+        if self.patch is not None:
+            self.patch.remove()
+        if self._module_patch is not None:
+            self._module_patch.remove()
+        for probe in self.models:
+            probe.remove()
+
+    def _known(self, loader: Any) -> LoaderProbe | None:  # Any: the user's own
+        probe = self._by_loader.get(id(loader))
+        mine = probe is not None and any(get() is loader for get in (probe.loader, probe.inner))
+        return probe if mine else None
+
+    def _join(self, entry: Loader) -> LoaderProbe:
+        probe = LoaderProbe(
+            entry.loader,
+            entry.name,
+            self._recorder,
+            phase=entry.phase,
+            samples=entry.samples,
+            tokens=entry.tokens,
+        )
+        before = self.loaders.get(entry.name)
+        if before is not None:  # folds, sweeps: the series goes on
+            probe.inherit(before)
+        with self._lock:
+            self.loaders[entry.name] = probe
+            self._forget_dead()
+            self._by_loader[id(entry.loader)] = probe
+            if self.patch is not None:
+                probe.inner = _inner(entry.loader)
+            inner = probe.inner()
+            if inner is not None:
+                self._by_loader[id(inner)] = probe
+        return probe
+
+    def _forget_dead(self) -> None:
+        for key in [key for key, probe in self._by_loader.items() if probe.loader() is None]:
+            del self._by_loader[key]
+
+    def _probe_for(self, loader: Any) -> LoaderProbe | None:  # Any: a DataLoader
+        probe = self._known(loader)
+        if self._roots is not None:
+            self._roots.loader_starts(new=probe is None)
+        self._pass_starts()
+        if probe is not None and self.loaders.get(probe.name) is probe:
+            return probe
+        with self._lock:  # two threads may begin at once, and call their loaders the same
+            probe = self._known(loader)
+            if probe is None:
+                return self._join_at(self._place(loader), loader)
+            self._come_back(probe)
+            return probe
+
+    def _place(self, loader: Any) -> Place:  # Any: a DataLoader
+        """Where a loader that nobody named is iterated, and what it is called there, else its dataset's class."""
+        place = Place("", None)
+        if not self._naming.closed:
+            with self._naming:
+                called = self.called(loader)
+                place = Place(called, ("called", called)) if called else place_of(loader)
+        name = place.name or type(getattr(loader, "dataset", loader)).__name__
+        return place._replace(name=_NOT_IN_NAMES.sub("_", name)[:MOST_CHARS])
+
+    def _join_at(self, place: Place, loader: Any) -> LoaderProbe:  # Any: a DataLoader
+        """Record a loader that nobody named, under the name of its place.
+
+        A place has one name, and one more for each loader that is in use there beside the others: the loader that
+        comes i-th takes over the i-th name.
+        """
+        holders = self._places.setdefault(place.key, [])
+        number = next(
+            (n for n, holder in enumerate(holders) if self._gives_way(holder, loader)), len(holders)
+        )
+        if number < len(holders):
+            name = holders[number].name
+        elif len(self._found) < MOST_FOUND:
+            name = free_name(place.name, {**self.iterables, **dict.fromkeys(self._found)})
+            self._found.add(name)
+        else:
+            name = OTHER
+        probe = self._join(Loader(loader, name=name))
+        probe.given, probe.awaited = False, True
+        if name != OTHER:
+            holders[number : number + 1] = [probe]
+        return probe
+
+    def _gives_way(self, holder: LoaderProbe, loader: Any) -> bool:  # Any: a DataLoader
+        """Whether the holder of a name is in use no longer: it is gone, or ``loader`` was made after its last pass began.
+
+        Two loaders that were both there before the first of them was iterated are two, also when they take turns.
+        When a loader was made is not known of those that were there before us, and of other classes than DataLoader:
+        the former count as made at the start, the latter as made now.
+        """
+        if holder.running or (
+            holder.awaited and holder.loader() is not None
+        ):  # another thread may be about to begin
+            return False
+        if holder.loader() is None or self.patch is None or not _is_data_loader(loader):
+            return True
+        return self.patch.made.at_ns(loader) > holder.began_ns
+
+    def _come_back(self, probe: LoaderProbe) -> None:
+        """A loader whose name another has taken over is iterated again: both are in use.
+
+        It takes its name back; the other gets one of its own when its next pass begins.
+        """
+        taken = self.loaders.get(probe.name)
+        holders = next((each for each in self._places.values() if taken in each), None)
+        if taken is None or taken is probe or holders is None:
+            return
+        holders[holders.index(taken)] = self.loaders[probe.name] = probe
+        probe.inherit(taken)
+        self._by_loader = {key: each for key, each in self._by_loader.items() if each is not taken}
+
+
+def _is_data_loader(loader: Any) -> bool:  # Any: the user's own
+    from torch.utils.data import DataLoader  # only asked when torch is there
+
+    return isinstance(loader, DataLoader)
+
+
+def _inner(loader: Any) -> Callable[[], Any]:  # Any: the user's own
+    """What a loader that only passes for a DataLoader, as accelerate's do, iterates in its place."""
+    if _is_data_loader(loader):
+        from torch.utils.data import DataLoader
+
+        held = [] if issubclass(type(loader), DataLoader) else vars(loader).values()
+        for value in held:
+            if _is_data_loader(value):
+                return weakref.ref(value)
+    return lambda: None

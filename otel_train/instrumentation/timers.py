@@ -1,0 +1,134 @@
+"""Operations timed by token: they may overlap, and run in any thread."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from otel_train.arguments import refused, shown, text
+from otel_train.guard import Guard
+from otel_train.instrumentation.caller_names import calling
+from otel_train.recording.events import SourceKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_train.clock import Clock
+    from otel_train.recording.recorder import Recorder
+
+MOST_WAITING = 32_768
+"""Operations that ended between two looks of the pump, 2 s apart; the oldest go first, and are counted. 5 MB."""
+
+_AT_ONCE = 256
+"""Operations read between two breaths: some 0.1 ms."""
+
+_NONE = np.zeros((0, 3), dtype=np.int64)
+
+
+class Token:
+    """One run of an operation, from ``begin`` to ``end``.
+
+    Args:
+        name: of the operation.
+        source: its number.
+        begun_ns: when it began; 0 once it has ended.
+        timers: whom to tell; None where nobody listened.
+    """
+
+    __slots__ = ("begun_ns", "name", "source", "timers")
+
+    def __init__(self, name: str, source: int = 0, begun_ns: int = 0, timers: Timers | None = None) -> None:
+        self.name = name
+        self.source = source
+        self.begun_ns = begun_ns
+        self.timers = timers
+
+
+class Timers:
+    """Times operations between two calls. Nobody waits for anybody: what ended lies in a box until it is taken.
+
+    Args:
+        recorder: numbers the operations.
+        clock: monotonic nanoseconds.
+
+    Attributes:
+        dropped: operations that found no room.
+    """
+
+    def __init__(self, recorder: Recorder, clock: Clock) -> None:
+        self.dropped = 0
+        self._recorder = recorder
+        self._clock = clock
+        self._sources: dict[str, int] = {}
+        self._ended: deque[tuple[int, int, int]] = deque(maxlen=MOST_WAITING)
+        self._guards: dict[str, Guard] = {}
+        self._off: set[str] = set()
+        self._silent = False
+        recorder.when_silenced.append(self._fall_silent)
+
+    def begin(self, name: str) -> Token:
+        """An operation begins; what to end it with.
+
+        Raises:
+            ConfigError: ``name`` is no name.
+        """
+        if self._silent:
+            return Token(name)
+        try:
+            source = self._sources[name]
+        except (KeyError, TypeError):  # the latter of what cannot be hashed
+            source = self._join(name)
+        return Token(name, source, self._clock(), self)
+
+    def end(self, token: object) -> None:
+        """It is over. What has been ended before, or is of another session, is said, counted and left alone.
+
+        Raises:
+            ConfigError: it is no token.
+        """
+        now_ns = self._clock()
+        if not isinstance(token, Token):
+            remedy = 'Write token = begin("load"), and end(token)'
+            raise refused(f"end({shown(token)})", "a token that begin() returned", remedy)
+        if token.timers is self and token.begun_ns:
+            if token.name not in self._off:
+                if len(self._ended) == MOST_WAITING:
+                    self.dropped += 1
+                self._ended.append((token.source, token.begun_ns, now_ns))
+            token.begun_ns = 0
+        elif token.timers is not None:
+            again = token.timers is self
+            self._refuse(token.name, "it has ended before" if again else "it was begun in another session")
+
+    def take(self, breathe: Callable[[], None]) -> np.ndarray:
+        """What has ended since the last call: int64[n, 3], operation, when it began, when it ended."""
+        parts = [_NONE]
+        while self._ended:
+            waiting = range(min(len(self._ended), _AT_ONCE))
+            parts.append(np.array([self._ended.popleft() for _ in waiting], dtype=np.int64))
+            breathe()
+        return np.concatenate(parts)
+
+    @property
+    def faults(self) -> int:
+        """Tokens that were refused."""
+        return sum(guard.faults for guard in list(self._guards.values()))
+
+    def _join(self, name: object) -> int:
+        """First use of a name: its number."""
+        checked = text("begin({})", name, 'Name the operation: begin("load")')
+        number = self._sources[checked] = self._recorder.source(SourceKind.STAGE, checked)
+        return number
+
+    def _refuse(self, name: str, why: str) -> None:
+        guard = self._guards.setdefault(name, Guard(f"end(token of {name!r})"))
+        if not guard.closed:
+            with guard:
+                raise ValueError(f"{why} ({calling()})")
+        if guard.closed:
+            self._off.add(name)
+
+    def _fall_silent(self) -> None:
+        self._silent = True

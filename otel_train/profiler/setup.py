@@ -1,0 +1,211 @@
+"""The parts of captures, put together for one session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from otel_train.accounting.types import TRAIN, StepSource
+from otel_train.aggregation.captures import CAPTURES_FOLDER
+from otel_train.clock import system_clock
+from otel_train.profiler.capture_context import Limits, Story
+from otel_train.profiler.capture_request import CaptureRequest
+from otel_train.profiler.console import BLOCK, Console
+from otel_train.profiler.controller import CaptureController
+from otel_train.profiler.endpoint import CaptureEndpoint, RequestFolder
+from otel_train.profiler.epochs import EpochCaptures
+from otel_train.profiler.memory_snapshot import OomSnapshots
+from otel_train.profiler.metadata import TOP
+from otel_train.profiler.request_schema import options_of
+from otel_train.profiler.step_boundary import Rule
+from otel_train.profiler.torch_profiler import TorchProfiler
+from otel_train.profiler.trace_writer import ANALYZE, Place
+from otel_train.profiler.triggers import Every, Schedule, SlowSteps
+from otel_train.recording.events import SourceKind
+from otel_train.values import words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from otel_train.aggregation.captures import Capture
+    from otel_train.aggregation.run_state import RunState
+    from otel_train.config import Config
+    from otel_train.profiler.capture_context import Training
+    from otel_train.profiler.endpoint import Requests
+    from otel_train.profiler.flops import FlopCount
+    from otel_train.runinfo import RunInfo
+
+_WORK = {
+    StepSource.UPDATE: SourceKind.OPTIMIZER,
+    StepSource.BACKWARD: SourceKind.BACKWARD,
+    StepSource.BATCH: SourceKind.DATA,
+    StepSource.MANUAL: SourceKind.MARK,
+}
+YIELD_S = 1.0
+"""A session that another thread closes waits so long for the training thread to end its capture."""
+
+
+class Capturing:
+    """Captures of one process.
+
+    Args:
+        config: how they are made.
+        info: who we are.
+        training: the account.
+        rank_folder: of this rank; None where nothing can be written, and nothing be captured.
+        ooms: times that a device ran out of memory.
+        requests: where requests are left; the folder of the rank when None.
+
+    Raises:
+        ConfigError: an activity does not exist.
+    """
+
+    def __init__(
+        self, config: Config, info: RunInfo, *, training: Training,
+        rank_folder: Path | None, ooms: Callable[[], int], requests: Requests | None = None,
+    ) -> None:  # fmt: skip
+        self._training = training
+        self._console = (
+            Console(
+                lines=config.console, block=BLOCK in words_of(config.console_blocks), top=config.capture_top
+            )
+            if info.rank == 0
+            else None
+        )
+        plan = _plan_of(config)
+        self.office: CaptureEndpoint | None = None
+        self._desk: CaptureController | None = None
+        self._snapshots: OomSnapshots | None = None
+        if config.capture == "off" or rank_folder is None:
+            return
+        place = Place(
+            rank_folder.parent / CAPTURES_FOLDER, info.rank, config.capture_max_bytes, config.capture_kept,
+            config.capture_tensorboard, config.capture_output_dir,
+            (*ANALYZE, f"--top={max(config.capture_top, TOP)}"),
+        )  # fmt: skip
+        self._desk = CaptureController(
+            TorchProfiler, loop=training.loop, place=place, clock=system_clock,
+            story=Story(self._over, training.active, training.number, training.unix_ns, training.epoch),
+            limits=Limits(config.capture_max_s, config.capture_cooldown_s),
+        )  # fmt: skip
+        gate = self._desk.gate
+        training.watch(lambda: gate.within_ns)
+        place_of_requests = RequestFolder(rank_folder) if requests is None else requests
+        self.office = CaptureEndpoint(
+            self._desk, plan, info.rank, place_of_requests, loop=training.loop, token=config.capture_token
+        )
+        self._snapshots = OomSnapshots(ooms, place.folder, info.rank)
+        _add_triggers(self.office, config, plan, training)
+
+    @property
+    def within_ns(self) -> tuple[int, int]:
+        """When the last recording began and ended; (0, 0) if there was none."""
+        return self._desk.gate.within_ns if self._desk is not None else (0, 0)
+
+    @property
+    def in_a_hurry(self) -> bool:
+        """Whether something waits for what only settling tells."""
+        return self._desk is not None and self._desk.in_a_hurry
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether something was recorded, or is, that is not written and told yet."""
+        return self._desk is not None and (self._desk.busy or not self._desk.told)
+
+    def show_block(self) -> None:
+        """Show captures as the block of earlier systems."""
+        if self._console is not None:
+            self._console = self._console._replace(block=True)
+
+    def of_epochs(self, settled: Callable[[], AbstractContextManager[None]]) -> EpochCaptures:
+        """Captures that the training thread begins. ``settled()``: everything is settled, the pump does nothing."""
+        return EpochCaptures(self._desk, self.office, loop=self._training.loop, settled=settled)
+
+    def open(self, on_post: Callable[[str, Callable[[bytes, str], tuple[int, object]]], None]) -> None:
+        """Listen. ``on_post(path, take)`` makes HTTP listen."""
+        if self.office is not None:
+            self.office.open()
+            on_post("/capture", self.office.post)
+
+    def turn(self, settle: Callable[[], None]) -> None:
+        """Look for requests, and do what is due. Driven by the pump, whose ``settle`` numbers steps now."""
+        if self.office is not None and self._desk is not None:
+            if self._desk.in_a_hurry:
+                settle()
+            self.office.turn()
+        if self._snapshots is not None:
+            self._snapshots.look()
+
+    def ask(self, request: dict[str, Any]) -> str:
+        """The program asks. "" if it will be, else why not.
+
+        Raises:
+            ConfigError: something in the request cannot be honoured.
+        """
+        if self.office is None:
+            return "captures are off, or there is no run directory to write to"
+        return self.office.ask(request)
+
+    def give_way_to(self, flops: FlopCount) -> None:
+        """Begin nothing while a step is counted: one thing at a time stands between the thread and its ring."""
+        if self._desk is not None:
+            self._desk.others = lambda: flops.busy
+
+    def stop(self) -> None:
+        """Record no more: what is open ends here."""
+        if self._desk is not None:
+            self._desk.gate.abort("")
+            self._desk.gate.wait(YIELD_S)
+
+    def end(self, timeout_s: float) -> None:
+        """Write what was recorded, after everything has been settled."""
+        if self.office is not None and self._desk is not None:
+            self._desk.end(timeout_s)
+            self.office.close()
+
+    def _over(self, capture: Capture) -> None:
+        self._training.over(capture)
+        if self._console is not None:
+            self._console.tell(capture)
+
+
+def rule_of(run: RunState) -> Rule | None:
+    """How steps can be told apart by edges alone; None while that is not known."""
+    work, leading = _WORK.get(run.step_source), run.leading
+    if work is None or leading is None:
+        return None
+    names = run.totals.names.loaders.names
+    trained = {names[loader] for loader, phase in run.totals.batches if phase == TRAIN}
+    return Rule(
+        work, leading.account.asks, frozenset(names[loader] for loader, _ in run.totals.batches) - trained
+    )
+
+
+def _add_triggers(office: CaptureEndpoint, config: Config, plan: CaptureRequest, training: Training) -> None:
+    """Captures that nobody asks for: by schedule, and of slow steps."""
+    every = _every_of(config)
+    if every.ever:
+        office.schedule = Schedule(every, plan._replace(trigger="schedule"), system_clock)
+    if config.capture == "auto":
+        office.slow = SlowSteps(plan._replace(trigger="slow_step"))
+        office.slow_steps = training.slow_steps
+
+
+def _every_of(config: Config) -> Every:
+    return Every(
+        config.capture_every_steps, config.capture_every_epochs, config.capture_every_min,
+        config.capture_skip_first, config.capture_repeat,
+        frozenset(int(epoch) for epoch in words_of(config.capture_epochs)),
+    )  # fmt: skip
+
+
+def _plan_of(config: Config) -> CaptureRequest:
+    """What is recorded where a request says nothing."""
+    options = options_of(
+        config.capture_activities, record_shapes=config.capture_shapes, with_stack=config.capture_stacks,
+        profile_memory=config.capture_memory, with_flops=config.capture_flops,
+    )  # fmt: skip
+    return CaptureRequest(
+        "on_demand", config.capture_steps, config.capture_warmup, config.capture_wait, options=options
+    )

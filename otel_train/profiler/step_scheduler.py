@@ -1,0 +1,272 @@
+"""One capture at a time, begun and ended between two steps by the training thread itself."""
+
+from __future__ import annotations
+
+import time
+from _thread import get_ident
+from enum import Enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_train.clock import NS_PER_S
+from otel_train.profiler.capture_request import NEXT, CaptureRequest, Recorded
+from otel_train.profiler.torch_profiler import RANGE_PREFIX, STEP_PREFIX
+from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from otel_train.clock import Clock
+    from otel_train.profiler.step_boundary import StepBoundary
+    from otel_train.profiler.torch_profiler import Profiler, Range
+    from otel_train.recording.events import Instrumented
+
+_POLL_S = 0.01
+_NEVER_NS = (1 << 63) - 1
+_RANGED = frozenset(SourceKind) - {SourceKind.MARK}
+
+
+class Phase(Enum):
+    """How far a capture is."""
+
+    IDLE = "idle"
+    WAITING = "waiting"
+    WARMUP = "warmup"
+    ACTIVE = "active"
+    DONE = "done"
+
+
+class Thread(NamedTuple):
+    """The thread to record.
+
+    Attributes:
+        ident: its identity.
+        sources: of the edges, by number; may grow.
+        divert: lets a function stand between the thread and its ring; None ends that.
+    """
+
+    ident: int
+    sources: Sequence[Instrumented]
+    divert: Callable[[Callable[[int, Callable[[int], None]], None] | None], None]
+
+
+class StepScheduler:
+    """Stands in the way of the training thread's edges while a capture is wanted, and never else.
+
+    The pump arms it, and takes what was recorded. Everything in between happens on the training thread, at
+    its own edges. No fault of the profiler leaves it: the capture ends with a problem, training goes on.
+
+    Args:
+        profiler: records.
+        clock: monotonic nanoseconds.
+        max_s: longest recording, in seconds; it ends at the first edge after that.
+    """
+
+    def __init__(
+        self, profiler: Callable[[Callable[[], None]], Profiler], *, clock: Clock, max_s: float
+    ) -> None:
+        self.phase = Phase.IDLE
+        self._result: Recorded | None = None
+        self.first_ns = 0
+        """An instant in the first step that began after arming; 0 until there is one."""
+        self.first_number = NEXT
+        """Number of that step; told by the pump, which finds out later."""
+        self.begun_ns = self._ended_ns = self._within_ns = 0
+        self._profiler = profiler(self._give_way)
+        self._clock = clock
+        self._max_ns = int(max_s * NS_PER_S)
+        self._plan = CaptureRequest("on_demand", 1)
+        self._abort = ""
+
+    def arm(self, plan: CaptureRequest, boundary: StepBoundary, thread: Thread) -> None:
+        """Want a capture. Called by the pump, when the gate is idle."""
+        self._plan, self._boundary, self._thread = plan, boundary, thread
+        self._abort, self._notes = "", list[str]()
+        self._over = self._between = False
+        self._open: list[tuple[int, Range]] = []
+        self._step: Range | None = None
+        self._boundaries = self._left = self._steps = 0
+        self._result = None
+        self.first_ns, self.first_number, self.begun_ns, self._ended_ns, self._within_ns = 0, NEXT, 0, 0, 0
+        self.phase = Phase.WAITING
+        thread.divert(self._see)
+        if plan.at_once and get_ident() == thread.ident:
+            self._contain(self._end_of_step)
+            self._contain(self._begin_of_step)
+
+    def take(self) -> Recorded | None:
+        """What was recorded, once it is over; the gate is idle then. Called by the pump."""
+        result, self._result = self._result, None
+        if result is None:  # the training thread may be stopping the profiler right now
+            return None
+        self.phase = Phase.IDLE
+        return result
+
+    @property
+    def within_ns(self) -> tuple[int, int]:
+        """When the last recording began and ended, or that it still runs; (0, 0) if there was none."""
+        return (self.begun_ns, self._ended_ns or _NEVER_NS) if self.begun_ns else (0, 0)
+
+    def abort(self, why: str) -> None:
+        """End it: now, if this is the training thread, else at that thread's next edge."""
+        if self.phase in (Phase.IDLE, Phase.DONE):
+            return
+        self._abort = self._abort or why
+        self._over = True
+        if get_ident() == self._thread.ident:
+            self._finish()
+
+    def over(self) -> None:
+        """No step comes that belongs to it: end it with what there is. Called by the training thread."""
+        if self._plan.at_once and self.phase not in (Phase.IDLE, Phase.DONE):
+            if self._boundary.ended and get_ident() == self._thread.ident:
+                self._contain(self._end_of_step)
+            self.abort("")
+
+    def wait(self, timeout_s: float) -> None:
+        """Let the training thread come to an edge, if it must end something there."""
+        deadline_ns = self._clock() + int(timeout_s * NS_PER_S)
+        while (
+            self.phase not in (Phase.IDLE, Phase.WAITING)
+            and self._result is None
+            and self._clock() < deadline_ns
+        ):
+            time.sleep(_POLL_S)
+
+    # -- on the training thread --------------------------------------------------------------------
+
+    def _see(self, code: int, write: Callable[[int], None]) -> None:
+        self._contain(self._before, code)
+        write(code)
+        if code & OP_MASK < Op.END and self.phase is Phase.ACTIVE:
+            self._contain(self._open_range, code >> SOURCE_SHIFT & SOURCE_MASK)
+
+    def _before(self, code: int) -> None:
+        if self._boundaries and self._boundary.inside(code):
+            self._note_instant()
+        if self._boundary.before(code):
+            self._end_of_step()
+        if self._over or (self.begun_ns and self._clock() - self.begun_ns > self._max_ns):
+            self._abort = self._abort or (
+                "" if self._over else f"stopped after {self._max_ns / NS_PER_S:g} s"
+            )
+            self._over = True
+            if self.phase is not Phase.DONE:
+                self._finish()
+        elif self._between and self._boundary.begins(code):
+            self._begin_of_step()
+        if code & OP_MASK >= Op.END and self._open:
+            self._close_range(code >> SOURCE_SHIFT & SOURCE_MASK)
+
+    def _contain(self, do: Callable[..., None], *what: int) -> None:
+        try:
+            do(*what)
+        except Exception as error:  # noqa: BLE001  # the profiler's fault is the capture's, not training's
+            self._abort = self._abort or f"{type(error).__name__}: {error}".splitlines()[0][:300]
+            if self.phase is not Phase.DONE:
+                self._finish()
+
+    def _note_instant(self) -> None:
+        """By an instant inside a step the pump, which finds out later, tells its number."""
+        if self.begun_ns:
+            self._within_ns = self._within_ns or self._clock()
+        self.first_ns = self.first_ns or self._clock()
+
+    def _end_of_step(self) -> None:
+        self._boundaries += 1
+        self._between = True
+        if self.phase is Phase.ACTIVE:
+            self._steps += 1
+            self._end_step()
+            if self._steps >= self._plan.steps:
+                self._finish()
+
+    def _begin_of_step(self) -> None:
+        self._between = False
+        if self.phase is Phase.WAITING and self._is_time():
+            self._warm_up()
+        elif self.phase is Phase.WARMUP:
+            self._left -= 1
+        if self.phase is Phase.WARMUP and self._left <= 0:
+            self._profiler.start()
+            self.begun_ns = self._clock()
+            self.phase = Phase.ACTIVE
+        if self.phase is Phase.ACTIVE:
+            # The run's own number may not be known yet: whoever writes the file puts it there.
+            self._step = self._profiler.range(f"{STEP_PREFIX}{self._steps}")
+
+    def _is_time(self) -> bool:
+        """Whether to warm up for the step that begins now."""
+        ahead = self._boundaries - 1
+        if self._plan.at_step == NEXT:
+            return ahead >= self._plan.wait
+        if self.first_number == NEXT:
+            return False
+        late = self.first_number + ahead - (self._plan.at_step - self._plan.warmup)
+        if (
+            late > 0
+        ):  # other ranks may have been in time: a capture of other steps than theirs explains nothing
+            self._abort = f"step {self._plan.at_step} had passed when this process was asked"
+            self._finish()
+        return late == 0
+
+    def _warm_up(self) -> None:
+        if self._profiler.busy():
+            self._abort = "another profiler is running in this process"
+            self._finish()
+            return
+        self.phase = Phase.WARMUP
+        self._left = self._plan.warmup
+        self._notes = self._profiler.prepare(self._plan.options)
+
+    def _end_step(self) -> None:
+        while self._open:
+            self._open.pop()[1].close()
+        if self._step is not None:
+            self._step.close()
+            self._step = None
+
+    def _open_range(self, number: int) -> None:
+        source = self._thread.sources[number]
+        if source.kind in _RANGED:
+            name = f"{source.stage}:{source.name}" if source.kind is SourceKind.DATA else source.stage
+            self._open.append((number, self._profiler.range(RANGE_PREFIX + name)))
+
+    def _close_range(self, number: int) -> None:
+        """Close this range, and what an exception left open inside it."""
+        if any(number == each for each, _ in self._open):
+            while self._open:
+                each, stands = self._open.pop()
+                stands.close()
+                if each == number:
+                    return
+
+    def _finish(self) -> None:
+        """End the recording, whatever there is."""
+        before, self.phase = self.phase, Phase.DONE
+        self._thread.divert(None)
+        self._trace: Any = None
+        self._ended_ns = self._clock()
+        if before in (Phase.WARMUP, Phase.ACTIVE):
+            self._contain(self._stop, before is Phase.WARMUP)
+        self._result = Recorded(
+            self._plan,
+            self._trace,
+            self._steps,
+            self.begun_ns,
+            self._clock(),
+            self._abort,
+            tuple(self._notes),
+            self._within_ns,
+        )
+
+    def _stop(self, warming: int) -> None:
+        if warming:
+            self._profiler.start()  # one that was only prepared cannot be stopped
+        self._end_step()
+        trace = self._profiler.stop()
+        self._trace = None if warming else trace
+
+    def _give_way(self) -> None:
+        self._abort, self._over = "the program started a profiler of its own", True
+        if get_ident() == self._thread.ident:
+            self._finish()

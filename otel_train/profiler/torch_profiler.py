@@ -1,0 +1,196 @@
+"""The profiler of torch, as far as a capture needs it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Protocol
+
+from otel_train.instrumentation.patching import replace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from otel_train.profiler.capture_request import Options
+
+RANGE_PREFIX = "otel_train:"
+"""Our stages appear in a trace as ranges of this name and the stage's, ``otel_train:forward``."""
+
+STEP_PREFIX = "ProfilerStep#"
+"""Steps are ranges of this name and a number, as torch's own schedule calls them: other tools look for it."""
+
+YIELD_S = 10.0
+"""A program that starts a profiler of its own, on another thread, waits so long for ours to end."""
+
+_POLL_S = 0.01
+_PREPARE = "_prepare_trace"  # every way of starting a profiler comes through here
+_PROFILE = "_KinetoProfile"  # torch's documented low-level interface: no schedule, no step of its own
+
+
+class Range(Protocol):
+    """Something that stands open in the trace."""
+
+    def close(self) -> None:
+        """It ends now."""
+
+
+class Profiler(Protocol):
+    """What records. All but ``save`` is called on the training thread."""
+
+    def lacking(self) -> str:
+        """Why nothing can be recorded in this program, for people; "" if it can."""
+
+    def busy(self) -> bool:
+        """Whether some profiler runs in this process, on any thread."""
+
+    def prepare(self, options: Options) -> list[str]:
+        """Run, and throw away what comes; what of ``options`` this machine lacks, for people."""
+
+    def start(self) -> None:
+        """Record from now on."""
+
+    def stop(self) -> Any:
+        """Record no more; the trace."""
+
+    def range(self, name: str) -> Range:
+        """A named range that begins now."""
+
+    def save(self, trace: Any, path: Path) -> None:
+        """Write a trace as Chrome's JSON. Called on a thread of ours."""
+
+
+class TorchProfiler:
+    """``torch.profiler``.
+
+    Two profilers at once crash the process or leave the user's without events, so ours gives way: when the
+    program starts one, ``give_way`` is called and must end ours, on the training thread.
+
+    Args:
+        give_way: see above.
+    """
+
+    def __init__(self, give_way: Callable[[], None]) -> None:
+        self._give_way = give_way
+        self._profile: Any = None
+        self._owner = 0
+        self._ours = False
+        self._undo: Callable[[], None] | None = None
+
+    def lacking(self) -> str:
+        """See ``Profiler``."""
+        if "torch" in sys.modules:
+            return ""
+        return (
+            "torch.profiler records captures, and this program has not imported torch. "
+            "jax.profiler.trace(folder) records a program of JAX"
+        )
+
+    def busy(self) -> bool:
+        """See ``Profiler``."""
+        import torch.autograd.profiler as torch_profiler
+
+        return bool(getattr(torch_profiler, "_is_profiler_enabled", False))
+
+    def prepare(self, options: Options) -> list[str]:
+        """See ``Profiler``."""
+        from torch import profiler
+
+        wanted, missing = _activities(options.activities)
+        self._owner = threading.get_ident()
+        self._stand_guard()
+        self._profile = getattr(profiler, _PROFILE)(
+            activities=wanted,
+            record_shapes=options.record_shapes,
+            with_stack=options.with_stack,
+            profile_memory=options.profile_memory,
+            with_flops=options.with_flops,
+        )
+        self._quietly(self._profile.prepare_trace)
+        return missing
+
+    def start(self) -> None:
+        """See ``Profiler``."""
+        self._quietly(self._profile.start_trace)
+
+    def stop(self) -> Any:
+        """See ``Profiler``."""
+        profile, self._profile = self._profile, None
+        try:
+            self._quietly(profile.stop_trace)
+        finally:
+            self._stand_down()
+        return profile
+
+    def range(self, name: str) -> Range:
+        """See ``Profiler``."""
+        return _TorchRange(name)
+
+    def save(self, trace: Any, path: Path) -> None:
+        """See ``Profiler``."""
+        trace.export_chrome_trace(str(path))
+
+    def _quietly(self, do: Callable[[], None]) -> None:
+        self._ours = True
+        try:
+            do()
+        finally:
+            self._ours = False
+
+    def _stand_guard(self) -> None:
+        """Notice, from now on, that the program starts a profiler of its own."""
+        import torch.autograd.profiler as torch_profiler
+
+        def noticing(prepare: Callable[..., None]) -> Callable[..., None]:
+            def noticed(theirs: Any) -> None:
+                if not (self._ours and threading.get_ident() == self._owner):
+                    self._make_room()
+                prepare(theirs)
+
+            return noticed
+
+        self._undo = replace(torch_profiler.profile, _PREPARE, noticing)
+
+    def _stand_down(self) -> None:
+        undo, self._undo = self._undo, None
+        if undo is not None:
+            undo()
+
+    def _make_room(self) -> None:
+        here = threading.get_ident() == self._owner
+        self._give_way()
+        deadline = time.monotonic() + YIELD_S
+        while not here and self._profile is not None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+
+
+class _TorchRange:
+    __slots__ = ("_range",)
+
+    def __init__(self, name: str) -> None:
+        from torch.profiler import record_function
+
+        self._range = record_function(name)
+        self._range.__enter__()
+
+    def close(self) -> None:
+        self._range.__exit__(None, None, None)
+
+
+def _activities(names: tuple[str, ...]) -> tuple[list[Any], list[str]]:
+    """What of the wanted activities torch has here, and what to say of the rest."""
+    from torch import profiler
+
+    there = {activity.name.lower(): activity for activity in profiler.supported_activities()}
+    if "cuda" in there and not _cuda_in_use():
+        del there["cuda"]
+    found = [there[name] for name in names if name in there]
+    missing = [f"no {name} activity: this machine has none" for name in names if name not in there]
+    return found or [there["cpu"]], missing
+
+
+def _cuda_in_use() -> bool:
+    """Asked without touching the device: a capture must not be what initialises it."""
+    cuda: Any = sys.modules.get("torch.cuda")
+    return cuda is not None and bool(cuda.is_initialized())

@@ -1,0 +1,240 @@
+"""Who writes where: one ring per thread, one number per source."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import weakref
+from _thread import get_ident
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from otel_train.children import free_in_forks
+from otel_train.recording.events import EDGE_WORDS, MAX_SOURCES, Instrumented, SourceKind
+from otel_train.recording.flight_recorder import SIDE_RINGS, FlightMemory, RingEntry
+from otel_train.recording.ring_buffer import Ring
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_train.clock import Clock
+
+_PLAIN_EDGES = 4096
+_log = logging.getLogger("otel_train")
+
+
+@dataclass(slots=True)
+class ThreadRing:
+    """One thread that writes edges.
+
+    Attributes:
+        ring: where it writes.
+        name: its name, as it reads in a post-mortem.
+        ident: its identity.
+        slot: place in the flight memory, -1 in plain memory.
+        engine: it is one of autograd's own: what it does belongs to the backward that waits for it.
+        ended: the thread is over; the ring can be given to another once it has been read.
+    """
+
+    ring: Ring
+    name: str
+    ident: int
+    slot: int
+    engine: bool = False
+    ended: bool = False
+
+
+class _Lease:
+    """Lives as long as its thread."""
+
+    __slots__ = ("__weakref__",)
+
+
+class Recorder:
+    """Gives every thread its ring and every source its number.
+
+    ``edge(code)`` is all that the hooks call. In the thread that made the recorder it goes straight to
+    that thread's ring; elsewhere it looks the ring up.
+
+    Args:
+        memory: where the rings live.
+        clock: monotonic nanoseconds.
+        in_backward: whether the calling thread is running a node of autograd's graph right now.
+    """
+
+    def __init__(
+        self,
+        memory: FlightMemory,
+        *,
+        clock: Clock,
+        in_backward: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self.threads: list[ThreadRing] = []
+        self.sources: list[Instrumented] = []
+        self.identity: dict[str, object] = {}
+        self.when_silenced: list[Callable[[], None]] = []
+        """Called when this recorder falls silent, also in a forked child."""
+        self._memory = memory
+        self._clock = clock
+        self._in_backward = in_backward
+        self._local = threading.local()
+        self._free_slots = deque(range(1, SIDE_RINGS + 1))
+        self._lock = free_in_forks(threading.Lock())
+        self._numbers: dict[Instrumented, int] = {}
+        self._pid = os.getpid()
+        self._closed = False
+        self._full = False
+        self.main = self._add_ring(threading.current_thread().name, slot=0)
+        self._announce(self.main)
+        self.edge: Callable[[int], None] = self.main.ring.edge
+        _recorders.add(self)
+
+    def source(self, kind: SourceKind, name: str, phase: str = "") -> int:
+        """Number of a source, the same for the same (kind, name, phase). Never on the hot path."""
+        source = Instrumented(kind, name, phase)
+        with self._lock:
+            number = self._numbers.get(source)
+            if number is not None:
+                return number
+            if len(self.sources) == MAX_SOURCES:
+                self._say_full(source)
+                return MAX_SOURCES - 1
+            self.sources.append(source)
+            self._numbers[source] = len(self.sources) - 1
+            self._write_names()
+            return len(self.sources) - 1
+
+    def _say_full(self, source: Instrumented) -> None:
+        if not self._full:
+            self._full = True
+            _log.warning(
+                "%r is the %dth name that is timed, and there is no room for more: it shares the figures of %r, and so "
+                "does every further one. Use fewer names",
+                source.name, MAX_SOURCES + 1, self.sources[-1].name,
+            )  # fmt: skip
+
+    @property
+    def spent_ns(self) -> int:
+        """Nanoseconds that the threads of now have spent writing; see ``Ring.spent_ns``."""
+        return sum(thread.ring.spent_ns for thread in list(self.threads))
+
+    def writes(self) -> bool:
+        """Whether the calling thread, which is not the one that made the recorder, has written before."""
+        return hasattr(self._local, "edge")
+
+    def here(self) -> ThreadRing | None:
+        """What the calling thread writes to; None if it has written nothing."""
+        ident = get_ident()
+        if self.main.ident == ident and not self.main.ended:
+            return self.main
+        return next((t for t in reversed(list(self.threads)) if t.ident == ident and not t.ended), None)
+
+    def identify(self, identity: dict[str, object]) -> None:
+        """Store who this process is beside the sources, for readers of the flight file."""
+        with self._lock:
+            self.identity = identity
+            self._write_names()
+
+    def publish(self, unix_ns: int) -> None:
+        """Tell readers of the flight file how far every ring is. Called by the pump."""
+        self._memory.beat(unix_ns)
+        for thread in self.threads:
+            if thread.slot >= 0:
+                entry = RingEntry(2 if thread.ended else 1, thread.ident, thread.ring.written, thread.name)
+                self._memory.write_entry(thread.slot, entry)
+
+    def release(self, thread: ThreadRing) -> None:
+        """Give back the ring of a thread that is over and has been read to its end."""
+        self.threads.remove(thread)
+        if thread.slot > 0:
+            self._free_slots.append(thread.slot)
+
+    def silence(self) -> None:
+        """Ignore every further edge: after ``close`` and in forked children."""
+        self._closed = True
+        for thread in self.threads:
+            thread.ring.disown()
+        for then in self.when_silenced:
+            then()
+
+    def let_go(self) -> None:
+        """Hold the rings' memory no longer: after the last turn."""
+        for thread in self.threads:
+            thread.ring.let_go()
+
+    def _elsewhere(self, code: int) -> None:
+        if self._closed:
+            return
+        try:
+            edge = self._local.edge
+        except AttributeError:
+            edge = self._join()
+        edge(code)
+
+    def _join(self) -> Callable[[int], None]:
+        """The calling thread's first edge."""
+        with self._lock:
+            if not self._free_slots and self._memory.shared:
+                self._take_back()
+            slot = self._free_slots.popleft() if self._free_slots else -1
+            thread = self._add_ring(threading.current_thread().name, slot=slot)
+            thread.engine = self._in_backward() and thread.name.startswith("Dummy")
+            self._announce(thread)
+        lease = _Lease()
+        weakref.finalize(lease, self._over, thread).atexit = False
+        self._local.lease = lease
+        self._local.edge = thread.ring.edge
+        return thread.ring.edge
+
+    def _over(self, thread: ThreadRing) -> None:
+        thread.ended = True
+        if thread.slot >= 0 and self._memory.shared:
+            self._memory.end_entry(thread.slot)
+
+    def _announce(self, thread: ThreadRing) -> None:
+        """Tell whoever shares the memory whose ring this is."""
+        if thread.slot >= 0 and self._memory.shared:
+            entry = RingEntry(1, thread.ident, 0, thread.name, thread.engine)
+            self._memory.write_entry(thread.slot, entry)
+
+    def _take_back(self) -> None:
+        """Rings of threads that are over, and that the other process has read to their end."""
+        free = self._memory.free_entries()
+        self.threads = [thread for thread in self.threads if thread.slot not in free]
+        self._free_slots.extend(free)
+
+    def _add_ring(self, name: str, *, slot: int) -> ThreadRing:
+        progress = None
+        if slot >= 0:
+            words = self._memory.ring_words(slot)
+            np.frombuffer(words, dtype=np.int64)[:] = 0  # another thread may have had it
+            progress = self._memory.progress(slot)
+            if progress is not None:
+                progress[0] = progress[1] = 0
+        else:
+            words = memoryview(bytearray(_PLAIN_EDGES * EDGE_WORDS * 8)).cast("q")
+        ident = get_ident()
+        ring = Ring(words, clock=self._clock, owner=ident, elsewhere=self._elsewhere, progress=progress)
+        thread = ThreadRing(ring, name, ident, slot)
+        self.threads.append(thread)
+        return thread
+
+    def _write_names(self) -> None:
+        self._memory.write_names({"identity": self.identity, "sources": [list(s) for s in self.sources]})
+
+
+_recorders: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _silence_all() -> None:
+    """A forked child writes nothing: the map is shared with its parent."""
+    for recorder in list(_recorders):
+        recorder.silence()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_silence_all)

@@ -1,0 +1,268 @@
+"""A ring of edges with one writer and readers that never make it wait."""
+
+from __future__ import annotations
+
+from _thread import get_ident
+from importlib import import_module
+from types import BuiltinFunctionType
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from otel_train.clock import system_clock
+from otel_train.recording.events import EDGE_WORDS
+
+EXTENSION: Any
+"""``_edges.c``; None where it was not built."""
+try:
+    EXTENSION = import_module("otel_train._edges")
+except ImportError:  # no compiler was there when the package was built, or this is another system than Linux
+    EXTENSION = None
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from otel_train.clock import Clock
+
+
+NATIVE = EXTENSION is not None
+"""Edges are written by ``_edges.c``: a sixth of the time that the writer in Python takes."""
+
+PREEMPTED_NS = 100_000
+"""A sample longer than this was not ours: the thread had been put to sleep in the middle of it."""
+
+SAMPLED = 64
+"""One edge in so many is timed, to know what writing costs here and now, with caches as the loop leaves them."""
+
+
+class Slice(NamedTuple):
+    """Edges taken from a ring, oldest first.
+
+    Attributes:
+        times: int64[n], monotonic nanoseconds, never falling.
+        codes: int64[n], see ``otel_train.recording.events``.
+        missed: edges that were overwritten before they could be read.
+    """
+
+    times: np.ndarray
+    codes: np.ndarray
+    missed: int
+
+
+class RingReader:
+    """Reads a ring that somebody else writes, without making it wait.
+
+    Args:
+        words: int64[2 * capacity], capacity a power of two.
+
+    Attributes:
+        capacity: edges that the ring holds.
+        taken: edges read, or counted as missed, so far.
+    """
+
+    def __init__(self, words: np.ndarray) -> None:
+        self.capacity = len(words) // EDGE_WORDS
+        self.taken = 0
+        self._size = len(words)
+        self._array = words
+
+    @property
+    def written(self) -> int:
+        """Edges written since the ring was made."""
+        raise NotImplementedError
+
+    @property
+    def pending(self) -> int:
+        """Edges written and not yet read."""
+        return self.written - self.taken
+
+    def read(self, most: int) -> Slice:
+        """Take up to ``most`` edges, oldest first.
+
+        The law: every edge is returned whole exactly once, or counted as missed exactly once.
+        """
+        first = max(self.taken, self.written - self.capacity)
+        last = min(self.written, first + most)
+        words = self._copy(first * EDGE_WORDS, last * EDGE_WORDS)
+        # The slot after the published position may be half written: it held the edge one lap earlier.
+        whole = max(first, min(last, self.written + 1 - self.capacity))
+        pairs = words[(whole - first) * EDGE_WORDS :].reshape(-1, EDGE_WORDS)
+        missed = whole - self.taken
+        self.taken = last
+        return Slice(times=pairs[:, 1], codes=pairs[:, 0], missed=missed)
+
+    def look(self, since: int) -> Slice:
+        """Edges from number ``since`` on, as far as they are there, without taking them. For the owner alone."""
+        last = self.written
+        first = max(since, last - self.capacity)
+        pairs = self._copy(first * EDGE_WORDS, last * EDGE_WORDS).reshape(-1, EDGE_WORDS)
+        return Slice(times=pairs[:, 1], codes=pairs[:, 0], missed=first - since)
+
+    def _copy(self, first_word: int, last_word: int) -> np.ndarray:
+        start, stop = first_word & (self._size - 1), last_word & (self._size - 1)
+        if first_word == last_word:
+            return np.empty(0, dtype=np.int64)
+        if start < stop:
+            words: np.ndarray = self._array[start:stop].copy()
+            return words
+        return np.concatenate((self._array[start:], self._array[:stop]))
+
+
+class Ring(RingReader):
+    """Holds the last ``capacity`` edges of one thread.
+
+    ``divert(see)`` lets ``see(code, write)`` stand between the owner and its ring until ``divert(None)``, and
+    ``attend(see)`` another one before it; while nobody does, that costs nothing.
+
+    The writer is ``edge(code)``, a closure or a method in C: a clock read and two stores. It publishes its position after
+    both stores, so a reader that looks at the position before and after copying knows exactly which edges
+    are whole and how many it was too late for.
+
+    Args:
+        words: int64 memory of ``2 * capacity`` words, capacity a power of two.
+        clock: monotonic nanoseconds.
+        owner: identity of the only thread that may write.
+        elsewhere: takes the codes of every other thread.
+        native: write in C; only where ``NATIVE`` is true.
+        progress: int64 memory of 2 words, for readers in other processes: words written, nanoseconds of the edges that
+            were timed. None where there are none.
+    """
+
+    def __init__(
+        self,
+        words: memoryview,
+        *,
+        clock: Clock,
+        owner: int,
+        elsewhere: Callable[[int], None],
+        native: bool = NATIVE,
+        progress: memoryview | None = None,
+    ) -> None:
+        size = len(words)
+        if size < EDGE_WORDS or size & (size - 1):
+            raise ValueError(f"ring of {size} words: expected a power of two")
+        super().__init__(np.frombuffer(words, dtype=np.int64))
+        self.owner = owner
+        self._sees: list[_See | None] = [None, None]
+        self._elsewhere = elsewhere
+        make = _native_writer if native else _writer
+        self.edge, self._counts, self.disown, self._lend = make(
+            words, clock, owner, elsewhere, shown=_unseen() if progress is None else progress
+        )
+
+    def let_go(self) -> None:
+        """Hold the memory no longer; nothing can be read any more."""
+        self._array = np.zeros(0, dtype=np.int64)
+
+    @property
+    def written(self) -> int:
+        """Edges written since the ring was made."""
+        return self._counts()[0] // EDGE_WORDS
+
+    @property
+    def spent_ns(self) -> int:
+        """Nanoseconds spent writing, in place: measured on one edge in ``SAMPLED``, and scaled."""
+        return self._counts()[1] * SAMPLED
+
+    def divert(self, see: _See | None) -> None:
+        """Let ``see(code, write)`` stand between the owner and the ring; None: no longer. See the class.
+
+        The first may be said by any thread, the second by the owner alone. While nobody stands there it
+        costs nothing: the writer asks for its owner anyway.
+        """
+        self._stand(1, see)
+
+    def attend(self, see: _See | None) -> None:
+        """The same for one more, who sees a code before whoever it is diverted to."""
+        self._stand(0, see)
+
+    def _stand(self, place: int, see: _See | None) -> None:
+        edge, lend, owner, others = self.edge, self._lend, self.owner, self._elsewhere
+        sees = self._sees
+        sees[place] = see
+        if not any(sees):
+            lend(owner, others)
+            return
+
+        def write(code: int) -> None:
+            lend(owner, seen)
+            edge(code)
+            if any(sees):
+                lend(0, seen)
+
+        def pass_on(code: int) -> None:
+            if sees[1] is not None:
+                sees[1](code, write)
+            else:
+                write(code)
+
+        def seen(code: int) -> None:
+            if get_ident() != owner:
+                others(code)
+            elif sees[0] is not None:
+                sees[0](code, pass_on)
+            else:
+                pass_on(code)
+
+        lend(0, seen)
+
+
+_Edge: TypeAlias = "Callable[[int], None]"
+_See: TypeAlias = "Callable[[int, _Edge], None]"
+_WriterParts: TypeAlias = (
+    "tuple[_Edge, Callable[[], tuple[int, int]], Callable[[], None], Callable[[int, _Edge], None]]"
+)
+
+
+def _unseen() -> memoryview:
+    """In the place of memory that readers in other processes look at."""
+    return memoryview(bytearray(16)).cast("q")
+
+
+def _native_writer(
+    words: memoryview, clock: Clock, owner: int, elsewhere: Callable[[int], None], *, shown: memoryview
+) -> _WriterParts:
+    # A clock that was replaced before we were imported is Python's to read.
+    own = clock is system_clock and isinstance(clock, BuiltinFunctionType)
+    writer = EXTENSION.Writer(words, None if own else clock, owner, elsewhere, shown)
+    return writer.edge, writer.read, writer.disown, writer.lend
+
+
+def _writer(
+    words: memoryview, clock: Clock, owner: int, elsewhere: Callable[[int], None], *, shown: memoryview
+) -> _WriterParts:
+    mask, sample = len(words) - 1, SAMPLED * EDGE_WORDS - 1
+    position = 0
+
+    def edge(code: int) -> None:
+        nonlocal position
+        if get_ident() != owner:
+            elsewhere(code)
+            return
+        slot = position & mask
+        begun = None if slot & sample else clock()
+        words[slot] = code
+        words[slot + 1] = clock()
+        position += 2
+        shown[0] = position
+        if begun is not None:
+            lasted = clock() - begun
+            if lasted < PREEMPTED_NS:
+                shown[1] += lasted
+
+    def read() -> tuple[int, int]:
+        return position, shown[1]
+
+    def disown() -> None:
+        nonlocal owner, words, shown
+        owner = 0
+        # A thread in the middle of an edge finishes it here: the ring's own memory is free to go.
+        words = memoryview(bytearray(len(words) * words.itemsize)).cast("q")
+        shown = memoryview(bytearray(shown)).cast("q")
+
+    def lend(to: int, others: _Edge) -> None:
+        nonlocal owner, elsewhere
+        elsewhere = others
+        owner = to
+
+    return edge, read, disown, lend

@@ -1,0 +1,132 @@
+"""Whether a run still goes on: by what it wrote last, and by the beat of its pump."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import psutil
+
+from otel_train.files import read_part
+from otel_train.recording.flight_recorder import HEADER, MAGIC, Header
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+QUIET_S = 15.0
+"""A pump turns twice a second; a busy machine may hold it up, but not that long."""
+
+_TURNS = 10
+"""How many turns may be missed where the setting ``turn_every_s`` is long."""
+
+_ENDED = ("finished", "failed", "interrupted", "terminated", "killed")
+_SAYS = {
+    "finished": "ok", "failed": "critical", "killed": "critical", "interrupted": "warning", "terminated": "warning",
+    "running": "live", "silent": "warning", "gone": "critical", "unknown": "info",
+}  # fmt: skip
+
+
+class Heartbeat(NamedTuple):
+    """The last sign of a pump.
+
+    Attributes:
+        pid: its process.
+        unix_s: when.
+    """
+
+    pid: int
+    unix_s: float
+
+
+class Liveness(NamedTuple):
+    """What is known of the end of a run.
+
+    Attributes:
+        word: finished, failed, interrupted, terminated, killed; running, silent, gone or unknown.
+        severity: ok, live, info, warning or critical.
+        quiet_s: seconds since the last sign, for a run that wrote no end.
+    """
+
+    word: str
+    severity: str
+    quiet_s: float | None = None
+
+    @property
+    def live(self) -> bool:
+        """Whether more may come."""
+        return self.word in {"running", "silent", "unknown"}
+
+
+def beat_of(flight: Path) -> Heartbeat | None:
+    """The beat in a flight file; None if there is none to be read."""
+    try:
+        data = read_part(flight, 0, HEADER.size)
+    except OSError:
+        return None
+    if len(data) < HEADER.size or data[: len(MAGIC)] != MAGIC:
+        return None
+    header = Header(*HEADER.unpack(data))
+    return Heartbeat(header.pid, header.turn_unix_ns / 1e9)
+
+
+def liveness(
+    summary: Mapping[str, Any],
+    about: Mapping[str, Any],
+    beat: Heartbeat | None,
+    *,
+    written_s: float | None,
+    now_s: float,
+) -> Liveness:
+    """Whether the process of a rank still goes on.
+
+    Args:
+        summary: its ``summary.json``; empty if there is none.
+        about: ``run.json``; empty if there is none.
+        beat: of its flight file; without one the age of its summary must do.
+        written_s: Unix time at which the summary was written; None if there is none.
+        now_s: Unix time.
+    """
+    state = summary.get("state")
+    if state in _ENDED and not _began_again(summary, beat):
+        return Liveness(str(state), _SAYS[str(state)])
+    settings = about.get("settings")
+    settings = settings if isinstance(settings, dict) else {}
+    if beat is not None:
+        quiet_s, patience_s = (
+            now_s - beat.unix_s,
+            max(QUIET_S, _TURNS * _seconds(settings, "turn_every_s", 0.5)),
+        )
+    elif written_s is not None:
+        quiet_s, patience_s = now_s - written_s, 3 * _seconds(settings, "summary_every_s", 30.0)
+    else:
+        return Liveness("unknown", "info")
+    if quiet_s <= patience_s:
+        return Liveness("running", "live", max(0.0, quiet_s))
+    here = (summary.get("host") or about.get("host")) == os.uname().nodename
+    pid = beat.pid if beat is not None else summary.get("pid")
+    word = "gone" if here and isinstance(pid, int) and not _exists(pid) else "silent"
+    return Liveness(word, _SAYS[word], quiet_s)
+
+
+def _began_again(summary: Mapping[str, Any], beat: Heartbeat | None) -> bool:
+    """A restart finds the summary of the attempt before, until it writes one of its own."""
+    started_s, wall_s = summary.get("started_unix_s"), summary.get("wall_seconds")
+    if beat is None or not isinstance(started_s, (int, float)) or not isinstance(wall_s, (int, float)):
+        return False
+    return beat.unix_s > started_s + wall_s + QUIET_S
+
+
+def _seconds(settings: Mapping[str, Any], name: str, default: float) -> float:
+    value = settings.get(name)
+    return float(value) if isinstance(value, (int, float)) else default
+
+
+def _exists(pid: int) -> bool:
+    """Whether a process is there; one that is dead and that its parent has not asked for is not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.AccessDenied:
+        return True
+    except (psutil.Error, ValueError, OverflowError):
+        return False

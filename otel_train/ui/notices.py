@@ -1,0 +1,207 @@
+"""What a reader of any tab must know: how the run ended, verdicts, alerts, and what is missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_train import catalog
+from otel_train.files import parse_json, read_part
+from otel_train.ui.run_list import number, text, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from otel_train.ui.liveness import Liveness
+
+EVENTS = "events.jsonl"
+_TAIL_BYTES = 1 << 18
+"""The last thousand events or so."""
+
+_LONGEST = 1000
+SEVERITIES = ("critical", "warning", "info", "ok")
+_ALERTS = {
+    "train.stall": "critical",
+    catalog.OOM_EVENT.name: "critical",
+    catalog.NONFINITE_EVENT.name: "critical",
+    catalog.LOADER_WORKER_EXIT_EVENT.name: "critical",
+    catalog.RUN_KILLED_EVENT.name: "critical",
+    catalog.STRAGGLER_EVENT.name: "warning",
+}
+_MEANINGS = {each.name: each.meaning for each in (*catalog.SPANS, *catalog.EVENTS)}
+_ENDS = {
+    "failed": "An exception ended it.",
+    "killed": "It was killed by a signal that cannot be caught: out of memory, or by hand.",
+    "interrupted": "Ctrl-C ended it.",
+    "terminated": "SIGTERM ended it.",
+    "gone": "Its process is no more, and nobody wrote down an end: 'otel-train postmortem' says what it was doing.",
+    "silent": "It gives no sign, and its process may still be there: it hangs, is stopped, or runs elsewhere.",
+}
+
+
+class Notice(NamedTuple):
+    """Something to know.
+
+    Attributes:
+        severity: critical, warning, info or ok.
+        title: a few words.
+        claim: one sentence.
+        advice: what to do; "" if there is nothing.
+        facts: figures and places.
+        times: how often it happened; 0 where that is no question.
+        at_unix_s: when it last did; None where that is no question.
+    """
+
+    severity: str
+    title: str
+    claim: str
+    advice: str = ""
+    facts: tuple[str, ...] = ()
+    times: int = 0
+    at_unix_s: float | None = None
+
+
+def events_of(folder: Path) -> list[dict[str, Any]]:
+    """The last events of a rank, the oldest first; what is torn or foreign is passed over."""
+    try:
+        lines = read_part(folder / EVENTS, -_TAIL_BYTES, _TAIL_BYTES).splitlines()
+    except OSError:
+        return []
+    return [event for line in lines if (event := _event(line)) is not None]
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    try:
+        value = parse_json(line)
+    except ValueError:
+        return None
+    if not isinstance(value, dict) or not isinstance(value.get("name"), str):
+        return None
+    attributes = value.get("attributes")
+    return {**value, "attributes": attributes if isinstance(attributes, dict) else {}}
+
+
+def notices(
+    state: Liveness, summary: Mapping[str, Any], events: Sequence[Mapping[str, Any]], notes: Iterable[str]
+) -> list[Notice]:
+    """Everything a reader must know, the gravest first.
+
+    Args:
+        state: whether the run goes on.
+        summary: what the rank wrote last.
+        events: of the rank.
+        notes: what could not be read.
+    """
+    found = [*_end(state), *_verdicts(summary), *_alerts(events), *_ranks(summary), *_missing(summary)]
+    found += _trainings(summary)
+    found += [Notice("info", "not shown", note[:_LONGEST]) for note in notes]
+    return sorted(found, key=lambda notice: SEVERITIES.index(notice.severity))
+
+
+def _end(state: Liveness) -> Iterator[Notice]:
+    said = _ENDS.get(state.word)
+    if said is not None:
+        yield Notice(state.severity, state.word, said)
+
+
+def _trainings(summary: Mapping[str, Any]) -> Iterator[Notice]:
+    """That this is not the only training of the run."""
+    training = whole(summary.get("training")) or 1
+    if training > 1:
+        yield Notice(
+            "info",
+            f"training {training}",
+            f"The run has had {training - 1} before. Each is a run directory of its own in the folder of this run.",
+            "otel-train ui RUN/training-1 shows the first; other commands take that folder, too.",
+        )
+
+
+def _verdicts(summary: Mapping[str, Any]) -> Iterator[Notice]:
+    for verdict in _rows(summary.get("verdicts")):
+        severity = verdict.get("severity")
+        share, seconds = number(verdict.get("share")), number(verdict.get("seconds"))
+        of = "training time" if verdict.get("phase") == "train" else "the run"
+        facts = (
+            *([f"{share * 100:.0f} % of {of}"] if share else []),
+            *([f"{seconds:,.1f} s"] if seconds else []),
+        )
+        yield Notice(
+            str(severity) if severity in SEVERITIES else "info",
+            text(verdict.get("name")).replace("_", " ") or "verdict",
+            _long(verdict.get("claim")),
+            _long(verdict.get("advice")),
+            facts,
+        )
+
+
+def _alerts(events: Sequence[Mapping[str, Any]]) -> Iterator[Notice]:
+    """Alerting events of the last start of the run, those of one kind about one thing together."""
+    together: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    last_attempt = max((whole(event.get("attempt")) or 0 for event in events), default=0)
+    for event in events:
+        if event["name"] in _ALERTS and (whole(event.get("attempt")) or 0) == last_attempt:
+            about = tuple(
+                text(event["attributes"].get(f"train.{key}")) for key in ("loader", "stage", "rank")
+            )
+            together.setdefault((event["name"], *about), []).append(event)
+    for (name, *_), group in together.items():
+        last = group[-1]
+        at_ns = number(last.get("time_unix_ns"))
+        yield Notice(
+            _ALERTS[name],
+            name.removeprefix("train.").replace(".", " "),
+            _MEANINGS.get(name, name),
+            facts=tuple(facts_of(last)),
+            times=len(group),
+            at_unix_s=None if at_ns is None else at_ns / 1e9,
+        )
+
+
+def facts_of(event: Mapping[str, Any]) -> Iterator[str]:
+    """The attributes of an event as words."""
+    for key, value in event["attributes"].items():
+        shown = (
+            f"{value:.4g}"
+            if isinstance(value, float)
+            else _long(value if isinstance(value, str) else str(value))
+        )
+        yield f"{key[:_LONGEST].removeprefix('train.').replace('.', ' ')} {shown}"
+
+
+def _ranks(summary: Mapping[str, Any]) -> Iterator[Notice]:
+    ranks = summary.get("ranks")
+    silent = ranks.get("silent") if isinstance(ranks, dict) else None
+    if isinstance(silent, list) and silent:
+        named = ", ".join(str(rank)[:_LONGEST] for rank in silent[:20])
+        yield Notice("critical", "ranks are silent", f"No record has come lately from rank {named}.")
+
+
+def _missing(summary: Mapping[str, Any]) -> Iterator[Notice]:
+    telemetry = summary.get("telemetry")
+    telemetry = telemetry if isinstance(telemetry, dict) else {}
+    lost = whole(telemetry.get("records_lost"))
+    if lost:
+        yield Notice(
+            "warning", "records lost", f"{lost:,} records were lost: what happened in them is in no figure."
+        )
+    faults = telemetry.get("faults")
+    if isinstance(faults, dict) and faults:
+        parts = tuple(f"{_long(part)}: {_long(str(count))}" for part, count in faults.items())
+        yield Notice(
+            "warning", "faults of otel_train", "Parts of the telemetry failed; training went on.", facts=parts
+        )
+    for row in _rows(summary.get("settings_ignored")):
+        used = _long(row.get("used"))
+        facts = (f"in force: {used}",) if used else ()
+        yield Notice("info", "setting ignored", _long(row.get("problem")), facts=facts)
+    for row in _rows(summary.get("unobserved")):
+        about = " ".join(part for part in (text(row.get("what")), text(row.get("name"))) if part)
+        yield Notice("info", f"not observed: {about}", _long(row.get("reason")))
+
+
+def _rows(value: object) -> list[dict[str, Any]]:
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+
+
+def _long(value: object) -> str:
+    return value[:_LONGEST] if isinstance(value, str) else ""
