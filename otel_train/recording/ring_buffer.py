@@ -145,10 +145,16 @@ class Ring(RingReader):
         self.owner = owner
         self._sees: list[_See | None] = [None, None]
         self._elsewhere = elsewhere
+        self._over = False
         make = _native_writer if native else _writer
-        self.edge, self._counts, self.disown, self._lend = make(
+        self.edge, self._counts, self._disown, self._lend = make(
             words, clock, owner, elsewhere, shown=_unseen() if progress is None else progress
         )
+
+    def disown(self) -> None:
+        """Write no more, and give the memory back: everybody's codes go elsewhere, also from the middle of an edge."""
+        self._over = True
+        self._disown()
 
     def let_go(self) -> None:
         """Hold the memory no longer; nothing can be read any more."""
@@ -197,7 +203,7 @@ class Ring(RingReader):
                 write(code)
 
         def seen(code: int) -> None:
-            if get_ident() != owner:
+            if self._over or get_ident() != owner:  # the writer passes on all codes once it is disowned
                 others(code)
             elif sees[0] is not None:
                 sees[0](code, pass_on)
@@ -232,7 +238,7 @@ def _writer(
     words: memoryview, clock: Clock, owner: int, elsewhere: Callable[[int], None], *, shown: memoryview
 ) -> _WriterParts:
     mask, sample = len(words) - 1, SAMPLED * EDGE_WORDS - 1
-    position = 0
+    position, over = 0, False
 
     def edge(code: int) -> None:
         nonlocal position
@@ -254,8 +260,8 @@ def _writer(
         return position, shown[1]
 
     def disown() -> None:
-        nonlocal owner, words, shown
-        owner = 0
+        nonlocal owner, over, words, shown
+        owner, over = 0, True
         # A thread in the middle of an edge finishes it here: the ring's own memory is free to go.
         words = memoryview(bytearray(len(words) * words.itemsize)).cast("q")
         shown = memoryview(bytearray(shown)).cast("q")
@@ -263,6 +269,6 @@ def _writer(
     def lend(to: int, others: _Edge) -> None:
         nonlocal owner, elsewhere
         elsewhere = others
-        owner = to
+        owner = 0 if over else to
 
     return edge, read, disown, lend

@@ -84,6 +84,24 @@ def test_a_disowned_ring_takes_nothing() -> None:
     assert (elsewhere, ring.written) == ([5], 0)
 
 
+def test_a_ring_disowned_while_somebody_stands_before_it_takes_nothing(both_writers: None) -> None:
+    """Another thread closes the session during a capture, while the loop is in the middle of an edge."""
+    elsewhere: list[int] = []
+    ring, _ = ring_of(4, elsewhere)
+
+    def see(code: int, write: Callable[[int], None]) -> None:
+        ring.disown()
+        write(code)
+
+    ring.divert(see)
+    ring.edge(5)
+    ring.edge(6)
+    ring.divert(None)
+    ring.edge(7)
+
+    assert (elsewhere, ring.written) == ([5, 6, 7], 0)
+
+
 @pytest.mark.parametrize("words", [0, 1, 6, 12])
 def test_a_ring_whose_size_is_no_power_of_two_is_refused(words: int) -> None:
     """The slot is found by a mask."""
