@@ -155,7 +155,7 @@ components:  ## Collector, Prometheus, Alertmanager, Jaeger: built once into a c
 .PHONY: test-stack
 test-stack: setup components frameworks  ## the whole stack with real parts, and whole runs that take longer
 	$(PY) -m pytest -q -n 2 --dist loadfile -m "$(WHOLE)" || $(ONCE_MORE) -m "$(WHOLE)"
-	$(PY) -m pytest -q -m alone
+	$(PY) -m pytest -q -m alone || $(ONCE_MORE) -m alone
 
 .PHONY: test-matrix
 test-matrix: setup  ## the same loop on the oldest torch, the newest, and two between; downloads them
