@@ -15,7 +15,7 @@ from benchmarks.machine import this_machine
 from benchmarks.row import Row
 from benchmarks.table import plain_table
 from otel_train.clock import Anchor, system_clock
-from otel_train.instrumentation.cuda_driver import cuda_driver
+from otel_train.instrumentation.accelerator import cuda_driver
 from otel_train.instrumentation.cuda_events import DeviceTimer
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory

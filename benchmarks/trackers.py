@@ -15,7 +15,7 @@ from benchmarks.receiver import receiving
 from benchmarks.row import Row
 from benchmarks.spread import differences, spread_of
 from benchmarks.variants import Watched, bare, no_garbage_collection
-from otel_train.aggregation.flat import FlatRow
+from otel_train.aggregation.tracker_rows import FlatRow
 from otel_train.exporters.trackers.mlflow import MlflowTracker
 from otel_train.exporters.trackers.tensorboard import TensorBoardTracker
 from otel_train.exporters.trackers.wandb import WandbTracker

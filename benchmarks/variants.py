@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any, cast
 from benchmarks.loop import warm_up_of
 from otel_train.instrumentation.backward import BackwardProbe
 from otel_train.instrumentation.dataloader import DataLoaderPatch, LoaderProbe
-from otel_train.instrumentation.grad_scaler import ScaledUpdates
 from otel_train.instrumentation.module import ModuleProbe
-from otel_train.instrumentation.optimizer import OptimizerProbe
+from otel_train.instrumentation.optimizer import OptimizerProbe, ScaledUpdates
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

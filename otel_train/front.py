@@ -11,8 +11,7 @@ from otel_train.arguments import whole
 from otel_train.children import deaths_held_back, free_in_forks, is_importing_main
 from otel_train.disabled import DisabledSession
 from otel_train.errors import ConfigError
-from otel_train.instrumentation.epochs import Epoch, Epochs
-from otel_train.instrumentation.stages import Checkpoint, Stage, disabled_here, switch
+from otel_train.instrumentation.stages import Checkpoint, Epoch, Epochs, Stage, disabled_here, switch
 from otel_train.instrumentation.timers import Token
 
 if TYPE_CHECKING:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Protocol
 
-from otel_train.aggregation.flat_epochs import EpochWindow, no_memory
-from otel_train.aggregation.flat_names import left_out
+from otel_train.aggregation.metrics import Signals
 from otel_train.aggregation.operations import calls_of
 from otel_train.aggregation.run_state import RunState
-from otel_train.aggregation.signals import Signals
 from otel_train.aggregation.spans import Ids, Tracer
+from otel_train.aggregation.tracker_rows import EpochWindow, left_out, no_memory
 from otel_train.chores import before_reading
 from otel_train.clock import NS_PER_S, system_clock
 from otel_train.exporters.metric_reader import MetricReader, SelfMetrics
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     from otel_train.exporters.manager import Routes
     from otel_train.exporters.memories import Memories
     from otel_train.exporters.rank_coordinator import Job
-    from otel_train.instrumentation.dataloader_state import LoaderState
+    from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo
     from otel_train.tracking import Listeners

@@ -26,7 +26,7 @@ from otel_train.values import CHOICES, SWITCHED, IgnoredSetting, switch_of, word
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from otel_train.aggregation.flat import FlatRow
+    from otel_train.aggregation.tracker_rows import FlatRow
     from otel_train.config import Config
     from otel_train.exporters.trackers import Tracker
     from otel_train.runinfo import RunInfo

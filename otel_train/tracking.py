@@ -6,9 +6,8 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from otel_train.accounting.types import StepSource
-from otel_train.aggregation.flat import FlatFigures
-from otel_train.aggregation.flat_names import left_out, without
 from otel_train.aggregation.operations import MOST_HELD, HeldOperations
+from otel_train.aggregation.tracker_rows import FlatFigures, left_out, without
 from otel_train.clock import system_clock
 from otel_train.guard import Guard
 
@@ -18,9 +17,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from otel_train.accounting.types import ClosedSteps, StageCalls
-    from otel_train.aggregation.flat import FlatRow
-    from otel_train.aggregation.flat_epochs import EpochWindow
     from otel_train.aggregation.run_state import RunState
+    from otel_train.aggregation.tracker_rows import EpochWindow, FlatRow
     from otel_train.clock import Anchor
     from otel_train.config import Config
 

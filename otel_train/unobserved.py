@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from otel_train.accounting.types import StepSource
-from otel_train.aggregation.jax_compiles import JAX_STEP, without_step
+from otel_train.aggregation.counters import JAX_STEP, without_step
 from otel_train.clock import NS_PER_S, system_clock
 from otel_train.recording.events import WAIT, SourceKind
 

@@ -14,11 +14,11 @@ from otel_train.exporters.process import ProcessReader
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from otel_train.aggregation.metrics import Signals
     from otel_train.aggregation.run_state import RunState
-    from otel_train.aggregation.signals import Signals
     from otel_train.clock import Anchor
     from otel_train.config import Config
-    from otel_train.instrumentation.dataloader_state import LoaderState
+    from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.instrumentation.manager import InstrumentationManager
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from otel_train.agent.messages import LoaderFigures, State
 from otel_train.guard import Guard
-from otel_train.instrumentation.worker_build_times import BatchBuildTimes
+from otel_train.instrumentation.dataloader_workers import BatchBuildTimes
 from otel_train.records import Compile, DeviceTimes, Outcomes, Pace
 
 if TYPE_CHECKING:
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from otel_train.agent.alertmanager import AlertPoller
     from otel_train.agent.messages import LoopFigures, Report
     from otel_train.agent.ring_reader import SharedRings
-    from otel_train.aggregation.flat import FlatRow
     from otel_train.aggregation.run_state import RunState
+    from otel_train.aggregation.tracker_rows import FlatRow
     from otel_train.exporters.rank_exchange import ExchangeRequest
-    from otel_train.instrumentation.dataloader_state import LoaderState
+    from otel_train.instrumentation.dataloader import LoaderState
+    from otel_train.instrumentation.dataloader_workers import WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent, Value
-    from otel_train.instrumentation.worker_pool import WorkerExit
     from otel_train.records import DeviceMemory, ExportBatch
 
     Send = Callable[..., None]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.messages import LoaderFigures, Report, State
 from otel_train.guard import Guard
-from otel_train.instrumentation.dataloader_state import look
+from otel_train.instrumentation.dataloader import look
 from otel_train.instrumentation.dataset_size import dataset_bytes
 from otel_train.instrumentation.job_store import find_job
 from otel_train.instrumentation.logged_values import Value, as_number, as_plain
@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 
     from otel_train.cache_sizes import CacheSizes
     from otel_train.exporters.rank_exchange import Exchange
+    from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent
     from otel_train.instrumentation.manager import InstrumentationManager
-    from otel_train.instrumentation.worker_build_times import BatchBuildTimes
-    from otel_train.instrumentation.worker_pool import WorkerExit
     from otel_train.profiler.flops import FlopCount
     from otel_train.profiler.setup import Capturing
     from otel_train.trackers import Trackers

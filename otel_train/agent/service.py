@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
     from otel_train.exporters.summary_document import Window
-    from otel_train.instrumentation.dataloader_state import LoaderState
+    from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo
 

@@ -1,14 +1,14 @@
-"""What a flight file says of a process that may be dead: its last steps, and what it was doing."""
+"""What a rank did last, from its flight file."""
 
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_train.accounting.types import SourceTable
-from otel_train.aggregation.thread_history import ThreadHistory, story_of, trained
+from otel_train.accounting.account import ThreadAccount
+from otel_train.accounting.types import TRAIN, ClosedSteps, SourceTable
 from otel_train.catalog import STAGES
 from otel_train.errors import RunDirectoryError
 from otel_train.files import read_json
@@ -22,7 +22,48 @@ if TYPE_CHECKING:
     from otel_train.accounting.nesting import OpenStage
     from otel_train.accounting.types import ClosedSteps
     from otel_train.recording.events import Instrumented
-    from otel_train.recording.flight_recorder import Flight
+    from otel_train.recording.flight_recorder import Flight, ThreadEdges
+
+
+class ThreadHistory(NamedTuple):
+    """What one thread did.
+
+    Attributes:
+        thread: its edges.
+        open: stages open at the end, outermost first.
+        settled: everything before.
+        started_ns: when the step that is still open began; -1 if none is.
+    """
+
+    thread: ThreadEdges
+    open: list[OpenStage]
+    settled: ClosedSteps
+    started_ns: int
+
+    @property
+    def steps(self) -> int:
+        """Training steps that closed."""
+        return int(np.count_nonzero(trained(self.settled)))
+
+
+def story_of(thread: ThreadEdges, sources: SourceTable) -> ThreadHistory:
+    """Work out a thread's edges, with the stages of every step."""
+    numbers = (thread.codes >> SOURCE_SHIFT) & SOURCE_MASK
+    known = numbers < len(sources.kinds)
+    account = ThreadAccount(int(thread.times[0]), sources, by_step=True)
+    account.feed(thread.times[known].tolist(), thread.codes[known].tolist())
+    still_open = list(account.open)
+    settled = account.close(int(thread.times[-1]))
+    left = np.flatnonzero(settled.steps.counted == 0)
+    started_ns = int(settled.steps.started_ns[left[-1]]) if len(left) else -1
+    return ThreadHistory(thread, still_open, settled, started_ns)
+
+
+def trained(part: ClosedSteps) -> np.ndarray:
+    """bool[step]: which steps are counted as training."""
+    mine: np.ndarray = (part.steps.phase == TRAIN) & (part.steps.counted > 0)
+    return mine
+
 
 FILE_NAME = "flight.bin"
 RECENT_STEPS = 20

@@ -11,19 +11,12 @@ import numpy as np
 from otel_train.accounting.account import ThreadAccount
 from otel_train.accounting.nesting import DATA
 from otel_train.accounting.types import TRAIN, Activity, ClosedSteps, StageCalls, StepSource
-from otel_train.aggregation.captures import Captures
-from otel_train.aggregation.checkpoints import Checkpoints
-from otel_train.aggregation.compile_counters import Compiles
-from otel_train.aggregation.copy_counters import Transfers
-from otel_train.aggregation.counters import Totals
-from otel_train.aggregation.device import DeviceAccount
+from otel_train.aggregation.counters import Compiles, DeviceAccount, Reclaimed, Totals, Transfers
 from otel_train.aggregation.epochs import EpochLog
-from otel_train.aggregation.eval_passes import EvalPasses
-from otel_train.aggregation.reclaimed import Reclaimed
+from otel_train.aggregation.run_events import Captures, Checkpoints, Doing, EvalPasses, Stalls
 from otel_train.aggregation.series_names import Names
-from otel_train.aggregation.span_builder import MOST_CHILDREN, SpanBuilder
 from otel_train.aggregation.span_sampler import SamplingRules, SpanSampler
-from otel_train.aggregation.stalls import Doing, Stalls
+from otel_train.aggregation.spans import MOST_CHILDREN, SpanBuilder
 from otel_train.catalog import (
     RECOMPILE_EVENT,
     RUN_END_CAUSE,
@@ -37,7 +30,7 @@ from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from otel_train.aggregation.captures import Capture
+    from otel_train.aggregation.run_events import Capture
     from otel_train.aggregation.spans import Tracer
     from otel_train.clock import Anchor
     from otel_train.recording.events import Instrumented

@@ -8,11 +8,11 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-from otel_train.aggregation.jax_compiles import JaxCompiles, without_step
+from otel_train.aggregation.counters import JaxCompiles, without_step
 from otel_train.autoinstrument.training_detector import FirstSign
 from otel_train.clock import system_clock
 from otel_train.guard import Guard
-from otel_train.instrumentation.jax_compile_events import (
+from otel_train.instrumentation.compile_events import (
     COMPILED,
     PARTS,
     events,

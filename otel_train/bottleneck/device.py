@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_train.aggregation.compile_counters import Recompiled
+from otel_train.aggregation.counters import Recompiled
 from otel_train.bottleneck.dataloader import milliseconds
 from otel_train.clock import NS_PER_S
 from otel_train.recording.events import WAIT

@@ -49,7 +49,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print whom the ranks were waiting for, and what each rank's flight file knows."""
-    from otel_train.aggregation.hang_postmortem import compare
+    from otel_train.aggregation.hang import compare
     from otel_train.aggregation.postmortem import read
 
     folders = ranks.chosen_ranks(args, FILE_NAME)

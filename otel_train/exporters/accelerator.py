@@ -11,7 +11,7 @@ from otel_train.guard import Guard
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from otel_train.aggregation.metric_builder import MetricBuilder
+    from otel_train.aggregation.metrics import MetricBuilder
     from otel_train.records import DeviceMemory
 
 

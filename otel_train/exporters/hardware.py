@@ -13,7 +13,7 @@ from otel_train.guard import Guard
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.aggregation.metric_builder import MetricBuilder
+    from otel_train.aggregation.metrics import MetricBuilder
     from otel_train.config import Config
 
 PROBE_TIMEOUT_S = 0.25

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_train import catalog as c
-from otel_train.aggregation.metric_builder import LabelLimiter
+from otel_train.aggregation.metrics import LabelLimiter
 from otel_train.bottleneck.dataloader import LoaderFacts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.aggregation.metric_builder import MetricBuilder
+    from otel_train.aggregation.metrics import MetricBuilder
     from otel_train.aggregation.run_state import RunState
     from otel_train.clock import Clock
-    from otel_train.instrumentation.dataloader import LoaderProbe
-    from otel_train.instrumentation.dataloader_state import LoaderState
+    from otel_train.instrumentation.dataloader import LoaderProbe, LoaderState
 
 _USUAL_EXITS = ("SIGKILL", "SIGBUS", "SIGSEGV", "exit_1")
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train import catalog as c
 from otel_train.accounting.types import PHASES, TRAIN
-from otel_train.aggregation.metric_builder import MetricBuilder
-from otel_train.aggregation.run_metrics import RunMetrics
+from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
 from otel_train.clock import NS_PER_S, system_clock
 from otel_train.exporters.profile import LEAN, LEAN_EVENTS, profile_of
 from otel_train.records import Snapshot
@@ -16,8 +15,8 @@ from otel_train.records import Snapshot
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from otel_train.aggregation.metrics import Signals
     from otel_train.aggregation.run_state import RunState
-    from otel_train.aggregation.signals import Signals
     from otel_train.clock import Anchor
     from otel_train.config import Config
     from otel_train.exporters.accelerator import AcceleratorReader

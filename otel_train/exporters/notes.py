@@ -9,8 +9,8 @@ from otel_train import catalog as c
 from otel_train.instrumentation.logged_values import UserEvent, Value, as_number, as_plain
 
 if TYPE_CHECKING:
+    from otel_train.aggregation.metrics import Signals
     from otel_train.aggregation.run_state import RunState
-    from otel_train.aggregation.signals import Signals
     from otel_train.instrumentation.logged_values import ValueQueue
 
 _MOST_WARNINGS = 16

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_train import catalog as c
 
 if TYPE_CHECKING:
-    from otel_train.aggregation.metric_builder import MetricBuilder
+    from otel_train.aggregation.metrics import MetricBuilder
 
 _CGROUP = Path("/sys/fs/cgroup")
 _FILES = (

@@ -15,8 +15,8 @@ from otel_train.exporters.rank_exchange import Exchange, ExchangeRequest
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.aggregation.hangs import HangSuspect
-    from otel_train.aggregation.metric_builder import MetricBuilder
+    from otel_train.aggregation.hang import HangSuspect
+    from otel_train.aggregation.metrics import MetricBuilder
     from otel_train.aggregation.rank_report import RankReport
     from otel_train.aggregation.run_state import RunState
     from otel_train.clock import Clock

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from otel_train.instrumentation.patching import replace
@@ -73,3 +74,9 @@ def _timed(
         return result
 
     return run_backward
+
+
+def in_backward() -> bool:
+    """Whether the calling thread runs a node of autograd's graph right now."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and torch._C._current_graph_task_id() != -1  # noqa: SLF001  # the only way to ask

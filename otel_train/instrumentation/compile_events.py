@@ -1,16 +1,18 @@
-"""When the compiler of torch runs, told by its own callbacks."""
+"""What compilers do while the program trains: Dynamo and Inductor, and JAX."""
 
 from __future__ import annotations
 
+import re
 import sys
+import threading
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from otel_train.guard import Guard
 from otel_train.records import Compile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from otel_train.clock import Clock
 
@@ -94,3 +96,147 @@ def _compiled_before(about: Any = None) -> bool | None:
 def _counts_again(compile_id: object) -> bool:
     """An id reads "frame/times compiled before"."""
     return str(compile_id).rpartition("/")[2] not in ("0", "None")
+
+
+COMPILED = "/jax/core/compile/backend_compile_duration"
+"""XLA is done, or the cache on disk has given what it made before. Tracing and lowering come before it."""
+
+PARTS = frozenset(
+    ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration", COMPILED)
+)
+"""The events of a compile."""
+
+_WRAPPED_NAME = re.compile(r"^\w+\((.*)\)$")
+_OPERATIONS_OF_JAX = ("jax.lax", "jax.numpy", "jax.random", "jax.nn")
+
+TOGETHER_NS = 50_000_000
+"""Between the parts of one compile less time passes than this. A trace that nothing follows is none."""
+
+
+_retired: list[tuple[Any, Callable[..., None]]] = []
+"""Listeners that are to be taken out, and the modules that have them."""
+
+
+def events(modules: Mapping[str, Any] = sys.modules) -> Any:  # Any: a module of JAX's
+    """JAX's module of events, once the program has imported it."""
+    return modules.get("jax._src.monitoring")
+
+
+def listen(monitoring: Any, listener: Callable[..., None]) -> bool:  # Any: as above
+    """Let JAX tell ``listener`` how long things took. Whether it can."""
+    register = getattr(monitoring, "register_event_duration_secs_listener", None)
+    if register is not None:
+        register(listener)
+    return register is not None
+
+
+def unlisten(monitoring: Any, listener: Callable[..., None]) -> None:  # Any: as above
+    """Undo ``listen``."""
+    for name in ("unregister_event_duration_listener", "_unregister_event_duration_listener_by_callback"):
+        unregister = getattr(monitoring, name, None)
+        if unregister is not None:
+            unregister(listener)
+            return
+
+
+def retire(monitoring: Any, listener: Callable[..., None]) -> None:  # Any: as above
+    """Undo ``listen`` when the session closes.
+
+    Inside an event JAX goes through its list of listeners: one that takes itself out there hides the event from
+    the next one.
+    """
+    _retired.append((monitoring, listener))
+
+
+def name_of(compiled: object) -> str:
+    """The function of the program's that JAX compiled under this name; "" for an operation of JAX's own."""
+    text = str(compiled or "")
+    wrapped = _WRAPPED_NAME.match(text)
+    name = wrapped[1] if wrapped else text
+    if not name.isidentifier() or name.startswith("_"):
+        return ""
+    own = any(name in vars(sys.modules[module]) for module in _OPERATIONS_OF_JAX if module in sys.modules)
+    return "" if own else name
+
+
+class Call(Protocol):
+    """A function of the program's while it runs.
+
+    Attributes:
+        compiled: it has been compiled in an earlier call.
+        compiling: it is compiled in this one.
+    """
+
+    compiled: bool
+    compiling: bool
+
+
+class Running(threading.local):
+    """The innermost function whose call is timed, by thread."""
+
+    call: Call | None = None
+
+
+running = Running()
+
+
+class JaxCompilerProbe:
+    """Listens to JAX from the moment it is loaded; loads nothing itself.
+
+    JAX tells of each part of a compile when it is over, on the thread that waits for it; parts may lie in each other.
+
+    Args:
+        clock: nanoseconds, monotonic.
+        find: gives JAX's module of events once the program has imported it.
+    """
+
+    def __init__(self, clock: Clock, find: Callable[[], Any] = events) -> None:
+        self._clock = clock
+        self._find = find
+        self._monitoring: Any = None
+        self._guard = Guard("JAX compiler")
+        self._done: deque[Compile] = deque(maxlen=MOST_HELD)
+        self._parts = _Parts()
+        self._since_ns = clock()
+
+    def listen(self) -> None:
+        """Register, once it is loaded."""
+        monitoring = self._find()
+        if self._monitoring is None and listen(monitoring, self._heard):
+            self._monitoring = monitoring
+
+    def take(self) -> list[Compile]:
+        """What was compiled since the last call."""
+        return [self._done.popleft() for _ in range(len(self._done))]
+
+    def remove(self) -> None:
+        """Listen no more."""
+        monitoring, self._monitoring = self._monitoring, None
+        unlisten(monitoring, self._heard)
+        while _retired:
+            unlisten(*_retired.pop())
+
+    def _heard(self, event: str, duration_s: float, fun_name: object = "", **_: Any) -> None:
+        if event in PARTS and self._monitoring is not None and not self._guard.closed:
+            with self._guard:
+                self._take(event, int(duration_s * 1e9), fun_name)
+
+    def _take(self, event: str, lasted_ns: int, compiled: object) -> None:
+        ended_ns, parts, call = self._clock(), self._parts, running.call
+        begun_ns = max(ended_ns - lasted_ns, self._since_ns)  # what ran before the session is in no figure
+        if parts.begun_ns and begun_ns - parts.ended_ns < TOGETHER_NS:
+            begun_ns = min(parts.begun_ns, begun_ns)
+        parts.begun_ns, parts.ended_ns = begun_ns, ended_ns
+        if event == COMPILED:
+            parts.begun_ns = 0
+            again = None
+            if call is not None:
+                again, call.compiling = call.compiled, True
+            self._done.append(Compile(begun_ns, ended_ns, again, "jax", name_of(compiled)))
+
+
+class _Parts(threading.local):
+    """What has been heard of the compile that is under way on a thread; 0 for nothing."""
+
+    begun_ns = 0
+    ended_ns = 0

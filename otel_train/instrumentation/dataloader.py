@@ -1,9 +1,4 @@
-"""Batches, seen in the iterator's own ``__next__``.
-
-The loader object is never touched. ``_BaseDataLoaderIter.__init__`` is wrapped, and there the new
-iterator's class becomes a cached subclass of its own class whose ``__next__`` is timed: ``isinstance``,
-``len(iter(loader))``, persistent workers, ``StatefulDataLoader`` and the loader's pickle stay as they were.
-"""
+"""Batches, seen in the iterator's own ``__next__``: how long the wait was, how many samples and bytes came, what was left over."""
 
 from __future__ import annotations
 
@@ -12,21 +7,176 @@ import itertools
 import weakref
 from _thread import get_ident
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from operator import attrgetter
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.instrumentation.batch_bytes import BatchBytes, weigh
-from otel_train.instrumentation.batch_size import size_of_batches
+import numpy as np
+
+from otel_train.instrumentation.dataloader_workers import (
+    CREW,
+    INIT,
+    UNKNOWN,
+    WorkerInit,
+    WorkerPool,
+    how_it_ended,
+)
 from otel_train.instrumentation.patching import replace
-from otel_train.instrumentation.worker_pool import CREW, INIT, WorkerInit, WorkerPool
-from otel_train.recording.events import FLAG_SHIFT, PAYLOAD_SHIFT, Ending, Flag, Op, SourceKind, code
+from otel_train.recording.events import (
+    FLAG_SHIFT,
+    OP_MASK,
+    PAYLOAD_SHIFT,
+    SOURCE_MASK,
+    SOURCE_SHIFT,
+    Ending,
+    Flag,
+    Op,
+    SourceKind,
+    code,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Iterator
 
-    from otel_train.instrumentation.batch_size import Size
     from otel_train.recording.recorder import Recorder
+    from otel_train.recording.ring_buffer import Ring, Slice
+
+MOST_PARTS = 256
+"""Parts of a batch that are looked at: some 0.1 ms. A batch of more is not weighed, and its loader no more."""
+
+_PLAIN = (int, float, str, bytes, type(None))
+
+
+def weigh(batch: Any) -> int | None:  # Any: whatever a loader yields
+    """Bytes of the arrays in a batch: whatever says ``nbytes``, in mappings, sequences and dataclasses.
+
+    Returns:
+        None where no array was found, or too many parts. Never raises, copies nothing, waits for no device.
+    """
+    arrays, parts = [], [batch]
+    for number, part in enumerate(parts):  # the list grows while it is gone through
+        if number == MOST_PARTS:
+            return None
+        try:
+            nbytes = getattr(part, "nbytes", None)
+            if nbytes is not None:
+                arrays.append(int(nbytes))
+            else:
+                parts += _inner(part)
+        except Exception:  # noqa: BLE001, S112  # somebody else's object may raise anything
+            continue
+    return sum(arrays) if arrays else None
+
+
+def _inner(part: Any) -> Iterable[Any]:  # Any: a part of a batch
+    """What may hold arrays in it."""
+    if isinstance(part, (list, tuple)):
+        if part and isinstance(part[0], _PLAIN):  # identifiers, texts
+            return [inner for inner in part[:MOST_PARTS] if not isinstance(inner, _PLAIN)]
+        return part[:MOST_PARTS]
+    if isinstance(part, _PLAIN):
+        return ()
+    if isinstance(part, Mapping):
+        return islice(part.values(), MOST_PARTS)
+    if hasattr(part, "__dataclass_fields__"):
+        return list(vars(part).values())
+    return ()
+
+
+class BatchBytes:
+    """What is known of the bytes of a loader's batches. The training thread writes, the pump reads.
+
+    Attributes:
+        hopeless: a batch could not be weighed.
+    """
+
+    def __init__(self) -> None:
+        self.hopeless = False
+        self._least = self._most = self._sum = self._number = 0
+
+    def add(self, nbytes: int | None) -> None:
+        """One batch has been weighed."""
+        if nbytes is None:
+            self.hopeless = True
+            return
+        self._least = min(nbytes, self._least) if self._number else nbytes
+        self._most = max(nbytes, self._most)
+        self._sum += nbytes
+        self._number += 1
+
+    @property
+    def mean(self) -> float | None:
+        """Bytes per batch; None when none was weighed."""
+        return self._sum / self._number if self._number else None
+
+    def row(self) -> dict[str, float] | None:
+        """For the summary; None when none was weighed."""
+        mean = self.mean
+        if mean is None:
+            return None
+        return {"sampled": self._number, "min": self._least, "avg": mean, "max": self._most}
+
+
+Size = Callable[[Any], int]
+"""From a batch to its number of samples plus one; 0 where that cannot be told. Never raises."""
+
+_DEEPEST = 4
+_WIDEST = 4
+
+
+def size_of_batches(first: Any, batch_size: int | None) -> Size:
+    """The reader that suits batches shaped like ``first``.
+
+    A candidate is the leading dimension of an array, or the length of a sequence. Among them the first that
+    equals ``batch_size`` wins, else the first array, else the first sequence of plain values.
+    """
+    candidates = list(_candidates(first, ()))
+    fits = [c for c in candidates if c[1] == batch_size]
+    arrays = [c for c in candidates if c[2]]
+    for path, _, is_array in (fits or arrays or candidates)[:1]:
+        return _reader(path, is_array=is_array)
+    return lambda _: 0
+
+
+def _candidates(item: Any, path: tuple[Any, ...]) -> Iterator[tuple[tuple[Any, ...], int, bool]]:
+    """(path, samples, is it an array's leading dimension), outermost first for equal kinds."""
+    shape = getattr(item, "shape", None)
+    if shape is not None:
+        if len(shape):
+            yield path, int(shape[0]), True
+    elif len(path) < _DEEPEST and isinstance(item, Mapping):
+        for key in list(item)[:8]:
+            yield from _candidates(item[key], (*path, key))
+    elif isinstance(item, Sequence) and not isinstance(item, (str, bytes)) and len(item):
+        for place in range(min(len(item), _WIDEST) if len(path) < _DEEPEST else 0):
+            yield from _candidates(item[place], (*path, place))
+        yield path, len(item), False
+
+
+def _reader(path: tuple[Any, ...], *, is_array: bool) -> Size:
+    if is_array and len(path) == 1:  # by far the commonest: the first of a list or of a mapping
+        key = path[0]
+
+        def read_first(batch: Any) -> int:
+            try:
+                return int(batch[key].shape[0]) + 1
+            except Exception:  # noqa: BLE001  # a batch of another shape: its size is not known
+                return 0
+
+        return read_first
+
+    def read(batch: Any) -> int:
+        try:
+            for key in path:
+                batch = batch[key]
+            return int(batch.shape[0] if is_array else len(batch)) + 1
+        except Exception:  # noqa: BLE001  # as above
+            return 0
+
+    return read
+
 
 PROBE = "_otel_train_probe"
 ASK = "_otel_train_ask"
@@ -403,3 +553,227 @@ def _given(iterator: Any) -> tuple[int, int | None]:  # Any: torch's iterator
     except Exception:  # noqa: BLE001  # a sampler of the user's own may have no length
         return 0, None
     return given, least
+
+
+_TASKS_AND_QUEUE = attrgetter("_task_info", "_data_queue")
+_BEFORE_PINNING = attrgetter("_worker_result_queue")
+
+
+class LoaderState(NamedTuple):
+    """One look at the iterators of a loader.
+
+    Attributes:
+        expected: worker processes its settings ask for.
+        alive: those that run now.
+        dead: those that ended although nobody had told them to.
+        pids: their process ids, the dead included.
+        queued: batches ready; None where the platform cannot say.
+        pinned: those among them in pinned memory.
+        limit: batches that fit.
+    """
+
+    expected: int
+    alive: int
+    dead: int
+    pids: tuple[int, ...]
+    queued: int | None
+    pinned: int
+    limit: int
+
+
+def look(probe: LoaderProbe) -> LoaderState | None:
+    """Look at the workers of a loader; None when it has none right now."""
+    pids: list[int] = []
+    ends: list[str | None] = []
+    queued: int | None = 0
+    limit = pinned = 0
+    for crew in list(probe.crews):
+        iterator = crew.iterator()
+        if crew.over or iterator is None:
+            continue
+        pids += crew.pids
+        ends += [how_it_ended(*worker) for worker in zip(crew.processes, crew.pids, strict=True)]
+        limit += len(crew.processes) * (getattr(iterator, "_prefetch_factor", None) or 2)
+        ready = _ready(iterator)
+        queued = None if queued is None or ready is None else queued + sum(ready)
+        pinned += ready[1] if ready is not None else 0
+    if not pids:
+        return None
+    dead = sum(1 for end in ends if end and end != UNKNOWN)
+    return LoaderState(len(ends), ends.count(None), dead, tuple(pids), queued, pinned, limit)
+
+
+def _ready(iterator: Any) -> tuple[int, int] | None:  # Any: torch's iterator
+    """Batches that wait in shared memory, and in pinned memory; None where the platform cannot say."""
+    try:
+        tasks, queue = _TASKS_AND_QUEUE(iterator)
+        # Those that came before their turn lie in the parent already.
+        held = [len(info) for info in list(tasks.values())].count(2)
+        queued = int(queue.qsize())
+        if not getattr(iterator, "_pin_memory", False):
+            return queued + held, 0
+        return int(_BEFORE_PINNING(iterator).qsize()), queued + held
+    except (NotImplementedError, AttributeError, OSError):  # macOS has no qsize; the queue may be gone
+        return None
+
+
+NS_PER_MS = 1e6
+_START = int(Flag.START) << FLAG_SHIFT
+_MANY = 512
+"""Edges from which on numpy is quicker than Python."""
+
+
+class LastBatch:
+    """Looks at the edges since the last look: nothing is written for it, and each edge is looked at once.
+
+    Args:
+        recorder: where the edges are.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._ring: Ring | None = None
+        self._begin(None)
+
+    def _begin(self, ring: Ring | None) -> None:
+        self._ring = ring
+        self._looked = 0
+        self._open: dict[int, int] = {}
+        self._source = -1
+        self._fetch_ns: int | None = None
+
+    @property
+    def loader(self) -> str | None:
+        """Its loader; None if the calling thread has fetched none."""
+        self._look()
+        return self._recorder.sources[self._source].name if self._source >= 0 else None
+
+    @property
+    def fetch_ms(self) -> float | None:
+        """Milliseconds that the calling thread waited for it; None if that is not known."""
+        self._look()
+        return self._fetch_ns / NS_PER_MS if self._fetch_ns is not None else None
+
+    def _look(self) -> None:
+        thread = self._recorder.here()
+        ring = thread.ring if thread is not None else None
+        if ring is not self._ring:
+            self._begin(ring)
+        if ring is None or ring.written == self._looked:
+            return
+        new = ring.look(self._looked)
+        self._looked += new.missed + len(new.codes)
+        if new.missed:
+            self._open.clear()
+        sources = self._recorder.sources
+        for word, at_ns in zip(*self._asks(new), strict=True):
+            op, source = word & OP_MASK, word >> SOURCE_SHIFT & SOURCE_MASK
+            if sources[source].kind is not SourceKind.DATA or word & _START:
+                continue
+            if op == Op.BEGIN:
+                self._open[source] = at_ns
+                continue
+            begun_ns = self._open.pop(source, None)
+            if op == Op.END:
+                self._source = source
+                self._fetch_ns = at_ns - begun_ns if begun_ns is not None else None
+
+    def _asks(self, new: Slice) -> tuple[list[int], list[int]]:
+        """Codes and times that may be about a batch."""
+        codes, times = new.codes, new.times
+        if len(codes) > _MANY:
+            data = [n for n, source in enumerate(self._recorder.sources) if source.kind is SourceKind.DATA]
+            mine = np.isin(codes >> SOURCE_SHIFT & SOURCE_MASK, data)
+            codes, times = codes[mine], times[mine]
+        return codes.tolist(), times.tolist()
+
+
+class Watched:
+    """An iterable whose ``next`` is timed. Everything else is the iterable's own.
+
+    Args:
+        iterable: what the loop wanted to iterate.
+        probe: how it is recorded.
+    """
+
+    def __init__(self, iterable: Any, probe: LoaderProbe) -> None:
+        self._iterable = iterable
+        self._probe = probe
+        self._given = self._ask = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        probe = self._probe
+        ask = probe.next_pass()
+        probe.edge(ask | START_BITS)
+        try:
+            return _WatchedIterator(iter(self._iterable), self._iterable, probe, ask)
+        finally:
+            probe.edge(probe.started)
+
+    def __next__(self) -> Any:
+        if not self._given:
+            self._ask = self._probe.next_pass()
+        try:
+            batch = _asked(self._iterable, self._iterable, self._probe, self._ask, given=self._given)
+        except StopIteration:
+            self._given = 0  # it may begin again
+            raise
+        self._given += 1
+        return batch
+
+    def __len__(self) -> int:
+        return len(self._iterable)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_iterable":  # not set yet, while unpickling
+            raise AttributeError(name)
+        return getattr(self._iterable, name)
+
+
+class _WatchedIterator:
+    def __init__(self, iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int) -> None:
+        self._ask = ask
+        self._thread = get_ident()
+        self._iterator = iterator
+        self._iterable = iterable
+        self._probe = probe
+        self._given = 0
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        batch = _asked(self._iterator, self._iterable, self._probe, self._ask, given=self._given)
+        self._given += 1
+        return batch
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_iterator":
+            raise AttributeError(name)
+        return getattr(self._iterator, name)
+
+    def __del__(self) -> None:
+        end_pass({PROBE: self._probe, ASK: self._ask, OWNER: self._thread})
+
+
+def _asked(iterator: Iterator[Any], iterable: Any, probe: LoaderProbe, ask: int, *, given: int) -> Any:
+    edge = probe.edge
+    edge(ask)
+    try:
+        batch = next(iterator)
+    except StopIteration:
+        edge(probe.stopped(given, _promised(iterable)))
+        raise
+    except BaseException as error:
+        edge(probe.failed(error))
+        raise
+    edge(probe.payload(batch))
+    return batch
+
+
+def _promised(iterable: Any) -> int | None:  # Any: the user's own
+    """Batches that it says it has; None where it does not."""
+    try:
+        return len(iterable)
+    except Exception:  # noqa: BLE001  # somebody else's __len__ may raise anything
+        return None

@@ -7,7 +7,7 @@ import types
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.instrumentation.jax_compile_events import running
+from otel_train.instrumentation.compile_events import running
 from otel_train.instrumentation.stages import Stage, StageRecorder, switch
 from otel_train.optional import require
 from otel_train.recording.events import WAIT, SourceKind

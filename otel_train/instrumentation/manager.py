@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 
 from otel_train.clock import system_clock
 from otel_train.guard import Guard
+from otel_train.instrumentation.accelerator import cuda_driver
+from otel_train.instrumentation.backward import in_backward
 from otel_train.instrumentation.callbacks import Hooks
-from otel_train.instrumentation.cuda_driver import cuda_driver
+from otel_train.instrumentation.compile_events import JaxCompilerProbe
 from otel_train.instrumentation.cuda_events import time_devices
+from otel_train.instrumentation.dataloader import LastBatch
 from otel_train.instrumentation.device_copy import TransferProbe
-from otel_train.instrumentation.grad_scaler import ScaledUpdates
-from otel_train.instrumentation.jax_compile_events import JaxCompilerProbe
-from otel_train.instrumentation.last_batch import LastBatch
 from otel_train.instrumentation.logged_values import ValueQueue
 from otel_train.instrumentation.module import kind_of_device
-from otel_train.instrumentation.registry import Probes
+from otel_train.instrumentation.optimizer import ScaledUpdates
+from otel_train.instrumentation.registry import Probes, TorchProbes
 from otel_train.instrumentation.stages import StageRecorder, switch
 from otel_train.instrumentation.timers import Timers
-from otel_train.instrumentation.torch_probes import TorchProbes, in_backward
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
 

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from otel_train.instrumentation.caller_names import is_ours, variables_of
+from otel_train.instrumentation.naming import is_ours, variables_of
 from otel_train.instrumentation.patching import replace
 from otel_train.instrumentation.submodules import parts_of
 from otel_train.recording.events import Flag, Op, SourceKind, code

@@ -1,20 +1,140 @@
-"""Updates, seen by torch's own global optimizer hooks."""
+"""Updates, seen by torch's own global optimizer hooks and in GradScaler.step."""
 
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from otel_train.instrumentation.grad_scaler import ScalerPatch
-from otel_train.recording.events import SOURCE_SHIFT, Op, SourceKind
+from otel_train.instrumentation.patching import replace
+from otel_train.recording.events import SOURCE_SHIFT, Op, SourceKind, code
+from otel_train.records import Outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     import torch
 
-    from otel_train.instrumentation.grad_scaler import ScaledUpdates
+    from otel_train.instrumentation.accelerator import DeviceDriver
     from otel_train.recording.recorder import Recorder
+
+MOST_HELD = 1024
+"""Updates whose outcome is waited for at most; those of a device that lags further behind stay unknown."""
+
+
+class ScaledUpdates:
+    """Brings home what the device knows of scaled updates. The training thread asks, the pump reads.
+
+    An optimizer with a fused kernel is told ``found_inf``, a tensor on its device, and skips by itself: on the
+    host nobody knows. A copy is queued behind the kernels that work it out, and read once it has arrived.
+
+    Args:
+        driver: fetches from its devices; None where there is none.
+    """
+
+    def __init__(self, driver: DeviceDriver | None) -> None:
+        self.scale: float | None = None
+        """The last loss scale read; one in each turn of the pump."""
+        self._driver = driver
+        self._made = 0
+        self._told = 0
+        self._held: deque[list[Any]] = deque(maxlen=MOST_HELD)
+        self._scales: deque[Any] = deque(maxlen=1)
+        self._wants_scale = True
+        self._fault: Exception | None = None
+
+    def note(self, scaler: Any, optimizer: Any) -> None:
+        """An optimizer has updated under a scaler. Called by the training thread; a fault waits for ``take``."""
+        try:
+            self._note(scaler, optimizer)
+        except Exception as fault:  # noqa: BLE001 - a scaler of another make must not reach training
+            self._fault = fault
+
+    def take(self) -> Outcomes:
+        """What has become known since the last call; in order, and nothing behind what is not. Called by the pump.
+
+        Raises:
+            Exception: the fault that ``note`` met, once.
+        """
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
+        made, known, skipped = self._made, 0, 0
+        while self._held:
+            values = [fetched() for fetched in self._held[0]]
+            if None in values:
+                break
+            self._held.popleft()
+            known += 1
+            skipped += any(values)
+        scale = self._scales[0]() if self._scales else None
+        if scale is not None:
+            self.scale = scale
+            self._scales.clear()
+        self._wants_scale = not self._scales
+        new, self._told = made - self._told, made
+        return Outcomes(new, known, skipped)
+
+    def _note(self, scaler: Any, optimizer: Any) -> None:
+        if self._wants_scale:
+            self._wants_scale = False
+            scale = self._copied(scaler._get_scale_async())  # noqa: SLF001  # get_scale() would wait
+            self._scales += [scale] if scale is not None else []
+        if not getattr(optimizer, "_step_supports_amp_scaling", False):
+            return
+        self._made += 1
+        found = scaler._found_inf_per_device(optimizer)  # noqa: SLF001  # gone from the optimizer by now
+        copies = [self._copied(tensor) for tensor in found.values()]
+        whole = [copy for copy in copies if copy is not None]
+        if whole and len(whole) == len(copies):
+            self._held.append(whole)
+
+    def _copied(self, tensor: Any) -> Callable[[], float | None] | None:
+        if tensor is None:
+            return None
+        if tensor.is_cpu:  # the scale is changed in place
+            mine = tensor.clone()
+            return lambda: float(mine)
+        driver = self._driver
+        if driver is None or tensor.device.type != driver.device_type or driver.capturing():
+            return None
+        return driver.fetch(tensor)
+
+
+class ScalerPatch:
+    """Sees ``GradScaler.step`` from outside: no update inside means that it was skipped.
+
+    Attributes:
+        remove: takes the patch out, unless somebody has put theirs over it.
+
+    Args:
+        recorder: takes the edges.
+        updates: is told of every step that ended.
+    """
+
+    def __init__(self, recorder: Recorder, updates: ScaledUpdates) -> None:
+        import torch
+
+        edge, note = recorder.edge, updates.note
+        source = recorder.source(SourceKind.SCALER, "GradScaler")
+        begin, end, fail = code(Op.BEGIN, source), code(Op.END, source), code(Op.FAIL, source)
+
+        def timed(original: Callable[..., Any]) -> Callable[..., Any]:
+            def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+                edge(begin)
+                try:
+                    result = original(self, optimizer, *args, **kwargs)
+                except BaseException:
+                    edge(fail)
+                    raise
+                edge(end)
+                if self.is_enabled():
+                    note(self, optimizer)
+                return result
+
+            return step
+
+        self.remove = replace(torch.amp.GradScaler, "step", timed)
 
 
 class OptimizerProbe:

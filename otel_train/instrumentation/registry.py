@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
+import sys
 import threading
 import time
 import weakref
@@ -11,18 +13,32 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.children import free_in_forks
 from otel_train.guard import Guard
-from otel_train.instrumentation.caller_names import Place, place_of
-from otel_train.instrumentation.dataloader import OTHER, DataLoaderPatch, LoaderProbe
-from otel_train.instrumentation.iterables import Watched
-from otel_train.instrumentation.module import ModulePatch, ModuleProbe, compiled_before, is_or_wraps
-from otel_train.instrumentation.naming import Loader, class_name, free_name
+from otel_train.instrumentation.backward import BackwardProbe
+from otel_train.instrumentation.compile_events import CompilerProbe
+from otel_train.instrumentation.dataloader import OTHER, DataLoaderPatch, LoaderProbe, Watched
+from otel_train.instrumentation.module import (
+    ModulePatch,
+    ModuleProbe,
+    codes_of_wrappers,
+    compiled_before,
+    is_compiled,
+    is_or_wraps,
+)
+from otel_train.instrumentation.naming import Loader, Place, class_name, free_name, place_of
+from otel_train.instrumentation.optimizer import OptimizerProbe
+from otel_train.instrumentation.patching import replace
+from otel_train.instrumentation.root_modules import FIRST_CALLS, SHORT_LOOK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from otel_train.instrumentation.discovered import FoundModels
+    import torch
+
+    from otel_train.clock import Clock
+    from otel_train.instrumentation.optimizer import ScaledUpdates
     from otel_train.instrumentation.root_modules import RootFinder
     from otel_train.recording.recorder import Recorder
+
 
 MOST_FOUND = 64
 """Names for loaders that nobody named; further ones share ``_OTHER``."""
@@ -169,7 +185,6 @@ class Probes:
 
         None: one of our own, where none looks yet.
         """
-        from otel_train.instrumentation.discovered import FoundModels
         from otel_train.instrumentation.root_modules import RootFinder
 
         if finder is not None or self._roots is None:
@@ -310,3 +325,150 @@ def _inner(loader: Any) -> Callable[[], Any]:  # Any: the user's own
             if _is_data_loader(value):
                 return weakref.ref(value)
     return lambda: None
+
+
+SHORT_LOOK_EVERY_S = 1.0
+"""Passes over a known loader may be short and many: one look in so many seconds."""
+
+
+class FoundModels:
+    """Records every model that ``finder`` meets.
+
+    It looks in the beginning, when a loader or an optimizer is new, and briefly when a known loader starts
+    again. A model that is a part of one that is recorded is not recorded, and no longer once the whole is.
+
+    Args:
+        finder: meets models.
+        probes: records them.
+        monotonic_s: seconds of a monotonic clock.
+    """
+
+    def __init__(
+        self, finder: RootFinder, probes: Probes, *, monotonic_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        import torch
+
+        self._finder = finder
+        self._probes = probes
+        self._monotonic_s = monotonic_s
+        self._next_s = 0.0
+        self._found: list[ModuleProbe] = []
+        self._lock = free_in_forks(threading.Lock())
+        self._forget_optimizers = replace(torch.optim.Optimizer, "__init__", self._told_of_optimizers)
+        if probes.models:  # given, so there is nothing to find
+            self.remove()
+            return
+        finder.tell = self._take
+        finder.settle_for(FIRST_CALLS)
+
+    def loader_starts(self, *, new: bool) -> None:
+        """An iterator of a loader is made."""
+        if new:
+            self._finder.look(FIRST_CALLS)
+        elif not self._finder.looking and self._monotonic_s() >= self._next_s:
+            self._next_s = self._monotonic_s() + SHORT_LOOK_EVERY_S
+            self._finder.look(SHORT_LOOK)
+
+    def give_way(self) -> None:
+        """The program says itself which models it has: find no more, and drop what was found."""
+        self.remove()
+        self._probes.drop_models(self._found)
+        self._found = []
+
+    def remove(self) -> None:
+        """Find no more."""
+        self._finder.remove()
+        self._forget_optimizers()
+
+    def _take(self, model: torch.nn.Module) -> None:
+        with self._lock:  # two threads may begin at once
+            self._record(model)
+
+    def _record(self, model: torch.nn.Module) -> None:
+        wholes = [whole for probe in self._probes.models if (whole := probe.model()) is not None]
+        if is_compiled(model) and any(is_or_wraps(model, whole) for whole in wholes):
+            self._probes.follow(model, model)
+            return
+        if any(id(model) in _parts(whole) for whole in wholes):
+            return
+        parts = _parts(model)
+        inside = [probe for probe in self._found if id(probe.model()) in parts]
+        self._probes.drop_models(inside)
+        made = self._probes.add_found_model(model)
+        self._found = [probe for probe in self._found if probe.model() is not None and probe not in inside]
+        self._found += [made] if made else []
+
+    def _told_of_optimizers(self, original: Callable[..., None]) -> Callable[..., None]:
+        finder = self._finder
+
+        @functools.wraps(original)
+        def told(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            finder.look(FIRST_CALLS)
+            original(optimizer, *args, **kwargs)
+
+        return told
+
+
+def _parts(model: torch.nn.Module) -> set[int]:
+    """Ids of every module below ``model``, and its own."""
+    import torch
+
+    return {id(module) for module in torch.nn.Module.modules(model)}
+
+
+class TorchProbes:
+    """Backward, every optimizer, the compiler.
+
+    Attributes:
+        compiler: when it ran.
+
+    Args:
+        recorder: takes the edges.
+        scaled: is told of updates under a gradient scaler.
+        clock: nanoseconds, monotonic.
+    """
+
+    def __init__(self, recorder: Recorder, scaled: ScaledUpdates, *, clock: Clock) -> None:
+        self._backward = BackwardProbe(recorder)
+        self._optimizers = OptimizerProbe(recorder, scaled)
+        self.compiler = CompilerProbe(clock)
+        self._edge = recorder.edge
+        self._stepped_aside = False
+        self.step_aside_for_compiler()
+
+    def step_aside_for_compiler(self) -> None:
+        """Tell the compiler, once it is loaded, not to trace our wrappers: no graph break of ours."""
+        self.compiler.listen()
+        if self._stepped_aside or "torch._dynamo.eval_frame" not in sys.modules:
+            return
+        compiler: Any = sys.modules["torch._dynamo.eval_frame"]
+        skip = getattr(compiler, "skip_code", None)
+        if skip is None:
+            return
+        self._stepped_aside = True
+        for code in (*self._backward.codes, *codes_of_wrappers()):
+            skip(code)
+        whole = _skipper_of_whole_calls(compiler) or skip
+        for code in (*self._optimizers.codes, getattr(self._edge, "__code__", None)):
+            if code is not None:
+                whole(code)
+
+    def remove(self) -> None:
+        """Take everything out."""
+        self._backward.remove()
+        self._optimizers.remove()
+        self.compiler.remove()
+
+
+def _skipper_of_whole_calls(compiler: Any) -> Callable[[Any], None] | None:  # Any: torch._dynamo.eval_frame
+    """What keeps a compiler out of a function and of everything that it calls, where torch has that.
+
+    Not for the wrapper of backward: what runs below that one is the user's.
+    """
+    strategy = getattr(compiler, "FrameExecStrategy", None)
+    set_strategy = getattr(compiler, "set_code_exec_strategy", None)
+    action = getattr(sys.modules.get("torch._dynamo.types"), "FrameAction", None)
+    if strategy is None or set_strategy is None or action is None:
+        return None
+    never = strategy(action.SKIP, action.SKIP)
+    return lambda code: set_strategy(code, never)

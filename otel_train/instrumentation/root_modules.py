@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from otel_train.guard import Guard
-from otel_train.instrumentation.caller_names import variables_of
-from otel_train.instrumentation.torch_probes import in_backward
+from otel_train.instrumentation.backward import in_backward
+from otel_train.instrumentation.naming import variables_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Stages named by the user: with-blocks, functions, generators, coroutines."""
+"""Stages, steps, epochs and checkpoints that the program marks itself."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import inspect
 import itertools
 import os
 import types
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from otel_train.arguments import callable_, shown, text
 from otel_train.recording.events import MAX_PAYLOAD, Op, SourceKind, code
 from otel_train.values import PREFIX, switch_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Generator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator
     from typing import Literal
 
     from otel_train.instrumentation.timers import Timers
@@ -322,3 +322,60 @@ class Checkpoint:
         if hand is not None:
             hand.edge(hand.checkpoint[1 if kind is None else 2])
         return False
+
+
+T = TypeVar("T")
+
+
+class Epoch:
+    """An epoch of the user's own: it begins here.
+
+    It is over when the next one begins, at the end of the block where it is a with-block, or at ``end()``. Without
+    a session it does nothing.
+
+    Args:
+        number: as it reads in every figure; None to go on counting, from 1.
+    """
+
+    __slots__ = ("_hand", "_turn")
+
+    def __init__(self, number: int | None = None) -> None:
+        self._hand = switch.hand
+        self._turn = 0 if self._hand is None else self._hand.begin_epoch(number)
+
+    def end(self) -> None:
+        """It is over. A second call does nothing."""
+        self._close(failed=False)
+
+    def __enter__(self) -> Epoch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> Literal[False]:
+        self._close(failed=kind is not None)
+        return False
+
+    def _close(self, *, failed: bool) -> None:
+        if self._hand is not None and self._hand is switch.hand:
+            self._hand.end_epoch(self._turn, failed=failed)
+
+
+class Epochs(Generic[T]):
+    """Goes over something, one epoch an item.
+
+    Args:
+        items: what the loop would have gone over.
+    """
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = items
+
+    def __iter__(self) -> Iterator[T]:
+        epoch = None
+        for item in self._items:
+            epoch = Epoch()
+            yield item
+        if epoch is not None:
+            epoch.end()
+
+    def __len__(self) -> int:
+        return len(self._items)  # type: ignore[arg-type]  # a TypeError of its own where it has none

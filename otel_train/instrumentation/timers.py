@@ -9,7 +9,7 @@ import numpy as np
 
 from otel_train.arguments import refused, shown, text
 from otel_train.guard import Guard
-from otel_train.instrumentation.caller_names import calling
+from otel_train.instrumentation.naming import calling
 from otel_train.recording.events import SourceKind
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from otel_train.values import RANGES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.instrumentation.epochs import Epoch
+    from otel_train.instrumentation.stages import Epoch
 
 _log = logging.getLogger("otel_train")
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from otel_train.config import Config, ResolvedConfig
-    from otel_train.instrumentation.epochs import Epoch
+    from otel_train.instrumentation.stages import Epoch
     from otel_train.session import Session
 
 _log = logging.getLogger("otel_train")

@@ -9,7 +9,7 @@ from otel_train.clock import NS_PER_S
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.aggregation.captures import Capture
+    from otel_train.aggregation.run_events import Capture
     from otel_train.profiler.capture_request import CaptureRequest
     from otel_train.profiler.step_boundary import Rule
     from otel_train.profiler.step_scheduler import Thread

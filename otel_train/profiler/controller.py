@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.aggregation.captures import Capture
+from otel_train.aggregation.run_events import Capture
 from otel_train.clock import NS_PER_S
 from otel_train.profiler.capture_request import NEXT, CaptureRequest, Options, Recorded
 from otel_train.profiler.metadata import RECORD_SUFFIX, write_record

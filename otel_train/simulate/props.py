@@ -7,7 +7,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from otel_train.aggregation.signals import Signals
+from otel_train.aggregation.metrics import Signals
 from otel_train.clock import Anchor, system_clock
 from otel_train.exporters.accelerator import AcceleratorReader
 from otel_train.exporters.hardware import HardwareReader
@@ -15,8 +15,7 @@ from otel_train.exporters.loaders import LoaderWatch
 from otel_train.exporters.manager import LOSSES
 from otel_train.exporters.metric_reader import MetricSources, SelfMetrics
 from otel_train.exporters.process import ProcessReader
-from otel_train.instrumentation.dataloader import LoaderProbe
-from otel_train.instrumentation.dataloader_state import LoaderState
+from otel_train.instrumentation.dataloader import LoaderProbe, LoaderState
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
 from otel_train.records import DeviceMemory

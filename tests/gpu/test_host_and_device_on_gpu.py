@@ -10,10 +10,10 @@ import pytest
 
 import otel_train
 from otel_train import catalog as c
-from otel_train.aggregation.metric_builder import MetricBuilder
+from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.exporters.hardware import HardwareReader
-from otel_train.instrumentation.cuda_driver import cuda_driver
-from otel_train.instrumentation.grad_scaler import ScaledUpdates
+from otel_train.instrumentation.accelerator import cuda_driver
+from otel_train.instrumentation.optimizer import ScaledUpdates
 from otel_train.records import Point
 from tests.support.inside import inside
 

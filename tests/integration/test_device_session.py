@@ -19,13 +19,13 @@ from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.clock import Anchor, system_clock
 from otel_train.exporters.pump import Breath, ExportRoute, PeriodicTask, Pump
 from otel_train.guard import Guard
+from otel_train.instrumentation.backward import in_backward
 from otel_train.instrumentation.cuda_events import time_devices
 from otel_train.instrumentation.device_copy import TransferProbe
-from otel_train.instrumentation.grad_scaler import ScaledUpdates
 from otel_train.instrumentation.module import kind_of_device
 from otel_train.instrumentation.naming import Loader
-from otel_train.instrumentation.registry import Probes
-from otel_train.instrumentation.torch_probes import TorchProbes, in_backward
+from otel_train.instrumentation.optimizer import ScaledUpdates
+from otel_train.instrumentation.registry import Probes, TorchProbes
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
 from otel_train.records import Snapshot

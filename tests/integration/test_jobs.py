@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.aggregation.hang_postmortem import compare
+from otel_train.aggregation.hang import compare
 from otel_train.aggregation.postmortem import read
 from tests.support.ranks import arguments, environment, events, free_port, job, summary, whole
 

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 import otel_train
-from otel_train.aggregation.flat import FlatRow
+from otel_train.aggregation.tracker_rows import FlatRow
 from otel_train.exporters.trackers.mlflow import MlflowTracker
 from tests.support import wandb_file
 

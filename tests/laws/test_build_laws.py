@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.instrumentation.worker_build_times import BuildTimes
+from otel_train.instrumentation.dataloader_workers import BuildTimes
 from otel_train.instrumentation.worker_timer import (
     LONGEST_NS,
     ROW_WORDS,

@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.aggregation.histogram import Histograms
-from otel_train.aggregation.histogram_buckets import MAX_SCALE, MAX_SIZE, downscale, whole_ns
+from otel_train.aggregation.histogram import MAX_SCALE, MAX_SIZE, Histograms, downscale, whole_ns
 from otel_train.catalog import DURATION_BOUNDS
 
 SERIES = 3

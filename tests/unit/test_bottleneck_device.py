@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_train.aggregation.compile_counters import Recompiled
-from otel_train.aggregation.counters import StageTotals
+from otel_train.aggregation.counters import Recompiled, StageTotals
 from otel_train.aggregation.series_names import Key
 from otel_train.bottleneck.device import Compiled, dispatch_limits, recompiling
 from otel_train.bottleneck.rules import findings

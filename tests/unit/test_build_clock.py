@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from otel_train.instrumentation.worker_build_times import BuildTimes
+from otel_train.instrumentation.dataloader_workers import BuildTimes
 from otel_train.instrumentation.worker_timer import BuildClock, SharedRows, time_fetches
 
 

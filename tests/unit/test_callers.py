@@ -6,7 +6,7 @@ import inspect
 import weakref
 from typing import Any
 
-from otel_train.instrumentation.caller_names import place_of, variables_of
+from otel_train.instrumentation.naming import place_of, variables_of
 
 
 class Thing:

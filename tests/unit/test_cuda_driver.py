@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.instrumentation.cuda_driver import CudaDriver, cuda_driver, instance_of
+from otel_train.instrumentation.accelerator import CudaDriver, cuda_driver, instance_of
 from otel_train.records import DeviceMemory
 
 if TYPE_CHECKING:
@@ -271,7 +271,7 @@ def test_the_part_of_a_device_is_known_from_the_environment(visible: str | None,
 _ENDS = """
 import gc, os, sys
 from types import SimpleNamespace
-from otel_train.instrumentation.cuda_driver import CudaDriver
+from otel_train.instrumentation.accelerator import CudaDriver
 
 class Event:
     def __init__(self, enable_timing=False):

@@ -9,10 +9,8 @@ import pytest
 
 from otel_train import catalog as c
 from otel_train.accounting.types import TRAIN, StageCalls
-from otel_train.aggregation.counters import DeviceTotals, StageTotals, Totals
-from otel_train.aggregation.device import MOST_HELD, DeviceAccount
-from otel_train.aggregation.metric_builder import MetricBuilder
-from otel_train.aggregation.run_metrics import RunMetrics
+from otel_train.aggregation.counters import MOST_HELD, DeviceAccount, DeviceTotals, StageTotals, Totals
+from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.series_names import Key, Names
 from otel_train.aggregation.span_sampler import SamplingRules

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.accounting.types import EVAL, PHASES, TEST, TRAIN, StepRows
-from otel_train.aggregation.eval_passes import EvalPasses, Pass
+from otel_train.aggregation.run_events import EvalPasses, Pass
 from otel_train.aggregation.series_names import Names
 from otel_train.recording.events import Instrumented, SourceKind
 

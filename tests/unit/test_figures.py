@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from otel_train import catalog as c
-from otel_train.aggregation.metric_builder import MetricBuilder
-from otel_train.aggregation.run_metrics import RunMetrics
+from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer

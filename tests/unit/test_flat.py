@@ -12,12 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.aggregation.flat import FlatFigures, FlatRow
-from otel_train.aggregation.flat_epochs import EpochWindow
-from otel_train.aggregation.flat_names import SafeNames
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
+from otel_train.aggregation.tracker_rows import EpochWindow, FlatFigures, FlatRow, SafeNames
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.clock import Anchor
 from otel_train.exporters.memories import MEMORY_KEYS

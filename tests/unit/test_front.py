@@ -10,7 +10,7 @@ import pytest
 
 import otel_train
 from otel_train.accounting.types import StepSource
-from otel_train.aggregation.jax_compiles import JaxCompiles
+from otel_train.aggregation.counters import JaxCompiles
 from otel_train.clock import NS_PER_S
 from otel_train.config import Config
 from otel_train.disabled import DisabledSession

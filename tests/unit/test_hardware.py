@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train import catalog as c
-from otel_train.aggregation.metric_builder import MetricBuilder
+from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.exporters.hardware import HardwareReader, dcgm_answers
 from otel_train.records import Point
 

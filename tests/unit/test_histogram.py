@@ -13,8 +13,7 @@ from opentelemetry.sdk.metrics._internal.exponential_histogram.mapping.logarithm
     LogarithmMapping,
 )
 
-from otel_train.aggregation.histogram import Distribution, Histograms
-from otel_train.aggregation.histogram_buckets import MAX_SCALE, MAX_SIZE
+from otel_train.aggregation.histogram import MAX_SCALE, MAX_SIZE, Distribution, Histograms
 from otel_train.catalog import DURATION_BOUNDS
 
 MS = 1_000_000

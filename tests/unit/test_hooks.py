@@ -11,7 +11,7 @@ import pytest
 import otel_train
 from otel_train.clock import Anchor
 from otel_train.instrumentation.callbacks import Hooks
-from otel_train.instrumentation.last_batch import LastBatch
+from otel_train.instrumentation.dataloader import LastBatch
 from otel_train.recording.events import Ending, Flag, Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder

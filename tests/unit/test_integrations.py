@@ -13,9 +13,9 @@ import torch
 from torch.utils.data import DataLoader
 
 import otel_train
-from otel_train.aggregation.flat_names import left_out, without
+from otel_train.aggregation.tracker_rows import left_out, without
 from otel_train.errors import ConfigError
-from otel_train.instrumentation.dataloader_roles import role_of
+from otel_train.instrumentation.naming import role_of
 from otel_train.integrations.checkpoints import time_checkpoints
 from otel_train.integrations.common_run_id import common_run_id
 from otel_train.integrations.profiled import activities_of, chosen, fitted, steps_of_an_epoch

@@ -11,7 +11,7 @@ import pytest
 
 import otel_train
 from otel_train.errors import ConfigError
-from otel_train.instrumentation.jax_compile_events import running
+from otel_train.instrumentation.compile_events import running
 from otel_train.instrumentation.jax_functions import Jax, TimedFunction, _trace_state, kind_of
 from otel_train.instrumentation.stages import StageRecorder, switch
 from otel_train.recording.events import Op, SourceKind

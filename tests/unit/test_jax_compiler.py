@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.instrumentation.jax_compile_events import (
+from otel_train.instrumentation.compile_events import (
     COMPILED,
     TOGETHER_NS,
     JaxCompilerProbe,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.autoinstrument.jax_detector import JaxEvidence
-from otel_train.instrumentation.jax_compile_events import COMPILED, JaxCompilerProbe
+from otel_train.instrumentation.compile_events import COMPILED, JaxCompilerProbe
 from otel_train.testing import FakeClock
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from otel_train.instrumentation.dataloader_state import LoaderState, look
-from otel_train.instrumentation.worker_pool import UNKNOWN, WorkerExit, WorkerPool, how_it_ended
+from otel_train.instrumentation.dataloader import LoaderState, look
+from otel_train.instrumentation.dataloader_workers import UNKNOWN, WorkerExit, WorkerPool, how_it_ended
 
 TASKS = {4: (0,), 5: (1, "a batch that came before its turn")}
 

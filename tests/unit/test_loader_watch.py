@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train import catalog as c
-from otel_train.aggregation.metric_builder import LabelLimiter, MetricBuilder
+from otel_train.aggregation.metrics import LabelLimiter, MetricBuilder
 from otel_train.clock import Anchor
 from otel_train.exporters.loaders import LoaderWatch
-from otel_train.instrumentation.dataloader import LoaderProbe
-from otel_train.instrumentation.dataloader_state import LoaderState
-from otel_train.instrumentation.worker_build_times import BatchBuildTimes
-from otel_train.instrumentation.worker_pool import WorkerExit
+from otel_train.instrumentation.dataloader import LoaderProbe, LoaderState
+from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
 from otel_train.recording.events import Op
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from otel_train import catalog as c
-from otel_train.aggregation.metric_builder import MetricBuilder
+from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.exporters.process import ProcessReader
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.aggregation.metric_builder import MetricBuilder
+from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.aggregation.rank_report import decode, encode
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules

@@ -7,11 +7,9 @@ from hypothesis import strategies as st
 
 from otel_train.accounting.steps import Item, StepBook
 from otel_train.accounting.types import Activity, SourceTable
-from otel_train.aggregation.compile_counters import Compiles, Recompiled
-from otel_train.aggregation.counters import Totals
-from otel_train.aggregation.reclaimed import Reclaimed
+from otel_train.aggregation.counters import Compiles, Reclaimed, Recompiled, Totals
+from otel_train.aggregation.run_events import Stalls
 from otel_train.aggregation.series_names import Names
-from otel_train.aggregation.stalls import Stalls
 from otel_train.recording.events import Instrumented, SourceKind
 from otel_train.records import Compile
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.instrumentation.batch_size import size_of_batches
+from otel_train.instrumentation.dataloader import size_of_batches
 
 Pair = namedtuple("Pair", "x y")  # noqa: PYI024 - what a collate function returns
 

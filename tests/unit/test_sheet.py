@@ -6,7 +6,7 @@ import pytest
 
 from otel_train import catalog as c
 from otel_train.aggregation.histogram import Histograms
-from otel_train.aggregation.metric_builder import LabelLimiter, MetricBuilder
+from otel_train.aggregation.metrics import LabelLimiter, MetricBuilder
 from otel_train.catalog import Emit
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from otel_train import catalog as c
-from otel_train.aggregation.metric_builder import MetricBuilder
-from otel_train.aggregation.signals import Signals
+from otel_train.aggregation.metrics import MetricBuilder, Signals
 from otel_train.exporters.notes import NoteReader
 from otel_train.instrumentation.logged_values import MOST_NOTES, UserEvent, Value, ValueQueue
 from otel_train.testing import FakeClock

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from otel_train.aggregation.reclaimed import Reclaimed
-from otel_train.aggregation.stalls import MEDIAN_STEPS, OUTSIDE_NS, Doing, Stalls
+from otel_train.aggregation.counters import Reclaimed
+from otel_train.aggregation.run_events import MEDIAN_STEPS, OUTSIDE_NS, Doing, Stalls
 
 NS_PER_S = 10**9
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train import front, trackers
-from otel_train.aggregation.flat import FlatRow
+from otel_train.aggregation.tracker_rows import FlatRow
 from otel_train.config import Config
 from otel_train.errors import ConfigError
 from otel_train.exporters.trackers.console_blocks import BlocksTracker

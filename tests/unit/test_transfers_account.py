@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from otel_train.aggregation.copy_counters import Transfers
+from otel_train.aggregation.counters import Transfers
 from otel_train.recording.events import Op, SourceKind
 from tests.support.edges import Tape, settle
 

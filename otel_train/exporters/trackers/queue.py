@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.exporters.background_queue import BackgroundQueue
 
 if TYPE_CHECKING:
-    from otel_train.aggregation.flat import FlatRow
+    from otel_train.aggregation.tracker_rows import FlatRow
     from otel_train.exporters.trackers import Tracker
 
 MOST_WAITING = 256

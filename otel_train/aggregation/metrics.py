@@ -1,0 +1,313 @@
+"""Counters as families of metrics."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from otel_train import catalog as c
+from otel_train.accounting.types import PHASES, TRAIN, Activity
+from otel_train.aggregation.run_events import CAPTURES_FOLDER, TRIGGERS
+from otel_train.aggregation.series_names import CHECKPOINT
+from otel_train.catalog import ALL, DEVICE, OTHER_VALUE, Emit, Kind
+from otel_train.clock import NS_PER_S
+from otel_train.records import HistogramPoint, MetricFamily, Point
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable
+
+    from otel_train.aggregation.histogram import Histograms
+    from otel_train.aggregation.run_state import RunState
+    from otel_train.catalog import Metric
+    from otel_train.records import Attributes, Exemplar
+
+
+class MetricBuilder:
+    """Collects points and hands them over as families.
+
+    Args:
+        emits: whether this process publishes metrics of a given kind of emitter.
+        only: names of the metrics to collect, devices added up; None for all.
+        events: names of metrics to collect beside those, each from its first value above zero on.
+        breathe: called between series, to let the training thread have the interpreter.
+    """
+
+    def __init__(
+        self,
+        emits: Callable[[Emit], bool] = lambda _: True,
+        *,
+        only: Container[str] | None = None,
+        events: Container[str] = (),
+        breathe: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._emits = emits
+        self._only = only
+        self._events = events
+        self._breathe = breathe
+        self._points: dict[str, dict[Attributes, float]] = {}
+        self._histograms: dict[str, list[HistogramPoint]] = {}
+
+    def put(self, metric: Metric, value: float, *labels: str) -> None:
+        """Set one series. Equal labels of a counter add up (names folded to ``_OTHER``)."""
+        if self._only is not None:
+            if metric.name not in self._only and not (value and metric.name in self._events):
+                return
+            labels = tuple(
+                "" if label is DEVICE else text for label, text in zip(metric.labels, labels, strict=False)
+            )
+        series = self._points.setdefault(metric.name, {})
+        attributes = _attributes(metric, labels)
+        before = series.get(attributes, 0) if metric.kind in (Kind.COUNTER, Kind.UPDOWN) else 0
+        series[attributes] = before + value
+        self._breathe()
+
+    def take(self, metric: Metric) -> dict[Attributes, float]:
+        """Remove what was put of a counter or gauge; its values by labels."""
+        return self._points.pop(metric.name, {})
+
+    def values(self, metric: Metric) -> dict[Attributes, float]:
+        """What was put of a counter or gauge, by labels."""
+        return dict(self._points.get(metric.name, {}))
+
+    def put_all(self, metric: Metric, values: Iterable[str], found: dict[str, float]) -> None:
+        """One series for each value of the metric's only label, zero where nothing was found."""
+        for value in values:
+            self.put(metric, found.get(value, 0), value)
+
+    def histogram(
+        self, metric: Metric, histograms: Histograms, series: int, *labels: str,
+        exemplars: tuple[Exemplar, ...] = (),
+    ) -> None:  # fmt: skip
+        """Set one histogram series; an empty one is left out."""
+        left_out = self._only is not None and metric.name not in self._only
+        if left_out or not histograms.count(series):
+            return
+        point = HistogramPoint(_attributes(metric, labels), *histograms.point(series), exemplars)
+        self._histograms.setdefault(metric.name, []).append(point)
+        self._breathe()
+
+    def families(self) -> tuple[MetricFamily, ...]:
+        """Everything collected that this process publishes, in catalogue order."""
+        found = []
+        for metric in ALL:
+            if not self._emits(metric.emit):
+                continue
+            if metric.name in self._points:
+                points = tuple(Point(*series) for series in self._points[metric.name].items())
+                found.append(MetricFamily(metric, points))
+            elif metric.name in self._histograms:
+                found.append(MetricFamily(metric, tuple(self._histograms[metric.name])))
+        return tuple(found)
+
+
+def _attributes(metric: Metric, labels: tuple[str, ...]) -> Attributes:
+    return tuple(
+        (label.name, value) for label, value in zip(metric.labels, labels, strict=False) if value != ""
+    )
+
+
+class LabelLimiter:
+    """Folds names beyond a bound into ``_OTHER``, first come first served.
+
+    Args:
+        bound: names published as they are.
+    """
+
+    def __init__(self, bound: int) -> None:
+        self.overflown: set[str] = set()
+        self._names: set[str] = set()
+        self._bound = bound
+
+    def fold(self, name: str) -> str:
+        """``name``, or ``_OTHER``."""
+        if name in self._names or name in ("", OTHER_VALUE):
+            return name
+        if len(self._names) < self._bound:
+            self._names.add(name)
+            return name
+        self.overflown.add(name)
+        return OTHER_VALUE
+
+
+class RunMetrics:
+    """Writes the account of a run into a sheet.
+
+    Args:
+        run: the account.
+        max_loaders: loader names published as they are.
+        max_stages: the user's own stage names published as they are.
+        lean: durations and steps of training alone.
+    """
+
+    def __init__(self, run: RunState, *, max_loaders: int, max_stages: int, lean: bool = False) -> None:
+        self.loaders = LabelLimiter(max_loaders)
+        self.stages = LabelLimiter(max_stages)
+        self._run = run
+        self._lean = lean
+
+    def write(self, sheet: MetricBuilder) -> None:
+        """Put everything that the edges have told."""
+        self._stages(sheet)
+        self._steps(sheet)
+        self._loaders(sheet)
+        self._rest(sheet)
+
+    def overflows(self) -> dict[str, int]:
+        """Names folded into ``_OTHER``, by label."""
+        return {c.LOADER.name: len(self.loaders.overflown), c.STAGE.name: len(self.stages.overflown)}
+
+    def _stages(self, sheet: MetricBuilder) -> None:
+        totals = self._run.totals
+        labels: dict[tuple[str, str, str], int] = {}
+        into = np.full(len(totals.names.keys), -1, dtype=np.int64)
+        for series, key in enumerate(totals.names.keys):
+            if self._lean and key.phase != PHASES[TRAIN]:
+                continue
+            if key.phase and key.stage not in ("other", CHECKPOINT):
+                stage = key.stage if key.stage in c.STAGES else self.stages.fold(key.stage)
+                label = (stage, self.loaders.fold(key.loader), key.phase)
+                into[series] = labels.setdefault(label, len(labels))
+        folded = totals.stages.folded(into, len(labels))
+        on_device = totals.device.folded(into, len(labels))
+        for label, series in labels.items():
+            held = tuple(self._run.teller.exemplars.get(("stage", *label), ()))
+            sheet.histogram(c.STAGE_DURATION, folded, series, *label, exemplars=held)
+            sheet.histogram(c.STAGE_DEVICE_DURATION, on_device, series, *label)
+
+    def _steps(self, sheet: MetricBuilder) -> None:
+        totals = self._run.totals
+        into = np.full(len(totals.step_pairs), -1, dtype=np.int64)
+        labels: dict[tuple[str, str], int] = {}
+        for series, (loader, phase) in enumerate(totals.step_pairs):
+            if self._lean and phase != TRAIN:
+                continue
+            label = (self.loaders.fold(totals.names.loaders.names[loader]), PHASES[phase])
+            into[series] = labels.setdefault(label, len(labels))
+            sheet.put(c.STEPS, int(totals.step_counts[series]), *label)
+        folded = totals.steps.folded(into, len(labels))
+        for label, series in labels.items():
+            held = tuple(self._run.teller.exemplars.get(("step", *label), ()))
+            sheet.histogram(c.STEP_DURATION, folded, series, *label, exemplars=held)
+        sheet.put(c.STEP_INDEX, self._run.step_number)
+        sheet.put(c.HEARTBEAT_STEP, self._run.step_number)
+        skips = totals.skips
+        known = [reason for reason in c.SKIP_REASON.values if reason != "amp_overflow" or skips is not None]
+        sheet.put_all(c.STEP_SKIPS, known, {"amp_overflow": skips or 0})
+
+    def _loaders(self, sheet: MetricBuilder) -> None:
+        totals = self._run.totals
+        for metric, counts in ((c.BATCHES, totals.batches), (c.SAMPLES, totals.samples)):
+            for (loader, phase), count in counts.items():
+                if phase < len(PHASES):
+                    sheet.put(metric, count, self._loader(loader), PHASES[phase])
+        for (loader, phase), ns in totals.loader_ns.items():
+            if phase < len(PHASES):
+                sheet.put(c.BATCH_TIME, ns / NS_PER_S, self._loader(loader), PHASES[phase])
+        self._evals(sheet)
+
+    def _evals(self, sheet: MetricBuilder) -> None:
+        evals = self._run.evals
+        labels: dict[str, int] = {}
+        into = [labels.setdefault(self.loaders.fold(name), len(labels)) for name in evals.loaders]
+        folded = evals.durations.folded(np.array(into, dtype=np.int64), len(labels))
+        for label, series in labels.items():
+            sheet.histogram(c.EVAL_DURATION, folded, series, label)
+
+    def _loader(self, number: int) -> str:
+        return self.loaders.fold(self._run.totals.names.loaders.names[number])
+
+    def _rest(self, sheet: MetricBuilder) -> None:
+        run = self._run
+        seconds = run.totals.activity_ns / NS_PER_S
+        spent = {activity.name.lower(): float(seconds[activity]) for activity in Activity}
+        for activity in c.ACTIVITIES:
+            sheet.put(c.RUN_TIME, spent.get(activity, 0.0), activity)
+        sheet.put(c.RUN_TIME, run.down_s or 0.0, "restart")
+        state = run.state()
+        for value in c.RUN_STATES:
+            sheet.put(c.RUN_STATUS, int(value == state), value)
+        sheet.put(c.STALL_THRESHOLD, run.stalls.threshold_ns / NS_PER_S)
+        for stage in {**dict.fromkeys(c.STAGES, 0), **run.stalls.events}:
+            label = stage if stage in c.STAGES else self.stages.fold(stage)
+            sheet.put(c.STALL_EVENTS, run.stalls.events.get(stage, 0), label)
+        captures = run.captures
+        sheet.put(c.PROFILER_ACTIVE, int(captures.active))
+        for (trigger, error), number in captures.of_trigger().items():
+            sheet.put(c.PROFILER_CAPTURES, number, trigger, error)
+        for series, trigger in enumerate(TRIGGERS):
+            sheet.histogram(c.PROFILER_CAPTURE_DURATION, captures.durations, series, trigger)
+        if captures.bytes:
+            sheet.put(c.PROFILER_CAPTURE_SIZE, captures.bytes)
+        if newest := captures.newest:
+            file = f"{CAPTURES_FOLDER}/{newest.record.get('file', '')}"
+            sheet.put(
+                c.PROFILER_CAPTURE_TIME, newest.ended_s, file, newest.rule, newest.trigger, newest.alert
+            )
+        sheet.histogram(c.COMPILE_DURATION, run.compiles.durations, 0)
+        if run.compiles.judged:
+            sheet.put(c.COMPILE_RECOMPILES, run.compiles.again)
+        sheet.histogram(c.CHECKPOINT_DURATION, run.checkpoints.durations, 0, "save")
+        sheet.put(c.CHECKPOINT_FAILURES, run.checkpoints.failures, "save")
+
+
+_NORMS = ("grad_norm", "gradient_norm", "total_norm")
+_RATES = ("lr", "learning_rate")
+_SCALES = ("amp_scale", "loss_scale")
+
+
+class Signals:
+    """The last value of everything logged, and how often one was not finite."""
+
+    def __init__(self) -> None:
+        self.nonfinite = dict.fromkeys(c.NONFINITE_KIND.values, 0)
+        self.tokens = 0
+        self._losses: dict[str, float] = {}
+        self._rates: dict[str, float] = {}
+        self._values: dict[str, float] = {}
+        self._single: dict[str, float] = {}
+        self._loss_names = LabelLimiter(c.LOSS_NAME.bound)
+        self._rate_names = LabelLimiter(c.OPTIMIZER_GROUP.bound)
+        self._value_names = LabelLimiter(c.METRIC_NAME.bound)
+
+    def take(self, name: str, value: float) -> bool:
+        """Take one value in; whether it is finite."""
+        finite = math.isfinite(value)
+        if name == "tokens":
+            self.tokens += int(value) if finite else 0
+        elif name in _NORMS:
+            self._single[c.GRADIENT_NORM.name] = value
+            self.nonfinite["gradient"] += not finite
+        elif name in _SCALES:
+            self._single[c.AMP_SCALE.name] = value
+        elif name.split("/", maxsplit=1)[0] in _RATES:
+            self._rates[self._rate_names.fold(name.partition("/")[2] or "0")] = value
+        elif "loss" in name:
+            self._losses[self._loss_names.fold(name)] = value
+            self.nonfinite["loss"] += not finite
+        else:
+            self._values[self._value_names.fold(name)] = value
+            return True
+        return finite
+
+    def overflows(self) -> dict[str, int]:
+        """Names folded into ``_OTHER``, by label."""
+        return {
+            c.LOSS_NAME.name: len(self._loss_names.overflown),
+            c.OPTIMIZER_GROUP.name: len(self._rate_names.overflown),
+            c.METRIC_NAME.name: len(self._value_names.overflown),
+        }
+
+    def write(self, sheet: MetricBuilder, phase: str) -> None:
+        """Put the last values."""
+        for name, value in self._losses.items():
+            sheet.put(c.LOSS, value, name, phase)
+        for group, value in self._rates.items():
+            sheet.put(c.LEARNING_RATE, value, group)
+        for name, value in self._values.items():
+            sheet.put(c.METRIC_VALUE, value, name, phase)
+        for metric in (c.GRADIENT_NORM, c.AMP_SCALE):
+            if metric.name in self._single:
+                sheet.put(metric, self._single[metric.name])
+        sheet.put_all(c.NONFINITE_DETECTIONS, c.NONFINITE_KIND.values, dict(self.nonfinite))

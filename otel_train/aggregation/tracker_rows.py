@@ -1,0 +1,620 @@
+"""Rows for trackers: flat names with a value, per window of steps and per epoch."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+
+import numpy as np
+
+from otel_train.accounting.types import EVAL, TRAIN
+from otel_train.aggregation.epochs import EpochTurns
+from otel_train.aggregation.histogram import Histograms
+from otel_train.clock import NS_PER_S
+from otel_train.recording.events import Op, SourceKind
+from otel_train.values import words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+
+    from otel_train.accounting.types import ClosedSteps
+    from otel_train.aggregation.counters import Totals
+    from otel_train.aggregation.epochs import Turn
+    from otel_train.aggregation.series_names import Names
+
+    Memory = Callable[[Iterable[str], int], Mapping[str, float]]
+
+
+_UNSAFE: Final = re.compile(r"[^A-Za-z0-9_.\-]")
+_log = logging.getLogger("otel_train")
+
+
+class SafeNames:
+    """Gives every name a form of letters, digits and ``_-.``, and no two names the same one."""
+
+    def __init__(self) -> None:
+        self._safe: dict[str, str] = {}
+        self._warned = False
+
+    def __call__(self, name: str) -> str:
+        """``name``, made safe: the rest becomes ``_``, a collision gets ``_2``, ``_3`` and so on, with one warning."""
+        if name not in self._safe:
+            self._safe[name] = self._new(name)
+        return self._safe[name]
+
+    def _new(self, name: str) -> str:
+        plain = _UNSAFE.sub("_", name) or "_"
+        taken = set(self._safe.values())
+        safe, number = plain, 1
+        while safe in taken:
+            number += 1
+            safe = f"{plain}_{number}"
+        if number > 1 and not self._warned:
+            self._warned = True
+            _log.warning(
+                "%r and another name are both %r to a tracker: it is %r there. Rename one to choose yourself",
+                name, plain, safe,
+            )  # fmt: skip
+        return safe
+
+
+_PARTS: Final = {
+    "timing": ("batch_load_time_ms", "batch_transform_time_ms"),
+    "memory": ("memory_",),
+}
+"""How the keys of the parts of an epoch's throughput begin, by what the setting calls them."""
+
+
+def left_out(parts: str, *of: str) -> tuple[str, ...]:
+    """How the keys begin that ``throughput_parts`` does not name: all, or those ``of`` some parts."""
+    wanted = words_of(parts)
+    return tuple(start for part in of or _PARTS if part not in wanted for start in _PARTS[part])
+
+
+def without(values: Mapping[str, float], starts: tuple[str, ...]) -> dict[str, float]:
+    """``values`` less those whose keys begin like that; a loader's own have its name before."""
+    return {key: value for key, value in values.items() if not key.rpartition("/")[2].startswith(starts)}
+
+
+MS_PER_S = 1e3
+_QUANTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+def no_memory(_: Iterable[str], __: int) -> Mapping[str, float]:
+    """Nobody looks at memory."""
+    return {}
+
+
+class HasWorkers(Protocol):
+    """What an epoch must know of a loader."""
+
+    @property
+    def workers(self) -> int | None:
+        """Its ``num_workers``; None where it has no such setting."""
+
+    @property
+    def given(self) -> bool:
+        """The program gave it; else it was found when it was first iterated."""
+
+
+class EpochWindow:
+    """What an epoch comes to: rates, times to load and to transform a batch, efficiency.
+
+    Args:
+        totals: where the workers' build times are.
+        loaders: the loaders known now.
+        memory: figures of memory, from the training loaders' names and when the epoch ended.
+
+    Attributes:
+        safe: makes names safe.
+        loaders: as given.
+    """
+
+    def __init__(
+        self,
+        totals: Totals,
+        loaders: Callable[[], Mapping[str, HasWorkers]],
+        *,
+        memory: Memory = no_memory,
+    ) -> None:
+        self.safe = SafeNames()
+        self._totals = totals
+        self.loaders = loaders
+        self._memory = memory
+        self._exposed = totals.device.copy()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._loads: dict[str, Histograms] = {}
+        self._built: dict[str, Histograms] = {}
+        self._batches: dict[str, int] = {}
+        self._samples: dict[str, int] = {}
+        self._blind: set[str] = set()
+        self._step_ns = 0
+        self._work_ns = 0
+        self._loader_ns: dict[str, int] = {}
+
+    def add(self, part: Slice) -> None:
+        """Count what ended."""
+        self._step_ns += int(part.step_ns.sum())
+        self._work_ns += int(part.work_ns.sum())
+        for source, phase, ns, _ in part.loader_ns.tolist():
+            if phase == TRAIN:
+                name = self._name(source)
+                self._loader_ns[name] = self._loader_ns.get(name, 0) + ns
+        train = part.batches[part.batches[:, 1] == TRAIN]
+        for source in np.unique(train[:, 0]).tolist():
+            name, samples = self._name(source), train[train[:, 0] == source, 2]
+            self._batches[name] = self._batches.get(name, 0) + len(samples)
+            self._samples[name] = self._samples.get(name, 0) + int(samples[samples >= 0].sum())
+            if (samples < 0).any():
+                self._blind.add(name)
+            self._claim(name)
+        data = (part.kind == SourceKind.DATA) & (part.phase == TRAIN)
+        for source in np.unique(part.source[data]).tolist():
+            lasted = part.lasted_ns[data & (part.source == source)]
+            loads = self._loads.setdefault(self._name(source), Histograms(size=1))
+            loads.add(np.zeros(len(lasted), dtype=np.int64), lasted)
+
+    def skip(self) -> None:
+        """Nobody listened: what was built up to now is no epoch's."""
+        self._totals.loaders.claim_all()
+
+    def take(self, at_ns: int) -> dict[str, float]:
+        """The figures of the epoch, which ended at ``at_ns``; the next one begins there.
+
+        Empty when no training step was seen.
+        """
+        builds, waits_ns = self._builds(), self._exposed_ns()
+        names = list(self._batches)
+        memory = self._memory(names, at_ns)
+        found: dict[str, float] = {}
+        if names and self._step_ns:
+            found = self._figures(names, builds)
+            efficiency = self._efficiency(builds, waits_ns)
+            if efficiency is not None:
+                found["throughput_efficiency"] = efficiency
+            found.update(memory)
+            if len(names) > 1:
+                for name in names:
+                    prefix = f"dl_{self.safe(name)}"
+                    figures = self._figures([name], builds)
+                    found.update({f"{prefix}/{key}": value for key, value in figures.items()})
+        self._begin()
+        return found
+
+    def _name(self, source: int) -> str:
+        return self._totals.names.sources[source].name
+
+    def _claim(self, name: str) -> None:
+        """A batch has one build; workers are ahead, so builds are there before their batches."""
+        built = self._built.setdefault(name, Histograms(size=1))
+        builds_ns = self._totals.loaders.claim(name, self._batches[name] - built.count(0))
+        built.add(np.zeros(len(builds_ns), dtype=np.int64), builds_ns)
+
+    def _builds(self) -> dict[str, Histograms]:
+        """Times to build the batches of the epoch: a worker's, or without workers the wait itself."""
+        found = {}
+        workers = self._workers()
+        for name in self._batches:
+            if self._built[name].count(0):
+                found[name] = self._built[name]
+            elif workers.get(name) == 0 and name in self._loads:
+                found[name] = self._loads[name]
+        return found
+
+    def _workers(self) -> dict[str, int | None]:
+        return {name: facts.workers for name, facts in self.loaders().items()}
+
+    def _figures(self, names: list[str], builds: Mapping[str, Histograms]) -> dict[str, float]:
+        # Of one loader over the time of its own batches, as ``rates`` of the summary; of several over that of all steps.
+        seconds = (self._loader_ns.get(names[0], 0) if len(names) == 1 else self._step_ns) / NS_PER_S
+        found: dict[str, float] = {}
+        if not seconds:
+            return found
+        if not self._blind.intersection(names):
+            found["samples_per_second"] = sum(self._samples[name] for name in names) / seconds
+        found["batches_per_second"] = sum(self._batches[name] for name in names) / seconds
+        found.update(_milliseconds("batch_load_time_ms", [self._loads[n] for n in names if n in self._loads]))
+        if all(name in builds for name in names):
+            found.update(_milliseconds("batch_transform_time_ms", [builds[name] for name in names]))
+        return found
+
+    def _exposed_ns(self) -> float | None:
+        """How long devices stood idle for want of a batch since the last epoch; None where that is not measured."""
+        device, names = self._totals.device, self._totals.names
+        window, self._exposed = device.minus(self._exposed), device.copy()
+        found, measured = 0.0, set()
+        for number, key in enumerate(names.keys[: len(window)]):
+            if key.stage == "data" and key.phase == "train" and window.count(number):
+                mean_s = window.point(number).sum / window.count(number)
+                found += mean_s * self._batches.get(key.loader, 0) * NS_PER_S
+                measured.add(key.loader)
+        return found if self._batches and measured.issuperset(self._batches) else None
+
+    def _efficiency(self, builds: Mapping[str, Histograms], exposed_ns: float | None) -> float | None:
+        """Time that the slower of loaders alone and computing alone would take, to the time it took."""
+        known = self._workers()
+        work_ns = self._work_ns if exposed_ns is None else max(0.0, self._step_ns - exposed_ns)
+        alone = [work_ns / NS_PER_S]
+        for name, batches in self._batches.items():
+            workers = known.get(name)
+            if name not in builds or workers is None:
+                return None
+            mean_s = builds[name].point(0).sum / builds[name].count(0)
+            alone.append(batches * mean_s / max(workers, 1))
+        return min(1.0, max(alone) * NS_PER_S / self._step_ns)
+
+
+def _milliseconds(key: str, parts: list[Histograms]) -> dict[str, float]:
+    together = Histograms(size=1)
+    for part in parts:
+        together.merge(part)
+    count = together.count(0)
+    if not count:
+        return {}
+    mean_s = together.point(0).sum / count
+    quantiles = {name: together.quantile(0, q) for name, q in _QUANTILES.items()}
+    return {f"{key}_{name}": value * MS_PER_S for name, value in {"avg": mean_s, **quantiles}.items()}
+
+
+MS_PER_NS = 1e-6
+
+_LOGGED = {
+    TRAIN: ("train", ("data", "forward", "backward", "optimizer")),
+    EVAL: ("val", ("data", "forward")),
+}
+_FORWARD = (int(SourceKind.FORWARD),)
+_WHOLE = (int(SourceKind.WHOLE),)
+_PHASES = 8
+
+
+class Sum(NamedTuple):
+    """Durations, counted and added up."""
+
+    count: int = 0  # type: ignore[assignment]  # hides tuple.count, as StageTotals does
+    total_ns: int = 0
+
+    def plus(self, lasted_ns: np.ndarray) -> Sum:
+        """These as well."""
+        return Sum(self.count + len(lasted_ns), self.total_ns + int(lasted_ns.sum()))
+
+
+class StageMeans:
+    """``profile/{train,val}/dl_{loader}/time_{stage}_ms``: mean of one call since the last log.
+
+    Args:
+        names: what the sources are called.
+        safe: makes names safe.
+    """
+
+    def __init__(self, names: Names, safe: SafeNames) -> None:
+        self._names = names
+        self._safe = safe
+        self._sums: dict[str, Sum] = {}
+        self._waits: dict[int, _BatchWait] = {}
+
+    def add(self, part: Slice) -> None:
+        """Count what ended."""
+        flat = (part.source * (len(self._names.sources) + 1) + part.loader + 1) * _PHASES + part.phase
+        for value in np.unique(flat).tolist():
+            mine = np.flatnonzero(flat == value)
+            phase = value % _PHASES
+            source, loader = int(part.source[mine[0]]), int(part.loader[mine[0]])
+            spelled, stages = _LOGGED.get(phase, ("", ()))
+            stage = self._names.sources[source].stage
+            if stage in stages and loader >= 0:
+                self._count(f"profile/{spelled}/{self._loader(loader)}/time_{stage}_ms", part.lasted_ns[mine])
+        train = np.flatnonzero((part.phase == TRAIN) & (part.loader >= 0))
+        for loader in np.unique(part.loader[train]).tolist():
+            mine = train[part.loader[train] == loader]
+            wait = self._waits.setdefault(loader, _BatchWait())
+            found = wait.take(part.kind[mine], part.started_ns[mine], part.lasted_ns[mine])
+            self._count(f"profile/train/{self._loader(loader)}/time_batch_wait_ms", found)
+
+    def take(self) -> dict[str, float]:
+        """The means; the next ones begin here."""
+        sums, self._sums = self._sums, {}
+        return {key: had.total_ns / had.count * MS_PER_NS for key, had in sums.items()}
+
+    def _loader(self, source: int) -> str:
+        return f"dl_{self._safe(self._names.sources[source].name)}"
+
+    def _count(self, key: str, lasted_ns: np.ndarray) -> None:
+        if len(lasted_ns):
+            self._sums[key] = self._sums.get(key, Sum()).plus(lasted_ns)
+
+
+class _BatchWait:
+    """From the end of a loader's previous batch's last stage to the first forward of its next batch."""
+
+    def __init__(self) -> None:
+        self._worked_ns = -1  # end of the last stage so far
+        self._since_ns = -1  # the same for the batch before the present one; -1 once it has had its forward
+
+    def take(self, kind: np.ndarray, started_ns: np.ndarray, lasted_ns: np.ndarray) -> np.ndarray:
+        """Waits of the batches whose forward ended here: int64[batches]. Calls come in the order of their ends."""
+        fetched = kind == SourceKind.DATA
+        ended = started_ns + lasted_ns
+        batch = np.cumsum(fetched)
+        last = int(batch[-1])
+        worked = np.full(last + 1, -1, dtype=np.int64)
+        worked[batch[~fetched]] = ended[~fetched]  # the last one written is the last one that ended
+        worked[0] = max(worked[0], self._worked_ns)
+        np.maximum.accumulate(worked, out=worked)
+        since = np.concatenate(([self._since_ns], worked[:-1]))
+        forwards = np.flatnonzero(np.isin(kind, (*_FORWARD, *_WHOLE)))
+        batches, first = np.unique(batch[forwards], return_index=True)
+        known = since[batches] >= 0
+        waits: np.ndarray = (started_ns[forwards[first]] - since[batches])[known]
+        self._worked_ns = int(worked[-1])
+        self._since_ns = -1 if last in batches else int(since[-1])
+        return waits
+
+
+class Operations:
+    """``profiling/{operation}_{avg_time,total_time,count}``: seconds since the start or the last reset.
+
+    Args:
+        names: what the sources are called.
+        safe: makes names safe.
+    """
+
+    def __init__(self, names: Names, safe: SafeNames) -> None:
+        self._names = names
+        self._safe = safe
+        self._sums: dict[str, Sum] = {}
+
+    def reset(self) -> None:
+        """Start from now."""
+        self._sums = {}
+
+    def add(self, part: Slice) -> None:
+        """Count what ended."""
+        train = part.phase == TRAIN
+        self._count("data_batch_production", part.lasted_ns[train & (part.kind == SourceKind.DATA)])
+        self._tell("loss_fn_computation", int(part.losses.sum()), int(part.loss_ns.sum()))
+        # A step in which no call was seen has a duration, and nothing that could be timed.
+        self._count("training_step", part.training_ns[part.training_ns > 0])
+        self._tell("make_step_total", len(part.step_ns), int(part.work_ns.sum()))
+        own = part.kind == SourceKind.STAGE
+        for source in np.unique(part.source[own]).tolist():
+            mine = own & (part.source == source)
+            self._count(self._safe(self._names.sources[source].name), part.lasted_ns[mine])
+
+    def values(self) -> dict[str, float]:
+        """The figures now, in seconds."""
+        found: dict[str, float] = {}
+        for name, had in self._sums.items():
+            if had.count:
+                total_s = had.total_ns / NS_PER_S
+                found[f"profiling/{name}_avg_time"] = total_s / had.count
+                found[f"profiling/{name}_total_time"] = total_s
+                found[f"profiling/{name}_count"] = had.count
+        return found
+
+    def _count(self, name: str, lasted_ns: np.ndarray) -> None:
+        self._tell(name, len(lasted_ns), int(lasted_ns.sum()))
+
+    def _tell(self, name: str, count: int, total_ns: int) -> None:
+        if count or total_ns:
+            had = self._sums.get(name, Sum())
+            self._sums[name] = Sum(had.count + count, had.total_ns + total_ns)
+
+
+class FlatRow(NamedTuple):
+    """What a tracker logs at once.
+
+    Attributes:
+        unix_ns: when the last of it happened.
+        step: training steps that had been counted.
+        epoch: the epoch, from 1 where the program gives it no other number.
+        of_epoch: a row about a whole epoch; else one about the steps since the last.
+        values: figures by flat name.
+    """
+
+    unix_ns: int
+    step: int
+    epoch: int
+    of_epoch: bool
+    values: dict[str, float]
+
+
+class Slice(NamedTuple):
+    """A part of what was settled at once. Columns are int64.
+
+    Attributes:
+        source: who was called, per call that ended.
+        loader: loader of the batch it worked on; -1 for none.
+        phase: index into ``PHASES``, or ``NO_PHASE``.
+        started_ns: when it began.
+        lasted_ns: how long it ran.
+        kind: ``SourceKind`` of the source.
+        batches: as in ``ClosedSteps``.
+        step_ns: durations of the training steps that closed.
+        work_ns: the same, less what they waited for data.
+        loader_ns: as in ``ClosedSteps``.
+        loss_ns: time of their loss computations, as in ``StepRows``.
+        losses: how many loss computations they had.
+        training_ns: from their first forward, or loss, to the end of their last update.
+    """
+
+    source: np.ndarray
+    loader: np.ndarray
+    phase: np.ndarray
+    started_ns: np.ndarray
+    lasted_ns: np.ndarray
+    kind: np.ndarray
+    batches: np.ndarray
+    step_ns: np.ndarray
+    work_ns: np.ndarray
+    loader_ns: np.ndarray
+    loss_ns: np.ndarray
+    losses: np.ndarray
+    training_ns: np.ndarray
+
+
+class _Mark(NamedTuple):
+    """Where a row is due.
+
+    Attributes:
+        at_ns: when.
+        step: training steps up to there.
+        turn: of epochs, if it is about one; else so many steps are over.
+    """
+
+    at_ns: int
+    step: int
+    turn: Turn | None = None
+
+
+class FlatFigures:
+    """Cuts what is settled at the steps and epochs that are logged, and sums each part up.
+
+    Args:
+        names: what the sources are called.
+        epochs: sums up the epoch that is running.
+        every_steps: training steps between two rows; 0 for none.
+        every_epochs: epochs between two rows; 0 for none.
+        unix: from the run's clock to Unix time, in nanoseconds.
+    """
+
+    def __init__(
+        self,
+        names: Names,
+        epochs: EpochWindow,
+        *,
+        every_steps: int,
+        every_epochs: int,
+        unix: Callable[[int], int],
+    ) -> None:
+        self.epoch = 1
+        self.reported = 0  # reports asked for, and made
+        self._names = names
+        self._every_steps = every_steps
+        self._every_epochs = every_epochs
+        self._unix = unix
+        self._turns = EpochTurns(names, epochs.loaders)
+        self._step = self._logged = 0
+        self._stepped_ns = 0  # when that step ended
+        self._means = StageMeans(names, epochs.safe)
+        self._operations = Operations(names, epochs.safe)
+        self._epochs = epochs
+
+    def reset(self) -> None:
+        """Let the totals of operations start from now."""
+        self._operations.reset()
+
+    def take(self, settled: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> list[FlatRow]:
+        """Take in what has been settled of the thread that trains; the rows that are due.
+
+        Args:
+            settled: the facts.
+            rows: which of its steps are counted training steps.
+            numbers: their numbers.
+        """
+        made: list[FlatRow] = []
+        marks = self._marks(settled, rows, numbers)
+        for part, mark in zip(
+            self._parts(settled, [mark.at_ns for mark in marks]), [*marks, None], strict=True
+        ):
+            self._means.add(part)
+            self._operations.add(part)
+            self._epochs.add(part)
+            if mark is not None:
+                self._step = max(self._step, mark.step)
+                made += self._epoch_row(mark.turn, mark.at_ns) if mark.turn else self._step_row(mark.at_ns)
+        if len(numbers):
+            self._step, self._stepped_ns = int(numbers[-1]) + 1, int(settled.steps.ended_ns[rows[-1]])
+        return made
+
+    def skip(self, settled: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> None:
+        """Only keep count: nobody listens yet."""
+        self._epochs.skip()
+        for mark in self._marks(settled, rows, numbers):
+            if mark.turn:
+                self.epoch = mark.turn.running
+        if len(numbers):
+            self._step = self._logged = int(numbers[-1]) + 1
+
+    def report(self, number: int, at_ns: int) -> list[FlatRow]:
+        """A row of what is known now, unless the report with that number has been made."""
+        row = self._step_row(at_ns) if number > self.reported else []
+        self.reported = number if row else self.reported
+        return row
+
+    def so_far(self) -> list[FlatRow]:
+        """A row of the steps since the last one, if there were any."""
+        return self._step_row(self._stepped_ns) if self._step > self._logged else []
+
+    def finish(self) -> list[FlatRow]:
+        """A row of the steps since the last one, if there were any, and one of the epoch that ends here.
+
+        That is one that was marked: a pass that was not finished is none.
+        """
+        return [*self.so_far(), *self._epoch_row(self._turns.close(), self._stepped_ns)]
+
+    def _step_row(self, at_ns: int) -> list[FlatRow]:
+        self._logged = self._step
+        values = {**self._means.take(), **self._operations.values()}
+        return [self._row(at_ns, self.epoch, values, of_epoch=False)] if values else []
+
+    def _epoch_row(self, turn: Turn, at_ns: int) -> list[FlatRow]:
+        values, ended = self._epochs.take(at_ns), turn.ended
+        self.epoch = turn.running
+        if ended is None or not values or not self._every_epochs or ended % self._every_epochs:
+            return []
+        return [self._row(at_ns, ended, values, of_epoch=True)]
+
+    def _row(self, at_ns: int, epoch: int, values: dict[str, float], *, of_epoch: bool) -> FlatRow:
+        return FlatRow(self._unix(at_ns), self._step, epoch, of_epoch=of_epoch, values=values)
+
+    def _marks(self, settled: ClosedSteps, rows: np.ndarray, numbers: np.ndarray) -> list[_Mark]:
+        """Where rows are due, in time."""
+        found = []
+        if self._every_steps:
+            due = np.flatnonzero((numbers + 1) % self._every_steps == 0)
+            ended = settled.steps.ended_ns[rows[due]]
+            found = [
+                _Mark(at, step) for at, step in zip(ended.tolist(), (numbers[due] + 1).tolist(), strict=True)
+            ]
+        said: list[tuple[int, Turn | None]] = [
+            (at_ns, None) for at_ns in self._asked(settled, {mark.at_ns for mark in found})
+        ]
+        said += [(turn.at_ns, turn) for turn in self._turns.take(settled)]
+        for at_ns, turn in said:
+            before = np.flatnonzero(settled.steps.ended_ns[rows] <= at_ns)
+            found.append(_Mark(at_ns, int(numbers[before[-1]]) + 1 if len(before) else self._step, turn))
+        return sorted(found, key=lambda mark: mark.at_ns)  # a step ends before the epoch does
+
+    def _asked(self, settled: ClosedSteps, due: Container[int]) -> Iterator[int]:
+        """When reports were asked for that have not been made, and are not due all the same."""
+        for at_ns, op, number in settled.said.tolist():
+            if op == Op.REPORT and number > self.reported:
+                self.reported = number
+                if at_ns not in due:
+                    yield at_ns
+
+    def _parts(self, settled: ClosedSteps, cuts: list[int]) -> Iterator[Slice]:
+        """What was settled, in one part more than there are cuts; what ends at a cut comes before it."""
+        calls, steps, batches = settled.occurrences, settled.steps, settled.batches
+        ended = np.maximum.accumulate(calls.started_ns + calls.inclusive_ns)
+        kind = self._names.kinds[calls.source].astype(np.int64)
+        train = np.flatnonzero(steps.phase == TRAIN)
+        waited = steps.wait_ns[train]
+        counted = steps.counted[train] > 0
+        edges = [
+            np.concatenate(([0], np.searchsorted(times, cuts, side="right"), [len(times)]))
+            for times in (ended, np.sort(batches[:, 3]), steps.ended_ns[train], settled.loader_ns[:, 3])
+        ]
+        batches = batches[np.argsort(batches[:, 3], kind="stable")]
+        for number in range(len(cuts) + 1):
+            call, batch, step, loader = (slice(*at[number : number + 2].tolist()) for at in edges)
+            mine = train[step][counted[step]]
+            lasted = steps.duration_ns[mine]
+            yield Slice(
+                calls.source[call], calls.loader[call], calls.phase[call], calls.started_ns[call],
+                calls.inclusive_ns[call], kind[call], batches[batch], lasted,
+                lasted - waited[step][counted[step]], settled.loader_ns[loader], steps.loss_ns[mine], steps.losses[mine], steps.training_ns[mine],
+            )  # fmt: skip
