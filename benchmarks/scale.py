@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from benchmarks.machine import Machine, this_machine
-from otel_train.stack import process
+from otel_train.stack import local
+from otel_train.stack.configuration import free_ports
 from otel_train.stack.local import LocalStack
-from otel_train.stack.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -138,7 +138,7 @@ def _measure(stack: LocalStack, ranks: int, profile: str, every_s: float) -> Row
     simulator = _simulator(stack, ranks, profile, 2 * every_s + SETTLE_S + 5)
     try:
         time.sleep(every_s + SETTLE_S)
-        seen: dict[str, Any] = {part: process.running(stack.state, part) for part in PARTS[:2]}
+        seen: dict[str, Any] = {part: local.running(stack.state, part) for part in PARTS[:2]}
         seen["simulator"] = psutil.Process(simulator.pid)
         began_s, cpu, samples = time.monotonic(), _cpu_s(seen), _samples(stack)
         time.sleep(every_s)

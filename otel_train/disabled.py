@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from otel_train.config import Config
-    from otel_train.profiler.epochs import NoEpochCaptures
+    from otel_train.profiler.setup import NoEpochCaptures
 
 
 class DisabledSession:
@@ -98,7 +98,7 @@ class DisabledSession:
 
     def epoch_captures(self) -> NoEpochCaptures:
         """None is made."""
-        from otel_train.profiler.epochs import NoEpochCaptures
+        from otel_train.profiler.setup import NoEpochCaptures
 
         return NoEpochCaptures()
 

@@ -12,12 +12,11 @@ from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.aggregation.tracker_rows import EpochWindow, left_out, no_memory
 from otel_train.chores import before_reading
 from otel_train.clock import NS_PER_S, system_clock
-from otel_train.exporters.metric_reader import MetricReader, SelfMetrics
-from otel_train.exporters.notes import NoteReader
+from otel_train.exporters.metric_reader import MetricReader, NoteReader, SelfMetrics
 from otel_train.exporters.profile import keep_rules, profile_of
 from otel_train.exporters.pump import Breath, PeriodicTask, Pump
 from otel_train.exporters.rank_coordinator import RankCoordinator
-from otel_train.exporters.summary_document import Documents, Window
+from otel_train.exporters.summary import Documents, Window
 from otel_train.guard import Guard
 from otel_train.runinfo import about_run, resource_attributes
 from otel_train.tracking import Tracking
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from otel_train.clock import Anchor
     from otel_train.config import Config
     from otel_train.exporters.manager import Routes
-    from otel_train.exporters.memories import Memories
+    from otel_train.exporters.memory import Memories
     from otel_train.exporters.rank_coordinator import Job
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.records import AttributeValue

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from otel_train.stack import files  # noqa: E402 - the checkout's own
+from otel_train.stack import configuration  # noqa: E402 - the checkout's own
 from tests.support.chromium import CHROMIUM, Chromium  # noqa: E402 - as above
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def main() -> None:
         sys.exit("screenshots: no Chromium on PATH; install it: apt-get install chromium")
 
     environ = {**os.environ, "COMPOSE_PROJECT_NAME": "otel-train-screenshots", "GRAFANA_ANONYMOUS": "true"}
-    settings = files.settings(environ)
+    settings = configuration.settings(environ)
     chosen.output_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder, running_stack(environ):
         environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = f"http://127.0.0.1:{settings['OTLP_HTTP_PORT']}"

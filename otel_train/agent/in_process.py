@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.cpu_progress import Work
-from otel_train.agent.launcher_folder import LauncherFolder
 from otel_train.agent.messages import Answer, Ask, Hello, LoopFigures, Opened
 from otel_train.agent.process import AgentThread, reach
+from otel_train.agent.rank_end import LauncherFolder
 from otel_train.agent.reports import Reports
 from otel_train.cache_sizes import CacheSizes
 from otel_train.children import free_in_forks
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from otel_train.aggregation.run_events import Capture
     from otel_train.clock import Anchor
     from otel_train.config import Config
-    from otel_train.profiler.capture_context import Loop
-    from otel_train.profiler.epochs import EpochCaptures
+    from otel_train.profiler.controller import Loop
+    from otel_train.profiler.setup import EpochCaptures
 
 BUSY_S = 10.0
 """Longest that the end of a session waits for an agent that works, or waits for a processor. One that waits for
@@ -274,7 +274,7 @@ class AgentService:
         """See ``Session.epoch_captures``."""
         self._open()
         if self._capturing is None:
-            from otel_train.profiler.epochs import EpochCaptures
+            from otel_train.profiler.setup import EpochCaptures
 
             return EpochCaptures(None, None, loop=self._training.loop, settled=self._settled)
         captures: EpochCaptures = self._capturing.of_epochs(self._settled)
@@ -761,8 +761,8 @@ class _RemoteTraining:
         self._tell = tell
 
     def loop(self) -> Loop:
-        from otel_train.profiler.capture_context import Loop
-        from otel_train.profiler.step_scheduler import Thread
+        from otel_train.profiler.controller import Loop
+        from otel_train.profiler.step_schedule import Thread
 
         told = self.told
         recorder = self._recording.recorder

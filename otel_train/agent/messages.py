@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent, Value
-    from otel_train.profiler.step_boundary import Rule
+    from otel_train.profiler.step_schedule import Rule
     from otel_train.records import AttributeValue, Compile, DeviceMemory, DeviceTimes, Outcomes
     from otel_train.runinfo import RunInfo
 

@@ -13,9 +13,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.agent.launcher_folder import LauncherFolder, RankEnd
 from otel_train.agent.messages import Answer, Ask, Hello, LoopFigures, Opened, Report
-from otel_train.agent.rank_end import how_it_ended
+from otel_train.agent.rank_end import LauncherFolder, RankEnd, how_it_ended
 from otel_train.agent.remote import (
     RemoteCapturing,
     RemoteExchange,
@@ -25,11 +24,10 @@ from otel_train.agent.remote import (
     loader_state,
 )
 from otel_train.agent.ring_reader import SharedRings
-from otel_train.artifacts.ending import write_at_the_end
+from otel_train.artifacts.writer import write_at_the_end
 from otel_train.clock import system_clock
 from otel_train.exporters.manager import Routes, Shared
-from otel_train.exporters.memories import Memories
-from otel_train.exporters.peaks import TreeReader
+from otel_train.exporters.memory import Memories, TreeReader
 from otel_train.exporters.pump import BREATH_AFTER_NS
 from otel_train.exporters.rank_coordinator import Job
 from otel_train.guard import Guard
@@ -46,7 +44,7 @@ if TYPE_CHECKING:
     from otel_train.agent.link import Link
     from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
-    from otel_train.exporters.summary_document import Window
+    from otel_train.exporters.summary import Window
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo

@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from otel_train.analyze.conclusions import findings
-    from otel_train.analyze.operands import shapes
+    from otel_train.analyze.events import read, shapes
+    from otel_train.analyze.rules import findings
     from otel_train.analyze.summary import summarize, trace_summary
-    from otel_train.analyze.trace import read
 
 __all__ = ["findings", "read", "shapes", "summarize", "trace_summary"]
 
 _ROOMS = {
-    "findings": "conclusions",
-    "read": "trace",
-    "shapes": "operands",
+    "findings": "rules",
+    "read": "events",
+    "shapes": "events",
     "summarize": "summary",
     "trace_summary": "summary",
 }

@@ -1,4 +1,4 @@
-"""Where the time of the steps goes, stage by stage, on the host and on the device."""
+"""Where the time of steps goes: stages, idle devices, overlap, memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.analyze import intervals
+from otel_train.analyze.hot_spots import by_name
 from otel_train.clock import NS_PER_S
 
 if TYPE_CHECKING:
@@ -15,9 +16,74 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from otel_train.analyze.intervals import Intervals
-    from otel_train.analyze.scene import Scene
+    from otel_train.analyze.timeline import Scene
 
     Ints = NDArray[np.int64]
+    Flags = NDArray[np.bool_]
+
+
+MOST_POINTS = 500
+"""Points of a timeline; each stands for the highest of its neighbourhood, so that a peak is never lost."""
+
+PEAKS = 5
+
+
+def allocations(scene: Scene) -> list[dict[str, Any]]:
+    """Per device, the peaks and the timeline of allocated memory; empty where the trace does not say.
+
+    A peak is the highest point of one step, the highest first. Without steps there is one.
+    """
+    told = scene.trace.memory
+    said = told.allocated >= 0
+    found = []
+    for device_type, device_id in sorted(
+        {*zip(told.device_type[said].tolist(), told.device_id[said].tolist(), strict=True)}
+    ):
+        here = np.flatnonzero(said & (told.device_type == device_type) & (told.device_id == device_id))
+        here = here[np.argsort(told.at_ns[here], kind="stable")]
+        at, allocated, reserved = told.at_ns[here], told.allocated[here], told.reserved[here]
+        found.append(
+            {
+                "device": "cpu" if device_type == 0 else f"cuda:{device_id}",
+                "peaks": _peaks(scene, at, allocated, reserved),
+                "timeline": _timeline(at, allocated),
+                "allocations": int((told.change[here] > 0).sum()),
+                "step_end_bytes": _step_ends(scene, at, allocated),
+            }
+        )
+    return found
+
+
+def _peaks(scene: Scene, at: Any, allocated: Any, reserved: Any) -> list[dict[str, Any]]:  # Any: int64[event]
+    step = scene.step_of(at) if scene.steps.counted else np.full(at.shape, -1)
+    order = np.argsort(-allocated, kind="stable")
+    _, first = np.unique(step[order], return_index=True)
+    return [
+        {
+            "time_seconds": int(at[place]) / NS_PER_S,
+            "bytes": int(allocated[place]),
+            "reserved_bytes": int(reserved[place]) if reserved[place] > 0 else None,
+            "step": int(step[place]) if step[place] >= 0 else None,
+        }
+        for place in order[np.sort(first)][:PEAKS].tolist()
+    ]
+
+
+def _step_ends(scene: Scene, at: Any, allocated: Any) -> list[int]:  # Any: int64[event]
+    """Bytes allocated at the end of every step in which something was allocated."""
+    if not scene.steps.counted:
+        return []
+    place = np.searchsorted(at, scene.steps.end_ns, side="right")
+    first = np.searchsorted(at, scene.steps.start_ns, side="left")
+    return [int(size) for size in allocated[place[place > first] - 1]]
+
+
+def _timeline(at: Any, allocated: Any) -> list[list[float]]:  # Any: int64[event]
+    """[seconds, bytes] pairs."""
+    starts = np.unique(np.linspace(0, at.size, min(at.size, MOST_POINTS), endpoint=False).astype(np.int64))
+    highest = np.maximum.reduceat(allocated, starts)
+    return [[float(second), int(size)] for second, size in zip(at[starts] / NS_PER_S, highest, strict=True)]
+
 
 OTHER = "other"
 MOST_STEPS = 1000
@@ -135,3 +201,125 @@ def _spread(length: Ints) -> dict[str, float]:
 def within(these: Intervals, scene: Scene) -> float:
     """Seconds of a set of instants that lie within the steps."""
     return intervals.clip(these, *scene.window).total_ns / NS_PER_S
+
+
+CAUSES = ("data", "sync", "host", "kernel_gap")
+"""In the order in which they are told apart; what a gap means is in ``idle``."""
+
+SLACK_NS = 20_000
+"""A wait for the device that ends no later than this after it fell idle has drained it: the call takes some 10 us to return."""
+
+_LONGEST = 10
+
+
+def idle(scene: Scene) -> dict[str, Any] | None:
+    """Idle time of the device within the steps, by its cause; None where nothing ran on a device.
+
+    A gap is an interval in which nothing ran. Each instant of it has one cause:
+
+    - ``data``: the training thread was waiting for a batch, and the kernel that ends the gap was not launched yet;
+    - ``sync``: likewise not launched, because the host had waited until the device was done, and then had to begin
+      filling its queue anew;
+    - ``host``: likewise not launched, the host being busy with something else;
+    - ``kernel_gap``: it was launched, and the device took that long to begin it: other streams, dependencies, latency.
+
+    The four add up to ``seconds``.
+    """
+    if not scene.device.size:
+        return None
+    start, end = scene.window
+    found = intervals.gaps(scene.busy, start, end)
+    launched = _next_launch(scene, found)
+    late = np.clip(
+        launched, found.start_ns, found.end_ns
+    )  # until here the next kernel had not been asked for
+    data_ns = intervals.covered(scene.stages.data, found.start_ns, late)
+    rest_ns = late - found.start_ns - data_ns
+    drained = _drained(scene, found)
+    by_cause = {
+        "data": data_ns,
+        "sync": np.where(drained, rest_ns, 0),
+        "host": np.where(drained, 0, rest_ns),
+        "kernel_gap": found.end_ns - late,
+    }
+    total = found.total_ns
+    return {
+        "seconds": total / NS_PER_S,
+        "share": total / (end - start) if end > start else 0.0,
+        "causes": {
+            name: {
+                "seconds": int(part.sum()) / NS_PER_S,
+                "share": int(part.sum()) / (end - start) if end > start else 0.0,
+                "gaps": int((part > 0).sum()),
+            }
+            for name, part in by_cause.items()
+        },
+        "longest": _longest(scene, found, by_cause),
+    }
+
+
+def _next_launch(scene: Scene, found: Intervals) -> Ints:
+    """When the launch of the kernel that ends each gap returned.
+
+    Where the trace does not say, the gap is taken for one in the device's queue; a gap that no kernel ends is the host's.
+    """
+    spans, rows = scene.trace.spans, scene.device
+    place = np.searchsorted(spans.start_ns[rows], found.end_ns)
+    ends = place < rows.size
+    known = scene.launches.end_ns[np.minimum(place, rows.size - 1)]
+    return np.where(ends, np.where(known >= 0, known, found.start_ns), found.end_ns)
+
+
+def _drained(scene: Scene, found: Intervals) -> Flags:
+    """Whether the host was waiting for the device when each gap began."""
+    rows, spans = scene.synchronizing, scene.trace.spans
+    if not rows.size:
+        return np.zeros(found.start_ns.size, np.bool_)
+    place = np.searchsorted(spans.start_ns[rows], found.start_ns, side="right") - 1
+    row = rows[np.maximum(place, 0)]
+    end = spans.end_ns[row]
+    waited: Flags = (place >= 0) & (end >= found.start_ns) & (end <= found.start_ns + SLACK_NS)
+    return waited
+
+
+def _longest(scene: Scene, found: Intervals, by_cause: dict[str, Ints]) -> list[dict[str, Any]]:
+    length = found.end_ns - found.start_ns
+    order = np.argsort(-length, kind="stable")[:_LONGEST]
+    step = scene.step_of(found.start_ns[order])
+    return [
+        {
+            "start_seconds": int(found.start_ns[place]) / NS_PER_S,
+            "seconds": int(length[place]) / NS_PER_S,
+            "cause": max(CAUSES, key=lambda name: int(by_cause[name][place])),
+            "step": int(step[number]) if scene.steps.counted and step[number] >= 0 else None,
+        }
+        for number, place in enumerate(order.tolist())
+    ]
+
+
+def overlap(scene: Scene) -> dict[str, Any] | None:
+    """Communication, and what of it nothing hides; None where no collective ran.
+
+    ``overlap_share`` is the share of the time of communication in which a kernel computes. The rest is exposed:
+    the device does nothing else but, at most, copy.
+
+    Source: "communication computation overlap" of HolisticTraceAnalysis.
+    """
+    communication = scene.communication
+    total = communication.total_ns
+    if not total:
+        return None
+    hidden = intervals.intersect(communication, scene.compute).total_ns
+    start, end = scene.window
+    exposed = intervals.clip(intervals.subtract(communication, scene.compute), start, end).total_ns
+    rows = scene.device[scene.communicates]
+    spans = scene.trace.spans
+    kinds = by_name(spans.collective[rows], spans.dur_ns[rows], most=10, more={})
+    return {
+        "seconds": total / NS_PER_S,
+        "hidden_seconds": hidden / NS_PER_S,
+        "exposed_seconds": (total - hidden) / NS_PER_S,
+        "overlap_share": hidden / total,
+        "exposed_share_of_steps": exposed / (end - start) if end > start else 0.0,
+        "collectives": [{**row, "name": scene.trace.names[row["name"]] or "unnamed"} for row in kinds],
+    }

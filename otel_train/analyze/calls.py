@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_train.analyze.trace import Kind
+from otel_train.analyze.events import Kind
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from otel_train.analyze.trace import Trace
+    from otel_train.analyze.events import Trace
 
     Ints = NDArray[np.int64]
     Rows = NDArray[np.intp]

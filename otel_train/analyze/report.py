@@ -20,7 +20,7 @@ from otel_train.analyze.report_text import (
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    Document = Mapping[str, Any]  # what otel_train.cli.report_data.gather returns
+    Document = Mapping[str, Any]  # what otel_train.cli.report.gather returns
 
 _ROW_PX = 20
 _BAR = '<span class="bar'

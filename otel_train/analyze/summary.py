@@ -5,16 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from otel_train.analyze.allocations import allocations
-from otel_train.analyze.breakdown import breakdown, temporal
-from otel_train.analyze.conclusions import findings
+from otel_train.analyze.breakdown import allocations, breakdown, idle, overlap, temporal
 from otel_train.analyze.critical import critical_path
-from otel_train.analyze.idle import idle
-from otel_train.analyze.kernels import launches, occupancy, tensor_cores, top_kernels
-from otel_train.analyze.ops import top_ops
-from otel_train.analyze.overlap import overlap
-from otel_train.analyze.scene import Scene
-from otel_train.analyze.trace import Trace, read
+from otel_train.analyze.events import Trace, read
+from otel_train.analyze.hot_spots import launches, occupancy, tensor_cores, top_kernels, top_ops
+from otel_train.analyze.rules import findings
+from otel_train.analyze.timeline import Scene
 
 if TYPE_CHECKING:
     from collections.abc import Callable

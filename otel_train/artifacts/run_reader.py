@@ -12,13 +12,12 @@ from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.exporters.jsonl import last_metrics
 from otel_train.exporters.summary import SCHEMA as SUMMARY_SCHEMA
 from otel_train.files import is_folder, problem_of, read_json, read_word
-from otel_train.profiler.metadata import RECORD_SUFFIX, record_of
-from otel_train.profiler.storage import OF_A_RANK, captures_of
+from otel_train.profiler.storage import OF_A_RANK, RECORD_SUFFIX, captures_of, record_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from otel_train.analyze.trace import Trace
+    from otel_train.analyze.events import Trace
 
 SUMMARY, FLIGHT, METRICS = "summary.json", "flight.bin", "metrics.otlp.jsonl"
 RUNNING = ("running", None)
@@ -56,7 +55,7 @@ class RunReader:
 
     def newest_trace(self) -> tuple[Path, Trace] | None:
         """The newest capture that can be read whole; None if there is none. Others are told in ``notes``."""
-        from otel_train.analyze.trace import read
+        from otel_train.analyze.events import read
 
         for path in reversed(self.captures):
             try:

@@ -8,23 +8,23 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.analyze.conclusions import rank_finding
-from otel_train.analyze.operands import shapes
+from otel_train.analyze.events import shapes
 from otel_train.analyze.ranks import waits
-from otel_train.analyze.scene import Scene
+from otel_train.analyze.rules import rank_finding
 from otel_train.analyze.summary import summarize
+from otel_train.analyze.timeline import Scene
 from otel_train.atomic import dump_json
-from otel_train.cli import captures
+from otel_train.cli import arguments
 from otel_train.cli.analysis_page import render
-from otel_train.cli.ranks import add_run_dir
+from otel_train.cli.arguments import add_run_dir
 from otel_train.exporters.text_layout import Page
 from otel_train.files import problem_of
-from otel_train.profiler.metadata import note_analysis, record_of
+from otel_train.profiler.storage import note_analysis, record_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from otel_train.analyze.trace import Trace
+    from otel_train.analyze.events import Trace
 
 EPILOG = """\
 A TRACE is what torch.profiler's export_chrome_trace writes, plain or gzip, up to gigabytes. The traces of
@@ -67,7 +67,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print what the traces say."""
-    traces = captures.read_all(captures.chosen(args.trace, Path(args.run_dir)))
+    traces = arguments.read_all(arguments.chosen(args.trace, Path(args.run_dir)))
     documents = documents_of(traces, most=args.top)
     for trace, document in zip(traces, documents, strict=True):
         if not problem_of(record_of(trace.path)):  # it is read and replaced

@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_train.artifacts.write import Written, write
+from otel_train.artifacts.writer import Written, write
 from otel_train.atomic import dump_json
-from otel_train.cli import ranks
+from otel_train.cli import arguments
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import find_run, rank_directories
 from otel_train.exporters.text_layout import Page
@@ -43,7 +43,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    ranks.add_arguments(parser)
+    arguments.add_arguments(parser)
     parser.add_argument(
         "--output-dir",
         metavar="DIR",
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     home = find_run(args.run, Path(args.run_dir))
     folder = Path(args.output_dir) if args.output_dir else None
     say(write(home, _rank(args, home), folder), as_json=args.json)
-    ranks.tell_earlier(home)
+    arguments.tell_earlier(home)
     return 0
 
 
@@ -85,7 +85,7 @@ def _told(entry: Mapping[str, object]) -> str:
 def _rank(args: argparse.Namespace, home: Path) -> int:
     """The rank asked for, else the first."""
     there = [int(folder.name[4:]) for folder in rank_directories(home)]
-    asked = ranks.asked_rank(args)
+    asked = arguments.asked_rank(args)
     if asked is None:
         asked = min(there, default=0)
     if asked not in there:

@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_train.doctor import end_to_end
-from otel_train.doctor.findings import NOTE, OK, PROBLEM, WARNING, worst
+from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, worst
 from otel_train.doctor.runner import examine, usual_places
 from otel_train.errors import ConfigError
 from otel_train.exporters.text_layout import Page
-from otel_train.stack import files
+from otel_train.stack import configuration
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from otel_train.doctor.findings import Finding
+    from otel_train.doctor.checks import Finding
 
 SCHEMA = "otel_train.doctor/1"
 DESCRIPTION = """\
@@ -84,7 +84,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--state",
         type=Path,
-        default=files.state_folder(),
+        default=configuration.state_folder(),
         metavar="DIR",
         help="of a local stack (%(default)s)",
     )

@@ -9,10 +9,10 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.run_reader import records_below
-from otel_train.cli import overview, ranks
+from otel_train.cli import arguments, overview
 from otel_train.exporters import text_layout
 from otel_train.exporters.text_layout import INDENT, Page, bar, cut, duration, known, pad, right
-from otel_train.profiler.metadata import claim_of
+from otel_train.profiler.storage import claim_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -44,7 +44,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    ranks.add_arguments(parser)
+    arguments.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     from otel_train.aggregation.hang import compare
     from otel_train.aggregation.postmortem import read
 
-    folders = ranks.chosen_ranks(args, FILE_NAME)
+    folders = arguments.chosen_ranks(args, FILE_NAME)
     reports = [read(folder) for folder in folders.values()]
     records = records_below(next(iter(folders.values())).parent)
     named = compare(reports)

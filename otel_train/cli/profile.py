@@ -9,12 +9,12 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from otel_train.cli import ranks
+from otel_train.cli import arguments
 from otel_train.errors import OtelTrainError, RunDirectoryError
 from otel_train.files import read_json
 from otel_train.profiler.endpoint import leave
-from otel_train.profiler.metadata import RECORD_SUFFIX
-from otel_train.profiler.request_schema import activities
+from otel_train.profiler.requests import activities
+from otel_train.profiler.storage import RECORD_SUFFIX
 from otel_train.text import printable
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    ranks.add_arguments(parser)
+    arguments.add_arguments(parser)
     parser.add_argument("--ranks", default="", metavar="N,N", help="these ranks, or 'all' (default: 0)")
     parser.add_argument("--steps", type=int, default=5, metavar="N", help="steps to record (default: 5)")
     parser.add_argument("--warmup", type=int, default=1, metavar="N", help="steps to warm up (default: 1)")
@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> int:
 def _write_artifacts(folders: Mapping[int, Path], args: argparse.Namespace) -> None:
     from pathlib import Path
 
-    from otel_train.artifacts.write import write
+    from otel_train.artifacts.writer import write
     from otel_train.cli.artifacts import say
 
     rank, folder = next(iter(folders.items()))
@@ -119,7 +119,7 @@ def _write_artifacts(folders: Mapping[int, Path], args: argparse.Namespace) -> N
 
 
 def _chosen(args: argparse.Namespace) -> dict[int, Path]:
-    live = ranks.chosen_ranks(args, "flight.bin")
+    live = arguments.chosen_ranks(args, "flight.bin")
     if args.ranks == "all" or (args.rank is not None and not args.ranks):
         return dict(live)
     try:

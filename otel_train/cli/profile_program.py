@@ -7,12 +7,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_train.artifacts.write import OPS, write
+from otel_train.artifacts.writer import OPS, write
 from otel_train.cli import artifacts
 from otel_train.cli.run import launched
 from otel_train.errors import ConfigError, RunDirectoryError
 from otel_train.exporters.run_directory import folder_name
-from otel_train.profiler.request_schema import activities
+from otel_train.profiler.requests import activities
 from otel_train.runinfo import detect
 from otel_train.sources import settle
 from otel_train.values import PREFIX

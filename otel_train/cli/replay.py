@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_train.cli.ranks import default_run_dir
+from otel_train.cli.arguments import default_run_dir
 from otel_train.cli.replay_blocks import blocks
 from otel_train.cli.replay_verify import LONGEST_WAIT_S, verify
 from otel_train.doctor.end_to_end import PROMETHEUS
@@ -20,13 +20,12 @@ from otel_train.errors import ConfigError, OtelTrainError
 from otel_train.exporters.openmetrics import time_ms_of
 from otel_train.exporters.otlp_answer import Verdict
 from otel_train.exporters.otlp_transport import OtlpTransport
-from otel_train.exporters.rejected import parts_of, rejected_in, send_again
 from otel_train.exporters.run_directory import find_run, rank_directories
 from otel_train.exporters.sender import Backoff, Delivery, deliver
 from otel_train.exporters.settings import SIGNALS, OtlpSettings, otlp_configured
-from otel_train.exporters.spool import MOST_LINE_BYTES, NAMES, SpoolQueue
+from otel_train.exporters.spool import MOST_LINE_BYTES, NAMES, SpoolQueue, parts_of, rejected_in, send_again
 from otel_train.files import lines_of, open_binary
-from otel_train.stack import files
+from otel_train.stack import configuration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -171,7 +170,9 @@ def run(args: argparse.Namespace) -> int:
         if args.blocks:
             return blocks(directory, args.blocks, older_than_s=args.older_than)
         if args.verify:
-            url = args.prometheus or usual_places(files.state_folder(), os.environ).get(PROMETHEUS, "")
+            url = args.prometheus or usual_places(configuration.state_folder(), os.environ).get(
+                PROMETHEUS, ""
+            )
             return verify(directory, url.rstrip("/"), wait_s=min(args.wait, LONGEST_WAIT_S))
         counts = replay(
             directory,

@@ -7,9 +7,8 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from otel_train.exporters.openmetrics import time_ms_of, write_text
-from otel_train.exporters.rejected import parts_of, rejected_in
 from otel_train.exporters.run_directory import rank_directories
-from otel_train.exporters.spool import MOST_LINE_BYTES, SpoolQueue
+from otel_train.exporters.spool import MOST_LINE_BYTES, SpoolQueue, parts_of, rejected_in
 from otel_train.files import lines_of, make_folder, open_binary
 
 if TYPE_CHECKING:

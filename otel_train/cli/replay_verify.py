@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from otel_train import catalog as c
 from otel_train.cli.replay_blocks import RECORDED, REJECTED, WAITS, stored_requests
-from otel_train.doctor import http_probe
+from otel_train.doctor import checks
 from otel_train.errors import ConfigError, StackError
 from otel_train.exporters.openmetrics import identity, resources_of, time_ms_of
 from otel_train.exporters.run_directory import rank_directories
@@ -105,12 +105,12 @@ def _missing(rank: RankExports, url: str) -> set[int]:
     first_s, last_s = min(missing) // 1000, max(missing) // 1000 + 1
     for end_s in range(last_s, first_s - 1, -_SLICE_S):
         query = f"{c.HEARTBEAT_TIME.prometheus}{{{matchers}}}[{min(_SLICE_S, end_s - first_s + 1)}s]"
-        answer = http_probe.get(f"{url}/api/v1/query?query={quote(query)}&time={end_s}")
+        answer = checks.get(f"{url}/api/v1/query?query={quote(query)}&time={end_s}")
         missing -= _times_ms(answer, url)
     return missing
 
 
-def _times_ms(answer: http_probe.Answer, url: str) -> set[int]:
+def _times_ms(answer: checks.Answer, url: str) -> set[int]:
     document: Any = answer.json()
     try:
         return {

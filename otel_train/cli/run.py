@@ -19,7 +19,7 @@ from otel_train.values import FILE_VARIABLE, PREFIX
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from otel_train.agent.launcher_folder import RankEnd
+    from otel_train.agent.rank_end import RankEnd
     from otel_train.autoinstrument.runner import Ended
 
 EPILOG = """\
@@ -117,17 +117,17 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
     Raises:
         ConfigError: a setting cannot be honoured, or there is no such program.
     """
-    from otel_train.agent.launcher_folder import wait_for_ends
-    from otel_train.autoinstrument import command, runner
+    from otel_train.agent.rank_end import wait_for_ends
+    from otel_train.autoinstrument import runner
 
     if module is not None and not module:
         raise ConfigError("-m: expected the name of a module")
-    line = command.command_line(words, module=module or "", flags=command.interpreter_flags())
+    line = runner.command_line(words, module=module or "", flags=runner.interpreter_flags())
     folder = Path(tempfile.mkdtemp(prefix="otel-train-"))
     ends: list[RankEnd] = []
     try:
-        environ = command.environment(os.environ, settings, folder)
-        if (flag := command.unreachable()) and line[0] == sys.executable:
+        environ = runner.environment(os.environ, settings, folder)
+        if (flag := runner.unreachable()) and line[0] == sys.executable:
             print(f"otel-train: python {flag} keeps us out; the program runs unobserved", file=sys.stderr)
         try:
             ended = runner.start_and_wait(line, environ, lambda: ends.extend(wait_for_ends(folder)))

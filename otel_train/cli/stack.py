@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from otel_train.errors import ConfigError, StackError
-from otel_train.stack import files, health, process
+from otel_train.stack import configuration
 from otel_train.stack.compose import READY_WITHIN_S, Compose
-from otel_train.stack.local import LocalStack
-from otel_train.stack.parts import ORDER
-from otel_train.stack.ports import Ports
-from otel_train.stack.render import write_alertmanager
+from otel_train.stack.configuration import Ports, write_alertmanager
+from otel_train.stack.local import ORDER, LocalStack, last_lines, log_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +64,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     logs.add_argument("--follow", "-f", action="store_true", help="go on as more is written")
     for action in (up, down, status, logs):
         action.add_argument(
-            "--state", type=Path, default=files.state_folder(), metavar="DIR", help="default: %(default)s"
+            "--state",
+            type=Path,
+            default=configuration.state_folder(),
+            metavar="DIR",
+            help="default: %(default)s",
         )
 
 
@@ -118,7 +120,7 @@ def _up_local(args: argparse.Namespace) -> int:
         raise ConfigError(
             "--local has Jaeger, and no --demo or --gpu: run `otel-train demo` beside it instead"
         )
-    stack = LocalStack(args.state, Ports.of(files.settings()).changed(args.port), secure=args.secure)
+    stack = LocalStack(args.state, Ports.of(configuration.settings()).changed(args.port), secure=args.secure)
     stack.configure(webhook=args.webhook, scrape=args.scrape)
     # Whoever ends us, the parts end first.
     for number in (signal.SIGTERM, signal.SIGHUP):
@@ -137,7 +139,7 @@ def _up_local(args: argparse.Namespace) -> int:
         print("Ctrl-C stops it.", flush=True)
         ended = stack.watch()
         if ended:
-            log = process.log_file(args.state, ended)
+            log = log_file(args.state, ended)
             raise StackError(
                 f"{ended} ended by itself, so the rest was stopped too. Its last words are in {log}"
             )
@@ -177,7 +179,7 @@ def _up_compose(args: argparse.Namespace) -> int:
     compose = Compose(overrides, secure=args.state if args.secure else None)
     compose.up([profile for profile in ("demo", "gpu") if getattr(args, profile)])
     print("Waiting until it is well.", flush=True)
-    health.wait(compose.health_urls(), timeout_s=READY_WITHIN_S, say=_say)
+    configuration.wait(compose.health_urls(), timeout_s=READY_WITHIN_S, say=_say)
     _show(compose.addresses())
     return 0
 
@@ -214,7 +216,7 @@ def _status(args: argparse.Namespace, local: LocalStack | None) -> int:
         compose = _compose(args)
         compose.status()
         urls = compose.health_urls()
-        states = {name: "ready" if health.healthy(url) else "down" for name, url in urls.items()}
+        states = {name: "ready" if configuration.healthy(url) else "down" for name, url in urls.items()}
         addresses = compose.addresses()
     for name, state in states.items():
         print(f"  {name:<14} {state}")
@@ -229,9 +231,9 @@ def _logs(args: argparse.Namespace, local: LocalStack | None) -> int:
     unknown = sorted(set(args.name) - set(ORDER))
     if unknown:
         raise ConfigError(f"{unknown[0]}: expected a part of the stack: {', '.join(ORDER)}")
-    paths = {name: process.log_file(local.state, name) for name in args.name or ORDER}
+    paths = {name: log_file(local.state, name) for name in args.name or ORDER}
     for name, path in paths.items():
-        for line in process.last_lines(path, LINES):
+        for line in last_lines(path, LINES):
             print(f"{name:<12} | {line}")
     while args.follow:
         _follow(paths)

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.analyze.report_text import activity_shares, steps_per_second
 from otel_train.artifacts.run_reader import record_beside
-from otel_train.cli import ranks
+from otel_train.cli import arguments
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters import text_layout
 from otel_train.exporters.console import render_card
 from otel_train.exporters.text_layout import Page, pad, right
 from otel_train.files import read_json
-from otel_train.profiler.metadata import claim_of
+from otel_train.profiler.storage import claim_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,18 +45,18 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    ranks.add_arguments(parser)
+    arguments.add_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print what the ranks left in ``summary.json``."""
-    folders = ranks.chosen_ranks(args, FILE_NAME)
+    folders = arguments.chosen_ranks(args, FILE_NAME)
     summaries = [_looked_into(read(folder / FILE_NAME), folder.parent) for folder in folders.values()]
     if args.json:
         for summary in summaries:
             print(json.dumps(summary))
         return 0
-    ranks.tell_earlier(next(iter(folders.values())).parent)
+    arguments.tell_earlier(next(iter(folders.values())).parent)
     page = Page.of(sys.stdout)
     if len(summaries) > 1:
         print(rank_table(page, summaries))

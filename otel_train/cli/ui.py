@@ -6,11 +6,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from otel_train.cli.ranks import default_run_dir
+from otel_train.cli.arguments import default_run_dir
 from otel_train.errors import ConfigError, RunDirectoryError
 from otel_train.optional import require
 from otel_train.text import printable
-from otel_train.ui import serve
+from otel_train.ui import server
 from otel_train.ui.run_list import is_run
 
 HOST = "127.0.0.1"
@@ -49,9 +49,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     parser.add_argument(
         "--port",
         type=int,
-        default=serve.PORT,
+        default=server.PORT,
         metavar="P",
-        help=f"port, or the next that is free (default: {serve.PORT})",
+        help=f"port, or the next that is free (default: {server.PORT})",
     )
     parser.add_argument(
         "--host",
@@ -73,10 +73,10 @@ def run(args: argparse.Namespace) -> int:
             f"--port {args.port}: expected a number from 0 to {_LAST_PORT}; 0 takes any that is free"
         )
     for module in ("starlette", "uvicorn"):
-        require(module, extra=serve.EXTRA)
+        require(module, extra=server.EXTRA)
     root, only = _chosen(args.runs)
-    sock = serve.listen(args.host, args.port)
-    address = serve.address_of(sock)
+    sock = server.listen(args.host, args.port)
+    address = server.address_of(sock)
     print(printable(f"{only or root} at {address}"), flush=True)
     if args.port and sock.getsockname()[1] != args.port:
         print(f"otel-train: port {args.port} is taken", file=sys.stderr)
@@ -87,9 +87,9 @@ def run(args: argparse.Namespace) -> int:
             f"otel-train: {printable(root)} is not there yet; the page shows its runs when they come",
             file=sys.stderr,
         )
-    if serve.has_screen() if args.open is None else args.open:
-        serve.show(address)
-    serve.serve(root, sock, only=only, hosts=(args.host,))
+    if server.has_screen() if args.open is None else args.open:
+        server.show(address)
+    server.serve(root, sock, only=only, hosts=(args.host,))
     return 0
 
 

@@ -12,9 +12,9 @@ from urllib.parse import quote
 
 from otel_train import catalog as c
 from otel_train.clock import NS_PER_S
-from otel_train.doctor import http_probe
+from otel_train.doctor import checks
+from otel_train.doctor.checks import NOTE, OK, PROBLEM, Finding
 from otel_train.doctor.endpoint import settings_of, skew
-from otel_train.doctor.findings import NOTE, OK, PROBLEM, Finding
 from otel_train.errors import ConfigError
 from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.exporters.otlp_transport import OtlpTransport
@@ -159,7 +159,7 @@ def _find(
 ) -> Iterator[Finding]:
     looks: dict[str, Callable[[], bool]] = {}
     for place, url in places.urls.items():
-        healthy = http_probe.get(f"{url}{_HEALTH[place]}")
+        healthy = checks.get(f"{url}{_HEALTH[place]}")
         if not healthy.ok:
             yield _silent(place, url, healthy, named=place in places.named)
             continue
@@ -208,7 +208,7 @@ _REMEDIES = {
 }
 
 
-def _silent(place: str, url: str, answer: http_probe.Answer, *, named: bool) -> Finding:
+def _silent(place: str, url: str, answer: checks.Answer, *, named: bool) -> Finding:
     said = answer.reason or f"status {answer.status}"
     option = {PROMETHEUS: "--prometheus", TRACES: "--traces", GRAFANA: "--grafana"}[place]
     if named:
@@ -225,14 +225,14 @@ def _of_itself(place: str, url: str) -> Iterator[Finding]:
     if place != PROMETHEUS:
         return
     asked_s = time.time()
-    answer = http_probe.get(f"{url}/api/v1/query?query=time()").json()
+    answer = checks.get(f"{url}/api/v1/query?query=time()").json()
     with suppress(TypeError, KeyError, ValueError, IndexError):
         theirs_s = float(answer["data"]["result"][1])
         yield skew(theirs_s - (asked_s + time.time()) / 2, f"{place} ({url})", AREA)
 
 
 def _in_prometheus(address: str, probe: Probe, headers: Mapping[str, str]) -> bool:
-    found = http_probe.get(f"{address}?query={quote(probe.query())}", headers=headers).json()
+    found = checks.get(f"{address}?query={quote(probe.query())}", headers=headers).json()
     with suppress(TypeError, KeyError):
         return bool(found["data"]["result"])
     return False
@@ -240,5 +240,5 @@ def _in_prometheus(address: str, probe: Probe, headers: Mapping[str, str]) -> bo
 
 def _in_traces(url: str, probe: Probe) -> bool:
     """Jaeger and Tempo answer at the same path."""
-    answer = http_probe.get(f"{url}/api/traces/{probe.trace_id:032x}")
+    answer = checks.get(f"{url}/api/traces/{probe.trace_id:032x}")
     return answer.ok and probe.run_id.encode() in answer.body

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from otel_train.doctor import wire
-from otel_train.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
+from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Finding
 from otel_train.doctor.wire import Line, Proxy, Trouble
 from otel_train.errors import ConfigError
 from otel_train.exporters.otlp_answer import JSON, PROTOBUF, Answer, HttpAnswer, read_http

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_train.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
+from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Finding
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import rank_directories
 from otel_train.files import folders_in, mark_of, read_json

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, requires, ver
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_train.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
+from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Finding
 from otel_train.exporters.plugins import GROUP
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from otel_train.doctor import end_to_end, endpoint, machine, packages, settings
-from otel_train.doctor.findings import NOTE, PROBLEM, Check, Finding, run
+from otel_train.doctor.checks import NOTE, PROBLEM, Check, Finding, run
 from otel_train.errors import OtelTrainError
 from otel_train.sources import settle
-from otel_train.stack import files
+from otel_train.stack import configuration
+from otel_train.stack.configuration import HOST, Ports
 from otel_train.stack.local import LocalStack
-from otel_train.stack.ports import HOST, Ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -62,7 +62,7 @@ def examine(
 def usual_places(state: Path, environ: Mapping[str, str]) -> dict[str, str]:
     """Where the stack of this machine has its parts: that of ``state``, else as ``.env`` says."""
     try:
-        settings = files.settings(environ)
+        settings = configuration.settings(environ)
         local = LocalStack.of(state, environ)
         ports = Ports.of(settings) if local is None else local.ports
     except OtelTrainError:

@@ -7,7 +7,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from otel_train.config import ENVIRONMENT
-from otel_train.doctor.findings import NOTE, OK, PROBLEM, WARNING, Finding
+from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Finding
 from otel_train.exporters.settings import otlp_configured
 from otel_train.runinfo import wrong_resource
 from otel_train.sources import settle

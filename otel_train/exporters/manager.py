@@ -13,18 +13,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from otel_train.atomic import dump_json
 from otel_train.config import CODE, ENVIRONMENT, Config, Origins, in_force, warn
 from otel_train.errors import ConfigError
-from otel_train.exporters.console import render_card
+from otel_train.exporters.console import Progress, render_card
 from otel_train.exporters.disk import Disk, OnDisk
 from otel_train.exporters.otlp import OtlpExporter
 from otel_train.exporters.otlp_http import Connections
 from otel_train.exporters.plugins import PluginExporter, brought
 from otel_train.exporters.profile import LEAN_INTERVALS, Part
-from otel_train.exporters.progress import Progress
 from otel_train.exporters.prometheus import MetricsServers, PrometheusExporter
 from otel_train.exporters.providers import ProviderExporter
 from otel_train.exporters.pump import ExportRoute
-from otel_train.exporters.restart import down_s
-from otel_train.exporters.run_directory import RunDirectory, RunDirectoryExporter, folder_name
+from otel_train.exporters.run_directory import RunDirectory, RunDirectoryExporter, down_s, folder_name
 from otel_train.exporters.settings import OtlpSettings, otlp_configured
 from otel_train.exporters.text_layout import Page
 from otel_train.guard import Guard

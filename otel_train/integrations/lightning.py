@@ -13,10 +13,15 @@ from otel_train.arguments import refused, shown, truth, whole
 from otel_train.errors import MissingExtraError
 from otel_train.guard import Guard
 from otel_train.instrumentation.naming import named_loaders, named_models
-from otel_train.integrations.checkpoints import time_checkpoints
-from otel_train.integrations.common_run_id import common_run_id
-from otel_train.integrations.loggers import trackers_of
-from otel_train.integrations.profiled import activities_of, chosen, fitted, steps_of_an_epoch
+from otel_train.integrations.lightning_support import (
+    activities_of,
+    chosen,
+    common_run_id,
+    fitted,
+    steps_of_an_epoch,
+    time_checkpoints,
+    trackers_of,
+)
 from otel_train.integrations.shared import checked, merged, settled, shared
 from otel_train.optional import require
 from otel_train.values import RANGES

@@ -1,4 +1,4 @@
-"""Who may have a capture, and when: one at a time, after a pause, at a step that is near."""
+"""One capture at a time, with rests in between."""
 
 from __future__ import annotations
 
@@ -6,24 +6,119 @@ import logging
 from collections import deque
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from otel_train.aggregation.run_events import Capture
 from otel_train.clock import NS_PER_S
-from otel_train.profiler.capture_request import NEXT, CaptureRequest, Options, Recorded
-from otel_train.profiler.metadata import RECORD_SUFFIX, write_record
-from otel_train.profiler.step_boundary import Rule, StepBoundary
-from otel_train.profiler.step_scheduler import Phase, StepScheduler
-from otel_train.profiler.trace_writer import CaptureOutcome, Place, Writing
+from otel_train.profiler.requests import NEXT, CaptureRequest, Options, Recorded
+from otel_train.profiler.step_schedule import Phase, Rule, StepBoundary, StepScheduler
+from otel_train.profiler.storage import RECORD_SUFFIX, CaptureOutcome, Place, Writing, write_record
 from otel_train.recording.events import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from otel_train.clock import Clock
-    from otel_train.profiler.capture_context import Limits, Loop, Story
+    from otel_train.profiler.requests import CaptureRequest
+    from otel_train.profiler.step_schedule import Thread
     from otel_train.profiler.torch_profiler import Profiler
     from otel_train.recording.events import Instrumented
+
+NEAR_S = 6.0
+"""A step this near is waited for at the edges: the pump's own view of the loop is up to 2 s old."""
+
+NEAR_STEPS = 8
+
+
+class Loop(NamedTuple):
+    """What the pump knows of the training loop.
+
+    Attributes:
+        rule: where its steps end; None while that is not known.
+        thread: the one that trains.
+        step: number of the step that is running, as of the last look.
+        median_ns: of its steps; 0 if unknown.
+        epoch: pass over the training data, from 1.
+        settled_ns: up to when steps have their numbers.
+    """
+
+    rule: Rule | None
+    thread: Thread
+    step: int
+    median_ns: int
+    epoch: int
+    settled_ns: int
+
+    def near(self, plan: CaptureRequest) -> bool:
+        """Whether the steps of a plan are so near that they should be waited for at the edges."""
+        ahead = plan.at_step - plan.warmup - self.step
+        return ahead <= NEAR_STEPS or ahead * self.median_ns <= NEAR_S * NS_PER_S
+
+
+class Limits(NamedTuple):
+    """How long a capture may take, and how often one may be made that nobody asked for.
+
+    Attributes:
+        max_s: longest recording, in seconds.
+        cooldown_s: least seconds between two of one cause: slow steps, or alerts of one name.
+    """
+
+    max_s: float
+    cooldown_s: float
+
+
+class Training(Protocol):
+    """What captures must know of the account of a run, and tell it."""
+
+    def loop(self) -> Loop:
+        """The training loop as it is now."""
+
+    def number(self, at_ns: int) -> int:
+        """Number of the step that ran at an instant."""
+
+    def epoch(self, at_ns: int) -> int:
+        """The pass over the training data that ran at an instant, from 1."""
+
+    def unix_ns(self, clock_ns: int) -> int:
+        """Wall time of an instant."""
+
+    def slow_steps(self) -> int:
+        """Slow steps up to now."""
+
+    def over(self, capture: Capture) -> None:
+        """A capture is over."""
+
+    def active(self, *, active: bool) -> None:
+        """Whether one runs."""
+
+    def watch(self, within_ns: Callable[[], tuple[int, int]]) -> None:
+        """Ask there when the last recording began and ended: its steps are worth keeping."""
+
+
+class Active(Protocol):
+    """Told whether a capture runs."""
+
+    def __call__(self, *, active: bool) -> None:
+        """See above."""
+
+
+class Story(NamedTuple):
+    """Where captures are told.
+
+    Attributes:
+        over: takes one that is over.
+        active: told whether one runs.
+        number: from an instant to the number of the step that ran then.
+        unix_ns: from the monotonic clock to wall time.
+        epoch: from an instant to the pass over the training data that ran then, from 1.
+    """
+
+    over: Callable[[Capture], None]
+    active: Active
+    number: Callable[[int], int]
+    unix_ns: Callable[[int], int]
+    epoch: Callable[[int], int]
+
 
 _log = logging.getLogger("otel_train")
 

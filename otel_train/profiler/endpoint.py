@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from otel_train.atomic import replace_text
 from otel_train.errors import ConfigError
-from otel_train.profiler import request_schema
-from otel_train.profiler.capture_request import NEXT, CaptureRequest
+from otel_train.profiler import requests
+from otel_train.profiler.requests import NEXT, CaptureRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from otel_train.profiler.capture_context import Loop
-    from otel_train.profiler.controller import CaptureController
+    from otel_train.profiler.controller import CaptureController, Loop
     from otel_train.profiler.triggers import Schedule, SlowSteps
 
 _log = logging.getLogger("otel_train")
@@ -91,17 +90,17 @@ class RequestFolder:
         if self._folder is None:
             return None
         try:
-            with (self._folder / request_schema.REQUEST_FILE).open("rb") as file:
+            with (self._folder / requests.REQUEST_FILE).open("rb") as file:
                 return json.loads(file.read(1 << 16))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
-            return f"{self._folder / request_schema.REQUEST_FILE}: {error}"
+            return f"{self._folder / requests.REQUEST_FILE}: {error}"
 
     def done(self) -> None:
         """See there."""
         if self._folder is not None:
-            (self._folder / request_schema.REQUEST_FILE).unlink(missing_ok=True)
+            (self._folder / requests.REQUEST_FILE).unlink(missing_ok=True)
 
     def pass_on(self, rank: int, request: dict[str, Any]) -> str:
         """See there."""
@@ -194,7 +193,7 @@ class CaptureEndpoint:
         Raises:
             ConfigError: something in it cannot be honoured.
         """
-        return request_schema.read(document, self._plan).plan
+        return requests.read(document, self._plan).plan
 
     def post(self, body: bytes, token: str) -> tuple[int, dict[str, Any]]:
         """``POST /capture``.
@@ -211,12 +210,12 @@ class CaptureEndpoint:
             return 401, {"error": f"the token is wrong or missing: 'Authorization: Bearer ...', see {where}"}
         try:
             document = json.loads(body) if body.strip() else {}
-            wanted = request_schema.read(document, self._plan)
+            wanted = requests.read(document, self._plan)
         except (ValueError, RecursionError, ConfigError) as error:
             return 400, {"error": str(error)[:500]}
         return self._arm(wanted, self._loop())
 
-    def _arm(self, wanted: request_schema.ParsedRequest, loop: Loop) -> tuple[int, dict[str, Any]]:
+    def _arm(self, wanted: requests.ParsedRequest, loop: Loop) -> tuple[int, dict[str, Any]]:
         plan, rank = wanted.plan, self._rank
         others = [each for each in wanted.ranks or () if each != rank]
         if others and plan.at_step == NEXT:
@@ -250,16 +249,14 @@ class CaptureEndpoint:
         if document is None:
             return
         try:
-            refusal = str(self._arm(request_schema.read(document, self._plan), loop)[1].get("error", ""))
+            refusal = str(self._arm(requests.read(document, self._plan), loop)[1].get("error", ""))
         except (ConfigError, OSError) as error:
             refusal = str(error)
         if refusal == TOO_EARLY:
             return  # it lies there until it can be done
         self._requests.done()
         if refusal:
-            _log.warning(
-                "%s: %s", request_schema.REQUEST_FILE, document if isinstance(document, str) else refusal
-            )
+            _log.warning("%s: %s", requests.REQUEST_FILE, document if isinstance(document, str) else refusal)
 
     def signalled(self) -> None:
         """SIGUSR2 has come."""
@@ -281,4 +278,4 @@ def leave(folder: Path, request: dict[str, Any]) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    replace_text(folder / request_schema.REQUEST_FILE, json.dumps(request))
+    replace_text(folder / requests.REQUEST_FILE, json.dumps(request))

@@ -8,17 +8,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.clock import system_clock
-from otel_train.profiler.capture_request import CaptureRequest
-from otel_train.profiler.step_boundary import StepBoundary
-from otel_train.profiler.step_scheduler import Phase, StepScheduler
+from otel_train.profiler.requests import CaptureRequest
+from otel_train.profiler.step_schedule import Phase, StepBoundary, StepScheduler
 from otel_train.runinfo import shares_replica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from otel_train.profiler.capture_context import Loop
-    from otel_train.profiler.capture_request import Options
+    from otel_train.profiler.controller import Loop
+    from otel_train.profiler.requests import Options
     from otel_train.profiler.torch_profiler import Range
 
 COUNTER: Final = "torch.utils.flop_counter"

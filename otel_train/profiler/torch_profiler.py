@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from otel_train.profiler.capture_request import Options
+    from otel_train.profiler.requests import Options
 
 RANGE_PREFIX = "otel_train:"
 """Our stages appear in a trace as ranges of this name and the stage's, ``otel_train:forward``."""

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from otel_train.clock import Clock
-    from otel_train.profiler.capture_context import Loop
-    from otel_train.profiler.capture_request import CaptureRequest
+    from otel_train.profiler.controller import Loop
+    from otel_train.profiler.requests import CaptureRequest
 
 _log = logging.getLogger("otel_train")
 

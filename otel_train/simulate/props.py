@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.aggregation.metrics import Signals
 from otel_train.clock import Anchor, system_clock
-from otel_train.exporters.accelerator import AcceleratorReader
-from otel_train.exporters.hardware import HardwareReader
+from otel_train.exporters.hardware import AcceleratorReader, HardwareReader
 from otel_train.exporters.loaders import LoaderWatch
 from otel_train.exporters.manager import LOSSES
 from otel_train.exporters.metric_reader import MetricSources, SelfMetrics

@@ -8,8 +8,8 @@ import subprocess
 from typing import TYPE_CHECKING
 
 from otel_train.errors import StackError
-from otel_train.stack import files, keys
-from otel_train.stack.ports import HOST, Ports
+from otel_train.stack import configuration, keys
+from otel_train.stack.configuration import HOST, Ports
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -50,7 +50,7 @@ class Compose:
             StackError: Compose failed; its own words are on stderr.
         """
         if self._secure:
-            port = Ports.of(files.settings(self._environ)).otlp_http
+            port = Ports.of(configuration.settings(self._environ)).otlp_http
             keys.make(self._secure, endpoint_port=port, environ=self._environ)
             self._environ["COLLECTOR_KEYS"] = str(keys.folder(self._secure).resolve())
         self._run(profiles, ["up", "--detach", "--remove-orphans"])
@@ -81,7 +81,7 @@ class Compose:
 
     def health_urls(self) -> dict[str, str]:
         """Part to the address that answers when it is well."""
-        settings = files.settings(self._environ)
+        settings = configuration.settings(self._environ)
         ports = Ports.of(settings)
         found = {
             "prometheus": f"http://{HOST}:{ports.prometheus}/-/ready",
@@ -95,7 +95,7 @@ class Compose:
 
     def addresses(self) -> dict[str, str]:
         """What to open, and where to send."""
-        settings = files.settings(self._environ)
+        settings = configuration.settings(self._environ)
         ports = Ports.of(settings)
         found = {
             "open Grafana": f"http://{HOST}:{settings['GRAFANA_PORT']} (user admin; password: see below)",
@@ -121,9 +121,9 @@ class Compose:
 
     def _run(self, profiles: Sequence[str], words: Sequence[str]) -> None:
         chosen = [word for profile in profiles for word in ("--profile", profile)]
-        folder = files.folder()
+        folder = configuration.folder()
         command = [*self._command, "--project-directory", str(folder)]
-        command += ["--file", str(folder / files.MARK)]
+        command += ["--file", str(folder / configuration.MARK)]
         if self._secure and "COLLECTOR_KEYS" in self._environ:
             command += ["--file", str(folder / "deploy" / "collector" / "secure.yml")]
         command += [*chosen, *words]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_train.errors import StackError
-from otel_train.stack.ports import HOST
+from otel_train.stack.configuration import HOST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

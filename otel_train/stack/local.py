@@ -5,23 +5,149 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
 import time
 from contextlib import suppress
-from dataclasses import asdict
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
 from otel_train.errors import StackError
-from otel_train.stack import health, keys, process
-from otel_train.stack.parts import ORDER, Part, missing, parts
-from otel_train.stack.ports import HOST, Ports
-from otel_train.stack.render import render
+from otel_train.stack import configuration, keys
+from otel_train.stack.configuration import COLLECTOR, HOST, Ports, render
 
 if TYPE_CHECKING:
-    import subprocess
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+
+ORDER = ("collector", "prometheus", "alertmanager", "jaeger")
+"""Whoever sends is stopped before whom it sends to, so that nothing waits for an answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """A process of the stack.
+
+    Attributes:
+        name: as in ``ORDER``.
+        command: program and arguments.
+        environ: what it is told beside the caller's environment.
+        health_url: answers with 200 when the part is ready.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    environ: Mapping[str, str]
+    health_url: str
+
+
+def parts(state: Path, ports: Ports, environ: Mapping[str, str], *, secure: bool = False) -> tuple[Part, ...]:
+    """The parts of a local stack whose programs are there, in the order in which they stop.
+
+    Args:
+        state: its folder, with the rendered ``conf``.
+        ports: where they listen.
+        environ: where programs and settings are looked up.
+        secure: the Collector takes OTLP by TLS alone, and only with the token.
+    """
+    makers: dict[str, Callable[[Path, Ports, Mapping[str, str]], Part]] = {
+        "collector": partial(_collector, secure=secure),
+        "prometheus": _prometheus,
+        "alertmanager": _alertmanager,
+        "jaeger": _jaeger,
+    }
+    absent = missing(environ)
+    return tuple(makers[name](state, ports, environ) for name in ORDER if name not in absent)
+
+
+def missing(environ: Mapping[str, str]) -> dict[str, str]:
+    """Parts whose program is not there, and how to get it."""
+    return {name: reason for name in ORDER if (reason := _not_found(name, environ))}
+
+
+def _not_found(name: str, environ: Mapping[str, str]) -> str:
+    try:
+        find(name, environ)
+    except StackError as error:
+        return str(error)
+    return ""
+
+
+def _collector(state: Path, ports: Ports, environ: Mapping[str, str], *, secure: bool) -> Part:
+    shipped = configuration.folder() / "deploy" / "collector"
+    configs = [shipped / name for name in ("config.yaml", *(["secure.yaml"] if secure else []))]
+    return Part(
+        name="collector",
+        command=(str(find("collector", environ)), *(f"--config={path}" for path in configs)),
+        environ={
+            "COLLECTOR_NAME": COLLECTOR,
+            "COLLECTOR_GRPC": f"{HOST}:{ports.otlp_grpc}",
+            "COLLECTOR_HTTP": f"{HOST}:{ports.otlp_http}",
+            "COLLECTOR_HEALTH": f"{HOST}:{ports.collector_health}",
+            "COLLECTOR_METRICS_PORT": str(ports.collector_metrics),
+            "COLLECTOR_KEYS": str(keys.folder(state).resolve()),
+            "COLLECTOR_QUEUE_DIR": str(state / "data" / "collector"),
+            "PROMETHEUS_URL": f"http://{HOST}:{ports.prometheus}",
+            "TRACES_GRPC": f"{HOST}:{ports.jaeger_otlp}",
+        },
+        health_url=f"http://{HOST}:{ports.collector_health}/",
+    )
+
+
+def _prometheus(state: Path, ports: Ports, environ: Mapping[str, str]) -> Part:
+    settings = configuration.settings(environ)
+    return Part(
+        name="prometheus",
+        command=(
+            str(find("prometheus", environ)),
+            f"--config.file={state / 'conf' / 'prometheus.yml'}",
+            f"--storage.tsdb.path={state / 'data' / 'prometheus'}",
+            f"--storage.tsdb.retention.time={settings['METRICS_RETENTION_TIME']}",
+            f"--storage.tsdb.retention.size={settings['METRICS_RETENTION_SIZE']}",
+            f"--web.listen-address={HOST}:{ports.prometheus}",
+            "--web.enable-otlp-receiver",
+            "--web.enable-lifecycle",
+            "--enable-feature=exemplar-storage,otlp-deltatocumulative",
+        ),
+        environ={},
+        health_url=f"http://{HOST}:{ports.prometheus}/-/ready",
+    )
+
+
+def _alertmanager(state: Path, ports: Ports, environ: Mapping[str, str]) -> Part:
+    return Part(
+        name="alertmanager",
+        command=(
+            str(find("alertmanager", environ)),
+            f"--config.file={state / 'conf' / 'alertmanager.yml'}",
+            f"--storage.path={state / 'data' / 'alertmanager'}",
+            f"--web.listen-address={HOST}:{ports.alertmanager}",
+            "--cluster.listen-address=",
+        ),
+        environ={},
+        health_url=f"http://{HOST}:{ports.alertmanager}/-/ready",
+    )
+
+
+def _jaeger(state: Path, ports: Ports, environ: Mapping[str, str]) -> Part:
+    config = configuration.folder() / "deploy" / "jaeger" / "config.yaml"
+    return Part(
+        name="jaeger",
+        command=(str(find("jaeger", environ)), f"--config={config}"),
+        environ={
+            "JAEGER_DIR": str(state / "data" / "jaeger"),
+            "JAEGER_OTLP": f"{HOST}:{ports.jaeger_otlp}",
+            "JAEGER_HTTP": f"{HOST}:{ports.jaeger}",
+            "JAEGER_QUERY_GRPC": f"{HOST}:{ports.jaeger_grpc}",
+            "JAEGER_HEALTH": f"{HOST}:{ports.jaeger_health}",
+            "JAEGER_METRICS_PORT": str(ports.jaeger_metrics),
+            "TRACES_RETENTION": configuration.settings(environ)["TRACES_RETENTION"],
+        },
+        health_url=f"http://{HOST}:{ports.jaeger_health}/status",
+    )
+
 
 READY_WITHIN_S = 120.0
 LOOK_EVERY_S = 0.5
@@ -67,7 +193,7 @@ class LocalStack:
             StackError: no program is there, a port is taken, this stack runs already, or there is no certificate.
             ConfigError: ``webhook`` is not an address.
         """
-        alive = [part.name for part in self._parts() if process.running(self.state, part.name) is not None]
+        alive = [part.name for part in self._parts() if running(self.state, part.name) is not None]
         if alive:
             raise StackError(
                 f"a stack of this folder is running already ({', '.join(alive)}; {self.state}). "
@@ -95,9 +221,9 @@ class LocalStack:
                 raise StackError(reason)
         chosen = [part for part in self._parts() if not names or part.name in names]
         for part in chosen:
-            self._children[part.name] = process.start(self.state, part, self._environ)
+            self._children[part.name] = start(self.state, part, self._environ)
         urls = {part.name: part.health_url for part in chosen}
-        health.wait(urls, timeout_s=READY_WITHIN_S, say=say, check=self._check_alive)
+        configuration.wait(urls, timeout_s=READY_WITHIN_S, say=say, check=self._check_alive)
 
     def missing(self) -> dict[str, str]:
         """Parts whose program is not there, and how to get it."""
@@ -105,11 +231,11 @@ class LocalStack:
 
     def kill(self, name: str) -> None:
         """End a part as SIGKILL does: without a chance to tidy up."""
-        found = process.running(self.state, name)
+        found = running(self.state, name)
         if found is not None:
             with suppress(psutil.NoSuchProcess):
                 found.kill()
-                found.wait(process.STOP_WITHIN_S)
+                found.wait(STOP_WITHIN_S)
         self._reap(name)
 
     def stop(self, *names: str) -> list[str]:
@@ -117,7 +243,7 @@ class LocalStack:
         stopped = []
         for name in ORDER:
             if not names or name in names:
-                if process.stop(self.state, name):
+                if stop(self.state, name):
                     stopped.append(name)
                 self._reap(name)
         return stopped
@@ -132,7 +258,7 @@ class LocalStack:
     def watch(self) -> str:
         """Wait until a part ends that nobody asked to; its name, or "" when ``down`` stopped them all."""
         while True:
-            ended = [name for name in self._children if process.running(self.state, name) is None]
+            ended = [name for name in self._children if running(self.state, name) is None]
             if ended:
                 asked = not (self.state / "stack.json").exists()
                 return "" if asked else ended[0]
@@ -142,9 +268,9 @@ class LocalStack:
         """Part to ``ready``, ``starting`` (runs, does not answer), ``down`` or ``missing`` (there is no program)."""
         found = dict.fromkeys(self.missing(), "missing")
         for part in self._parts():
-            runs = process.running(self.state, part.name) is not None
+            runs = running(self.state, part.name) is not None
             found[part.name] = (
-                ("ready" if health.healthy(part.health_url) else "starting") if runs else "down"
+                ("ready" if configuration.healthy(part.health_url) else "starting") if runs else "down"
             )
         return found
 
@@ -180,8 +306,8 @@ class LocalStack:
     def _check_alive(self) -> None:
         for name, child in self._children.items():
             if child.poll() is not None:
-                log = process.log_file(self.state, name)
-                tail = " | ".join(process.last_lines(log, SHOWN_LINES)) or "it printed nothing"
+                log = log_file(self.state, name)
+                tail = " | ".join(last_lines(log, SHOWN_LINES)) or "it printed nothing"
                 raise StackError(
                     f"{name} ended at once with code {child.returncode}; {log} ends with: {tail}"
                 )
@@ -190,3 +316,130 @@ class LocalStack:
         child = self._children.pop(name, None)
         if child is not None:
             child.wait()
+
+
+STOP_WITHIN_S = 20.0
+SAME_START_S = 1.0
+"""How far two readings of a process's start may lie apart. Pids come back; start times do not."""
+
+
+def start(state: Path, part: Part, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start a part with its output in its log, and write its pid file.
+
+    It gets a session of its own, so that Ctrl-C reaches us and we stop it in order.
+
+    Raises:
+        StackError: the program cannot be executed.
+    """
+    for folder in ("log", "pid", "data"):
+        (state / folder).mkdir(parents=True, exist_ok=True, mode=0o700)
+    log = log_file(state, part.name)
+    if log.exists():
+        log.replace(log.with_suffix(".log.1"))
+    try:
+        with log.open("wb") as out:
+            child = subprocess.Popen(
+                part.command,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**environ, **part.environ},
+                start_new_session=True,
+            )
+    except OSError as error:
+        raise StackError(f"{part.name}: {part.command[0]} cannot be started: {error.strerror}") from error
+    began_s = psutil.Process(child.pid).create_time()
+    text = json.dumps({"pid": child.pid, "began_s": began_s})
+    _pid_file(state, part.name).write_text(f"{text}\n", encoding="utf-8")
+    return child
+
+
+def running(state: Path, name: str) -> Any | None:
+    """The psutil.Process of a part, or None when it does not run."""
+    try:
+        noted = json.loads(_pid_file(state, name).read_text(encoding="utf-8"))
+        process = psutil.Process(noted["pid"])
+        alive = process.status() != psutil.STATUS_ZOMBIE
+        same = abs(process.create_time() - noted["began_s"]) < SAME_START_S
+    except (OSError, ValueError, KeyError, psutil.NoSuchProcess):
+        return None
+    return process if alive and same else None
+
+
+def stop(state: Path, name: str) -> bool:
+    """Ask a part to end, and end it when it does not in time; whether it was running."""
+    process = running(state, name)
+    if process is not None:
+        try:
+            process.terminate()
+            try:
+                process.wait(STOP_WITHIN_S)
+            except psutil.TimeoutExpired:
+                process.kill()
+                process.wait(STOP_WITHIN_S)
+        except psutil.NoSuchProcess:
+            pass  # it ended by itself meanwhile, which is what was asked for
+    _pid_file(state, name).unlink(missing_ok=True)
+    return process is not None
+
+
+def log_file(state: Path, name: str) -> Path:
+    """Where the output of a part goes."""
+    return state / "log" / f"{name}.log"
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The end of a text file, [] if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 65536))
+            return file.read().decode("utf-8", "replace").splitlines()[-count:]
+    except OSError:
+        return []
+
+
+def _pid_file(state: Path, name: str) -> Path:
+    return state / "pid" / f"{name}.json"
+
+
+NAMES = {
+    "collector": ("otelcol-train", "otelcol-contrib"),
+    "prometheus": ("prometheus",),
+    "alertmanager": ("alertmanager", "prometheus-alertmanager"),
+    "jaeger": ("jaeger",),
+    "promtool": ("promtool",),
+    "amtool": ("amtool",),
+    "compose": ("docker-compose",),
+    "kustomize": ("kustomize",),
+}
+"""What a component's program may be called. Debian calls Alertmanager by the second name."""
+
+
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where ``tools/get_components.sh`` puts the programs."""
+    named = environ.get("OTEL_TRAIN_TEST_BIN")
+    if named:
+        return Path(named)
+    cache = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(cache) / "otel-train" / "stack" / "bin"
+
+
+def find(component: str, environ: Mapping[str, str] = os.environ) -> Path:
+    """The program of a component: the cache first, whose version is known, then PATH.
+
+    Raises:
+        StackError: it is in neither; the message says how to get it.
+    """
+    cache = cache_folder(environ)
+    for name in NAMES[component]:
+        if os.access(cache / name, os.X_OK):
+            return cache / name
+    for name in NAMES[component]:
+        found = shutil.which(name, path=environ.get("PATH"))
+        if found:
+            return Path(found)
+    raise StackError(
+        f"{component}: no program {' or '.join(NAMES[component])} in {cache} or on PATH. In a checkout run "
+        "tools/get_components.sh, which builds what is missing from its Go modules; elsewhere put the project's "
+        "own release into that folder"
+    )

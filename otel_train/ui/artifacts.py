@@ -9,19 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.analyze.report import finding, flame_graph, share_bar, table
 from otel_train.analyze.report_text import ABSENT, bytes_of, duration, figure
-from otel_train.artifacts.documents import without_secrets
+from otel_train.artifacts.writer import without_secrets
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.files import Mark, is_folder, read_json
 from otel_train.ui.components import address, moment, section, texts
-from otel_train.ui.listing import MOST_FILES, files_of
-from otel_train.ui.run_list import number, text
+from otel_train.ui.run_list import MOST_FILES, files_of, number, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from otel_train.ui.listing import File
-    from otel_train.ui.rank_view import RankView
+    from otel_train.ui.live_view import RankView
+    from otel_train.ui.run_list import File
 
 ACCOUNT = "artifacts/profiler_summary.json"
 RECORD = ".record.json"
@@ -60,10 +59,10 @@ class Captures:
 
 
 def _analysis(path: Path) -> dict[str, Any]:
-    from otel_train.analyze.flame import flame
-    from otel_train.analyze.scene import Scene
+    from otel_train.analyze.events import read
+    from otel_train.analyze.hot_spots import flame
     from otel_train.analyze.summary import summarize
-    from otel_train.analyze.trace import read
+    from otel_train.analyze.timeline import Scene
 
     trace = read(path)
     return {"analysis": summarize(trace), "flame": flame(Scene(trace))}

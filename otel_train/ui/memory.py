@@ -15,7 +15,7 @@ from otel_train.ui.run_list import number
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from otel_train.ui.rank_view import RankView
+    from otel_train.ui.live_view import RankView
 
 _DEVICE = ("accelerator", "hw gpu")
 _NAME = "memory"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from otel_train.ui.rank_view import RankView
+    from otel_train.ui.live_view import RankView
 
 _EVENTS_SHOWN = 15
 _RANKS_SHOWN = 100

@@ -13,7 +13,7 @@ from otel_train.ui.run_list import number, text, whole
 from otel_train.ui.timing import timing
 
 if TYPE_CHECKING:
-    from otel_train.ui.rank_view import RankView
+    from otel_train.ui.live_view import RankView
 
 TABS = ("overview", "timing", "memory", "artifacts")
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.artifacts.run_reader import FLIGHT, SUMMARY
 from otel_train.exporters.summary import SCHEMA
-from otel_train.files import Documents, folders_in, is_folder, mark_of, rank_folders
+from otel_train.files import Documents, Mark, folders_in, is_folder, mark_of, rank_folders
 from otel_train.ui.liveness import Liveness, beat_of, liveness
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
 
 ABOUT = "run.json"
@@ -161,3 +162,58 @@ def number(value: object) -> float | None:
 def whole(value: object) -> int | None:
     """A count from a file; None for anything else."""
     return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63 else None
+
+
+MOST_FILES = 400
+_DEEPEST = 3
+_SHOWN = re.compile(
+    r"report\.html|captures/[^/]+\.json(?:\.gz)?|artifacts/.+|"
+    r"rank\d+/(?:summary\.json|flight(?:-\d+)?\.bin|(?:events|metrics\.otlp|spans\.otlp)\.jsonl(?:\.1)?)"
+)
+"""What may be taken away. Others may open doors: ``capture-token`` arms captures, and ``run.json`` of older versions has it."""
+
+
+class File(NamedTuple):
+    """One file.
+
+    Attributes:
+        name: below the run directory, parts joined by ``/``.
+        path: where it lies.
+        mark: its version.
+    """
+
+    name: str
+    path: Path
+    mark: Mark
+
+
+def files_of(run: Path, rank: int | None) -> list[File]:
+    """Files of the run and of one of its ranks, by name. Links, hidden files and what lies too deep are left out."""
+    folders = ["captures", "artifacts", *([f"rank{rank}"] if rank is not None else [])]
+    found = list(_plain(run, ""))
+    for name in folders:
+        found += _below(run / name, f"{name}/", _DEEPEST)
+    return found[:MOST_FILES]
+
+
+def _below(folder: Path, above: str, deeper: int) -> Iterator[File]:
+    if deeper == 0 or not is_folder(folder):
+        return
+    yield from _plain(folder, above)
+    for name in _names(folder):
+        yield from _below(folder / name, f"{above}{name}/", deeper - 1)
+
+
+def _plain(folder: Path, above: str) -> Iterator[File]:
+    for name in _names(folder):
+        mark = mark_of(folder / name)
+        if mark is not None and _SHOWN.fullmatch(above + name):
+            yield File(above + name, folder / name, mark)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except OSError:
+        return []
+    return sorted(name for name in names if not name.startswith(".") and name.isprintable())[:MOST_FILES]

@@ -14,7 +14,7 @@ from otel_train.ui.overview import last_steps, written
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_train.ui.rank_view import RankView
+    from otel_train.ui.live_view import RankView
 
 
 def timing(view: RankView) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from otel_train.artifacts.laws import laws_of
+from otel_train.artifacts.validate import laws_of
 from otel_train.exporters.console import render_card
 from otel_train.unobserved import UPDATES_WITHOUT_FORWARD
 from tests.contract.goldens import files

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from otel_train.artifacts.laws import laws_of
+from otel_train.artifacts.validate import laws_of
 from tests.integration import test_loops  # noqa: F401 - it enters the programs in the table
 from tests.integration.loops import by_hand, compiled
 from tests.integration.loops.truth import EAGER, LOOPS, QUIET, Nobody, Truth

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from otel_train.artifacts.laws import laws_of
+from otel_train.artifacts.validate import laws_of
 from tests.support.loop_table import counted, rows, settle
 from tests.support.zero_code import environment, launched, quiet_settings, run_zero_code, summaries_below
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
-from otel_train.artifacts.laws import laws_of
+from otel_train.artifacts.validate import laws_of
 from tests.integration.loops.truth import (
     LOOPS,
     TIMED,

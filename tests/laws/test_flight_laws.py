@@ -15,11 +15,11 @@ from otel_train.aggregation import postmortem
 from otel_train.artifacts.timeline import timeline_of
 from otel_train.cli.postmortem import headline, render
 from otel_train.errors import RunDirectoryError
-from otel_train.exporters.restart import down_s
+from otel_train.exporters.run_directory import down_s
 from otel_train.exporters.text_layout import Page
 from otel_train.files import mark_of
 from otel_train.recording.flight_recorder import HEADER, PAGE
-from otel_train.ui.live_progress import pulse_of
+from otel_train.ui.live_view import pulse_of
 from tests.support.left_run import leave_run
 
 NAMES, RINGS = 2 * PAGE, 2 * PAGE + 256 * 1024

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
-from otel_train.artifacts.laws import laws_of
+from otel_train.artifacts.validate import laws_of
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.clock import Anchor
 from otel_train.exporters.summary import figures

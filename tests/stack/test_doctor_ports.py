@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_train.doctor import endpoint
-from otel_train.doctor.findings import PROBLEM
+from otel_train.doctor.checks import PROBLEM
 from tests.support.stack import stack
 
 if TYPE_CHECKING:

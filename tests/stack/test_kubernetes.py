@@ -12,7 +12,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from otel_train.stack import files, programs
+from otel_train.stack import configuration, local
 from tests.support.stack import ROOT, program
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def built() -> list[dict[str, Any]]:
 @cache
 def schema(kind: str) -> Any:
     """The schema that an operator's definition has for a kind."""
-    path = programs.cache_folder() / "crds" / f"{kind.lower()}.yaml"
+    path = local.cache_folder() / "crds" / f"{kind.lower()}.yaml"
     assert path.is_file(), f"{path} is missing: run tools/get_components.sh kustomize"
     definition = yaml.safe_load(path.read_text(encoding="utf-8"))
     found = definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
@@ -101,7 +101,7 @@ def test_no_pod_has_more_than_it_needs() -> None:
             assert security["readOnlyRootFilesystem"] is True
             assert security["capabilities"] == {"drop": ["ALL"]}
             assert container["resources"]["limits"]["memory"]
-            version = files.settings({})["COLLECTOR_VERSION"]
+            version = configuration.settings({})["COLLECTOR_VERSION"]
             assert container["image"] == f"otel/opentelemetry-collector-contrib:{version}"
 
 

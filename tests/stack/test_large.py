@@ -14,7 +14,7 @@ import yaml
 from otel_train.catalog import DURATION_BOUNDS
 from otel_train.cli.main import main
 from otel_train.exporters.openmetrics import PROMOTED
-from otel_train.stack.ports import free_ports
+from otel_train.stack.configuration import free_ports
 from tests.support.stack import ROOT, get, program, wait_for
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train import catalog
+from otel_train.stack.configuration import free_ports
 from otel_train.stack.local import LocalStack
-from otel_train.stack.ports import free_ports
 from tests.support.stack import ask, configured, environ_of, get, running, stack, value, wait_for
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import pytest
 
 from otel_train.cli.main import main
 from otel_train.stack import keys
+from otel_train.stack.configuration import free_ports
 from otel_train.stack.local import LocalStack
-from otel_train.stack.ports import free_ports
 from tests.support.stack import ROOT, configured, get, value, wait_for
 
 if TYPE_CHECKING:

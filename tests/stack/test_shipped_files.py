@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from otel_train.stack import files, keys
+from otel_train.stack import configuration, keys
 from tests.support.stack import program
 
 pytestmark = pytest.mark.stack
@@ -26,7 +26,7 @@ def checked(*command: str, **environ: str) -> str:
         timeout=100,
         check=False,
         env={**os.environ, **environ},
-        cwd=files.folder(),
+        cwd=configuration.folder(),
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -58,7 +58,7 @@ def test_the_collector_accepts_tls_and_a_token_on_top(tmp_path: Path) -> None:
 def composed(*profiles: str, traces: str = "tempo", keys_folder: str = "") -> dict[str, Any]:
     words = [word for profile in profiles for word in ("--profile", profile)]
     if keys_folder:
-        words = ["-f", files.MARK, "-f", "deploy/collector/secure.yml", *words]
+        words = ["-f", configuration.MARK, "-f", "deploy/collector/secure.yml", *words]
     environ = {"TRACES": traces, "COLLECTOR_KEYS": keys_folder}
     text = checked(program("compose"), *words, "config", "--format", "json", **environ)
     services: dict[str, Any] = json.loads(text)["services"]

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from otel_train.stack.ports import free_ports
+from otel_train.stack.configuration import free_ports
 from tests.support.stack import ROOT, environ_of, program, running, stack, value, wait_for
 
 if TYPE_CHECKING:

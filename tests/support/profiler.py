@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from otel_train.profiler.capture_request import Options
+    from otel_train.profiler.requests import Options
 
 
 class FakeProfiler:

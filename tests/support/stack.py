@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.errors import StackError
-from otel_train.stack import programs
+from otel_train.stack import local
+from otel_train.stack.configuration import free_ports
 from otel_train.stack.local import LocalStack
-from otel_train.stack.ports import free_ports
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -69,7 +69,7 @@ def hurry_files(state: Path) -> None:
 def program(name: str) -> str:
     """A program of the stack; a missing one fails the test and says how to get it."""
     try:
-        return str(programs.find(name))
+        return str(local.find(name))
     except StackError as error:
         pytest.fail(str(error))
 

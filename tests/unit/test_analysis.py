@@ -9,17 +9,13 @@ import pytest
 
 from otel_train import TraceError
 from otel_train.analyze import intervals
-from otel_train.analyze.allocations import allocations
-from otel_train.analyze.breakdown import breakdown, temporal
+from otel_train.analyze.breakdown import allocations, breakdown, idle, overlap, temporal
 from otel_train.analyze.critical import critical_path
-from otel_train.analyze.idle import idle
-from otel_train.analyze.kernels import launches, tensor_cores, top_kernels
-from otel_train.analyze.ops import top_ops
-from otel_train.analyze.overlap import overlap
+from otel_train.analyze.events import read
+from otel_train.analyze.hot_spots import launches, tensor_cores, top_kernels, top_ops
 from otel_train.analyze.ranks import waits
-from otel_train.analyze.scene import Scene
 from otel_train.analyze.summary import summarize, trace_summary
-from otel_train.analyze.trace import read
+from otel_train.analyze.timeline import Scene
 from tests.support.made_trace import NCCL_STREAM, MadeTrace
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import otel_train
-from otel_train.cli import captures
+from otel_train.cli import arguments
 from otel_train.cli.main import main
 from otel_train.profiler.storage import together
 from tests.support.made_trace import MadeTrace, training
@@ -125,10 +125,10 @@ def test_a_large_file_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Mon
     path = training(steps=1).write(tmp_path / "trace.json")
     stream = Terminal()
 
-    assert captures.progress(path, stream) is None
-    monkeypatch.setattr(captures, "LARGE_BYTES", 10)
-    assert captures.progress(path, io.StringIO()) is None
-    show = captures.progress(path, stream)
+    assert arguments.progress(path, stream) is None
+    monkeypatch.setattr(arguments, "LARGE_BYTES", 10)
+    assert arguments.progress(path, io.StringIO()) is None
+    show = arguments.progress(path, stream)
     assert show is not None
     show(50, 100)
     show(100, 100)

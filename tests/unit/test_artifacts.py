@@ -14,8 +14,7 @@ from typing import Any
 import jsonschema  # type: ignore[import-untyped]  # it publishes no types
 import pytest
 
-from otel_train.artifacts.documents import MOST_STEPS
-from otel_train.artifacts.write import write
+from otel_train.artifacts.writer import MOST_STEPS, write
 from otel_train.cli.main import main
 from otel_train.errors import RunDirectoryError
 from otel_train.files import MOST_JSON_BYTES

@@ -10,12 +10,11 @@ import pytest
 
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.spans import Ids, Tracer
-from otel_train.profiler.capture_context import Limits, Loop, Story
-from otel_train.profiler.capture_request import NEXT, CaptureRequest
-from otel_train.profiler.controller import CaptureController
+from otel_train.profiler.controller import CaptureController, Limits, Loop, Story
+from otel_train.profiler.requests import NEXT, CaptureRequest
 from otel_train.profiler.setup import rule_of
-from otel_train.profiler.step_scheduler import Thread
-from otel_train.profiler.trace_writer import Place
+from otel_train.profiler.step_schedule import Thread
+from otel_train.profiler.storage import Place
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.testing import FakeClock
 from tests.support.edges import Tape

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from otel_train import ComparisonError
-from otel_train.analyze.compare import Side, compare, is_slower
-from otel_train.analyze.sample import Sample, of_values, ratio, together
+from otel_train.analyze.compare import Sample, Side, compare, is_slower, of_values, ratio, together
 from otel_train.cli.main import main
 from tests.support.made_trace import MadeTrace
 

@@ -13,14 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.profiler.capture_context import Limits, Loop, Story
-from otel_train.profiler.capture_request import CaptureRequest
-from otel_train.profiler.controller import CaptureController
+from otel_train.profiler.controller import CaptureController, Limits, Loop, Story
 from otel_train.profiler.endpoint import KEY_FILE, CaptureEndpoint, RequestFolder, leave
-from otel_train.profiler.epochs import EpochCaptures, NoEpochCaptures
-from otel_train.profiler.step_boundary import Rule
-from otel_train.profiler.step_scheduler import Thread
-from otel_train.profiler.trace_writer import Place
+from otel_train.profiler.requests import CaptureRequest
+from otel_train.profiler.setup import EpochCaptures, NoEpochCaptures
+from otel_train.profiler.step_schedule import Rule, Thread
+from otel_train.profiler.storage import Place
 from otel_train.profiler.triggers import SLOW_STEPS, Every, Schedule, SlowSteps
 from otel_train.recording.events import Instrumented, Op, SourceKind, code
 from otel_train.recording.ring_buffer import Ring
@@ -39,7 +37,7 @@ STEP_NS = 10_000_000
 FOUND = """
 import sys
 from pathlib import Path
-from otel_train.profiler.metadata import note_analysis
+from otel_train.profiler.storage import note_analysis
 lists = {"top_cpu_ops": [], "top_cuda_ops": [], "memory_peaks": [], "breakdown": {"stages": []}}
 document = {"findings": [{"claim": "All of it is waiting."}], **lists}
 note_analysis(Path(sys.argv[-1]), document)

@@ -14,7 +14,7 @@ import pytest
 
 from otel_train.config import Config
 from otel_train.doctor import end_to_end, endpoint, machine, runner, wire
-from otel_train.doctor.findings import NOTE, PROBLEM, Finding
+from otel_train.doctor.checks import NOTE, PROBLEM, Finding
 from otel_train.stack import keys
 from tests.support.receiver import black_hole, grpc_receiver, http_receiver, refusing_address
 

@@ -18,7 +18,7 @@ from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.aggregation.tracker_rows import EpochWindow, FlatFigures, FlatRow, SafeNames
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.clock import Anchor
-from otel_train.exporters.memories import MEMORY_KEYS
+from otel_train.exporters.memory import MEMORY_KEYS
 from otel_train.recording.events import Ending, Op, SourceKind, code
 from otel_train.records import DeviceTimes, Pace
 from tests.support.edges import Tape

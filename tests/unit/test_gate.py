@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from otel_train.profiler.capture_request import CaptureRequest, Recorded
-from otel_train.profiler.step_boundary import Rule, StepBoundary
-from otel_train.profiler.step_scheduler import Phase, StepScheduler, Thread
+from otel_train.profiler.requests import CaptureRequest, Recorded
+from otel_train.profiler.step_schedule import Phase, Rule, StepBoundary, StepScheduler, Thread
 from otel_train.recording.events import Flag, Instrumented, Op, SourceKind, code
 from otel_train.recording.ring_buffer import Ring
 from otel_train.testing import FakeClock

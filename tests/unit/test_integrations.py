@@ -16,9 +16,14 @@ import otel_train
 from otel_train.aggregation.tracker_rows import left_out, without
 from otel_train.errors import ConfigError
 from otel_train.instrumentation.naming import role_of
-from otel_train.integrations.checkpoints import time_checkpoints
-from otel_train.integrations.common_run_id import common_run_id
-from otel_train.integrations.profiled import activities_of, chosen, fitted, steps_of_an_epoch
+from otel_train.integrations.lightning_support import (
+    activities_of,
+    chosen,
+    common_run_id,
+    fitted,
+    steps_of_an_epoch,
+    time_checkpoints,
+)
 from otel_train.integrations.shared import SharedSession, checked, merged, plain
 
 if TYPE_CHECKING:

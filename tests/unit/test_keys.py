@@ -20,11 +20,10 @@ from otel_train.exporters.otlp_answer import Verdict
 from otel_train.exporters.otlp_errors import why
 from otel_train.exporters.otlp_transport import OtlpTransport
 from otel_train.exporters.settings import OtlpSettings
-from otel_train.stack import files, keys, programs
+from otel_train.stack import configuration, keys, local
 from otel_train.stack.compose import Compose
-from otel_train.stack.local import LocalStack
-from otel_train.stack.parts import ORDER
-from otel_train.stack.ports import free_ports
+from otel_train.stack.configuration import free_ports
+from otel_train.stack.local import ORDER, LocalStack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -201,7 +200,7 @@ def programs_there(tmp_path: Path) -> dict[str, str]:
     folder = tmp_path / "bin"
     folder.mkdir()
     for component in ORDER:
-        program = folder / programs.NAMES[component][0]
+        program = folder / local.NAMES[component][0]
         program.touch(mode=0o700)
     return {**os.environ, "OTEL_TRAIN_TEST_BIN": str(folder)}
 
@@ -240,10 +239,10 @@ def test_compose_gets_the_second_file_and_no_secret(tmp_path: Path, openssl: Non
 
 def test_no_secret_is_in_a_file_that_ships() -> None:
     """What is in git is known to everybody, for good."""
-    root = files.folder()
+    root = configuration.folder()
     shipped = [path for name in ("deploy", "grafana") for path in (root / name).rglob("*") if path.is_file()]
     texts = {path: path.read_text(encoding="utf-8", errors="replace") for path in shipped}
-    texts |= {root / name: (root / name).read_text(encoding="utf-8") for name in (".env", files.MARK)}
+    texts |= {root / name: (root / name).read_text(encoding="utf-8") for name in (".env", configuration.MARK)}
 
     assert {str(path): found[0] for path, text in texts.items() if (found := SECRET.search(text))} == {}
     assert SECRET.search("admin_password: hunter2hunter2"), "the pattern finds nothing at all"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_train.autoinstrument import attach
-from otel_train.autoinstrument.command import SITE, command_line, environment, interpreter_flags
+from otel_train.autoinstrument.runner import SITE, command_line, environment, interpreter_flags
 from otel_train.cli import run as run_command
 from otel_train.errors import ConfigError
 from otel_train.runinfo import detect

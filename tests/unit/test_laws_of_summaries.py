@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from otel_train.artifacts.laws import laws_of
+from otel_train.artifacts.validate import laws_of
 from tests.integration.loops.truth import Claim, Truth, Watch
 from tests.support.times_of_loops import times_of
 

@@ -13,9 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.clock import system_clock
-from otel_train.exporters import peaks
-from otel_train.exporters.memories import Memories
-from otel_train.exporters.peaks import Peak, Reading, TreeReader
+from otel_train.exporters import memory
+from otel_train.exporters.memory import Memories, Peak, Reading, TreeReader
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver
 
@@ -68,7 +67,7 @@ def test_readings_of_a_long_epoch_take_no_more_room_and_lose_no_peak(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """An epoch of a week is three million readings."""
-    monkeypatch.setattr(peaks, "MOST_READINGS", 8)
+    monkeypatch.setattr(memory, "MOST_READINGS", 8)
     for highest in range(100):
         peak = Peak()
         for at_ns in range(100):

@@ -23,7 +23,7 @@ from otel_train.exporters.otlp_json import metrics_line
 from otel_train.exporters.run_directory import RunDirectory
 from otel_train.exporters.spool import SpoolQueue
 from otel_train.records import HistogramPoint, MetricFamily, Point, Snapshot
-from otel_train.stack import files
+from otel_train.stack import configuration
 from tests.support.figures import RESOURCE, START_NS, snapshot
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def test_a_value_that_is_no_number_is_spelled_as_prometheus_does(tmp_path: Path,
 
 def test_what_becomes_a_label_is_what_the_shipped_prometheus_promotes() -> None:
     """Else old data would be other series than new."""
-    shipped = files.folder() / "deploy" / "prometheus" / "prometheus.yml"
+    shipped = configuration.folder() / "deploy" / "prometheus" / "prometheus.yml"
     assert set(yaml.safe_load(shipped.read_text())["otlp"]["promote_resource_attributes"]) == set(PROMOTED)
 
 

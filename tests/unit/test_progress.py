@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import otel_train
-from otel_train.exporters.progress import Progress
+from otel_train.exporters.console import Progress
 from otel_train.exporters.text_layout import Page
 
 if TYPE_CHECKING:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.analyze.drawing import area, bars, elapsed
-from otel_train.analyze.flame import flame
+from otel_train.analyze.events import read
+from otel_train.analyze.hot_spots import flame
 from otel_train.analyze.report import flame_graph, render
-from otel_train.analyze.scene import Scene
-from otel_train.analyze.trace import read
+from otel_train.analyze.timeline import Scene
 from otel_train.cli.main import main
 from tests.support.made_trace import MadeTrace, training
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import otel_train
-from otel_train.autoinstrument import command
+from otel_train.autoinstrument import runner
 from otel_train.cli.main import main
 from otel_train.config import Config
 from otel_train.doctor import settings
@@ -415,7 +415,7 @@ def test_a_program_below_the_launcher_gets_the_same_file_wherever_it_goes(
     path = yaml_file(tmp_path, "run_dir: here")
     monkeypatch.chdir(tmp_path)
 
-    environ = command.environment({FILE_VARIABLE: "settings.yaml"}, {}, tmp_path / "launch")
+    environ = runner.environment({FILE_VARIABLE: "settings.yaml"}, {}, tmp_path / "launch")
 
     assert environ[FILE_VARIABLE] == str(path)
     assert environ["OTEL_TRAIN_RUN_DIR"] == str(tmp_path / "here")
@@ -470,5 +470,5 @@ def test_files_are_read_where_a_session_starts_and_nowhere_else() -> None:
     }
 
     assert {user for user in users if not user.startswith(("cli/", "doctor/"))} == {
-        "front.py", "integrations/shared.py", "autoinstrument/command.py",
+        "front.py", "integrations/shared.py", "autoinstrument/runner.py",
     }  # fmt: skip

@@ -19,11 +19,10 @@ import yaml
 
 from otel_train.cli.main import main
 from otel_train.errors import ConfigError, StackError
-from otel_train.stack import files, process, programs
+from otel_train.stack import configuration, local
 from otel_train.stack.compose import Compose
+from otel_train.stack.configuration import Ports, free_ports, write_alertmanager
 from otel_train.stack.local import LocalStack
-from otel_train.stack.ports import Ports, free_ports
-from otel_train.stack.render import write_alertmanager
 from tests.support.stack import SCALE, hurry
 
 if TYPE_CHECKING:
@@ -126,8 +125,8 @@ def test_a_pid_that_came_back_as_somebody_else_is_left_alone(stack: LocalStack) 
     (stack.state / "pid").mkdir()
     (stack.state / "pid" / "prometheus.json").write_text(json.dumps(stranger))
 
-    assert process.running(stack.state, "prometheus") is None
-    assert not process.stop(stack.state, "prometheus")
+    assert local.running(stack.state, "prometheus") is None
+    assert not local.stop(stack.state, "prometheus")
 
 
 def test_taken_ports_are_named_before_anything_starts(tmp_path: Path, pretenders: Path) -> None:
@@ -151,7 +150,7 @@ def test_a_port_that_is_none_is_refused(word: str) -> None:
 
 def test_only_addresses_differ_from_the_shipped_files(stack: LocalStack) -> None:
     """What is tested here is what containers run."""
-    shipped = files.folder() / "deploy" / "prometheus"
+    shipped = configuration.folder() / "deploy" / "prometheus"
     conf = stack.state / "conf"
 
     assert (conf / "prometheus.yml").read_text() == (shipped / "prometheus.yml").read_text()
@@ -166,7 +165,7 @@ def test_only_addresses_differ_from_the_shipped_files(stack: LocalStack) -> None
 
 def test_a_webhook_goes_into_every_receiver_and_nowhere_else(tmp_path: Path) -> None:
     """The rest of the file is the one that ships."""
-    shipped = (files.folder() / "deploy" / "alertmanager" / "alertmanager.yml").read_text()
+    shipped = (configuration.folder() / "deploy" / "alertmanager" / "alertmanager.yml").read_text()
     write_alertmanager(tmp_path / "silent.yml", "")
     write_alertmanager(tmp_path / "loud.yml", "http://127.0.0.1:1/x?token=a'b\"c")
     loud = (tmp_path / "loud.yml").read_text()
@@ -188,7 +187,7 @@ def test_a_missing_program_says_how_to_get_it(tmp_path: Path) -> None:
     environ = {"OTEL_TRAIN_TEST_BIN": str(tmp_path), "PATH": str(tmp_path)}
 
     with pytest.raises(StackError, match=r"jaeger: no program jaeger in .*tools/get_components.sh"):
-        programs.find("jaeger", environ)
+        local.find("jaeger", environ)
 
 
 def test_what_is_there_is_started_and_what_is_missing_is_said(
@@ -233,12 +232,14 @@ def test_a_program_on_path_is_good_enough(tmp_path: Path) -> None:
     script(tmp_path / "prometheus-alertmanager", "#!/bin/sh\n")
     environ = {"OTEL_TRAIN_TEST_BIN": str(tmp_path / "cache"), "PATH": str(tmp_path)}
 
-    assert programs.find("alertmanager", environ) == tmp_path / "prometheus-alertmanager"
+    assert local.find("alertmanager", environ) == tmp_path / "prometheus-alertmanager"
 
 
 def test_the_shipped_prometheus_reads_targets_soon_and_takes_a_day_of_old_samples() -> None:
     """A target file was seen after 5 minutes, and a spool of 40 minutes was refused."""
-    shipped = yaml.safe_load((files.folder() / "deploy" / "prometheus" / "prometheus.yml").read_text())
+    shipped = yaml.safe_load(
+        (configuration.folder() / "deploy" / "prometheus" / "prometheus.yml").read_text()
+    )
     jobs = [*shipped["scrape_configs"], *shipped["alerting"]["alertmanagers"]]
     found = [each for job in jobs for each in job["file_sd_configs"]]
 
@@ -249,14 +250,14 @@ def test_the_shipped_prometheus_reads_targets_soon_and_takes_a_day_of_old_sample
 
 def test_grafana_is_not_the_version_that_breaks_provisioning() -> None:
     """13.2.0 does."""
-    assert files.settings({})["GRAFANA_VERSION"] == "13.2.2"
+    assert configuration.settings({})["GRAFANA_VERSION"] == "13.2.2"
 
 
 def test_the_environment_wins_over_the_file_of_settings() -> None:
     """As it does for Compose."""
-    assert files.settings({})["PROMETHEUS_PORT"] == "9090"
-    assert files.settings({"PROMETHEUS_PORT": "1"})["PROMETHEUS_PORT"] == "1"
-    assert Ports.of(files.settings({})) == Ports()
+    assert configuration.settings({})["PROMETHEUS_PORT"] == "9090"
+    assert configuration.settings({"PROMETHEUS_PORT": "1"})["PROMETHEUS_PORT"] == "1"
+    assert Ports.of(configuration.settings({})) == Ports()
 
 
 DOCKER = """\
@@ -280,7 +281,7 @@ def test_compose_gets_the_shipped_file_profiles_and_store(docker: dict[str, str]
     said = Path(docker["SAID"]).read_text()
 
     assert said.startswith("TRACES=jaeger compose --project-directory")
-    assert f"--file {files.folder() / 'docker-compose.yml'} --profile demo up --detach" in said
+    assert f"--file {configuration.folder() / 'docker-compose.yml'} --profile demo up --detach" in said
 
 
 def test_down_takes_the_profiles_with_it_and_keeps_the_data(docker: dict[str, str]) -> None:

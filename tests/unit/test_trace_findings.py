@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train import catalog
-from otel_train.analyze.conclusions import findings, rank_finding
-from otel_train.analyze.rules import RULES
+from otel_train.analyze.events import read
+from otel_train.analyze.rules import RULES, findings, rank_finding
 from otel_train.analyze.summary import summarize
-from otel_train.analyze.trace import read
 from tests.support.made_trace import NCCL_STREAM, MadeTrace
 
 if TYPE_CHECKING:

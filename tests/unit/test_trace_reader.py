@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train import TraceError
-from otel_train.analyze import decode as decoding
-from otel_train.analyze import operands
-from otel_train.analyze.pieces import PIECE_BYTES, Limits
-from otel_train.analyze.trace import Kind, read
+from otel_train.analyze import events, reader
+from otel_train.analyze.events import Kind, read
+from otel_train.analyze.reader import PIECE_BYTES, Limits
 from tests.support.made_trace import MadeTrace, training, write_long
 
 if TYPE_CHECKING:
@@ -246,7 +245,7 @@ def test_the_slow_reader_agrees_with_the_quick_one(tmp_path: Path, monkeypatch: 
     """Without msgspec the standard library reads; nothing may depend on which."""
     path = training(steps=3, world_size=2).write(tmp_path / "t.json")
     quick = read(path)
-    monkeypatch.setattr(decoding, "_quick", lambda: None)
+    monkeypatch.setattr(reader, "_quick", lambda: None)
 
     slow = read(path)
 
@@ -280,9 +279,9 @@ def test_shapes_are_read_on_demand(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         made.op("aten::mm", number * 10.0, 4.0, **{"Input Dims": dims})
     made.op("aten::add", 50, 1, **{"Input Dims": inputs[0]})
     if not quick:
-        monkeypatch.setattr(operands, "_quick", lambda: None)
+        monkeypatch.setattr(events, "_quick", lambda: None)
 
-    found = operands.shapes(made.write(tmp_path / "t.json.gz"), "aten::mm")
+    found = events.shapes(made.write(tmp_path / "t.json.gz"), "aten::mm")
 
     assert [(row["shapes"], row["count"]) for row in found] == [("[[2, 3], []]", 2), ("[[4, 5], []]", 1)]
     assert found[0]["seconds"] == pytest.approx(8e-6)

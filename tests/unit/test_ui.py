@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 import pytest
 
-from otel_train.ui.app import application
 from otel_train.ui.artifacts import Captures
+from otel_train.ui.server import application
 from tests.support.asking import Answer, ask
 from tests.support.left_run import TOKEN, leave_run, say_summary
 from tests.unit.test_report import EVIL, a_run
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from otel_train.ui.listing import File
+    from otel_train.ui.run_list import File
 
 TABS = ("overview", "timing", "memory", "artifacts")
 CAPTURE = "captures/epoch_1-rank0.json.gz"

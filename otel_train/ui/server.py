@@ -1,33 +1,42 @@
-"""The web application: which address shows what, and who may ask."""
+"""The application and its server."""
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import ipaddress
 import os
+import socket
 import threading
+import webbrowser
 from importlib import resources
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from weakref import WeakKeyDictionary
 
 from starlette.applications import Starlette
 from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from otel_train.analyze.report_style import COLORS, SCRIPT, STYLE
+from otel_train.errors import ConfigError
 from otel_train.files import Documents, open_below
-from otel_train.hosts import is_known_host
+from otel_train.hosts import REQUEST_BYTES, REQUEST_S, is_known_host
+from otel_train.optional import require
 from otel_train.ui.artifacts import Captures
-from otel_train.ui.listing import files_of
+from otel_train.ui.live_view import Viewer
 from otel_train.ui.page import TABS, gone_page, run_page
-from otel_train.ui.rank_view import Viewer
-from otel_train.ui.run_list import RunList
+from otel_train.ui.run_list import RunList, files_of
 from otel_train.ui.runs_page import runs_page
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    import asyncio
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from pathlib import Path
 
     from starlette.requests import Request
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
 
 HEADERS = {
     # Bars and flames are as wide as their share: that is a style of the element, and the only one allowed inline.
@@ -184,3 +193,160 @@ class _OriginCheck:
             await send(message)
 
         await answer(scope, receive, marked)
+
+
+PORT = 8420
+_TRIED = 50
+_LAST = 65535
+_SIX = 6
+EXTRA = "web"
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket on the port, or on the next that is free.
+
+    Args:
+        host: name or address to listen on.
+        port: the first to try; 0 takes any.
+
+    Raises:
+        ConfigError: none is free, or there is no such host.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(
+            f"host {host!r}: {error.strerror or error}. Give a name or an address of this machine"
+        ) from error
+    problem = ""
+    for each in range(port, min(port + _TRIED, _LAST + 1)) if port else (0,):
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((address[0], each))
+            sock.listen(128)
+        except OSError as error:
+            sock.close()
+            problem = error.strerror or str(error)
+            continue
+        return sock
+    raise ConfigError(f"port {port}: {problem}, and so for the {_TRIED} after it. Give another with --port")
+
+
+def serve(root: Path, sock: socket.socket, *, only: str | None = None, hosts: tuple[str, ...] = ()) -> None:
+    """Serve the page until Ctrl-C or SIGTERM.
+
+    Args:
+        root: the folder of runs.
+        sock: a listening socket; it is closed at the end.
+        only: the one run to show; None for all.
+        hosts: names the page answers to, beside localhost and addresses.
+
+    Raises:
+        MissingExtraError: Starlette or uvicorn is not installed.
+        KeyboardInterrupt: Ctrl-C ended it.
+    """
+    with served(root, sock, only=only, hosts=hosts) as server:
+        server()
+
+
+@contextlib.contextmanager
+def served(
+    root: Path, sock: socket.socket, *, only: str | None = None, hosts: tuple[str, ...] = ()
+) -> Iterator[Callable[[], None]]:
+    """A function that serves until the block is left in another thread, or a signal comes in this one."""
+    require("starlette", extra=EXTRA)
+    uvicorn = require("uvicorn", extra=EXTRA)
+
+    # A page that a browser is still asking for must not hold up Ctrl-C.
+    config = uvicorn.Config(
+        application(root, only=only, hosts=hosts), log_level="warning", access_log=False, lifespan="off",
+        timeout_graceful_shutdown=1, server_header=False, ws="none", http=BoundedProtocol,
+    )  # fmt: skip
+    server = uvicorn.Server(config)
+    try:
+        yield lambda: server.run(sockets=[sock])
+    finally:
+        server.should_exit = True
+
+
+def address_of(sock: socket.socket) -> str:
+    """What to type into a browser."""
+    host, port = sock.getsockname()[:2]
+    place = ipaddress.ip_address(host)
+    if place.is_unspecified:
+        place = ipaddress.ip_address("127.0.0.1")
+    return f"http://[{place}]:{port}/" if place.version == _SIX else f"http://{place}:{port}/"
+
+
+def has_screen(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether a browser could be seen: not over SSH, and not without a display."""
+    return not environ.get("SSH_CONNECTION") and bool(
+        environ.get("DISPLAY") or environ.get("WAYLAND_DISPLAY")
+    )
+
+
+def show(address: str) -> None:
+    """Open the address in a browser, which may take its time."""
+    threading.Thread(target=webbrowser.open, args=(address,), daemon=True).start()
+
+
+MOST_CONNECTIONS: Final = 64
+"""Clients at once. A browser keeps six; one more drops the oldest whose request has not come yet, else the oldest."""
+
+_open: WeakKeyDictionary[Any, dict[BoundedProtocol, None]] = WeakKeyDictionary()
+"""By event loop: its connections in the order in which they came."""
+
+
+class BoundedProtocol(H11Protocol):
+    """A connection whose requests come in 2 s and 8 KiB in all, or end."""
+
+    _timer: asyncio.TimerHandle | None = None
+    _bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base class has it
+        """Count the client, and drop the oldest where there are too many."""
+        super().connection_made(transport)
+        clients = _open.setdefault(self.loop, {})
+        if len(clients) >= MOST_CONNECTIONS:
+            oldest = next((each for each in clients if each.unfinished), next(iter(clients)))
+            clients.pop(oldest)
+            oldest.transport.abort()
+        clients[self] = None
+        self._begin()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the client."""
+        _open.get(self.loop, {}).pop(self, None)
+        self._end()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Take what comes, as long as it is within its bounds."""
+        if not self.unfinished and not self._answering():
+            self._begin()
+        self._bytes += len(data)
+        if self._bytes > REQUEST_BYTES:
+            self.transport.abort()
+            return
+        super().data_received(data)
+        if self._answering():
+            self._end()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a request is coming in."""
+        return self._timer is not None
+
+    def _answering(self) -> bool:
+        cycle: Any = self.cycle  # None before the first request
+        return cycle is not None and not cycle.response_complete
+
+    def _begin(self) -> None:
+        self._bytes = 0
+        self._timer = self.loop.call_later(REQUEST_S, self.transport.abort)
+
+    def _end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

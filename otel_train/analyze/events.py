@@ -1,0 +1,500 @@
+"""Events of a trace as columns, and what is in their arguments."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache, partial
+from importlib.util import find_spec
+from operator import attrgetter
+from pathlib import Path
+from types import GenericAlias
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from otel_train.analyze.reader import BrokenTextError, Limits, Pieces, TraceFileSource, decode, json_value
+from otel_train.errors import TraceError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from otel_train.analyze.reader import Arguments, Event
+
+    Ints = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+    Codes = NDArray[np.int32]
+
+
+MOST_NAMES = 1_000_000
+"""Different names kept; a trace has thousands. Those beyond share one."""
+
+OTHER = "(other)"
+NS_PER_US = 1000
+LONGEST_US = 366 * 86400 * 1e6
+"""A trace is shorter than a year: events further than that from the median one carry no instant."""
+
+_LARGEST_CODE = 2**31 - 1
+_TIMES = attrgetter("ts", "dur")
+_ASSOCIATIONS = attrgetter("external", "correlation", "stream")
+_DEVICE = attrgetter("device", "size", "occupancy", "warps", "group", "collective")
+_ON_DEVICE: tuple[tuple[float, type[np.generic]], ...] = (
+    (-1, np.int32), (-1, np.int64), (np.nan, np.float32), (np.nan, np.float32), (0, np.int32), (0, np.int32),
+)  # fmt: skip
+"""What stands for "not said" in each column of ``_DEVICE``, and its type. Name 0 is the empty one."""
+_MEMORY = attrgetter("change", "allocated", "reserved", "device_type", "device_id")
+
+
+class Names(dict[Any, int]):
+    """Numbers things in the order in which they are first seen; those beyond ``MOST_NAMES`` share a number."""
+
+    def __missing__(self, thing: Any) -> int:  # Any: what is numbered
+        if len(self) >= MOST_NAMES:
+            return self.setdefault(OTHER, MOST_NAMES)
+        number = self[thing] = len(self)
+        return number
+
+    def codes(self, things: Iterable[Any], count: int) -> Codes:
+        """The number of each of ``count`` things."""
+        return np.fromiter(map(self.__getitem__, things), np.int32, count)
+
+
+class Spans(NamedTuple):
+    """Complete events (``ph`` X) in the order of the file.
+
+    Attributes:
+        name: int32, number of the name.
+        category: int32, number of the category.
+        lane: int32, number of the (pid, tid) pair.
+        start_ns: int64, since the first event.
+        dur_ns: int64, 0 or more.
+        external: int64, the operator that something on the device belongs to; -1 where not said.
+        correlation: int64, the same on a launch and on what it launched; -1 where not said.
+        stream: int32; -1 on the host.
+        device: int32; -1 on the host.
+        size: int64, bytes a copy moved; -1 where not said.
+        occupancy: float32, estimated occupancy, percent; NaN where not said.
+        warps: float32, warps per multiprocessor; NaN where not said.
+        group: int32, number of the process group's name; "" where not said.
+        collective: int32, number of the collective's name; "" where not said.
+    """
+
+    name: Codes
+    category: Codes
+    lane: Codes
+    start_ns: Ints
+    dur_ns: Ints
+    external: Ints
+    correlation: Ints
+    stream: Codes
+    device: Codes
+    size: Ints
+    occupancy: NDArray[np.float32]
+    warps: NDArray[np.float32]
+    group: Codes
+    collective: Codes
+
+    @property
+    def end_ns(self) -> Ints:
+        """int64, since the first event."""
+        ends: Ints = self.start_ns + self.dur_ns
+        return ends
+
+    def take(self, rows: Any) -> Spans:  # Any: whatever indexes an array
+        """The same columns for some rows."""
+        return Spans(*(column[rows] for column in self))
+
+
+class Memory(NamedTuple):
+    """What the allocators said, in the order of the file.
+
+    Attributes:
+        at_ns: int64, since the first event.
+        change: int64, bytes; below zero for a release.
+        allocated: int64, bytes in live tensors from then on; -1 where not said.
+        reserved: int64, bytes taken from the driver; -1 where not said.
+        device_type: int64; 0 is the host.
+        device_id: int64; -1 on the host.
+    """
+
+    at_ns: Ints
+    change: Ints
+    allocated: Ints
+    reserved: Ints
+    device_type: Ints
+    device_id: Ints
+
+
+class Columns:
+    """Collects events piece by piece.
+
+    Attributes:
+        names: names of events, groups and collectives.
+        categories: what kind of event.
+        lanes: (pid, tid) pairs.
+        unpaired: events that begin (``ph`` B) and are not complete; Kineto writes none.
+        untimed: complete events left out because they have no instant or length.
+    """
+
+    def __init__(self) -> None:
+        self.names, self.categories, self.lanes = Names({"": 0}), Names(), Names()
+        self.unpaired = 0
+        self.untimed = 0
+        self._spans: list[list[NDArray[Any]]] = []
+        self._memory: list[NDArray[Any]] = []
+
+    def add(self, events: Sequence[Event]) -> None:
+        """The events of one piece."""
+        spans = [event for event in events if event.ph == "X"]
+        others = [event for event in events if event.ph != "X"]
+        told = [event for event in others if event.ph == "i" and event.name == "[memory]"]
+        self.unpaired += sum(event.ph == "B" for event in others)
+        if told:
+            figures = np.array([(event.ts, *_MEMORY(event.args)) for event in told], np.float64)
+            self._memory.append(figures[np.isfinite(figures[:, 0])])
+        if spans:
+            self._add_spans(spans)
+
+    def _add_spans(self, spans: list[Event]) -> None:
+        count = len(spans)
+        arguments = [event.args for event in spans]
+        start, dur = (np.array(column, np.float64) for column in zip(*map(_TIMES, spans), strict=True))
+        external, correlation, stream = zip(*map(_ASSOCIATIONS, arguments), strict=True)
+        columns: list[NDArray[Any]] = [
+            self.names.codes([event.name for event in spans], count),
+            self.categories.codes([event.cat for event in spans], count),
+            self.lanes.codes([(event.pid, event.tid) for event in spans], count),
+            start,
+            dur,
+            np.array(external, np.int64),
+            np.array(correlation, np.int64),
+            _codes(stream),
+            *self._of_device([args if args.stream >= 0 else None for args in arguments]),
+        ]
+        timed = np.isfinite(start) & np.isfinite(dur) & (dur >= 0)
+        if not timed.all():
+            columns = [column[timed] for column in columns]
+            self.untimed += count - int(timed.sum())
+        self._spans.append(columns)
+
+    def _of_device(self, arguments: list[Arguments | None]) -> list[NDArray[Any]]:
+        """Columns that only what ran on a device fills: asking every event for them would take half of the time."""
+        rows = [row for row, args in enumerate(arguments) if args is not None]
+        columns: list[NDArray[Any]] = [np.full(len(arguments), nothing, kind) for nothing, kind in _ON_DEVICE]
+        if rows:
+            told = zip(*(_DEVICE(args) for args in arguments if args is not None), strict=True)
+            for column, values in zip(columns, told, strict=True):
+                if isinstance(values[0], str):
+                    column[rows] = self.names.codes(values, len(rows))
+                else:
+                    column[rows] = (
+                        _codes(values) if column.dtype == np.int32 else np.array(values, column.dtype)
+                    )
+        return columns
+
+    def spans(self) -> tuple[Spans, Memory, float]:
+        """Everything, and the instant of the first event in microseconds of the trace's clock. To be called once."""
+        parts, self._spans = self._spans, []
+        columns: list[NDArray[Any]] = []
+        for number, kind in enumerate(_TYPES):
+            columns.append(np.concatenate([part[number] for part in parts]) if parts else np.zeros(0, kind))
+            for part in parts:
+                part[number] = _EMPTY  # what is joined is let go: the peak is one column more than the result
+        memory = np.concatenate(self._memory) if self._memory else np.zeros((0, 6))
+        columns, first_us = self._dated(columns)
+        at_ns = np.clip(np.rint((memory[:, 0] - first_us) * NS_PER_US), -(2.0**62), 2.0**62).astype(np.int64)
+        figures = [np.clip(memory[:, index], -(2.0**62), 2.0**62).astype(np.int64) for index in range(1, 6)]
+        return Spans(*columns), Memory(at_ns, *figures), first_us
+
+    def _dated(self, columns: list[NDArray[Any]]) -> tuple[list[NDArray[Any]], float]:
+        start, dur = columns[3], columns[4]
+        if not start.size:
+            return [*columns[:3], start.astype(np.int64), dur.astype(np.int64), *columns[5:]], 0.0
+        near = (np.abs(start - np.median(start)) < LONGEST_US) & (dur < LONGEST_US)
+        if not near.all():
+            self.untimed += int((~near).sum())
+            columns = [column[near] for column in columns]
+            start, dur = columns[3], columns[4]
+        first_us = float(start.min()) if start.size else 0.0
+        columns[3] = np.rint((start - first_us) * NS_PER_US).astype(np.int64)
+        columns[4] = np.rint(dur * NS_PER_US).astype(np.int64)
+        return columns, first_us
+
+
+_EMPTY: NDArray[Any] = np.zeros(0)
+_TYPES: tuple[type[np.generic], ...] = (
+    np.int32, np.int32, np.int32, np.float64, np.float64, np.int64, np.int64, np.int32, np.int32, np.int64,
+    np.float32, np.float32, np.int32, np.int32,
+)  # fmt: skip
+"""Of the columns of ``Spans``, while times are still microseconds."""
+
+
+def _codes(values: Sequence[int]) -> Codes:
+    """Small numbers; what is no such number counts as not said."""
+    wide = np.array(values, np.int64)
+    return np.where(np.abs(wide) > _LARGEST_CODE, -1, wide).astype(np.int32)
+
+
+_KEY = "Input Dims"
+Seen = tuple[str, float]
+
+
+def shapes(path: str | Path, name: str, *, most: int = 10) -> list[dict[str, Any]]:
+    """The shapes with which an operator was called, the heaviest first.
+
+    Args:
+        path: a trace taken with ``record_shapes=True``.
+        name: the operator, such as ``aten::addmm``.
+        most: entries at most.
+
+    Returns:
+        ``shapes`` (JSON: one list per input, empty for what is no tensor), ``count``, and ``seconds`` from begin to
+        end. Empty where the operator does not occur or shapes were not recorded.
+
+    Raises:
+        TraceError: it is no trace.
+    """
+    path = Path(path)
+    sums: dict[str, list[float]] = {}
+    try:
+        for piece in Pieces(TraceFileSource(path, Limits()), path, decode=partial(_seen, name)):
+            for dims, dur_us in piece:
+                entry = sums.setdefault(dims, [0, 0.0])
+                entry[0] += 1
+                entry[1] += dur_us
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
+    ranked = sorted(sums.items(), key=lambda item: -item[1][1])[:most]
+    return [{"shapes": dims, "count": int(count), "seconds": us / 1e6} for dims, (count, us) in ranked]
+
+
+def _seen(name: str, text: bytes) -> list[Seen]:
+    quick = _quick()
+    if quick is not None:
+        try:
+            return [
+                (_plain(event.args.dims), event.dur)
+                for event in quick(text)
+                if event.name == name and event.args.dims
+            ]
+        except (ValueError, RecursionError):
+            pass  # as in ``decode``: the patient way tells whether it is JSON at all
+    return list(_patiently(name, text))
+
+
+def _patiently(name: str, text: bytes) -> Iterator[Seen]:
+    found = json_value(text)
+    if not isinstance(found, list):
+        raise BrokenTextError("not a list")
+    for event in found:
+        if isinstance(event, dict) and event.get("name") == name and isinstance(event.get("args"), dict):
+            dims, dur = event["args"].get(_KEY), event.get("dur")
+            if dims and isinstance(dur, (int, float)):
+                yield json.dumps(dims), float(dur)
+
+
+def _plain(dims: Any) -> str:  # Any: msgspec.Raw, the text as it stands
+    return json.dumps(json.loads(bytes(dims)))
+
+
+@cache
+def _quick() -> Callable[[bytes], list[Any]] | None:
+    if find_spec("msgspec") is None:
+        return None
+    import msgspec
+
+    arguments = msgspec.defstruct(
+        "_Dims", [("dims", msgspec.Raw, msgspec.Raw(b""))], rename={"dims": _KEY}, frozen=True
+    )
+    event = msgspec.defstruct(
+        "_Shaped", [("name", str, ""), ("dur", float, 0.0), ("args", arguments, arguments())], frozen=True
+    )
+    decoder: Callable[[bytes], list[Any]] = msgspec.json.Decoder(GenericAlias(list, (event,))).decode
+    return decoder
+
+
+KNOWN_SCHEMA = 1
+"""The ``schemaVersion`` that Kineto writes. Others are read as far as they are alike."""
+
+
+class Kind(IntEnum):
+    """What a complete event is."""
+
+    ELSE = 0
+    OP = 1
+    NOTE = 2
+    RUNTIME = 3
+    KERNEL = 4
+    COPY = 5
+    PYTHON = 6
+    DEVICE_NOTE = 7
+
+
+_KINDS = {
+    "cpu_op": Kind.OP,
+    "operator": Kind.OP,
+    "user_annotation": Kind.NOTE,
+    "cuda_runtime": Kind.RUNTIME,
+    "cuda_driver": Kind.RUNTIME,
+    "runtime": Kind.RUNTIME,
+    "hip_runtime": Kind.RUNTIME,
+    "xpu_runtime": Kind.RUNTIME,
+    "kernel": Kind.KERNEL,
+    "gpu_memcpy": Kind.COPY,
+    "gpu_memset": Kind.COPY,
+    "memcpy": Kind.COPY,
+    "memset": Kind.COPY,
+    "python_function": Kind.PYTHON,
+    "gpu_user_annotation": Kind.DEVICE_NOTE,
+}
+"""By category, in lower case. Source: libkineto's ActivityType.cpp; before 1.11 ``Operator``, ``Kernel`` and so on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """The complete events of one process as columns, and what the document says about itself.
+
+    Attributes:
+        path: where it was read.
+        rank: which rank; None where the trace does not say.
+        world_size: ranks in the run; None where the trace does not say.
+        about: keys of the document that are no events.
+        spans: complete events, in order of their start.
+        kind: int8, ``Kind`` of each.
+        memory: what the allocators said, in order of time.
+        names: by the numbers in the columns.
+        lanes: (pid, tid), by the numbers in the columns.
+        first_us: the instant 0 of the columns, on the clock of the trace.
+        missing: what is not in the trace or could not be read, a sentence each.
+    """
+
+    path: Path
+    rank: int | None
+    world_size: int | None
+    about: Mapping[str, Any]
+    spans: Spans
+    kind: NDArray[np.int8]
+    memory: Memory
+    names: Sequence[str]
+    lanes: Sequence[tuple[Any, Any]]
+    first_us: float
+    missing: tuple[str, ...]
+
+    def rows(self, *kinds: Kind) -> NDArray[np.intp]:
+        """Rows of events of some kinds, in order of their start."""
+        chosen: NDArray[np.intp] = np.flatnonzero(np.isin(self.kind, kinds))
+        return chosen
+
+    @property
+    def device_rows(self) -> NDArray[np.intp]:
+        """Rows of everything a device did: kernels, copies and fills."""
+        return self.rows(Kind.KERNEL, Kind.COPY)
+
+    @property
+    def span_ns(self) -> tuple[int, int]:
+        """First and last instant of all complete events; (0, 0) if there are none."""
+        ends = self.spans.end_ns
+        return (0, int(ends.max())) if ends.size else (0, 0)
+
+
+def read(
+    path: str | Path, *, progress: Callable[[int, int], None] | None = None, limits: Limits | None = None
+) -> Trace:
+    """Read a Chrome trace, as ``torch.profiler`` exports it.
+
+    Args:
+        path: plain JSON or gzip, up to gigabytes: it is read in pieces, and events become columns.
+        progress: called with (bytes read, bytes in the file) now and then.
+        limits: what a file may cost before it is refused.
+
+    Returns:
+        What could be read. ``missing`` says what could not.
+
+    Raises:
+        TraceError: there is no such file, or it is no trace.
+    """
+    path = Path(path)
+    columns, about, faults = _collected(path, progress, limits or Limits())
+    spans, memory, first_us = columns.spans()
+    order = np.argsort(spans.start_ns, kind="stable")
+    if not np.array_equal(order, np.arange(order.size)):
+        spans = spans.take(order)
+    faults["untimed"] = columns.untimed
+    if not spans.name.size and (faults["broken"] or faults["skipped"]):
+        raise TraceError(f"{path}: {faults['broken'] or 'nothing in it is an event'}; no event could be read")
+    kinds = [_KINDS.get(str(name).lower(), Kind.ELSE) for name in columns.categories] or [Kind.ELSE]
+    kind = np.array(kinds, np.int8)[np.minimum(spans.category, len(kinds) - 1)]
+    rank, world_size = _place(about)
+    return Trace(
+        path=path,
+        rank=rank,
+        world_size=world_size,
+        about=about,
+        spans=spans,
+        kind=kind,
+        memory=memory,
+        names=list(columns.names),
+        lanes=list(columns.lanes),
+        first_us=first_us,
+        missing=tuple(_missing(about, kind, remembers=bool(memory.at_ns.size), faults=faults)),
+    )
+
+
+def _collected(
+    path: Path, progress: Callable[[int, int], None] | None, limits: Limits
+) -> tuple[Columns, Mapping[str, Any], dict[str, Any]]:
+    """The events of a file, what stands around them, and what went wrong."""
+    columns, skipped = Columns(), 0
+    try:
+        pieces = Pieces(TraceFileSource(path, limits, progress), path, decode=decode, limits=limits)
+        for piece in pieces:
+            columns.add(piece.events)
+            skipped += piece.skipped
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
+    faults = {"broken": pieces.broken, "skipped": skipped + pieces.skipped, "unpaired": columns.unpaired}
+    return columns, pieces.about, faults
+
+
+def _place(about: Mapping[str, Any]) -> tuple[int | None, int | None]:
+    told = about.get("distributedInfo")
+    told = told if isinstance(told, dict) else {}
+    rank, size = (told.get(key) for key in ("rank", "world_size"))
+    return (
+        rank if isinstance(rank, int) and rank >= 0 else None,
+        size if isinstance(size, int) and size > 0 else None,
+    )
+
+
+def _missing(
+    about: Mapping[str, Any], kind: NDArray[np.int8], *, remembers: bool, faults: Mapping[str, Any]
+) -> list[str]:
+    """What the reader of any figure must know is not in it."""
+    here = set(np.unique(kind).tolist())
+    version = about.get("schemaVersion")
+    said = [
+        (faults["broken"], f"The file is cut off: {faults['broken']}."),
+        (faults["skipped"], f"{faults['skipped']:,} pieces of text are no events that can be read."),
+        (faults["untimed"], f"{faults['untimed']:,} events have no instant or length that makes sense."),
+        (faults["unpaired"], f"{faults['unpaired']:,} events are halves (ph B and E) and are left out."),
+        (not kind.size, "There are no events. Was the profiler stepped, and long enough for its schedule?"),
+        (kind.size and Kind.OP not in here, "There are no operators: was ProfilerActivity.CPU asked for?"),
+        (
+            kind.size and not here & {Kind.KERNEL, Kind.COPY},
+            (
+                "Nothing of a device is in it: a run on the CPU, ProfilerActivity.CUDA not asked for, or a profiler "
+                "that was not let to the device's counters."
+            ),
+        ),
+        (not remembers, "Nothing is said about memory: profile_memory=True was not set."),
+        (_place(about)[0] is None, "It does not say which rank it is."),
+        (version is None, "It does not say which version of the format it has; it is read as version 1."),
+        (
+            version not in (None, KNOWN_SCHEMA),
+            f"Its format has version {version!r}; it is read as version 1.",
+        ),
+    ]
+    return [sentence for applies, sentence in said if applies]

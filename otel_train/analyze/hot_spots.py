@@ -1,0 +1,245 @@
+"""Kernels, operators and stacks that take most of the time."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from otel_train.analyze.events import Kind
+from otel_train.clock import NS_PER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from otel_train.analyze.timeline import Scene
+
+LEAST_SHARE = 0.002
+"""Of the whole, from which a call is wide enough to be seen."""
+MOST_CALLS = 1500
+
+
+def flame(scene: Scene) -> list[dict[str, Any]]:
+    """Calls with the same callers put together, parents before children.
+
+    Returns:
+        ``name``, ``parent`` (a place in this list; -1 for the outermost), ``depth``, ``start_share`` and ``share``
+        (where it begins and how wide it is, of the whole), ``seconds``, ``count``. Children lie within their
+        parent. All threads of the host are put together; steps are left out, so that all steps are one.
+    """
+    calls, names = scene.calls, scene.trace.names
+    name = scene.trace.spans.name[calls.row]
+    length = calls.end_ns - scene.trace.spans.start_ns[calls.row]
+    steps = np.array([text.startswith("ProfilerStep#") for text in names], np.bool_)[name]
+    parent = _without(calls.parent, steps)
+    group, rows = _grouped(parent, name, ~steps)
+    if not rows:
+        return []
+    count = np.bincount(group[group >= 0], minlength=len(rows))
+    total = np.bincount(group[group >= 0], length[group >= 0], len(rows))
+    whole = float(sum(total[place] for place, (outer, _) in enumerate(rows) if outer < 0)) or 1.0
+    return _laid_out(rows, _Sums(total / whole, total / NS_PER_S, count), names)
+
+
+def _without(parent: Any, dropped: Any) -> Any:  # Any: intp[call], bool[call]
+    """Parents, where the children of what is dropped go to its own parent."""
+    found = parent.copy()
+    for _ in range(8):  # steps do not nest deeper
+        through = (found >= 0) & dropped[np.maximum(found, 0)]
+        if not through.any():
+            break
+        found[through] = parent[found[through]]
+    return found
+
+
+def _grouped(parent: Any, name: Any, kept: Any) -> tuple[Any, list[tuple[int, int]]]:  # Any: columns of calls
+    """For each call the number of its path; each path as (path of the parent, name)."""
+    group = np.full(parent.size, -1, np.int64)
+    rows: list[tuple[int, int]] = []
+    here = np.flatnonzero(kept & (parent < 0))
+    while here.size and len(rows) < 100 * MOST_CALLS:
+        outer = np.where(parent[here] < 0, -1, group[np.maximum(parent[here], 0)])
+        paths, index = np.unique(np.stack([outer, name[here]]), axis=1, return_inverse=True)
+        group[here] = len(rows) + index.reshape(-1)
+        rows += [(int(above), int(code)) for above, code in paths.T]
+        below = np.zeros(parent.size, np.bool_)
+        below[here] = True
+        here = np.flatnonzero(kept & (parent >= 0) & below[np.maximum(parent, 0)])
+    return group, rows
+
+
+class _Sums(NamedTuple):
+    """What is known of each path: columns of the same length."""
+
+    share: NDArray[np.float64]
+    seconds: NDArray[np.float64]
+    calls: NDArray[np.int64]
+
+
+def _laid_out(rows: list[tuple[int, int]], sums: _Sums, names: Sequence[str]) -> list[dict[str, Any]]:
+    share = sums.share
+    order = sorted(range(len(rows)), key=lambda place: (rows[place][0], -share[place]))
+    found: list[dict[str, Any]] = []
+    place_of: dict[int, int] = {-1: -1}
+    filled: dict[int, float] = {}
+    # Paths are numbered level by level, so that a parent always comes before its children.
+    for place in order:
+        outer, code = rows[place]
+        if outer not in place_of or share[place] < LEAST_SHARE or len(found) >= MOST_CALLS:
+            continue
+        above = found[place_of[outer]] if outer >= 0 else None
+        start = filled.get(outer, above["start_share"] if above else 0.0)
+        filled[outer] = start + float(share[place])
+        place_of[place] = len(found)
+        found.append(
+            {
+                "name": names[code],
+                "parent": place_of[outer],
+                "depth": above["depth"] + 1 if above else 0,
+                "start_share": start,
+                "share": float(share[place]),
+                "seconds": float(sums.seconds[place]),
+                "count": int(sums.calls[place]),
+            }
+        )
+    return found
+
+
+def by_name(
+    name: NDArray[np.int32], weight_ns: NDArray[np.int64], *, most: int, more: Mapping[str, NDArray[np.int64]]
+) -> list[dict[str, Any]]:
+    """One entry per name, the heaviest first.
+
+    Args:
+        name: int32[event].
+        weight_ns: int64[event], what to sort by; its sum is in ``seconds``.
+        most: entries at most.
+        more: further columns to sum, in nanoseconds, by the key they get.
+
+    Returns:
+        ``name`` (a number), ``count``, ``seconds``, ``share`` of the whole, and the further sums in seconds.
+    """
+    if not name.size:
+        return []
+    seen, index, count = np.unique(name, return_inverse=True, return_counts=True)
+    total = np.bincount(index, weight_ns, seen.size)
+    sums = {key: np.bincount(index, column, seen.size) for key, column in more.items()}
+    whole = float(total.sum())
+    return [
+        {
+            "name": int(seen[place]),
+            "count": int(count[place]),
+            "seconds": float(total[place]) / NS_PER_S,
+            "share": float(total[place]) / whole if whole else 0.0,
+            **{key: float(column[place]) / NS_PER_S for key, column in sums.items()},
+        }
+        for place in np.argsort(-total, kind="stable")[:most]
+    ]
+
+
+SHORT_NS = 10_000
+"""A kernel below 10 us costs the host about as much to launch as the device to run: a launch takes 2 to 10 us."""
+
+TENSOR_CORES = re.compile(
+    r"[hsci]\d*(?:884|1688|16816|8816)|16816|hmma|imma|wgmma|gmma|tensorop|warpgroup|xmma_(?:gemm|implicit_gemm|sparse)"
+    r"|flash_(?:fwd|bwd)|fmha|cutlass_\d+_wmma"
+)
+"""Names of kernels that use tensor cores. Source: ``TC_Allowlist`` of Kineto's tb_plugin, with Hopper's names added."""
+
+MATRIX = re.compile(r"gemm|gemv|conv|xmma|cutlass|fmha|flash|attention|wgrad|dgrad|nvjet", re.IGNORECASE)
+"""Names of kernels whose work tensor cores can do."""
+
+
+def top_kernels(scene: Scene, *, most: int = 10) -> list[dict[str, Any]]:
+    """What ran on the device, by time. ``share`` is of the time of all of it, stream by stream."""
+    spans, rows = scene.trace.spans, scene.device
+    found = by_name(spans.name[rows], spans.dur_ns[rows], most=most, more={})
+    for row in found:
+        here = rows[spans.name[rows] == row["name"]]
+        row["name"] = scene.trace.names[row["name"]]
+        row["mean_seconds"] = row["seconds"] / row["count"]
+        row["occupancy"] = _weighted(spans.occupancy[here] / 100, spans.dur_ns[here])
+        row["tensor_cores"] = TENSOR_CORES.search(row["name"]) is not None
+    return found
+
+
+def launches(scene: Scene) -> dict[str, Any] | None:
+    """How kernels get to the device; None where the trace has no kernel with its launch.
+
+    ``queue_seconds`` is how long a kernel waits between the end of its launch and its start: near zero, the
+    device waits for the host. ``outrun_share`` is the share of kernels shorter than their own launch.
+    """
+    spans, rows, launched = scene.trace.spans, scene.device, scene.launches
+    known = (launched.row >= 0) & ~scene.copies
+    if not known.any():
+        return None
+    call_ns = launched.end_ns[known] - launched.start_ns[known]
+    dur_ns = spans.dur_ns[rows[known]]
+    queue_ns = np.maximum(spans.start_ns[rows[known]] - launched.end_ns[known], 0)
+    return {
+        "count": int(known.sum()),
+        "per_step": float(known.sum()) / scene.steps.number.size if scene.steps.counted else None,
+        "call_seconds": float(call_ns.mean()) / NS_PER_S,
+        "kernel_seconds": float(np.median(dur_ns)) / NS_PER_S,
+        "short_share": float((dur_ns < SHORT_NS).mean()),
+        "outrun_share": float((dur_ns < call_ns).mean()),
+        "queue_seconds": {
+            name: float(np.quantile(queue_ns, q)) / NS_PER_S for name, q in (("p50", 0.5), ("p95", 0.95))
+        },
+    }
+
+
+def occupancy(scene: Scene) -> float | None:
+    """Estimated occupancy of the multiprocessors, 0 to 1, over the time of the kernels that say; None if none does."""
+    spans, rows = scene.trace.spans, scene.device[~(scene.communicates | scene.copies)]
+    return _weighted(spans.occupancy[rows] / 100, spans.dur_ns[rows])
+
+
+def tensor_cores(scene: Scene) -> dict[str, float] | None:
+    """Which part of kernel time is spent in kernels that use tensor cores; None without kernels.
+
+    ``share`` is of all kernels that compute, ``matrix_share`` how much of them could use tensor cores,
+    ``used_share`` how much of those do. All by the names of the kernels.
+    """
+    spans, rows = scene.trace.spans, scene.device[~(scene.communicates | scene.copies)]
+    if not rows.size:
+        return None
+    code, dur_ns = spans.name[rows], spans.dur_ns[rows]
+    uses = np.array([TENSOR_CORES.search(name) is not None for name in scene.trace.names])[code]
+    matrix = np.array([MATRIX.search(name) is not None for name in scene.trace.names])[code] | uses
+    whole, able_ns, used_ns = int(dur_ns.sum()), int(dur_ns[matrix].sum()), int(dur_ns[uses].sum())
+    return {
+        "share": used_ns / whole if whole else 0.0,
+        "matrix_share": able_ns / whole if whole else 0.0,
+        "used_share": used_ns / able_ns if able_ns else 0.0,
+    }
+
+
+def _weighted(values: Any, weight_ns: Any) -> float | None:  # Any: float32[event] and int64[event]
+    known = np.isfinite(values)
+    weight = float(weight_ns[known].sum())
+    return float((values[known] * weight_ns[known]).sum()) / weight if weight else None
+
+
+def top_ops(scene: Scene, *, most: int = 10) -> list[dict[str, Any]]:
+    """Operators of the host, by the time spent in them and in no operator below.
+
+    Calls of the CUDA runtime count to the operator that makes them, unless they wait for the device.
+    ``seconds`` is self time, ``total_seconds`` the time from begin to end; an operator that calls itself
+    directly counts once. ``share`` is of the self time of all operators.
+    """
+    calls, spans = scene.calls, scene.trace.spans
+    kind = scene.trace.kind[calls.row]
+    self_ns = calls.self_ns.copy()
+    launching = (kind == Kind.RUNTIME) & (calls.parent >= 0) & ~np.isin(calls.row, scene.synchronizing)
+    np.add.at(self_ns, calls.parent[launching], calls.self_ns[launching])
+    ops = np.flatnonzero(kind == Kind.OP)
+    name = spans.name[calls.row]
+    outer = calls.parent[ops]
+    again = (outer >= 0) & (name[np.maximum(outer, 0)] == name[ops])
+    total_ns = np.where(again, 0, (calls.end_ns - spans.start_ns[calls.row])[ops])
+    rows = by_name(name[ops], self_ns[ops], most=most, more={"total_seconds": total_ns})
+    return [{**row, "name": scene.trace.names[row["name"]]} for row in rows]

@@ -1,0 +1,488 @@
+"""Writes the artifacts of a run: documents, tables, how it ended."""
+
+from __future__ import annotations
+
+import csv
+import io
+import logging
+import math
+import os
+import shutil
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from otel_train.artifacts import traces
+from otel_train.artifacts.run_reader import RunReader, left_by
+from otel_train.atomic import make_ignored, replace_json, replace_text
+from otel_train.clock import NS_PER_S
+from otel_train.errors import RunDirectoryError
+from otel_train.files import create, make_folder, open_given, problem_of
+from otel_train.guard import Guard
+from otel_train.profiler.storage import RECORD_SUFFIX
+from otel_train.values import SECRETS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from otel_train.analyze.events import Trace
+    from otel_train.artifacts.run_reader import RunReader
+    from otel_train.config import Config
+
+
+VERSION = 1
+MOST_STEPS = 10_000
+"""Rows per step: two megabytes of JSON."""
+
+_WORDS = ("phase", "loader", "model", "stage")
+_FIGURES = (
+    "count", "failed", "inclusive_seconds", "self_seconds", "min", "avg", "p50", "p95", "p99", "max",
+    "device_count", "device_seconds", "device_p50", "device_p99",
+)  # fmt: skip
+
+
+def schema(name: str) -> str:
+    """What the key ``schema`` of a document says."""
+    return f"otel_train.artifacts.{name}/{VERSION}"
+
+
+def config(left: RunReader) -> dict[str, Any]:
+    """Who, where, versions and settings; what opens doors is left out."""
+    about = {key: value for key, value in without_secrets(left.about).items() if key != "schema"}
+    return {"schema": schema("config"), **identity(left), **about, "rank": left.rank}
+
+
+def without_secrets(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``run.json`` says; of a setting that opens doors only whether it is set. Settings are always an object."""
+    settings = about.get("settings")
+    settings = dict(settings) if isinstance(settings, dict) else {}
+    hidden = {name: "(set)" for name in SECRETS if settings.get(name)}
+    return {**about, "settings": {**settings, **hidden}}
+
+
+def identity(left: RunReader) -> dict[str, Any]:
+    """What every document begins with."""
+    known = {**left.about, **left.summary}
+    return {key: known.get(key) for key in ("run_id", "run_name", "attempt")} | {"rank": left.rank}
+
+
+def metrics(left: RunReader) -> dict[str, Any]:
+    """The last value of every metric that this rank has exported."""
+    rows = list(_metric_rows(left.metrics)) if left.metrics else []
+    instants = [row.pop("at") for row in rows]
+    return {
+        "schema": schema("metrics"),
+        **identity(left),
+        "as_of_unix_s": max(instants, default=None),
+        "metrics": rows,
+    }
+
+
+def _metric_rows(line: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    groups = (scope for group in _list(line, "resourceMetrics") for scope in _list(group, "scopeMetrics"))
+    for metric in (metric for scope in groups for metric in _list(scope, "metrics")):
+        kind = next((kind for kind in ("sum", "gauge", "exponentialHistogram") if kind in metric), "")
+        for point in _list(metric.get(kind), "dataPoints"):
+            row = {
+                "name": str(metric.get("name")),
+                "unit": str(metric.get("unit", "")),
+                "kind": "histogram" if kind == "exponentialHistogram" else kind,
+                "attributes": {
+                    str(item.get("key")): next(iter(item.get("value", {"": None}).values()), None)
+                    for item in _list(point, "attributes")
+                },
+                "at": (number(point.get("timeUnixNano")) or 0) / NS_PER_S,
+            }
+            if kind == "exponentialHistogram":
+                row |= {name: number(point.get(name)) for name in ("count", "sum", "min", "max")}
+            else:
+                row["value"] = number(point.get("asDouble"))
+            yield row
+
+
+def _list(owner: object, key: str) -> list[dict[str, Any]]:
+    found = owner.get(key) if isinstance(owner, dict) else None
+    return [item for item in found if isinstance(item, dict)] if isinstance(found, list) else []
+
+
+def number(value: object) -> float | int | None:
+    """A finite number, also one that JSON holds as text; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        return None
+    if not math.isfinite(found):
+        return None
+    return int(found) if found.is_integer() and not isinstance(value, float) else found
+
+
+def totals(left: RunReader) -> tuple[str, list[dict[str, Any]]]:
+    """Where the totals come from, and a row for each phase, loader, model and stage.
+
+    The summary counts from the start of the process. That of a run which was killed is older than its last edge:
+    then the flight file knows more, if it still holds the first edge.
+    """
+    timeline = left.timeline
+    if timeline is not None and timeline.whole and not left.ended:
+        rows, source = timeline.totals(), "flight.bin"
+    elif left.summary:
+        rows, source = _list(left.summary, "stages"), "summary.json"
+    else:
+        rows, source = (timeline.totals() if timeline is not None else []), "flight.bin"
+    return source, [
+        {key: str(row.get(key) or "") for key in _WORDS} | {key: number(row.get(key)) for key in _FIGURES}
+        for row in map(_with_mean, rows)
+    ]
+
+
+def _with_mean(row: dict[str, Any]) -> dict[str, Any]:
+    count, seconds = number(row.get("count")), number(row.get("inclusive_seconds"))
+    return {"avg": seconds / count, **row} if count and seconds is not None else row
+
+
+def steps(left: RunReader) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows per step, the last ones, and rows per epoch."""
+    timeline = left.timeline
+    if timeline is None or not len(timeline):
+        return [], []
+    first, first_epoch = first_step(left), _first_epoch(left)
+    names = [name for place, name in enumerate(timeline.stages) if timeline.selves_ns[:, place].any()]
+    places = [timeline.stages.index(name) for name in names]
+    per_step = [
+        {
+            "step": first + row,
+            "epoch": first_epoch + int(timeline.epoch[row]),
+            "ended_unix_s": timeline.unix_s(int(timeline.ended_ns[row])),
+            "seconds": int(timeline.duration_ns[row]) / NS_PER_S,
+            "stages": _spent(names, timeline.selves_ns[row, places].tolist()),
+        }
+        for row in range(max(0, len(timeline) - MOST_STEPS), len(timeline))
+    ]
+    per_epoch = []
+    for place, epoch in enumerate(np.unique(timeline.epoch).tolist()):
+        mine = timeline.epoch == epoch
+        per_epoch.append(
+            {
+                "epoch": first_epoch + epoch,
+                "steps": int(np.count_nonzero(mine)),
+                "seconds": int(timeline.duration_ns[mine].sum()) / NS_PER_S,
+                "stages": _spent(names, timeline.selves_ns[mine][:, places].sum(axis=0).tolist()),
+                "whole": place > 0 or timeline.whole,
+            }
+        )
+    return per_step, per_epoch
+
+
+def _spent(names: Sequence[str], spent_ns: Sequence[int]) -> dict[str, float]:
+    return {name: ns / NS_PER_S for name, ns in zip(names, spent_ns, strict=True) if ns}
+
+
+def first_step(left: RunReader) -> int:
+    """Number of the first step on file: counted back from the summary where the file begins later."""
+    timeline = left.timeline
+    if timeline is None or timeline.whole:
+        return 0
+    counted = number((left.summary.get("steps") or {}).get("train"))
+    return max(0, int(counted) - len(timeline)) if counted is not None else 0
+
+
+def _first_epoch(left: RunReader) -> int:
+    """Number of the first epoch on file, from 1; 0 where they are marked, and have their numbers."""
+    timeline = left.timeline
+    if timeline is None or timeline.whole or timeline.marked:
+        return 0 if timeline is not None and timeline.marked else 1
+    row = next((row for row in _list(left.summary, "loaders") if row.get("loader") == timeline.loader), {})
+    endings = row.get("endings")
+    ended = sum(int(number(count) or 0) for count in endings.values()) if isinstance(endings, dict) else 0
+    return 1 + max(0, ended - timeline.passes - 1)
+
+
+def stage_times(left: RunReader, source: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Totals, the last steps, the epochs."""
+    per_step, per_epoch = steps(left)
+    kept = ("count", "inclusive_seconds", "self_seconds", "avg")
+    timeline = left.timeline
+    return {
+        "schema": schema("stage_times"),
+        **identity(left),
+        "totals_from": source,
+        "totals": [{key: row[key] for key in (*_WORDS, *kept)} for row in rows],
+        "per_step": per_step,
+        "per_epoch": per_epoch,
+        "epochs_of": timeline.loader if timeline is not None else "",
+        "steps_on_file": len(timeline) if timeline is not None else 0,
+        "whole": timeline is not None and timeline.whole,
+    }
+
+
+def by_stage(left: RunReader, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The same totals by the name of the stage alone, as a stage timer has them."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows:
+        one = found.setdefault(row["stage"], {"count": 0, "total_seconds": 0.0, "self_seconds": 0.0})
+        one["count"] += row["count"] or 0
+        one["total_seconds"] += row["inclusive_seconds"] or row["self_seconds"] or 0.0
+        one["self_seconds"] += row["self_seconds"] or 0.0
+    for one in found.values():
+        one["avg_seconds"] = one["total_seconds"] / one["count"] if one["count"] else None
+        one["count"] = one["count"] or None
+    return {"schema": schema("by_stage"), **identity(left), "stages": found}
+
+
+_log = logging.getLogger("otel_train")
+
+
+def write_at_the_end(config: Config, rank: int, run: Path | None) -> None:
+    """Write them, on rank 0; what goes wrong is logged and hurts nobody.
+
+    Args:
+        config: of the run.
+        rank: this process, or the one that is gone.
+        run: the run directory; None where none could be made.
+    """
+    if not config.artifacts or rank != 0:
+        return
+    if run is None:
+        _log.warning("Artifacts are not written: there is no run directory to make them from")
+        return
+
+    with Guard("artifacts", limit=1):
+        try:
+            write(run, rank)
+        except RunDirectoryError as error:
+            _log.warning("Artifacts are not written: %s", error)
+
+
+FOLDER = "artifacts"
+"""Below the run directory; those of further ranks in a folder ``rank<r>`` of it."""
+
+CONFIG, METRICS, SUMMARY, STAGE_TIMES = (
+    "config.json",
+    "metrics.json",
+    "profiler_summary.json",
+    "stage_times.json",
+)
+OPS, TRACE, BY_STAGE, CAPTURES = (
+    "op_stats.csv",
+    "trace.json",
+    "profiler_context/stage_times.json",
+    "torch_profiler",
+)
+NAMES = (CONFIG, METRICS, STAGE_TIMES, BY_STAGE, OPS, TRACE, CAPTURES)
+"""What ``profiler_summary.json`` accounts for: it is written last, so that it knows."""
+
+MARK = ".otel-train-artifacts"
+"""Says that a folder is ours."""
+
+OP_COLUMNS = ("kind", "name", "count", "self_seconds", "total_seconds", "share")
+MOST_OPS = 5000
+_NO_CAPTURE = (
+    "there is no capture that can be read: take one with 'otel-train profile', or capture_every_steps="
+)
+
+
+@dataclass(kw_only=True)
+class Written:
+    """What was written.
+
+    Attributes:
+        folder: where.
+        files: by name: how many bytes, or why it is absent.
+        notes: what could not be read, a sentence each.
+    """
+
+    folder: Path
+    files: dict[str, dict[str, Any]] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def put(self, name: str) -> None:
+        """A file is there."""
+        self.files[name] = {"bytes": (self.folder / name).stat().st_size}
+
+    def leave_out(self, name: str, reason: str) -> None:
+        """A file is not there, nor one of an earlier time."""
+        (self.folder / name).unlink(missing_ok=True)
+        self.files[name] = {"absent": reason}
+
+
+def home_of(run: Path, rank: int) -> Path:
+    """Where the artifacts of a rank go when nobody says where."""
+    return run / FOLDER if rank == 0 else run / FOLDER / f"rank{rank}"
+
+
+def write(run: Path, rank: int, folder: Path | None = None) -> Written:
+    """Write the artifacts of one rank. What is there of an earlier time is replaced, file by file, as a whole.
+
+    Args:
+        run: the run directory; nothing in it is changed but its folder of artifacts.
+        rank: whose.
+        folder: where to; made when missing, and then git is told to ignore it.
+
+    Raises:
+        RunDirectoryError: the rank has left nothing, the folder is somebody else's, or it cannot be written.
+    """
+    left = left_by(run, rank)
+    target = home_of(run, rank) if folder is None else folder
+    try:
+        _claim(target, ours=folder is None)
+        return _write(left, target)
+    except OSError as error:
+        raise RunDirectoryError(f"{target}: cannot be written: {error.strerror or error}") from error
+
+
+def _write(left: RunReader, folder: Path) -> Written:
+    written = Written(folder=folder)
+    source, rows = totals(left)
+    plain: dict[str, Mapping[str, Any]] = {
+        CONFIG: config(left),
+        METRICS: metrics(left),
+        STAGE_TIMES: stage_times(left, source, rows),
+        BY_STAGE: by_stage(left, rows),
+    }
+    for name, document in plain.items():
+        make_folder((folder / name).parent)
+        replace_json(folder / name, document)
+        written.put(name)
+    found = left.newest_trace()
+    analysis = _operations(found, written)
+    _trace(left, found, written)
+    _captures(left, written)
+    written.notes = [*left.notes, *_doubts(left, source)]
+    summary = _summary(left, rows, analysis, written)
+    replace_json(folder / SUMMARY, {**summary, "artifacts": written.files, "notes": written.notes})
+    written.put(SUMMARY)
+    return written
+
+
+def _summary(
+    left: RunReader, rows: list[dict[str, Any]], analysis: dict[str, Any] | None, written: Written
+) -> dict[str, Any]:
+    """The figures of ``summary.json`` with the totals of these artifacts, and what the newest capture says."""
+    timeline = left.timeline
+    steps = left.summary.get("steps")
+    if not left.ended and timeline is not None and timeline.whole:
+        steps = {**(steps if isinstance(steps, dict) else {}), "train": len(timeline)}
+    known = {key: value for key, value in left.summary.items() if key not in ("schema", "stages", "steps")}
+    return {
+        "schema": schema("profiler_summary"),
+        **identity(left),
+        "state": None,
+        **known,
+        "ended": left.ended,
+        "steps": steps or {},
+        "stages": rows,
+        "capture": analysis if analysis is not None else {"absent": written.files[OPS]["absent"]},
+    }
+
+
+def _doubts(left: RunReader, source: str) -> list[str]:
+    said = []
+    if not left.ended:
+        said.append(
+            f"The run has not come to an end that anybody wrote down: the totals are those of {source} as it is now."
+        )
+    if left.timeline is None:
+        said.append("There is no flight file: nothing is known of single steps.")
+    elif not left.timeline.whole:
+        said.append(
+            "The flight file no longer holds the first steps: rows per step and per epoch begin later."
+        )
+    return said
+
+
+def _operations(found: tuple[Path, Trace] | None, written: Written) -> dict[str, Any] | None:
+    """Write ``op_stats.csv``; what the analysis of the newest capture says."""
+    if found is None:
+        written.leave_out(OPS, _NO_CAPTURE)
+        return None
+    from otel_train.analyze.summary import summarize
+
+    path, trace = found
+    analysis = summarize(trace, most=MOST_OPS)
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(OP_COLUMNS)
+    for kind, rows in (("operator", analysis["top_cpu_ops"]), ("kernel", analysis["top_cuda_ops"])):
+        for row in rows:
+            total_s = row.get("total_seconds", row["seconds"])
+            table.writerow((kind, row["name"], row["count"], row["seconds"], total_s, row["share"]))
+    replace_text(written.folder / OPS, text.getvalue())
+    written.put(OPS)
+    shown = {**analysis, "path": path.name, "file": path.name}
+    for key in ("top_cpu_ops", "top_cuda_ops"):
+        shown[key] = shown[key][:10]
+    return shown
+
+
+def _trace(left: RunReader, found: tuple[Path, Trace] | None, written: Written) -> None:
+    if found is not None:
+        try:
+            traces.unpack(found[0], written.folder / TRACE)
+        except (RunDirectoryError, EOFError) as error:
+            left.notes.append(f"trace.json is not the capture {found[0].name}: {error}.")
+        else:
+            written.put(TRACE)
+            return
+    timeline = left.timeline
+    if timeline is None or not len(timeline):
+        written.leave_out(TRACE, "there is no capture, and no step on file to make it from")
+        return
+    replace_json(written.folder / TRACE, traces.from_stages(left, timeline, first_step(left)))
+    written.put(TRACE)
+
+
+def _captures(left: RunReader, written: Written) -> None:
+    """The captures as they are, with their records; what is there of captures that are gone stays."""
+    if not left.captures:
+        written.files[CAPTURES] = {"absent": _NO_CAPTURE}
+        return
+    folder = written.folder / CAPTURES
+    make_folder(folder)
+    for path in left.captures:
+        beside = path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + RECORD_SUFFIX)
+        for one in (path, beside):
+            if not problem_of(one):
+                _copy(one, folder / one.name)
+    written.files[CAPTURES] = {"files": sorted(path.name for path in left.captures)}
+
+
+def _copy(source: Path, target: Path) -> None:
+    fresh = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        with open_given(source) as from_, os.fdopen(create(fresh), "wb") as to:
+            shutil.copyfileobj(from_, to)
+        fresh.replace(target)
+    finally:
+        fresh.unlink(missing_ok=True)
+
+
+def _claim(folder: Path, *, ours: bool) -> None:
+    """Make a folder, or make sure that what lies there under our names is ours.
+
+    Raises:
+        RunDirectoryError: it is not.
+        OSError: it cannot be made.
+    """
+    if ours and (folder.is_symlink() or folder.parent.is_symlink()):
+        raise RunDirectoryError(
+            f"{folder}: is a link, so it is left alone. Say where to write with --output-dir"
+        )
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise RunDirectoryError(f"{folder}: is no folder. Give another with --output-dir")
+    if folder.is_dir():
+        foreign = [name for name in (*NAMES, SUMMARY) if os.path.lexists(folder / name)]
+        if foreign and not (folder / MARK).is_file():
+            raise RunDirectoryError(
+                f"{folder}: holds {', '.join(foreign)} that otel-train has not written, and they are left alone. "
+                "Give another folder with --output-dir"
+            )
+    else:
+        make_ignored(folder)
+    for name in (CAPTURES, BY_STAGE.partition("/")[0]):
+        if (folder / name).is_symlink():
+            raise RunDirectoryError(f"{folder / name}: is a link, so it is left alone")
+    replace_text(folder / MARK, "Written by otel-train artifacts, which may replace what is here.\n")

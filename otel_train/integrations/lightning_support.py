@@ -1,0 +1,176 @@
+"""What the integration of Lightning is made of: its loggers, checkpoints, epochs, the run id."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import time
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import TYPE_CHECKING, Any
+
+from otel_train import front
+from otel_train.errors import ConfigError
+from otel_train.guard import Guard
+from otel_train.instrumentation.job_store import JobStore, connect, find_job
+from otel_train.integrations.shared import plain
+from otel_train.launchers import given_run_id
+from otel_train.profiler.requests import activities
+from otel_train.runinfo import LAUNCH_RUN, run_id_of_start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from otel_train.config import Config
+
+
+def time_checkpoints(trainer: Any) -> Callable[[], None]:
+    """Let ``trainer.save_checkpoint`` be a checkpoint of ours; what undoes that."""
+    save = trainer.save_checkpoint
+
+    @functools.wraps(save)
+    def timed(*args: Any, **kwargs: Any) -> Any:
+        with front.checkpoint():
+            return save(*args, **kwargs)
+
+    def undo() -> None:
+        if vars(trainer).get("save_checkpoint") is timed:
+            del trainer.save_checkpoint
+
+    trainer.save_checkpoint = timed
+    return undo
+
+
+def _mlflow_run(logger: Any) -> Any:
+    # The logger's run is active on no thread, so nobody would find it.
+    return logger.experiment.get_run(logger.run_id)
+
+
+def _experiment(logger: Any) -> Any:
+    return logger.experiment
+
+
+_KINDS: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "MLFlowLogger": ("mlflow", _mlflow_run),
+    "TensorBoardLogger": ("tensorboard", _experiment),
+    "WandbLogger": ("wandb", _experiment),
+}
+"""Our setting and what it takes, by the class of the logger, which has one in each of the two packages."""
+
+
+def trackers_of(trainer: Any, config: Config) -> dict[str, Any]:
+    """Runs and writers of a Trainer's loggers, by our settings; of those settings that are left to us.
+
+    Args:
+        trainer: has its loggers' runs open by now.
+        config: of the session.
+    """
+    found = {}
+    for logger in trainer.loggers if trainer.is_global_zero else ():
+        for kind in type(logger).__mro__:
+            setting, run_of = _KINDS.get(kind.__name__, ("", _experiment))
+            if setting and getattr(config, setting) == "auto" and setting not in found:
+                found[setting] = run_of(logger)
+    return found
+
+
+_log = logging.getLogger("otel_train")
+
+PATIENCE_S = 30.0
+"""Longest wait of a rank for rank 0, which may still be importing."""
+
+_POLL_S = 0.05
+
+
+def common_run_id(
+    number: int,
+    *,
+    environ: Mapping[str, str] = os.environ,
+    ranks: Callable[[], tuple[int, int] | None] = find_job,
+    store: Callable[[], JobStore | None] = connect,
+    patience_s: float = PATIENCE_S,
+) -> str:
+    """An id that all ranks of this job get here; "" where they have one in common anyway, or cannot meet.
+
+    Nothing collective: a rank that does not come keeps nobody waiting but for its own figures.
+
+    Args:
+        number: of the session in this process; the same on every rank.
+        environ: the process environment.
+        ranks: rank and world size of the job, if there is one of several.
+        store: the job's own.
+        patience_s: longest wait for rank 0.
+    """
+    place = ranks()
+    if place is None or given_run_id(environ) or environ.get(LAUNCH_RUN):
+        return ""
+    guard = Guard("the run id of all ranks")
+    with guard:
+        meeting = store()
+        return "" if meeting is None else _met(meeting, f"otel_train/run/{number}", place[0], patience_s)
+    return ""
+
+
+def _met(store: JobStore, key: str, rank: int, patience_s: float) -> str:
+    if rank == 0:
+        mine = run_id_of_start(time.time_ns(), os.urandom(3))
+        store.put(key, mine)
+        return mine
+    deadline_s = time.monotonic() + patience_s
+    while time.monotonic() < deadline_s:
+        found = store.read([key])
+        if found:
+            return found[key]
+        time.sleep(_POLL_S)
+    _log.warning("rank 0 named no run within %g s: this rank's figures lie in a run of their own", patience_s)
+    return ""
+
+
+SKIP_FIRST_STEPS, WAIT_STEPS = 10, 5
+"""Of an epoch that is profiled: ``skip_first`` and ``wait`` of ``torch.profiler.schedule`` in the earlier callback."""
+
+
+def fitted(steps: int | None, warmup: int, active: int) -> tuple[int, int, int]:
+    """Steps to let pass, to warm up in, and to record, in an epoch of ``steps``; None where that is not known."""
+    wait = SKIP_FIRST_STEPS + WAIT_STEPS
+    if steps is None:
+        return wait, warmup, active
+    if steps <= wait + warmup:
+        warmup = min(warmup, steps // 2)
+        wait = max(0, min(wait, steps - warmup - active))
+    return wait, warmup, max(1, min(active, steps - wait - warmup))
+
+
+def steps_of_an_epoch(batches: float, accumulated: int) -> int | None:
+    """Steps of an epoch of so many batches, of which so many make one; None where it has no end."""
+    return math.ceil(batches / max(accumulated, 1)) if math.isfinite(batches) else None
+
+
+def chosen(given: Any) -> frozenset[int]:  # Any: the user's own
+    """Epochs from a number, or any sequence of them; the first where there are none.
+
+    Raises:
+        ConfigError: one of them is none.
+    """
+    several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    if given is None or not several:
+        return frozenset({1})
+    for epoch in several:
+        if isinstance(epoch, bool) or not hasattr(epoch, "__index__") or epoch.__index__() < 1:
+            raise ConfigError(
+                f"profile_epochs={plain(given)!r}: {epoch!r} is no epoch. They count from 1: for the first write [1]"
+            )
+    return frozenset(epoch.__index__() for epoch in several)
+
+
+def activities_of(given: Any) -> tuple[str, ...]:  # Any: text, or some of texts and of torch's own
+    """What to record, in our settings' words.
+
+    Raises:
+        ConfigError: one of them does not exist, or there is none.
+    """
+    words = given.split(",") if isinstance(given, str) else given
+    several = list(words) if isinstance(words, (Sequence, AbstractSet)) else [words]
+    return activities([str(word).rpartition(".")[2] for word in several])

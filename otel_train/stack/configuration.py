@@ -1,0 +1,253 @@
+"""Ports, files, configuration and health of the stack."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import socket
+import time
+import urllib.error
+import urllib.request
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
+
+from otel_train.errors import ConfigError, StackError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+MARK = "docker-compose.yml"
+
+
+def folder() -> Path:
+    """The folder with ``docker-compose.yml``, ``.env``, ``deploy`` and ``grafana``.
+
+    A wheel carries them beside this module; a checkout has them at its top.
+
+    Raises:
+        StackError: they are in neither place.
+    """
+    here = Path(__file__).resolve()
+    for candidate in (here.parent / "files", here.parents[2]):
+        if (candidate / MARK).is_file() and (candidate / "deploy").is_dir():
+            return candidate
+    raise StackError(
+        f"the stack's files are not beside {here.parent}: this installation of otel-train is not complete. "
+        "Install it again from a wheel or a checkout"
+    )
+
+
+def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The names of ``.env`` with their values; the environment wins, as it does for compose."""
+    found = {}
+    for line in (folder() / ".env").read_text(encoding="utf-8").splitlines():
+        name, equals, value = line.partition("=")
+        if equals and not name.startswith("#"):
+            found[name] = environ.get(name) or value
+    return found
+
+
+def state_folder(environ: Mapping[str, str] = os.environ) -> Path:
+    """Where the stack keeps what it writes: data, logs, process ids. Not made."""
+    home = environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "otel-train" / "stack"
+
+
+ASK_EVERY_S = 0.25
+ANSWER_WITHIN_S = 2.0
+
+
+def healthy(url: str) -> bool:
+    """Whether ``url`` answers, and with a status below 300."""
+    try:
+        with urllib.request.urlopen(url, timeout=ANSWER_WITHIN_S):
+            return True
+    except (OSError, ValueError):
+        return False
+
+
+def wait(
+    urls: Mapping[str, str],
+    *,
+    timeout_s: float,
+    say: Callable[[str], None],
+    check: Callable[[], None] = lambda: None,
+) -> None:
+    """Wait until every part is well; a line for each that is.
+
+    Args:
+        urls: part to health address.
+        timeout_s: how long in all.
+        say: gets the lines.
+        check: called between questions; raises to give up early.
+
+    Raises:
+        StackError: some were not well in time; the message names them.
+    """
+    started_s = time.monotonic()
+    missing = dict(urls)
+    while True:
+        for name in [name for name, url in missing.items() if healthy(url)]:
+            del missing[name]
+            say(f"  {name:<14} ready after {time.monotonic() - started_s:.1f} s")
+        if not missing:
+            return
+        check()
+        if time.monotonic() - started_s > timeout_s:
+            named = ", ".join(f"{name} ({url})" for name, url in missing.items())
+            raise StackError(
+                f"not ready within {timeout_s:.0f} s: {named}. `otel-train stack logs` may say why"
+            )
+        time.sleep(ASK_EVERY_S)
+
+
+HOST = "127.0.0.1"
+LAST = 65535
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ports:
+    """One port for each thing that listens."""
+
+    otlp_grpc: int = 4317
+    otlp_http: int = 4318
+    collector_health: int = 13133
+    collector_metrics: int = 8888
+    prometheus: int = 9090
+    alertmanager: int = 9093
+    jaeger: int = 16686
+    jaeger_grpc: int = 16685
+    jaeger_otlp: int = 14317
+    jaeger_health: int = 13134
+    jaeger_metrics: int = 8889
+
+    @classmethod
+    def of(cls, settings: Mapping[str, str]) -> Ports:
+        """The ports that ``.env`` names, and the defaults of the rest.
+
+        Raises:
+            ConfigError: a port is not a number from 1 to 65535.
+        """
+        named = {field.name: settings.get(f"{field.name.upper()}_PORT", "") for field in fields(cls)}
+        return cls().changed(f"{name}={number}" for name, number in named.items() if number)
+
+    def changed(self, words: Iterable[str]) -> Ports:
+        """These, with some replaced, each as ``NAME=NUMBER``.
+
+        Raises:
+            ConfigError: there is no such port, or no such number.
+        """
+        changes = {}
+        for word in words:
+            name, _, number = word.partition("=")
+            if name not in asdict(self):
+                raise ConfigError(
+                    f"port {word!r}: expected NAME=NUMBER with one of {', '.join(asdict(self))}"
+                )
+            if not number.isdecimal() or not 0 < int(number) <= LAST:
+                raise ConfigError(f"port {word!r}: expected a number from 1 to {LAST}")
+            changes[name] = int(number)
+        return replace(self, **changes)
+
+    def check_free(self) -> None:
+        """Find out before anything starts.
+
+        Raises:
+            StackError: some are taken; the message names all of them.
+        """
+        taken = [f"{name}={number}" for name, number in asdict(self).items() if not _free(number)]
+        if taken:
+            raise StackError(
+                f"these ports of {HOST} are taken: {', '.join(taken)}. Stop what listens there, which may be a stack in "
+                f"containers, or choose another with --port, such as --port {taken[0].partition('=')[0]}=20000"
+            )
+
+
+def free_ports() -> Ports:
+    """Ports that nobody listens on at the moment."""
+    sockets = [socket.create_server((HOST, 0)) for _ in fields(Ports)]
+    numbers = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return Ports(**{field.name: number for field, number in zip(fields(Ports), numbers, strict=True)})
+
+
+def _free(port: int) -> bool:
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError:
+        return False
+    return True
+
+
+COLLECTOR: Final = "collector"
+"""Name of the stack's Collector, on the runs it carries and on its target."""
+
+_RECEIVER = re.compile(r"(?m)^  - name: (?P<name>\w+)$(?!\n    )")
+"""A receiver of the shipped Alertmanager file that says nothing yet."""
+
+
+def render(state: Path, ports: Ports, *, webhook: str = "", scrape: Sequence[str] = ()) -> None:
+    """Write ``state/conf``: the shipped files, with the addresses of this stack beside them.
+
+    Args:
+        state: folder of the stack.
+        ports: where its parts listen.
+        webhook: address that every alert goes to; "" for none.
+        scrape: addresses whose ``/metrics`` are scraped, such as ``127.0.0.1:9464``.
+
+    Raises:
+        ConfigError: ``webhook`` is not an address.
+    """
+    conf, shipped = state / "conf", folder() / "deploy"
+    shutil.rmtree(conf, ignore_errors=True)
+    conf.mkdir(parents=True, mode=0o700)
+    (conf / "targets").mkdir()
+    (conf / "targets.d").mkdir()
+    shutil.copyfile(shipped / "prometheus" / "prometheus.yml", conf / "prometheus.yml")
+    shutil.copytree(shipped / "prometheus" / "rules", conf / "rules")
+    addresses = {
+        "prometheus": ports.prometheus,
+        "alertmanager": ports.alertmanager,
+        "collector": ports.collector_metrics,
+        "traces": ports.jaeger_metrics,
+    }
+    for name, port in addresses.items():
+        labels = {"train_collector": COLLECTOR} if name == "collector" else {}
+        _write_targets(conf / "targets" / f"{name}.yml", [f"{HOST}:{port}"], **labels)
+    if scrape:
+        _write_targets(conf / "targets.d" / "trainers.yml", scrape)
+    write_alertmanager(conf / "alertmanager.yml", webhook)
+
+
+def write_alertmanager(path: Path, webhook: str) -> None:
+    """Write the shipped Alertmanager file, with an address in its receivers.
+
+    Args:
+        path: the file to write. Its folder is closed to others, as the address may carry a secret; the file itself
+            is not, because a container reads it as another user.
+        webhook: what every receiver calls; "" leaves them silent.
+
+    Raises:
+        ConfigError: ``webhook`` is not an http address.
+    """
+    text = (folder() / "deploy" / "alertmanager" / "alertmanager.yml").read_text(encoding="utf-8")
+    if webhook:
+        parsed = urlsplit(webhook)
+        if parsed.scheme not in {"http", "https"} or not parsed.netloc:
+            raise ConfigError(
+                f"webhook {webhook!r}: expected an address such as http://127.0.0.1:5001/alerts"
+            )
+        call = f"    webhook_configs: [{{url: {json.dumps(webhook)}, send_resolved: true}}]"
+        text = _RECEIVER.sub(lambda found: f"{found[0]}\n{call}", text)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    path.write_text(text, encoding="utf-8")
+
+
+def _write_targets(path: Path, addresses: Sequence[str], **labels: str) -> None:
+    """JSON is YAML, and Prometheus reads either."""
+    path.write_text(json.dumps([{"targets": list(addresses), "labels": labels}]) + "\n", encoding="utf-8")
