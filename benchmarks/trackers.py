@@ -15,18 +15,18 @@ from benchmarks.receiver import receiving
 from benchmarks.row import Row
 from benchmarks.spread import differences, spread_of
 from benchmarks.variants import Watched, bare, no_garbage_collection
-from otel_train.aggregation.tracker_rows import FlatRow
-from otel_train.exporters.trackers.mlflow import MlflowTracker
-from otel_train.exporters.trackers.tensorboard import TensorBoardTracker
-from otel_train.exporters.trackers.wandb import WandbTracker
-from otel_train.tracking import EVERY_STEPS
+from otel_train.trackers.metrics import FlatRow
+from otel_train.trackers.mlflow import MlflowTracker
+from otel_train.trackers.schedule import EVERY_STEPS
+from otel_train.trackers.tensorboard import TensorBoardTracker
+from otel_train.trackers.wandb import WandbTracker
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from benchmarks.plan import Plan
     from benchmarks.variants import Variant
-    from otel_train.exporters.trackers import Tracker
+    from otel_train.trackers import Tracker
 
 WHAT = (
     "Bare steps of 2 ms. Blocks of 3 seconds, bare, watched without a tracker, and with each that is installed (W&B"

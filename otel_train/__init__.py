@@ -7,16 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from otel_train import analyze as analyze
     from otel_train import jax as jax
-    from otel_train.config import Config
-    from otel_train.errors import (
-        ComparisonError,
-        ConfigError,
-        MissingExtraError,
-        OtelTrainError,
-        RunDirectoryError,
-        TraceError,
-    )
-    from otel_train.front import (
+    from otel_train.api import (
         begin,
         capture,
         checkpoint,
@@ -31,6 +22,15 @@ if TYPE_CHECKING:
         step,
         summary,
         watch,
+    )
+    from otel_train.config import Config
+    from otel_train.errors import (
+        ComparisonError,
+        ConfigError,
+        MissingExtraError,
+        OtelTrainError,
+        RunDirectoryError,
+        TraceError,
     )
     from otel_train.instrumentation.naming import Loader
     from otel_train.session import Session
@@ -87,7 +87,7 @@ def __getattr__(name: str) -> object:
 
     if name in _PACKAGES:
         return import_module(f"otel_train.{name}")
-    value: object = getattr(import_module(f"otel_train.{_ROOMS.get(name, 'front')}"), name)
+    value: object = getattr(import_module(f"otel_train.{_ROOMS.get(name, 'api')}"), name)
     globals()[name] = value
     return value
 

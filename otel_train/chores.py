@@ -10,7 +10,7 @@ from otel_train.guard import Guard
 if TYPE_CHECKING:
     from otel_train.aggregation.metrics import Signals
     from otel_train.aggregation.run_state import RunState
-    from otel_train.exporters.loaders import LoaderWatch
+    from otel_train.collectors.dataloader import LoaderWatch
     from otel_train.exporters.pump import Breath
     from otel_train.instrumentation.manager import InstrumentationManager
 

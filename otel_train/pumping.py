@@ -6,20 +6,20 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from otel_train.aggregation.metrics import Signals
-from otel_train.aggregation.operations import calls_of
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.spans import Ids, Tracer
-from otel_train.aggregation.tracker_rows import EpochWindow, left_out, no_memory
 from otel_train.chores import before_reading
 from otel_train.clock import NS_PER_S, system_clock
+from otel_train.distributed.coordinator import RankCoordinator
+from otel_train.distributed.export_profile import keep_rules, profile_of
 from otel_train.exporters.metric_reader import MetricReader, NoteReader, SelfMetrics
-from otel_train.exporters.profile import keep_rules, profile_of
 from otel_train.exporters.pump import Breath, PeriodicTask, Pump
-from otel_train.exporters.rank_coordinator import RankCoordinator
 from otel_train.exporters.summary import Documents, Window
 from otel_train.guard import Guard
 from otel_train.runinfo import about_run, resource_attributes
-from otel_train.tracking import Tracking
+from otel_train.trackers.metrics import EpochWindow, left_out, no_memory
+from otel_train.trackers.operations import calls_of
+from otel_train.trackers.schedule import Tracking
 from otel_train.unobserved import CoverageReporter, unobserved
 from otel_train.wiring import readings_of
 
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from otel_train.clock import Anchor
+    from otel_train.collectors.memory import Memories
     from otel_train.config import Config
+    from otel_train.distributed.coordinator import Job
     from otel_train.exporters.manager import Routes
-    from otel_train.exporters.memory import Memories
-    from otel_train.exporters.rank_coordinator import Job
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo
-    from otel_train.tracking import Listeners
+    from otel_train.trackers.schedule import Listeners
 
 _LOOK_EVERY_S = 2.0
 BY_HAND = "values by hand"

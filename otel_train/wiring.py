@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from otel_train.clock import system_clock
-from otel_train.exporters.hardware import AcceleratorReader, HardwareReader
-from otel_train.exporters.loaders import LoaderWatch
+from otel_train.collectors.dataloader import LoaderWatch
+from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
+from otel_train.collectors.process import ProcessReader
 from otel_train.exporters.metric_reader import MetricSources, SelfMetrics
-from otel_train.exporters.process import ProcessReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -82,7 +82,7 @@ def both_writers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 def nothing_left_open() -> Iterator[None]:
     """A session that a failed test leaves behind must not watch the next test."""
     yield
-    from otel_train.front import current
+    from otel_train.api import current
 
     session = current()
     if session is not None:

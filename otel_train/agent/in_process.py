@@ -22,9 +22,9 @@ from otel_train.agent.reports import Reports
 from otel_train.cache_sizes import CacheSizes
 from otel_train.children import free_in_forks
 from otel_train.config import CODE
+from otel_train.distributed.job_store import start_of_job
 from otel_train.errors import ConfigError
 from otel_train.guard import Guard
-from otel_train.instrumentation.job_store import start_of_job
 from otel_train.instrumentation.manager import InstrumentationManager
 from otel_train.runinfo import Process, detect
 
@@ -160,9 +160,9 @@ class AgentService:
     def _import_ahead(self) -> None:
         """Import what the service thread needs: while the program trains, an import holds the interpreter."""
         wanted = [
-            "otel_train.trackers",
+            "otel_train.trackers.manager",
             "otel_train.exporters.text_layout",
-            "otel_train.instrumentation.job_store",
+            "otel_train.distributed.job_store",
         ]
         if self._config.capture != "off":
             wanted.append("otel_train.profiler.setup")
@@ -511,8 +511,8 @@ class AgentService:
         self._requests.left = document
 
     def _do_exchange(self, which: dict[str, Any]) -> None:
-        from otel_train.exporters.rank_exchange import Exchange
-        from otel_train.instrumentation.job_store import connect
+        from otel_train.distributed.exchange import Exchange
+        from otel_train.distributed.job_store import connect
 
         self._reports.exchange = Exchange(connect, **which)
 
@@ -539,14 +539,14 @@ class AgentService:
 
         wanted = [name for name in SWITCHED if getattr(self._config, name) == "on"]
         if wanted:
-            from otel_train.trackers import check_installed
+            from otel_train.trackers.manager import check_installed
 
             for name in wanted:
                 check_installed(name, "on")
 
     def _make_trackers(self, opened: Opened) -> None:
         if self._reports.trackers is None and opened.info.rank == 0:
-            from otel_train.trackers import Trackers
+            from otel_train.trackers.manager import Trackers
 
             folder = Path(opened.run_directory) if opened.run_directory else None
             trackers = Trackers(self._config, opened.info, folder, thread=self._main)

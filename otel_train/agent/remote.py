@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from otel_train.agent.messages import LoopFigures, Report
     from otel_train.agent.ring_reader import SharedRings
     from otel_train.aggregation.run_state import RunState
-    from otel_train.aggregation.tracker_rows import FlatRow
-    from otel_train.exporters.rank_exchange import ExchangeRequest
+    from otel_train.distributed.exchange import ExchangeRequest
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.instrumentation.dataloader_workers import WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent, Value
     from otel_train.records import DeviceMemory, ExportBatch
+    from otel_train.trackers.metrics import FlatRow
 
     Send = Callable[..., None]
     """``send(what, *args)``: have the rank do something; no answer is wanted."""

@@ -7,10 +7,10 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.messages import LoaderFigures, Report, State
+from otel_train.distributed.job_store import find_job
 from otel_train.guard import Guard
 from otel_train.instrumentation.dataloader import look
 from otel_train.instrumentation.dataset_size import dataset_bytes
-from otel_train.instrumentation.job_store import find_job
 from otel_train.instrumentation.logged_values import Value, as_number, as_plain
 from otel_train.instrumentation.module import barrier_of
 
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from otel_train.cache_sizes import CacheSizes
-    from otel_train.exporters.rank_exchange import Exchange
+    from otel_train.distributed.exchange import Exchange
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent
     from otel_train.instrumentation.manager import InstrumentationManager
     from otel_train.profiler.flops import FlopCount
     from otel_train.profiler.setup import Capturing
-    from otel_train.trackers import Trackers
+    from otel_train.trackers.manager import Trackers
 
 _STATE_EVERY_S = 2.0
 _DEVICES_EVERY_S = 5.0

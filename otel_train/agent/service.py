@@ -26,10 +26,10 @@ from otel_train.agent.remote import (
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.artifacts.writer import write_at_the_end
 from otel_train.clock import system_clock
+from otel_train.collectors.memory import Memories, TreeReader
+from otel_train.distributed.coordinator import Job
 from otel_train.exporters.manager import Routes, Shared
-from otel_train.exporters.memory import Memories, TreeReader
 from otel_train.exporters.pump import BREATH_AFTER_NS
-from otel_train.exporters.rank_coordinator import Job
 from otel_train.guard import Guard
 from otel_train.profiler.endpoint import RequestFolder
 from otel_train.profiler.setup import rule_of

@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from otel_train import front
+from otel_train import api
 from otel_train.guard import Guard
 from otel_train.instrumentation.stages import switch
 
@@ -42,7 +42,7 @@ class Attachment:
         self._over = False
         # What fails here is not tried again: the program runs on unobserved.
         self._guard = Guard("observing this program", limit=1)
-        front.when_started.append(self._join)
+        api.when_started.append(self._join)
         os.register_at_fork(after_in_child=self._in_fork)
 
     def wait(self, package: str) -> None:
@@ -51,7 +51,7 @@ class Attachment:
         if not self._over:
             switch.wanted = self._wanted
             self._wait(package)
-        elif package == "torch" and (session := front.current()) is not None:
+        elif package == "torch" and (session := api.current()) is not None:
             session.add()  # it began with JAX
             session.find_models()
 
@@ -79,7 +79,7 @@ class Attachment:
             self._give_up()
             return
         with self._guard:
-            front.instrument()
+            api.instrument()
         if self._guard.faults:
             self._give_up()
 
@@ -117,7 +117,7 @@ class Attachment:
     def _in_fork(self) -> None:
         """A forked child has a session of its own, or none: what it inherited belongs to its parent."""
         with self._guard:
-            front.forget_in_fork()
+            api.forget_in_fork()
             self._give_up()
             self._over, switch.wanted = False, self._wanted
             for package in self._packages:

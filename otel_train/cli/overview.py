@@ -10,7 +10,7 @@ from otel_train.exporters.text_layout import INDENT, Page, known, pad, right
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from otel_train.aggregation.hang import HangSuspect
+    from otel_train.distributed.hang import HangSuspect
 
     Report = Mapping[str, Any]  # what otel_train.aggregation.postmortem.read returns
 

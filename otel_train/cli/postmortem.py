@@ -49,8 +49,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print whom the ranks were waiting for, and what each rank's flight file knows."""
-    from otel_train.aggregation.hang import compare
     from otel_train.aggregation.postmortem import read
+    from otel_train.distributed.hang import compare
 
     folders = arguments.chosen_ranks(args, FILE_NAME)
     reports = [read(folder) for folder in folders.values()]

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_train.atomic import dump_json
 from otel_train.config import CODE, ENVIRONMENT, Config, Origins, in_force, warn
+from otel_train.distributed.export_profile import LEAN_INTERVALS
 from otel_train.errors import ConfigError
 from otel_train.exporters.console import Progress, render_card
 from otel_train.exporters.disk import Disk, OnDisk
 from otel_train.exporters.otlp import OtlpExporter
 from otel_train.exporters.otlp_http import Connections
 from otel_train.exporters.plugins import PluginExporter, brought
-from otel_train.exporters.profile import LEAN_INTERVALS, Part
 from otel_train.exporters.prometheus import MetricsServers, PrometheusExporter
 from otel_train.exporters.providers import ProviderExporter
 from otel_train.exporters.pump import ExportRoute
@@ -33,8 +33,8 @@ from otel_train.values import SECRETS, IgnoredSetting
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from otel_train.distributed.export_profile import Profile
     from otel_train.exporters import Exporter
-    from otel_train.exporters.profile import Profile
     from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo
 
@@ -228,7 +228,7 @@ class Routes:
 
     def _on_disk(self, exporter: Exporter, part: str, every_s: float) -> ExportRoute:
         guard = Guard(part)
-        return ExportRoute(Part(OnDisk(exporter, self.disk, guard), self._profile), guard, every_s)
+        return ExportRoute(ProfileFilter(OnDisk(exporter, self.disk, guard), self._profile), guard, every_s)
 
     def _or_default(self, name: str, do: Callable[[Any], _T]) -> _T:  # Any: the value of a setting
         """``do`` with the value of a setting; with its default where the environment or a file has one that fails.
@@ -270,12 +270,14 @@ class Routes:
     def add_elsewhere(self, exporter: Exporter) -> None:
         """Export by way of somebody in the training process as well."""
         every_s = min(self._config.export_every_s, PROVIDED_EVERY_S)
-        route = ExportRoute(Part(exporter, self._profile), Guard("your providers"), every_s)
+        route = ExportRoute(ProfileFilter(exporter, self._profile), Guard("your providers"), every_s)
         route.exporter.export(ExportBatch())
         self._routes.append(route)
 
     def _add(self, brought: Iterable[PluginExporter], every_s: float) -> None:
-        self._routes += [ExportRoute(Part(one, self._profile), one.line.guard, every_s) for one in brought]
+        self._routes += [
+            ExportRoute(ProfileFilter(one, self._profile), one.line.guard, every_s) for one in brought
+        ]
 
     def on_post(self, path: str, take: Callable[[bytes, str], tuple[int, object]]) -> None:
         """Let ``take(body, token)`` answer what is posted to ``path``, where ``/metrics`` is served."""
@@ -406,3 +408,29 @@ def _run_document(config: Config, info: RunInfo, origins: Mapping[str, str]) -> 
         "settings_ignored": [each.document() for each in ignored],
     }
     return {**asdict(info), **settings, "version": VERSION}
+
+
+class ProfileFilter:
+    """Lets through to an exporter what a rank exports under its profile. Events always pass.
+
+    Args:
+        exporter: takes the rest.
+        profile: of this rank.
+    """
+
+    def __init__(self, exporter: Exporter, profile: Profile) -> None:
+        self._exporter = exporter
+        self._profile = profile
+
+    def export(self, batch: ExportBatch) -> None:
+        """Hand on what is left, if anything is."""
+        snapshot = batch.snapshot if self._profile.metrics else None
+        spans = batch.spans if self._profile.spans else ()
+        if snapshot or spans or batch.events or batch.final:
+            self._exporter.export(
+                ExportBatch(snapshot=snapshot, spans=spans, events=batch.events, final=batch.final)
+            )
+
+    def close(self, timeout_s: float) -> None:
+        """Close the exporter."""
+        self._exporter.close(timeout_s)

@@ -10,7 +10,7 @@ from otel_train import catalog as c
 from otel_train.accounting.types import PHASES, TRAIN
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
 from otel_train.clock import NS_PER_S, system_clock
-from otel_train.exporters.profile import LEAN, LEAN_EVENTS, profile_of
+from otel_train.distributed.export_profile import LEAN, LEAN_EVENTS, profile_of
 from otel_train.instrumentation.logged_values import UserEvent, Value, as_number, as_plain
 from otel_train.records import Snapshot
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from otel_train.aggregation.metrics import Signals
     from otel_train.aggregation.run_state import RunState
     from otel_train.clock import Anchor
+    from otel_train.collectors.dataloader import LoaderWatch
+    from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
+    from otel_train.collectors.process import ProcessReader
     from otel_train.config import Config
-    from otel_train.exporters.hardware import AcceleratorReader, HardwareReader
-    from otel_train.exporters.loaders import LoaderWatch
-    from otel_train.exporters.process import ProcessReader
     from otel_train.instrumentation.dataloader import LoaderProbe
     from otel_train.instrumentation.logged_values import ValueQueue
     from otel_train.runinfo import RunInfo

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from otel_train.aggregation.counters import StageTotals, Totals
     from otel_train.aggregation.run_state import RunState
     from otel_train.bottleneck.dataloader import LoaderFacts
+    from otel_train.distributed.coordinator import RankCoordinator
     from otel_train.exporters.manager import Routes
     from otel_train.exporters.metric_reader import SelfMetrics
     from otel_train.exporters.pump import Pump
-    from otel_train.exporters.rank_coordinator import RankCoordinator
     from otel_train.records import Finding, Pace
     from otel_train.runinfo import RunInfo
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
-from otel_train import front
+from otel_train import api
 from otel_train.integrations.shared import CallbackSession
 from otel_train.optional import require
 
@@ -41,7 +41,7 @@ class OtelTrainTracker(_Tracker):
     @property
     def tracker(self) -> Session | None:
         """The session."""
-        return front.current()
+        return api.current()
 
     def start(self) -> None:
         """Open the session, or join it."""
@@ -54,7 +54,7 @@ class OtelTrainTracker(_Tracker):
         """Hand over the numbers, and the tensors of one element, which are read later."""
         del step  # we know which it is
         with self._shared.guard:
-            session = front.current()
+            session = api.current()
             if session is not None:
                 session.log({name: value for name, value in values.items() if _is_number(value)})
 

@@ -8,7 +8,7 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from otel_train import front
+from otel_train import api
 from otel_train.arguments import refused, shown, truth, whole
 from otel_train.errors import MissingExtraError
 from otel_train.guard import Guard
@@ -89,7 +89,7 @@ class _Translation(_Callback):
             return
         ours = _enabled_in(trainer)
         settings = merged([each.settings for each in ours])
-        alone = trainer.world_size == 1 or front.current() is not None or _started_by_launcher(trainer)
+        alone = trainer.world_size == 1 or api.current() is not None or _started_by_launcher(trainer)
         run_id = "" if alone or settled(settings).config.run_id else common_run_id(shared.opened)
         if run_id:
             settings["run_id"] = run_id
@@ -111,7 +111,7 @@ class _Translation(_Callback):
             self._number = number
             with self._guard:
                 if _enabled_in(trainer)[0] is self:
-                    self._epoch = front.epoch(number)
+                    self._epoch = api.epoch(number)
                 self._epoch_begins(number, trainer, pl_module)
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
@@ -226,7 +226,7 @@ class ProfilerCallback(_Translation):
         super().__init__(enabled=enabled, settings=_console(top))
 
     def _epoch_begins(self, number: int, trainer: Any, pl_module: Any) -> None:
-        session = front.current()
+        session = api.current()
         if number not in self.profile_epochs or session is None:
             return
         manual = not getattr(pl_module, "automatic_optimization", True)
@@ -243,7 +243,7 @@ class ProfilerCallback(_Translation):
             _log.warning("epoch %d is not profiled: %s", number, refusal)
 
     def _epoch_ends(self) -> None:
-        session = front.current()
+        session = api.current()
         if self._number in self.profile_epochs and session is not None:
             session.epoch_captures().end()
 

@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
-from otel_train import front
+from otel_train import api
+from otel_train.distributed.job_store import JobStore, connect, find_job
 from otel_train.errors import ConfigError
 from otel_train.guard import Guard
-from otel_train.instrumentation.job_store import JobStore, connect, find_job
 from otel_train.integrations.shared import plain
 from otel_train.launchers import given_run_id
 from otel_train.profiler.requests import activities
@@ -32,7 +32,7 @@ def time_checkpoints(trainer: Any) -> Callable[[], None]:
 
     @functools.wraps(save)
     def timed(*args: Any, **kwargs: Any) -> Any:
-        with front.checkpoint():
+        with api.checkpoint():
             return save(*args, **kwargs)
 
     def undo() -> None:

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from otel_train import front
+from otel_train import api
 from otel_train.config import CODE
 from otel_train.guard import Guard
 from otel_train.sources import settle
-from otel_train.trackers import told_apart
+from otel_train.trackers.manager import told_apart
 from otel_train.values import words_of
 
 if TYPE_CHECKING:
@@ -56,12 +56,12 @@ class SharedSession:
         Raises:
             ConfigError: a setting, a model or a loader is not what it should be.
         """
-        before = front.current()
-        session = front.instrument(model, loaders, **given)
+        before = api.current()
+        session = api.instrument(model, loaders, **given)
         if before is None:
             self.opened += 1
             self._holders.clear()  # of a session that has been closed by somebody else
-            self._own = None if front.when_started else session
+            self._own = None if api.when_started else session
             session.find_models()
         elif holder not in self._holders:
             session.show_blocks(filter(None, _words(given.get("console_blocks", ""))))
@@ -79,7 +79,7 @@ class SharedSession:
         if holder not in self._holders:
             return
         self._holders.discard(holder)
-        session, own = front.current(), self._own
+        session, own = api.current(), self._own
         if self._holders:
             return
         if error is None and session is not None:
@@ -179,7 +179,7 @@ class CallbackSession:
     def begin_epoch(self, number: Callable[[], int]) -> None:
         """Mark the epoch that begins here."""
         with self.guard:
-            self._epoch = front.epoch(number())
+            self._epoch = api.epoch(number())
 
     def end_epoch(self) -> None:
         """It is over."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from numbers import Real
 from typing import Any
 
-from otel_train import front
+from otel_train import api
 from otel_train.integrations.shared import CallbackSession
 from otel_train.optional import require
 
@@ -52,7 +52,7 @@ class OtelTrainCallback(_Callback):
         del args, state, control
         with self._shared.guard:
             known = {"loss", "learning_rate", "grad_norm"}
-            front.log(**{k: v for k, v in (logs or {}).items() if k in known and isinstance(v, Real)})
+            api.log(**{k: v for k, v in (logs or {}).items() if k in known and isinstance(v, Real)})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Close the session, if it is ours and nobody else's."""

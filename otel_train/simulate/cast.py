@@ -8,12 +8,12 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_train.aggregation.rank_monitor import RankMonitor
-from otel_train.aggregation.rank_report import digest_of, encode
 from otel_train.catalog import SPAN_RANK
 from otel_train.clock import NS_PER_S
-from otel_train.exporters.profile import Profile, profile_of
-from otel_train.exporters.rank_coordinator import RECORDS_PER_S
+from otel_train.distributed.coordinator import RECORDS_PER_S
+from otel_train.distributed.export_profile import Profile, profile_of
+from otel_train.distributed.rank_monitor import RankMonitor
+from otel_train.distributed.rank_report import digest_of, encode
 from otel_train.runinfo import RunInfo, instance_id, resource_attributes
 from otel_train.simulate.actor import Actor
 from otel_train.simulate.plot import Plot
@@ -21,9 +21,9 @@ from otel_train.simulate.plot import Plot
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_train.aggregation.rank_report import RankReport
     from otel_train.clock import Anchor
     from otel_train.config import Config
+    from otel_train.distributed.rank_report import RankReport
     from otel_train.records import AttributeValue, Span
 
 MOST_ACTORS = 16

@@ -9,10 +9,10 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_train.clock import NS_PER_S, system_clock
+from otel_train.distributed.export_profile import LEAN_INTERVALS
 from otel_train.errors import StackError
 from otel_train.exporters.otlp_json import metrics_line, spans_line, with_resource
 from otel_train.exporters.otlp_transport import OtlpTransport
-from otel_train.exporters.profile import LEAN_INTERVALS
 from otel_train.guard import Guard
 from otel_train.simulate.tally import Sizes, Tally, sizes_of
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.aggregation.hang import compare
 from otel_train.aggregation.postmortem import read
+from otel_train.distributed.hang import compare
 from tests.support.ranks import arguments, environment, events, free_port, job, summary, whole
 
 if TYPE_CHECKING:

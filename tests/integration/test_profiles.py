@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client import parser
 
-from otel_train.exporters.profile import LEAN
+from otel_train.distributed.export_profile import LEAN
 from tests.integration.loops.truth import QUIET, Net, Watch, loader, loss_of, sgd
 from tests.support.inside import inside
 

@@ -18,8 +18,8 @@ import pytest
 import torch
 
 import otel_train
-from otel_train.aggregation.tracker_rows import FlatRow
-from otel_train.exporters.trackers.mlflow import MlflowTracker
+from otel_train.trackers.metrics import FlatRow
+from otel_train.trackers.mlflow import MlflowTracker
 from tests.support import wandb_file
 
 ROOT = Path(__file__).parents[2]

@@ -54,7 +54,7 @@ def test_a_wrong_variable_stops_no_training_and_is_in_the_summary(
     """A variable may be of a whole cluster; whoever starts a run there did not write it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setattr("otel_train.trackers.find_spec", lambda _: None)
+    monkeypatch.setattr("otel_train.trackers.manager.find_spec", lambda _: None)
     monkeypatch.setenv("OTEL_TRAIN_PROMETHEUS_PORT", "0")
     monkeypatch.setenv("OTEL_TRAIN_EXIT_TIMEOUT_S", "0.1")
     if "OTLP" in variable:

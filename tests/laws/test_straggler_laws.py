@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.aggregation.stragglers import Stragglers, compare
+from otel_train.distributed.straggler import Stragglers, compare
 from tests.support.peers import later, world
 
 if TYPE_CHECKING:
-    from otel_train.aggregation.rank_report import RankReport
-    from otel_train.aggregation.stragglers import Straggler
+    from otel_train.distributed.rank_report import RankReport
+    from otel_train.distributed.straggler import Straggler
 
 STAGES = ("data", "forward", "backward", "optimizer", "other")
 times = st.lists(st.floats(1e-4, 1.0), min_size=len(STAGES), max_size=len(STAGES))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.clock import Anchor
 from otel_train.config import Config
-from otel_train.exporters.profile import LEAN_INTERVALS
+from otel_train.distributed.coordinator import Job, RankCoordinator
+from otel_train.distributed.export_profile import LEAN_INTERVALS
 from otel_train.exporters.prometheus_page import PageCollector, RankPage
-from otel_train.exporters.rank_coordinator import Job, RankCoordinator
 from otel_train.guard import Guard
 from otel_train.recording.events import Ending, Flag, Op
 from otel_train.records import HistogramPoint
@@ -23,7 +23,7 @@ from tools.alerts_pages import ALERT_FILES, groups
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
-    from otel_train.exporters.rank_exchange import ExchangeRequest
+    from otel_train.distributed.exchange import ExchangeRequest
     from otel_train.records import MetricFamily, Snapshot
 
 TRAIN, VAL, H2D, FORWARD, BACKWARD, OPTIMIZER, CHECKPOINT = range(len(SOURCES))

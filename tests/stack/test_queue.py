@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_train.cli.main import main
-from otel_train.exporters.profile import LEAN_INTERVALS
+from otel_train.distributed.export_profile import LEAN_INTERVALS
 from tests.support.stack import ask, stack, value, wait_for
 
 if TYPE_CHECKING:

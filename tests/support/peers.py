@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_train.aggregation.rank_report import NAMED, RankReport
 from otel_train.catalog import STAGES
+from otel_train.distributed.rank_report import NAMED, RankReport
 
 
 def digest(rank: int, **facts: Any) -> RankReport:

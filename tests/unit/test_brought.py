@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_train.api import instrument
 from otel_train.config import Config
 from otel_train.errors import ConfigError
 from otel_train.exporters.plugins import GROUP, MOST_WAITING, brought
-from otel_train.front import instrument
 from otel_train.records import Event, ExportBatch
 from otel_train.testing import Kept
 

@@ -17,7 +17,7 @@ from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.bottleneck.rules import findings
 from otel_train.clock import Anchor
-from otel_train.exporters.hardware import AcceleratorReader
+from otel_train.collectors.hardware import AcceleratorReader
 from otel_train.recording.events import Instrumented, SourceKind
 from otel_train.records import DeviceTimes, Point
 from otel_train.testing import FakeClock

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.aggregation.rank_report import COUNTED, MOST_CHARS, NAMED, RankReport, decode, encode
 from otel_train.catalog import PHASES, RANK_EVENT, STAGES
+from otel_train.distributed.rank_report import COUNTED, MOST_CHARS, NAMED, RankReport, decode, encode
 from tests.support.peers import digest
 
 counts = st.integers(0, 10**12)

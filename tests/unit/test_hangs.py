@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.aggregation.hang import MOST_NAMED, suspects
+from otel_train.distributed.hang import MOST_NAMED, suspects
 from tests.support.peers import digest
 
 STILL = {"stalled": True, "quiet_s": 300.0}

@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import DataLoader
 
 import otel_train
-from otel_train.aggregation.tracker_rows import left_out, without
 from otel_train.errors import ConfigError
 from otel_train.instrumentation.naming import role_of
 from otel_train.integrations.lightning_support import (
@@ -25,6 +24,7 @@ from otel_train.integrations.lightning_support import (
     time_checkpoints,
 )
 from otel_train.integrations.shared import SharedSession, checked, merged, plain
+from otel_train.trackers.metrics import left_out, without
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -350,7 +350,7 @@ def test_an_id_that_ranks_have_in_common_already_is_theirs() -> None:
 def test_no_library_is_imported_but_by_its_own_module() -> None:
     """``import otel_train`` costs milliseconds, with or without them installed."""
     program = (
-        "import sys, otel_train, otel_train.front, otel_train.integrations.shared, otel_train.cli.main\n"
+        "import sys, otel_train, otel_train.api, otel_train.integrations.shared, otel_train.cli.main\n"
         f"print([name for name in {LIBRARIES} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

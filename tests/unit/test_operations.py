@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import otel_train
 from otel_train.accounting.types import NOTHING
-from otel_train.aggregation.operations import HeldOperations, calls_of
 from otel_train.clock import Anchor
 from otel_train.instrumentation.timers import MOST_WAITING, Timers, Token
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
+from otel_train.trackers.operations import HeldOperations, calls_of
 
 if TYPE_CHECKING:
     import pytest

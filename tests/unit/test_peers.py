@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.aggregation.metrics import MetricBuilder
-from otel_train.aggregation.rank_monitor import RankMonitor
-from otel_train.aggregation.rank_report import encode
 from otel_train.catalog import RANK_EVENT
+from otel_train.distributed.rank_monitor import RankMonitor
+from otel_train.distributed.rank_report import encode
 from otel_train.records import Point
 from tests.support.peers import digest, later
 
 if TYPE_CHECKING:
-    from otel_train.aggregation.hang import HangSuspect
-    from otel_train.aggregation.rank_report import RankReport
+    from otel_train.distributed.hang import HangSuspect
+    from otel_train.distributed.rank_report import RankReport
 
 
 class Seen:

@@ -10,7 +10,7 @@ import pytest
 
 from otel_train import catalog as c
 from otel_train.aggregation.metrics import MetricBuilder
-from otel_train.exporters.process import ProcessReader
+from otel_train.collectors.process import ProcessReader
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,8 @@ import pytest
 
 from otel_train.aggregation.span_sampler import UNDECIDED
 from otel_train.config import Config
-from otel_train.exporters.profile import Part, Profile, keep_rules, profile_of
+from otel_train.distributed.export_profile import Profile, keep_rules, profile_of
+from otel_train.exporters.manager import ProfileFilter
 from otel_train.records import Event, ExportBatch, Snapshot, Span
 from otel_train.runinfo import Process, RunInfo, detect
 
@@ -119,7 +120,7 @@ EVENT = Event(name="train.stall", time_unix_ns=1)
 def test_an_exporter_gets_what_its_rank_exports_and_every_event() -> None:
     """Events are the local log: they say why a rank that exports nothing died."""
     kept = Kept()
-    part = Part(kept, at(9, 10_240))
+    part = ProfileFilter(kept, at(9, 10_240))
     part.export(ExportBatch(snapshot=SNAPSHOT, spans=(SPAN,)))
     part.export(ExportBatch(snapshot=SNAPSHOT, spans=(SPAN,), events=(EVENT,)))
     part.export(ExportBatch(final=True))
@@ -133,6 +134,6 @@ def test_a_full_rank_exports_everything() -> None:
     """Nothing is lost on the way."""
     kept = Kept()
     batch = ExportBatch(snapshot=SNAPSHOT, spans=(SPAN,), events=(EVENT,), final=True)
-    Part(kept, at(1, 2)).export(batch)
+    ProfileFilter(kept, at(1, 2)).export(batch)
 
     assert kept.batches == [batch]

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.aggregation.metrics import MetricBuilder
-from otel_train.aggregation.rank_report import decode, encode
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.clock import Anchor
 from otel_train.config import Config
-from otel_train.exporters.rank_coordinator import RECORDS_PER_S, Job, RankCoordinator
+from otel_train.distributed.coordinator import RECORDS_PER_S, Job, RankCoordinator
+from otel_train.distributed.rank_report import decode, encode
 from otel_train.runinfo import Process, detect
 from otel_train.testing import FakeClock
 from tests.support.peers import digest

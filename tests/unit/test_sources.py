@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import otel_train
+from otel_train.api import instrument
 from otel_train.autoinstrument import runner
 from otel_train.cli.main import main
 from otel_train.config import Config
 from otel_train.doctor import settings
 from otel_train.errors import ConfigError
 from otel_train.exporters.console import render_card
-from otel_train.front import instrument
 from otel_train.sources import project_file, settle
 from otel_train.values import FILE_VARIABLE
 
@@ -470,5 +470,5 @@ def test_files_are_read_where_a_session_starts_and_nowhere_else() -> None:
     }
 
     assert {user for user in users if not user.startswith(("cli/", "doctor/"))} == {
-        "front.py", "integrations/shared.py", "autoinstrument/runner.py",
+        "api.py", "integrations/shared.py", "autoinstrument/runner.py",
     }  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_train.aggregation.hang import compare
 from otel_train.cli.overview import render, sentence
+from otel_train.distributed.hang import compare
 from otel_train.exporters.text_layout import Page
 
 

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.aggregation.rank_report import NAMED
-from otel_train.aggregation.stragglers import Straggler, Stragglers, compare, finding, windows_needed
+from otel_train.distributed.rank_report import NAMED
+from otel_train.distributed.straggler import Straggler, Stragglers, compare, finding, windows_needed
 from tests.support.peers import digest, later, world
 
 if TYPE_CHECKING:
-    from otel_train.aggregation.rank_report import RankReport
+    from otel_train.distributed.rank_report import RankReport
 
 FAIR = {"data": 0.001, "forward": 0.010, "backward": 0.020, "optimizer": 0.001, "other": 0.001}
 

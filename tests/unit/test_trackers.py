@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train import front, trackers
-from otel_train.aggregation.tracker_rows import FlatRow
+from otel_train import api
 from otel_train.config import Config
 from otel_train.errors import ConfigError
-from otel_train.exporters.trackers.console_blocks import BlocksTracker
-from otel_train.exporters.trackers.queue import TrackerQueue
-from otel_train.exporters.trackers.tensorboard import TensorBoardTracker
-from otel_train.exporters.trackers.wandb import WandbTracker
+from otel_train.trackers import manager
+from otel_train.trackers.console import BlocksTracker
+from otel_train.trackers.metrics import FlatRow
+from otel_train.trackers.queue import TrackerQueue
+from otel_train.trackers.tensorboard import TensorBoardTracker
+from otel_train.trackers.wandb import WandbTracker
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -209,7 +210,7 @@ def test_runs_and_dicts_are_told_apart_from_settings() -> None:
     """A run cannot be an environment variable."""
     run = SimpleNamespace(log=print)
 
-    plain, given = trackers.told_apart(
+    plain, given = manager.told_apart(
         {"wandb": run, "mlflow": {"run_name": "a"}, "attempt": 2, "tensorboard": False}
     )
 
@@ -239,9 +240,9 @@ def test_what_is_handed_over_can_be_waited_for() -> None:
 def test_what_cannot_be_logged_to_is_refused() -> None:
     """At once, with what would do."""
     with pytest.raises(ConfigError, match=r"wandb=3: expected .* a run of wandb"):
-        trackers.told_apart({"wandb": 3})
+        manager.told_apart({"wandb": 3})
     with pytest.raises(ConfigError, match=r"'uri': expected one of tracking_uri, experiment_name, run_name"):
-        trackers.told_apart({"mlflow": {"uri": "x"}})
+        manager.told_apart({"mlflow": {"uri": "x"}})
 
 
 @pytest.mark.parametrize(
@@ -260,7 +261,7 @@ def test_a_name_in_the_place_of_a_tracker_is_refused_with_where_it_belongs(
 ) -> None:
     """``wandb="myproject"`` is what everybody writes first."""
     with pytest.raises(ConfigError, match=remedy):
-        trackers.told_apart(given)
+        manager.told_apart(given)
 
 
 def test_keys_of_a_dict_are_those_that_the_tracker_takes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -269,15 +270,15 @@ def test_keys_of_a_dict_are_those_that_the_tracker_takes(monkeypatch: pytest.Mon
     module.__dict__["init"] = lambda project=None, entity=None: None
     monkeypatch.setitem(sys.modules, "wandb", module)
 
-    assert trackers.told_apart({"wandb": {"project": "a"}})[1] == {"wandb": {"project": "a"}}
+    assert manager.told_apart({"wandb": {"project": "a"}})[1] == {"wandb": {"project": "a"}}
     with pytest.raises(ConfigError, match=r"key 'projct': .* Did you mean 'project'"):
-        trackers.told_apart({"wandb": {"projct": "a"}})
+        manager.told_apart({"wandb": {"projct": "a"}})
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_a_remedy() -> None:
     """Asked for by name: do it or raise."""
     with pytest.raises(ConfigError, match=r"pip install 'otel-train\[wandb\]'"):
-        trackers.check_installed("wandb", "on", find=lambda _: None)
+        manager.check_installed("wandb", "on", find=lambda _: None)
 
 
 def test_nothing_is_written_where_there_is_no_run_directory(tmp_path: Path) -> None:
@@ -294,7 +295,7 @@ def test_only_rank_0_logs(
     places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
     for name, value in places.items():
         monkeypatch.setenv(name, str(value))
-    session = front.instrument(
+    session = api.instrument(
         run_dir=tmp_path,
         run_id="x",
         prometheus=False,
@@ -303,9 +304,9 @@ def test_only_rank_0_logs(
         console_blocks=["profiling"],
     )
     for _ in session.watch(range(3), name="train", phase="train"):
-        with front.stage("forward"):
+        with api.stage("forward"):
             pass
-        front.step()
+        api.step()
     session.close()
 
     assert ("--- Profiling Metrics (Step 3) ---" in capsys.readouterr().err) is (rank == 0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_train.aggregation.tracker_rows import FlatRow
+    from otel_train.trackers.metrics import FlatRow
 
 NS_PER_MS = 10**6
 KEYS = ("tracking_uri", "experiment_name", "run_name")

@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_train import catalog as c
 from otel_train.aggregation.span_sampler import UNDECIDED, SamplingRules
-from otel_train.records import ExportBatch
 
 if TYPE_CHECKING:
     from otel_train.config import Config
-    from otel_train.exporters import Exporter
     from otel_train.runinfo import RunInfo
 
 MOST_FULL, MOST_LEAN = 64, 2048
@@ -93,29 +91,3 @@ def keep_rules(config: Config, profile: Profile) -> SamplingRules:
         config.keep_per_s,
         config.keep_burst,
     )
-
-
-class Part:
-    """Lets through to an exporter what a rank exports under its profile. Events always pass.
-
-    Args:
-        exporter: takes the rest.
-        profile: of this rank.
-    """
-
-    def __init__(self, exporter: Exporter, profile: Profile) -> None:
-        self._exporter = exporter
-        self._profile = profile
-
-    def export(self, batch: ExportBatch) -> None:
-        """Hand on what is left, if anything is."""
-        snapshot = batch.snapshot if self._profile.metrics else None
-        spans = batch.spans if self._profile.spans else ()
-        if snapshot or spans or batch.events or batch.final:
-            self._exporter.export(
-                ExportBatch(snapshot=snapshot, spans=spans, events=batch.events, final=batch.final)
-            )
-
-    def close(self, timeout_s: float) -> None:
-        """Close the exporter."""
-        self._exporter.close(timeout_s)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from otel_train.exporters.background_queue import BackgroundQueue
 
 if TYPE_CHECKING:
-    from otel_train.aggregation.tracker_rows import FlatRow
-    from otel_train.exporters.trackers import Tracker
+    from otel_train.trackers import Tracker
+    from otel_train.trackers.metrics import FlatRow
 
 MOST_WAITING = 256
 """Rows that wait for a tracker at most; a row has some dozens of figures."""

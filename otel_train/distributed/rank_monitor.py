@@ -5,16 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from otel_train import catalog as c
-from otel_train.aggregation.hang import HangSuspect, suspects
 from otel_train.aggregation.metrics import LabelLimiter
-from otel_train.aggregation.rank_report import NAMED, decode
-from otel_train.aggregation.stragglers import Straggler, Stragglers, finding
+from otel_train.distributed.hang import HangSuspect, suspects
+from otel_train.distributed.rank_report import NAMED, decode
+from otel_train.distributed.straggler import Straggler, Stragglers, finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from otel_train.aggregation.metrics import MetricBuilder
-    from otel_train.aggregation.rank_report import RankReport
+    from otel_train.distributed.rank_report import RankReport
     from otel_train.records import Finding
 
 MISSED_RECORDS = 3

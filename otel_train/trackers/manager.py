@@ -16,20 +16,20 @@ from typing import TYPE_CHECKING, Any
 from otel_train.arguments import near, one_of, refused, shown
 from otel_train.config import CODE, DEFAULTS, ResolvedConfig, in_force
 from otel_train.errors import ConfigError
-from otel_train.exporters.trackers.console_blocks import FLAT_BLOCKS, BlocksTracker
-from otel_train.exporters.trackers.mlflow import KEYS, MlflowTracker
-from otel_train.exporters.trackers.queue import TrackerQueue
-from otel_train.exporters.trackers.tensorboard import TensorBoardTracker
-from otel_train.exporters.trackers.wandb import WandbTracker
+from otel_train.trackers.console import FLAT_BLOCKS, BlocksTracker
+from otel_train.trackers.mlflow import KEYS, MlflowTracker
+from otel_train.trackers.queue import TrackerQueue
+from otel_train.trackers.tensorboard import TensorBoardTracker
+from otel_train.trackers.wandb import WandbTracker
 from otel_train.values import CHOICES, SWITCHED, IgnoredSetting, switch_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from otel_train.aggregation.tracker_rows import FlatRow
     from otel_train.config import Config
-    from otel_train.exporters.trackers import Tracker
     from otel_train.runinfo import RunInfo
+    from otel_train.trackers import Tracker
+    from otel_train.trackers.metrics import FlatRow
 
 _WRITES = {
     "wandb": ("wandb",),

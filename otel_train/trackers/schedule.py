@@ -6,10 +6,10 @@ import time
 from typing import TYPE_CHECKING, Protocol
 
 from otel_train.accounting.types import StepSource
-from otel_train.aggregation.operations import MOST_HELD, HeldOperations
-from otel_train.aggregation.tracker_rows import FlatFigures, left_out, without
 from otel_train.clock import system_clock
 from otel_train.guard import Guard
+from otel_train.trackers.metrics import FlatFigures, left_out, without
+from otel_train.trackers.operations import MOST_HELD, HeldOperations
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
     from otel_train.accounting.types import ClosedSteps, StageCalls
     from otel_train.aggregation.run_state import RunState
-    from otel_train.aggregation.tracker_rows import EpochWindow, FlatRow
     from otel_train.clock import Anchor
     from otel_train.config import Config
+    from otel_train.trackers.metrics import EpochWindow, FlatRow
 
 EVERY_STEPS = 50
 """Training steps between two rows when nothing was said."""
 
 
 class Listeners(Protocol):
-    """Who is logged to: see ``otel_train.trackers``."""
+    """Who is logged to: see ``otel_train.trackers.manager``."""
 
     @property
     def any(self) -> bool:

@@ -11,7 +11,7 @@ from otel_train.clock import NS_PER_S
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from otel_train.aggregation.tracker_rows import FlatRow
+    from otel_train.trackers.metrics import FlatRow
 
 _PROGRAMS = ("torch.utils.tensorboard", "tensorboardX", "tensorboard")
 """A program that has one of these writes event files itself."""

@@ -6,22 +6,22 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train import catalog as c
-from otel_train.aggregation.rank_monitor import RankMonitor
-from otel_train.aggregation.rank_report import decode, digest_of, encode
 from otel_train.clock import NS_PER_S
-from otel_train.exporters.profile import profile_of
-from otel_train.exporters.rank_exchange import Exchange, ExchangeRequest
+from otel_train.distributed.exchange import Exchange, ExchangeRequest
+from otel_train.distributed.export_profile import profile_of
+from otel_train.distributed.rank_monitor import RankMonitor
+from otel_train.distributed.rank_report import decode, digest_of, encode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.aggregation.hang import HangSuspect
     from otel_train.aggregation.metrics import MetricBuilder
-    from otel_train.aggregation.rank_report import RankReport
     from otel_train.aggregation.run_state import RunState
     from otel_train.clock import Clock
     from otel_train.config import Config
-    from otel_train.exporters.rank_exchange import Store
+    from otel_train.distributed.exchange import Store
+    from otel_train.distributed.hang import HangSuspect
+    from otel_train.distributed.rank_report import RankReport
     from otel_train.records import AttributeValue, Finding
     from otel_train.runinfo import RunInfo
 

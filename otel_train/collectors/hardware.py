@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from otel_train import catalog as c
-from otel_train.exporters.peak_flops import peak_flops
+from otel_train.collectors.peak_flops import peak_flops
 from otel_train.guard import Guard
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from otel_train.aggregation.tracker_rows import FlatRow
+    from otel_train.trackers.metrics import FlatRow
 
 __all__ = ["Tracker"]
 

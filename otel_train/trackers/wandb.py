@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.aggregation.tracker_rows import FlatRow
+    from otel_train.trackers.metrics import FlatRow
 
 AXIS = "otel_train/step"
 """The x-axis of our charts. W&B's own, ``_step``, counts the program's rows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from otel_train.aggregation.rank_report import RankReport
+from otel_train.distributed.rank_report import RankReport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

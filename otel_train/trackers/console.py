@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping
 
-    from otel_train.aggregation.tracker_rows import FlatRow
+    from otel_train.trackers.metrics import FlatRow
 
 FLAT_BLOCKS = frozenset({"profiling", "throughput"})
 """Those that are made of flat figures; the profiler's comes with its capture."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from otel_train.arguments import whole
 from otel_train.children import deaths_held_back, free_in_forks, is_importing_main
-from otel_train.disabled import DisabledSession
+from otel_train.disabled_session import DisabledSession
 from otel_train.errors import ConfigError
 from otel_train.instrumentation.stages import Checkpoint, Epoch, Epochs, Stage, disabled_here, switch
 from otel_train.instrumentation.timers import Token
@@ -122,7 +122,7 @@ def _settled(
     """What holds, and the trackers that are given. Where telemetry is disabled, whatever else is wrong."""
     from otel_train.config import warn
     from otel_train.sources import settle
-    from otel_train.trackers import told_apart, without_unusable
+    from otel_train.trackers.manager import told_apart, without_unusable
 
     try:
         plain, trackers = told_apart(settings)

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from otel_train.aggregation.rank_report import NAMED
+from otel_train.distributed.rank_report import NAMED
 from otel_train.records import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.aggregation.rank_report import RankReport
+    from otel_train.distributed.rank_report import RankReport
 
 WARM_UP_STEPS: Final = 5
 """First steps of a rank, which allocate, tune and compile, and say nothing of its pace."""
