@@ -19,11 +19,40 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, NamedTuple, cast
 
 from otel_train.errors import RunDirectoryError
-from otel_train.mounts import REMOTE, file_system
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
+
+REMOTE = (
+    "nfs",
+    "cifs",
+    "smb",
+    "lustre",
+    "gpfs",
+    "ceph",
+    "beegfs",
+    "glusterfs",
+    "9p",
+    "afs",
+    "fuse.",
+    "wekafs",
+)
+"""File systems on which a page fault may be network I/O, by the beginning of their type."""
+
+
+def file_system(folder: Path) -> str:
+    """Type of the file system that holds ``folder``, such as ``ext4``; "" where it cannot be told."""
+    import psutil
+
+    best, kind = "", ""
+    place = str(folder.resolve())
+    for part in psutil.disk_partitions(all=True):
+        mount = part.mountpoint.rstrip("/") + "/"
+        if (place + "/").startswith(mount) and len(mount) >= len(best):
+            best, kind = mount, part.fstype
+    return kind
+
 
 FILE_MODE: Final = 0o600
 FOLDER_MODE: Final = 0o700

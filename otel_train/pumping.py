@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 from otel_train.aggregation.metrics import Signals
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.spans import Ids, Tracer
-from otel_train.chores import before_reading
 from otel_train.clock import NS_PER_S, system_clock
+from otel_train.collectors.dataloader import LoaderWatch
+from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
+from otel_train.collectors.process import ProcessReader
 from otel_train.distributed.coordinator import RankCoordinator
 from otel_train.distributed.export_profile import keep_rules, profile_of
-from otel_train.exporters.metric_reader import MetricReader, NoteReader, SelfMetrics
+from otel_train.exporters.metric_reader import MetricReader, MetricSources, NoteReader, SelfMetrics
 from otel_train.exporters.pump import Breath, PeriodicTask, Pump
 from otel_train.exporters.summary import Documents, Window
 from otel_train.guard import Guard
 from otel_train.runinfo import about_run, resource_attributes
 from otel_train.trackers.metrics import EpochWindow, left_out, no_memory
-from otel_train.trackers.operations import calls_of
-from otel_train.trackers.schedule import Tracking
+from otel_train.trackers.schedule import Tracking, calls_of
 from otel_train.unobserved import CoverageReporter, unobserved
-from otel_train.wiring import readings_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,9 +32,55 @@ if TYPE_CHECKING:
     from otel_train.distributed.coordinator import Job
     from otel_train.exporters.manager import Routes
     from otel_train.instrumentation.dataloader import LoaderState
+    from otel_train.instrumentation.manager import InstrumentationManager
     from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo
     from otel_train.trackers.schedule import Listeners
+
+
+def before_reading(
+    recording: InstrumentationManager, run: RunState, *, watch: LoaderWatch, signals: Signals, breath: Breath
+) -> list[PeriodicTask]:
+    """What edges are not told apart without, and what must be up to date whenever they are."""
+
+    def read_scaler() -> None:
+        scaled = recording.scaled
+        run.totals.tell(scaled.take())
+        if scaled.scale is not None:
+            signals.take("amp_scale", scaled.scale)
+
+    return [
+        PeriodicTask(lambda: run.device.tell(recording.devices.take(breath)), Guard("device time"), 0.0),
+        PeriodicTask(read_scaler, Guard("gradient scaler"), 0.0),
+        PeriodicTask(lambda: run.compiled(recording.compiles()), Guard("compiler"), 0.0),
+        PeriodicTask(watch.read_builds, Guard("build times"), 0.0),
+    ]
+
+
+def readings_of(  # noqa: PLR0913 - half of them by keyword
+    recording: InstrumentationManager,
+    run: RunState,
+    signals: Signals,
+    health: SelfMetrics,
+    *,
+    config: Config,
+    anchor: Anchor,
+    pid: int,
+    look: Callable[[Any], LoaderState | None],
+) -> MetricSources:
+    """Where a reporter reads what no edge tells. ``look`` sees the workers of a loader; ``pid`` is the rank's."""
+    watch = LoaderWatch(run, lambda: recording.probes.loaders, look=look, clock=system_clock)
+    accelerators = AcceleratorReader(
+        recording.devices.memory,
+        lambda: run.transfers.to_devices(run.names.sources),
+        recording.transfers.brought_back,
+        device_flops=config.device_flops,
+    )
+    return MetricSources(
+        signals, ProcessReader(pid=pid), accelerators, HardwareReader.of(config, recording.devices.hardware_ids), health,
+        lambda: recording.probes.loaders, watch, anchor,
+    )  # fmt: skip
+
 
 _LOOK_EVERY_S = 2.0
 BY_HAND = "values by hand"

@@ -14,10 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.agent.cpu_progress import Work
 from otel_train.agent.messages import Answer, Ask, Hello, LoopFigures, Opened
 from otel_train.agent.process import AgentThread, reach
-from otel_train.agent.rank_end import LauncherFolder
+from otel_train.agent.rank_end import LauncherFolder, Work
 from otel_train.agent.reports import Reports
 from otel_train.cache_sizes import CacheSizes
 from otel_train.children import free_in_forks

@@ -9,7 +9,7 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.run_reader import records_below
-from otel_train.cli import arguments, overview
+from otel_train.cli import arguments
 from otel_train.exporters import text_layout
 from otel_train.exporters.text_layout import INDENT, Page, bar, cut, duration, known, pad, right
 from otel_train.profiler.storage import claim_of
@@ -17,7 +17,10 @@ from otel_train.profiler.storage import claim_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from otel_train.distributed.hang import HangSuspect
+
     Report = Mapping[str, Any]  # what otel_train.aggregation.postmortem.read returns
+
 
 FILE_NAME = "flight.bin"
 EPILOG = """\
@@ -61,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         report["suspect"] = report["rank"] in {suspect.rank for suspect in named}
     page = Page.of(sys.stdout)
     if len(reports) > 1 and not args.json:
-        print(overview.render(page, reports, named))
+        print(render_overview(page, reports, named))
     for report in reports:
         print(json.dumps(report) if args.json else render(page, report), end="\n" if args.json else "")
     return 0
@@ -223,3 +226,71 @@ def _time(unix_s: float | None) -> str:
 
 def _utc(unix_s: float) -> datetime:
     return datetime.fromtimestamp(unix_s, timezone.utc)
+
+
+_RANK, _STATE, _STEP, _STAGE = 6, 13, 9, 24
+
+
+def render_overview(page: Page, reports: Sequence[Report], suspects: Sequence[HangSuspect]) -> str:
+    """One line per rank, the suspects marked, and a sentence on them."""
+    title = page.safe(reports[0].get("run_id") or text_layout.ABSENT)
+    named = {suspect.rank for suspect in suspects}
+    lines = [
+        page.rule([("otel_train postmortem", "bold"), (title, "cyan")], (f"{len(reports)} ranks", "")),
+        *(INDENT + page.paint(line, "bold") for line in page.prose(sentence(suspects), indent=len(INDENT))),
+        "",
+        INDENT
+        + page.paint(
+            right("rank", _RANK)
+            + "  "
+            + pad("", _STATE)
+            + right("step", _STEP)
+            + "  "
+            + pad("stage", _STAGE)
+            + "loader",
+            "dim",
+        ),
+    ]
+    for report in reports:
+        inside = (report.get("open") or [{}])[-1]
+        text = (
+            right(str(known(report.get("rank"))), _RANK)
+            + "  "
+            + pad(_state(report), _STATE)
+            + right(str(known(report.get("step"))), _STEP)
+            + "  "
+            + pad(page.safe(inside.get("stage") or "between stages")[:_STAGE], _STAGE)
+            + page.safe(inside.get("loader") or "")
+        )
+        lines.append(INDENT + page.paint(text.rstrip(), "red" if report.get("rank") in named else ""))
+    return page.finish([*lines, ""])
+
+
+def sentence(suspects: Sequence[HangSuspect]) -> str:
+    """Who it was, or that it cannot be told."""
+    if not suspects:
+        return "Nothing tells one rank from the others: look at what they were all doing."
+    first = suspects[0]
+    where = (
+        f"in stage {first.stage}"
+        + (f" of loader {first.loader}" if first.loader else "")
+        + f", step {first.step}"
+    )
+    if len(suspects) > 1:
+        ranks = ", ".join(str(suspect.rank) for suspect in suspects)
+        verb = "vanished first" if first.silent else "held the run up"
+        return f"Ranks {ranks} {verb}; rank {first.rank} {where}."
+    if first.silent:
+        return (
+            f"Rank {first.rank} vanished, {where}: killed, out of memory, or its node is gone. The other ranks "
+            "outlived it."
+        )
+    return f"Rank {first.rank} held the run up, {where}: the other ranks were further, and waited."
+
+
+def _state(report: Report) -> str:
+    state = report.get("state")
+    if state not in (None, "running"):
+        return str(state)
+    alive = report.get("alive")
+    return "alive" if alive else "gone" if alive is False else "unknown"

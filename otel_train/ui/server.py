@@ -23,11 +23,9 @@ from otel_train.errors import ConfigError
 from otel_train.files import Documents, open_below
 from otel_train.hosts import REQUEST_BYTES, REQUEST_S, is_known_host
 from otel_train.optional import require
-from otel_train.ui.artifacts import Captures
 from otel_train.ui.live_view import Viewer
-from otel_train.ui.page import TABS, gone_page, run_page
+from otel_train.ui.pages import TABS, Captures, gone_page, run_page, runs_page
 from otel_train.ui.run_list import RunList, files_of
-from otel_train.ui.runs_page import runs_page
 
 if TYPE_CHECKING:
     import asyncio

@@ -28,7 +28,6 @@ ELSEWHERE = {
     "agent/in_process.py": "a method of that name",
     "agent/rank_end.py": "/proc",
     "agent/ring_reader.py": "names in shared memory",
-    "agent/cpu_progress.py": "/proc",
     "analyze/reader.py": "events of a trace that has been read",
     "analyze/events.py": "one event of a trace that has been read",
     "distributed/rank_report.py": "a record that ranks leave in the job's store",

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from otel_train.collectors.peak_flops import peak_flops
+from otel_train.collectors.hardware import peak_flops
 from otel_train.profiler.flops import COMPILED, COUNTER
 from tests.integration.loops.truth import Watch
 

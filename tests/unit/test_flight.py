@@ -11,7 +11,7 @@ import pytest
 
 from otel_train.clock import Anchor
 from otel_train.errors import RunDirectoryError
-from otel_train.mounts import file_system
+from otel_train.files import file_system
 from otel_train.recording.events import Instrumented, SourceKind
 from otel_train.recording.flight_recorder import FlightMemory, RingEntry, flight_in, read_flight
 from otel_train.recording.recorder import Recorder

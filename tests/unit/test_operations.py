@@ -18,7 +18,7 @@ from otel_train.instrumentation.timers import MOST_WAITING, Timers, Token
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
-from otel_train.trackers.operations import HeldOperations, calls_of
+from otel_train.trackers.schedule import HeldOperations, calls_of
 
 if TYPE_CHECKING:
     import pytest

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from otel_train.ui.artifacts import Captures
+from otel_train.ui.pages import Captures
 from otel_train.ui.server import application
 from tests.support.asking import Answer, ask
 from tests.support.left_run import TOKEN, leave_run, say_summary

@@ -24,8 +24,7 @@ from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
-from otel_train.ui.history import MOST_MOMENTS, History
-from otel_train.ui.live_view import Viewer
+from otel_train.ui.live_view import MOST_MOMENTS, History, Viewer
 from otel_train.ui.liveness import QUIET_S, Heartbeat, beat_of, liveness
 from otel_train.ui.server import address_of, has_screen, listen, served
 from tests.support.flight import in_file

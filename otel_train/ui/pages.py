@@ -1,0 +1,763 @@
+"""The pages: runs, one run at a glance, its timing, its memory, its files."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from html import escape
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from otel_train.analyze.drawing import HALF_WIDTH, area, color_of, lines
+from otel_train.analyze.report import finding, flame_graph, histograms, share_bar, stage_table, table
+from otel_train.analyze.report_text import (
+    ABSENT,
+    activity_shares,
+    bytes_of,
+    duration,
+    figure,
+    percent,
+    steps_per_second,
+)
+from otel_train.artifacts.writer import without_secrets
+from otel_train.errors import RunDirectoryError, TraceError
+from otel_train.files import Mark, is_folder, read_json
+from otel_train.ui.components import address, badge, board, moment, section, share_strip, texts, tiles
+from otel_train.ui.notices import facts_of
+from otel_train.ui.run_list import MOST_FILES, files_of, number, text, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+    from typing import Any
+
+    from otel_train.ui.live_view import RankView
+    from otel_train.ui.run_list import File, Row
+
+ACCOUNT = "artifacts/profiler_summary.json"
+RECORD = ".record.json"
+_TRACES = (".json", ".json.gz")
+_MOST_TRACE_BYTES = 32 << 20
+"""A larger trace is for a command: reading it takes seconds, and several times its size in memory."""
+
+_KEPT = 4
+
+
+class Captures:
+    """Analyses of captures, made when somebody asks for one, one at a time: others look at other pages meanwhile."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[tuple[Path, Mark], dict[str, Any]] = {}
+
+    def analysis(self, file: File) -> dict[str, Any]:
+        """What a capture says.
+
+        Raises:
+            TraceError: it cannot be read, or is too large for a page.
+        """
+        if file.mark.size_bytes > _MOST_TRACE_BYTES:
+            raise TraceError(
+                f"{bytes_of(file.mark.size_bytes)} are too many for a page: use otel-train analyze"
+            )
+        key = (file.path, file.mark)
+        with self._lock:
+            if key not in self._kept:
+                found = _analysis(file.path)
+                while len(self._kept) >= _KEPT:
+                    self._kept.pop(next(iter(self._kept)))
+                self._kept[key] = found
+            return self._kept[key]
+
+
+def _analysis(path: Path) -> dict[str, Any]:
+    from otel_train.analyze.events import read
+    from otel_train.analyze.hot_spots import flame
+    from otel_train.analyze.summary import summarize
+    from otel_train.analyze.timeline import Scene
+
+    trace = read(path)
+    return {"analysis": summarize(trace), "flame": flame(Scene(trace))}
+
+
+def artifacts(view: RankView, captures: Captures, chosen: str | None) -> str:
+    """The tab as HTML.
+
+    Args:
+        view: the run.
+        captures: analyses made before.
+        chosen: name of the capture to look into; None for none.
+    """
+    files = files_of(view.run, view.rank)
+    traces = {file.name: file for file in files if _is_trace(file.name)}
+    looked = traces.get(chosen or "")
+    return "".join(
+        (
+            section("Capture", lambda: _capture(captures, looked)) if looked is not None else "",
+            section("Captures", lambda: _captures(view, traces, chosen)),
+            section("Artifacts", lambda: _account(view)),
+            section("Files", lambda: _files(view, files), beside=f"in <code>{escape(str(view.run))}</code>"),
+            section("Settings", lambda: _settings(view)),
+            section("On the command line", lambda: _commands(view)),
+        )
+    )
+
+
+def _is_trace(name: str) -> bool:
+    return name.startswith("captures/") and name.endswith(_TRACES) and not name.endswith(RECORD)
+
+
+def _capture(captures: Captures, file: File) -> str:
+    try:
+        found = captures.analysis(file)
+    except (TraceError, OSError) as error:
+        return f'<p class="dim">It cannot be looked into: {escape(str(error))}</p>'
+    analysis = found["analysis"]
+    parts = analysis["breakdown"]
+    facts = [
+        f"{figure(parts['steps'])} steps" if parts["steps"] else "no steps marked",
+        duration(parts["seconds"]),
+    ]
+    hot = "".join(
+        table(
+            (what, "count", "time", "share"),
+            [
+                [f"<code>{escape(row['name'])}</code>", figure(row["count"]), duration(row["seconds"]), share_bar(row["share"], "")]
+                for row in analysis[key]
+            ],
+        )
+        for what, key in (("operator", "top_cpu_ops"), ("kernel", "top_cuda_ops"))
+    )  # fmt: skip
+    said = "".join(finding(each) for each in analysis["findings"])
+    return (
+        f"<p><code>{escape(file.name)}</code> {' · '.join(facts)}</p>{said}{flame_graph(found['flame'])}{hot}"
+    )
+
+
+def _captures(view: RankView, traces: Mapping[str, File], chosen: str | None) -> str:
+    rows = [_capture_row(view, name, file, chosen=name == chosen) for name, file in traces.items()]
+    if not rows:
+        return (
+            '<p class="empty">No capture has been taken. <code>otel-train profile '
+            f"{escape(shlex.quote(str(view.run)))}</code> takes one of a run that is going on.</p>"
+        )
+    return texts(table(("capture", "taken", "size", "steps", "asked for by", "what was found"), rows))
+
+
+def _capture_row(view: RankView, name: str, file: File, *, chosen: bool) -> list[str]:
+    record = _record(file.path)
+    short = escape(name.removeprefix("captures/"))
+    link = address(view.run.name, tab="artifacts", rank=view.rank, capture=name)
+    said = record.get("finding")
+    claim = text(said.get("claim")) if isinstance(said, dict) else ""
+    steps = record.get("steps")
+    return [
+        f"<strong>{short}</strong>" if chosen else f'<a href="{link}" data-go>{short}</a>',
+        moment(file.mark.changed_ns / 1e9),
+        bytes_of(file.mark.size_bytes),
+        escape(" to ".join(str(step)[:20] for step in steps) if isinstance(steps, list) else ABSENT),
+        escape(text(record.get("trigger")) or ABSENT),
+        escape(claim or text(record.get("problem")) or ABSENT),
+    ]
+
+
+def _record(trace: Path) -> Mapping[str, Any]:
+    try:
+        return read_json(trace.with_name(trace.name.removesuffix(".gz").removesuffix(".json") + RECORD))
+    except RunDirectoryError:
+        return {}
+
+
+def _account(view: RankView) -> str:
+    """What ``profiler_summary.json`` says of the artifacts beside it."""
+    command = f"<code>otel-train artifacts {escape(shlex.quote(str(view.run)))}</code>"
+    absent = f'<p class="empty">None have been written. {command} writes them.</p>'
+    if not is_folder(view.run / "artifacts"):
+        return absent
+    try:
+        told = read_json(view.run / ACCOUNT).get("artifacts") or {}
+    except RunDirectoryError:
+        return absent
+    rows = [[f"<code>{escape(name[:200])}</code>", _there(row)] for name, row in told.items()]
+    return texts(table(("artifact", "there"), rows))
+
+
+def _there(row: Mapping[str, Any]) -> str:
+    if (size := number(row.get("bytes"))) is not None:
+        return f"✓ {bytes_of(size)}"
+    files = row.get("files")
+    if isinstance(files, list):
+        return f"✓ {len(files)} file{'s' if len(files) != 1 else ''}"
+    return f'<span class="dim">absent: {escape(text(row.get("absent")) or "nobody says why")}</span>'
+
+
+def _files(view: RankView, files: Sequence[File]) -> str:
+    rows = [
+        [
+            f'<a href="{_download(view, file)}" download>{escape(file.name)}</a>',
+            bytes_of(file.mark.size_bytes),
+            moment(file.mark.changed_ns / 1e9),
+        ]
+        for file in files
+    ]
+    more = f'<p class="dim">The first {MOST_FILES} are shown.</p>' if len(files) == MOST_FILES else ""
+    return table(("file", "size", "written"), rows) + more
+
+
+def _download(view: RankView, file: File) -> str:
+    return address(view.run.name, rank=view.rank, file=file.name)
+
+
+def _settings(view: RankView) -> str:
+    rows = [[f"<code>{escape(name)}</code>", escape(value)] for name, value in _said_of_artifact(view.about)]
+    if not rows:
+        return ""
+    return f"<details><summary>{len(rows)} settings and facts of <code>run.json</code></summary>{texts(table(('name', 'value'), rows))}</details>"
+
+
+def _said_of_artifact(about: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    for name, value in without_secrets(about).items():
+        if isinstance(value, dict):
+            yield from (
+                (f"{name[:200]}.{str(key)[:200]}", str(inside)[:500]) for key, inside in value.items()
+            )
+        else:
+            yield name[:200], str(value)[:500]
+
+
+def _commands(view: RankView) -> str:
+    where = shlex.quote(str(view.run))
+    commands = ("summary", "report", "postmortem", "artifacts", "check")
+    return "<pre>" + "\n".join(f"otel-train {name} {escape(where)}" for name in commands) + "</pre>"
+
+
+_EVENTS_SHOWN = 15
+_RANKS_SHOWN = 100
+PROCESS_MEMORY = "process memory usage"
+
+
+def overview(view: RankView) -> str:
+    """The tab as HTML."""
+    return "".join(
+        (
+            section("Now" if view.state.live else "At the end", lambda: _tiles(view)),
+            section("The last steps", lambda: last_steps(view), beside="from the flight file, by stage"),
+            section("Where the time went", lambda: _activities(view), beside=written(view)),
+            section("Over time", lambda: _course(view), beside=_every(view)),
+            section("Ranks", lambda: _ranks(view)),
+            section("Events", lambda: _events(view)),
+        )
+    )
+
+
+def written(view: RankView) -> str:
+    """When the figures of the summary were written down."""
+    return f"written {moment(view.written_unix_s)}" if view.summary and view.written_unix_s else ""
+
+
+def last_steps(view: RankView) -> str:
+    """The last steps of the flight file, stage upon stage."""
+    pulse = view.pulse
+    return area(pulse.times_s, pulse.stages_s, label="Duration of the last steps by stage", unit=duration)
+
+
+def step_row(summary: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Figures of all training steps of a rank; those of the loader with the most of them."""
+    rows = [row for row in summary.get("step_durations") or () if row["phase"] == "train"]
+    return max(rows, key=lambda row: row["count"], default={})
+
+
+def _tiles(view: RankView) -> str:
+    summary, pulse = view.summary, view.pulse
+    steps, speed, shares = view.steps, steps_per_second(summary), activity_shares(summary)
+    wait, productive = shares.get("data_wait"), shares.get("productive")
+    now_s, whole_run = pulse.now_step_s, step_row(summary)
+    memory = [
+        value for value in (view.series.get("memory") or {}).get(PROCESS_MEMORY, ()) if value is not None
+    ]
+    ranks = summary.get("ranks") or {}
+    going = view.state.live
+    return tiles(
+        (
+            ("training steps", ("" if pulse.exact or not going else "≈ ") + figure(steps), _run_time(view)),
+            (
+                "steps per second",
+                figure(1 / now_s if now_s else None),
+                f"whole run {figure(speed)}" if speed else "",
+            ),
+            ("step", duration(now_s), f"median {duration(whole_run.get('p50'))}, p99 {duration(whole_run.get('p99'))}" if whole_run else ""),
+            ("waiting for data", percent(pulse.now_share("data")), f"whole run {percent(wait)}" if wait is not None else ""),
+            ("productive", percent(productive), "of the wall time" if productive is not None else ""),
+            ("process memory", bytes_of(memory[-1]) if memory else "", f"most {bytes_of(max(memory))}" if memory else ""),
+            ("ranks reporting", f"{figure(ranks['reporting'])} of {figure(ranks['world_size'])}" if ranks else "", ""),
+            ("right now", _doing(view), _inside(view)),
+        )
+    )  # fmt: skip
+
+
+def _run_time(view: RankView) -> str:
+    started_s, wall_s = number(view.summary.get("started_unix_s")), number(view.summary.get("wall_seconds"))
+    last_s = view.pulse.last_edge_unix_s
+    if view.state.live and started_s and last_s and last_s > started_s:
+        wall_s = last_s - started_s
+    return f"in {duration(wall_s)}" if wall_s else ""
+
+
+def _doing(view: RankView) -> str:
+    if view.state.word not in {"running", "silent"} or not view.pulse.beat:
+        return ""
+    return str(view.pulse.open[-1]["stage"]) if view.pulse.open else "between stages"
+
+
+def _inside(view: RankView) -> str:
+    if not _doing(view) or not view.pulse.open:
+        return ""
+    inside = view.pulse.open[-1]
+    about = f"loader {inside['loader']}, " if inside.get("loader") else ""
+    return f"{about}for {duration(inside['for_seconds'])}"
+
+
+def _activities(view: RankView) -> str:
+    spent = {name: seconds for name, seconds in (view.summary.get("activities") or {}).items() if seconds}
+    shares = activity_shares(view.summary)
+    if not spent or not shares:
+        return ""
+    ordered = sorted(spent.items(), key=lambda item: -item[1])
+    colors = {name: color_of(name, place) for place, name in enumerate(spent)}
+    strip = share_strip(
+        [(name, shares.get(name, 0.0), colors[name]) for name, _ in ordered], label="Where the time went"
+    )
+    items = "".join(
+        f'<li><span class="key b-{colors[name]}"></span>{escape(name.replace("_", " "))} '
+        f"<strong>{percent(shares.get(name))}</strong> {duration(seconds)}</li>"
+        for name, seconds in ordered
+    )
+    return f'{strip}<ul class="legend">{items}</ul>'
+
+
+def _every(view: RankView) -> str:
+    every_s = number((view.about.get("settings") or {}).get("export_every_s")) if view.series else None
+    return f"a point every {duration(every_s)}" if every_s else ""
+
+
+def _course(view: RankView) -> str:
+    series = view.series
+    if not series:
+        return ""
+    speed = lines(
+        series["times"],
+        {"steps per second": series["steps_per_s"]},
+        label="Training steps per second over time",
+        unit=figure,
+        width=HALF_WIDTH,
+    )
+    doing = area(
+        series["times"],
+        series["activities"],
+        label="Share of time by activity",
+        unit=percent,
+        width=HALF_WIDTH,
+    )
+    drawn = [("Training steps per second", speed), ("What the run was doing", doing)]
+    return (
+        '<div class="two">'
+        + "".join(f"<div><h3>{title}</h3>{chart}</div>" for title, chart in drawn if chart)
+        + "</div>"
+        if speed or doing
+        else ""
+    )
+
+
+def _ranks(view: RankView) -> str:
+    if len(view.ranks) <= 1:
+        return ""
+    rows = [_rank(view, rank) for rank in view.ranks[:_RANKS_SHOWN]]
+    left = len(view.ranks) - len(rows)
+    more = (
+        f'<p class="dim">{left:,} more ranks are not in this table; choose one above.</p>' if left > 0 else ""
+    )
+    return table(("rank", "steps", "step, median", "data wait", "lost", "verdict"), rows) + more
+
+
+def _rank(view: RankView, rank: int) -> list[str]:
+    summary = view.others.get(rank, {})
+    wait = activity_shares(summary).get("data_wait")
+    leading: Mapping[str, Any] = next(iter(summary.get("verdicts") or ()), {})
+    link = f'<a href="{address(view.run.name, rank=rank)}">rank {rank}</a>'
+    return [
+        f"<strong>{link}</strong>" if rank == view.rank else link,
+        figure((summary.get("steps") or {}).get("train")),
+        duration(step_row(summary).get("p50")),
+        ABSENT if wait is None else share_bar(wait, "data"),
+        figure(whole((summary.get("telemetry") or {}).get("records_lost"))),
+        escape(text(leading.get("name")).replace("_", " ") or ABSENT),
+    ]
+
+
+def _events(view: RankView) -> str:
+    """Events of one kind about one thing together, the latest first."""
+    together: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for event in view.events:
+        about = (fact for fact in facts_of(event) if not fact.startswith("step"))
+        together.setdefault((event["name"], *about), []).append(event)
+    latest = sorted(together.values(), key=lambda group: -(number(group[-1].get("time_unix_ns")) or 0.0))
+    rows = [
+        [
+            escape(group[-1]["name"][:200]),
+            f"{len(group):,}",
+            moment(at_ns / 1e9 if (at_ns := number(group[-1].get("time_unix_ns"))) else None),
+            escape(" · ".join(facts_of(group[-1]))[:400]),
+        ]
+        for group in latest[:_EVENTS_SHOWN]
+    ]
+    return texts(table(("event", "times", "last", "about"), rows))
+
+
+_DEVICE = ("accelerator", "hw gpu")
+_NAME = "memory"
+
+
+def memory(view: RankView) -> str:
+    """The tab as HTML."""
+    body = "".join(
+        (
+            section("Now" if view.state.live else "At the end", lambda: _memory_tiles(view)),
+            section("On the host", lambda: _chart(view, device=False)),
+            section("On the device", lambda: _chart(view, device=True)),
+            section("Written down", lambda: _figures(view), beside=written(view)),
+            section("Batches", lambda: _batches(view)),
+        )
+    )
+    return (
+        body
+        or '<p class="empty">No figure of memory has been written yet. The first comes with the first export of metrics.</p>'
+    )
+
+
+def _series(view: RankView) -> dict[str, Sequence[float | None]]:
+    found: dict[str, Sequence[float | None]] = view.series.get("memory") or {}
+    return found
+
+
+def _memory_tiles(view: RankView) -> str:
+    cells = []
+    for name, values in sorted(_series(view).items(), key=lambda item: item[0] != PROCESS_MEMORY):
+        known = [value for value in values if value is not None]
+        if known:
+            title = "process, resident" if name == PROCESS_MEMORY else name.replace(" usage", "")
+            cells.append((title, bytes_of(known[-1]), f"most {bytes_of(max(known))}"))
+    return tiles(cells)
+
+
+def _chart(view: RankView, *, device: bool) -> str:
+    mine = {name: values for name, values in _series(view).items() if name.startswith(_DEVICE) == device}
+    title = "device" if device else "host"
+    return lines(
+        view.series.get("times") or [], mine, label=f"Memory on the {title} over time", unit=bytes_of
+    )
+
+
+def _figures(view: RankView) -> str:
+    """Whatever the summary says of memory: keys come with the version that wrote it."""
+    rows = [[escape(name.replace("_", " ")), shown] for name, shown in _said_of_memory(view.summary, ())]
+    return table(("figure", "bytes"), rows)
+
+
+def _said_of_memory(value: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    for key, inside in value.items():
+        path = (*above, str(key)[:200])
+        about = any(_NAME in part for part in path)
+        if isinstance(inside, dict) and (about or not above):
+            yield from _said_of_memory(inside, path)
+        elif about and (size := number(inside)) is not None:
+            yield " · ".join(path), _sized(path[-1], size)
+
+
+def _sized(key: str, size: float) -> str:
+    if key.endswith("_mb"):
+        return bytes_of(size * 2**20)
+    return bytes_of(size) if key.endswith("_bytes") else f"{size:,.6g}"
+
+
+def _batches(view: RankView) -> str:
+    rows = [
+        [escape(str(row["loader"])), *(bytes_of(size) if (size := number(sizes.get(key))) is not None else ABSENT for key in ("min", "avg", "max"))]
+        for row in view.summary.get("loaders") or ()
+        if isinstance(sizes := row.get("batch_bytes"), dict)
+    ]  # fmt: skip
+    return table(("a batch of", "least", "avg", "most"), rows)
+
+
+def timing(view: RankView) -> str:
+    """The tab as HTML."""
+    document = {"summary": view.summary, "histograms": view.histograms}
+    return "".join(
+        (
+            section("Stages", lambda: stage_table(document), beside=written(view)),
+            section("On the device", lambda: _device(view)),
+            section("Whole steps", lambda: _steps(view)),
+            section("The last steps", lambda: last_steps(view), beside="from the flight file, by stage"),
+            section("Stages over time", lambda: _timing_course(view), beside="mean per training step"),
+            section("Loaders", lambda: _loaders(view)),
+            section("Distributions", lambda: histograms(document)),
+        )
+    )
+
+
+def _name(row: Mapping[str, Any], *words: str) -> str:
+    return escape(" · ".join(str(row[word]) for word in words if row.get(word)))
+
+
+def _device(view: RankView) -> str:
+    rows = [
+        [
+            _name(row, "phase", "loader", "stage"),
+            figure(row["device_count"]),
+            duration(row["device_seconds"] / row["device_count"]),
+            duration(row["device_p50"]),
+            duration(row["device_p99"]),
+        ]
+        for row in view.summary.get("stages") or ()
+        if row.get("device_count")
+    ]
+    return table(("stage", "measured", "mean", "p50", "p99"), rows)
+
+
+def _steps(view: RankView) -> str:
+    rows = [
+        [
+            _name(row, "phase", "loader"), figure(row["count"]),
+            *(duration(row[key]) for key in ("avg", "p50", "p95", "p99", "max", "total_seconds")),
+        ]
+        for row in view.summary.get("step_durations") or ()
+    ]  # fmt: skip
+    return table(("steps of", "count", "avg", "p50", "p95", "p99", "max", "total"), rows)
+
+
+def _timing_course(view: RankView) -> str:
+    series = view.series
+    if not series:
+        return ""
+    return area(
+        series["times"], series["stages"], label="Mean time per training step by stage", unit=duration
+    )
+
+
+def _loaders(view: RankView) -> str:
+    summary = view.summary
+    facts = {row["loader"]: row for row in summary.get("loaders") or ()}
+    rows = [
+        _loader(name, count, (summary.get("samples") or {}).get(name), facts.get(name, {}))
+        for name, count in (summary.get("batches") or {}).items()
+    ]
+    heads = (
+        "loader",
+        "batches",
+        "samples",
+        "workers",
+        "build, avg",
+        "build, p95",
+        "wait, avg",
+        "wait, p95",
+        "errors",
+        "dead workers",
+    )
+    return table(heads, rows)  # fmt: skip
+
+
+def _loader(name: str, count: int, samples: int | None, row: Mapping[str, Any]) -> list[str]:
+    build, wait = row.get("build") or {}, row.get("wait") or {}
+    exits = row.get("worker_exits")
+    return [
+        escape(name), figure(count), figure(samples), figure(row.get("workers")),
+        duration(build.get("avg")), duration(build.get("p95")), duration(wait.get("avg")), duration(wait.get("p95")),
+        _many(row.get("errors")), _many(exits),
+    ]  # fmt: skip
+
+
+def _many(value: object) -> str:
+    """A count, or counts by kind."""
+    if isinstance(value, dict):
+        return figure(sum(value.values()))
+    return figure(value) if isinstance(value, (int, float)) else ABSENT
+
+
+TABS = ("overview", "timing", "memory", "artifacts")
+
+
+def frame(title: str, main: str, *, trail: str = "", every_s: float) -> str:
+    """A whole page.
+
+    Args:
+        title: of the window.
+        main: what it shows, as HTML.
+        trail: where the reader is, below the list of runs, as HTML.
+        every_s: after how many seconds it asks for what is new; 0 for never.
+    """
+    where = f'<span aria-hidden="true">/</span> {trail}' if trail else ""
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)} · otel_train</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><meta name="color-scheme" content="light dark">'
+        '<link rel="icon" href="/icon.svg"><link rel="stylesheet" href="/style.css"><script src="/page.js" defer></script>'
+        f'</head><body data-every="{every_s:g}"><a class="skip" href="#main">Skip to the figures</a>'
+        f'<header class="top"><nav aria-label="Where you are"><a class="brand" href="/">otel_train</a> {where}</nav>'
+        '<span id="told" role="status"></span></header>'
+        f'<main id="main">{main}</main></body></html>\n'
+    )
+
+
+def run_page(view: RankView, tab: str, *, captures: Captures, capture: str | None) -> str:
+    """The page of a run.
+
+    Args:
+        view: what is known.
+        tab: which of ``TABS``.
+        captures: analyses made before.
+        capture: the one to look into; None for none.
+    """
+    draw = {"overview": overview, "timing": timing, "memory": memory}.get(tab)
+    body = draw(view) if draw is not None else artifacts(view, captures, capture)
+    if not body:
+        body = '<p class="empty">Nothing has been written yet. The figures appear as soon as training begins.</p>'
+    name = text(view.summary.get("run_name")) or text(view.about.get("run_name")) or view.run.name
+    main = (
+        f'<div class="title"><h1>{escape(name)}</h1>{badge(view.state)}{_rank_links(view, tab)}</div>{_facts(view)}{_tabs(view, tab)}'
+        f'<div role="tabpanel" id="panel" aria-labelledby="tab-{tab}" tabindex="0">'
+        f"{board(view.notices, unfold=tab == TABS[0])}{body}</div>"
+    )
+    return frame(
+        f"{name} · {tab}",
+        main,
+        trail=f"<span>{escape(view.run.name)}</span>",
+        every_s=1.0 if view.state.live else 5.0,
+    )
+
+
+def gone_page(name: str) -> str:
+    """Where a run was, or never has been."""
+    main = (
+        f'<div class="title"><h1>{escape(name[:200])}</h1></div><p class="empty">There is no such run in the folder. '
+        'It may have been moved or deleted. <a href="/">All runs</a></p>'
+    )
+    return frame("no such run", main, every_s=5.0)
+
+
+def _facts(view: RankView) -> str:
+    known = {**view.about, **view.summary}
+    started_s = (
+        number(view.summary.get("started_unix_s")) or (number(view.about.get("started_unix_ns")) or 0.0) / 1e9
+    )
+    training, attempt = whole(known.get("training")) or 1, whole(known.get("attempt"))
+    facts = [
+        f"<code>{escape(view.run.name)}</code>",
+        escape(text(known.get("host"))),
+        f"started {moment(started_s)}" if started_s else "",
+        f"training {training}" if training > 1 else "",
+        f"attempt {attempt}" if attempt else "",
+        f"rank {view.rank} of {whole(known.get('world_size')) or len(view.ranks)}"
+        if view.rank is not None
+        else "",
+    ]
+    return f'<p class="dim facts">{" · ".join(fact for fact in facts if fact)}</p>'
+
+
+def _rank_links(view: RankView, tab: str) -> str:
+    """A choice of ranks: a form, so that it works before the script has come."""
+    if len(view.ranks) <= 1:
+        return ""
+    options = "".join(
+        f'<option value="{rank}"{" selected" if rank == view.rank else ""}>rank {rank}</option>'
+        for rank in view.ranks
+    )
+    return (
+        f'<form class="ranks" action="{address(view.run.name)}"><input type="hidden" name="tab" value="{tab}">'
+        f'<label>Rank <select name="rank">{options}</select></label><noscript><button>Show</button></noscript></form>'
+    )
+
+
+def _tabs(view: RankView, chosen: str) -> str:
+    links = "".join(
+        f'<a role="tab" id="tab-{tab}" href="{address(view.run.name, tab=tab, rank=view.rank)}" aria-controls="panel" '
+        f'aria-selected="{str(tab == chosen).lower()}" tabindex="{0 if tab == chosen else -1}">{tab.capitalize()}</a>'
+        for tab in TABS
+    )
+    return f'<div role="tablist" aria-label="Views of this run">{links}</div>'
+
+
+PAGE = 50
+_HEADS = ("run", "state", "started", "steps", "steps/s", "ranks", "host", "verdict")
+_EVERY_S = 2.0
+
+
+def runs_page(rows: Sequence[Row], root: Path, *, words: str, page: int) -> str:
+    """The list.
+
+    Args:
+        rows: all runs, the newest first.
+        root: their folder.
+        words: those that each shown run says; "" for all runs.
+        page: from 1; one past the last shows the last.
+    """
+    found = [row for row in rows if row.says(words)]
+    pages = max(1, -(-len(found) // PAGE))
+    page = min(max(1, page), pages)
+    shown = found[(page - 1) * PAGE : page * PAGE]
+    body = table(_HEADS, map(_row, shown)) or _nothing(root, words=words, runs=len(rows))
+    going = sum(row.state.word == "running" for row in rows)
+    facts = f"{len(rows):,} runs in <code>{escape(str(root))}</code>" + (
+        f", {going:,} going on" if going else ""
+    )
+    main = (
+        f'<div class="title"><h1>Runs</h1>{_filter(words)}</div><p class="dim facts">{facts}</p>'
+        f'<div class="runs" id="runs">{body}</div>{_pages(words, page, pages, len(found))}'
+    )
+    return frame("Runs", main, every_s=_EVERY_S)
+
+
+def _row(row: Row) -> list[str]:
+    name = f"<strong>{escape(row.run_name)}</strong>"
+    beside = f' <span class="dim">{escape(row.name)}</span>' if row.name != row.run_name else ""
+    return [
+        f'<a href="{address(row.name)}">{name}{beside}</a>',
+        badge(row.state),
+        moment(row.started_unix_s or None),
+        figure(row.steps),
+        figure(row.speed),
+        figure(row.ranks),
+        escape(row.host) or ABSENT,
+        f'<span title="{duration(row.wall_s)}">{escape(row.verdict.replace("_", " ")) or ABSENT}</span>',
+    ]
+
+
+def _filter(words: str) -> str:
+    return (
+        '<form class="filter" role="search" action="/"><label><span class="sr">Show runs with these words</span>'
+        f'<input type="search" name="filter" value="{escape(words)}" placeholder="Filter: name, host, state, verdict" '
+        'autocomplete="off" spellcheck="false"></label><noscript><button>Show</button></noscript></form>'
+    )
+
+
+def _nothing(root: Path, *, words: str, runs: int) -> str:
+    if runs:
+        return f'<p class="empty">No run has all of these words: <strong>{escape(words)}</strong></p>'
+    return (
+        f'<p class="empty">No run lies in <code>{escape(str(root))}</code> yet. This page shows the first as soon as it begins: '
+        "<code>otel-train run train.py</code>, or <code>otel-train demo</code>.</p>"
+    )
+
+
+def _pages(words: str, page: int, pages: int, found: int) -> str:
+    if pages == 1:
+        return ""
+    first = (page - 1) * PAGE + 1
+
+    def link(number: int, text: str) -> str:
+        if not 1 <= number <= pages:
+            return f'<span class="dim">{text}</span>'
+        query = urlencode({**({"filter": words} if words else {}), "page": number})
+        return f'<a href="/?{escape(query)}">{text}</a>'
+
+    return (
+        f'<nav class="pages" aria-label="Pages of the list">{link(page - 1, "Newer")} '
+        f"<span>{first:,} to {min(found, page * PAGE):,} of {found:,}</span> {link(page + 1, 'Older')}</nav>"
+    )
