@@ -137,7 +137,7 @@ class AgentService:
         self.recording.begin()
         self._listen()
         try:
-            self._say_hello(self._link)  # before anything else is sent
+            self._say_first_hello()  # before anything else is sent
             self._thread.start()
             if self.here is not None:
                 self._await_opening()
@@ -355,6 +355,14 @@ class AgentService:
         self._is_up.set()
         self._is_open.set()
 
+    def _say_first_hello(self) -> None:
+        try:
+            self._say_hello(self._link)
+        except OSError:
+            if not self._found:
+                raise
+            # An agent leaves after its last rank, and this one came too late: the thread finds another.
+
     def _say_hello(self, link: Link) -> None:
         if self.here is not None:
             link.send(self._hello())
@@ -402,8 +410,9 @@ class AgentService:
         except OSError as error:
             _log.warning("No other agent can be started (%s): a thread of this process goes on", error)
             link = self._agent_here()
-        self._say_hello(link)
         self._link = link
+        with suppress(OSError):  # it has left since: the end of the connection tells so
+            self._say_hello(link)
 
     def _hello(self) -> Hello:
         from otel_train.exporters.text_layout import Page

@@ -507,6 +507,40 @@ def test_a_rank_that_is_killed_is_counted_while_the_others_go_on(
     until(lambda: not agents(tmp_path), "the agent has left")
 
 
+def test_a_rank_that_meets_an_agent_which_is_leaving_finds_another(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """The last rank of before has ended between the connection and the first message."""
+    process = begin(
+        """
+        import socket
+        from otel_train.agent import process as agent
+        known, listener = agent._address, socket.socket(socket.AF_UNIX)
+        def leave():
+            connection, _ = listener.accept()
+            listener.close()
+            connection.close()
+        def left(info, environ):
+            address = known(info, environ)
+            if listener.fileno() >= 0:
+                listener.bind(address)
+                listener.listen()
+                threading.Thread(target=leave).start()
+            return address
+        agent._address = left
+        session = start()
+        train()
+        session.close()
+        say("over")
+        """,
+        **place(0, 2),
+    )
+    assert line(process) == "over"
+
+    assert process.wait(timeout=60) == 0
+    assert summary(tmp_path, "finished")["steps"]["train"] == 100
+
+
 def test_another_users_socket_is_not_trusted_with_our_memory(
     begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:

@@ -38,28 +38,27 @@ def resident():
     own = psutil.Process()
     return own.memory_info().rss + sum(child.memory_full_info().uss for child in own.children(recursive=True))
 
-def train(hold=0.0):
+def train(hold):
     most = 0
     for (x,) in loader:
         model(x).sum().backward()
         optimizer.step()
-    if hold:
-        buffer = np.ones(300 * 10**6, dtype=np.uint8)
-        until = time.monotonic() + hold
-        while time.monotonic() < until:
-            most = max(most, resident())
-            time.sleep(0.05)
-        del buffer
+    buffer = np.ones(300 * 10**6 if hold else 1, dtype=np.uint8)
+    until = time.monotonic() + 0.5
+    while time.monotonic() < until:
+        most = max(most, resident())
+        time.sleep(0.05)
+    del buffer
     time.sleep(0.5)
-    return most
+    return most / 2**20
 
 time.sleep(1)  # the first look at what is there
 peaks = []
 for epoch in range(3):
     with otel_train.epoch():
-        peaks.append(train(hold=0.5 if epoch == 1 else 0.0))
+        peaks.append(train(hold=epoch == 1))
 session.close()
-print(json.dumps({"rows": writer.rows, "system": peaks[1] / 2**20}))
+print(json.dumps({"rows": writer.rows, "system": peaks}))
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
@@ -87,9 +86,10 @@ def test_a_buffer_held_for_half_a_second_is_in_the_peak_of_its_epoch(
     said = run(tmp_path, workers)
     peaks = said["rows"]["memory_peak_mb"]
 
-    assert peaks[1] == pytest.approx(said["system"], rel=within)
+    assert peaks[1] == pytest.approx(said["system"][1], rel=within)
+    assert peaks[2] == pytest.approx(said["system"][2], rel=0.15)  # what training holds goes up and down
     assert peaks[1] - peaks[0] > 250
-    assert peaks[2] < peaks[1] - 200
+    assert peaks[2] < peaks[1] - (250 if workers == 0 else 150)  # pages that the program writes become a worker's own
     assert said["rows"]["memory_dataset_mb"] == pytest.approx([64] * 3, rel=0.01)
     assert said["rows"]["memory_cache_mb"] == [7] * 3
 
