@@ -133,7 +133,7 @@ bench: setup  ## what watching costs; writes benchmarks/results and docs/referen
 .PHONY: bench-scale
 bench-scale: setup  ## what simulated ranks ask of Collector and Prometheus; writes docs/explanation/scale.md; 7 minutes
 	tools/get_components.sh collector prometheus jaeger
-	$(PY) -m benchmarks.scale
+	$(PY) -m benchmarks.scale.sweep
 
 # HolisticTraceAnalysis brings a hundred packages: it gets an environment of its own, and only this target needs it.
 .hta/bin/python:

@@ -32,7 +32,6 @@ COMMANDS = {
     "check": "say whether a run, or its artifacts, are complete and agree",
     "doctor": "say what keeps figures from being measured or from arriving",
     "stack": "start Collector, Prometheus, Alertmanager, traces and Grafana",
-    "simulate": "send what a run of many ranks would send",
     "catalog": "print every metric, span and attribute by name",
 }
 """Each is a module of this folder with ``add_parser(subparsers)`` and ``run(args) -> int``."""

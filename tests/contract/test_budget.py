@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from benchmarks.scale.fakes import PARTS
+from benchmarks.scale.ranks import Cast
+from benchmarks.scale.results import Sizes, sizes_of
 from otel_train.clock import Anchor
 from otel_train.config import Config
 from otel_train.exporters.prometheus_page import PageCollector, RankPage
 from otel_train.session import Session
-from otel_train.simulate.cast import Cast
-from otel_train.simulate.props import PARTS
-from otel_train.simulate.tally import Sizes, sizes_of
 from tests.support.receiver import http_receiver
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from otel_train.simulate.actor import Actor
+    from benchmarks.scale.rank import Actor
 
 pytestmark = pytest.mark.stack
 

@@ -6,6 +6,8 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from benchmarks.scale.rank import Actor
+from benchmarks.scale.workload import BATCH_SAMPLES, SHARES, SOURCES, Plot
 from otel_train.clock import Anchor
 from otel_train.config import Config
 from otel_train.distributed.coordinator import Job, RankCoordinator
@@ -15,8 +17,6 @@ from otel_train.guard import Guard
 from otel_train.recording.events import Ending, Flag, Op
 from otel_train.records import HistogramPoint
 from otel_train.runinfo import RunInfo, instance_id
-from otel_train.simulate.actor import Actor
-from otel_train.simulate.plot import BATCH_SAMPLES, SHARES, SOURCES, Plot
 from tests.support.promql import asked
 from tools.alerts_pages import ALERT_FILES, groups
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from benchmarks.scale.cli import main
 from otel_train.catalog import DURATION_BOUNDS
-from otel_train.cli.main import main
 from otel_train.exporters.openmetrics import PROMOTED
 from otel_train.stack.configuration import free_ports
 from tests.support.stack import ROOT, get, program, wait_for
@@ -109,7 +109,7 @@ def test_everything_arrives_by_remote_write_after_an_outage_of_the_gateway(tmp_p
         wait_for(lambda: get(f"http://127.0.0.1:{agent.collector_health}/"), what="the agent")
         words = ["--ranks", "8", "--profile", "full", "--duration", "4", "--export-every", "2"]
         words += ["--run-id", "large", "--endpoint", f"http://127.0.0.1:{agent.otlp_http}"]
-        assert main(["simulate", "--json", *words]) in {0, 1}  # the gateway is away: all of it waits
+        assert main(["--json", *words]) in {0, 1}  # the gateway is away: all of it waits
         running.enter_context(
             process(tmp_path / "gateway.log", [collector, f"--config={LARGE / 'gateway.yaml'}"], of_gateway)
         )

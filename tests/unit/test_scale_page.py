@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.machine import Machine
-from benchmarks.scale import BEGIN, CASES, CHOSEN, END, PAGE, Row, as_table, write_page
+from benchmarks.scale.ranks import Cast
+from benchmarks.scale.sweep import BEGIN, CASES, CHOSEN, END, PAGE, Row, as_table, write_page
 from otel_train.clock import Anchor
 from otel_train.config import Config
-from otel_train.simulate.cast import Cast
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,4 +1,4 @@
-"""``otel-train simulate``: ranks that do not exist, told apart by whoever receives them."""
+"""``python -m benchmarks.scale``: ranks that do not exist, told apart by whoever receives them."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
-from otel_train.cli.main import main
+from benchmarks.scale.cli import main
+from benchmarks.scale.ranks import MOST_ACTORS, Cast, as_rank
+from benchmarks.scale.workload import EVAL_EVERY_STEPS, Plot
 from otel_train.clock import Anchor
 from otel_train.config import Config
-from otel_train.simulate.cast import MOST_ACTORS, Cast, as_rank
-from otel_train.simulate.plot import EVAL_EVERY_STEPS, Plot
 from tests.support.figures import spans
 from tests.support.receiver import http_receiver, refusing_address
 
@@ -98,7 +98,7 @@ def test_a_profile_decides_which_ranks_send(profile: str, metrics: set[int], tra
     with http_receiver() as received:
         words = ["--ranks", "16", "--profile", profile, "--duration", "1.5", "--export-every", "1"]
         # On a busy machine an export may be left out, which is 1.
-        assert main(["simulate", *words, "--endpoint", received.endpoint, "--json"]) in {0, 1}
+        assert main([*words, "--endpoint", received.endpoint, "--json"]) in {0, 1}
 
     assert {found["train.rank"] for found in resources(received.metrics)} == metrics
     assert {found["train.rank"] for found in resources(received.traces)} == traces
@@ -108,7 +108,7 @@ def test_every_rank_sends_and_ends_its_run(capsys: pytest.CaptureFixture[str]) -
     """A run that stops without a word raises the alert for runs that vanish."""
     with http_receiver() as received:
         words = ["--ranks", "4", "--duration", "2", "--export-every", "1", "--endpoint", received.endpoint]
-        assert main(["simulate", "--run-id", "made-up", *words]) in {0, 1}  # as above
+        assert main(["--run-id", "made-up", *words]) in {0, 1}  # as above
     out = capsys.readouterr().out
 
     assert {found["train.rank"] for found in resources(received.metrics)} == {0, 1, 2, 3}
@@ -126,7 +126,7 @@ def test_its_figures_are_what_the_receiver_got(capsys: pytest.CaptureFixture[str
     """A stack is sized by them."""
     with http_receiver() as received:
         words = ["--ranks", "3", "--duration", "0.5", "--export-every", "10", "--endpoint", received.endpoint]
-        assert main(["simulate", "--json", *words]) == 0
+        assert main(["--json", *words]) == 0
         figures = json.loads(capsys.readouterr().out)
     points = [
         sum(len(getattr(m, m.WhichOneof("data")).data_points) for m in scope.metrics)
@@ -141,7 +141,7 @@ def test_its_figures_are_what_the_receiver_got(capsys: pytest.CaptureFixture[str
 def test_where_nobody_listens_it_says_so_and_ends(capfd: pytest.CaptureFixture[str]) -> None:
     """A minute of refused requests helps nobody."""
     with refusing_address() as place:
-        assert main(["simulate", "--ranks", "64", "--export-every", "0.2", "--endpoint", place]) == 2
+        assert main(["--ranks", "64", "--export-every", "0.2", "--endpoint", place]) == 2
     err = capfd.readouterr().err
 
     assert "otel-train stack up" in err
@@ -153,7 +153,7 @@ def test_where_nobody_listens_it_says_so_and_ends(capfd: pytest.CaptureFixture[s
 )
 def test_a_wrong_number_is_one_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Value, rule and remedy, not a traceback."""
-    assert main(["simulate", *words]) == 2
+    assert main([*words]) == 2
     assert capsys.readouterr().err.count("\n") == 1
 
 
@@ -162,7 +162,7 @@ def test_ctrl_c_ends_the_run_in_order() -> None:
     with http_receiver() as received:
         words = ["--ranks", "2", "--duration", "0", "--export-every", "1", "--endpoint", received.endpoint]
         with subprocess.Popen(
-            [sys.executable, "-m", "otel_train", "simulate", *words], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "benchmarks.scale", *words], stdout=subprocess.PIPE, text=True
         ) as process:
             assert received.wait(metrics=4, timeout_s=60)
             time.sleep(0.1)

@@ -1,4 +1,4 @@
-"""``otel-train simulate``: send what a run of many ranks would send."""
+"""``python -m benchmarks.scale``: sends what a run of many ranks would send."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import argparse
 import json
 import math
 import os
+import sys
 import time
 from typing import TYPE_CHECKING
 
 from otel_train.clock import Anchor
 from otel_train.config import Config
-from otel_train.errors import ConfigError
+from otel_train.errors import ConfigError, OtelTrainError
 from otel_train.exporters.settings import OtlpSettings
 
 if TYPE_CHECKING:
-    from otel_train.simulate.conductor import Conductor
-    from otel_train.simulate.tally import ScaleResult
+    from collections.abc import Sequence
 
-HELP = "send what a run of many ranks would send"
+    from benchmarks.scale.results import ScaleResult
+    from benchmarks.scale.sender import Conductor
+
 DESCRIPTION = """\
 Send what a run of N ranks would send, from this one process, to a Collector: to size a stack before the
 job is there, to see dashboards and alerts with that many ranks, to find out which export profile fits.
@@ -34,9 +36,9 @@ is http://localhost:4318.
 EPILOG = """\
 examples:
   otel-train stack up --local --detach
-  otel-train simulate --ranks 512 --duration 120           the profile that 512 ranks would choose: lean
-  otel-train simulate --ranks 64 --profile full --steps-per-second 10
-  otel-train simulate --ranks 4096 --profile lean --json    figures for a script
+  python -m benchmarks.scale --ranks 512 --duration 120           the profile that 512 ranks would choose: lean
+  python -m benchmarks.scale --ranks 64 --profile full --steps-per-second 10
+  python -m benchmarks.scale --ranks 4096 --profile lean --json    figures for a script
 
 Ctrl-C ends it early: every rank still says that it has finished, as after the whole time. A second Ctrl-C
 leaves at once.
@@ -44,14 +46,30 @@ leaves at once.
 exit codes: 0 everything was accepted, 1 some was refused or left out, 2 not done, 130 the second Ctrl-C
 """
 MOST_RANKS = 100_000
-PARTLY = 1
+PARTLY, FAILED, INTERRUPTED = 1, 2, 130
 
 
-def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Tell argparse about this command."""
-    parser = subparsers.add_parser(
-        "simulate",
-        help=HELP,
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        words: its arguments; those of this process if None.
+
+    Returns:
+        The exit code. An error is one line on stderr.
+    """
+    try:
+        return run(_parser().parse_args(words))
+    except OtelTrainError as error:
+        print(f"scale: {' '.join(str(error).split())}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scale",
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -76,6 +94,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     parser.add_argument("--run-id", default="", metavar="ID", help="name of the run")
     parser.add_argument("--json", action="store_true", help="only the figures, as one JSON object")
+    return parser
 
 
 def run(args: argparse.Namespace) -> int:
@@ -120,9 +139,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _conductor(args: argparse.Namespace, config: Config, settings: OtlpSettings) -> Conductor:
+    from benchmarks.scale.ranks import Cast
+    from benchmarks.scale.sender import Conductor
     from otel_train.exporters.manager import VERSION
-    from otel_train.simulate.cast import Cast
-    from otel_train.simulate.conductor import Conductor
 
     cast = Cast(
         args.ranks, per_node=args.ranks_per_node, config=config, anchor=Anchor.now(),

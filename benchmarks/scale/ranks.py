@@ -8,6 +8,8 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from benchmarks.scale.rank import Actor
+from benchmarks.scale.workload import Plot
 from otel_train.catalog import SPAN_RANK
 from otel_train.clock import NS_PER_S
 from otel_train.distributed.coordinator import RECORDS_PER_S
@@ -15,8 +17,6 @@ from otel_train.distributed.export_profile import Profile, profile_of
 from otel_train.distributed.rank_monitor import RankMonitor
 from otel_train.distributed.rank_report import digest_of, encode
 from otel_train.runinfo import RunInfo, instance_id, resource_attributes
-from otel_train.simulate.actor import Actor
-from otel_train.simulate.plot import Plot
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -7,6 +7,7 @@ from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.scale.workload import BATCH_BYTES, BATCH_SAMPLES, DEVICE, TRAIN, VAL
 from otel_train.aggregation.metrics import Signals
 from otel_train.clock import Anchor, system_clock
 from otel_train.collectors.dataloader import LoaderWatch
@@ -18,7 +19,6 @@ from otel_train.instrumentation.dataloader import LoaderProbe, LoaderState
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
 from otel_train.records import DeviceMemory
-from otel_train.simulate.plot import BATCH_BYTES, BATCH_SAMPLES, DEVICE, TRAIN, VAL
 
 if TYPE_CHECKING:
     from otel_train.aggregation.run_state import RunState

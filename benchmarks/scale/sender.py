@@ -8,20 +8,20 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from benchmarks.scale.results import Sizes, Tally, sizes_of
 from otel_train.clock import NS_PER_S, system_clock
 from otel_train.distributed.export_profile import LEAN_INTERVALS
 from otel_train.errors import StackError
 from otel_train.exporters.otlp_json import metrics_line, spans_line, with_resource
 from otel_train.exporters.otlp_transport import OtlpTransport
 from otel_train.guard import Guard
-from otel_train.simulate.tally import Sizes, Tally, sizes_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from benchmarks.scale.rank import Reading
+    from benchmarks.scale.ranks import Cast, Rank
     from otel_train.exporters.settings import OtlpSettings
-    from otel_train.simulate.actor import Reading
-    from otel_train.simulate.cast import Cast, Rank
 
 SENDERS: Final = 8
 """Threads that send. Most of their time is the answer's."""

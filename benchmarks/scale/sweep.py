@@ -29,9 +29,9 @@ from otel_train.stack.local import LocalStack
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "explanation" / "scale.md"
-RESULTS = Path(__file__).parent / "results"
+RESULTS = ROOT / "benchmarks" / "results"
 BEGIN, END = "<!-- measured: make bench-scale -->", "<!-- end of what was measured -->"
 CASES = (
     (8, "full"),
@@ -162,10 +162,10 @@ def _measure(stack: LocalStack, ranks: int, profile: str, every_s: float) -> Row
 
 
 def _simulator(stack: LocalStack, ranks: int, profile: str, duration_s: float) -> subprocess.Popen[str]:
-    words = ["simulate", "--json", "--ranks", str(ranks), "--profile", profile, "--duration", str(duration_s)]
+    words = ["--json", "--ranks", str(ranks), "--profile", profile, "--duration", str(duration_s)]
     words += ["--steps-per-second", str(STEPS_PER_S), "--endpoint", stack.addresses()["send OTLP to"]]
     return subprocess.Popen(
-        [sys.executable, "-m", "otel_train", *words], stdout=subprocess.PIPE, text=True, cwd=ROOT
+        [sys.executable, "-m", "benchmarks.scale", *words], stdout=subprocess.PIPE, text=True, cwd=ROOT
     )
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, NamedTuple
 
+from benchmarks.scale.fakes import readings_of
+from benchmarks.scale.workload import SOURCES, TRAIN, Plot
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.distributed.export_profile import keep_rules, profile_of
 from otel_train.exporters.metric_reader import MetricReader
 from otel_train.runinfo import about_run
-from otel_train.simulate.plot import SOURCES, TRAIN, Plot
-from otel_train.simulate.props import readings_of
 
 if TYPE_CHECKING:
     from otel_train.clock import Anchor
