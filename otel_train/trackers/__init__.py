@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
     from otel_train.trackers.metrics import FlatRow
 
-__all__ = ["Tracker"]
+__all__ = ["OpeningTracker", "Tracker", "TrackerKind"]
 
 
 class Tracker(Protocol):
@@ -33,3 +37,45 @@ class Tracker(Protocol):
 
     def close(self) -> None:
         """Give back what was opened."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpeningTracker:
+    """What a tracker is opened with.
+
+    Attributes:
+        run: run or writer that the program gave; None where it gave none.
+        settings: dict that the program gave; empty where the setting is ``on``; None where nobody asked.
+        folder: where files of a tracker go by default; None without a run directory.
+        thread: the training thread.
+        before_finish: called on a thread of the program's that is about to finish a run that rows go to.
+    """
+
+    run: Any  # Any: wandb's Run, MLflow's, a SummaryWriter
+    settings: Mapping[str, Any] | None
+    folder: Path | None
+    thread: int
+    before_finish: Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrackerKind:
+    """What is known of a tracker before it is used. Each module of this package has one, ``KIND``.
+
+    Attributes:
+        setting: name of its setting, and of the package that is imported.
+        imports: modules that are imported where it is asked for: at the start, because that takes seconds.
+        attribute: what a run or writer of it has, to be told from anything else.
+        named_by: key of its dict that gives a name.
+        keys: what its dict may have in it; empty where it is passed on.
+        expected: a run or writer of it, in words.
+        open: makes the tracker.
+    """
+
+    setting: str
+    imports: tuple[str, ...]
+    attribute: str
+    named_by: str
+    keys: tuple[str, ...] = ()
+    expected: str
+    open: Callable[[OpeningTracker], Tracker]

@@ -10,38 +10,26 @@ from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import Parameter, signature
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.arguments import near, one_of, refused, shown
 from otel_train.config import CODE, DEFAULTS, ResolvedConfig, in_force
 from otel_train.errors import ConfigError
+from otel_train.trackers import OpeningTracker, mlflow, tensorboard, wandb
 from otel_train.trackers.console import FLAT_BLOCKS, BlocksTracker
-from otel_train.trackers.mlflow import KEYS, MlflowTracker
 from otel_train.trackers.queue import TrackerQueue
-from otel_train.trackers.tensorboard import TensorBoardTracker
-from otel_train.trackers.wandb import WandbTracker
-from otel_train.values import CHOICES, SWITCHED, IgnoredSetting, switch_of, words_of
+from otel_train.values import CHOICES, IgnoredSetting, switch_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from pathlib import Path
 
     from otel_train.config import Config
     from otel_train.runinfo import RunInfo
-    from otel_train.trackers import Tracker
     from otel_train.trackers.metrics import FlatRow
 
-_WRITES = {
-    "wandb": ("wandb",),
-    "mlflow": ("mlflow", "mlflow.entities"),
-    "tensorboard": ("tensorboard.summary.writer.event_file_writer", "tensorboard.compat.proto.event_pb2"),
-}
-"""What is imported where a tracker is asked for: at the start, because it takes seconds."""
-
-_ATTRIBUTE = {"wandb": "log", "mlflow": "info", "tensorboard": "add_scalar"}
-_NAMED_BY = {"wandb": "project", "mlflow": "experiment_name", "tensorboard": "log_dir"}
-_KEYS = {"mlflow": KEYS, "tensorboard": ("log_dir",)}
-_EXPECTED = {"wandb": "a run of wandb", "mlflow": "a run of mlflow", "tensorboard": "a SummaryWriter"}
+TRACKERS = {kind.setting: kind for kind in (wandb.KIND, mlflow.KIND, tensorboard.KIND)}
+"""Every tracker, by its setting. Another one is a module with a ``KIND``, a line here, and a setting."""
 
 
 def told_apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -51,7 +39,7 @@ def told_apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
         ConfigError: something given as a tracker is none.
     """
     plain, given = dict(settings), {}
-    for name in SWITCHED:
+    for name in TRACKERS:
         value = plain.get(name, True)
         if not isinstance(value, bool) and not _is_choice(name, value):
             given[name], plain[name] = _checked(name, value), "on"
@@ -61,7 +49,7 @@ def told_apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
 def without_unusable(settled: ResolvedConfig) -> ResolvedConfig:
     """The settings less trackers that the environment or a file asks for and that cannot be had here."""
     config, origins, given, ignored = settled.config, settled.origins, dict(settled.given), []
-    for name in SWITCHED:
+    for name in TRACKERS:
         if origins.get(name, CODE) == CODE or getattr(config, name) != "on":
             continue
         try:
@@ -98,25 +86,25 @@ def _checked(name: str, value: Any) -> Any:  # Any: a run, a writer, a dict
             if known:
                 one_of(f"{name}={shown(value)}: key {{}}", key, known)
         return value
-    if hasattr(value, _ATTRIBUTE[name]):
+    if hasattr(value, TRACKERS[name].attribute):
         return value
     remedy = "Leave it out for the default, 'auto'"
     if isinstance(value, (str, os.PathLike)):
         close = near(str(value).lower(), CHOICES[name])
-        example = {_NAMED_BY[name]: str(value)}
+        example = {TRACKERS[name].named_by: str(value)}
         remedy = (
             f"Did you mean {close!r}?"
             if close
-            else f"If that is the {_NAMED_BY[name]}, write {name}={example}"
+            else f"If that is the {TRACKERS[name].named_by}, write {name}={example}"
         )
-    rule = f"'auto', True, False, {_EXPECTED[name]}, or a dict"
+    rule = f"'auto', True, False, {TRACKERS[name].expected}, or a dict"
     raise refused(f"{name}={shown(value)}", rule, remedy)
 
 
 def _keys_of(name: str) -> tuple[str, ...]:
     """What the dict of a tracker may have in it; empty where the tracker takes anything, or cannot be asked yet."""
-    if name in _KEYS:
-        return _KEYS[name]
+    if TRACKERS[name].keys:
+        return TRACKERS[name].keys
     init = getattr(sys.modules.get(name), "init", None)
     parameters = signature(init).parameters.values() if callable(init) else ()
     anything = any(each.kind is Parameter.VAR_KEYWORD for each in parameters)
@@ -144,16 +132,16 @@ class Trackers:
     ) -> None:
         self.before_finish: Callable[[], object] = lambda: None
         self._config = config
-        self._folder = folder / "tensorboard" if folder else None
+        self._folder = folder
         self._first = info.rank == 0
         self._awake = False
         self._thread = threading.get_ident() if thread is None else thread
-        self._desks: dict[str, TrackerQueue] = {}
+        self._queues: dict[str, TrackerQueue] = {}
         self._blocks: set[str] = set()
-        for name in SWITCHED:
+        for name in TRACKERS:
             check_installed(name, getattr(config, name))
         if self._first:
-            for name in SWITCHED:
+            for name in TRACKERS:
                 self._open(name, None)
             self.show(words_of(config.console_blocks))
 
@@ -164,7 +152,7 @@ class Trackers:
             ConfigError: there is no such tracker, or what is given for one is none.
         """
         for name, value in given.items():
-            one_of("track({})", name, SWITCHED)
+            one_of("track({})", name, TRACKERS)
             checked = _checked(name, value)
             if self._first:
                 self._open(name, checked)
@@ -172,46 +160,48 @@ class Trackers:
     def show(self, blocks: Iterable[str]) -> None:
         """Print these blocks as well. Called by the training thread."""
         self._blocks |= FLAT_BLOCKS.intersection(blocks)
-        if self._first and self._blocks and "console_blocks" not in self._desks:
-            self._desks["console_blocks"] = TrackerQueue(BlocksTracker(self._blocks))
+        if self._first and self._blocks and "console_blocks" not in self._queues:
+            self._queues["console_blocks"] = TrackerQueue(BlocksTracker(self._blocks))
 
     @property
     def any(self) -> bool:
         """Whether there may be one."""
-        return bool(self._desks)
+        return bool(self._queues)
 
     def listened(self) -> bool:
         """Whether there is, or has been, anybody to log to."""
-        wanted = [desk.outlet.wanted() for desk in list(self._desks.values())]  # all: some look at their run
+        wanted = [
+            queue.tracker.wanted() for queue in list(self._queues.values())
+        ]  # all: some look at their run
         self._awake = self._awake or any(wanted)
         return self._awake
 
     def put(self, rows: Iterable[FlatRow]) -> None:
         """Hand over rows, to whoever listens now. Never waits."""
         waiting = list(rows)
-        for desk in list(self._desks.values()) if waiting else ():
-            place = desk.outlet.place() if desk.outlet.wanted() else None
+        for queue in list(self._queues.values()) if waiting else ():
+            place = queue.tracker.place() if queue.tracker.wanted() else None
             if place is not None:
                 for row in waiting:
-                    desk.put(row, place)
+                    queue.put(row, place)
 
     def emptied(self, timeout_s: float) -> bool:
         """Wait until what was handed over is written, in at most ``timeout_s`` seconds. Whether it is."""
         deadline = time.monotonic() + timeout_s
-        return all(desk.emptied(deadline - time.monotonic()) for desk in list(self._desks.values()))
+        return all(queue.emptied(deadline - time.monotonic()) for queue in list(self._queues.values()))
 
     def faults(self) -> int:
         """Faults of all trackers; rows that were dropped count as well."""
-        return sum(desk.guard.faults + desk.dropped for desk in list(self._desks.values()))
+        return sum(queue.guard.faults + queue.dropped for queue in list(self._queues.values()))
 
     def close(self, timeout_s: float) -> None:
         """Wait for what has been handed over, in at most ``timeout_s`` seconds in all."""
         deadline = time.monotonic() + timeout_s
-        desks = list(self._desks.values())
-        for desk in desks:
-            desk.end()
-        for desk in desks:
-            desk.join(deadline - time.monotonic())
+        queues = list(self._queues.values())
+        for queue in queues:
+            queue.end()
+        for queue in queues:
+            queue.join(deadline - time.monotonic())
 
     def _finishing(self) -> None:
         self.before_finish()
@@ -224,15 +214,13 @@ class Trackers:
         if given is None and wish == "on":
             settings = {}
         run = None if isinstance(given, dict) else given
-        outlet: Tracker
-        if name == "wandb":
-            outlet = WandbTracker(run, settings, before_finish=self._finishing)
-        elif name == "mlflow":
-            outlet = MlflowTracker(self._thread, run, settings)
-        else:
-            folder = Path(settings["log_dir"]) if settings and "log_dir" in settings else self._folder
-            outlet = TensorBoardTracker(folder, run, asked=settings is not None)
-        self._desks[name] = TrackerQueue(outlet)
+        outlet = TRACKERS[name].open(
+            OpeningTracker(
+                run=run, settings=settings, folder=self._folder and self._folder / name, thread=self._thread,
+                before_finish=self._finishing,
+            )
+        )  # fmt: skip
+        self._queues[name] = TrackerQueue(outlet)
 
 
 def check_installed(name: str, wish: str, *, find: Callable[[str], object] = find_spec) -> None:
@@ -247,5 +235,5 @@ def check_installed(name: str, wish: str, *, find: Callable[[str], object] = fin
         raise ConfigError(
             f"{name}='on': {name} is not installed. Run: pip install 'otel-train[{name}]', or leave it out"
         )
-    for module in _WRITES[name]:
+    for module in TRACKERS[name].imports:
         import_module(module)

@@ -6,6 +6,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_train.trackers import TrackerKind
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -100,3 +102,14 @@ class MlflowTracker:
         """What MLflow keeps under ``name`` for the training thread. There is no public way to ask for another's."""
         values: dict[int, Any] = getattr(getattr(fluent, name, None), "get_all_thread_values", dict)()
         return values.get(self._thread)
+
+
+KIND = TrackerKind(
+    setting="mlflow",
+    imports=("mlflow", "mlflow.entities"),
+    attribute="info",
+    named_by="experiment_name",
+    keys=KEYS,
+    expected="a run of mlflow",
+    open=lambda o: MlflowTracker(o.thread, o.run, o.settings),
+)

@@ -18,13 +18,13 @@ class TrackerQueue(BackgroundQueue["tuple[FlatRow, Any]"]):
     """Hands rows to one tracker, in order, on a thread that begins with the first row.
 
     Args:
-        outlet: the tracker.
+        tracker: the tracker.
         most: rows that may wait.
     """
 
-    def __init__(self, outlet: Tracker, *, most: int = MOST_WAITING) -> None:
-        super().__init__(outlet.name, lambda item: outlet.write(*item), outlet.close, most=most)
-        self.outlet = outlet
+    def __init__(self, tracker: Tracker, *, most: int = MOST_WAITING) -> None:
+        super().__init__(tracker.name, lambda item: tracker.write(*item), tracker.close, most=most)
+        self.tracker = tracker
 
     def put(self, row: FlatRow, place: Any) -> None:  # Any: what the tracker calls a place
         """Hand over a row for ``place``. Never waits: a row that finds no room is dropped, and counted."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.clock import NS_PER_S
+from otel_train.trackers import TrackerKind
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
+    from otel_train.trackers import OpeningTracker
     from otel_train.trackers.metrics import FlatRow
 
 _PROGRAMS = ("torch.utils.tensorboard", "tensorboardX", "tensorboard")
@@ -65,3 +66,20 @@ class TensorBoardTracker:
         """Close the file if it is ours."""
         if self._writer is not None:
             self._writer.close()
+
+
+def _open(opening: OpeningTracker) -> TensorBoardTracker:
+    settings = opening.settings
+    folder = Path(settings["log_dir"]) if settings and "log_dir" in settings else opening.folder
+    return TensorBoardTracker(folder, opening.run, asked=settings is not None)
+
+
+KIND = TrackerKind(
+    setting="tensorboard",
+    imports=("tensorboard.summary.writer.event_file_writer", "tensorboard.compat.proto.event_pb2"),
+    attribute="add_scalar",
+    named_by="log_dir",
+    keys=("log_dir",),
+    expected="a SummaryWriter",
+    open=_open,
+)

@@ -6,6 +6,8 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from otel_train.trackers import TrackerKind
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
@@ -102,3 +104,13 @@ def _pattern(key: str) -> str:
     """A whole family where there is one: a definition costs more than a value."""
     family, slash, _ = key.partition("/")
     return f"{family}/*" if slash else key
+
+
+KIND = TrackerKind(
+    setting="wandb",
+    imports=("wandb",),
+    attribute="log",
+    named_by="project",
+    expected="a run of wandb",
+    open=lambda o: WandbTracker(o.run, o.settings, before_finish=o.before_finish),
+)

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 import types
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,10 @@ from otel_train.trackers.metrics import FlatRow
 from otel_train.trackers.queue import TrackerQueue
 from otel_train.trackers.tensorboard import TensorBoardTracker
 from otel_train.trackers.wandb import WandbTracker
+from otel_train.values import SWITCHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 ROW = FlatRow(5 * 10**9, 100, 1, of_epoch=False, values={
     "profile/train/dl_code/time_data_ms": 5.0, "profiling/clip_avg_time": 0.0234,
@@ -310,3 +311,15 @@ def test_only_rank_0_logs(
     session.close()
 
     assert ("--- Profiling Metrics (Step 3) ---" in capsys.readouterr().err) is (rank == 0)
+
+
+def test_every_tracker_with_a_setting_declares_itself() -> None:
+    """A new one is a module with a ``KIND``, a line in the table, and a setting: nothing else names trackers."""
+    names = {
+        module.stem
+        for module in Path(manager.__file__).parent.glob("*.py")
+        if "\nKIND = " in module.read_text()
+    }
+
+    assert names == set(manager.TRACKERS) == set(SWITCHED)
+    assert all(setting == kind.setting for setting, kind in manager.TRACKERS.items())
