@@ -127,10 +127,10 @@ def meanings() -> Mapping[str, str]:
 
 
 def unread() -> set[str]:
-    """Settings that no module but ``config`` looks at."""
+    """Settings that no module but ``config`` looks at, and no tracker declares."""
     modules = [path for path in (ROOT / "otel_train").rglob("*.py") if path.name != "config.py"]
     source = "\n".join(path.read_text(encoding="utf-8") for path in modules)
-    return {name for name in config.DEFAULTS if not re.search(rf"\.{name}\b", source)}
+    return {name for name in config.DEFAULTS if not re.search(rf"\.{name}\b|setting=.{name}\b", source)}
 
 
 def page() -> str:
