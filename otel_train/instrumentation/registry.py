@@ -27,7 +27,6 @@ from otel_train.instrumentation.module import (
 from otel_train.instrumentation.naming import Loader, Place, class_name, free_name, place_of
 from otel_train.instrumentation.optimizer import OptimizerProbe
 from otel_train.instrumentation.patching import replace
-from otel_train.instrumentation.root_modules import FIRST_CALLS, SHORT_LOOK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -326,6 +325,12 @@ def _inner(loader: Any) -> Callable[[], Any]:  # Any: the user's own
                 return weakref.ref(value)
     return lambda: None
 
+
+FIRST_CALLS = 64
+"""Outermost calls that are looked at in the beginning, and again when a loader or an optimizer is new."""
+
+SHORT_LOOK = 2
+"""Outermost calls that are looked at when a known loader starts again: a sweep may go on with another model."""
 
 SHORT_LOOK_EVERY_S = 1.0
 """Passes over a known loader may be short and many: one look in so many seconds."""

@@ -12,15 +12,10 @@ import torch
 from otel_train.guard import Guard
 from otel_train.instrumentation.backward import in_backward
 from otel_train.instrumentation.naming import variables_of
+from otel_train.instrumentation.registry import FIRST_CALLS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-FIRST_CALLS = 64
-"""Outermost calls that are looked at in the beginning, and again when a loader or an optimizer is new."""
-
-SHORT_LOOK = 2
-"""Outermost calls that are looked at when a known loader starts again: a sweep may go on with another model."""
 
 MOST_ROOTS = 64
 """Models found at most; a program that calls ever new modules by themselves is no training loop."""
