@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from otel_train.agent.link import Link
-    from otel_train.aggregation.run_events import Capture
+    from otel_train.aggregation.captures import Capture
     from otel_train.clock import Anchor
     from otel_train.config import Config
     from otel_train.profiler.controller import Loop

@@ -9,7 +9,7 @@ import numpy as np
 
 from otel_train import catalog as c
 from otel_train.accounting.types import PHASES, TRAIN, Activity
-from otel_train.aggregation.run_events import CAPTURES_FOLDER, TRIGGERS
+from otel_train.aggregation.captures import CAPTURES_FOLDER, TRIGGERS
 from otel_train.aggregation.series_names import CHECKPOINT
 from otel_train.catalog import ALL, DEVICE, OTHER_VALUE, Emit, Kind
 from otel_train.clock import NS_PER_S

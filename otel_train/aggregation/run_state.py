@@ -30,7 +30,7 @@ from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Sequence
 
-    from otel_train.aggregation.run_events import Capture
+    from otel_train.aggregation.captures import Capture
     from otel_train.aggregation.spans import Tracer
     from otel_train.clock import Anchor
     from otel_train.recording.events import Instrumented

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from otel_train.accounting.types import ClosedSteps, StageCalls
-    from otel_train.aggregation.run_events import Capture, Pass
+    from otel_train.aggregation.captures import Capture
+    from otel_train.aggregation.run_events import Pass
     from otel_train.aggregation.series_names import Names
     from otel_train.aggregation.span_sampler import SampledStep
     from otel_train.clock import Anchor

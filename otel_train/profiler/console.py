@@ -10,7 +10,7 @@ from otel_train.values import MIB
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from otel_train.aggregation.run_events import Capture
+    from otel_train.aggregation.captures import Capture
 
 BLOCK = "profiler"
 """In ``console_blocks``."""

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from otel_train.aggregation.run_events import Capture
+from otel_train.aggregation.captures import Capture
 from otel_train.clock import NS_PER_S
 from otel_train.profiler.requests import NEXT, CaptureRequest, Options, Recorded
 from otel_train.profiler.step_schedule import Phase, Rule, StepBoundary, StepScheduler

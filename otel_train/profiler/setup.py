@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from otel_train.accounting.types import TRAIN, StepSource
-from otel_train.aggregation.run_events import CAPTURES_FOLDER
+from otel_train.aggregation.captures import CAPTURES_FOLDER
 from otel_train.clock import system_clock
 from otel_train.profiler.console import BLOCK, Console
 from otel_train.profiler.controller import CaptureController, Limits, Story
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from otel_train.aggregation.run_events import Capture
+    from otel_train.aggregation.captures import Capture
     from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
     from otel_train.profiler.controller import Loop, Training

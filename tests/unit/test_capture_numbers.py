@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from otel_train.aggregation.run_events import Capture
+    from otel_train.aggregation.captures import Capture
 
 STEPS = 24
 PERIOD = 3
