@@ -69,7 +69,7 @@ class TrackerKind:
         named_by: key of its dict that gives a name.
         keys: what its dict may have in it; empty where it is passed on.
         expected: a run or writer of it, in words.
-        open: makes the tracker.
+        make: makes the tracker.
     """
 
     setting: str
@@ -78,4 +78,4 @@ class TrackerKind:
     named_by: str
     keys: tuple[str, ...] = ()
     expected: str
-    open: Callable[[OpeningTracker], Tracker]
+    make: Callable[[OpeningTracker], Tracker]

@@ -214,7 +214,7 @@ class Trackers:
         if given is None and wish == "on":
             settings = {}
         run = None if isinstance(given, dict) else given
-        outlet = TRACKERS[name].open(
+        outlet = TRACKERS[name].make(
             OpeningTracker(
                 run=run, settings=settings, folder=self._folder and self._folder / name, thread=self._thread,
                 before_finish=self._finishing,

@@ -111,5 +111,5 @@ KIND = TrackerKind(
     named_by="experiment_name",
     keys=KEYS,
     expected="a run of mlflow",
-    open=lambda o: MlflowTracker(o.thread, o.run, o.settings),
+    make=lambda o: MlflowTracker(o.thread, o.run, o.settings),
 )

@@ -68,7 +68,7 @@ class TensorBoardTracker:
             self._writer.close()
 
 
-def _open(opening: OpeningTracker) -> TensorBoardTracker:
+def _make(opening: OpeningTracker) -> TensorBoardTracker:
     settings = opening.settings
     folder = Path(settings["log_dir"]) if settings and "log_dir" in settings else opening.folder
     return TensorBoardTracker(folder, opening.run, asked=settings is not None)
@@ -81,5 +81,5 @@ KIND = TrackerKind(
     named_by="log_dir",
     keys=("log_dir",),
     expected="a SummaryWriter",
-    open=_open,
+    make=_make,
 )

@@ -112,5 +112,5 @@ KIND = TrackerKind(
     attribute="log",
     named_by="project",
     expected="a run of wandb",
-    open=lambda o: WandbTracker(o.run, o.settings, before_finish=o.before_finish),
+    make=lambda o: WandbTracker(o.run, o.settings, before_finish=o.before_finish),
 )
