@@ -68,7 +68,8 @@ test: setup  ## every test that needs nothing but this project; about ten minute
 
 .PHONY: unit
 unit: setup  ## the quick tests only
-	$(PY) -m pytest -q -m "$(QUICK)" tests/unit tests/contract/test_house.py tests/contract/test_opening_files.py
+	$(PY) -m pytest -q -m "$(QUICK)" tests/unit tests/contract/test_house.py tests/contract/test_opening_files.py \
+	  || $(ONCE_MORE) -m "$(QUICK)"
 
 .PHONY: check
 check: setup lint types layers docs-check rules-check dashboards-check unit  ## style, types, layers, generated files, quick tests
