@@ -10,15 +10,15 @@ from benchmarks.row import Row
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
-from otel_train.clock import Anchor, system_clock
 from otel_train.config import Config
+from otel_train.datamodel import Anchor, system_clock
 from otel_train.exporters.pump import Breath, Pump
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
 
 if TYPE_CHECKING:
     from benchmarks.plan import Plan
-    from otel_train.records import Snapshot
+    from otel_train.datamodel import Snapshot
 
 WHAT = (
     f"10,000 made-up steps of {STAGES_PER_STEP} stages lie in a ring; one turn of the real pump reads and settles them,"

@@ -10,7 +10,7 @@ import torch
 from benchmarks.machine import this_machine
 from benchmarks.row import Row
 from benchmarks.table import plain_table
-from otel_train.clock import Anchor, system_clock
+from otel_train.datamodel import Anchor, system_clock
 from otel_train.instrumentation.device_copy import TransferProbe
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder

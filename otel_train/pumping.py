@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from otel_train.aggregation.metrics import Signals
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.spans import Ids, Tracer
-from otel_train.clock import NS_PER_S, system_clock
 from otel_train.collectors.dataloader import LoaderWatch
 from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
 from otel_train.collectors.process import ProcessReader
+from otel_train.datamodel import NS_PER_S, system_clock
 from otel_train.distributed.coordinator import RankCoordinator
 from otel_train.distributed.export_profile import keep_rules, profile_of
 from otel_train.exporters.metric_reader import MetricReader, MetricSources, NoteReader, SelfMetrics
@@ -26,14 +26,13 @@ from otel_train.unobserved import CoverageReporter, unobserved
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.clock import Anchor
     from otel_train.collectors.memory import Memories
     from otel_train.config import Config
+    from otel_train.datamodel import Anchor, AttributeValue
     from otel_train.distributed.coordinator import Job
     from otel_train.exporters.manager import Routes
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.instrumentation.manager import InstrumentationManager
-    from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo
     from otel_train.trackers.schedule import Listeners
 

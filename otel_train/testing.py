@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from otel_train.records import Event, ExportBatch, MetricFamily, Snapshot, Span
+    from otel_train.datamodel import Event, ExportBatch, MetricFamily, Snapshot, Span
 
 __all__ = ["FakeClock", "Kept"]
 

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 
 from otel_train.accounting.types import StepSource
 from otel_train.aggregation.counters import JAX_STEP, without_step
-from otel_train.clock import NS_PER_S, system_clock
+from otel_train.datamodel import NS_PER_S, system_clock
 from otel_train.recording.events import WAIT, SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
 
     from otel_train.aggregation.run_state import RunState
-    from otel_train.clock import Clock
+    from otel_train.datamodel import Clock
     from otel_train.instrumentation.registry import Probes
 
 UPDATES_WITHOUT_FORWARD = 10

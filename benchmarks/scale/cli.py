@@ -10,8 +10,8 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from otel_train.clock import Anchor
 from otel_train.config import Config
+from otel_train.datamodel import Anchor
 from otel_train.errors import ConfigError, OtelTrainError
 from otel_train.exporters.settings import OtlpSettings
 

@@ -14,9 +14,8 @@ from otel_train.exporters.metric_reader import MetricReader
 from otel_train.runinfo import about_run
 
 if TYPE_CHECKING:
-    from otel_train.clock import Anchor
     from otel_train.config import Config
-    from otel_train.records import Snapshot, Span
+    from otel_train.datamodel import Anchor, Snapshot, Span
     from otel_train.runinfo import RunInfo
 
 _REMEMBERED_SPANS = 4096

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from benchmarks.scale.rank import Actor
 from benchmarks.scale.workload import Plot
 from otel_train.catalog import SPAN_RANK
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S
 from otel_train.distributed.coordinator import RECORDS_PER_S
 from otel_train.distributed.export_profile import Profile, profile_of
 from otel_train.distributed.rank_monitor import RankMonitor
@@ -21,10 +21,9 @@ from otel_train.runinfo import RunInfo, instance_id, resource_attributes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_train.clock import Anchor
     from otel_train.config import Config
+    from otel_train.datamodel import Anchor, AttributeValue, Span
     from otel_train.distributed.rank_report import RankReport
-    from otel_train.records import AttributeValue, Span
 
 MOST_ACTORS = 16
 """Accounts per kind of rank. An account takes about 2 MB: thousands of ranks share theirs, each under its own name."""

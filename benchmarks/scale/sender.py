@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from benchmarks.scale.results import Sizes, Tally, sizes_of
-from otel_train.clock import NS_PER_S, system_clock
+from otel_train.datamodel import NS_PER_S, system_clock
 from otel_train.distributed.export_profile import LEAN_INTERVALS
 from otel_train.errors import StackError
 from otel_train.exporters.otlp_json import metrics_line, spans_line, with_resource

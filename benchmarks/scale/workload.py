@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S, DeviceTimes, Pace
 from otel_train.recording.events import Ending, Flag, Instrumented, Op, SourceKind, code
-from otel_train.records import DeviceTimes, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -3,7 +3,7 @@
 import os
 import socket
 
-from otel_train.records import HistogramPoint
+from otel_train.datamodel import HistogramPoint
 
 
 class Statsd:

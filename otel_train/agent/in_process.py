@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     from otel_train.agent.link import Link
     from otel_train.aggregation.captures import Capture
-    from otel_train.clock import Anchor
     from otel_train.config import Config
+    from otel_train.datamodel import Anchor
     from otel_train.profiler.controller import Loop
     from otel_train.profiler.setup import EpochCaptures
 

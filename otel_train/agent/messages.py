@@ -9,14 +9,13 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from otel_train.clock import Anchor
     from otel_train.config import Config
+    from otel_train.datamodel import Anchor, AttributeValue, Compile, DeviceMemory, DeviceTimes, Outcomes
     from otel_train.exporters.text_layout import Page
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent, Value
     from otel_train.profiler.step_schedule import Rule
-    from otel_train.records import AttributeValue, Compile, DeviceMemory, DeviceTimes, Outcomes
     from otel_train.runinfo import RunInfo
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.agent.messages import LoaderFigures, State
+from otel_train.datamodel import Compile, DeviceTimes, Outcomes, Pace
 from otel_train.guard import Guard
 from otel_train.instrumentation.dataloader_workers import BatchBuildTimes
-from otel_train.records import Compile, DeviceTimes, Outcomes, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from otel_train.agent.messages import LoopFigures, Report
     from otel_train.agent.ring_reader import SharedRings
     from otel_train.aggregation.run_state import RunState
+    from otel_train.datamodel import DeviceMemory, ExportBatch
     from otel_train.distributed.exchange import ExchangeRequest
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.instrumentation.dataloader_workers import WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent, Value
-    from otel_train.records import DeviceMemory, ExportBatch
     from otel_train.trackers.metrics import FlatRow
 
     Send = Callable[..., None]

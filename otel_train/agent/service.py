@@ -25,8 +25,8 @@ from otel_train.agent.remote import (
 )
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.artifacts.writer import write_at_the_end
-from otel_train.clock import system_clock
 from otel_train.collectors.memory import Memories, TreeReader
+from otel_train.datamodel import system_clock
 from otel_train.distributed.coordinator import Job
 from otel_train.exporters.manager import Routes, Shared
 from otel_train.exporters.pump import BREATH_AFTER_NS
@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from otel_train.agent.link import Link
     from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
+    from otel_train.datamodel import AttributeValue
     from otel_train.exporters.summary import Window
     from otel_train.instrumentation.dataloader import LoaderState
-    from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo
 
 STALE_S = 3.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

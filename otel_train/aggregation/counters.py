@@ -10,17 +10,16 @@ import numpy as np
 from otel_train.accounting.types import NO_PHASE, PHASES, Activity
 from otel_train.aggregation.histogram import Histograms
 from otel_train.catalog import STEP_BOUNDS
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S, Outcomes, Pace
 from otel_train.recording.events import Ending
-from otel_train.records import Outcomes, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from otel_train.accounting.types import ClosedSteps, StageCalls, StageTimes, StepRows
     from otel_train.aggregation.series_names import Key, Names
+    from otel_train.datamodel import Compile, DeviceTimes
     from otel_train.recording.events import Instrumented
-    from otel_train.records import Compile, DeviceTimes
 
 
 class Transfers:

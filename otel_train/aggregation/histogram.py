@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from otel_train.catalog import DURATION_BOUNDS
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable

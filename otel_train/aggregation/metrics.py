@@ -12,8 +12,7 @@ from otel_train.accounting.types import PHASES, TRAIN, Activity
 from otel_train.aggregation.captures import CAPTURES_FOLDER, TRIGGERS
 from otel_train.aggregation.series_names import CHECKPOINT
 from otel_train.catalog import ALL, DEVICE, OTHER_VALUE, Emit, Kind
-from otel_train.clock import NS_PER_S
-from otel_train.records import HistogramPoint, MetricFamily, Point
+from otel_train.datamodel import NS_PER_S, HistogramPoint, MetricFamily, Point
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from otel_train.aggregation.histogram import Histograms
     from otel_train.aggregation.run_state import RunState
     from otel_train.catalog import Metric
-    from otel_train.records import Attributes, Exemplar
+    from otel_train.datamodel import Attributes, Exemplar
 
 
 class MetricBuilder:

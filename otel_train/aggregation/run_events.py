@@ -11,7 +11,7 @@ import numpy as np
 from otel_train.accounting.types import PHASES, TRAIN, Activity
 from otel_train.aggregation.captures import TRIGGERS
 from otel_train.aggregation.histogram import Histograms
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S
 from otel_train.recording.events import SourceKind
 
 if TYPE_CHECKING:

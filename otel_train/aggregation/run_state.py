@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
     from otel_train.aggregation.captures import Capture
     from otel_train.aggregation.spans import Tracer
-    from otel_train.clock import Anchor
+    from otel_train.datamodel import Anchor, AttributeValue, Compile
     from otel_train.recording.events import Instrumented
-    from otel_train.records import AttributeValue, Compile
 
 
 _BETWEEN_BREATHS = 32

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable

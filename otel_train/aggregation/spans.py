@@ -10,9 +10,8 @@ import numpy as np
 
 from otel_train import catalog
 from otel_train.accounting.types import PHASES
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S, Event, Exemplar, Span, SpanLink
 from otel_train.recording.events import SourceKind
-from otel_train.records import Event, Exemplar, Span, SpanLink
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -22,8 +21,7 @@ if TYPE_CHECKING:
     from otel_train.aggregation.run_events import Pass
     from otel_train.aggregation.series_names import Names
     from otel_train.aggregation.span_sampler import SampledStep
-    from otel_train.clock import Anchor
-    from otel_train.records import AttributeValue
+    from otel_train.datamodel import Anchor, AttributeValue
 
 
 class Child(NamedTuple):

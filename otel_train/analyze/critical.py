@@ -8,7 +8,7 @@ import numpy as np
 
 from otel_train.analyze import intervals
 from otel_train.analyze.breakdown import OTHER
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.analyze.events import Kind
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

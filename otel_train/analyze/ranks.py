@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S
 from otel_train.errors import TraceError
 
 if TYPE_CHECKING:

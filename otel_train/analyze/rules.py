@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from otel_train.records import Finding
+from otel_train.datamodel import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

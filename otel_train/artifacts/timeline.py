@@ -8,7 +8,7 @@ import numpy as np
 
 from otel_train.accounting.types import NO_PHASE, PHASES, SourceTable
 from otel_train.aggregation.postmortem import ThreadHistory, story_of, trained
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.recording.flight_recorder import read_flight
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.aggregation.counters import JaxCompiles, without_step
 from otel_train.autoinstrument.training_detector import FirstSign
-from otel_train.clock import system_clock
+from otel_train.datamodel import system_clock
 from otel_train.guard import Guard
 from otel_train.instrumentation.compile_events import (
     COMPILED,
@@ -26,7 +26,7 @@ from otel_train.instrumentation.patching import replace, successor
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.clock import Clock
+    from otel_train.datamodel import Clock
 
 _DIFFERENTIATE = ("grad", "value_and_grad", "vjp", "linearize")
 """Functions of JAX's that a training program calls, and a program that only computes does not."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from otel_train.aggregation.counters import Start
 from otel_train.analyze.report_text import duration
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

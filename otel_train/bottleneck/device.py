@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.aggregation.counters import Recompiled
 from otel_train.bottleneck.dataloader import milliseconds
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S, Finding
 from otel_train.recording.events import WAIT
-from otel_train.records import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from otel_train.aggregation.counters import StageTotals
-    from otel_train.records import Pace
+    from otel_train.datamodel import Pace
 
 
 SEVERAL_TIMES = 3

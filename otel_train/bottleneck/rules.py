@@ -25,8 +25,8 @@ from otel_train.bottleneck.device import (
     host_limits,
     recompiling,
 )
+from otel_train.datamodel import Finding, Pace
 from otel_train.recording.events import WAIT
-from otel_train.records import Finding, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from otel_train.aggregation.metrics import MetricBuilder
     from otel_train.aggregation.run_state import RunState
-    from otel_train.clock import Clock
+    from otel_train.datamodel import Clock
     from otel_train.instrumentation.dataloader import LoaderProbe, LoaderState
 
 _USUAL_EXITS = ("SIGKILL", "SIGBUS", "SIGSEGV", "exit_1")

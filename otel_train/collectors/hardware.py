@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from otel_train.aggregation.metrics import MetricBuilder
     from otel_train.config import Config
-    from otel_train.records import DeviceMemory
+    from otel_train.datamodel import DeviceMemory
 
 PEAK_FLOPS: Final = {
     "NVIDIA H200": 989e12,

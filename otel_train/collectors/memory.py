@@ -16,7 +16,7 @@ from otel_train.guard import Guard
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from otel_train.clock import Clock
+    from otel_train.datamodel import Clock
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train import catalog as c
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S
 from otel_train.distributed.exchange import Exchange, ExchangeRequest
 from otel_train.distributed.export_profile import profile_of
 from otel_train.distributed.rank_monitor import RankMonitor
@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 
     from otel_train.aggregation.metrics import MetricBuilder
     from otel_train.aggregation.run_state import RunState
-    from otel_train.clock import Clock
     from otel_train.config import Config
+    from otel_train.datamodel import AttributeValue, Clock, Finding
     from otel_train.distributed.exchange import Store
     from otel_train.distributed.hang import HangSuspect
     from otel_train.distributed.rank_report import RankReport
-    from otel_train.records import AttributeValue, Finding
     from otel_train.runinfo import RunInfo
 
 DEPUTY: Final = 1

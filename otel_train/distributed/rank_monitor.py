@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from otel_train.aggregation.metrics import MetricBuilder
+    from otel_train.datamodel import Finding
     from otel_train.distributed.rank_report import RankReport
-    from otel_train.records import Finding
 
 MISSED_RECORDS = 3
 """Records that a rank may miss in a row before it no longer counts as reporting."""

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from otel_train.datamodel import Finding
 from otel_train.distributed.rank_report import NAMED
-from otel_train.records import Finding
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

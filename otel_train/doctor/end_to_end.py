@@ -11,20 +11,19 @@ from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from otel_train import catalog as c
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S, MetricFamily, Point, Snapshot, Span
 from otel_train.doctor import checks
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, Finding
 from otel_train.doctor.endpoint import settings_of, skew
 from otel_train.errors import ConfigError
 from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.exporters.otlp_transport import OtlpTransport
-from otel_train.records import MetricFamily, Point, Snapshot, Span
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from otel_train.datamodel import AttributeValue
     from otel_train.exporters.settings import OtlpSettings
-    from otel_train.records import AttributeValue
 
 AREA = "end to end"
 SEND_WITHIN_S = 5.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from otel_train.records import ExportBatch
+    from otel_train.datamodel import ExportBatch
 
 __all__ = ["Exporter"]
 

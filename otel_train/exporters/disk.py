@@ -10,9 +10,9 @@ from otel_train.exporters.background_queue import BackgroundQueue
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from otel_train.datamodel import ExportBatch
     from otel_train.exporters import Exporter
     from otel_train.guard import Guard
-    from otel_train.records import ExportBatch
 
 PATIENCE_S: Final = 0.25
 """How long somebody waits for what he has written. A disk that takes longer is not waited for until it is done again."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_train.atomic import dump_json
 from otel_train.config import CODE, ENVIRONMENT, Config, Origins, in_force, warn
+from otel_train.datamodel import ExportBatch
 from otel_train.distributed.export_profile import LEAN_INTERVALS
 from otel_train.errors import ConfigError
 from otel_train.exporters.console import Progress, render_card
@@ -26,16 +27,15 @@ from otel_train.exporters.run_directory import RunDirectory, RunDirectoryExporte
 from otel_train.exporters.settings import OtlpSettings, otlp_configured
 from otel_train.exporters.text_layout import Page
 from otel_train.guard import Guard
-from otel_train.records import ExportBatch
 from otel_train.runinfo import wrong_resource
 from otel_train.values import SECRETS, IgnoredSetting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
+    from otel_train.datamodel import AttributeValue
     from otel_train.distributed.export_profile import Profile
     from otel_train.exporters import Exporter
-    from otel_train.records import AttributeValue
     from otel_train.runinfo import RunInfo
 
 _T = TypeVar("_T")

@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING, NamedTuple
 from otel_train import catalog as c
 from otel_train.accounting.types import PHASES, TRAIN
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
-from otel_train.clock import NS_PER_S, system_clock
+from otel_train.datamodel import NS_PER_S, Snapshot, system_clock
 from otel_train.distributed.export_profile import LEAN, LEAN_EVENTS, profile_of
 from otel_train.instrumentation.logged_values import UserEvent, Value, as_number, as_plain
-from otel_train.records import Snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from otel_train.aggregation.metrics import Signals
     from otel_train.aggregation.run_state import RunState
-    from otel_train.clock import Anchor
     from otel_train.collectors.dataloader import LoaderWatch
     from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
     from otel_train.collectors.process import ProcessReader
     from otel_train.config import Config
+    from otel_train.datamodel import Anchor
     from otel_train.instrumentation.dataloader import LoaderProbe
     from otel_train.instrumentation.logged_values import ValueQueue
     from otel_train.runinfo import RunInfo

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from otel_train.datamodel import AttributeValue, ExportBatch
     from otel_train.exporters.otlp_http import Connections
     from otel_train.exporters.otlp_transport import Transport
-    from otel_train.records import AttributeValue, ExportBatch
 
 __all__ = ["OtlpExporter", "OtlpSettings", "otlp_configured"]
 

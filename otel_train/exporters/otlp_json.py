@@ -13,12 +13,12 @@ from base64 import b64encode
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_train.catalog import Kind
-from otel_train.records import HistogramPoint
+from otel_train.datamodel import HistogramPoint
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from otel_train.records import AttributeValue, MetricFamily, Point, Snapshot, Span
+    from otel_train.datamodel import AttributeValue, MetricFamily, Point, Snapshot, Span
 
 SCOPE_NAME = "otel_train"
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import ReadableSpan
     from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 
-    from otel_train.records import (
+    from otel_train.datamodel import (
         AttributeValue,
         Exemplar,
         HistogramPoint,

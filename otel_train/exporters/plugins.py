@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from importlib.metadata import EntryPoint
 
+    from otel_train.datamodel import AttributeValue, ExportBatch
     from otel_train.exporters import Exporter
-    from otel_train.records import AttributeValue, ExportBatch
 
 GROUP = "otel_train.exporters"
 """Entry points of this group are called with the attributes of the process, and give an exporter, or None for none."""

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from otel_train.datamodel import AttributeValue, ExportBatch, Snapshot
     from otel_train.exporters.prometheus_page import RankPage
-    from otel_train.records import AttributeValue, ExportBatch, Snapshot
 
     Take = Callable[[bytes, str], tuple[int, object]]
 

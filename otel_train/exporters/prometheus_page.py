@@ -17,7 +17,7 @@ from otel_train.exporters.otlp_json import paced
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from otel_train.records import (
+    from otel_train.datamodel import (
         Attributes,
         AttributeValue,
         HistogramPoint,

@@ -12,7 +12,7 @@ from otel_train.guard import Guard
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.records import AttributeValue, ExportBatch, Snapshot
+    from otel_train.datamodel import AttributeValue, ExportBatch, Snapshot
 
 MS_PER_S = 1e3
 _UNKNOWN = "unknown_service"  # what the SDK calls a program that has not said its name

@@ -11,19 +11,17 @@ import numpy as np
 import numpy.ma  # numpy imports it with the first np.unique: 30 ms that would fall into a step
 
 from otel_train.aggregation.run_state import SLICE_EDGES
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S, ExportBatch
 from otel_train.guard import Guard
-from otel_train.records import ExportBatch
 from otel_train.threads import daemon
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from otel_train.aggregation.run_state import RunState
-    from otel_train.clock import Clock
+    from otel_train.datamodel import Clock, Snapshot
     from otel_train.exporters import Exporter
     from otel_train.recording.recorder import Recorder, ThreadRing
-    from otel_train.records import Snapshot
 
 SETTLE_EVERY_S = 2.0
 """Edges are worked out this often, or when a slice is full: the numpy calls cost the same for few as for many."""

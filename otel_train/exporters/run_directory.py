@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_train.atomic import dump_json, make_ignored, replace_json, replace_text
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S
 from otel_train.distributed.exchange import RankClaim
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.jsonl import BoundedLines, read_jsonl
@@ -32,7 +32,7 @@ from otel_train.recording.flight_recorder import read_flight
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_train.records import AttributeValue, Event, ExportBatch
+    from otel_train.datamodel import AttributeValue, Event, ExportBatch
 
 __all__ = [
     "RunDirectory",

@@ -14,7 +14,7 @@ from otel_train.bottleneck.dataloader import loader_rows, throughputs
 from otel_train.bottleneck.device import Compiled, lags
 from otel_train.bottleneck.rules import findings, model_stages
 from otel_train.catalog import ACTIVITIES
-from otel_train.clock import NS_PER_S, system_clock
+from otel_train.datamodel import NS_PER_S, system_clock
 from otel_train.recording.events import SourceKind
 
 if TYPE_CHECKING:
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
     from otel_train.aggregation.counters import StageTotals, Totals
     from otel_train.aggregation.run_state import RunState
     from otel_train.bottleneck.dataloader import LoaderFacts
+    from otel_train.datamodel import Finding, Pace
     from otel_train.distributed.coordinator import RankCoordinator
     from otel_train.exporters.manager import Routes
     from otel_train.exporters.metric_reader import SelfMetrics
     from otel_train.exporters.pump import Pump
-    from otel_train.records import Finding, Pace
     from otel_train.runinfo import RunInfo
 
 SCHEMA = "otel_train.summary/1"

@@ -8,13 +8,13 @@ import threading
 from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
+from otel_train.datamodel import Compile
 from otel_train.guard import Guard
-from otel_train.records import Compile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.clock import Clock
+    from otel_train.datamodel import Clock
 
 MOST_HELD = 4096
 """Compiles kept until they are fetched; of more, the oldest are forgotten."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_train.clock import system_clock
+from otel_train.datamodel import DeviceTimes, Pace, system_clock
 from otel_train.guard import Guard
 from otel_train.recording.events import (
     BEGIN,
@@ -28,17 +28,15 @@ from otel_train.recording.events import (
     SourceKind,
 )
 from otel_train.recording.ring_buffer import PREEMPTED_NS
-from otel_train.records import DeviceTimes, Pace
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
-    from otel_train.clock import Clock
+    from otel_train.datamodel import Clock, DeviceMemory
     from otel_train.instrumentation.accelerator import DeviceDriver
     from otel_train.recording.events import Instrumented
     from otel_train.recording.recorder import Recorder
-    from otel_train.records import DeviceMemory
 
     Edge: TypeAlias = Callable[[int], None]
 

@@ -10,7 +10,7 @@ from otel_train.arguments import by_name, text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from otel_train.clock import Clock
+    from otel_train.datamodel import Clock
 
 _PLAIN = (str, bool, int, float)
 MOST_NOTES = 4096

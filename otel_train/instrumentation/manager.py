@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from otel_train.clock import system_clock
+from otel_train.datamodel import system_clock
 from otel_train.guard import Guard
 from otel_train.instrumentation.accelerator import cuda_driver
 from otel_train.instrumentation.backward import in_backward
@@ -26,9 +26,8 @@ from otel_train.recording.recorder import Recorder
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_train.clock import Anchor
     from otel_train.config import Config
-    from otel_train.records import Compile
+    from otel_train.datamodel import Anchor, Compile
     from otel_train.runinfo import RunInfo
 
 

@@ -6,9 +6,9 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from otel_train.datamodel import Outcomes
 from otel_train.instrumentation.patching import replace
 from otel_train.recording.events import SOURCE_SHIFT, Op, SourceKind, code
-from otel_train.records import Outcomes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

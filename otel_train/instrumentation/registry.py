@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from otel_train.clock import Clock
+    from otel_train.datamodel import Clock
     from otel_train.instrumentation.optimizer import ScaledUpdates
     from otel_train.instrumentation.root_modules import RootFinder
     from otel_train.recording.recorder import Recorder

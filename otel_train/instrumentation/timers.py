@@ -15,7 +15,7 @@ from otel_train.recording.events import SourceKind
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.clock import Clock
+    from otel_train.datamodel import Clock
     from otel_train.recording.recorder import Recorder
 
 MOST_WAITING = 32_768

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from otel_train.aggregation.captures import Capture
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S
 from otel_train.profiler.requests import NEXT, CaptureRequest, Options, Recorded
 from otel_train.profiler.step_schedule import Phase, Rule, StepBoundary, StepScheduler
 from otel_train.profiler.storage import RECORD_SUFFIX, CaptureOutcome, Place, Writing, write_record
@@ -18,7 +18,7 @@ from otel_train.recording.events import SourceKind
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from otel_train.clock import Clock
+    from otel_train.datamodel import Clock
     from otel_train.profiler.requests import CaptureRequest
     from otel_train.profiler.step_schedule import Thread
     from otel_train.profiler.torch_profiler import Profiler

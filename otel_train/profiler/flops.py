@@ -7,7 +7,7 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_train.clock import system_clock
+from otel_train.datamodel import system_clock
 from otel_train.profiler.requests import CaptureRequest
 from otel_train.profiler.step_schedule import Phase, StepBoundary, StepScheduler
 from otel_train.runinfo import shares_replica

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.accounting.types import TRAIN, StepSource
 from otel_train.aggregation.captures import CAPTURES_FOLDER
-from otel_train.clock import system_clock
+from otel_train.datamodel import system_clock
 from otel_train.profiler.console import BLOCK, Console
 from otel_train.profiler.controller import CaptureController, Limits, Story
 from otel_train.profiler.endpoint import CaptureEndpoint, RequestFolder

@@ -7,7 +7,7 @@ from _thread import get_ident
 from enum import Enum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S
 from otel_train.profiler.requests import NEXT, CaptureRequest, Recorded
 from otel_train.profiler.torch_profiler import RANGE_PREFIX, STEP_PREFIX
 from otel_train.recording.events import FLAG_SHIFT, OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Flag, Op, SourceKind
@@ -15,7 +15,7 @@ from otel_train.recording.events import FLAG_SHIFT, OP_MASK, SOURCE_MASK, SOURCE
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from otel_train.clock import Clock
+    from otel_train.datamodel import Clock
     from otel_train.profiler.torch_profiler import Profiler, Range
     from otel_train.recording.events import Instrumented
 

@@ -6,12 +6,12 @@ import logging
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from otel_train.clock import Clock
+    from otel_train.datamodel import Clock
     from otel_train.profiler.controller import Loop
     from otel_train.profiler.requests import CaptureRequest
 

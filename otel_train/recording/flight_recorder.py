@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from pathlib import Path
 
-    from otel_train.clock import Anchor
+    from otel_train.datamodel import Anchor
 
 MAGIC = b"OTELTRN1"
 PAGE = 4096

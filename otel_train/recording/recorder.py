@@ -21,7 +21,7 @@ from otel_train.recording.ring_buffer import Ring
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.clock import Clock
+    from otel_train.datamodel import Clock
 
 _PLAIN_EDGES = 4096
 _log = logging.getLogger("otel_train")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from otel_train.clock import system_clock
+from otel_train.datamodel import system_clock
 from otel_train.recording.events import EDGE_WORDS
 
 EXTENSION: Any
@@ -22,7 +22,7 @@ except ImportError:  # no compiler was there when the package was built, or this
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.clock import Clock
+    from otel_train.datamodel import Clock
 
 
 NATIVE = EXTENSION is not None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from otel_train.accounting.types import NO_PHASE, NOTHING, ClosedSteps, StageCalls, StepSource
-from otel_train.clock import system_clock
+from otel_train.datamodel import system_clock
 from otel_train.guard import Guard
 from otel_train.trackers.metrics import FlatFigures, left_out, without
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from otel_train.accounting.types import ClosedSteps
     from otel_train.aggregation.run_state import RunState
-    from otel_train.clock import Anchor
     from otel_train.config import Config
+    from otel_train.datamodel import Anchor
     from otel_train.trackers.metrics import EpochWindow, FlatRow
 
 MOST_HELD = 100_000

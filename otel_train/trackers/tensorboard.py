@@ -7,7 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.clock import NS_PER_S
+from otel_train.datamodel import NS_PER_S
 from otel_train.trackers import TrackerKind
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from benchmarks.scale.fakes import PARTS
 from benchmarks.scale.ranks import Cast
 from benchmarks.scale.results import Sizes, sizes_of
-from otel_train.clock import Anchor
 from otel_train.config import Config
+from otel_train.datamodel import Anchor
 from otel_train.exporters.prometheus_page import PageCollector, RankPage
 from otel_train.session import Session
 from tests.support.receiver import http_receiver
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from otel_train.records import Snapshot
+    from otel_train.datamodel import Snapshot
 
 NATIVE, CLASSIC = 131, 565
 """Series of one rank in profile ``full``: a loader with workers, one without, one device, everything it can tell."""

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.cli.replay import Counts, replay
+from otel_train.datamodel import ExportBatch
 from otel_train.exporters.otlp import OtlpExporter, OtlpSettings
 from otel_train.exporters.spool import SpoolQueue
-from otel_train.records import ExportBatch
 from tests.support.figures import RESOURCE, snapshot, spans
 from tests.support.receiver import Received, grpc_receiver, http_receiver
 
@@ -225,7 +225,7 @@ PROGRAM = textwrap.dedent(
     sys.path.insert(0, os.getcwd())
     from pathlib import Path
     from otel_train.exporters.otlp import OtlpExporter, OtlpSettings
-    from otel_train.records import ExportBatch
+    from otel_train.datamodel import ExportBatch
     from tests.support.figures import RESOURCE, snapshot
     otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1", directory=Path(sys.argv[1]))
     first, count = int(sys.argv[2]), int(sys.argv[3])

@@ -16,7 +16,7 @@ from otel_train import catalog as c
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
-from otel_train.clock import Anchor, system_clock
+from otel_train.datamodel import Anchor, Snapshot, system_clock
 from otel_train.exporters.pump import Breath, ExportRoute, PeriodicTask, Pump
 from otel_train.guard import Guard
 from otel_train.instrumentation.backward import in_backward
@@ -28,7 +28,6 @@ from otel_train.instrumentation.optimizer import ScaledUpdates
 from otel_train.instrumentation.registry import Probes, TorchProbes
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
-from otel_train.records import Snapshot
 from otel_train.testing import Kept
 from tests.integration.loops.truth import QUIET, Net, loader, loss_of, sgd
 
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from otel_train.records import DeviceMemory
+    from otel_train.datamodel import DeviceMemory
 
 STEPS = 40
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.cli.replay import Counts, replay
+from otel_train.datamodel import ExportBatch
 from otel_train.errors import ConfigError
 from otel_train.exporters.otlp import OtlpExporter, OtlpSettings
-from otel_train.records import ExportBatch
 from tests.support.figures import RESOURCE, SPAN_ID, TRACE_ID, snapshot, spans
 from tests.support.receiver import Received, black_hole, grpc_receiver, http_receiver, refusing_address
 
@@ -200,7 +200,7 @@ SCRIPT = textwrap.dedent(
     sys.path.insert(0, os.getcwd())
     from pathlib import Path
     from otel_train.exporters.otlp import OtlpExporter, OtlpSettings
-    from otel_train.records import ExportBatch
+    from otel_train.datamodel import ExportBatch
     from tests.support.figures import RESOURCE, snapshot, spans
     otlp = OtlpExporter(OtlpSettings.read(os.environ), RESOURCE, version="1", directory=Path(sys.argv[1]))
     otlp.export(ExportBatch(snapshot=snapshot(), spans=spans()))

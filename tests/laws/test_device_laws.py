@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
-from otel_train.clock import Anchor
+from otel_train.datamodel import Anchor
 from otel_train.instrumentation.cuda_events import DeviceTimer
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory

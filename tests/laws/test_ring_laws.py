@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.clock import Anchor
+from otel_train.datamodel import Anchor
 from otel_train.recording.flight_recorder import FlightMemory, read_flight
 from otel_train.recording.recorder import Recorder
 from otel_train.recording.ring_buffer import Ring

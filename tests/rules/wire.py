@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from benchmarks.scale.rank import Actor
 from benchmarks.scale.workload import BATCH_SAMPLES, SHARES, SOURCES, Plot
-from otel_train.clock import Anchor
 from otel_train.config import Config
+from otel_train.datamodel import Anchor, HistogramPoint
 from otel_train.distributed.coordinator import Job, RankCoordinator
 from otel_train.distributed.export_profile import LEAN_INTERVALS
 from otel_train.exporters.prometheus_page import PageCollector, RankPage
 from otel_train.guard import Guard
 from otel_train.recording.events import Ending, Flag, Op
-from otel_train.records import HistogramPoint
 from otel_train.runinfo import RunInfo, instance_id
 from tests.support.promql import asked
 from tools.alerts_pages import ALERT_FILES, groups
@@ -23,8 +22,8 @@ from tools.alerts_pages import ALERT_FILES, groups
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from otel_train.datamodel import MetricFamily, Snapshot
     from otel_train.distributed.exchange import ExchangeRequest
-    from otel_train.records import MetricFamily, Snapshot
 
 TRAIN, VAL, H2D, FORWARD, BACKWARD, OPTIMIZER, CHECKPOINT = range(len(SOURCES))
 NS_PER_S = 10**9

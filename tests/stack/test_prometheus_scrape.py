@@ -17,8 +17,8 @@ import numpy as np
 import pytest
 
 from otel_train.catalog import Kind, Label, Metric
+from otel_train.datamodel import Exemplar, ExportBatch, HistogramPoint, MetricFamily, Point, Snapshot
 from otel_train.exporters.prometheus import PrometheusExporter
-from otel_train.records import Exemplar, ExportBatch, HistogramPoint, MetricFamily, Point, Snapshot
 from tests.support.figures import RESOURCE
 from tests.support.stack import program, wait_for
 

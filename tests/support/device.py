@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from otel_train.records import DeviceMemory
+from otel_train.datamodel import DeviceMemory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from otel_train.catalog import Kind, Label, Metric
-from otel_train.records import (
+from otel_train.datamodel import (
     Exemplar,
     HistogramPoint,
     MetricFamily,
@@ -18,7 +18,7 @@ from otel_train.records import (
 )
 
 if TYPE_CHECKING:
-    from otel_train.records import AttributeValue
+    from otel_train.datamodel import AttributeValue
 
 LOADER = Label(name="train.loader", bound=16, meaning="Which loader.")
 STEPS = Metric(name="train.steps", unit="{step}", kind=Kind.COUNTER, meaning="Steps done.", labels=(LOADER,))

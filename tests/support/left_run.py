@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
-from otel_train.clock import Anchor
+from otel_train.datamodel import Anchor
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder

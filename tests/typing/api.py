@@ -9,7 +9,7 @@ import torch
 
 import otel_train
 from otel_train import Config, ConfigError, Loader, Session
-from otel_train.records import Event, ExportBatch, Span
+from otel_train.datamodel import Event, ExportBatch, Span
 from otel_train.testing import FakeClock, Kept
 
 if TYPE_CHECKING:

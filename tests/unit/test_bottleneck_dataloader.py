@@ -23,7 +23,7 @@ from tests.support.edges import Tape
 from tests.unit.test_run_account import Run
 
 if TYPE_CHECKING:
-    from otel_train.records import Finding
+    from otel_train.datamodel import Finding
 
 MS = 10**6
 BATCHES = 100

@@ -13,7 +13,7 @@ from otel_train.bottleneck.rules import findings
 from otel_train.recording.events import WAIT
 
 if TYPE_CHECKING:
-    from otel_train.records import Finding
+    from otel_train.datamodel import Finding
 
 JAX = Compiled(calls=frozenset({"make_step"}))
 NS_PER_S = 10**9

@@ -23,7 +23,7 @@ from otel_train.bottleneck.rules import (
 )
 
 if TYPE_CHECKING:
-    from otel_train.records import Finding
+    from otel_train.datamodel import Finding
 
 COMPUTE = ("forward", "backward", "optimizer")
 

@@ -14,9 +14,9 @@ import pytest
 
 from otel_train.api import instrument
 from otel_train.config import Config
+from otel_train.datamodel import Event, ExportBatch
 from otel_train.errors import ConfigError
 from otel_train.exporters.plugins import GROUP, MOST_WAITING, brought
-from otel_train.records import Event, ExportBatch
 from otel_train.testing import Kept
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_train.datamodel import Compile
 from otel_train.instrumentation.compile_events import CompilerProbe
-from otel_train.records import Compile
 from otel_train.testing import FakeClock
 
 if TYPE_CHECKING:

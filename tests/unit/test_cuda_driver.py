@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_train.datamodel import DeviceMemory
 from otel_train.instrumentation.accelerator import CudaDriver, cuda_driver, instance_of
-from otel_train.records import DeviceMemory
 
 if TYPE_CHECKING:
     from pathlib import Path

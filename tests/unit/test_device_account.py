@@ -16,10 +16,9 @@ from otel_train.aggregation.series_names import Key, Names
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.bottleneck.rules import findings
-from otel_train.clock import Anchor
 from otel_train.collectors.hardware import AcceleratorReader
+from otel_train.datamodel import Anchor, DeviceTimes, Point
 from otel_train.recording.events import Instrumented, SourceKind
-from otel_train.records import DeviceTimes, Point
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver
 from tests.support.edges import Tape

@@ -10,19 +10,18 @@ import pytest
 from otel_train.aggregation.counters import Totals
 from otel_train.aggregation.series_names import Names
 from otel_train.bottleneck.device import ENOUGH, host_limits
-from otel_train.clock import Anchor
+from otel_train.datamodel import Anchor, Pace
 from otel_train.instrumentation.cuda_events import DeviceTimer
 from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
-from otel_train.records import Pace
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.records import Finding
+    from otel_train.datamodel import Finding
 
 MS = 10**6
 STEPS = 60

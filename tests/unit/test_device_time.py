@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import pytest
 
-from otel_train.clock import Anchor
+from otel_train.datamodel import Anchor
 from otel_train.instrumentation.cuda_events import FIRST_ONE_IN, MOST_EVENTS, WORTH, DeviceTimer
 from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory

@@ -17,7 +17,7 @@ from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.bottleneck.dataloader import LoaderFacts
-from otel_train.clock import Anchor
+from otel_train.datamodel import Anchor
 from otel_train.exporters.summary import SCHEMA, figures
 from otel_train.recording.events import Op, SourceKind
 from tests.support.edges import Tape

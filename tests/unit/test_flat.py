@@ -16,10 +16,9 @@ from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.bottleneck.dataloader import LoaderFacts
-from otel_train.clock import Anchor
 from otel_train.collectors.memory import MEMORY_KEYS
+from otel_train.datamodel import Anchor, DeviceTimes, Pace
 from otel_train.recording.events import Ending, Op, SourceKind, code
-from otel_train.records import DeviceTimes, Pace
 from otel_train.trackers.metrics import EpochWindow, FlatFigures, FlatRow, SafeNames
 from tests.support.edges import Tape
 

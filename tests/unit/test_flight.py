@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.clock import Anchor
+from otel_train.datamodel import Anchor
 from otel_train.errors import RunDirectoryError
 from otel_train.files import file_system
 from otel_train.recording.events import Instrumented, SourceKind

@@ -15,7 +15,7 @@ import pytest
 from otel_train import catalog as c
 from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.collectors.hardware import HardwareReader, dcgm_answers
-from otel_train.records import Point
+from otel_train.datamodel import Point
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

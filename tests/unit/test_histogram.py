@@ -47,7 +47,7 @@ def test_three_durations_give_count_sum_minimum_and_maximum() -> None:
 
 def test_a_point_fills_the_middle_of_a_histogram_point() -> None:
     """Exporters write ``HistogramPoint(attributes, *point, exemplars)``."""
-    from otel_train.records import HistogramPoint
+    from otel_train.datamodel import HistogramPoint
 
     assert HistogramPoint._fields[1:-1] == Distribution._fields
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import otel_train
-from otel_train.clock import Anchor
+from otel_train.datamodel import Anchor
 from otel_train.instrumentation.callbacks import Hooks
 from otel_train.instrumentation.dataloader import LastBatch
 from otel_train.recording.events import Ending, Flag, Op, SourceKind, code

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_train.datamodel import Compile
 from otel_train.instrumentation.compile_events import (
     COMPILED,
     TOGETHER_NS,
@@ -16,7 +17,6 @@ from otel_train.instrumentation.compile_events import (
     name_of,
     running,
 )
-from otel_train.records import Compile
 from otel_train.testing import FakeClock
 
 if TYPE_CHECKING:

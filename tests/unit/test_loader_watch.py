@@ -9,8 +9,8 @@ import numpy as np
 
 from otel_train import catalog as c
 from otel_train.aggregation.metrics import LabelLimiter, MetricBuilder
-from otel_train.clock import Anchor
 from otel_train.collectors.dataloader import LoaderWatch
+from otel_train.datamodel import Anchor
 from otel_train.instrumentation.dataloader import LoaderProbe, LoaderState
 from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
 from otel_train.recording.events import Op

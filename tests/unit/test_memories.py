@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.clock import system_clock
 from otel_train.collectors import memory
 from otel_train.collectors.memory import Memories, Peak, Reading, TreeReader
+from otel_train.datamodel import system_clock
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver
 

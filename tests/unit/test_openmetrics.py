@@ -18,11 +18,11 @@ from prometheus_client.openmetrics import parser
 
 from otel_train import catalog as c
 from otel_train.cli import replay as command
+from otel_train.datamodel import HistogramPoint, MetricFamily, Point, Snapshot
 from otel_train.exporters.openmetrics import PROMOTED, grid, time_ms_of, write_text
 from otel_train.exporters.otlp_json import metrics_line
 from otel_train.exporters.run_directory import RunDirectory
 from otel_train.exporters.spool import SpoolQueue
-from otel_train.records import HistogramPoint, MetricFamily, Point, Snapshot
 from otel_train.stack import configuration
 from tests.support.figures import RESOURCE, START_NS, snapshot
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import otel_train
 from otel_train.accounting.types import NOTHING
-from otel_train.clock import Anchor
+from otel_train.datamodel import Anchor
 from otel_train.instrumentation.timers import MOST_WAITING, Timers, Token
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder

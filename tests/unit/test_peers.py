@@ -8,9 +8,9 @@ import pytest
 
 from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.catalog import RANK_EVENT
+from otel_train.datamodel import Point
 from otel_train.distributed.rank_monitor import RankMonitor
 from otel_train.distributed.rank_report import encode
-from otel_train.records import Point
 from tests.support.peers import digest, later
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_train.aggregation.postmortem import read
-from otel_train.clock import Anchor
+from otel_train.datamodel import Anchor
 from otel_train.errors import RunDirectoryError
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 VICTIM = """
 import sys, time
 from pathlib import Path
-from otel_train.clock import Anchor, system_clock
+from otel_train.datamodel import Anchor, system_clock
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder

@@ -9,9 +9,9 @@ import pytest
 
 from otel_train.aggregation.span_sampler import UNDECIDED
 from otel_train.config import Config
+from otel_train.datamodel import Event, ExportBatch, Snapshot, Span
 from otel_train.distributed.export_profile import Profile, keep_rules, profile_of
 from otel_train.exporters.manager import ProfileFilter
-from otel_train.records import Event, ExportBatch, Snapshot, Span
 from otel_train.runinfo import Process, RunInfo, detect
 
 ALONE: RunInfo = detect(Config(run_id="r"), {}, process=Process(entropy=os.urandom, live_ranks=lambda: None))

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_classic
 
+from otel_train.datamodel import Exemplar, ExportBatch, HistogramPoint, MetricFamily, Point, Snapshot
 from otel_train.errors import ConfigError
 from otel_train.exporters.prometheus import PrometheusExporter
-from otel_train.records import Exemplar, ExportBatch, HistogramPoint, MetricFamily, Point, Snapshot
 from tests.support.figures import BEAT, RESOURCE, SPAN_ID, STEP, STEPS, TRACE_ID, WORKERS, snapshot
 from tests.support.slow_clients import trickling
 

@@ -22,8 +22,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SimpleSpanProcess
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 import otel_train
+from otel_train.datamodel import ExportBatch
 from otel_train.exporters.providers import ProviderExporter
-from otel_train.records import ExportBatch
 from tests.support.figures import RESOURCE, snapshot, spans
 
 if TYPE_CHECKING:

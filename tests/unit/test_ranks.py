@@ -14,8 +14,8 @@ from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
-from otel_train.clock import Anchor
 from otel_train.config import Config
+from otel_train.datamodel import Anchor
 from otel_train.distributed.coordinator import RECORDS_PER_S, Job, RankCoordinator
 from otel_train.distributed.rank_report import decode, encode
 from otel_train.runinfo import Process, detect

@@ -10,8 +10,8 @@ from otel_train.accounting.types import Activity, SourceTable
 from otel_train.aggregation.counters import Compiles, Reclaimed, Recompiled, Totals
 from otel_train.aggregation.run_events import Stalls
 from otel_train.aggregation.series_names import Names
+from otel_train.datamodel import Compile
 from otel_train.recording.events import Instrumented, SourceKind
-from otel_train.records import Compile
 
 NS_PER_S = 10**9
 

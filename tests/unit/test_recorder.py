@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_train.clock import Anchor
+from otel_train.datamodel import Anchor
 from otel_train.recording.events import MAX_SOURCES, Op, SourceKind, code
 from otel_train.recording.flight_recorder import SIDE_RINGS, FlightMemory
 from otel_train.recording.recorder import Recorder

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_train.clock import Anchor
+from otel_train.datamodel import Anchor
 from otel_train.exporters.run_directory import down_s
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory

@@ -13,9 +13,8 @@ from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
-from otel_train.clock import Anchor
+from otel_train.datamodel import Anchor, HistogramPoint, Span
 from otel_train.recording.events import Op, SourceKind
-from otel_train.records import HistogramPoint, Span
 from tests.support.edges import Tape
 
 ANCHOR = Anchor(unix_ns=10**18, clock_ns=0)

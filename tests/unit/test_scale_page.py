@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from benchmarks.machine import Machine
 from benchmarks.scale.ranks import Cast
 from benchmarks.scale.sweep import BEGIN, CASES, CHOSEN, END, PAGE, Row, as_table, write_page
-from otel_train.clock import Anchor
 from otel_train.config import Config
+from otel_train.datamodel import Anchor
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,9 +12,8 @@ from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
-from otel_train.clock import Anchor
+from otel_train.datamodel import Anchor, Outcomes, Point
 from otel_train.instrumentation.optimizer import MOST_HELD, ScaledUpdates
-from otel_train.records import Outcomes, Point
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver
 

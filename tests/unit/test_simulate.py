@@ -16,8 +16,8 @@ import pytest
 from benchmarks.scale.cli import main
 from benchmarks.scale.ranks import MOST_ACTORS, Cast, as_rank
 from benchmarks.scale.workload import EVAL_EVERY_STEPS, Plot
-from otel_train.clock import Anchor
 from otel_train.config import Config
+from otel_train.datamodel import Anchor
 from tests.support.figures import spans
 from tests.support.receiver import http_receiver, refusing_address
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from otel_train import catalog
 from otel_train.aggregation.spans import Child, Ids, StepFacts, Tracer
-from otel_train.clock import Anchor
+from otel_train.datamodel import Anchor
 
 ANCHOR = Anchor(unix_ns=1_000_000, clock_ns=0)
 RUN = st.text(min_size=1, max_size=20)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.clock import Anchor
+from otel_train.datamodel import Anchor
 from otel_train.instrumentation.device_copy import TransferProbe
 from otel_train.instrumentation.stages import StageRecorder
 from otel_train.recording.events import OP_MASK, PAYLOAD_SHIFT, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind

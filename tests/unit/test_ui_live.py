@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.cli.main import main
-from otel_train.clock import Anchor
+from otel_train.datamodel import Anchor
 from otel_train.errors import ConfigError
 from otel_train.files import Documents
 from otel_train.recording.events import Op, SourceKind, code

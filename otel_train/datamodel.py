@@ -1,12 +1,15 @@
-"""The plain facts that move from the recorder to the exporters.
+"""The facts that move from the recorder to the exporters, and the clock that dates them.
 
-Facts are frozen and carry no behaviour. Times are integer nanoseconds; ``*_unix_ns`` counts from the
-Unix epoch, every other ``*_ns`` is a duration or an instant of the monotonic clock. What leaves the
-process is in base units: seconds, bytes, ratios.
+Facts are frozen and carry no behaviour. Durations are differences of a monotonic clock, in integer nanoseconds. Unix time is derived
+from it through one ``Anchor`` alone, so that a stepped system clock cannot bend a duration. ``*_unix_ns`` counts from the Unix
+epoch, every other ``*_ns`` is a duration or an instant of the monotonic clock. What leaves the process is in base units: seconds,
+bytes, ratios.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,6 +19,36 @@ if TYPE_CHECKING:
     import numpy as np
 
     from otel_train.catalog import Metric
+
+NS_PER_S = 10**9
+
+Clock = Callable[[], int]
+"""Monotonic nanoseconds. Tests pass a ``FakeClock``."""
+
+system_clock: Clock = time.perf_counter_ns
+"""The clock of the training thread. On Linux it is one clock for all processes of a host."""
+
+
+class Anchor(NamedTuple):
+    """One instant, read from both clocks.
+
+    Attributes:
+        unix_ns: nanoseconds since the Unix epoch.
+        clock_ns: the same instant on the monotonic clock.
+    """
+
+    unix_ns: int
+    clock_ns: int
+
+    @classmethod
+    def now(cls, clock: Clock = system_clock) -> Anchor:
+        """Read both clocks, one right after the other."""
+        return cls(time.time_ns(), clock())
+
+    def unix(self, clock_ns: int) -> int:
+        """The Unix time, in nanoseconds, of an instant on the monotonic clock."""
+        return self.unix_ns + clock_ns - self.clock_ns
+
 
 Attributes = tuple[tuple[str, str], ...]
 """Metric attributes: (OpenTelemetry name, value) pairs in the order the catalogue lists them."""
