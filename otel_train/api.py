@@ -8,9 +8,8 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from otel_train.arguments import whole
 from otel_train.children import deaths_held_back, free_in_forks, is_importing_main
-from otel_train.errors import ConfigError
+from otel_train.errors import ConfigError, whole
 from otel_train.handle import Handle
 from otel_train.instrumentation.naming import named_loaders
 from otel_train.instrumentation.stages import Checkpoint, Epoch, Epochs, Stage, disabled_here, switch

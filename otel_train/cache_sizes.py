@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import index
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_train.arguments import callable_, text
+from otel_train.errors import callable_, text
 from otel_train.guard import Guard
 from otel_train.handle import Handle
 

@@ -1,7 +1,7 @@
-"""Everything otel_train raises on purpose.
+"""The errors that otel_train raises on purpose, and the checks of arguments and packages that raise them.
 
     OtelTrainError
-    |-- ConfigError         a setting has a value we cannot honour
+    |-- ConfigError         a setting or an argument has a value that cannot be used
     |-- MissingExtraError   a feature was asked for whose package is not installed
     |-- RunDirectoryError   a run directory is not what it claims to be
     |-- TraceError          a profiler trace is not what it claims to be
@@ -10,6 +10,19 @@
 
 Set-up and offline commands raise these. A running training loop never sees them.
 """
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from operator import index
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import ModuleType
 
 
 class OtelTrainError(Exception):
@@ -38,3 +51,159 @@ class ComparisonError(OtelTrainError):
 
 class StackError(OtelTrainError):
     """The stack, or a part of it, cannot be started or reached; the message says what to do."""
+
+
+def require(module: str, *, extra: str) -> ModuleType:
+    """Import ``module``, or say which extra provides it.
+
+    Args:
+        module: dotted name of the module.
+        extra: the extra of otel-train that installs it.
+
+    Raises:
+        MissingExtraError: ``module`` itself is absent. A failure *inside* it, such as a broken CUDA
+            build, is left alone: the real message is worth more than ours.
+    """
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise
+        raise MissingExtraError(
+            f"{module} is not installed. Run: pip install 'otel-train[{extra}]'", name=module
+        ) from error
+
+
+def imported(
+    module: str, modules: Mapping[str, Any] = sys.modules
+) -> Any:  # Any: what a module has is its own
+    """``module`` if the program has imported it; None until the import is over.
+
+    Another thread may import it at this moment: it is in ``sys.modules`` then, and lacks most of its names.
+
+    Args:
+        module: dotted name of the module.
+        modules: what is looked in.
+    """
+    found = modules.get(module)
+    return None if getattr(getattr(found, "__spec__", None), "_initializing", False) else found
+
+
+MOST_SHOWN: Final = 80
+"""Characters of a value that a message repeats."""
+
+_UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f]")
+
+
+def refused(call: str, rule: str, remedy: str) -> ConfigError:
+    """The error for a wrong argument: ``call`` repeats the value, ``rule`` says what may stand there."""
+    return ConfigError(f"{call}: expected {rule}. {remedy}")
+
+
+def shown(value: object) -> str:
+    """A value in a message: on one line, cut, and whatever its ``repr`` does."""
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # noqa: BLE001  # the user's object may raise anything
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 3]}..."
+
+
+def text(call: str, value: object, remedy: str) -> str:
+    """``value``, which names something: text, not empty, without control characters.
+
+    Args:
+        call: the call in which it stands, with ``{}`` for the value.
+        value: what was passed.
+        remedy: what to write instead.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(value, str) and value.strip() and not _UNPRINTABLE.search(value):
+        return value
+    raise refused(
+        call.replace("{}", shown(value)), "text that is not empty, without control characters", remedy
+    )
+
+
+def whole(
+    call: str, value: Any, remedy: str, *, least: int = 0, most: int | None = None, other: str = ""
+) -> int:  # Any: the user's own
+    """``value`` as a whole number: Python's own, or numpy's, or a tensor of one.
+
+    Args:
+        call: as for ``text``.
+        value: what was passed.
+        remedy: what to write instead.
+        least: smallest allowed.
+        most: largest allowed; None for any.
+        other: what else may stand there.
+
+    Raises:
+        ConfigError: it is none, or out of range.
+    """
+    try:
+        number = least - 1 if isinstance(value, bool) else index(value)
+    except (TypeError, ValueError, RuntimeError):  # the last of a tensor of several elements
+        number = least - 1
+    if number < least or (most is not None and number > most):
+        rule = f"a whole number from {least} {'on' if most is None else f'to {most}'}{other}"
+        raise refused(call.replace("{}", shown(value)), rule, remedy)
+    return number
+
+
+def truth(
+    call: str, value: Any, remedy: str = "Leave it out for the default"
+) -> bool:  # Any: Python's own or numpy's
+    """``value`` as a truth value.
+
+    Raises:
+        ConfigError: it is none; the text "False" would be true.
+    """
+    if type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    raise refused(call.replace("{}", shown(value)), "True or False", remedy)
+
+
+def callable_(call: str, value: Any, rule: str, remedy: str) -> Any:  # Any: the user's own
+    """``value``, which can be called.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    if callable(value):
+        return value
+    raise refused(call.replace("{}", shown(value)), rule, remedy)
+
+
+def by_name(call: str, value: Any, rule: str, remedy: str) -> Mapping[Any, Any]:  # Any: the user's own
+    """``value``, which has values by name.
+
+    Raises:
+        ConfigError: it has not.
+    """
+    if isinstance(value, Mapping):
+        return value
+    raise refused(call.replace("{}", shown(value)), rule, remedy)
+
+
+def near(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Which of the known names was meant; "" where none is near."""
+    from difflib import get_close_matches
+
+    return next(iter(get_close_matches(name, list(known), n=1, cutoff=cutoff)), "")
+
+
+def one_of(call: str, name: object, known: Iterable[str]) -> str:
+    """``name``, which is one of those known.
+
+    Raises:
+        ConfigError: it is none; says which one is near.
+    """
+    names = list(known)
+    if isinstance(name, str) and name in names:
+        return name
+    close = near(str(name), names)
+    remedy = f"Did you mean {close!r}?" if close else "Leave it out for the default"
+    raise refused(call.replace("{}", shown(name)), f"one of {', '.join(names)}", remedy)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from otel_train.arguments import shown, truth
-from otel_train.errors import ConfigError
+from otel_train.errors import ConfigError, shown, truth
 from otel_train.instrumentation.jax_functions import kind_of, timed
 from otel_train.instrumentation.stages import stage_name, switch
 from otel_train.recording.events import SourceKind

@@ -7,9 +7,9 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.in_process import AgentService
-from otel_train.arguments import callable_, one_of, text
 from otel_train.children import deaths_held_back
 from otel_train.datamodel import Anchor
+from otel_train.errors import callable_, one_of, text
 from otel_train.exit_hook import ENDS, ExitHook
 from otel_train.instrumentation.naming import Loader, named_loaders, named_models
 from otel_train.values import LISTS, words_of

@@ -11,8 +11,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from otel_train.arguments import near
-from otel_train.errors import ConfigError
+from otel_train.errors import ConfigError, near
 from otel_train.text import printable
 
 if TYPE_CHECKING:

@@ -11,8 +11,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_train.errors import ConfigError
-from otel_train.optional import require
+from otel_train.errors import ConfigError, require
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,7 +9,7 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_train.optional import imported
+from otel_train.errors import imported
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -6,8 +6,7 @@ import re
 from _thread import get_ident
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_train.arguments import near, refused, text
-from otel_train.errors import ConfigError
+from otel_train.errors import ConfigError, near, refused, text
 from otel_train.guard import Guard
 from otel_train.handle import Handle
 from otel_train.instrumentation.stages import known_stages

@@ -9,7 +9,7 @@ from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
-from otel_train.optional import imported
+from otel_train.errors import imported
 from otel_train.recording.events import MAX_PAYLOAD, PAYLOAD_SHIFT, Op, SourceKind, code
 
 if TYPE_CHECKING:

@@ -7,9 +7,9 @@ import types
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_train.errors import require
 from otel_train.instrumentation.compile_events import running
 from otel_train.instrumentation.stages import Stage, StageRecorder, switch
-from otel_train.optional import require
 from otel_train.recording.events import WAIT, SourceKind
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.arguments import by_name, text
+from otel_train.errors import by_name, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.arguments import callable_, one_of, text
-from otel_train.errors import ConfigError
+from otel_train.errors import ConfigError, callable_, one_of, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable

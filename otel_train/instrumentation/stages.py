@@ -9,7 +9,7 @@ import os
 import types
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from otel_train.arguments import callable_, shown, text
+from otel_train.errors import callable_, shown, text
 from otel_train.recording.events import MAX_PAYLOAD, Op, SourceKind, code
 from otel_train.values import PREFIX, switch_of
 

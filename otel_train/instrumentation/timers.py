@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_train.arguments import refused, shown, text
+from otel_train.errors import refused, shown, text
 from otel_train.guard import Guard
 from otel_train.instrumentation.naming import calling
 from otel_train.recording.events import SourceKind

@@ -6,8 +6,8 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from otel_train import api
+from otel_train.errors import require
 from otel_train.integrations.shared import CallbackSession
-from otel_train.optional import require
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

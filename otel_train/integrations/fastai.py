@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from otel_train.errors import require
 from otel_train.integrations.shared import CallbackSession
-from otel_train.optional import require
 
 _Callback: Any = require("fastai.callback.core", extra="fastai").Callback
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from otel_train.arguments import refused, shown
+from otel_train.errors import refused, require, shown
 from otel_train.integrations.shared import CallbackSession
-from otel_train.optional import require
 
 _Events: Any = require("ignite.engine", extra="ignite").Events
 

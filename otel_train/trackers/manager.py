@@ -12,9 +12,8 @@ from importlib.util import find_spec
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
-from otel_train.arguments import near, one_of, refused, shown
 from otel_train.config import CODE, DEFAULTS, ResolvedConfig, in_force
-from otel_train.errors import ConfigError
+from otel_train.errors import ConfigError, near, one_of, refused, shown
 from otel_train.trackers import OpeningTracker, mlflow, tensorboard, wandb
 from otel_train.trackers.console import FLAT_BLOCKS, BlocksTracker
 from otel_train.trackers.queue import TrackerQueue
