@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from otel_train.config import Config, ResolvedConfig
+    from otel_train.config.settings import Config, ResolvedConfig
     from otel_train.profiler.setup import NoEpochCaptures
     from otel_train.session import Session
 
@@ -234,8 +234,8 @@ def _settled(
     config: Config | None, settings: Mapping[str, Any], config_file: str | os.PathLike[str] | None
 ) -> tuple[ResolvedConfig, dict[str, Any]]:
     """What holds, and the trackers that are given. Where telemetry is disabled, whatever else is wrong."""
-    from otel_train.config import warn
-    from otel_train.sources import settle
+    from otel_train.config.settings import warn
+    from otel_train.config.sources import settle
     from otel_train.trackers.manager import told_apart, without_unusable
 
     try:

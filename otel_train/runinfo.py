@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
-from otel_train.config import ENVIRONMENT
+from otel_train.config.settings import ENVIRONMENT
+from otel_train.config.validation import IgnoredSetting
 from otel_train.launchers import (
     LOOPBACK,
     Place,
@@ -24,12 +25,11 @@ from otel_train.launchers import (
     slurm_job,
     torchrun_start,
 )
-from otel_train.values import IgnoredSetting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from otel_train.config import Config
+    from otel_train.config.settings import Config
 
 log = logging.getLogger("otel_train")
 

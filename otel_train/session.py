@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.in_process import AgentService
 from otel_train.children import deaths_held_back
+from otel_train.config.validation import LISTS, words_of
 from otel_train.datamodel import Anchor
 from otel_train.errors import callable_, one_of, text
 from otel_train.exit_hook import ENDS, ExitHook
 from otel_train.instrumentation.naming import Loader, named_loaders, named_models
-from otel_train.values import LISTS, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -35,7 +35,7 @@ class Session:
     Args:
         config: how the run is observed.
         environ: the process environment.
-        origins: where settings come from; see ``otel_train.sources``.
+        origins: where settings come from; see ``otel_train.config.sources``.
 
     Raises:
         ConfigError: a setting cannot be honoured.

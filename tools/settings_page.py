@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from otel_train import config  # noqa: E402 - the checkout's own, installed or not
+from otel_train.config import settings  # noqa: E402 - the checkout's own, installed or not
 from tools.page import write_or_check  # noqa: E402 - as above
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PAGE = ROOT / "docs" / "reference" / "settings.md"
 HEAD = """\
-<!-- Generated from otel_train/config.py by `python tools/settings_page.py --write`. -->
+<!-- Generated from otel_train/config/settings.py by `python tools/settings_page.py --write`. -->
 
 # Settings
 
@@ -112,7 +112,7 @@ def meanings() -> Mapping[str, str]:
     """Setting to the docstring below its field."""
     (body,) = (
         node.body
-        for node in ast.parse(inspect.getsource(config.Config)).body
+        for node in ast.parse(inspect.getsource(settings.Config)).body
         if isinstance(node, ast.ClassDef) and node.name == "Config"
     )
     found = {}
@@ -128,9 +128,9 @@ def meanings() -> Mapping[str, str]:
 
 def unread() -> set[str]:
     """Settings that no module but ``config`` looks at, and no tracker declares."""
-    modules = [path for path in (ROOT / "otel_train").rglob("*.py") if path.name != "config.py"]
+    modules = [path for path in (ROOT / "otel_train").rglob("*.py") if path.parent.name != "config"]
     source = "\n".join(path.read_text(encoding="utf-8") for path in modules)
-    return {name for name in config.DEFAULTS if not re.search(rf"\.{name}\b|setting=.{name}\b", source)}
+    return {name for name in settings.DEFAULTS if not re.search(rf"\.{name}\b|setting=.{name}\b", source)}
 
 
 def page() -> str:
@@ -139,7 +139,7 @@ def page() -> str:
     rows = [
         f"| {' | '.join(f'`{spelling}`' for spelling in spellings(name, default))} | "
         f"{_markdown(texts[name])}{UNREAD if name in idle else ''} |"
-        for name, default in config.DEFAULTS.items()
+        for name, default in settings.DEFAULTS.items()
     ]
     return HEAD + "\n".join(rows) + "\n"
 
@@ -149,7 +149,7 @@ def spellings(name: str, default: object) -> tuple[str, str, str, str]:
     written = json.dumps(default)  # what JSON holds, YAML and TOML read the same
     return (
         f"{name}={default!r}",
-        f"{config.PREFIX}{name.upper()}={config.text_of(default)}",
+        f"{settings.PREFIX}{name.upper()}={settings.text_of(default)}",
         f"{name}: {written}",
         f"{name} = {written}",
     )

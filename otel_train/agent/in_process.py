@@ -20,7 +20,7 @@ from otel_train.agent.rank_end import LauncherFolder, Work
 from otel_train.agent.reports import Reports
 from otel_train.cache_sizes import CacheSizes
 from otel_train.children import free_in_forks
-from otel_train.config import CODE
+from otel_train.config.settings import CODE
 from otel_train.distributed.job_store import start_of_job
 from otel_train.errors import ConfigError
 from otel_train.guard import Guard
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from otel_train.agent.link import Link
     from otel_train.aggregation.captures import Capture
-    from otel_train.config import Config
+    from otel_train.config.settings import Config
     from otel_train.datamodel import Anchor
     from otel_train.profiler.controller import Loop
     from otel_train.profiler.setup import EpochCaptures
@@ -536,7 +536,7 @@ class AgentService:
         Raises:
             ConfigError: something that the program asks for is not installed.
         """
-        from otel_train.values import SWITCHED
+        from otel_train.config.validation import SWITCHED
 
         config = self._config
         asked = self._origins.get("exporters", CODE) == CODE

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from otel_train.autoinstrument.training_detector import TrainingDetector
     from otel_train.session import Session
 
-_NEEDED = ("otel_train.sources", "otel_train.session")
+_NEEDED = ("otel_train.config.sources", "otel_train.session")
 
 _attachments: list[Attachment] = []
 

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_train.agent.rank_end import FOLDER
-from otel_train.config import settings_in
+from otel_train.config.settings import settings_in
+from otel_train.config.sources import settle
+from otel_train.config.validation import FILE_VARIABLE
 from otel_train.errors import ConfigError
 from otel_train.exporters.settings import OtlpSettings
 from otel_train.runinfo import LAUNCH_RUN, detect
-from otel_train.sources import settle
-from otel_train.values import FILE_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

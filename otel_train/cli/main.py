@@ -10,9 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from otel_train.config.validation import DEBUG_VARIABLE
 from otel_train.errors import OtelTrainError
 from otel_train.text import printable
-from otel_train.values import DEBUG_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

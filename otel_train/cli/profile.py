@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 from otel_train.artifacts.writer import OPS, write
 from otel_train.cli import arguments, artifacts
 from otel_train.cli.run import launched
+from otel_train.config.sources import settle
+from otel_train.config.validation import PREFIX
 from otel_train.errors import ConfigError, OtelTrainError, RunDirectoryError
 from otel_train.exporters.run_directory import folder_name
 from otel_train.files import read_json
@@ -21,9 +23,7 @@ from otel_train.profiler.endpoint import leave
 from otel_train.profiler.requests import activities
 from otel_train.profiler.storage import RECORD_SUFFIX
 from otel_train.runinfo import detect
-from otel_train.sources import settle
 from otel_train.text import printable
-from otel_train.values import PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

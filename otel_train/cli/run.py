@@ -11,10 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from otel_train.config import DEFAULTS
+from otel_train.config.settings import DEFAULTS
+from otel_train.config.validation import FILE_VARIABLE, PREFIX
 from otel_train.errors import ConfigError, OtelTrainError
 from otel_train.text import printable
-from otel_train.values import FILE_VARIABLE, PREFIX
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

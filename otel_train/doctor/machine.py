@@ -10,11 +10,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from otel_train.config.validation import MIB
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Finding
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import rank_directories
 from otel_train.files import file_system, folders_in, mark_of, read_json
-from otel_train.values import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

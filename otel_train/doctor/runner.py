@@ -6,10 +6,10 @@ from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
+from otel_train.config.sources import settle
 from otel_train.doctor import end_to_end, endpoint, machine, packages, settings
 from otel_train.doctor.checks import NOTE, PROBLEM, Check, Finding, run
 from otel_train.errors import OtelTrainError
-from otel_train.sources import settle
 from otel_train.stack import configuration
 from otel_train.stack.configuration import HOST, Ports
 from otel_train.stack.local import LocalStack

@@ -6,19 +6,19 @@ import re
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from otel_train.config import ENVIRONMENT
+from otel_train.config.settings import ENVIRONMENT
+from otel_train.config.sources import settle
+from otel_train.config.validation import PREFIX, text_of
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Finding
 from otel_train.exporters.settings import otlp_configured
 from otel_train.runinfo import wrong_resource
-from otel_train.sources import settle
 from otel_train.trackers.manager import without_unusable
-from otel_train.values import PREFIX, text_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from otel_train.config import ResolvedConfig
+    from otel_train.config.settings import ResolvedConfig
 
 AREA = "settings"
 SECRET = ("HEADERS", "TOKEN", "PASSWORD", "KEY")

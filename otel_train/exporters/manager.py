@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_train.atomic import dump_json
-from otel_train.config import CODE, ENVIRONMENT, Config, Origins, in_force, warn
+from otel_train.config.settings import CODE, ENVIRONMENT, Config, Origins, in_force, warn
+from otel_train.config.validation import SECRETS, IgnoredSetting
 from otel_train.datamodel import ExportBatch
 from otel_train.distributed.export_profile import LEAN_INTERVALS
 from otel_train.errors import ConfigError
@@ -28,7 +29,6 @@ from otel_train.exporters.settings import OtlpSettings, otlp_configured
 from otel_train.exporters.text_layout import Page
 from otel_train.guard import Guard
 from otel_train.runinfo import wrong_resource
-from otel_train.values import SECRETS, IgnoredSetting
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -6,10 +6,10 @@ from difflib import get_close_matches
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
+from otel_train.config.validation import words_of
 from otel_train.errors import ConfigError
 from otel_train.exporters.background_queue import BackgroundQueue
 from otel_train.guard import Guard
-from otel_train.values import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -9,9 +9,9 @@ import os
 import types
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from otel_train.config.validation import PREFIX, switch_of
 from otel_train.errors import callable_, shown, text
 from otel_train.recording.events import MAX_PAYLOAD, Op, SourceKind, code
-from otel_train.values import PREFIX, switch_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Iterator

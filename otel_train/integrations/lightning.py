@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from otel_train import api
+from otel_train.config.validation import RANGES
 from otel_train.errors import MissingExtraError, refused, require, shown, truth, whole
 from otel_train.guard import Guard
 from otel_train.instrumentation.naming import named_loaders, named_models
@@ -22,7 +23,6 @@ from otel_train.integrations.lightning_support import (
     trackers_of,
 )
 from otel_train.integrations.shared import checked, merged, settled, shared
-from otel_train.values import RANGES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

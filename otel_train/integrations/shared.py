@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from otel_train import api
-from otel_train.config import CODE
+from otel_train.config.settings import CODE
+from otel_train.config.sources import settle
+from otel_train.config.validation import words_of
 from otel_train.guard import Guard
-from otel_train.sources import settle
 from otel_train.trackers.manager import told_apart
-from otel_train.values import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.config import Config, ResolvedConfig
+    from otel_train.config.settings import Config, ResolvedConfig
     from otel_train.instrumentation.stages import Epoch
     from otel_train.session import Session
 

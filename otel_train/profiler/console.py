@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.values import MIB
+from otel_train.config.validation import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

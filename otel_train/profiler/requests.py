@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from otel_train.config.validation import LISTS
 from otel_train.errors import ConfigError, one_of, truth, whole
-from otel_train.values import LISTS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

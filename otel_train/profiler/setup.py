@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.accounting.types import TRAIN, StepSource
 from otel_train.aggregation.captures import CAPTURES_FOLDER
+from otel_train.config.validation import words_of
 from otel_train.datamodel import system_clock
 from otel_train.profiler.console import BLOCK, Console
 from otel_train.profiler.controller import CaptureController, Limits, Story
@@ -18,7 +19,6 @@ from otel_train.profiler.storage import ANALYZE, TOP, Place
 from otel_train.profiler.torch_profiler import TorchProfiler
 from otel_train.profiler.triggers import Every, Schedule, SlowSteps
 from otel_train.recording.events import SourceKind
-from otel_train.values import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

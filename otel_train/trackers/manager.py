@@ -12,18 +12,18 @@ from importlib.util import find_spec
 from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
-from otel_train.config import CODE, DEFAULTS, ResolvedConfig, in_force
+from otel_train.config.settings import CODE, DEFAULTS, ResolvedConfig, in_force
+from otel_train.config.validation import CHOICES, IgnoredSetting, switch_of, words_of
 from otel_train.errors import ConfigError, near, one_of, refused, shown
 from otel_train.trackers import OpeningTracker, mlflow, tensorboard, wandb
 from otel_train.trackers.console import FLAT_BLOCKS, BlocksTracker
 from otel_train.trackers.queue import TrackerQueue
-from otel_train.values import CHOICES, IgnoredSetting, switch_of, words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
-    from otel_train.config import Config
+    from otel_train.config.settings import Config
     from otel_train.runinfo import RunInfo
     from otel_train.trackers.metrics import FlatRow
 

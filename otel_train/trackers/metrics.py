@@ -11,9 +11,9 @@ import numpy as np
 from otel_train.accounting.types import EVAL, TRAIN
 from otel_train.aggregation.epochs import EpochTurns
 from otel_train.aggregation.histogram import Histograms
+from otel_train.config.validation import words_of
 from otel_train.datamodel import NS_PER_S
 from otel_train.recording.events import Op, SourceKind
-from otel_train.values import words_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Iterable, Iterator, Mapping

@@ -16,9 +16,9 @@ import pytest
 
 import otel_train
 from otel_train.cli import main as command_line
-from otel_train.config import DEFAULTS, Config
-from otel_train.sources import settle
-from otel_train.values import PREFIX, RESERVED
+from otel_train.config.settings import DEFAULTS, Config
+from otel_train.config.sources import settle
+from otel_train.config.validation import PREFIX, RESERVED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,9 +9,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.config import DEFAULTS, Config, settings_in
-from otel_train.sources import settle
-from otel_train.values import ABOVE, CHOICES, FILLED, LISTS, NUMBERS, PREFIX, RANGES
+from otel_train.config.settings import DEFAULTS, Config, settings_in
+from otel_train.config.sources import settle
+from otel_train.config.validation import ABOVE, CHOICES, FILLED, LISTS, NUMBERS, PREFIX, RANGES
 
 LIMITS = {name: (low, high) for name, low, high in RANGES} | {
     name: (math.nextafter(low, math.inf), math.inf) for name, low in ABOVE

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from otel_train import config as module
-from otel_train.config import Config, settings_in
+from otel_train.config import settings as module
+from otel_train.config.settings import Config, settings_in
 from otel_train.errors import ConfigError
 
 

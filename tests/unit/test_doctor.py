@@ -22,10 +22,10 @@ import pytest
 from otel_train.cli import doctor
 from otel_train.cli.main import main
 from otel_train.config import Config
+from otel_train.config.validation import MIB
 from otel_train.doctor import end_to_end, endpoint, machine, packages, settings
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Check, Finding, run, worst
 from otel_train.exporters.text_layout import Page
-from otel_train.values import MIB
 from tests.support.receiver import black_hole, http_receiver, refusing_address
 
 if TYPE_CHECKING:

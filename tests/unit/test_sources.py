@@ -15,11 +15,11 @@ from otel_train.api import instrument
 from otel_train.autoinstrument import runner
 from otel_train.cli.main import main
 from otel_train.config import Config
+from otel_train.config.sources import project_file, settle
+from otel_train.config.validation import FILE_VARIABLE
 from otel_train.doctor import settings
 from otel_train.errors import ConfigError
 from otel_train.exporters.console import render_card
-from otel_train.sources import project_file, settle
-from otel_train.values import FILE_VARIABLE
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def test_a_project_file_that_cannot_be_read_is_said_and_passed_over(
     def denied(*_: object) -> bytes:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr("otel_train.sources.read_named", denied)  # root may read everything
+    monkeypatch.setattr("otel_train.config.sources.read_named", denied)  # root may read everything
 
     assert ignored(folder=project) == f"{path}: cannot be read: Permission denied. Make it readable"
 
@@ -466,7 +466,7 @@ def test_files_are_read_where_a_session_starts_and_nowhere_else() -> None:
     users = {
         str(path.relative_to(package))
         for path in package.rglob("*.py")
-        if "from otel_train.sources import" in path.read_text(encoding="utf-8")
+        if "from otel_train.config.sources import" in path.read_text(encoding="utf-8")
     }
 
     assert {user for user in users if not user.startswith(("cli/", "doctor/"))} == {

@@ -15,6 +15,7 @@ import pytest
 
 from otel_train import api
 from otel_train.config import Config
+from otel_train.config.validation import SWITCHED
 from otel_train.errors import ConfigError
 from otel_train.trackers import manager
 from otel_train.trackers.console import BlocksTracker
@@ -22,7 +23,6 @@ from otel_train.trackers.metrics import FlatRow
 from otel_train.trackers.queue import TrackerQueue
 from otel_train.trackers.tensorboard import TensorBoardTracker
 from otel_train.trackers.wandb import WandbTracker
-from otel_train.values import SWITCHED
 
 if TYPE_CHECKING:
     from collections.abc import Callable

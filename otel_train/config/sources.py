@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple, cast
 
-from otel_train.config import (
+from otel_train.config.settings import (
     CODE,
     DEFAULTS,
     ENVIRONMENT,
@@ -20,9 +20,17 @@ from otel_train.config import (
     in_force,
     settings_in,
 )
+from otel_train.config.validation import (
+    CHOICES,
+    FILE_VARIABLE,
+    SWITCHED,
+    IgnoredSetting,
+    parsed,
+    refusal,
+    unknown,
+)
 from otel_train.errors import ConfigError
 from otel_train.files import read_named
-from otel_train.values import CHOICES, FILE_VARIABLE, SWITCHED, IgnoredSetting, parsed, refusal, unknown
 
 PROJECT, TABLE = "pyproject.toml", "otel_train"
 

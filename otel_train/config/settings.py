@@ -7,9 +7,7 @@ import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from otel_train.errors import ConfigError
-from otel_train.text import PrintableRecords
-from otel_train.values import (
+from otel_train.config.validation import (
     FILE_VARIABLE,
     MIB,
     PREFIX,
@@ -22,6 +20,8 @@ from otel_train.values import (
     typed,
     unknown,
 )
+from otel_train.errors import ConfigError
+from otel_train.text import PrintableRecords
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
