@@ -200,7 +200,7 @@ class Process:
     ray: Callable[[], Mapping[str, str]] = lambda: ray_environment(sys.modules)
     entropy: Callable[[int], bytes] = os.urandom
     start: Callable[[Mapping[str, str]], str] = lambda _: ""
-    """What the ranks on several hosts agree on at each start; see ``record.job_store.start_of_job``."""
+    """What the ranks on several hosts agree on at each start; see ``distributed.store.start_of_job``."""
 
 
 def detect(

@@ -12,9 +12,8 @@ from benchmarks.scale.rank import Actor
 from benchmarks.scale.workload import Plot
 from otel_train.catalog import SPAN_RANK
 from otel_train.datamodel import NS_PER_S
-from otel_train.distributed.coordinator import RECORDS_PER_S
+from otel_train.distributed.coordinator import RECORDS_PER_S, RankMonitor
 from otel_train.distributed.export_profile import Profile, profile_of
-from otel_train.distributed.rank_monitor import RankMonitor
 from otel_train.distributed.rank_report import digest_of, encode
 from otel_train.runinfo import RunInfo, instance_id, resource_attributes
 

@@ -21,7 +21,7 @@ from otel_train.agent.reports import Reports
 from otel_train.cache_sizes import CacheSizes
 from otel_train.children import free_in_forks
 from otel_train.config.settings import CODE
-from otel_train.distributed.job_store import start_of_job
+from otel_train.distributed.store import start_of_job
 from otel_train.errors import ConfigError
 from otel_train.guard import Guard
 from otel_train.instrumentation.manager import InstrumentationManager
@@ -161,7 +161,7 @@ class AgentService:
         wanted = [
             "otel_train.trackers.manager",
             "otel_train.exporters.text_layout",
-            "otel_train.distributed.job_store",
+            "otel_train.distributed.store",
         ]
         if self._config.capture != "off":
             wanted.append("otel_train.profiler.setup")
@@ -519,8 +519,7 @@ class AgentService:
         self._requests.left = document
 
     def _do_exchange(self, which: dict[str, Any]) -> None:
-        from otel_train.distributed.exchange import Exchange
-        from otel_train.distributed.job_store import connect
+        from otel_train.distributed.store import Exchange, connect
 
         self._reports.exchange = Exchange(connect, **which)
 

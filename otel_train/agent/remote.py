@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from otel_train.agent.ring_reader import SharedRings
     from otel_train.aggregation.run_state import RunState
     from otel_train.datamodel import DeviceMemory, ExportBatch
-    from otel_train.distributed.exchange import ExchangeRequest
+    from otel_train.distributed.store import ExchangeRequest
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.instrumentation.dataloader_workers import WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent, Value

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.messages import LoaderFigures, Report, State
-from otel_train.distributed.job_store import find_job
+from otel_train.distributed.store import find_job
 from otel_train.guard import Guard
 from otel_train.instrumentation.dataloader import look
 from otel_train.instrumentation.dataset_size import dataset_bytes
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from otel_train.cache_sizes import CacheSizes
-    from otel_train.distributed.exchange import Exchange
+    from otel_train.distributed.store import Exchange
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent
     from otel_train.instrumentation.manager import InstrumentationManager

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from otel_train.atomic import dump_json, make_ignored, replace_json, replace_text
 from otel_train.datamodel import NS_PER_S
-from otel_train.distributed.exchange import RankClaim
+from otel_train.distributed.store import RankClaim
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.jsonl import BoundedLines, read_jsonl
 from otel_train.exporters.otlp_json import metrics_line, spans_line

@@ -12,7 +12,7 @@ from collections.abc import Set as AbstractSet
 from typing import TYPE_CHECKING, Any
 
 from otel_train import api
-from otel_train.distributed.job_store import JobStore, connect, find_job
+from otel_train.distributed.store import JobStore, connect, find_job
 from otel_train.errors import ConfigError
 from otel_train.guard import Guard
 from otel_train.integrations.shared import plain

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from otel_train.datamodel import MetricFamily, Snapshot
-    from otel_train.distributed.exchange import ExchangeRequest
+    from otel_train.distributed.store import ExchangeRequest
 
 TRAIN, VAL, H2D, FORWARD, BACKWARD, OPTIMIZER, CHECKPOINT = range(len(SOURCES))
 NS_PER_S = 10**9

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_train.distributed.exchange import MOST_HELD, MOST_LOST, Exchange, ExchangeRequest
+from otel_train.distributed.store import MOST_HELD, MOST_LOST, Exchange, ExchangeRequest
 from tests.support.store import FakeStore, until
 
 if TYPE_CHECKING:

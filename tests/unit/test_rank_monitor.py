@@ -9,7 +9,7 @@ import pytest
 from otel_train.aggregation.metrics import MetricBuilder
 from otel_train.catalog import RANK_EVENT
 from otel_train.datamodel import Point
-from otel_train.distributed.rank_monitor import RankMonitor
+from otel_train.distributed.coordinator import RankMonitor
 from otel_train.distributed.rank_report import encode
 from tests.support.peers import digest, later
 
