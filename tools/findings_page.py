@@ -1,4 +1,4 @@
-"""Writes the table of findings in docs/howto/from-figure-to-fix.md from the rules that give them."""
+"""Writes the table of findings in docs/howto/fix-a-bottleneck.md from the rules that give them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ sys.path.insert(0, str(ROOT))
 from otel_train.bottleneck.rules import LEADING_RULES, LIMIT_RULES, SIDE_RULES, Rule  # noqa: E402 - the checkout's own
 from tools.page import write_or_check  # noqa: E402 - as above
 
-PAGE = ROOT / "docs" / "howto" / "from-figure-to-fix.md"
+PAGE = ROOT / "docs" / "howto" / "fix-a-bottleneck.md"
 BEGIN = "<!-- Generated from otel_train/bottleneck/rules.py by `python tools/findings_page.py --write`. -->"
 END = "<!-- End of the generated table. -->"
 

@@ -27,10 +27,10 @@ training, data rows to the waits of the loaders, and a rate times its time is a 
 
 | Column | Counts, by the program itself |
 | --- | --- |
-| steps | training steps, as [the loop](loop.md) defines them |
+| steps | training steps, as [the loop](step-boundaries.md) defines them |
 | evals | steps outside training: a batch each, or a forward where there is no loader |
 | batches | of all loaders |
-| forwards | outermost calls of every model and, where no model is called, of its [parts](loop.md#parts-of-a-model); in all phases |
+| forwards | outermost calls of every model and, where no model is called, of its [parts](step-boundaries.md#parts-of-a-model); in all phases |
 | backwards | outermost ones |
 | updates | outermost ones; skipped ones are not updates |
 | in code | what a session says that `instrument(...)` opened: `same`, or what differs |
@@ -50,7 +50,7 @@ UNSEEN = """
 | --- | --- | --- |
 | a forward per part | the loop calls parts of the model, or a method that does (`model.forward(x)`, `training_step`), or \
 the class has a `__call__` that never reaches torch's | nothing; or call the model |
-| no forward | the method that is called calls no [part](loop.md#parts-of-a-model) of the model: it computes with its \
+| no forward | the method that is called calls no [part](step-boundaries.md#parts-of-a-model) of the model: it computes with its \
 parameters, or calls members of a list that is too long | `with otel_train.stage("forward_loss"):` around it |
 | no forward | a compiled function calls the model: its forward is a part of that function's graph | compile the \
 model instead of the function; or a stage around the function |

@@ -477,7 +477,7 @@ def throughput_is_over_the_wall(told: Summary) -> Iterator[str]:
 
 
 def verdicts_follow_from_keys(told: Summary) -> Iterator[str]:
-    """Every number beside a verdict is a key, or follows from keys; docs/howto/from-figure-to-fix.md has the rules."""
+    """Every number beside a verdict is a key, or follows from keys; docs/howto/fix-a-bottleneck.md has the rules."""
     loaders = {row["loader"] for row in told.stages} | set(told.document["batches"])
     waits = any(row["loader"] for row in told.rows(TRAIN, stage="data"))
     for verdict in told.document["verdicts"]:

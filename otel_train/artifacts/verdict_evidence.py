@@ -1,4 +1,4 @@
-"""The numbers beside a verdict, recomputed from the keys of a summary: the rules of docs/howto/from-figure-to-fix.md."""
+"""The numbers beside a verdict, recomputed from the keys of a summary: the rules of docs/howto/fix-a-bottleneck.md."""
 
 from __future__ import annotations
 

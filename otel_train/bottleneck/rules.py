@@ -573,7 +573,7 @@ LEADING_RULES = (
         f"{CRITICAL_SHARE:.0%}); the beginning of passes is not counted",
         (*_WAIT_EVIDENCE, "<loader>.wait_seconds", "training_seconds", "batches", "wait_per_batch_seconds",
          "build_p50_seconds", "build_p99_seconds", "ask_interval_seconds"),
-        "more workers, as many as the advice says; a cheaper batch. [The loader's page](is-my-loader-the-bottleneck.md)",
+        "more workers, as many as the advice says; a cheaper batch. [The loader's page](dataloader-bottleneck.md)",
         _input_bound,
     ),
     Rule(
@@ -628,7 +628,7 @@ LIMIT_RULES = (
         f"the stages of the model (forward, backward, optimizer, a whole update, the loss of JAX and its wait) take more "
         f"than {MODEL_SHARE:.0%} of training time",
         (*_MODEL_EVIDENCE, "<stage>_ratio", *_WAIT_EVIDENCE),
-        "a capture: mixed precision, tensor cores, operators. [Read a capture](read-a-capture.md)",
+        "a capture: mixed precision, tensor cores, operators. [Read a capture](analyze-a-trace.md)",
         _compute_bound,
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Small loops, each counted by head. docs/reference/loop.md says what a step, a phase and a stage are."""
+"""Small loops, each counted by head. docs/reference/step-boundaries.md says what a step, a phase and a stage are."""
 
 from __future__ import annotations
 
@@ -514,7 +514,7 @@ def test_an_update_in_the_batch_means_train_unless_it_is_declared(
     ],
 )
 def test_without_an_update_the_name_says_then_the_forward(loader: str, flags: int, expected: str) -> None:
-    """The order of evidence of docs/reference/loop.md."""
+    """The order of evidence of docs/reference/step-boundaries.md."""
     tape = Tape().ask(loader).forward(flags=flags).stop(loader)
 
     assert settle(tape).batches()[loader] == [(expected, -1)]

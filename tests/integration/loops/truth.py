@@ -154,7 +154,7 @@ class Truth:
         self.optimizer += 1
 
     def step(self, phase: str = TRAIN) -> None:
-        """A step as docs/reference/loop.md defines it."""
+        """A step as docs/reference/step-boundaries.md defines it."""
         self.steps[phase] += 1
 
     def counted(self) -> dict[str, int]:

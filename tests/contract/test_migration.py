@@ -1,4 +1,4 @@
-"""Every row of docs/reference/coming-from.md names tests that exist."""
+"""Every row of docs/reference/migration.md names tests that exist."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "reference" / "coming-from.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "migration.md"
 ROWS = re.findall(
     r"^\| (?!Looked for|---)(.+?) \| (.+) \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE
 )
