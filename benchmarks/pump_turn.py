@@ -12,7 +12,7 @@ from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.config import Config
 from otel_train.datamodel import Anchor, system_clock
-from otel_train.exporters.pump import Breath, Pump
+from otel_train.exporters.pump import GilYielder, Pump
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
 
@@ -76,16 +76,16 @@ def _pump() -> tuple[Recorder, Pump]:
         per_s=defaults.keep_per_s,
         burst=defaults.keep_burst,
     )
-    breath = Breath(system_clock)
+    yield_gil = GilYielder(system_clock)
     run_account = RunState(
         anchor.clock_ns,
         anchor=anchor,
         tracer=Tracer(Ids("bench", 0, 0), anchor),
         rules=rules,
         stall_after_s=defaults.stall_after_s,
-        breathe=breath,
+        yield_gil=yield_gil,
     )
-    pump = Pump(recorder, run_account, snapshot=_nothing, clock=ticking, breath=breath, every_s=1.0)
+    pump = Pump(recorder, run_account, snapshot=_nothing, clock=ticking, yield_gil=yield_gil, every_s=1.0)
     return recorder, pump
 
 

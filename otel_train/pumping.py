@@ -13,9 +13,9 @@ from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
 from otel_train.collectors.process import ProcessReader
 from otel_train.datamodel import NS_PER_S, system_clock
 from otel_train.distributed.coordinator import RankCoordinator
-from otel_train.distributed.export_profile import keep_rules, profile_of
+from otel_train.distributed.export_profile import profile_of, sampling_rules
 from otel_train.exporters.metric_reader import MetricReader, MetricSources, NoteReader, SelfMetrics
-from otel_train.exporters.pump import Breath, PeriodicTask, Pump
+from otel_train.exporters.pump import GilYielder, PeriodicTask, Pump
 from otel_train.exporters.summary import Documents, Window
 from otel_train.guard import Guard
 from otel_train.runinfo import about_run, resource_attributes
@@ -38,7 +38,12 @@ if TYPE_CHECKING:
 
 
 def before_reading(
-    recording: InstrumentationManager, run: RunState, *, watch: LoaderWatch, signals: Signals, breath: Breath
+    recording: InstrumentationManager,
+    run: RunState,
+    *,
+    watch: LoaderWatch,
+    signals: Signals,
+    yield_gil: GilYielder,
 ) -> list[PeriodicTask]:
     """What edges are not told apart without, and what must be up to date whenever they are."""
 
@@ -49,7 +54,7 @@ def before_reading(
             signals.take("amp_scale", scaled.scale)
 
     return [
-        PeriodicTask(lambda: run.device.tell(recording.devices.take(breath)), Guard("device time"), 0.0),
+        PeriodicTask(lambda: run.device.tell(recording.devices.take(yield_gil)), Guard("device time"), 0.0),
         PeriodicTask(read_scaler, Guard("gradient scaler"), 0.0),
         PeriodicTask(lambda: run.compiled(recording.compiles()), Guard("compiler"), 0.0),
         PeriodicTask(watch.read_builds, Guard("build times"), 0.0),
@@ -90,7 +95,7 @@ class Elsewhere(Protocol):
     """Stands for what lives in the training process alone: see ``otel_train.agent``."""
 
     @property
-    def breath_after_ns(self) -> int:
+    def max_gil_hold_ns(self) -> int:
         """How long the interpreter may be held: training may wait for it."""
 
     @property
@@ -158,18 +163,18 @@ class Pumping:
         self._resource: dict[str, Any] = {}
         self._printed_step = 0
         self._printed_reports = 0
-        breath = self._breath = Breath(system_clock, after_ns=elsewhere.breath_after_ns)
+        yield_gil = self._yield_gil = GilYielder(system_clock, after_ns=elsewhere.max_gil_hold_ns)
         self._tracer = Tracer(Ids(info.ids_of, info.attempt, info.rank), anchor)
         self.run = RunState(
-            anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=keep_rules(config, self._profile),
-            stall_after_s=config.stall_after_s, breathe=breath,
+            anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=sampling_rules(config, self._profile),
+            stall_after_s=config.stall_after_s, yield_gil=yield_gil,
         )  # fmt: skip
         self.run.down_s = routes.down_s(anchor.unix_ns)
-        self._report(breath, key_prefix)
+        self._report(yield_gil, key_prefix)
         self.capturing: Any = elsewhere.capturing(self.run)
         self._track()
 
-    def _report(self, breath: Breath, key_prefix: str) -> None:
+    def _report(self, yield_gil: GilYielder, key_prefix: str) -> None:
         config, info, recording, run = self._config, self._info, self._recording, self.run
         self._signals = Signals()
         health = SelfMetrics(self._drops, self._faults, self._overhead_s, self.unobserved)
@@ -178,19 +183,21 @@ class Pumping:
             look=self._elsewhere.look,
         )  # fmt: skip
         self._hardware, self._watch = readings.hardware, readings.watch
-        self._reporter = MetricReader(run, readings, info=info, config=config, breathe=breath)
+        self._reporter = MetricReader(run, readings, info=info, config=config, yield_gil=yield_gil)
         job = self._elsewhere.job(self._reporter.events, key_prefix)
-        self._ranks = RankCoordinator(run, info, config=config, job=job, clock=system_clock, breathe=breath)
+        self._ranks = RankCoordinator(
+            run, info, config=config, job=job, clock=system_clock, yield_gil=yield_gil
+        )
         self._ranks.counted = self._reporter.counted
         self._reporter.step_flops = recording.step_flops
         self._reporter.more.append(self._ranks.write)
         self._notes_reader = NoteReader(recording.notes, self._signals, run)
         self.pump = Pump(
             recording.recorder, run, snapshot=self._reporter.snapshot, clock=system_clock,
-            breath=breath, every_s=config.turn_every_s,
+            yield_gil=yield_gil, every_s=config.turn_every_s,
         )  # fmt: skip
         self.pump.first += before_reading(
-            recording, run, watch=self._watch, signals=self._signals, breath=breath
+            recording, run, watch=self._watch, signals=self._signals, yield_gil=yield_gil
         )
         self._documents = Documents(
             run, info, pump=self.pump, routes=self._routes, health=health, ranks=self._ranks,
@@ -246,7 +253,7 @@ class Pumping:
             PeriodicTask(self._log_progress, Guard("console"), 0.0),
             PeriodicTask(self._missing.tell, Guard("unobserved"), 2.0),
         ]
-        self.run.teller.span(self._tracer.run_start(self._anchor.clock_ns, system_clock()))
+        self.run.spans.span(self._tracer.run_start(self._anchor.clock_ns, system_clock()))
         with Guard("captures"):
             self.capturing.open(self._routes.on_post)
         self.pump.start()
@@ -279,7 +286,7 @@ class Pumping:
             if cause or state == "killed":
                 self.run.killed(cause or "killed")
             else:
-                self.run.teller.span(self._tracer.run_end(now, self.run.step_number))
+                self.run.spans.span(self._tracer.run_end(now, self.run.step_number))
             self._reporter.state = "finished" if state == "finished" else "failed"
             self.pump.turn(final=True)
         finally:
@@ -329,7 +336,7 @@ class Pumping:
         return found
 
     def _read_operations(self) -> None:
-        calls = calls_of(self._recording.timers.take(self._breath))
+        calls = calls_of(self._recording.timers.take(self._yield_gil))
         self.run.learn(self._recording.recorder.sources)
         self.run.totals.add_operations(calls)
         self.tracking.hold(calls)
@@ -342,7 +349,7 @@ class Pumping:
         notes, devices, timers = self._recording.notes, self._recording.devices, self._recording.timers
         return {
             **self._routes.drops(),
-            ("spans", "sampled_out"): self.run.keeper.limited,
+            ("spans", "sampled_out"): self.run.sampler.limited,
             ("records", "overrun"): self.pump.missed,
             ("records", "queue_full"): notes.dropped + devices.dropped + timers.dropped,
             ("records", "serialization"): notes.refused,

@@ -9,7 +9,7 @@ from benchmarks.scale.fakes import readings_of
 from benchmarks.scale.workload import SOURCES, TRAIN, Plot
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.spans import Ids, Tracer
-from otel_train.distributed.export_profile import keep_rules, profile_of
+from otel_train.distributed.export_profile import profile_of, sampling_rules
 from otel_train.exporters.metric_reader import MetricReader
 from otel_train.runinfo import about_run
 
@@ -53,18 +53,20 @@ class Actor:
         self.profile = profile_of(config, info)
         tracer = Tracer(Ids(info.run_id, info.attempt, info.rank), anchor)
         self.run = RunState(
-            anchor.clock_ns, anchor=anchor, tracer=tracer, rules=keep_rules(config, self.profile),
+            anchor.clock_ns, anchor=anchor, tracer=tracer, rules=sampling_rules(config, self.profile),
             stall_after_s=config.stall_after_s,
         )  # fmt: skip
         self.run.learn(SOURCES)
         self.readings = readings_of(self.run, anchor)
-        self.reporter = MetricReader(self.run, self.readings, info=info, config=config, breathe=lambda: None)
+        self.reporter = MetricReader(
+            self.run, self.readings, info=info, config=config, yield_gil=lambda: None
+        )
         self.reporter.about = about_run({"train.run.name": info.run_name})
         self._tracer = tracer
         self._plot = plot
         self._spans: list[Span] = []
         self._forgotten = 0
-        self.run.teller.span(tracer.run_start(anchor.clock_ns, anchor.clock_ns))
+        self.run.spans.span(tracer.run_start(anchor.clock_ns, anchor.clock_ns))
 
     def read(self, now_ns: int) -> Reading:
         """Run up to ``now_ns`` and look."""
@@ -83,7 +85,7 @@ class Actor:
         """Finish the run at ``now_ns`` and look for the last time."""
         self.read(now_ns)
         self.run.close(now_ns)
-        self.run.teller.span(self._tracer.run_end(now_ns, self.run.step_number))
+        self.run.spans.span(self._tracer.run_end(now_ns, self.run.step_number))
         self.reporter.state = "finished"
         return self._look(now_ns)
 
@@ -92,7 +94,7 @@ class Actor:
         return self._spans[max(0, begin - self._forgotten) : max(0, end - self._forgotten)]
 
     def _look(self, now_ns: int) -> Reading:
-        spans, _ = self.run.teller.drain()
+        spans, _ = self.run.spans.drain()
         self._spans += spans
         surplus = max(0, len(self._spans) - _REMEMBERED_SPANS)
         del self._spans[:surplus]

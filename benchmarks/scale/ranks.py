@@ -14,7 +14,7 @@ from otel_train.catalog import SPAN_RANK
 from otel_train.datamodel import NS_PER_S
 from otel_train.distributed.coordinator import RECORDS_PER_S, RankMonitor
 from otel_train.distributed.export_profile import Profile, profile_of
-from otel_train.distributed.rank_report import digest_of, encode
+from otel_train.distributed.rank_report import encode, rank_report
 from otel_train.runinfo import RunInfo, instance_id, resource_attributes
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def as_rank(spans: list[Span], rank: int) -> list[Span]:
 
 def _digest(actor: Actor) -> RankReport:
     with actor.lock:
-        return digest_of(
+        return rank_report(
             actor.run, rank=0, host="", barrier="backward", events=actor.reporter.events(),
             counted=actor.reporter.counted(),
         )  # fmt: skip

@@ -117,9 +117,9 @@ class _Devices:
         self.dropped = 0
         self._remote = remote
 
-    def take(self, breathe: Callable[[], None]) -> DeviceTimes | None:
+    def take(self, yield_gil: Callable[[], None]) -> DeviceTimes | None:
         """All that was reported since the last call, as one."""
-        del breathe
+        del yield_gil
         parts = list(_drained(self.times))
         if not parts:
             return None
@@ -169,8 +169,8 @@ class _Timers:
     def __init__(self) -> None:
         self.ended: deque[np.ndarray] = deque()
 
-    def take(self, breathe: Callable[[], None]) -> np.ndarray:
-        del breathe
+    def take(self, yield_gil: Callable[[], None]) -> np.ndarray:
+        del yield_gil
         return np.concatenate([np.zeros((0, 3), dtype=np.int64), *_drained(self.ended)])
 
 
@@ -338,7 +338,7 @@ class RemoteCapturing:
         self._waiting = waiting
         self._told: LoopFigures | None = None
         self._asked: object = None
-        run.keeper.captured_ns = lambda: remote.state.captured_ns
+        run.sampler.captured_ns = lambda: remote.state.captured_ns
 
     def open(self, on_post: Callable[[str, Callable[[bytes, str], tuple[int, object]]], None]) -> None:
         """Let requests over HTTP through to the rank."""

@@ -29,7 +29,7 @@ from otel_train.collectors.memory import Memories, TreeReader
 from otel_train.datamodel import system_clock
 from otel_train.distributed.coordinator import Job
 from otel_train.exporters.manager import Routes, Shared
-from otel_train.exporters.pump import BREATH_AFTER_NS
+from otel_train.exporters.pump import MAX_GIL_HOLD_NS
 from otel_train.guard import Guard
 from otel_train.profiler.endpoint import RequestFolder
 from otel_train.profiler.setup import rule_of
@@ -135,7 +135,7 @@ class RankService:
         elsewhere = _Elsewhere(
             self._remote, self._tell, resource=hello.resource, pid=info.pid, post=self._post,
             waiting=self._left_request, alerts=_alerts_of(config, self.info, self._arm),
-            breath_after_ns=NEVER_NS if beside else BREATH_AFTER_NS,
+            max_gil_hold_ns=NEVER_NS if beside else MAX_GIL_HOLD_NS,
         )  # fmt: skip
         self.pumping = Pumping(
             config, self.info, recording=self._remote, routes=self.routes, anchor=hello.anchor,
@@ -378,8 +378,8 @@ def loop_of(run: RunState, rings: SharedRings) -> LoopFigures:
     slots = {id(thread): thread.slot for thread in rings.threads}
     ring = slots.get(leading.key, 0) if leading else 0
     return LoopFigures(
-        rule_of(run), ring, run.step_number, run.keeper.median_ns, run.epochs.at(run.settled_ns),
-        run.settled_ns, run.keeper.slow,
+        rule_of(run), ring, run.step_number, run.sampler.median_ns, run.epochs.at(run.settled_ns),
+        run.settled_ns, run.sampler.slow,
     )  # fmt: skip
 
 
@@ -408,9 +408,9 @@ class _Elsewhere:
         post: Callable[[bytes, str], tuple[int, object]],
         waiting: Callable[[], object],
         alerts: AlertPoller | None,
-        breath_after_ns: int,
+        max_gil_hold_ns: int,
     ) -> None:
-        self.breath_after_ns = breath_after_ns
+        self.max_gil_hold_ns = max_gil_hold_ns
         self._waiting = waiting
         self._alerts = alerts
         self.resource = resource

@@ -508,10 +508,10 @@ class Totals:
 
     Args:
         names: tables of sources; ``learn`` must have been called for every source counted here.
-        breathe: called between heavy columns.
+        yield_gil: called between heavy columns.
     """
 
-    def __init__(self, names: Names, *, breathe: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, names: Names, *, yield_gil: Callable[[], None] = lambda: None) -> None:
         self.names = names
         self.stages = Histograms()
         self.steps = Histograms(STEP_BOUNDS)
@@ -537,14 +537,14 @@ class Totals:
         self.on_device = Outcomes()
         """Updates of optimizers that skip on their device, and what is known of them by now."""
         self._step_numbers: dict[tuple[int, int], int] = {}
-        self._breathe = breathe
+        self._yield_gil = yield_gil
 
     def add(self, settled: ClosedSteps, *, ledger: bool) -> None:
         """Count what was settled. ``ledger``: the thread's time is the run's time."""
         self._add_times(settled.times)
         if ledger:
             self.activity_ns += settled.activity_ns
-        self._breathe()
+        self._yield_gil()
         self.add_occurrences(settled.occurrences)
         self._add_steps(settled.steps)
         self.add_batches(settled.batches)
@@ -595,7 +595,7 @@ class Totals:
             return
         series = self.names.series(ended.source, ended.loader, ended.phase)
         self._grow()
-        self.stages.add(series, ended.inclusive_ns, breathe=self._breathe)
+        self.stages.add(series, ended.inclusive_ns, yield_gil=self._yield_gil)
         if ended.failed.any():
             self.failed += np.bincount(series, weights=ended.failed, minlength=len(self.failed)).astype(
                 np.int64
@@ -604,7 +604,7 @@ class Totals:
     def add_device(self, series: np.ndarray, device_ns: np.ndarray) -> None:
         """Count device time of occurrences: int64[n] each."""
         self.device.grow(len(self.names.keys))
-        self.device.add(series, device_ns, breathe=self._breathe)
+        self.device.add(series, device_ns, yield_gil=self._yield_gil)
 
     def _add_steps(self, steps: StepRows) -> None:
         counted = steps.counted > 0
@@ -617,7 +617,7 @@ class Totals:
         numbers = np.empty(len(flat), dtype=np.int64)
         for value in set(flat.tolist()):
             numbers[flat == value] = self._step_number(*divmod(value, _PHASES))
-        self.steps.add(numbers, steps.duration_ns[counted], breathe=self._breathe)
+        self.steps.add(numbers, steps.duration_ns[counted], yield_gil=self._yield_gil)
         self.step_counts += np.bincount(numbers, minlength=len(self.step_counts))
 
     def _step_number(self, loader: int, phase: int) -> int:
@@ -675,7 +675,7 @@ class Totals:
 
     def copy(self) -> Totals:
         """The same counts, independent from now on; the names are shared."""
-        twin = Totals(self.names, breathe=self._breathe)
+        twin = Totals(self.names, yield_gil=self._yield_gil)
         twin.stages, twin.steps, twin.device = self.stages.copy(), self.steps.copy(), self.device.copy()
         for name in ("activity_ns", "self_ns", "inclusive_ns", "failed", "step_counts", "partial_steps"):
             setattr(twin, name, getattr(self, name).copy())
@@ -698,7 +698,7 @@ class Totals:
         )
 
     def _row(self, series: int, key: Key) -> StageTotals:
-        self._breathe()
+        self._yield_gil()
         count = self.stages.count(series)
         quantiles = tuple(self.stages.quantile(series, q) for q in (0, 0.5, 0.95, 0.99, 1)) if count else None
         called = self.stages.point(series).sum if count else 0.0

@@ -152,7 +152,7 @@ class Distribution(NamedTuple):
     explicit_counts: tuple[int, ...]
 
 
-def _breathe_not() -> None:
+def _no_yield() -> None:
     """What ``add`` calls between its steps when the caller passes nothing."""
 
 
@@ -196,14 +196,14 @@ class Histograms:
         self._max_ns = np.append(self._max_ns, np.full(more, _NO_MAX))
 
     def add(
-        self, series: ArrayLike, value_ns: ArrayLike, *, breathe: Callable[[], None] = _breathe_not
+        self, series: ArrayLike, value_ns: ArrayLike, *, yield_gil: Callable[[], None] = _no_yield
     ) -> None:
         """Count durations.
 
         Args:
             series: int[value], each from 0 to ``len(self)`` - 1.
             value_ns: int64[value], nanoseconds; below zero counts as zero.
-            breathe: called between steps of some tens of microseconds, so that a thread that waits
+            yield_gil: called between steps of some tens of microseconds, so that a thread that waits
                 for the GIL gets it.
 
         Raises:
@@ -217,18 +217,18 @@ class Histograms:
             raise IndexError(f"series {rows.min()} to {rows.max()}: expected 0 to {len(self) - 1}")
         for start in range(0, rows.size, _SLICE):
             part = slice(start, start + _SLICE)
-            self._add(rows[part], np.maximum(values[part], 0), breathe)
+            self._add(rows[part], np.maximum(values[part], 0), yield_gil)
 
-    def _add(self, rows: NDArray[np.intp], values: Ints, breathe: Callable[[], None]) -> None:
+    def _add(self, rows: NDArray[np.intp], values: Ints, yield_gil: Callable[[], None]) -> None:
         slots = self._grid.slots(values / NS_PER_S)
-        breathe()
+        yield_gil()
         slots += rows * self._slots.shape[1]
         np.add.at(self._slots.reshape(-1), slots, 1)
-        breathe()
+        yield_gil()
         np.add.at(self._sum_ns, rows, values)
         np.minimum.at(self._min_ns, rows, values)
         np.maximum.at(self._max_ns, rows, values)
-        breathe()
+        yield_gil()
 
     def count(self, series: int) -> int:
         """How many durations were counted into a series."""

@@ -30,7 +30,7 @@ class MetricBuilder:
         emits: whether this process publishes metrics of a given kind of emitter.
         only: names of the metrics to collect, devices added up; None for all.
         events: names of metrics to collect beside those, each from its first value above zero on.
-        breathe: called between series, to let the training thread have the interpreter.
+        yield_gil: called between series, so that the training thread can take the GIL.
     """
 
     def __init__(
@@ -39,12 +39,12 @@ class MetricBuilder:
         *,
         only: Container[str] | None = None,
         events: Container[str] = (),
-        breathe: Callable[[], None] = lambda: None,
+        yield_gil: Callable[[], None] = lambda: None,
     ) -> None:
         self._emits = emits
         self._only = only
         self._events = events
-        self._breathe = breathe
+        self._yield_gil = yield_gil
         self._points: dict[str, dict[Attributes, float]] = {}
         self._histograms: dict[str, list[HistogramPoint]] = {}
 
@@ -60,7 +60,7 @@ class MetricBuilder:
         attributes = _attributes(metric, labels)
         before = series.get(attributes, 0) if metric.kind in (Kind.COUNTER, Kind.UPDOWN) else 0
         series[attributes] = before + value
-        self._breathe()
+        self._yield_gil()
 
     def take(self, metric: Metric) -> dict[Attributes, float]:
         """Remove what was put of a counter or gauge; its values by labels."""
@@ -85,7 +85,7 @@ class MetricBuilder:
             return
         point = HistogramPoint(_attributes(metric, labels), *histograms.point(series), exemplars)
         self._histograms.setdefault(metric.name, []).append(point)
-        self._breathe()
+        self._yield_gil()
 
     def families(self) -> tuple[MetricFamily, ...]:
         """Everything collected that this process publishes, in catalogue order."""
@@ -119,7 +119,7 @@ class LabelLimiter:
         self._names: set[str] = set()
         self._bound = bound
 
-    def fold(self, name: str) -> str:
+    def limit(self, name: str) -> str:
         """``name``, or ``_OTHER``."""
         if name in self._names or name in ("", OTHER_VALUE):
             return name
@@ -131,7 +131,7 @@ class LabelLimiter:
 
 
 class RunMetrics:
-    """Writes the account of a run into a sheet.
+    """Writes the account of a run into a MetricBuilder.
 
     Args:
         run: the account.
@@ -146,18 +146,18 @@ class RunMetrics:
         self._run = run
         self._lean = lean
 
-    def write(self, sheet: MetricBuilder) -> None:
+    def write(self, builder: MetricBuilder) -> None:
         """Put everything that the edges have told."""
-        self._stages(sheet)
-        self._steps(sheet)
-        self._loaders(sheet)
-        self._rest(sheet)
+        self._stages(builder)
+        self._steps(builder)
+        self._loaders(builder)
+        self._rest(builder)
 
     def overflows(self) -> dict[str, int]:
         """Names folded into ``_OTHER``, by label."""
         return {c.LOADER.name: len(self.loaders.overflown), c.STAGE.name: len(self.stages.overflown)}
 
-    def _stages(self, sheet: MetricBuilder) -> None:
+    def _stages(self, builder: MetricBuilder) -> None:
         totals = self._run.totals
         labels: dict[tuple[str, str, str], int] = {}
         into = np.full(len(totals.names.keys), -1, dtype=np.int64)
@@ -165,90 +165,90 @@ class RunMetrics:
             if self._lean and key.phase != PHASES[TRAIN]:
                 continue
             if key.phase and key.stage not in ("other", CHECKPOINT):
-                stage = key.stage if key.stage in c.STAGES else self.stages.fold(key.stage)
-                label = (stage, self.loaders.fold(key.loader), key.phase)
+                stage = key.stage if key.stage in c.STAGES else self.stages.limit(key.stage)
+                label = (stage, self.loaders.limit(key.loader), key.phase)
                 into[series] = labels.setdefault(label, len(labels))
         folded = totals.stages.folded(into, len(labels))
         on_device = totals.device.folded(into, len(labels))
         for label, series in labels.items():
-            held = tuple(self._run.teller.exemplars.get(("stage", *label), ()))
-            sheet.histogram(c.STAGE_DURATION, folded, series, *label, exemplars=held)
-            sheet.histogram(c.STAGE_DEVICE_DURATION, on_device, series, *label)
+            held = tuple(self._run.spans.exemplars.get(("stage", *label), ()))
+            builder.histogram(c.STAGE_DURATION, folded, series, *label, exemplars=held)
+            builder.histogram(c.STAGE_DEVICE_DURATION, on_device, series, *label)
 
-    def _steps(self, sheet: MetricBuilder) -> None:
+    def _steps(self, builder: MetricBuilder) -> None:
         totals = self._run.totals
         into = np.full(len(totals.step_pairs), -1, dtype=np.int64)
         labels: dict[tuple[str, str], int] = {}
         for series, (loader, phase) in enumerate(totals.step_pairs):
             if self._lean and phase != TRAIN:
                 continue
-            label = (self.loaders.fold(totals.names.loaders.names[loader]), PHASES[phase])
+            label = (self.loaders.limit(totals.names.loaders.names[loader]), PHASES[phase])
             into[series] = labels.setdefault(label, len(labels))
-            sheet.put(c.STEPS, int(totals.step_counts[series]), *label)
+            builder.put(c.STEPS, int(totals.step_counts[series]), *label)
         folded = totals.steps.folded(into, len(labels))
         for label, series in labels.items():
-            held = tuple(self._run.teller.exemplars.get(("step", *label), ()))
-            sheet.histogram(c.STEP_DURATION, folded, series, *label, exemplars=held)
-        sheet.put(c.STEP_INDEX, self._run.step_number)
-        sheet.put(c.HEARTBEAT_STEP, self._run.step_number)
+            held = tuple(self._run.spans.exemplars.get(("step", *label), ()))
+            builder.histogram(c.STEP_DURATION, folded, series, *label, exemplars=held)
+        builder.put(c.STEP_INDEX, self._run.step_number)
+        builder.put(c.HEARTBEAT_STEP, self._run.step_number)
         skips = totals.skips
         known = [reason for reason in c.SKIP_REASON.values if reason != "amp_overflow" or skips is not None]
-        sheet.put_all(c.STEP_SKIPS, known, {"amp_overflow": skips or 0})
+        builder.put_all(c.STEP_SKIPS, known, {"amp_overflow": skips or 0})
 
-    def _loaders(self, sheet: MetricBuilder) -> None:
+    def _loaders(self, builder: MetricBuilder) -> None:
         totals = self._run.totals
         for metric, counts in ((c.BATCHES, totals.batches), (c.SAMPLES, totals.samples)):
             for (loader, phase), count in counts.items():
                 if phase < len(PHASES):
-                    sheet.put(metric, count, self._loader(loader), PHASES[phase])
+                    builder.put(metric, count, self._loader(loader), PHASES[phase])
         for (loader, phase), ns in totals.loader_ns.items():
             if phase < len(PHASES):
-                sheet.put(c.BATCH_TIME, ns / NS_PER_S, self._loader(loader), PHASES[phase])
-        self._evals(sheet)
+                builder.put(c.BATCH_TIME, ns / NS_PER_S, self._loader(loader), PHASES[phase])
+        self._evals(builder)
 
-    def _evals(self, sheet: MetricBuilder) -> None:
+    def _evals(self, builder: MetricBuilder) -> None:
         evals = self._run.evals
         labels: dict[str, int] = {}
-        into = [labels.setdefault(self.loaders.fold(name), len(labels)) for name in evals.loaders]
+        into = [labels.setdefault(self.loaders.limit(name), len(labels)) for name in evals.loaders]
         folded = evals.durations.folded(np.array(into, dtype=np.int64), len(labels))
         for label, series in labels.items():
-            sheet.histogram(c.EVAL_DURATION, folded, series, label)
+            builder.histogram(c.EVAL_DURATION, folded, series, label)
 
     def _loader(self, number: int) -> str:
-        return self.loaders.fold(self._run.totals.names.loaders.names[number])
+        return self.loaders.limit(self._run.totals.names.loaders.names[number])
 
-    def _rest(self, sheet: MetricBuilder) -> None:
+    def _rest(self, builder: MetricBuilder) -> None:
         run = self._run
         seconds = run.totals.activity_ns / NS_PER_S
         spent = {activity.name.lower(): float(seconds[activity]) for activity in Activity}
         for activity in c.ACTIVITIES:
-            sheet.put(c.RUN_TIME, spent.get(activity, 0.0), activity)
-        sheet.put(c.RUN_TIME, run.down_s or 0.0, "restart")
+            builder.put(c.RUN_TIME, spent.get(activity, 0.0), activity)
+        builder.put(c.RUN_TIME, run.down_s or 0.0, "restart")
         state = run.state()
         for value in c.RUN_STATES:
-            sheet.put(c.RUN_STATUS, int(value == state), value)
-        sheet.put(c.STALL_THRESHOLD, run.stalls.threshold_ns / NS_PER_S)
+            builder.put(c.RUN_STATUS, int(value == state), value)
+        builder.put(c.STALL_THRESHOLD, run.stalls.threshold_ns / NS_PER_S)
         for stage in {**dict.fromkeys(c.STAGES, 0), **run.stalls.events}:
-            label = stage if stage in c.STAGES else self.stages.fold(stage)
-            sheet.put(c.STALL_EVENTS, run.stalls.events.get(stage, 0), label)
+            label = stage if stage in c.STAGES else self.stages.limit(stage)
+            builder.put(c.STALL_EVENTS, run.stalls.events.get(stage, 0), label)
         captures = run.captures
-        sheet.put(c.PROFILER_ACTIVE, int(captures.active))
+        builder.put(c.PROFILER_ACTIVE, int(captures.active))
         for (trigger, error), number in captures.of_trigger().items():
-            sheet.put(c.PROFILER_CAPTURES, number, trigger, error)
+            builder.put(c.PROFILER_CAPTURES, number, trigger, error)
         for series, trigger in enumerate(TRIGGERS):
-            sheet.histogram(c.PROFILER_CAPTURE_DURATION, captures.durations, series, trigger)
+            builder.histogram(c.PROFILER_CAPTURE_DURATION, captures.durations, series, trigger)
         if captures.bytes:
-            sheet.put(c.PROFILER_CAPTURE_SIZE, captures.bytes)
+            builder.put(c.PROFILER_CAPTURE_SIZE, captures.bytes)
         if newest := captures.newest:
             file = f"{CAPTURES_FOLDER}/{newest.record.get('file', '')}"
-            sheet.put(
+            builder.put(
                 c.PROFILER_CAPTURE_TIME, newest.ended_s, file, newest.rule, newest.trigger, newest.alert
             )
-        sheet.histogram(c.COMPILE_DURATION, run.compiles.durations, 0)
+        builder.histogram(c.COMPILE_DURATION, run.compiles.durations, 0)
         if run.compiles.judged:
-            sheet.put(c.COMPILE_RECOMPILES, run.compiles.again)
-        sheet.histogram(c.CHECKPOINT_DURATION, run.checkpoints.durations, 0, "save")
-        sheet.put(c.CHECKPOINT_FAILURES, run.checkpoints.failures, "save")
+            builder.put(c.COMPILE_RECOMPILES, run.compiles.again)
+        builder.histogram(c.CHECKPOINT_DURATION, run.checkpoints.durations, 0, "save")
+        builder.put(c.CHECKPOINT_FAILURES, run.checkpoints.failures, "save")
 
 
 _NORMS = ("grad_norm", "gradient_norm", "total_norm")
@@ -281,12 +281,12 @@ class Signals:
         elif name in _SCALES:
             self._single[c.AMP_SCALE.name] = value
         elif name.split("/", maxsplit=1)[0] in _RATES:
-            self._rates[self._rate_names.fold(name.partition("/")[2] or "0")] = value
+            self._rates[self._rate_names.limit(name.partition("/")[2] or "0")] = value
         elif "loss" in name:
-            self._losses[self._loss_names.fold(name)] = value
+            self._losses[self._loss_names.limit(name)] = value
             self.nonfinite["loss"] += not finite
         else:
-            self._values[self._value_names.fold(name)] = value
+            self._values[self._value_names.limit(name)] = value
             return True
         return finite
 
@@ -298,15 +298,15 @@ class Signals:
             c.METRIC_NAME.name: len(self._value_names.overflown),
         }
 
-    def write(self, sheet: MetricBuilder, phase: str) -> None:
+    def write(self, builder: MetricBuilder, phase: str) -> None:
         """Put the last values."""
         for name, value in self._losses.items():
-            sheet.put(c.LOSS, value, name, phase)
+            builder.put(c.LOSS, value, name, phase)
         for group, value in self._rates.items():
-            sheet.put(c.LEARNING_RATE, value, group)
+            builder.put(c.LEARNING_RATE, value, group)
         for name, value in self._values.items():
-            sheet.put(c.METRIC_VALUE, value, name, phase)
+            builder.put(c.METRIC_VALUE, value, name, phase)
         for metric in (c.GRADIENT_NORM, c.AMP_SCALE):
             if metric.name in self._single:
-                sheet.put(metric, self._single[metric.name])
-        sheet.put_all(c.NONFINITE_DETECTIONS, c.NONFINITE_KIND.values, dict(self.nonfinite))
+                builder.put(metric, self._single[metric.name])
+        builder.put_all(c.NONFINITE_DETECTIONS, c.NONFINITE_KIND.values, dict(self.nonfinite))

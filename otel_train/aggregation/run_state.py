@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from otel_train.recording.events import Instrumented
 
 
-_BETWEEN_BREATHS = 32
+_EVENTS_PER_YIELD = 32
 """Edges worked through before the training thread may have the interpreter: about 0.2 ms."""
 
 SLICE_EDGES = 8192
@@ -158,7 +158,7 @@ class RunState:
         tracer: makes spans.
         rules: which steps to keep.
         stall_after_s: least silence that is a stall.
-        breathe: called between heavy columns, to let the training thread have the interpreter.
+        yield_gil: called between heavy columns, so that the training thread can take the GIL.
 
     Attributes:
         training_threads: threads whose time is in the rows of phases. The rows of several overlap.
@@ -172,15 +172,15 @@ class RunState:
         tracer: Tracer,
         rules: SamplingRules,
         stall_after_s: float,
-        breathe: Callable[[], None] = lambda: None,
+        yield_gil: Callable[[], None] = lambda: None,
     ) -> None:
         self.started_ns = started_ns
         self.names = Names()
-        self.totals = Totals(self.names, breathe=breathe)
+        self.totals = Totals(self.names, yield_gil=yield_gil)
         self.device = DeviceAccount(self.totals)
         self.transfers = Transfers()
-        self.teller = SpanBuilder(tracer, anchor, self.names, device_ns=self.device.of)
-        self.keeper = SpanSampler(rules, started_ns)
+        self.spans = SpanBuilder(tracer, anchor, self.names, device_ns=self.device.of)
+        self.sampler = SpanSampler(rules, started_ns)
         self.checkpoints = Checkpoints()
         self.evals = EvalPasses()
         self.epochs = EpochLog(self.totals)
@@ -197,7 +197,7 @@ class RunState:
         self._threads_seen, self._closed_ns = 0, 0
         self.recent = RecentSteps()
         self.on_settled: Callable[[ClosedSteps, np.ndarray, np.ndarray], object] | None = None
-        self._breathe = breathe
+        self._yield_gil = yield_gil
         self._phase = TRAIN
 
     # -- taking edges in ---------------------------------------------------------------------------
@@ -224,25 +224,25 @@ class RunState:
             mine.key = thread
         # A stall ends with the first edge, not with the last of its slice.
         self.stalls.progress(int(times[0]))
-        for first in range(0, len(times), _BETWEEN_BREATHS):
-            part = slice(first, first + _BETWEEN_BREATHS)
+        for first in range(0, len(times), _EVENTS_PER_YIELD):
+            part = slice(first, first + _EVENTS_PER_YIELD)
             mine.account.feed(times[part].tolist(), codes[part].tolist())
-            self._breathe()
+            self._yield_gil()
         mine.last_ns, mine.last_code = int(times[-1]), int(codes[-1])
         self.stalls.progress(mine.last_ns)
         settled = mine.account.take()
-        self._breathe()
+        self._yield_gil()
         self._take(mine, settled)
 
     def compiled(self, compiles: Iterable[Compile]) -> None:
         """A compiler ran."""
         for again in self.compiles.tell(compiles):
-            self.teller.event(RECOMPILE_EVENT.name, again.ended_ns, {STEP_NUMBER.name: self.step_number})
+            self.spans.event(RECOMPILE_EVENT.name, again.ended_ns, {STEP_NUMBER.name: self.step_number})
 
     def captured(self, capture: Capture) -> None:
         """A capture is over."""
         self.captures.add(capture)
-        self.teller.capture(capture)
+        self.spans.capture(capture)
 
     def killed(self, cause: str) -> None:
         """The process was ended from outside; ``cause``: a signal's name, ``exit code <n>``, or what is known."""
@@ -252,8 +252,8 @@ class RunState:
             RUN_END_CAUSE.name: cause,
             SPAN_STAGE.name: doing[-1].stage if doing else "other",
         }
-        self.teller.event(RUN_KILLED_EVENT.name, self.settled_ns, attributes)
-        self.teller.end(self.settled_ns, self.step_number, error=cause)
+        self.spans.event(RUN_KILLED_EVENT.name, self.settled_ns, attributes)
+        self.spans.end(self.settled_ns, self.step_number, error=cause)
 
     def end_thread(self, thread: int) -> None:
         """A thread is over and has been read to its end."""
@@ -276,10 +276,10 @@ class RunState:
         thread = self._leading
         if thread is None or self.closed or thread.key in behind:
             return
-        if self.stalls.look(now_ns, self.keeper.median_ns, doing=self._doing(thread)):
+        if self.stalls.look(now_ns, self.sampler.median_ns, doing=self._doing(thread)):
             at = thread.position(self.names.sources)
             self.stalls.count(at.stage)
-            self.teller.stall((thread.last_ns, now_ns), self.step_number, at.stage, at.loader)
+            self.spans.stall((thread.last_ns, now_ns), self.step_number, at.stage, at.loader)
 
     def close(self, at_ns: int) -> None:
         """Settle everything up to ``at_ns``."""
@@ -296,7 +296,7 @@ class RunState:
             self.totals.activity_ns[Activity.OUTSIDE] += max(0, at_ns - self.settled_ns)
         self._closed_ns = at_ns
         for over in self.evals.close():
-            self.teller.evaluation(over, self.step_number)
+            self.spans.evaluation(over, self.step_number)
         self.closed = True
 
     # -- looking at it -----------------------------------------------------------------------------
@@ -400,7 +400,7 @@ class RunState:
         self.transfers.add(settled.moved)
         leading = thread is self._leading
         self.totals.add(settled, ledger=leading)
-        self._breathe()
+        self._yield_gil()
         if leading:
             self._reclaimed.forget(thread.account.settled_ns)
         if thread.main:
@@ -408,12 +408,12 @@ class RunState:
         self.loader_errors.update(self.names.sources[loader].name for loader in settled.failed_asks.flat)
         self._take_steps(thread, settled)
         for saved in self.checkpoints.take(settled.occurrences, self.names.kinds):
-            self.teller.checkpoint(saved.within_ns, self.step_number, failed=saved.failed)
+            self.spans.checkpoint(saved.within_ns, self.step_number, failed=saved.failed)
         self._take_endings(settled)
 
     def _take_endings(self, settled: ClosedSteps) -> None:
         for loader, reason, at_ns in self.totals.loaders.add_endings(settled.endings, self.names):
-            self.teller.exhausted(loader, reason, at_ns, step=self.recent.at(at_ns, self.step_number))
+            self.spans.exhausted(loader, reason, at_ns, step=self.recent.at(at_ns, self.step_number))
 
     def _take_steps(self, thread: ThreadState, settled: ClosedSteps) -> None:
         steps = settled.steps
@@ -422,18 +422,18 @@ class RunState:
         if len(steps.phase) and thread is self._leading:
             self.recent.add(steps.ended_ns[rows], numbers)
             self._phase = int(steps.phase[-1])
-        self._breathe()
-        chosen = self.keeper.choose(steps, numbers, rows) if len(rows) else []
+        self._yield_gil()
+        chosen = self.sampler.choose(steps, numbers, rows) if len(rows) else []
         for kept in chosen:
             before = thread.open_step if kept.row == rows[0] else ()
-            self.teller.step(settled, kept, before, thread="" if thread is self._leading else thread.label)
+            self.spans.step(settled, kept, before, thread="" if thread is self._leading else thread.label)
         self._carry(thread, settled, closed=bool(len(rows)))
         if thread is self._leading:
             self.epochs.add(settled.said)
             if self.on_settled is not None:
                 self.on_settled(settled, rows, numbers)
             for over in self.evals.feed(steps, self.names):
-                self.teller.evaluation(over, self.step_number)
+                self.spans.evaluation(over, self.step_number)
 
     def _carry(self, thread: ThreadState, settled: ClosedSteps, *, closed: bool) -> None:
         """Remember the first stages of the step that is still open: it may be worth keeping."""

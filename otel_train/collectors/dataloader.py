@@ -22,7 +22,7 @@ _USUAL_EXITS = ("SIGKILL", "SIGBUS", "SIGSEGV", "exit_1")
 
 
 class LoaderWatch:
-    """Asks what no edge tells of loaders, and writes them into a sheet.
+    """Asks what no edge tells of loaders, and writes them into a MetricBuilder.
 
     Args:
         run: the account.
@@ -72,27 +72,27 @@ class LoaderWatch:
         """What the account does not know, by loader."""
         return {name: self._facts(name, probe) for name, probe in list(self._loaders().items())}
 
-    def write(self, sheet: MetricBuilder, folded: LabelLimiter, rss_of: Callable[[int], int]) -> None:
+    def write(self, builder: MetricBuilder, folded: LabelLimiter, rss_of: Callable[[int], int]) -> None:
         """Put the present figures.
 
         Args:
-            sheet: where to.
+            builder: where to.
             folded: bounds loader names.
             rss_of: resident bytes of a process.
         """
         for name, probe in list(self._loaders().items()):
-            label = folded.fold(name)
-            self._write_endings(sheet, name, label, sized=probe.sized)
-            self._write_errors(sheet, name, label, probe)
+            label = folded.limit(name)
+            self._write_endings(builder, name, label, sized=probe.sized)
+            self._write_errors(builder, name, label, probe)
             if probe.token_count:
-                sheet.put(c.TOKENS, probe.token_count, label, probe.phase or "train")
+                builder.put(c.TOKENS, probe.token_count, label, probe.phase or "train")
             state = self._look(probe)
             if state is not None:
-                self._write_workers(sheet, label, probe, state)
-                sheet.put(c.MEMORY_USAGE, sum(map(rss_of, state.pids)), label, "workers")
+                self._write_workers(builder, label, probe, state)
+                builder.put(c.MEMORY_USAGE, sum(map(rss_of, state.pids)), label, "workers")
         for (name, how), number in self.worker_exits.items():
-            sheet.put(c.LOADER_WORKER_EXITS, number, folded.fold(name), how)
-        self._write_histograms(sheet, folded)
+            builder.put(c.LOADER_WORKER_EXITS, number, folded.limit(name), how)
+        self._write_histograms(builder, folded)
 
     def _tell_death(self, loader: str, worker: int, pid: int, *, cause: str) -> None:
         self.worker_exits[loader, cause] = self.worker_exits.get((loader, cause), 0) + 1
@@ -103,7 +103,7 @@ class LoaderWatch:
             c.WORKER_NUMBER.name: worker,
             c.WORKER_PID.name: pid,
         }
-        self._run.teller.event(c.LOADER_WORKER_EXIT_EVENT.name, self._clock(), attributes)
+        self._run.spans.event(c.LOADER_WORKER_EXIT_EVENT.name, self._clock(), attributes)
 
     def _facts(self, name: str, probe: LoaderProbe) -> LoaderFacts:
         exits = {how: n for (loader, how), n in self.worker_exits.items() if loader == name}
@@ -112,48 +112,48 @@ class LoaderWatch:
             probe.weights.row(), dict(probe.failures), exits, probe.given,
         )  # fmt: skip
 
-    def _write_endings(self, sheet: MetricBuilder, name: str, label: str, *, sized: bool) -> None:
+    def _write_endings(self, builder: MetricBuilder, name: str, label: str, *, sized: bool) -> None:
         loaders = self._run.totals.loaders
         born = ("epoch_end", "short", "error") if sized else ("streaming_end", "error")
         for reason in c.EXHAUSTION_REASON.values:  # a counter born at 1 is invisible to increase()
             number = loaders.endings.get((name, reason), 0)
             if number or reason in born:
-                sheet.put(c.LOADER_EXHAUSTIONS, number, label, reason)
-        sheet.put(c.EPOCH_INDEX, loaders.stops(name), label)
+                builder.put(c.LOADER_EXHAUSTIONS, number, label, reason)
+        builder.put(c.EPOCH_INDEX, loaders.stops(name), label)
 
-    def _write_errors(self, sheet: MetricBuilder, name: str, label: str, probe: LoaderProbe) -> None:
+    def _write_errors(self, builder: MetricBuilder, name: str, label: str, probe: LoaderProbe) -> None:
         failures = dict(probe.failures)
         # Born at zero, without a class; what no class is known of (Ctrl-C) stays there.
         rest = max(0, self._run.loader_errors.get(name, 0) - sum(failures.values()))
-        sheet.put(c.LOADER_ERRORS, rest, label)
+        builder.put(c.LOADER_ERRORS, rest, label)
         for error, number in failures.items():
-            sheet.put(c.LOADER_ERRORS, number, label, self._errors.fold(error))
+            builder.put(c.LOADER_ERRORS, number, label, self._errors.limit(error))
 
     @staticmethod
-    def _write_workers(sheet: MetricBuilder, label: str, probe: LoaderProbe, state: LoaderState) -> None:
+    def _write_workers(builder: MetricBuilder, label: str, probe: LoaderProbe, state: LoaderState) -> None:
         for how in _USUAL_EXITS:  # as above
-            sheet.put(c.LOADER_WORKER_EXITS, 0, label, how)
-        sheet.put(c.LOADER_WORKER_COUNT, state.alive, label, "alive")
-        sheet.put(c.LOADER_WORKER_COUNT, state.dead, label, "dead")
-        sheet.put(c.LOADER_WORKER_COUNT, state.expected, label, "expected")
-        sheet.put(c.LOADER_QUEUE_LIMIT, state.limit, label)
+            builder.put(c.LOADER_WORKER_EXITS, 0, label, how)
+        builder.put(c.LOADER_WORKER_COUNT, state.alive, label, "alive")
+        builder.put(c.LOADER_WORKER_COUNT, state.dead, label, "dead")
+        builder.put(c.LOADER_WORKER_COUNT, state.expected, label, "expected")
+        builder.put(c.LOADER_QUEUE_LIMIT, state.limit, label)
         if state.queued is None:
             return
-        sheet.put(c.LOADER_QUEUE_SIZE, state.queued, label)
+        builder.put(c.LOADER_QUEUE_SIZE, state.queued, label)
         mean = probe.weights.mean
         if mean is not None:
-            sheet.put(c.MEMORY_USAGE, round(mean * (state.queued - state.pinned)), label, "prefetch_queue")
+            builder.put(c.MEMORY_USAGE, round(mean * (state.queued - state.pinned)), label, "prefetch_queue")
             if state.pinned:
-                sheet.put(c.MEMORY_USAGE, round(mean * state.pinned), label, "pinned")
+                builder.put(c.MEMORY_USAGE, round(mean * state.pinned), label, "pinned")
 
-    def _write_histograms(self, sheet: MetricBuilder, folded: LabelLimiter) -> None:
+    def _write_histograms(self, builder: MetricBuilder, folded: LabelLimiter) -> None:
         loaders = self._run.totals.loaders
         labels: dict[str, int] = {}
-        into = np.array([labels.setdefault(folded.fold(name), len(labels)) for name in loaders.names])
+        into = np.array([labels.setdefault(folded.limit(name), len(labels)) for name in loaders.names])
         for metric, histograms in (
             (c.LOADER_BATCH_BUILD_DURATION, loaders.builds),
             (c.LOADER_START_DURATION, loaders.start_ups),
         ):
             together = histograms.folded(into.astype(np.int64), len(labels))
             for label, series in labels.items():
-                sheet.histogram(metric, together, series, label)
+                builder.histogram(metric, together, series, label)

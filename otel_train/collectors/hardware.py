@@ -51,7 +51,7 @@ _DCGM_MARK = b"DCGM_FI_"
 
 
 class HardwareReader:
-    """Writes what NVML says of the devices in use into a sheet. Without the ``nvml`` extra there is no row.
+    """Writes what NVML says of the devices in use into a MetricBuilder. Without the ``nvml`` extra there is no row.
 
     Args:
         devices: name and UUID of every device in use; none before the program computes on one.
@@ -83,7 +83,7 @@ class HardwareReader:
         """As the settings want it."""
         return cls(devices, mode=config.hardware, exporter_answers=lambda: dcgm_answers(config.dcgm_endpoint))
 
-    def write(self, sheet: MetricBuilder) -> None:
+    def write(self, builder: MetricBuilder) -> None:
         """Put the present readings. What a device does not tell has no row."""
         if self._over or self.guard.closed:
             return
@@ -91,7 +91,7 @@ class HardwareReader:
             devices = self._devices()
             if devices and self._ready():
                 for name, uuid in devices.items():
-                    self._write(sheet, name, uuid)
+                    self._write(builder, name, uuid)
 
     def close(self) -> None:
         """Give NVML back."""
@@ -119,26 +119,26 @@ class HardwareReader:
         self._nvml, self._over = nvml, False
         return True
 
-    def _write(self, sheet: MetricBuilder, name: str, uuid: str) -> None:
+    def _write(self, builder: MetricBuilder, name: str, uuid: str) -> None:
         nvml = self._nvml
         handle = self._asked(lambda: self._handle(uuid))
         if handle is None:
             return
         memory = self._asked(lambda: nvml.nvmlDeviceGetMemoryInfo(handle))
         if memory is not None:
-            sheet.put(c.HW_GPU_MEMORY_USAGE, memory.used, name)
-            sheet.put(c.HW_GPU_MEMORY_LIMIT, memory.total, name)
+            builder.put(c.HW_GPU_MEMORY_USAGE, memory.used, name)
+            builder.put(c.HW_GPU_MEMORY_LIMIT, memory.total, name)
         if handle in self._parts:  # how busy, how hot: that is told of the whole device alone
             return
         rates = self._asked(lambda: nvml.nvmlDeviceGetUtilizationRates(handle))
         if rates is not None:
-            sheet.put(c.HW_GPU_UTILIZATION, rates.gpu / 100, name)
+            builder.put(c.HW_GPU_UTILIZATION, rates.gpu / 100, name)
         power_mw = self._asked(lambda: nvml.nvmlDeviceGetPowerUsage(handle))
         if power_mw is not None:
-            sheet.put(c.HW_POWER, power_mw / 1000, name)
+            builder.put(c.HW_POWER, power_mw / 1000, name)
         celsius = self._asked(lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU))
         if celsius is not None:
-            sheet.put(c.HW_TEMPERATURE, celsius, name)
+            builder.put(c.HW_TEMPERATURE, celsius, name)
 
     def _handle(self, uuid: str) -> Any:
         if uuid not in self._handles:
@@ -201,7 +201,7 @@ def dcgm_answers(endpoint: str, timeout_s: float = PROBE_TIMEOUT_S) -> bool:
 
 
 class AcceleratorReader:
-    """Writes device memory and transfers into a sheet.
+    """Writes device memory and transfers into a MetricBuilder.
 
     Args:
         read: the present readings, one per device in use; none where there is no device.
@@ -223,12 +223,12 @@ class AcceleratorReader:
         self._moved = {"h2d": sent, "d2h": brought}
         self._guard = Guard("device memory")
 
-    def write(self, sheet: MetricBuilder) -> None:
+    def write(self, builder: MetricBuilder) -> None:
         """Put the present readings. Without a device in use there is no row: not measured is not zero."""
         if self._guard.closed:
             return
         with self._guard:  # a device that fails takes no other reading with it
-            self._write(sheet)
+            self._write(builder)
 
     def ooms(self) -> int:
         """Times that the devices in use ran out of memory, all together."""
@@ -237,22 +237,22 @@ class AcceleratorReader:
                 return sum(memory.ooms for memory in self._read())
         return 0
 
-    def _write(self, sheet: MetricBuilder) -> None:
+    def _write(self, builder: MetricBuilder) -> None:
         for direction, by_device in self._moved.items():
             for device, moved in by_device().items():
-                sheet.put(c.ACCELERATOR_IO, moved, direction, device)
+                builder.put(c.ACCELERATOR_IO, moved, direction, device)
         memories = list(self._read())
         if self._device_flops and not memories:
-            sheet.put(c.ACCELERATOR_FLOPS_LIMIT, self._device_flops, "cpu")
+            builder.put(c.ACCELERATOR_FLOPS_LIMIT, self._device_flops, "cpu")
         for memory in memories:
             device = memory.device
             peak = self._device_flops or peak_flops(memory.model)
             if peak:
-                sheet.put(c.ACCELERATOR_FLOPS_LIMIT, peak, device)
-            sheet.put(c.ACCELERATOR_MEMORY_ALLOCATED, memory.allocated, device)
-            sheet.put(c.ACCELERATOR_MEMORY_RESERVED, memory.reserved, device)
-            sheet.put(c.ACCELERATOR_MEMORY_LIMIT, memory.limit, device)
-            sheet.put(c.ACCELERATOR_MEMORY_ALLOCATED_PEAK, memory.allocated_peak, device)
-            sheet.put(c.ACCELERATOR_MEMORY_RESERVED_PEAK, memory.reserved_peak, device)
-            sheet.put(c.ACCELERATOR_MEMORY_OOMS, memory.ooms, device)
-            sheet.put(c.ACCELERATOR_MEMORY_ALLOC_RETRIES, memory.alloc_retries, device)
+                builder.put(c.ACCELERATOR_FLOPS_LIMIT, peak, device)
+            builder.put(c.ACCELERATOR_MEMORY_ALLOCATED, memory.allocated, device)
+            builder.put(c.ACCELERATOR_MEMORY_RESERVED, memory.reserved, device)
+            builder.put(c.ACCELERATOR_MEMORY_LIMIT, memory.limit, device)
+            builder.put(c.ACCELERATOR_MEMORY_ALLOCATED_PEAK, memory.allocated_peak, device)
+            builder.put(c.ACCELERATOR_MEMORY_RESERVED_PEAK, memory.reserved_peak, device)
+            builder.put(c.ACCELERATOR_MEMORY_OOMS, memory.ooms, device)
+            builder.put(c.ACCELERATOR_MEMORY_ALLOC_RETRIES, memory.alloc_retries, device)

@@ -47,22 +47,22 @@ class ProcessReader:
         self._group = limited[0] if limited else None
         self._limit = next((limit for limit in limits if limit and limit < machine_bytes), machine_bytes)
 
-    def write(self, sheet: MetricBuilder) -> None:
+    def write(self, builder: MetricBuilder) -> None:
         """Put the present readings; of a process that is gone, those of the machine alone."""
         if self._process is not None:
             with suppress(self._psutil.Error), self._process.oneshot():
-                self._write_process(sheet)
+                self._write_process(builder)
         used, limit = self.host_memory()
-        sheet.put(c.HOST_MEMORY_USAGE, used)
-        sheet.put(c.HOST_MEMORY_LIMIT, limit)
+        builder.put(c.HOST_MEMORY_USAGE, used)
+        builder.put(c.HOST_MEMORY_LIMIT, limit)
 
-    def _write_process(self, sheet: MetricBuilder) -> None:
-        sheet.put(c.PROCESS_MEMORY_USAGE, self._process.memory_info().rss)
+    def _write_process(self, builder: MetricBuilder) -> None:
+        builder.put(c.PROCESS_MEMORY_USAGE, self._process.memory_info().rss)
         times = self._process.cpu_times()
-        sheet.put(c.PROCESS_CPU_TIME, times.user, "user")
-        sheet.put(c.PROCESS_CPU_TIME, times.system, "system")
-        sheet.put(c.PROCESS_THREAD_COUNT, self._process.num_threads())
-        sheet.put(c.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, self._process.num_fds())
+        builder.put(c.PROCESS_CPU_TIME, times.user, "user")
+        builder.put(c.PROCESS_CPU_TIME, times.system, "system")
+        builder.put(c.PROCESS_THREAD_COUNT, self._process.num_threads())
+        builder.put(c.PROCESS_UNIX_FILE_DESCRIPTOR_COUNT, self._process.num_fds())
 
     def rss_of(self, pid: int) -> int:
         """Resident bytes of another process; 0 when it is gone."""

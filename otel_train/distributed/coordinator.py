@@ -10,7 +10,7 @@ from otel_train.aggregation.metrics import LabelLimiter
 from otel_train.datamodel import NS_PER_S
 from otel_train.distributed.export_profile import profile_of
 from otel_train.distributed.hang import HangSuspect, suspects
-from otel_train.distributed.rank_report import NAMED, decode, digest_of, encode
+from otel_train.distributed.rank_report import NAMED, decode, encode, rank_report
 from otel_train.distributed.store import Exchange, ExchangeRequest
 from otel_train.distributed.straggler import Straggler, Stragglers, finding
 
@@ -65,7 +65,7 @@ class RankCoordinator:
         config: how often, and what is a stall.
         job: how to find the others.
         clock: monotonic nanoseconds.
-        breathe: called between ranks, to let the training thread have the interpreter.
+        yield_gil: called between ranks, so that the training thread can take the GIL.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class RankCoordinator:
         config: Config,
         job: Job,
         clock: Clock,
-        breathe: Callable[[], None] = lambda: None,
+        yield_gil: Callable[[], None] = lambda: None,
     ) -> None:
         self.counted: Callable[[], Mapping[tuple[str, str, str], int]] = dict
         """What this rank counts for its model replica."""
@@ -85,7 +85,7 @@ class RankCoordinator:
         self._config = config
         self._job = job
         self._clock = clock
-        self._breathe = breathe
+        self._yield_gil = yield_gil
         self._exchange: Exchange | None = None
         self._peers: RankMonitor | None = None
         self._rank = info.rank
@@ -120,10 +120,10 @@ class RankCoordinator:
         if self._exchange is not None:
             self._exchange.close(timeout_s)
 
-    def write(self, sheet: MetricBuilder) -> None:
+    def write(self, builder: MetricBuilder) -> None:
         """Put what is published of all ranks."""
         if self._peers is not None:
-            self._peers.write(sheet)
+            self._peers.write(builder)
 
     def finding(self, train_s: float) -> Finding | None:
         """The verdict about a slow rank, on rank 0; of ``train_s`` seconds of training."""
@@ -160,13 +160,13 @@ class RankCoordinator:
         if self._rank in (0, DEPUTY):
             self._peers = RankMonitor(
                 self._world_size, every_s=self._every_s, stall_after_s=self._config.stall_after_s,
-                speaks=profile_of(self._config, self._info).speaks, breathe=self._breathe,
+                speaks=profile_of(self._config, self._info).speaks, yield_gil=self._yield_gil,
             )  # fmt: skip
         return True
 
     def _record(self) -> str:
         self._sequence += 1
-        digest = digest_of(
+        digest = rank_report(
             self._run,
             rank=self._rank,
             host=self._info.host,
@@ -197,7 +197,7 @@ class RankCoordinator:
         if leader is not None and self._rank:
             others_s = max(others_s, leader.patience_s)
             if leader.every:
-                self._run.keeper.agree(leader.every)
+                self._run.sampler.agree(leader.every)
         self._run.stalls.others_ns = int(others_s * NS_PER_S)
 
     def _first(self, text: str) -> RankReport | None:
@@ -209,7 +209,7 @@ class RankCoordinator:
     def _tell_stall(self, suspect: HangSuspect) -> None:
         now_ns = self._clock()
         within = (now_ns - int(suspect.quiet_s * NS_PER_S), now_ns)
-        self._run.teller.stall(within, suspect.step, suspect.stage, suspect.loader, suspect=suspect.rank)
+        self._run.spans.stall(within, suspect.step, suspect.stage, suspect.loader, suspect=suspect.rank)
         _log.warning(
             "Rank %d on %s holds the run up: in stage %s%s of step %d, %s for %.0f s",
             suspect.rank, suspect.host, suspect.stage,
@@ -226,7 +226,7 @@ class RankCoordinator:
                 c.STRAGGLER_EXCESS.name: slow.excess_s,
                 c.STEP_NUMBER.name: self._run.step_number,
             }
-            self._run.teller.event(c.STRAGGLER_EVENT.name, self._clock(), attributes)
+            self._run.spans.event(c.STRAGGLER_EVENT.name, self._clock(), attributes)
         self._named = slow.rank if slow else -1
 
 
@@ -245,7 +245,7 @@ class RankMonitor:
         every_s: seconds between two records of a rank.
         stall_after_s: seconds without a record that are a standstill.
         speaks: this rank publishes what all ranks have counted.
-        breathe: called between ranks, to let the training thread have the interpreter.
+        yield_gil: called between ranks, so that the training thread can take the GIL.
 
     Attributes:
         refused: records that could not be read.
@@ -259,7 +259,7 @@ class RankMonitor:
         every_s: float,
         stall_after_s: float,
         speaks: bool = False,
-        breathe: Callable[[], None] = lambda: None,
+        yield_gil: Callable[[], None] = lambda: None,
     ) -> None:
         self.refused = 0
         self.suspects: list[HangSuspect] = []
@@ -272,8 +272,8 @@ class RankMonitor:
         self._stuck: dict[tuple[str, str, str], float] = {}
         self._speaks = speaks
         self._loaders = LabelLimiter(c.LOADER.bound)
-        self._breathe = breathe
-        self._stragglers = Stragglers(breathe)
+        self._yield_gil = yield_gil
+        self._stragglers = Stragglers(yield_gil)
         self._now_s = 0.0
         self._standing_still = False
 
@@ -297,7 +297,7 @@ class RankMonitor:
             del self._known[rank]
         for rank, text in records.items():
             self._hear(rank, text)
-            self._breathe()
+            self._yield_gil()
         self._stragglers.take(self._known)
         silent = self._silent_s(self._stall_after_s)
         self.suspects = suspects(self._known, silent)
@@ -332,20 +332,20 @@ class RankMonitor:
         slow = self._stragglers.slow
         return finding(slow, others=self._world_size - 1, train_s=train_s) if slow else None
 
-    def write(self, sheet: MetricBuilder) -> None:
+    def write(self, builder: MetricBuilder) -> None:
         """Put what is published of it: as many series for ten ranks as for ten thousand."""
         if not self.heard:
             return
-        sheet.put(c.RANKS_REPORTING, self.reporting)
+        builder.put(c.RANKS_REPORTING, self.reporting)
         for event in c.RANK_EVENT.values:
-            sheet.put(c.RANKS_EVENTS, self._events(event), event)
+            builder.put(c.RANKS_EVENTS, self._events(event), event)
         for stage, spread in self._stragglers.spread.items():
             if stage == NAMED:  # their names differ from run to run; their sum is in no catalogue
                 continue
             for statistic, value in zip(c.STATISTIC.values, spread[:4], strict=True):
-                sheet.put(c.RANK_WORK_TIME, value, stage, statistic)
+                builder.put(c.RANK_WORK_TIME, value, stage, statistic)
         for excess in self._stragglers.top:
-            sheet.put(
+            builder.put(
                 c.STRAGGLER_EXCESS_RATIO,
                 excess.ratio,
                 str(excess.rank),
@@ -353,9 +353,9 @@ class RankMonitor:
                 _stage_label(excess.stage),
             )
         for (rank, host, stage), quiet_s in self._stuck.items():
-            sheet.put(c.RANK_STALL_TIME, quiet_s, rank, host, _stage_label(stage))
+            builder.put(c.RANK_STALL_TIME, quiet_s, rank, host, _stage_label(stage))
         if self._speaks:
-            self._write_counted(sheet)
+            self._write_counted(builder)
 
     def summary(self) -> dict[str, Any] | None:
         """The part of ``summary.json`` about the ranks; None before any has reported."""
@@ -389,11 +389,11 @@ class RankMonitor:
     def _events(self, event: str) -> int:
         return sum(each.events.get(event, 0) for each in self._last.values())
 
-    def _write_counted(self, sheet: MetricBuilder) -> None:
+    def _write_counted(self, builder: MetricBuilder) -> None:
         for each in self._last.values():
             for (name, loader, phase), number in each.counted.items():
-                sheet.put(c.by_name[name], number, self._loaders.fold(loader), phase)
-            self._breathe()
+                builder.put(c.by_name[name], number, self._loaders.limit(loader), phase)
+            self._yield_gil()
 
     def _hear(self, rank: int, text: str) -> None:
         try:

@@ -81,7 +81,7 @@ def profile_of(config: Config, info: RunInfo) -> Profile:
     return Profile(name, True, lean=name == "lean" and not first, spans=True, traces=traces, expected=world)
 
 
-def keep_rules(config: Config, profile: Profile) -> SamplingRules:
+def sampling_rules(config: Config, profile: Profile) -> SamplingRules:
     """Which steps this rank keeps a trace of."""
     ordinary = profile.traces
     return SamplingRules(

@@ -81,7 +81,7 @@ class RankReport(NamedTuple):
     counted: Counted = {}  # noqa: RUF012 - a default of a named tuple, never changed
 
 
-def digest_of(
+def rank_report(
     run: RunState, *, rank: int, host: str, barrier: str, events: Mapping[str, int], counted: Counted
 ) -> RankReport:
     """The record of this process, from its account. ``sequence`` is left at 0."""
@@ -103,7 +103,7 @@ def digest_of(
         doing=run.state(),
         away_s=float(away_ns) / _NS_PER_S,
         barrier=barrier,
-        every=run.keeper.every,
+        every=run.sampler.every,
         stages=_train_s(run),
         events=events,
         patience_s=run.stalls.patience_ns / _NS_PER_S,

@@ -147,7 +147,7 @@ class Stragglers:
     """Compares ranks window by window, and names one that is slow again and again.
 
     Args:
-        breathe: called between ranks, to let the training thread have the interpreter.
+        yield_gil: called between ranks, so that the training thread can take the GIL.
 
     Attributes:
         slow: the rank to name, or None.
@@ -155,13 +155,13 @@ class Stragglers:
         top: the ranks with the most work of their own in the last window, most first.
     """
 
-    def __init__(self, breathe: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, yield_gil: Callable[[], None] = lambda: None) -> None:
         self.slow: Straggler | None = None
         self.spread: dict[str, Spread] = {}
         self.top: tuple[Excess, ...] = ()
         self._begun: dict[int, RankReport] = {}
         self._streak: list[Straggler] = []
-        self._breathe = breathe
+        self._yield_gil = yield_gil
 
     def take(self, digests: Mapping[int, RankReport]) -> None:
         """Look at what the ranks say now: everybody who is known and not gone."""
@@ -178,7 +178,7 @@ class Stragglers:
         self._begun = dict(warm)
 
     def _judge(self, begun: Mapping[int, RankReport], now: Mapping[int, RankReport]) -> None:
-        window = compare(begun, now, breathe=self._breathe)
+        window = compare(begun, now, yield_gil=self._yield_gil)
         if window is None:  # somebody was busy elsewhere: neither for nor against
             return
         self.spread, self.top, candidate = window
@@ -195,14 +195,14 @@ def compare(
     begun: Mapping[int, RankReport],
     now: Mapping[int, RankReport],
     *,
-    breathe: Callable[[], None] = lambda: None,
+    yield_gil: Callable[[], None] = lambda: None,
 ) -> Window | None:
     """One window: the spread of every stage, and who stands out.
 
     Args:
         begun: what each rank said at the beginning.
         now: what the same ranks say at the end; each has made steps since.
-        breathe: called between ranks.
+        yield_gil: called between ranks.
 
     Returns:
         None when somebody evaluated or saved in it, which says nothing of compute.
@@ -213,7 +213,7 @@ def compare(
     spent = np.empty((len(ranks), len(stages)))
     for row, r in enumerate(ranks):
         spent[row] = [now[r].stages[s] - begun[r].stages[s] for s in stages]
-        breathe()
+        yield_gil()
     away = np.array([now[r].away_s - begun[r].away_s for r in ranks])
     per_step = spent / steps[:, None]
     totals = per_step.sum(axis=1)

@@ -76,7 +76,7 @@ class MetricReader:
         readings: everything else.
         info: who we are.
         config: settings that become metrics.
-        breathe: called between series.
+        yield_gil: called between series.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class MetricReader:
         *,
         info: RunInfo,
         config: Config,
-        breathe: Callable[[], None],
+        yield_gil: Callable[[], None],
     ) -> None:
         self.state = ""
         """The run's end, once it has one."""
@@ -112,7 +112,7 @@ class MetricReader:
         self._figures = RunMetrics(
             run, max_loaders=config.max_loaders, max_stages=config.max_stages, lean=self._profile.lean
         )
-        self._breathe = breathe
+        self._yield_gil = yield_gil
         self._emitters = {
             c.Emit.ALL: True,
             c.Emit.RANK0: info.rank == 0,
@@ -123,30 +123,30 @@ class MetricReader:
     def snapshot(self, at_ns: int | None = None) -> Snapshot:
         """Every metric of this process; ``at_ns``: now, on the monotonic clock, if that is not the system's."""
         lean = self._profile.lean
-        sheet = MetricBuilder(
+        builder = MetricBuilder(
             self._emits,
             only=LEAN if lean else None,
             events=LEAN_EVENTS if lean else (),
-            breathe=self._breathe,
+            yield_gil=self._yield_gil,
         )
-        self._figures.write(sheet)
-        self._signals.write(sheet, "train")
-        self._process.write(sheet)
-        self._accelerators.write(sheet)
-        self._hardware.write(sheet)
-        self._write_run(sheet)
-        self._watch.write(sheet, self._figures.loaders, self._process.rss_of)
-        self._write_throughput(sheet)
-        self._write_health(sheet)
+        self._figures.write(builder)
+        self._signals.write(builder, "train")
+        self._process.write(builder)
+        self._accelerators.write(builder)
+        self._hardware.write(builder)
+        self._write_run(builder)
+        self._watch.write(builder, self._figures.loaders, self._process.rss_of)
+        self._write_throughput(builder)
+        self._write_health(builder)
         now_ns = system_clock() if at_ns is None else at_ns
-        sheet.put(c.RANK_TIME, max(0, self._run.ended_by(now_ns) - self._run.started_ns) / NS_PER_S)
+        builder.put(c.RANK_TIME, max(0, self._run.ended_by(now_ns) - self._run.started_ns) / NS_PER_S)
         if self._profile.speaks:  # what this rank has counted is in the sum over all that it is told
-            sheet.take(c.SAMPLES)
-            sheet.take(c.TOKENS)
+            builder.take(c.SAMPLES)
+            builder.take(c.TOKENS)
         for write in self.more:
-            write(sheet)
-        self._write_flops(sheet)
-        return Snapshot(self._info.started_unix_ns, time.time_ns(), sheet.families())
+            write(builder)
+        self._write_flops(builder)
+        return Snapshot(self._info.started_unix_ns, time.time_ns(), builder.families())
 
     def counted(self) -> dict[tuple[str, str, str], int]:
         """Samples and tokens that this rank counts for its model replica, by metric, loader and phase."""
@@ -181,32 +181,32 @@ class MetricReader:
     def _emits(self, emit: c.Emit) -> bool:
         return self._emitters[emit]
 
-    def _write_run(self, sheet: MetricBuilder) -> None:
+    def _write_run(self, builder: MetricBuilder) -> None:
         run, info, config = self._run, self._info, self._config
         if self.state:
             for value in c.RUN_STATES:
-                sheet.put(c.RUN_STATUS, int(value == self.state) - int(value == run.state()), value)
+                builder.put(c.RUN_STATUS, int(value == self.state) - int(value == run.state()), value)
         if self.about:
-            sheet.put(c.RUN_INFO, 1, *self.about)
-        sheet.put(c.HEARTBEAT_TIME, self._anchor.unix(run.stalls.last_ns) / NS_PER_S)
-        sheet.put(c.RUN_RESTARTS, info.attempt)
-        sheet.put(c.WORLD_SIZE, info.world_size)
-        sheet.put(c.RANKS_EXPECTED, self._profile.expected)
+            builder.put(c.RUN_INFO, 1, *self.about)
+        builder.put(c.HEARTBEAT_TIME, self._anchor.unix(run.stalls.last_ns) / NS_PER_S)
+        builder.put(c.RUN_RESTARTS, info.attempt)
+        builder.put(c.WORLD_SIZE, info.world_size)
+        builder.put(c.RANKS_EXPECTED, self._profile.expected)
         if config.total_steps:
-            sheet.put(c.RUN_PROGRESS_RATIO, run.step_number / config.total_steps)
+            builder.put(c.RUN_PROGRESS_RATIO, run.step_number / config.total_steps)
         last = run.checkpoints.last_ns or run.started_ns
-        sheet.put(c.CHECKPOINT_LAST_SUCCESS_TIME, self._anchor.unix(last) / NS_PER_S)
+        builder.put(c.CHECKPOINT_LAST_SUCCESS_TIME, self._anchor.unix(last) / NS_PER_S)
         if config.checkpoint_every_s or run.checkpoints.interval_s:
-            sheet.put(c.CHECKPOINT_INTERVAL, config.checkpoint_every_s or run.checkpoints.interval_s)
+            builder.put(c.CHECKPOINT_INTERVAL, config.checkpoint_every_s or run.checkpoints.interval_s)
 
-    def _write_throughput(self, sheet: MetricBuilder) -> None:
+    def _write_throughput(self, builder: MetricBuilder) -> None:
         """Samples per second if the loader alone, or the compute alone, were the limit: the slower of the two.
 
         Known where the loader runs on the training thread: its own speed is then the time inside ``next``.
         """
         totals = self._run.totals
         if self._signals.tokens:
-            sheet.put(c.TOKENS, self._signals.tokens, "", "train")
+            builder.put(c.TOKENS, self._signals.tokens, "", "train")
         trained: dict[str, int] = {}
         for (loader, phase), count in totals.samples.items():
             if phase == 0:
@@ -217,21 +217,21 @@ class MetricReader:
             data_s, rest_s = spent.get(name, (0.0, 0.0))
             if probe.workers == 0 and name in trained and min(data_s, rest_s) > 0:
                 slower_s = max(data_s, rest_s) / self._info.world_size
-                sheet.put(
-                    c.THROUGHPUT_THEORETICAL, trained[name] / slower_s, self._figures.loaders.fold(name)
+                builder.put(
+                    c.THROUGHPUT_THEORETICAL, trained[name] / slower_s, self._figures.loaders.limit(name)
                 )
 
-    def _write_flops(self, sheet: MetricBuilder) -> None:
+    def _write_flops(self, builder: MetricBuilder) -> None:
         per_sample = self._config.flops_per_sample or self._counted_per_sample()
         if not per_sample:
             return
         trained = [
             number
-            for attributes, number in sheet.values(c.SAMPLES).items()
+            for attributes, number in builder.values(c.SAMPLES).items()
             if dict(attributes)[c.PHASE.name] == PHASES[TRAIN]
         ]
         if trained:
-            sheet.put(c.MODEL_FLOPS, sum(trained) * per_sample)
+            builder.put(c.MODEL_FLOPS, sum(trained) * per_sample)
 
     def _counted_per_sample(self) -> float:
         """FLOP of the step that was counted over the mean samples of a step up to then; it stays what it is."""
@@ -241,19 +241,19 @@ class MetricReader:
             self._per_sample = step_flops * totals.steps_by_phase().get(PHASES[TRAIN], 0) / samples
         return self._per_sample
 
-    def _write_health(self, sheet: MetricBuilder) -> None:
+    def _write_health(self, builder: MetricBuilder) -> None:
         for (signal, reason), number in self._health.drops().items():
             # Their labels gone, what is left out on purpose would read as lost.
             if not (self._profile.lean and reason == "sampled_out"):
-                sheet.put(c.TELEMETRY_DROPS, number, signal, reason)
-        sheet.put(c.TELEMETRY_OVERHEAD_TIME, self._health.overhead_s())
+                builder.put(c.TELEMETRY_DROPS, number, signal, reason)
+        builder.put(c.TELEMETRY_OVERHEAD_TIME, self._health.overhead_s())
         for part, faults in self._health.faults().items():
-            sheet.put(c.TELEMETRY_FAULTS, faults, part)
+            builder.put(c.TELEMETRY_FAULTS, faults, part)
         for label, number in {**self._figures.overflows(), **self._signals.overflows()}.items():
-            sheet.put(c.TELEMETRY_ATTRIBUTE_OVERFLOWS, number, label)
+            builder.put(c.TELEMETRY_ATTRIBUTE_OVERFLOWS, number, label)
         for thing in self._health.unobserved():
             if thing["cause"]:
-                sheet.put(c.UNOBSERVED, 1, thing["what"], thing["cause"])
+                builder.put(c.UNOBSERVED, 1, thing["what"], thing["cause"])
 
 
 _MOST_WARNINGS = 16
@@ -291,7 +291,7 @@ class NoteReader:
         for happening in untold:
             plain = as_plain(happening).attributes
             number = self._run.recent.at(happening.at_ns, self._run.step_number)
-            self._run.teller.event(happening.name, happening.at_ns, {c.STEP_NUMBER.name: number, **plain})
+            self._run.spans.event(happening.name, happening.at_ns, {c.STEP_NUMBER.name: number, **plain})
 
     def _log(self, note: Value) -> None:
         value = as_number(note.value)
@@ -299,7 +299,7 @@ class NoteReader:
             self._refuse(note.name)
             return
         if not self._signals.take(note.name, value):
-            self._run.keeper.nonfinite(note.at_ns)
+            self._run.sampler.nonfinite(note.at_ns)
             kind = "gradient" if "norm" in note.name else "loss"
             attributes = {c.SPAN_NONFINITE_KIND.name: kind, "name": note.name}
             self._untold.append(UserEvent(note.at_ns, c.NONFINITE_EVENT.name, attributes))

@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 SETTLE_EVERY_S = 2.0
 """Edges are worked out this often, or when a slice is full: the numpy calls cost the same for few as for many."""
 
-BREATH_AFTER_NS = 150_000
+MAX_GIL_HOLD_NS = 150_000
 """The pump lets the training thread have the interpreter after holding it this long (budget: 0.2 ms)."""
 
-BREATH_S = 50e-6
+GIL_YIELD_S = 50e-6
 """Long enough for a thread that waits for the interpreter to wake up."""
 
 _SETTLE = -1
 
 
-class Breath:
+class GilYielder:
     """Gives the interpreter away when it has been held for long.
 
     Args:
@@ -43,7 +43,7 @@ class Breath:
         after_ns: how long it may be held.
     """
 
-    def __init__(self, clock: Clock, after_ns: int = BREATH_AFTER_NS) -> None:
+    def __init__(self, clock: Clock, after_ns: int = MAX_GIL_HOLD_NS) -> None:
         self._clock = clock
         self._after_ns = after_ns
         self._since_ns = 0
@@ -55,7 +55,7 @@ class Breath:
     def __call__(self) -> None:
         """Let others run, if it is time."""
         if self._clock() - self._since_ns > self._after_ns:
-            time.sleep(BREATH_S)
+            time.sleep(GIL_YIELD_S)
             self._since_ns = self._clock()
 
 
@@ -105,7 +105,7 @@ class Pump:
         *,
         snapshot: Callable[[], Snapshot],
         clock: Clock,
-        breath: Breath,
+        yield_gil: GilYielder,
         every_s: float,
     ) -> None:
         self.routes: list[ExportRoute] = []
@@ -123,7 +123,7 @@ class Pump:
         self._run = run
         self._snapshot = snapshot
         self._clock = clock
-        self._breath = breath
+        self._yield_gil = yield_gil
         self._every_s = every_s
         self._due: dict[int, int] = {}
         self._engine: list[tuple[np.ndarray, np.ndarray]] = []
@@ -150,7 +150,7 @@ class Pump:
 
     def turn(self, *, final: bool = False) -> None:
         """One round: read, settle, export. Tests call it directly."""
-        self._breath.begin()
+        self._yield_gil.begin()
         self._recorder.publish(time.time_ns())
         full = any(thread.ring.pending >= SLICE_EDGES for thread in self._recorder.threads)
         if full or self._is_due(_SETTLE, SETTLE_EVERY_S):
@@ -216,7 +216,7 @@ class Pump:
         main = thread is self._recorder.main
         times, codes = self._with_engine(piece.times, piece.codes) if main else (piece.times, piece.codes)
         self._run.feed(id(thread), times, codes, name=thread.name, main=main)
-        self._breath()
+        self._yield_gil()
 
     def _read_engine(self, thread: ThreadRing) -> None:
         piece = thread.ring.read(thread.ring.capacity)
@@ -244,7 +244,7 @@ class Pump:
         return True
 
     def _export(self, *, final: bool) -> None:
-        spans, events = self._run.teller.drain()
+        spans, events = self._run.spans.drain()
         routes = list(self.routes)
         due = [final or self._is_due(number, route.every_s) for number, route in enumerate(routes)]
         snapshot = None
@@ -259,7 +259,7 @@ class Pump:
                 continue
             with route.guard:
                 route.exporter.export(batch)
-            self._breath()
+            self._yield_gil()
 
     def _rested(self) -> bool:
         """Pause until the next turn is due. Whether it was the last pause."""

@@ -197,7 +197,7 @@ With op ``MARK`` it is the first of a step that is not timed: the last of the on
 _DEEPEST = 64
 """Stages open at once that are remembered; one whose end never came must not be remembered for ever."""
 
-_BREATHE_EVERY = 32  # readings, of 2 to 3 us each
+_YIELD_EVERY = 32  # readings, of 2 to 3 us each
 # A piece of a suspended stage is no occurrence, and neither is a loader that starts.
 _WHOLE = OP_MASK | Flag.START << FLAG_SHIFT
 
@@ -231,7 +231,7 @@ class Pairs:
         return source, begun_ns, ended_ns, device_ns
 
     def read(
-        self, entries: deque[Entry], driver: DeviceDriver, device: int, breathe: Callable[[], None]
+        self, entries: deque[Entry], driver: DeviceDriver, device: int, yield_gil: Callable[[], None]
     ) -> None:
         """Take what the device got to from the left of ``entries``; at the first other one, leave the rest.
 
@@ -239,7 +239,7 @@ class Pairs:
             entries: the training thread appends to it meanwhile.
             driver: reads their events.
             device: of which the first of their events are.
-            breathe: called now and then, to let the training thread have the interpreter.
+            yield_gil: called now and then, so that the training thread can take the GIL.
         """
         query, clock, pace = driver.query, self._clock, self.pace
         pace.look(driver, device, clock)
@@ -268,8 +268,8 @@ class Pairs:
                 self._end(driver, entry)
             else:
                 self._give_back(entry)
-            if number % _BREATHE_EVERY == _BREATHE_EVERY - 1:
-                breathe()
+            if number % _YIELD_EVERY == _YIELD_EVERY - 1:
+                yield_gil()
 
     def _give_back(self, entry: Entry) -> None:
         if entry is self._last:
@@ -542,14 +542,14 @@ class DeviceTimer:
         self._stopped = True
         self._active.clear()
 
-    def take(self, breathe: Callable[[], None] = lambda: None) -> DeviceTimes | None:
+    def take(self, yield_gil: Callable[[], None] = lambda: None) -> DeviceTimes | None:
         """Every occurrence whose events the device got to since the last call; None where none are recorded.
 
         Events are read in order. At the first that the device has not got to, the rest is left for a later
         call. Called by the pump.
 
         Args:
-            breathe: called between readings, to let the training thread have the interpreter.
+            yield_gil: called between readings, so that the training thread can take the GIL.
         """
         if self._driver is None or self._mode != "events" or not self._lanes:
             return None
@@ -558,7 +558,7 @@ class DeviceTimer:
             try:
                 with self._driver.reading(self._lanes[0].device):
                     if not self._driver.capturing():  # the user's thread asks for a summary in mid-capture
-                        self._pairs.read(self._entries, self._driver, self._lanes[0].device, breathe)
+                        self._pairs.read(self._entries, self._driver, self._lanes[0].device, yield_gil)
             except Exception:
                 self.stop()
                 self._entries.clear()

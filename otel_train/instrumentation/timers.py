@@ -102,13 +102,13 @@ class Timers:
             again = token.timers is self
             self._refuse(token.name, "it has ended before" if again else "it was begun in another session")
 
-    def take(self, breathe: Callable[[], None]) -> np.ndarray:
+    def take(self, yield_gil: Callable[[], None]) -> np.ndarray:
         """What has ended since the last call: int64[n, 3], operation, when it began, when it ended."""
         parts = [_NONE]
         while self._ended:
             waiting = range(min(len(self._ended), _AT_ONCE))
             parts.append(np.array([self._ended.popleft() for _ in waiting], dtype=np.int64))
-            breathe()
+            yield_gil()
         return np.concatenate(parts)
 
     @property

@@ -242,12 +242,12 @@ def test_the_hardware_answers_or_is_left_out() -> None:
     driver = cuda_driver(os.environ)
     assert driver is not None
     hardware = HardwareReader(driver.hardware_ids, mode="on", exporter_answers=bool)
-    sheet = MetricBuilder(lambda _: True)
+    builder = MetricBuilder(lambda _: True)
 
-    hardware.write(sheet)
+    hardware.write(builder)
     hardware.close()
 
-    names = {family.metric.name for family in sheet.families()}
+    names = {family.metric.name for family in builder.families()}
     assert held.is_cuda
     assert hardware.guard.faults == 0
     assert c.HW_GPU_MEMORY_USAGE.name in names

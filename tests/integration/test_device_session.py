@@ -17,7 +17,7 @@ from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.datamodel import Anchor, Snapshot, system_clock
-from otel_train.exporters.pump import Breath, ExportRoute, PeriodicTask, Pump
+from otel_train.exporters.pump import ExportRoute, GilYielder, PeriodicTask, Pump
 from otel_train.guard import Guard
 from otel_train.instrumentation.backward import in_backward
 from otel_train.instrumentation.cuda_events import time_devices
@@ -107,9 +107,9 @@ class Watched:
             anchor.clock_ns, anchor=anchor, tracer=Tracer(Ids("run", 0, 0), anchor),
             rules=SamplingRules(5, 0, 3.0, 100.0, 100), stall_after_s=300,
         )  # fmt: skip
-        breath = Breath(system_clock)
+        yield_gil = GilYielder(system_clock)
         self.pump = Pump(
-            self.recorder, self.run, snapshot=lambda: Snapshot(0, 0, ()), clock=system_clock, breath=breath,
+            self.recorder, self.run, snapshot=lambda: Snapshot(0, 0, ()), clock=system_clock, yield_gil=yield_gil,
             every_s=0.01,
         )  # fmt: skip
         self.kept = Kept()

@@ -224,11 +224,11 @@ def test_another_thread_does_not_get_the_device_time_of_this_one() -> None:
 def test_device_time_is_a_metric_of_its_own() -> None:
     """By stage, loader and phase, like host time; only of what was measured."""
     run = run_of(*three_steps())
-    sheet = MetricBuilder()
+    builder = MetricBuilder()
 
-    RunMetrics(run, max_loaders=16, max_stages=8).write(sheet)
+    RunMetrics(run, max_loaders=16, max_stages=8).write(builder)
 
-    families = {family.metric.name: family for family in sheet.families()}
+    families = {family.metric.name: family for family in builder.families()}
     [point] = families[c.STAGE_DEVICE_DURATION.name].points
     assert dict(point.attributes) == {
         "train.stage": "forward", "train.loader": "code", "train.phase": "train",
@@ -242,7 +242,7 @@ def test_a_kept_step_shows_device_time_where_it_is_known() -> None:
     """The slow step's trace says whether the host or the device was slow."""
     run = run_of(*three_steps())
 
-    spans, _ = run.teller.drain()
+    spans, _ = run.spans.drain()
 
     told = {span.name: span.attributes.get(c.STAGE_DEVICE_TIME.name) for span in spans}
     assert told["train.forward"] == pytest.approx(50e-9)
@@ -285,11 +285,11 @@ def test_two_loaders_are_judged_by_one_clock() -> None:
 
 
 def memory_of(driver: FakeDriver) -> dict[str, float]:
-    sheet = MetricBuilder()
-    AcceleratorReader(driver.memory).write(sheet)
+    builder = MetricBuilder()
+    AcceleratorReader(driver.memory).write(builder)
     return {
         family.metric.name: point.value
-        for family in sheet.families()
+        for family in builder.families()
         for point in family.points
         if isinstance(point, Point)
     }
@@ -320,9 +320,9 @@ def test_a_device_that_fails_takes_no_other_reading_with_it() -> None:
     """The snapshot goes out without these rows, and after three faults they are not asked for again."""
     driver = FakeDriver(FakeClock())
     driver.fault = RuntimeError("lost")
-    reader, sheet = AcceleratorReader(driver.memory), MetricBuilder()
+    reader, builder = AcceleratorReader(driver.memory), MetricBuilder()
 
     for _ in range(5):
-        reader.write(sheet)
+        reader.write(builder)
 
-    assert sheet.families() == ()
+    assert builder.families() == ()

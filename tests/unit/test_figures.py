@@ -41,10 +41,10 @@ def account(tape: Tape, *, close: bool = True, stall_after_s: float = 300.0) -> 
 def published(
     run: RunState, *, max_loaders: int = 16, max_stages: int = 8
 ) -> dict[str, dict[tuple[str, ...], Any]]:
-    sheet = MetricBuilder()
-    RunMetrics(run, max_loaders=max_loaders, max_stages=max_stages).write(sheet)
+    builder = MetricBuilder()
+    RunMetrics(run, max_loaders=max_loaders, max_stages=max_stages).write(builder)
     found: dict[str, dict[tuple[str, ...], Any]] = {}
-    for family in sheet.families():
+    for family in builder.families():
         labels = [tuple(value for _, value in point.attributes) for point in family.points]
         assert len(set(labels)) == len(labels), f"{family.metric.name} has a series twice"
         found[family.metric.name] = dict(zip(labels, family.points, strict=True))

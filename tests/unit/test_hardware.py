@@ -99,11 +99,11 @@ def reader(nvml: Any, *, mode: str = "auto", answers: bool = False, used: int = 
 
 
 def shown(hardware: HardwareReader) -> dict[tuple[str, str], float]:
-    sheet = MetricBuilder(lambda _: True)
-    hardware.write(sheet)
+    builder = MetricBuilder(lambda _: True)
+    hardware.write(builder)
     return {
         (family.metric.name, str(dict(point.attributes)[c.DEVICE.name])): point.value
-        for family in sheet.families()
+        for family in builder.families()
         for point in family.points
         if isinstance(point, Point)
     }

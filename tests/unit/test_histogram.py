@@ -187,7 +187,7 @@ def test_a_long_column_is_taken_in_slices_with_a_breath_between() -> None:
     """Every numpy call holds the GIL while training waits."""
     breaths: list[int] = []
     histograms = Histograms(size=1)
-    histograms.add(np.zeros(20_000, int), np.arange(20_000), breathe=lambda: breaths.append(1))
+    histograms.add(np.zeros(20_000, int), np.arange(20_000), yield_gil=lambda: breaths.append(1))
 
     assert histograms.count(0) == 20_000
     assert len(breaths) >= 6

@@ -32,7 +32,7 @@ class Loop:
     """A loop whose steps go to one keeper, slice by slice."""
 
     def __init__(self, rules: SamplingRules = QUIET) -> None:
-        self.keeper = SpanSampler(rules, started_ns=0)
+        self.sampler = SpanSampler(rules, started_ns=0)
         self.now_ns = 0
         self.number = 1
 
@@ -40,7 +40,7 @@ class Loop:
         """(number, reason) of what is kept among steps of these durations."""
         rows = steps([int(ms * NS_PER_MS) for ms in durations_ms], started_ns=self.now_ns, failed=failed)
         numbers = self.number + np.arange(len(durations_ms))
-        kept = self.keeper.choose(rows, numbers, np.arange(len(durations_ms)))
+        kept = self.sampler.choose(rows, numbers, np.arange(len(durations_ms)))
         self.now_ns, self.number = int(rows.ended_ns[-1]), self.number + len(durations_ms)
         return [(step.number, step.reason) for step in kept]
 
@@ -58,7 +58,7 @@ def test_nothing_is_slow_before_the_run_has_a_pace() -> None:
     loop = Loop()
     loop.run(*[1] * (ENOUGH_STEPS - 1))
 
-    assert loop.keeper.median_ns == 0
+    assert loop.sampler.median_ns == 0
     assert loop.run(500) == []
 
 
@@ -67,7 +67,7 @@ def test_a_step_slower_than_its_run_is_kept() -> None:
     loop = Loop()
     loop.run(*[10] * ENOUGH_STEPS)
 
-    assert loop.keeper.median_ns == 10 * NS_PER_MS
+    assert loop.sampler.median_ns == 10 * NS_PER_MS
     assert loop.run(19.9, 20.1, 10) == [(ENOUGH_STEPS + 2, "slow")]
 
 
@@ -109,7 +109,7 @@ def test_a_failed_step_is_kept_before_any_other_reason() -> None:
 def test_the_step_of_a_value_that_was_not_finite_is_kept() -> None:
     """The batch that made the loss NaN is what one wants to see."""
     loop = Loop()
-    loop.keeper.nonfinite(int(1.5 * NS_PER_MS))
+    loop.sampler.nonfinite(int(1.5 * NS_PER_MS))
 
     assert loop.run(1, 1, 1) == [(2, "nonfinite")]
 
@@ -119,30 +119,30 @@ def test_what_is_limited_is_counted() -> None:
     loop = Loop(QUIET._replace(warmup_steps=100, per_s=1.0, burst=3))
 
     assert len(loop.run(*[1] * 10)) == 3
-    assert loop.keeper.limited == 7
+    assert loop.sampler.limited == 7
 
 
 def test_ranks_keep_the_baselines_that_rank_0_keeps() -> None:
     """A power of two of one's own pace is twice that of a rank just beyond the edge: half of its traces are alone."""
     slower, faster = Loop(), Loop()
-    slower.keeper = SpanSampler(QUIET._replace(every_steps=0), started_ns=0)
-    faster.keeper = SpanSampler(QUIET._replace(every_steps=0), started_ns=0)
+    slower.sampler = SpanSampler(QUIET._replace(every_steps=0), started_ns=0)
+    faster.sampler = SpanSampler(QUIET._replace(every_steps=0), started_ns=0)
     slower.run(*[480] * ENOUGH_STEPS)
     faster.run(*[460] * ENOUGH_STEPS)
-    assert (slower.keeper.every, faster.keeper.every) == (64, 128)
+    assert (slower.sampler.every, faster.sampler.every) == (64, 128)
 
-    faster.keeper.agree(slower.keeper.every)
-    assert faster.keeper.every == 64
+    faster.sampler.agree(slower.sampler.every)
+    assert faster.sampler.every == 64
     assert slower.run(*[480] * 200) == faster.run(*[460] * 200)
 
 
 def test_what_the_user_sets_is_not_up_for_agreement() -> None:
     """Every rank has the same setting anyway."""
     loop = Loop(QUIET._replace(every_steps=4))
-    loop.keeper.agree(64)
+    loop.sampler.agree(64)
 
-    assert loop.keeper.every == 4
-    assert Loop(QUIET).keeper.every == NEVER
+    assert loop.sampler.every == 4
+    assert Loop(QUIET).sampler.every == NEVER
 
 
 def test_a_median_looks_back_on_a_bounded_number_of_steps() -> None:
@@ -151,7 +151,7 @@ def test_a_median_looks_back_on_a_bounded_number_of_steps() -> None:
     loop.run(*[100] * 1000)
     loop.run(*[10] * REMEMBERED_STEPS)
 
-    assert loop.keeper.median_ns == 10 * NS_PER_MS
+    assert loop.sampler.median_ns == 10 * NS_PER_MS
 
 
 @given(

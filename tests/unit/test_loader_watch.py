@@ -60,11 +60,11 @@ class Scene:
         )
 
     def published(self) -> dict[str, dict[tuple[str, ...], Any]]:
-        sheet = MetricBuilder()
-        self.watch.write(sheet, LabelLimiter(16), lambda pid: pid)
+        builder = MetricBuilder()
+        self.watch.write(builder, LabelLimiter(16), lambda pid: pid)
         return {
             family.metric.name: {tuple(v for _, v in point.attributes): point for point in family.points}
-            for family in sheet.families()
+            for family in builder.families()
         }
 
     def values(self, metric: c.Metric) -> dict[tuple[str, ...], float]:
@@ -91,7 +91,7 @@ def test_a_worker_that_dies_is_a_count_and_an_event() -> None:
     scene = Scene(Tape().step(), Crew(deaths=[WorkerExit(1, 77, "SIGKILL")]))
     scene.watch.look_at_workers()
     scene.watch.look_at_workers()
-    (event,) = (e for e in scene.run.account.teller.drain()[1] if e.name == c.LOADER_WORKER_EXIT_EVENT.name)
+    (event,) = (e for e in scene.run.account.spans.drain()[1] if e.name == c.LOADER_WORKER_EXIT_EVENT.name)
 
     assert scene.values(c.LOADER_WORKER_EXITS) == {("code", "SIGKILL"): 1}
     assert event.attributes == {

@@ -27,9 +27,9 @@ def cgroup(root: Path, *, limit: str, used: int, inactive: int = 0) -> Path:
 
 def test_readings_are_those_of_this_process(tmp_path: Path) -> None:
     """In base units, and close to what anybody else reads."""
-    sheet = MetricBuilder()
-    ProcessReader(tmp_path).write(sheet)
-    found = {family.metric.name: family for family in sheet.families()}
+    builder = MetricBuilder()
+    ProcessReader(tmp_path).write(builder)
+    found = {family.metric.name: family for family in builder.families()}
     resident = getattr(found[c.PROCESS_MEMORY_USAGE.name].points[0], "value", 0)
 
     assert resident == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)

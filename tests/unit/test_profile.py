@@ -10,7 +10,7 @@ import pytest
 from otel_train.aggregation.span_sampler import UNDECIDED
 from otel_train.config import Config
 from otel_train.datamodel import Event, ExportBatch, Snapshot, Span
-from otel_train.distributed.export_profile import Profile, keep_rules, profile_of
+from otel_train.distributed.export_profile import Profile, profile_of, sampling_rules
 from otel_train.exporters.manager import ProfileFilter
 from otel_train.runinfo import Process, RunInfo, detect
 
@@ -94,8 +94,8 @@ def test_a_rank_that_traces_no_ordinary_steps_still_keeps_slow_ones() -> None:
     """Warm-up and baseline are left out, nothing else."""
     config = Config(keep_warmup_steps=7, keep_every_steps=3, keep_slow_factor=4.0, keep_burst=9)
 
-    assert keep_rules(config, at(9, 128)) == (0, UNDECIDED, 4.0, config.keep_per_s, 9)
-    assert keep_rules(config, at(8, 128))[:2] == (7, 3)
+    assert sampling_rules(config, at(9, 128)) == (0, UNDECIDED, 4.0, config.keep_per_s, 9)
+    assert sampling_rules(config, at(8, 128))[:2] == (7, 3)
 
 
 class Kept:

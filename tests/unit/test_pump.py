@@ -11,7 +11,7 @@ from otel_train.aggregation.run_state import SLICE_EDGES, RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.datamodel import Anchor, Snapshot
-from otel_train.exporters.pump import Breath, ExportRoute, PeriodicTask, Pump
+from otel_train.exporters.pump import ExportRoute, GilYielder, PeriodicTask, Pump
 from otel_train.guard import Guard
 from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory
@@ -42,7 +42,7 @@ class Rig:
             self.run,
             snapshot=self.snapshot,
             clock=self.clock,
-            breath=Breath(self.clock),
+            yield_gil=GilYielder(self.clock),
             every_s=0.5,
         )
 

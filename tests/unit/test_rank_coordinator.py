@@ -58,7 +58,7 @@ class Member:
 
     def told(self, name: str) -> list[dict[str, Any]]:
         """Events of this name since the last call."""
-        return [dict(event.attributes) for event in self.run.teller.drain()[1] if event.name == name]
+        return [dict(event.attributes) for event in self.run.spans.drain()[1] if event.name == name]
 
 
 @pytest.fixture
@@ -85,9 +85,9 @@ def test_a_rank_leaves_its_record_and_rank_0_reads_all(members: list[Member], st
     first, second = join(members, store, 0, 2), join(members, store, 1, 2)
     second.turns()
     first.turns()
-    sheet = MetricBuilder()
-    first.ranks.write(sheet)
-    values = {family.metric.name: family.points[0] for family in sheet.families()}
+    builder = MetricBuilder()
+    first.ranks.write(builder)
+    values = {family.metric.name: family.points[0] for family in builder.families()}
 
     assert decode(store.held["p/1"]).events["oom"] == 1
     assert values["train.ranks.reporting"].value == 2  # type: ignore[union-attr]  # no histogram
@@ -171,11 +171,11 @@ def test_the_others_keep_the_baselines_of_rank_0(members: list[Member], store: F
     third = join(members, store, 2, 4)
     store.held["p/0"] = encode(digest(0, every=64))
     third.turns()
-    assert third.run.keeper.every == 64
+    assert third.run.sampler.every == 64
 
     store.held["p/0"] = "of another version"
     third.turns()
-    assert third.run.keeper.every == 64
+    assert third.run.sampler.every == 64
     assert third.ranks.summary() is None
 
 

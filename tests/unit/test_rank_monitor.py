@@ -28,15 +28,15 @@ class Seen:
         return self.peers.take({d.rank: encode(d) for d in digests}, now_s)
 
     def figures(self) -> dict[str, dict[tuple[str, ...], float]]:
-        sheet = MetricBuilder()
-        self.peers.write(sheet)
+        builder = MetricBuilder()
+        self.peers.write(builder)
         return {
             family.metric.name: {
                 tuple(value for _, value in point.attributes): point.value
                 for point in family.points
                 if isinstance(point, Point)
             }
-            for family in sheet.families()
+            for family in builder.families()
         }
 
 

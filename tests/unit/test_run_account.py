@@ -58,7 +58,7 @@ class Run:
         return [span for span in self.spans if span.name == name]
 
     def _drain(self) -> None:
-        spans, events = self.account.teller.drain()
+        spans, events = self.account.spans.drain()
         self.spans += spans
         self.events += events
 
@@ -184,11 +184,11 @@ def test_time_after_the_last_training_thread_is_accounted_for() -> None:
 
 def exemplars_and_spans(tape: Tape) -> tuple[list[tuple[Any, HistogramPoint]], Run]:
     run = Run().feed(tape).close(tape.now_ns)
-    sheet = MetricBuilder()
-    RunMetrics(run.account, max_loaders=16, max_stages=8).write(sheet)
+    builder = MetricBuilder()
+    RunMetrics(run.account, max_loaders=16, max_stages=8).write(builder)
     points = [
         (family.metric, point)
-        for family in sheet.families()
+        for family in builder.families()
         if family.metric.kind is c.Kind.HISTOGRAM
         for point in family.points
         if isinstance(point, HistogramPoint)

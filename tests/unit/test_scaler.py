@@ -141,10 +141,10 @@ def skips_shown(outcomes: Outcomes) -> list[float]:
         stall_after_s=300,
     )  # fmt: skip
     run.totals.tell(outcomes)
-    sheet = MetricBuilder(lambda _: True)
-    RunMetrics(run, max_loaders=4, max_stages=4).write(sheet)
+    builder = MetricBuilder(lambda _: True)
+    RunMetrics(run, max_loaders=4, max_stages=4).write(builder)
     points = [
-        point for family in sheet.families() if family.metric is c.STEP_SKIPS for point in family.points
+        point for family in builder.families() if family.metric is c.STEP_SKIPS for point in family.points
     ]
     return [
         point.value

@@ -10,90 +10,90 @@ from otel_train.aggregation.metrics import LabelLimiter, MetricBuilder
 from otel_train.catalog import Emit
 
 
-def values(sheet: MetricBuilder) -> dict[str, dict[tuple[str, ...], float]]:
+def values(builder: MetricBuilder) -> dict[str, dict[tuple[str, ...], float]]:
     return {
         family.metric.name: {tuple(v for _, v in point.attributes): getattr(point, "value", 0.0) for point in family.points}
-        for family in sheet.families()
+        for family in builder.families()
     }  # fmt: skip
 
 
 def test_labels_are_paired_with_their_names() -> None:
     """The order of a call is the catalogue's order."""
-    sheet = MetricBuilder()
-    sheet.put(c.BATCHES, 3, "code", "train")
-    [family] = sheet.families()
+    builder = MetricBuilder()
+    builder.put(c.BATCHES, 3, "code", "train")
+    [family] = builder.families()
 
     assert family.points[0].attributes == (("train.loader", "code"), ("train.phase", "train"))
 
 
 def test_a_label_without_a_value_is_left_out() -> None:
     """An empty label is no label, on either path."""
-    sheet = MetricBuilder()
-    sheet.put(c.BATCHES, 3, "", "train")
+    builder = MetricBuilder()
+    builder.put(c.BATCHES, 3, "", "train")
 
-    assert sheet.families()[0].points[0].attributes == (("train.phase", "train"),)
+    assert builder.families()[0].points[0].attributes == (("train.phase", "train"),)
 
 
 def test_counters_that_fold_into_one_name_add_up() -> None:
     """Seventeen loaders behind ``_OTHER`` are the sum of seventeen."""
-    sheet = MetricBuilder()
-    sheet.put(c.BATCHES, 3, "_OTHER", "train")
-    sheet.put(c.BATCHES, 4, "_OTHER", "train")
+    builder = MetricBuilder()
+    builder.put(c.BATCHES, 3, "_OTHER", "train")
+    builder.put(c.BATCHES, 4, "_OTHER", "train")
 
-    assert values(sheet) == {"train.batches": {("_OTHER", "train"): 7}}
+    assert values(builder) == {"train.batches": {("_OTHER", "train"): 7}}
 
 
 def test_the_last_reading_of_a_gauge_counts() -> None:
     """Readings do not add up."""
-    sheet = MetricBuilder()
-    sheet.put(c.EPOCH_INDEX, 3, "_OTHER")
-    sheet.put(c.EPOCH_INDEX, 4, "_OTHER")
+    builder = MetricBuilder()
+    builder.put(c.EPOCH_INDEX, 3, "_OTHER")
+    builder.put(c.EPOCH_INDEX, 4, "_OTHER")
 
-    assert values(sheet) == {"train.epoch.index": {("_OTHER",): 4}}
+    assert values(builder) == {"train.epoch.index": {("_OTHER",): 4}}
 
 
 def test_every_value_of_an_enum_starts_at_zero() -> None:
     """A counter born at 1 shows no increase, and its alert never fires."""
-    sheet = MetricBuilder()
-    sheet.put_all(c.NONFINITE_DETECTIONS, c.NONFINITE_KIND.values, {"loss": 2})
+    builder = MetricBuilder()
+    builder.put_all(c.NONFINITE_DETECTIONS, c.NONFINITE_KIND.values, {"loss": 2})
 
-    assert values(sheet)["train.nonfinite.detections"] == {
+    assert values(builder)["train.nonfinite.detections"] == {
         (kind,): 2 if kind == "loss" else 0 for kind in c.NONFINITE_KIND.values
     }
 
 
 def test_an_empty_histogram_is_left_out() -> None:
     """Nothing measured is absent, never zero."""
-    sheet = MetricBuilder()
-    sheet.histogram(c.STEP_DURATION, Histograms(size=1), 0, "code", "train")
+    builder = MetricBuilder()
+    builder.histogram(c.STEP_DURATION, Histograms(size=1), 0, "code", "train")
 
-    assert sheet.families() == ()
+    assert builder.families() == ()
 
 
 def test_families_come_in_catalogue_order() -> None:
     """Two pages of one run can be compared line by line."""
-    sheet = MetricBuilder()
+    builder = MetricBuilder()
     for metric in reversed(c.ALL):
-        sheet.put(metric, 1)
+        builder.put(metric, 1)
 
-    assert [family.metric.name for family in sheet.families()] == [metric.name for metric in c.ALL]
+    assert [family.metric.name for family in builder.families()] == [metric.name for metric in c.ALL]
 
 
 @pytest.mark.parametrize("emit", list(Emit))
 def test_what_this_rank_does_not_publish_is_left_out(emit: Emit) -> None:
     """A thousand ranks that all publish the run's status are a thousand runs."""
-    sheet = MetricBuilder(lambda wanted: wanted is not emit)
+    builder = MetricBuilder(lambda wanted: wanted is not emit)
     for metric in c.ALL:
-        sheet.put(metric, 1)
+        builder.put(metric, 1)
 
-    assert {family.metric.emit for family in sheet.families()} == set(Emit) - {emit}
+    assert {family.metric.emit for family in builder.families()} == set(Emit) - {emit}
 
 
 def test_names_beyond_the_bound_fold_first_come_first_served() -> None:
     """A name that has its series keeps it."""
     bounded = LabelLimiter(2)
 
-    assert [bounded.fold(name) for name in ("a", "b", "c", "a", "", "d")] == [
+    assert [bounded.limit(name) for name in ("a", "b", "c", "a", "", "d")] == [
         "a", "b", "_OTHER", "a", "", "_OTHER",
     ]  # fmt: skip
     assert bounded.overflown == {"c", "d"}
@@ -101,17 +101,17 @@ def test_names_beyond_the_bound_fold_first_come_first_served() -> None:
 
 def test_a_lean_sheet_adds_up_devices_and_takes_events_once_they_have_happened() -> None:
     """Of two thousand ranks most have nothing to tell; what is told keeps its labels, because alerts pick by them."""
-    sheet = MetricBuilder(
+    builder = MetricBuilder(
         only={c.ACCELERATOR_MEMORY_RESERVED.name, c.SAMPLES.name}, events={c.NONFINITE_DETECTIONS.name}
     )
-    sheet.put(c.ACCELERATOR_MEMORY_RESERVED, 3, "cuda:0")
-    sheet.put(c.ACCELERATOR_MEMORY_RESERVED, 4, "cuda:1")
-    sheet.put(c.SAMPLES, 80, "main", "train")
-    sheet.put(c.NONFINITE_DETECTIONS, 0, "gradient")
-    sheet.put(c.NONFINITE_DETECTIONS, 1, "loss")
-    sheet.put(c.BATCHES, 9, "main", "train")
+    builder.put(c.ACCELERATOR_MEMORY_RESERVED, 3, "cuda:0")
+    builder.put(c.ACCELERATOR_MEMORY_RESERVED, 4, "cuda:1")
+    builder.put(c.SAMPLES, 80, "main", "train")
+    builder.put(c.NONFINITE_DETECTIONS, 0, "gradient")
+    builder.put(c.NONFINITE_DETECTIONS, 1, "loss")
+    builder.put(c.BATCHES, 9, "main", "train")
 
-    assert values(sheet) == {
+    assert values(builder) == {
         "train.samples": {("main", "train"): 80},
         "train.nonfinite.detections": {("loss",): 1},
         "train.accelerator.memory.reserved": {(): 7},

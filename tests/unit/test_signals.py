@@ -17,13 +17,13 @@ from tests.unit.test_figures import account, run_of
 
 
 def published(signals: Signals) -> dict[str, dict[tuple[str, ...], float]]:
-    sheet = MetricBuilder()
-    signals.write(sheet, "train")
+    builder = MetricBuilder()
+    signals.write(builder, "train")
     return {
         family.metric.name: {
             tuple(v for _, v in p.attributes): getattr(p, "value", 0.0) for p in family.points
         }
-        for family in sheet.families()
+        for family in builder.families()
     }
 
 
@@ -207,13 +207,13 @@ class Reading:
         self.clock = FakeClock()
         self.notes, self.signals = ValueQueue(self.clock), Signals()
         self.run = account(run_of(), close=False)
-        self.run.teller.drain()
+        self.run.spans.drain()
         self.reader = NoteReader(self.notes, self.signals, self.run)
 
     def read(self) -> list[tuple[str, dict[str, Any]]]:
         self.reader.read()
         self.reader.tell()
-        return [(event.name, dict(event.attributes)) for event in self.run.teller.drain()[1]]
+        return [(event.name, dict(event.attributes)) for event in self.run.spans.drain()[1]]
 
 
 def test_an_event_says_at_which_step_it_was() -> None:
