@@ -8,12 +8,11 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
-from otel_train.children import deaths_held_back, free_in_forks, is_importing_main
 from otel_train.errors import ConfigError, whole
-from otel_train.handle import Handle
 from otel_train.instrumentation.naming import named_loaders
 from otel_train.instrumentation.stages import Checkpoint, Epoch, Epochs, Stage, disabled_here, switch
 from otel_train.instrumentation.timers import Token
+from otel_train.safety import Handle, free_in_forks, is_importing_main, sigchld_deferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -184,7 +183,7 @@ def instrument(
         ConfigError: an argument is not what it should be; says value, rule and remedy. Not where telemetry is disabled.
             What is wrong in the environment or in a settings file is warned of once and ignored.
     """
-    with _starting, deaths_held_back():  # what torch raises when a worker has died is raised when we are done
+    with _starting, sigchld_deferred():  # what torch raises when a worker has died is raised when we are done
         try:
             settled, trackers = _settled(config, settings, config_file)
             if settled.config.disabled or settled.config.agent == "off":

@@ -6,8 +6,7 @@ from operator import index
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.errors import callable_, text
-from otel_train.guard import Guard
-from otel_train.handle import Handle
+from otel_train.safety import Guard, Handle
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,12 +7,12 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.in_process import AgentService
-from otel_train.children import deaths_held_back
 from otel_train.config.validation import LISTS, words_of
 from otel_train.datamodel import Anchor
 from otel_train.errors import callable_, one_of, text
-from otel_train.exit_hook import ENDS, ExitHook
 from otel_train.instrumentation.naming import Loader, named_loaders, named_models
+from otel_train.recording.ring_buffer import EXTENSION
+from otel_train.safety import ENDS, ExitHook, sigchld_deferred
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from otel_train.config import Config
-    from otel_train.handle import Handle
     from otel_train.instrumentation.root_modules import RootFinder
     from otel_train.instrumentation.timers import Token
     from otel_train.profiler.setup import EpochCaptures
     from otel_train.runinfo import RunInfo
+    from otel_train.safety import Handle
 
 
 class Session:
@@ -55,14 +55,17 @@ class Session:
         self._pid = os.getpid()
         self._service = AgentService(config, environ, origins=origins, anchor=Anchor.now())
         self._recording = self._service.recording
-        self._outcome = ExitHook(
-            self.close, lambda: self._recording.recorder.main.ring.written, self._recording.memory.signal_word
+        self._exit_hook = ExitHook(
+            self.close,
+            lambda: self._recording.recorder.main.ring.written,
+            self._recording.memory.signal_word,
+            EXTENSION,
         )
-        self._outcome.watch()
+        self._exit_hook.install()
         try:
             self._service.start()
         except BaseException:
-            self._outcome.stop_watching()
+            self._exit_hook.remove()
             raise
 
     @property
@@ -241,7 +244,7 @@ class Session:
         """The figures up to now, or since ``reset_window``: what ``summary.json`` holds. Empty in a fork."""
         if os.getpid() != self._pid:
             return {}
-        return self._service.summary(self._outcome.state)
+        return self._service.summary(self._exit_hook.state)
 
     def reset_window(self) -> None:
         """Let ``summary()`` start from now. Metrics and ``summary.json`` go on from the start."""
@@ -266,12 +269,12 @@ class Session:
             return
         self.closed = True
         try:
-            with deaths_held_back():
-                self._outcome.hold()
-                self._outcome.settle(state)
-                self._service.close(self._outcome.state)
+            with sigchld_deferred():
+                self._exit_hook.hold()
+                self._exit_hook.settle(state)
+                self._service.close(self._exit_hook.state)
         finally:  # also where Ctrl-C ends this
-            self._outcome.stop_watching()
+            self._exit_hook.remove()
 
     def __enter__(self) -> Session:
         return self
@@ -280,4 +283,4 @@ class Session:
         self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
     ) -> None:
         # Not found out: in an except clause the exception that is being handled is none of this block's.
-        self.close("finished" if kind is None else self._outcome.of(error))
+        self.close("finished" if kind is None else self._exit_hook.of(error))

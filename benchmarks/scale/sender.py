@@ -14,7 +14,7 @@ from otel_train.distributed.export_profile import LEAN_INTERVALS
 from otel_train.errors import StackError
 from otel_train.exporters.otlp_json import metrics_line, spans_line, with_resource
 from otel_train.exporters.otlp_transport import OtlpTransport
-from otel_train.guard import Guard
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable

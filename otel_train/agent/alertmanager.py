@@ -13,9 +13,7 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 from otel_train.exporters.otlp_http import HttpClient
 from otel_train.exporters.settings import Target, headers_of
 from otel_train.files import parse_json
-from otel_train.guard import Guard
-from otel_train.text import printable
-from otel_train.threads import daemon
+from otel_train.safety import Guard, daemon_thread, printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -96,7 +94,7 @@ class AlertPoller:
         self._armed: dict[FiringAlert, None] = {}
         self._stop = threading.Event()
         self._guard = Guard("captures by alerts")
-        self._thread = daemon(self._loop, "otel-train-alerts")
+        self._thread = daemon_thread(self._loop, "otel-train-alerts")
         with suppress(OSError):  # it is told with the first question
             self._client.prepare()
 

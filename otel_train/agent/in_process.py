@@ -19,13 +19,12 @@ from otel_train.agent.process import AgentThread, reach
 from otel_train.agent.rank_end import LauncherFolder, Work
 from otel_train.agent.reports import Reports
 from otel_train.cache_sizes import CacheSizes
-from otel_train.children import free_in_forks
 from otel_train.config.settings import CODE
 from otel_train.distributed.store import start_of_job
 from otel_train.errors import ConfigError
-from otel_train.guard import Guard
 from otel_train.instrumentation.manager import InstrumentationManager
 from otel_train.runinfo import Process, detect
+from otel_train.safety import Guard, free_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

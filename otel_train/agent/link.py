@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 from typing import Any
 
-from otel_train.children import free_in_forks
+from otel_train.safety import free_in_forks
 
 _LENGTH = struct.Struct("<Q")
 _CREDENTIALS = struct.Struct("3i")  # unix(7), struct ucred: process, user, group

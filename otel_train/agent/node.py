@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.agent.link import Link, user_of
-from otel_train.threads import daemon
+from otel_train.safety import daemon_thread
 
 if TYPE_CHECKING:
     import mmap
@@ -109,7 +109,7 @@ class NodeAgent:
         """Serve the rank at the other end, in a thread."""
         link = Link(connection)
         self.links.append(link)
-        daemon(lambda: self._serve(link), "otel-train-rank").start()
+        daemon_thread(lambda: self._serve(link), "otel-train-rank").start()
 
     def terminate(self) -> None:
         """The agent is told to end: so are its ranks, soon."""

@@ -10,8 +10,8 @@ import numpy as np
 
 from otel_train.agent.messages import LoaderFigures, State
 from otel_train.datamodel import Compile, DeviceTimes, Outcomes, Pace
-from otel_train.guard import Guard
 from otel_train.instrumentation.dataloader_workers import BatchBuildTimes
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

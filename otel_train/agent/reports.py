@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.messages import LoaderFigures, Report, State
 from otel_train.distributed.store import find_job
-from otel_train.guard import Guard
 from otel_train.instrumentation.dataloader import look
 from otel_train.instrumentation.dataset_size import dataset_bytes
 from otel_train.instrumentation.logged_values import Value, as_number, as_plain
 from otel_train.instrumentation.module import barrier_of
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable

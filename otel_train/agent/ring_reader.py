@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from otel_train.exporters.disk import Disk
 from otel_train.files import open_to_change
-from otel_train.guard import Guard
 from otel_train.recording.events import EDGE_WORDS, Instrumented, SourceKind
 from otel_train.recording.flight_recorder import SharedLayout
 from otel_train.recording.ring_buffer import SAMPLED, RingReader
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

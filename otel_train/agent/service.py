@@ -30,11 +30,10 @@ from otel_train.datamodel import system_clock
 from otel_train.distributed.coordinator import Job
 from otel_train.exporters.manager import Routes, Shared
 from otel_train.exporters.pump import MAX_GIL_HOLD_NS
-from otel_train.guard import Guard
 from otel_train.profiler.endpoint import RequestFolder
 from otel_train.profiler.setup import rule_of
 from otel_train.pumping import Pumping
-from otel_train.threads import daemon
+from otel_train.safety import Guard, daemon_thread
 
 if TYPE_CHECKING:
     import mmap
@@ -146,7 +145,7 @@ class RankService:
         self.pump = self.pumping.pump
         self._reported_s = self._moved_s = time.monotonic()
         self._written = 0
-        self._worker = daemon(self._answer_all, "otel-train-asks")
+        self._worker = daemon_thread(self._answer_all, "otel-train-asks")
 
     def serve(self) -> None:
         """Serve the rank until it has ended and everything of it is delivered, or kept."""

@@ -20,8 +20,8 @@ from otel_train.config.validation import SECRETS
 from otel_train.datamodel import NS_PER_S
 from otel_train.errors import RunDirectoryError
 from otel_train.files import create, make_folder, open_given, problem_of
-from otel_train.guard import Guard
 from otel_train.profiler.storage import RECORD_SUFFIX
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

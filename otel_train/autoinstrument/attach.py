@@ -8,8 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from otel_train import api
-from otel_train.guard import Guard
 from otel_train.instrumentation.stages import switch
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from otel_train.autoinstrument.jax_detector import JaxEvidence

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from otel_train.aggregation.counters import JaxCompiles, without_step
 from otel_train.autoinstrument.training_detector import FirstSign
 from otel_train.datamodel import system_clock
-from otel_train.guard import Guard
 from otel_train.instrumentation.compile_events import (
     COMPILED,
     PARTS,
@@ -22,6 +21,7 @@ from otel_train.instrumentation.compile_events import (
     unlisten,
 )
 from otel_train.instrumentation.patching import replace, successor
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -13,7 +13,7 @@ from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.exporters.run_directory import earlier_trainings, find_run, rank_directories
 from otel_train.files import mark_of
 from otel_train.profiler.storage import OF_A_RANK, captures_of, together
-from otel_train.text import printable
+from otel_train.safety import printable
 
 if TYPE_CHECKING:
     import argparse

@@ -13,7 +13,7 @@ from otel_train.cli import arguments
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import find_run, rank_directories
 from otel_train.exporters.text_layout import Page
-from otel_train.text import printable
+from otel_train.safety import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

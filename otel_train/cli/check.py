@@ -17,7 +17,7 @@ from otel_train.errors import OtelTrainError, RunDirectoryError
 from otel_train.exporters.run_directory import find_run, rank_directories
 from otel_train.exporters.text_layout import Page
 from otel_train.files import read_json
-from otel_train.text import printable
+from otel_train.safety import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

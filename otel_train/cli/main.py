@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from otel_train.config.validation import DEBUG_VARIABLE
 from otel_train.errors import OtelTrainError
-from otel_train.text import printable
+from otel_train.safety import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -17,7 +17,7 @@ from otel_train.errors import RunDirectoryError
 from otel_train.exporters.series import histograms_of, moment_of, series_of
 from otel_train.files import lines_of, mark_of, open_binary, parse_json
 from otel_train.profiler.storage import captures_of, together
-from otel_train.text import printable
+from otel_train.safety import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from otel_train.config.settings import DEFAULTS
 from otel_train.config.validation import FILE_VARIABLE, PREFIX
 from otel_train.errors import ConfigError, OtelTrainError
-from otel_train.text import printable
+from otel_train.safety import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_train import catalog as c
-from otel_train.guard import Guard
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -11,7 +11,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from otel_train.guard import Guard
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -21,7 +21,7 @@ from otel_train.config.validation import (
     unknown,
 )
 from otel_train.errors import ConfigError
-from otel_train.text import PrintableRecords
+from otel_train.safety import PrintableRecords
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from otel_train.errors import ConfigError, near
-from otel_train.text import printable
+from otel_train.safety import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

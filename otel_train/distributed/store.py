@@ -14,12 +14,10 @@ from contextlib import suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
-from otel_train.children import free_in_forks
 from otel_train.errors import imported
 from otel_train.files import open_to_append
-from otel_train.guard import Guard
 from otel_train.runinfo import process_mark
-from otel_train.threads import daemon
+from otel_train.safety import Guard, daemon_thread, free_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -87,7 +85,7 @@ class Exchange:
         self._found: dict[int, str] | None = None
         self._wake = threading.Event()
         self._stopped = False
-        self._thread = daemon(self._loop, "otel-train-ranks")
+        self._thread = daemon_thread(self._loop, "otel-train-ranks")
         self._thread.start()
 
     @property

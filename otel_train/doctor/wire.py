@@ -17,7 +17,7 @@ from urllib.request import getproxies_environment, proxy_bypass
 
 from otel_train.exporters.otlp_answer import HttpAnswer
 from otel_train.exporters.otlp_http import login_of, trusting
-from otel_train.text import printable
+from otel_train.safety import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

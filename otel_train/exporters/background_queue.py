@@ -6,8 +6,7 @@ import logging
 import queue
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from otel_train.guard import Guard
-from otel_train.threads import daemon
+from otel_train.safety import Guard, daemon_thread
 
 if TYPE_CHECKING:
     import threading
@@ -49,7 +48,7 @@ class BackgroundQueue(Generic[T]):
         if self.guard.closed or self._over:
             return
         if self._thread is None:
-            self._thread = daemon(self._work, f"otel-train-{self._name}")
+            self._thread = daemon_thread(self._work, f"otel-train-{self._name}")
             self._thread.start()
         try:
             self._waiting.put_nowait((item,))

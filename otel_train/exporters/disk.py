@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from otel_train.datamodel import ExportBatch
     from otel_train.exporters import Exporter
-    from otel_train.guard import Guard
+    from otel_train.safety import Guard
 
 PATIENCE_S: Final = 0.25
 """How long somebody waits for what he has written. A disk that takes longer is not waited for until it is done again."""

@@ -27,8 +27,8 @@ from otel_train.exporters.pump import ExportRoute
 from otel_train.exporters.run_directory import RunDirectory, RunDirectoryExporter, down_s, folder_name
 from otel_train.exporters.settings import OtlpSettings, otlp_configured
 from otel_train.exporters.text_layout import Page
-from otel_train.guard import Guard
 from otel_train.runinfo import wrong_resource
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from otel_train.text import printable
+from otel_train.safety import printable
 
 UNAUTHORIZED: Final = "refuses the token ({}): set OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20<token> to the one it expects"
 _UNTRUSTED: Final = "has a certificate that is not trusted ({}): set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of its authority"

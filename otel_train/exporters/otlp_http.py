@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from otel_train.children import free_in_forks
 from otel_train.exporters.otlp_answer import MOST_ANSWER_BYTES, Answer, HttpAnswer, read_http, retry
 from otel_train.exporters.otlp_errors import why
+from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Hashable

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.config.validation import words_of
 from otel_train.errors import ConfigError
 from otel_train.exporters.background_queue import BackgroundQueue
-from otel_train.guard import Guard
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

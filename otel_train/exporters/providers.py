@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.errors import ConfigError
 from otel_train.exporters.otlp_sdk import sdk_resource, sdk_scope, to_metrics_data, to_readable_span
-from otel_train.guard import Guard
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

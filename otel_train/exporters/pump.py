@@ -12,8 +12,7 @@ import numpy.ma  # numpy imports it with the first np.unique: 30 ms that would f
 
 from otel_train.aggregation.run_state import SLICE_EDGES
 from otel_train.datamodel import NS_PER_S, ExportBatch
-from otel_train.guard import Guard
-from otel_train.threads import daemon
+from otel_train.safety import Guard, daemon_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -128,7 +127,7 @@ class Pump:
         self._due: dict[int, int] = {}
         self._engine: list[tuple[np.ndarray, np.ndarray]] = []
         self._stop = threading.Event()
-        self._thread = daemon(self._loop, "otel-train-pump")
+        self._thread = daemon_thread(self._loop, "otel-train-pump")
 
     def faults(self) -> dict[str, int]:
         """Faults of ours on this side, by part."""

@@ -10,11 +10,10 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from otel_train.children import free_in_forks
 from otel_train.exporters.otlp_answer import ACCEPTED, Answer, Verdict, refused
 from otel_train.exporters.otlp_json import records_in
 from otel_train.exporters.spool import DEFAULT_MAX_BYTES, SpoolQueue
-from otel_train.threads import daemon
+from otel_train.safety import daemon_thread, free_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -197,7 +196,7 @@ class Sender:
         self._says = _Says(endpoint, [lane.queue for lane in self._lanes.values()], monotonic_s, log)
         self._deadline_s: float | None = None
         self._abandoned = False
-        self._thread = daemon(self._run, "otel-train-sender")
+        self._thread = daemon_thread(self._run, "otel-train-sender")
         self._thread.start()
 
     @property

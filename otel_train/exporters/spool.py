@@ -18,7 +18,6 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_train.atomic import dump_json, replace_text
-from otel_train.children import free_in_forks
 from otel_train.exporters.jsonl import BoundedLines, predecessor
 from otel_train.exporters.otlp_answer import Verdict
 from otel_train.exporters.otlp_json import records_in
@@ -31,6 +30,7 @@ from otel_train.files import (
     open_to_change,
     parse_json,
 )
+from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

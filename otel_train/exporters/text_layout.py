@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
 from otel_train.analyze.report_text import ABSENT, duration, figure, percent
-from otel_train.text import escaped, printable
+from otel_train.safety import escaped, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

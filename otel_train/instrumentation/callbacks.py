@@ -7,8 +7,6 @@ from _thread import get_ident
 from typing import TYPE_CHECKING, NamedTuple
 
 from otel_train.errors import ConfigError, near, refused, text
-from otel_train.guard import Guard
-from otel_train.handle import Handle
 from otel_train.instrumentation.stages import known_stages
 from otel_train.recording.events import (
     FLAG_SHIFT,
@@ -20,6 +18,7 @@ from otel_train.recording.events import (
     Op,
     SourceKind,
 )
+from otel_train.safety import Guard, Handle
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

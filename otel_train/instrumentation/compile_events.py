@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Protocol
 
 from otel_train.datamodel import Compile
-from otel_train.guard import Guard
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.datamodel import DeviceTimes, Pace, system_clock
-from otel_train.guard import Guard
 from otel_train.recording.events import (
     BEGIN,
     END,
@@ -28,6 +27,7 @@ from otel_train.recording.events import (
     SourceKind,
 )
 from otel_train.recording.ring_buffer import PREEMPTED_NS
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

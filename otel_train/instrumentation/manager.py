@@ -6,7 +6,6 @@ import sys
 from typing import TYPE_CHECKING
 
 from otel_train.datamodel import system_clock
-from otel_train.guard import Guard
 from otel_train.instrumentation.accelerator import cuda_driver
 from otel_train.instrumentation.backward import in_backward
 from otel_train.instrumentation.callbacks import Hooks
@@ -22,6 +21,7 @@ from otel_train.instrumentation.stages import StageRecorder, switch
 from otel_train.instrumentation.timers import Timers
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -11,8 +11,6 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from otel_train.children import free_in_forks
-from otel_train.guard import Guard
 from otel_train.instrumentation.backward import BackwardProbe
 from otel_train.instrumentation.compile_events import CompilerProbe
 from otel_train.instrumentation.dataloader import OTHER, DataLoaderPatch, LoaderProbe, Watched
@@ -27,6 +25,7 @@ from otel_train.instrumentation.module import (
 from otel_train.instrumentation.naming import Loader, Place, class_name, free_name, place_of
 from otel_train.instrumentation.optimizer import OptimizerProbe
 from otel_train.instrumentation.patching import replace
+from otel_train.safety import Guard, free_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from otel_train.guard import Guard
 from otel_train.instrumentation.backward import in_backward
 from otel_train.instrumentation.naming import variables_of
 from otel_train.instrumentation.registry import FIRST_CALLS
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable

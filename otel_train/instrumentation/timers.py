@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from otel_train.errors import refused, shown, text
-from otel_train.guard import Guard
 from otel_train.instrumentation.naming import calling
 from otel_train.recording.events import SourceKind
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from otel_train import api
 from otel_train.config.validation import RANGES
 from otel_train.errors import MissingExtraError, refused, require, shown, truth, whole
-from otel_train.guard import Guard
 from otel_train.instrumentation.naming import named_loaders, named_models
 from otel_train.integrations.lightning_support import (
     activities_of,
@@ -23,6 +22,7 @@ from otel_train.integrations.lightning_support import (
     trackers_of,
 )
 from otel_train.integrations.shared import checked, merged, settled, shared
+from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -11,7 +11,7 @@ from otel_train import api
 from otel_train.config.settings import CODE
 from otel_train.config.sources import settle
 from otel_train.config.validation import words_of
-from otel_train.guard import Guard
+from otel_train.safety import Guard
 from otel_train.trackers.manager import told_apart
 
 if TYPE_CHECKING:

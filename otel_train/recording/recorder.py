@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from otel_train.children import free_in_forks
 from otel_train.recording.events import EDGE_WORDS, MAX_SOURCES, Instrumented, SourceKind
 from otel_train.recording.flight_recorder import SIDE_RINGS, FlightMemory, RingEntry
 from otel_train.recording.ring_buffer import Ring
+from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
     from collections.abc import Callable

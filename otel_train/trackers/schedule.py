@@ -9,7 +9,7 @@ import numpy as np
 
 from otel_train.accounting.types import NO_PHASE, NOTHING, ClosedSteps, StageCalls, StepSource
 from otel_train.datamodel import system_clock
-from otel_train.guard import Guard
+from otel_train.safety import Guard
 from otel_train.trackers.metrics import FlatFigures, left_out, without
 
 if TYPE_CHECKING:

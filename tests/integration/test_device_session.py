@@ -18,7 +18,6 @@ from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.datamodel import Anchor, Snapshot, system_clock
 from otel_train.exporters.pump import ExportRoute, GilYielder, PeriodicTask, Pump
-from otel_train.guard import Guard
 from otel_train.instrumentation.backward import in_backward
 from otel_train.instrumentation.cuda_events import time_devices
 from otel_train.instrumentation.device_copy import TransferProbe
@@ -28,6 +27,7 @@ from otel_train.instrumentation.optimizer import ScaledUpdates
 from otel_train.instrumentation.registry import Probes, TorchProbes
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.safety import Guard
 from otel_train.testing import Kept
 from tests.integration.loops.truth import QUIET, Net, loader, loss_of, sgd
 

@@ -13,9 +13,9 @@ from otel_train.datamodel import Anchor, HistogramPoint
 from otel_train.distributed.coordinator import Job, RankCoordinator
 from otel_train.distributed.export_profile import LEAN_INTERVALS
 from otel_train.exporters.prometheus_page import PageCollector, RankPage
-from otel_train.guard import Guard
 from otel_train.recording.events import Ending, Flag, Op
 from otel_train.runinfo import RunInfo, instance_id
+from otel_train.safety import Guard
 from tests.support.promql import asked
 from tools.alerts_pages import ALERT_FILES, groups
 

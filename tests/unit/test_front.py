@@ -14,8 +14,8 @@ from otel_train.aggregation.counters import JaxCompiles
 from otel_train.api import DisabledSession
 from otel_train.config import Config
 from otel_train.datamodel import NS_PER_S
-from otel_train.exit_hook import ExitHook
 from otel_train.recording.events import WAIT, Instrumented, SourceKind
+from otel_train.safety import ExitHook
 from otel_train.testing import FakeClock
 from otel_train.unobserved import STEPLESS_S, UPDATES_WITHOUT_FORWARD, CoverageReporter, unobserved
 
@@ -97,24 +97,24 @@ def test_a_handler_of_the_users_own_still_gets_its_signal(sigterm: None) -> None
     got: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: got.append(number))
     closed: list[str] = []
-    outcome = ExitHook(closed.append)
-    outcome.watch()
+    hook = ExitHook(closed.append)
+    hook.install()
     signal.raise_signal(signal.SIGTERM)
 
     assert got == [signal.SIGTERM]
     assert closed == []  # training goes on until the user's handler ends it
-    assert outcome.state == "terminated"
-    outcome.stop_watching()
+    assert hook.state == "terminated"
+    hook.remove()
 
 
 def test_an_ignored_signal_stays_ignored(sigterm: None) -> None:
     """Who ignores SIGTERM does not want to be closed by it."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     closed: list[str] = []
-    outcome = ExitHook(closed.append)
-    outcome.watch()
+    hook = ExitHook(closed.append)
+    hook.install()
     signal.raise_signal(signal.SIGTERM)
-    outcome.stop_watching()
+    hook.remove()
 
     assert closed == []
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
@@ -122,10 +122,10 @@ def test_an_ignored_signal_stays_ignored(sigterm: None) -> None:
 
 def test_a_handler_that_somebody_set_over_ours_stays(sigterm: None) -> None:
     """What someone patched over ours stays theirs."""
-    outcome = ExitHook(lambda _: None)
-    outcome.watch()
+    hook = ExitHook(lambda _: None)
+    hook.install()
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    outcome.stop_watching()
+    hook.remove()
 
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
 

@@ -12,10 +12,10 @@ from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.datamodel import Anchor, Snapshot
 from otel_train.exporters.pump import ExportRoute, GilYielder, PeriodicTask, Pump
-from otel_train.guard import Guard
 from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.safety import Guard
 from otel_train.testing import FakeClock, Kept
 
 if TYPE_CHECKING:

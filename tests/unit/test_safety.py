@@ -1,0 +1,168 @@
+"""Faults stay inside, forks find free locks."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from otel_train.safety import Guard, sigchld_deferred
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def fail_in(guard: Guard, fault: BaseException) -> None:
+    with guard:
+        raise fault
+
+
+def test_a_fault_of_ours_does_not_come_out() -> None:
+    """Telemetry that fails must not end a training run."""
+    guard = Guard("export")
+
+    fail_in(guard, OSError("disk full"))
+
+    assert guard.faults == 1
+    assert not guard.closed
+
+
+def test_the_first_fault_is_logged_with_its_traceback_and_later_ones_are_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """One traceback tells what is wrong; a thousand hide it."""
+    guard = Guard("export", limit=5)
+
+    with caplog.at_level(logging.WARNING, logger="otel_train"):
+        for number in range(4):
+            fail_in(guard, OSError(f"fault {number}"))
+
+    [record] = caplog.records
+    assert record.exc_info is not None
+    assert str(record.exc_info[1]) == "fault 0"
+    assert guard.faults == 4
+
+
+def test_the_third_fault_switches_the_part_off_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    """A part that keeps failing costs time and helps nobody."""
+    guard = Guard("prometheus export")
+
+    with caplog.at_level(logging.WARNING, logger="otel_train"):
+        for _ in range(3):
+            fail_in(guard, OSError())
+
+    assert guard.closed
+    assert caplog.messages[-1] == "prometheus export failed 3 times and is now off"
+
+
+@pytest.mark.parametrize("fault", [KeyboardInterrupt(), SystemExit(3)])
+def test_what_belongs_to_the_user_passes_through(fault: BaseException) -> None:
+    """Ctrl-C must end the run, also when it arrives in our code."""
+    guard = Guard("export")
+
+    with pytest.raises(type(fault)):
+        fail_in(guard, fault)
+
+    assert guard.faults == 0
+
+
+def test_a_strict_guard_raises_and_counts() -> None:
+    """Our own tests must see our own faults."""
+    guard = Guard("export", strict=True)
+
+    with pytest.raises(OSError, match="disk full"):
+        fail_in(guard, OSError("disk full"))
+
+    assert guard.faults == 1
+
+
+def test_a_limit_of_zero_is_refused() -> None:
+    """A part that is off before it starts is a mistake of the caller."""
+    with pytest.raises(ValueError, match="limit=0: expected 1 or more"):
+        Guard("export", limit=0)
+
+
+class DiedError(RuntimeError):
+    """What torch raises."""
+
+
+def complain(number: int, frame: Any) -> None:
+    raise DiedError
+
+
+@pytest.fixture
+def complaining() -> Iterator[None]:
+    """A handler that raises wherever the main thread is, as torch's does."""
+    before = signal.signal(signal.SIGCHLD, complain)
+    yield
+    signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("complaining")
+def test_a_death_is_told_when_the_work_is_done() -> None:
+    """The summary is written first, and the program learns of it all the same."""
+    done = []
+
+    def work() -> None:
+        with sigchld_deferred():
+            signal.raise_signal(signal.SIGCHLD)
+            done.append("work")
+
+    with pytest.raises(DiedError):
+        work()
+
+    assert done == ["work"]
+    assert signal.getsignal(signal.SIGCHLD) is complain
+
+
+@pytest.mark.usefixtures("complaining")
+def test_without_a_death_nothing_is_told() -> None:
+    """The handler is put back, not called."""
+    with sigchld_deferred():
+        pass
+
+    assert signal.getsignal(signal.SIGCHLD) is complain
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN])
+def test_where_nobody_listens_nothing_changes(handler: Any) -> None:
+    """Most programs."""
+    before = signal.signal(signal.SIGCHLD, handler)
+    try:
+        with sigchld_deferred():
+            assert signal.getsignal(signal.SIGCHLD) is handler
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@pytest.mark.usefixtures("complaining")
+def test_another_thread_leaves_handlers_alone() -> None:
+    """Only the main thread may set them, and only there do they run."""
+    seen: list[Any] = []
+
+    def work() -> None:
+        with sigchld_deferred():
+            seen.append(signal.getsignal(signal.SIGCHLD))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+    assert seen == [complain]
+
+
+@pytest.mark.usefixtures("complaining")
+def test_a_handler_that_somebody_set_inside_stays() -> None:
+    """What is put over ours is theirs."""
+    calls: list[int] = []
+
+    def own(number: int, frame: Any) -> None:
+        calls.append(number)
+
+    with sigchld_deferred():
+        signal.signal(signal.SIGCHLD, own)
+
+    assert signal.getsignal(signal.SIGCHLD) is own
