@@ -11,9 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from otel_train.atomic import replace_json
 from otel_train.errors import RunDirectoryError
-from otel_train.files import read_json
+from otel_train.files import read_json, replace_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.timeline import Timeline, timeline_of
 from otel_train.errors import RunDirectoryError, TraceError
-from otel_train.exporters.jsonl import last_metrics
 from otel_train.exporters.summary import SCHEMA as SUMMARY_SCHEMA
-from otel_train.files import is_folder, problem_of, read_json, read_word
+from otel_train.files import is_folder, last_metrics, problem_of, read_json, read_word
 from otel_train.profiler.storage import OF_A_RANK, RECORD_SUFFIX, captures_of, record_of
 
 if TYPE_CHECKING:

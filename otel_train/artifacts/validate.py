@@ -30,9 +30,8 @@ from otel_train.artifacts.writer import (
     home_of,
 )
 from otel_train.errors import RunDirectoryError
-from otel_train.exporters.jsonl import parse_line, predecessor
 from otel_train.exporters.run_directory import rank_directories
-from otel_train.files import lines_of, open_binary, parse_json, problem_of, read_json
+from otel_train.files import lines_of, open_binary, parse_json, parse_line, predecessor, problem_of, read_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping

@@ -15,11 +15,18 @@ import numpy as np
 
 from otel_train.artifacts import traces
 from otel_train.artifacts.run_reader import RunReader, left_by
-from otel_train.atomic import make_ignored, replace_json, replace_text
 from otel_train.config.validation import SECRETS
 from otel_train.datamodel import NS_PER_S
 from otel_train.errors import RunDirectoryError
-from otel_train.files import create, make_folder, open_given, problem_of
+from otel_train.files import (
+    create,
+    make_folder,
+    make_ignored,
+    open_given,
+    problem_of,
+    replace_json,
+    replace_text,
+)
 from otel_train.profiler.storage import RECORD_SUFFIX
 from otel_train.safety import Guard
 

@@ -13,12 +13,11 @@ from otel_train.analyze.ranks import waits
 from otel_train.analyze.rules import rank_finding
 from otel_train.analyze.summary import summarize
 from otel_train.analyze.timeline import Scene
-from otel_train.atomic import dump_json
 from otel_train.cli import arguments
 from otel_train.cli.analysis_page import render
 from otel_train.cli.arguments import add_run_dir
 from otel_train.exporters.text_layout import Page
-from otel_train.files import problem_of
+from otel_train.files import dump_json, problem_of
 from otel_train.profiler.storage import note_analysis, record_of
 
 if TYPE_CHECKING:

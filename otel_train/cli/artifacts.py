@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_train.artifacts.writer import Written, write
-from otel_train.atomic import dump_json
 from otel_train.cli import arguments
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import find_run, rank_directories
 from otel_train.exporters.text_layout import Page
+from otel_train.files import dump_json
 from otel_train.safety import printable
 
 if TYPE_CHECKING:

@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from otel_train.artifacts.run_reader import left_by
 from otel_train.artifacts.validate import Fault, check, check_run
 from otel_train.artifacts.writer import MARK, SUMMARY
-from otel_train.atomic import dump_json, replace_text
 from otel_train.cli.arguments import add_run_dir, tell_earlier
 from otel_train.errors import OtelTrainError, RunDirectoryError
 from otel_train.exporters.run_directory import find_run, rank_directories
 from otel_train.exporters.text_layout import Page
-from otel_train.files import read_json
+from otel_train.files import dump_json, read_json, replace_text
 from otel_train.safety import printable
 
 if TYPE_CHECKING:

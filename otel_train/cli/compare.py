@@ -21,15 +21,14 @@ from otel_train.analyze.compare import (
 )
 from otel_train.analyze.report_text import activity_shares
 from otel_train.analyze.summary import summarize
-from otel_train.atomic import dump_json
 from otel_train.cli import arguments, summary
 from otel_train.cli.arguments import add_run_dir, tell_earlier
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters import text_layout
-from otel_train.exporters.jsonl import last_metrics
 from otel_train.exporters.run_directory import find_run, rank_directories
 from otel_train.exporters.series import buckets_of
 from otel_train.exporters.text_layout import INDENT, Page, count, duration, pad, percent, right
+from otel_train.files import dump_json, last_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

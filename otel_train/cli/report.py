@@ -10,12 +10,11 @@ from otel_train.analyze.hot_spots import flame
 from otel_train.analyze.report import render
 from otel_train.analyze.timeline import Scene
 from otel_train.artifacts.run_reader import records_below
-from otel_train.atomic import dump_json, replace_text
 from otel_train.cli import arguments, summary
 from otel_train.cli.compare import METRICS
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.series import histograms_of, moment_of, series_of
-from otel_train.files import lines_of, mark_of, open_binary, parse_json
+from otel_train.files import dump_json, lines_of, mark_of, open_binary, parse_json, replace_text
 from otel_train.profiler.storage import captures_of, together
 from otel_train.safety import printable
 

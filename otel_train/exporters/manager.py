@@ -10,7 +10,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from otel_train.atomic import dump_json
 from otel_train.config.settings import CODE, ENVIRONMENT, Config, Origins, in_force, warn
 from otel_train.config.validation import SECRETS, IgnoredSetting
 from otel_train.datamodel import ExportBatch
@@ -27,6 +26,7 @@ from otel_train.exporters.pump import ExportRoute
 from otel_train.exporters.run_directory import RunDirectory, RunDirectoryExporter, down_s, folder_name
 from otel_train.exporters.settings import OtlpSettings, otlp_configured
 from otel_train.exporters.text_layout import Page
+from otel_train.files import dump_json
 from otel_train.runinfo import wrong_resource
 from otel_train.safety import Guard
 

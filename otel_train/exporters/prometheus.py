@@ -18,8 +18,8 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from typing import TYPE_CHECKING, Any
 
-from otel_train.atomic import dump_json, replace_json
 from otel_train.errors import ConfigError
+from otel_train.files import dump_json, replace_json
 from otel_train.hosts import REQUEST_BYTES, REQUEST_S, is_known_host, is_loopback
 
 if TYPE_CHECKING:

@@ -11,21 +11,25 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from otel_train.atomic import dump_json, make_ignored, replace_json, replace_text
 from otel_train.datamodel import NS_PER_S
 from otel_train.distributed.store import RankClaim
 from otel_train.errors import RunDirectoryError
-from otel_train.exporters.jsonl import BoundedLines, read_jsonl
 from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.files import (
+    BoundedLines,
     check_run_folder,
+    dump_json,
     folders_in,
     is_folder,
     make_folder,
+    make_ignored,
     mark_of,
     rank_folders,
     read_json,
+    read_jsonl,
     read_word,
+    replace_json,
+    replace_text,
 )
 from otel_train.recording.flight_recorder import read_flight
 

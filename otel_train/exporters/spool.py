@@ -17,18 +17,20 @@ from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from otel_train.atomic import dump_json, replace_text
-from otel_train.exporters.jsonl import BoundedLines, predecessor
 from otel_train.exporters.otlp_answer import Verdict
 from otel_train.exporters.otlp_json import records_in
 from otel_train.files import (
+    BoundedLines,
     create_to_append,
+    dump_json,
     lines_of,
     make_folder,
     open_below,
     open_binary,
     open_to_change,
     parse_json,
+    predecessor,
+    replace_text,
 )
 from otel_train.safety import free_in_forks
 

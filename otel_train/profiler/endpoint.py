@@ -11,8 +11,8 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-from otel_train.atomic import replace_text
 from otel_train.errors import ConfigError
+from otel_train.files import replace_text
 from otel_train.profiler import requests
 from otel_train.profiler.requests import NEXT, CaptureRequest
 

@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.atomic import make_ignored, replace_text
+from otel_train.files import make_ignored, replace_text
 from otel_train.profiler.torch_profiler import STEP_PREFIX
 
 if TYPE_CHECKING:

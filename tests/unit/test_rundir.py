@@ -14,7 +14,6 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from otel_train.atomic import dump_json
 from otel_train.datamodel import Event, ExportBatch
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import (
@@ -26,6 +25,7 @@ from otel_train.exporters.run_directory import (
     rank_directories,
     read_jsonl,
 )
+from otel_train.files import dump_json
 from tests.support.figures import RESOURCE, snapshot, spans
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from otel_train.exporters import spool
-from otel_train.exporters.jsonl import BoundedLines, predecessor, read_jsonl
 from otel_train.exporters.spool import SpoolQueue
+from otel_train.files import BoundedLines, predecessor, read_jsonl
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -107,7 +107,7 @@ def test_a_line_larger_than_the_file_may_be_is_dropped_and_counted(
 FULL_DISK = """
 import json, resource, signal, sys
 from pathlib import Path
-from otel_train.exporters.jsonl import BoundedLines
+from otel_train.files import BoundedLines
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
