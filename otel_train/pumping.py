@@ -17,7 +17,7 @@ from otel_train.distributed.export_profile import profile_of, sampling_rules
 from otel_train.exporters.metric_reader import MetricReader, MetricSources, NoteReader, SelfMetrics
 from otel_train.exporters.pump import GilYielder, PeriodicTask, Pump
 from otel_train.exporters.summary import Documents, Window
-from otel_train.runinfo import about_run, resource_attributes
+from otel_train.resource import about_run, resource_attributes
 from otel_train.safety import Guard
 from otel_train.trackers.metrics import EpochWindow, left_out, no_memory
 from otel_train.trackers.schedule import Tracking, calls_of
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from otel_train.exporters.manager import Routes
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.instrumentation.manager import InstrumentationManager
-    from otel_train.runinfo import RunInfo
+    from otel_train.resource import RunInfo
     from otel_train.trackers.schedule import Listeners
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from otel_train.instrumentation.root_modules import RootFinder
     from otel_train.instrumentation.timers import Token
     from otel_train.profiler.setup import EpochCaptures
-    from otel_train.runinfo import RunInfo
+    from otel_train.resource import RunInfo
     from otel_train.safety import Handle
 
 

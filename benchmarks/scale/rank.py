@@ -11,12 +11,12 @@ from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.distributed.export_profile import profile_of, sampling_rules
 from otel_train.exporters.metric_reader import MetricReader
-from otel_train.runinfo import about_run
+from otel_train.resource import about_run
 
 if TYPE_CHECKING:
     from otel_train.config import Config
     from otel_train.datamodel import Anchor, Snapshot, Span
-    from otel_train.runinfo import RunInfo
+    from otel_train.resource import RunInfo
 
 _REMEMBERED_SPANS = 4096
 """Spans kept for ranks that have not sent them yet."""

@@ -15,7 +15,7 @@ from otel_train.datamodel import NS_PER_S
 from otel_train.distributed.coordinator import RECORDS_PER_S, RankMonitor
 from otel_train.distributed.export_profile import Profile, profile_of
 from otel_train.distributed.rank_report import encode, rank_report
-from otel_train.runinfo import RunInfo, instance_id, resource_attributes
+from otel_train.resource import RunInfo, instance_id, resource_attributes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -23,7 +23,7 @@ from otel_train.config.settings import CODE
 from otel_train.distributed.store import start_of_job
 from otel_train.errors import ConfigError
 from otel_train.instrumentation.manager import InstrumentationManager
-from otel_train.runinfo import Process, detect
+from otel_train.resource import Process, detect
 from otel_train.safety import Guard, free_in_forks
 
 if TYPE_CHECKING:

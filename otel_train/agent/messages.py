@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent, Value
     from otel_train.profiler.step_schedule import Rule
-    from otel_train.runinfo import RunInfo
+    from otel_train.resource import RunInfo
 
 
 class Hello(NamedTuple):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from otel_train.agent.service import RankService
-    from otel_train.runinfo import RunInfo
+    from otel_train.resource import RunInfo
 
 _ROOT = Path(__file__).resolve().parents[2]
 _THREADS = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from otel_train.datamodel import AttributeValue
     from otel_train.exporters.summary import Window
     from otel_train.instrumentation.dataloader import LoaderState
-    from otel_train.runinfo import RunInfo
+    from otel_train.resource import RunInfo
 
 STALE_S = 3.0
 """A rank that reports nothing and records nothing for so long hangs, with the interpreter lock held: its last edges are

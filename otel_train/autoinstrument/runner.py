@@ -20,7 +20,7 @@ from otel_train.config.sources import settle
 from otel_train.config.validation import FILE_VARIABLE
 from otel_train.errors import ConfigError
 from otel_train.exporters.settings import OtlpSettings
-from otel_train.runinfo import LAUNCH_RUN, detect
+from otel_train.resource import LAUNCH_RUN, detect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

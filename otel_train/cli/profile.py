@@ -22,7 +22,7 @@ from otel_train.files import read_json
 from otel_train.profiler.endpoint import leave
 from otel_train.profiler.requests import activities
 from otel_train.profiler.storage import RECORD_SUFFIX
-from otel_train.runinfo import detect
+from otel_train.resource import detect
 from otel_train.safety import printable
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from otel_train.distributed.hang import HangSuspect
     from otel_train.distributed.rank_report import RankReport
     from otel_train.distributed.store import Store
-    from otel_train.runinfo import RunInfo
+    from otel_train.resource import RunInfo
 
 DEPUTY: Final = 1
 """The rank that also reads every record, and speaks when rank 0 has fallen silent."""

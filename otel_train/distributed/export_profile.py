@@ -9,7 +9,7 @@ from otel_train.aggregation.span_sampler import UNDECIDED, SamplingRules
 
 if TYPE_CHECKING:
     from otel_train.config import Config
-    from otel_train.runinfo import RunInfo
+    from otel_train.resource import RunInfo
 
 MOST_FULL, MOST_LEAN = 64, 2048
 """Ranks up to which every rank exports everything, or at least a few series.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from otel_train.errors import imported
 from otel_train.files import open_to_append
-from otel_train.runinfo import process_mark
+from otel_train.resource import process_mark
 from otel_train.safety import Guard, daemon_thread, free_in_forks
 
 if TYPE_CHECKING:

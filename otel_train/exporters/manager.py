@@ -27,7 +27,7 @@ from otel_train.exporters.run_directory import RunDirectory, RunDirectoryExporte
 from otel_train.exporters.settings import OtlpSettings, otlp_configured
 from otel_train.exporters.text_layout import Page
 from otel_train.files import dump_json
-from otel_train.runinfo import wrong_resource
+from otel_train.resource import wrong_resource
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from otel_train.datamodel import AttributeValue
     from otel_train.distributed.export_profile import Profile
     from otel_train.exporters import Exporter
-    from otel_train.runinfo import RunInfo
+    from otel_train.resource import RunInfo
 
 _T = TypeVar("_T")
 

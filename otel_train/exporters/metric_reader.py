@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from otel_train.datamodel import Anchor
     from otel_train.instrumentation.dataloader import LoaderProbe
     from otel_train.instrumentation.logged_values import ValueQueue
-    from otel_train.runinfo import RunInfo
+    from otel_train.resource import RunInfo
 
 
 class SelfMetrics(NamedTuple):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from otel_train.exporters.manager import Routes
     from otel_train.exporters.metric_reader import SelfMetrics
     from otel_train.exporters.pump import Pump
-    from otel_train.runinfo import RunInfo
+    from otel_train.resource import RunInfo
 
 SCHEMA = "otel_train.summary/1"
 LEAST_S = 1e-6

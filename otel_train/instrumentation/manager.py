@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from otel_train.config import Config
     from otel_train.datamodel import Anchor, Compile
-    from otel_train.runinfo import RunInfo
+    from otel_train.resource import RunInfo
 
 
 class InstrumentationManager:

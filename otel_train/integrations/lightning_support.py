@@ -15,9 +15,8 @@ from otel_train import api
 from otel_train.distributed.store import JobStore, connect, find_job
 from otel_train.errors import ConfigError
 from otel_train.integrations.shared import plain
-from otel_train.launchers import given_run_id
 from otel_train.profiler.requests import activities
-from otel_train.runinfo import LAUNCH_RUN, run_id_of_start
+from otel_train.resource import LAUNCH_RUN, given_run_id, run_id_of_start
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:

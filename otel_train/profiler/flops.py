@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 from otel_train.datamodel import system_clock
 from otel_train.profiler.requests import CaptureRequest
 from otel_train.profiler.step_schedule import Phase, StepBoundary, StepScheduler
-from otel_train.runinfo import shares_replica
+from otel_train.resource import shares_replica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from otel_train.profiler.controller import Loop, Training
     from otel_train.profiler.endpoint import Requests
     from otel_train.profiler.flops import FlopCount
-    from otel_train.runinfo import RunInfo
+    from otel_train.resource import RunInfo
 
 ROOM_S = 30.0
 """Longest wait for the capture before it, which may still be written when the next epoch begins."""

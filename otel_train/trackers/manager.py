@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from otel_train.config.settings import Config
-    from otel_train.runinfo import RunInfo
+    from otel_train.resource import RunInfo
     from otel_train.trackers.metrics import FlatRow
 
 TRACKERS = {kind.setting: kind for kind in (wandb.KIND, mlflow.KIND, tensorboard.KIND)}

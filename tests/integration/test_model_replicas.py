@@ -16,7 +16,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch.distributed.device_mesh import init_device_mesh
 from otel_train.config import Config
-from otel_train.runinfo import detect
+from otel_train.resource import detect
 
 def rank(number, folder):
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=number, world_size=4)

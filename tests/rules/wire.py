@@ -14,7 +14,7 @@ from otel_train.distributed.coordinator import Job, RankCoordinator
 from otel_train.distributed.export_profile import LEAN_INTERVALS
 from otel_train.exporters.prometheus_page import PageCollector, RankPage
 from otel_train.recording.events import Ending, Flag, Op
-from otel_train.runinfo import RunInfo, instance_id
+from otel_train.resource import RunInfo, instance_id
 from otel_train.safety import Guard
 from tests.support.promql import asked
 from tools.alerts_pages import ALERT_FILES, groups

@@ -14,7 +14,7 @@ from otel_train.autoinstrument import attach
 from otel_train.autoinstrument.runner import SITE, command_line, environment, interpreter_flags
 from otel_train.cli import run as run_command
 from otel_train.errors import ConfigError
-from otel_train.runinfo import detect
+from otel_train.resource import detect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -12,7 +12,7 @@ from otel_train.config import Config
 from otel_train.datamodel import Event, ExportBatch, Snapshot, Span
 from otel_train.distributed.export_profile import Profile, profile_of, sampling_rules
 from otel_train.exporters.manager import ProfileFilter
-from otel_train.runinfo import Process, RunInfo, detect
+from otel_train.resource import Process, RunInfo, detect
 
 ALONE: RunInfo = detect(Config(run_id="r"), {}, process=Process(entropy=os.urandom, live_ranks=lambda: None))
 

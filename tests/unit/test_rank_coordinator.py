@@ -18,7 +18,7 @@ from otel_train.config import Config
 from otel_train.datamodel import Anchor
 from otel_train.distributed.coordinator import RECORDS_PER_S, Job, RankCoordinator
 from otel_train.distributed.rank_report import decode, encode
-from otel_train.runinfo import Process, detect
+from otel_train.resource import Process, detect
 from otel_train.testing import FakeClock
 from tests.support.peers import digest
 from tests.support.store import FakeStore, until

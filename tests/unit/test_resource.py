@@ -14,8 +14,7 @@ from uuid import UUID
 import pytest
 
 from otel_train.config import Config
-from otel_train.launchers import place_of, ray_environment
-from otel_train.runinfo import (
+from otel_train.resource import (
     Process,
     RunInfo,
     about_run,
@@ -23,7 +22,9 @@ from otel_train.runinfo import (
     instance_id,
     live_ranks,
     parent_mark,
+    place_of,
     pod_namespace,
+    ray_environment,
     resource_attributes,
     resource_environment,
     wrong_resource,
@@ -217,7 +218,7 @@ def test_ranks_of_a_real_torchrun_agree_over_a_restart_and_two_starts_do_not(tmp
     program.write_text(
         "import os, sys\n"
         "from otel_train.config import Config\n"
-        "from otel_train.runinfo import detect\n"
+        "from otel_train.resource import detect\n"
         f"folder = os.path.join({str(tmp_path)!r}, sys.argv[1])\n"
         "os.makedirs(folder, exist_ok=True)\n"
         "told = os.environ['RANK'] + '-' + os.environ['TORCHELASTIC_RESTART_COUNT']\n"
@@ -285,7 +286,7 @@ def test_ranks_of_two_hosts_agree_on_an_id_without_talking() -> None:
 
 def test_children_of_one_process_see_the_same_parent() -> None:
     """Read from the system, not made up: this is what ranks of one host agree by."""
-    program = "from otel_train.runinfo import parent_mark; print(parent_mark())"
+    program = "from otel_train.resource import parent_mark; print(parent_mark())"
     marks = [
         subprocess.run(
             [sys.executable, "-c", program], capture_output=True, text=True, check=True
