@@ -18,7 +18,7 @@ from otel_train.agent.messages import Answer, Ask, Hello, LoopFigures, Opened
 from otel_train.agent.process import AgentThread, reach
 from otel_train.agent.rank_end import LauncherFolder, Work
 from otel_train.agent.reports import Reports
-from otel_train.cache_sizes import CacheSizes
+from otel_train.collectors.memory import CacheSizes
 from otel_train.config.settings import CODE
 from otel_train.distributed.store import start_of_job
 from otel_train.errors import ConfigError

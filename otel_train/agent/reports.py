@@ -17,7 +17,7 @@ from otel_train.safety import Guard
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.cache_sizes import CacheSizes
+    from otel_train.collectors.memory import CacheSizes
     from otel_train.distributed.store import Exchange
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent

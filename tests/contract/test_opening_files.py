@@ -47,7 +47,7 @@ ELSEWHERE = {
     "exporters/manager.py": "its own method of that name",
     "files.py": "this is the module",
     "autoinstrument/runner.py": "the program that is started",
-    "runinfo.py": "/proc",
+    "resource.py": "/proc",
     "stack/": "the state of the stack",
     "ui/server.py": "files of the package",
 }
