@@ -522,9 +522,9 @@ class AgentService:
 
         self._reports.exchange = Exchange(connect, **which)
 
-    def _do_errand(self, errand: Any) -> None:
+    def _do_exchange_request(self, request: Any) -> None:
         if self._reports.exchange is not None:
-            self._reports.exchange.send(errand)
+            self._reports.exchange.send(request)
 
     # -- trackers and captures ---------------------------------------------------------------------
 

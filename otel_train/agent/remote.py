@@ -290,9 +290,9 @@ class RemoteExchange:
         """See ``Exchange``."""
         return self._remote.exchange[0]
 
-    def send(self, errand: ExchangeRequest) -> None:
+    def send(self, request: ExchangeRequest) -> None:
         """See ``Exchange``."""
-        self._send("errand", errand)
+        self._send("exchange_request", request)
 
     def take(self) -> dict[int, str] | None:
         """See ``Exchange``."""

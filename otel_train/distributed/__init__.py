@@ -1,1 +1,1 @@
-"""Ranks of one run: what each reports, who is slow, who hangs, and how they find each other."""
+"""Reports exchanged between the ranks of a job: stragglers, hangs and the job's store."""

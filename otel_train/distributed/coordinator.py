@@ -1,8 +1,10 @@
-"""This rank's part in the exchange of records between the ranks of a job."""
+"""Exchanges rank reports with the other ranks of the job; on rank 0, turns them into metrics, events and findings."""
 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train import catalog as c
@@ -27,25 +29,25 @@ if TYPE_CHECKING:
     from otel_train.resource import RunInfo
 
 DEPUTY: Final = 1
-"""The rank that also reads every record, and speaks when rank 0 has fallen silent."""
+"""The rank that also reads every report. It reports a hang of rank 0."""
 
 RECORDS_PER_S: Final = 200
-"""What the store is asked to take from all ranks together; in larger worlds each writes less often."""
+"""Most reports per second that all ranks together write to the store. In larger jobs each rank writes less often."""
 
 
 _log = logging.getLogger("otel_train")
 
 
 class Job(NamedTuple):
-    """How to find the job that this process belongs to. Tests pass their own.
+    """Access to the job that this process belongs to. Tests pass their own.
 
     Attributes:
-        find: rank and world size of the process group; None while there is none.
-        connect: a connection to its store; None if that cannot be used.
-        barrier: stage in which the models wait for the other ranks; "" if that is not known.
-        events: counts by ``train.rank.event``.
-        prefix: of keys in the store: the same on all ranks, and not that of an earlier start.
-        exchange: makes what carries records; called like ``Exchange``, without ``connect``, where it is given.
+        find: returns rank and world size of the process group; None while there is none.
+        connect: returns a connection to the job's store; None if it cannot be used.
+        barrier: returns the stage in which the model waits for the other ranks; "" if unknown.
+        events: returns counts by ``train.rank.event``.
+        prefix: prefix of the keys in the store: equal on all ranks, different for each start of the job.
+        exchange: makes the exchange, called like ``Exchange`` without ``connect``; None for ``Exchange``.
     """
 
     find: Callable[[], tuple[int, int] | None]
@@ -57,13 +59,13 @@ class Job(NamedTuple):
 
 
 class RankCoordinator:
-    """Sends this rank's records, and on rank 0 makes something of everybody's. Lives on the pump thread.
+    """Sends this rank's reports and, on rank 0, evaluates those of all ranks. Runs on the agent's service thread.
 
     Args:
-        run: the account of this process.
-        info: who we are.
-        config: how often, and what is a stall.
-        job: how to find the others.
+        run: the state of this rank's run.
+        info: identity of this rank.
+        config: report interval and stall threshold.
+        job: access to the other ranks.
         clock: monotonic nanoseconds.
         yield_gil: called between ranks, so that the training thread can take the GIL.
     """
@@ -79,7 +81,7 @@ class RankCoordinator:
         yield_gil: Callable[[], None] = lambda: None,
     ) -> None:
         self.counted: Callable[[], Mapping[tuple[str, str, str], int]] = dict
-        """What this rank counts for its model replica."""
+        """Returns what this rank counts for its model replica."""
         self._run = run
         self._info = info
         self._config = config
@@ -87,7 +89,7 @@ class RankCoordinator:
         self._clock = clock
         self._yield_gil = yield_gil
         self._exchange: Exchange | None = None
-        self._peers: RankMonitor | None = None
+        self._monitor: RankMonitor | None = None
         self._rank = info.rank
         self._world_size = 0
         self._sequence = 0
@@ -96,12 +98,12 @@ class RankCoordinator:
 
     @property
     def faults(self) -> int:
-        """Faults of the exchange, and records that made no sense."""
-        refused = self._peers.refused if self._peers else 0
+        """Faults of the exchange plus reports that could not be decoded."""
+        refused = self._monitor.refused if self._monitor else 0
         return refused + (self._exchange.guard.faults if self._exchange else 0)
 
     def turn(self) -> None:
-        """Send and fetch what is due. Never waits."""
+        """Starts the exchange that is due and reads the result of the last one. Does not block."""
         if not self._config.digest_every_s or not (self._exchange or self._join()):
             return
         assert self._exchange is not None
@@ -116,22 +118,22 @@ class RankCoordinator:
             self._exchange.send(ExchangeRequest(self._record(), self._wanted()))
 
     def close(self, timeout_s: float) -> None:
-        """Take this rank's record away and end the thread."""
+        """Removes this rank's report from the store and ends the exchange thread."""
         if self._exchange is not None:
             self._exchange.close(timeout_s)
 
     def write(self, builder: MetricBuilder) -> None:
-        """Put what is published of all ranks."""
-        if self._peers is not None:
-            self._peers.write(builder)
+        """Adds the metrics about all ranks."""
+        if self._monitor is not None:
+            self._monitor.write(builder)
 
     def finding(self, train_s: float) -> Finding | None:
-        """The verdict about a slow rank, on rank 0; of ``train_s`` seconds of training."""
-        return self._peers.finding(train_s) if self._peers and self._rank == 0 else None
+        """Returns the finding about a slow rank, on rank 0 only; ``train_s`` is the training time it refers to."""
+        return self._monitor.finding(train_s) if self._monitor and self._rank == 0 else None
 
     def summary(self) -> dict[str, Any] | None:
-        """What ``summary.json`` says of all ranks, on the ranks that read every record."""
-        return self._peers.summary() if self._peers else None
+        """Returns the ``ranks`` part of ``summary.json``, on ranks that read every report."""
+        return self._monitor.summary() if self._monitor else None
 
     @property
     def _every_s(self) -> float:
@@ -144,21 +146,16 @@ class RankCoordinator:
         self._rank, self._world_size = job
         if self._rank != self._info.rank:
             _log.warning(
-                "This process is rank %d of its process group, and its metrics say rank %d: instrument() came "
-                "before init_process_group(), and nothing in the environment tells the rank. Set RANK and "
-                "WORLD_SIZE, or call init_process_group() first",
+                "This process is rank %d of its process group, and its metrics say rank %d: instrument() was called "
+                "before init_process_group(), and the environment names no rank. Set RANK and WORLD_SIZE, or call "
+                "init_process_group() first",
                 self._rank,
                 self._info.rank,
             )
-        which: dict[str, Any] = {
-            "prefix": self._job.prefix,
-            "rank": self._rank,
-            "world_size": self._world_size,
-        }
-        make = self._job.exchange
-        self._exchange = Exchange(self._job.connect, **which) if make is None else make(**which)
+        make = self._job.exchange or partial(Exchange, self._job.connect)
+        self._exchange = make(prefix=self._job.prefix, rank=self._rank, world_size=self._world_size)
         if self._rank in (0, DEPUTY):
-            self._peers = RankMonitor(
+            self._monitor = RankMonitor(
                 self._world_size, every_s=self._every_s, stall_after_s=self._config.stall_after_s,
                 speaks=profile_of(self._config, self._info).speaks, yield_gil=self._yield_gil,
             )  # fmt: skip
@@ -166,7 +163,7 @@ class RankCoordinator:
 
     def _record(self) -> str:
         self._sequence += 1
-        digest = rank_report(
+        report = rank_report(
             self._run,
             rank=self._rank,
             host=self._info.host,
@@ -174,39 +171,34 @@ class RankCoordinator:
             events=self._job.events(),
             counted=self.counted(),
         )
-        if self._rank == 0:  # the others learn from it how long any rank may take
+        if self._rank == 0:  # the other ranks read from it how long any rank may take
             others_s = self._run.stalls.others_ns / NS_PER_S
-            digest = digest._replace(patience_s=max(digest.patience_s, others_s))
-        return encode(digest._replace(sequence=self._sequence))
+            report = report._replace(patience_s=max(report.patience_s, others_s))
+        return encode(report._replace(sequence=self._sequence))
 
     def _wanted(self) -> range:
-        return range(self._world_size if self._peers is not None else 1)
+        return range(self._world_size if self._monitor is not None else 1)
 
     def _read(self, records: Mapping[int, str]) -> None:
         leader = None
-        if self._peers is not None:
-            named = self._peers.take(records, self._clock() / NS_PER_S)
-            leader = self._peers.of(0)
+        if self._monitor is not None:
+            named = self._monitor.take(records, self._clock() / NS_PER_S)
+            leader = self._monitor.of(0)
             if self._rank == 0 or any(suspect.rank == 0 and suspect.silent for suspect in named):
                 for suspect in named:
-                    self._tell_stall(suspect)
-            self._tell_straggler()
+                    self._record_stall(suspect)
+            self._record_straggler()
         elif 0 in records:
-            leader = self._first(records[0])
-        others_s = self._peers.patience_s(self._rank) if self._peers is not None else 0.0
+            with suppress(ValueError):  # written by another version
+                leader = decode(records[0])
+        others_s = self._monitor.patience_s(self._rank) if self._monitor is not None else 0.0
         if leader is not None and self._rank:
             others_s = max(others_s, leader.patience_s)
             if leader.every:
                 self._run.sampler.agree(leader.every)
         self._run.stalls.others_ns = int(others_s * NS_PER_S)
 
-    def _first(self, text: str) -> RankReport | None:
-        try:
-            return decode(text)
-        except ValueError:
-            return None
-
-    def _tell_stall(self, suspect: HangSuspect) -> None:
+    def _record_stall(self, suspect: HangSuspect) -> None:
         now_ns = self._clock()
         within = (now_ns - int(suspect.quiet_s * NS_PER_S), now_ns)
         self._run.spans.stall(within, suspect.step, suspect.stage, suspect.loader, suspect=suspect.rank)
@@ -217,8 +209,8 @@ class RankCoordinator:
             "silent" if suspect.silent else "without progress", suspect.quiet_s,
         )  # fmt: skip
 
-    def _tell_straggler(self) -> None:
-        slow = self._peers.slow if self._peers and self._rank == 0 else None
+    def _record_straggler(self) -> None:
+        slow = self._monitor.slow if self._monitor and self._rank == 0 else None
         if slow is not None and slow.rank != self._named:
             attributes: dict[str, AttributeValue] = {
                 c.SPAN_RANK.name: slow.rank,
@@ -231,25 +223,25 @@ class RankCoordinator:
 
 
 MISSED_RECORDS = 3
-"""Records that a rank may miss in a row before it no longer counts as reporting."""
+"""Consecutive reports that a rank may miss before it counts as silent."""
 
 MOST_STUCK = 3
-"""Ranks that hold the run up and are published by name."""
+"""Hang suspects that are published by rank number."""
 
 
 class RankMonitor:
-    """What the records of all ranks add up to.
+    """Aggregates the reports of all ranks.
 
     Args:
-        world_size: ranks there should be.
-        every_s: seconds between two records of a rank.
-        stall_after_s: seconds without a record that are a standstill.
-        speaks: this rank publishes what all ranks have counted.
+        world_size: number of ranks in the job.
+        every_s: seconds between two reports of a rank.
+        stall_after_s: seconds without a report that count as a hang.
+        speaks: this rank publishes the counts of all ranks.
         yield_gil: called between ranks, so that the training thread can take the GIL.
 
     Attributes:
-        refused: records that could not be read.
-        suspects: who holds the run up at the moment.
+        refused: reports that could not be decoded.
+        suspects: current hang suspects.
     """
 
     def __init__(
@@ -279,21 +271,21 @@ class RankMonitor:
 
     @property
     def heard(self) -> bool:
-        """Whether any record has come at all."""
+        """Whether any report has arrived."""
         return bool(self._heard_s)
 
     def take(self, records: Mapping[int, str], now_s: float) -> list[HangSuspect]:
-        """Take in what lies in the store.
+        """Takes in the reports that are in the store.
 
         Args:
-            records: the present record of every rank that has one.
-            now_s: of a monotonic clock.
+            records: current encoded report of every rank that has one.
+            now_s: seconds of a monotonic clock.
 
         Returns:
-            Who is to be named now: each standstill is told once.
+            Hang suspects to report now: each hang is reported once.
         """
         self._now_s = now_s
-        for rank in set(self._known) - set(records):  # taken away by the rank itself: a clean end
+        for rank in set(self._known) - set(records):  # removed by the rank itself: a clean end
             del self._known[rank]
         for rank, text in records.items():
             self._hear(rank, text)
@@ -310,37 +302,37 @@ class RankMonitor:
 
     @property
     def reporting(self) -> int:
-        """Ranks whose last record is not old."""
+        """Number of ranks with a recent report."""
         return len(self._known) - len(self._silent_s(MISSED_RECORDS * self._every_s))
 
     @property
     def silent(self) -> list[int]:
-        """Ranks that reported and no longer do, without having ended."""
+        """Ranks whose reports stopped without a clean end."""
         return sorted(self._silent_s(MISSED_RECORDS * self._every_s))
 
     @property
     def slow(self) -> Straggler | None:
-        """The rank to name as a straggler, if there is one."""
+        """The current straggler, if there is one."""
         return self._stragglers.slow
 
     def of(self, rank: int) -> RankReport | None:
-        """The last record of a rank."""
+        """Returns the last report of a rank."""
         return self._known.get(rank)
 
     def finding(self, train_s: float) -> Finding | None:
-        """The verdict about a slow rank, if there is one; of ``train_s`` seconds of training."""
+        """Returns the finding about a slow rank, if there is one; ``train_s`` is the training time it refers to."""
         slow = self._stragglers.slow
         return finding(slow, others=self._world_size - 1, train_s=train_s) if slow else None
 
     def write(self, builder: MetricBuilder) -> None:
-        """Put what is published of it: as many series for ten ranks as for ten thousand."""
+        """Adds the metrics about all ranks. The number of series does not depend on the number of ranks."""
         if not self.heard:
             return
         builder.put(c.RANKS_REPORTING, self.reporting)
         for event in c.RANK_EVENT.values:
             builder.put(c.RANKS_EVENTS, self._events(event), event)
         for stage, spread in self._stragglers.spread.items():
-            if stage == NAMED:  # their names differ from run to run; their sum is in no catalogue
+            if stage == NAMED:  # the sum of user-defined stages has no metric
                 continue
             for statistic, value in zip(c.STATISTIC.values, spread[:4], strict=True):
                 builder.put(c.RANK_WORK_TIME, value, stage, statistic)
@@ -358,7 +350,7 @@ class RankMonitor:
             self._write_counted(builder)
 
     def summary(self) -> dict[str, Any] | None:
-        """The part of ``summary.json`` about the ranks; None before any has reported."""
+        """Returns the ``ranks`` part of ``summary.json``; None before the first report."""
         if not self.heard:
             return None
         slow = self._stragglers.slow
@@ -383,7 +375,7 @@ class RankMonitor:
         }  # fmt: skip
 
     def patience_s(self, rank: int) -> float:
-        """The longest silence that is no stall on any rank but this one."""
+        """Returns the largest stall threshold of the other ranks."""
         return max((each.patience_s for each in self._known.values() if each.rank != rank), default=0.0)
 
     def _events(self, event: str) -> int:
@@ -397,15 +389,15 @@ class RankMonitor:
 
     def _hear(self, rank: int, text: str) -> None:
         try:
-            digest = decode(text)
+            report = decode(text)
         except ValueError:
             self.refused += 1
             return
         before = self._known.get(rank)
-        self._known[rank] = digest
-        if before is None or digest.sequence != before.sequence:
+        self._known[rank] = report
+        if before is None or report.sequence != before.sequence:
             self._heard_s[rank] = self._now_s
-            self._last[rank] = digest
+            self._last[rank] = report
 
     def _silent_s(self, after_s: float) -> dict[int, float]:
         ages = {rank: self._now_s - self._heard_s[rank] for rank in self._known}
@@ -413,5 +405,4 @@ class RankMonitor:
 
 
 def _stage_label(stage: str) -> str:
-    """Names of a program's own stages differ from run to run."""
-    return stage if stage in c.STAGES else "other"
+    return stage if stage in c.STAGES else "other"  # names of user-defined stages are not bounded

@@ -1,4 +1,4 @@
-"""How much each rank of a run exports, by the size of the run or as it is set."""
+"""How much each rank of a run exports, by world size or by setting."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from otel_train.resource import RunInfo
 
 MOST_FULL, MOST_LEAN = 64, 2048
-"""Ranks up to which every rank exports everything, or at least a few series.
+"""Largest world sizes for profiles ``full`` and ``lean``.
 Source: about 120 series per rank in full and 24 in lean, against 50,000 per run in a shared Prometheus."""
 
 MOST_TRACING_NODES: Final = 64
-"""Nodes whose first rank traces ordinary steps; 64 ranks are about 70 kB per step, and stores refuse traces of MB."""
+"""Nodes whose first rank traces ordinary steps. A step of 64 ranks is a trace of about 70 kB; stores refuse MB."""
 
 LEAN: Final = frozenset(
     metric.name
@@ -26,7 +26,7 @@ LEAN: Final = frozenset(
         c.ACCELERATOR_MEMORY_RESERVED, c.ACCELERATOR_MEMORY_LIMIT,
     )
 )  # fmt: skip
-"""What a rank other than the first publishes in profile ``lean``: all that rules read of every rank."""
+"""What a rank other than 0 publishes in profile ``lean``: all that rules read of every rank."""
 
 LEAN_EVENTS: Final = frozenset(
     metric.name
@@ -36,10 +36,10 @@ LEAN_EVENTS: Final = frozenset(
         c.STALL_EVENTS,
     )
 )  # fmt: skip
-"""What it publishes beside, once that is above zero: of most ranks there is nothing to tell."""
+"""What it also publishes, once the value is above zero."""
 
 LEAN_INTERVALS: Final = 2
-"""In profile ``lean`` metrics are sent so many times less often."""
+"""Factor on the export interval in profile ``lean``."""
 
 
 class Profile(NamedTuple):
@@ -48,11 +48,11 @@ class Profile(NamedTuple):
     Attributes:
         name: ``full``, ``lean``, ``digest`` or ``rank0``.
         metrics: it sends metrics and serves ``/metrics``.
-        lean: of those only ``LEAN`` and ``LEAN_EVENTS``, durations of training alone, devices added up.
+        lean: only ``LEAN`` and ``LEAN_EVENTS``, durations of training alone, devices added up.
         spans: it sends spans.
-        traces: among them ordinary steps; else only steps that are slow or failed here.
-        expected: ranks of the run that send metrics.
-        speaks: it alone sends metrics, and counts samples for all ranks.
+        traces: spans include ordinary steps; else only steps that are slow or failed on this rank.
+        expected: number of ranks of the run that send metrics.
+        speaks: it is the only rank that sends metrics, and counts samples for all ranks.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Profile(NamedTuple):
 
 
 def profile_of(config: Config, info: RunInfo) -> Profile:
-    """The part of this rank."""
+    """Returns the profile of this rank."""
     name, world, first = config.export_profile, info.world_size, info.rank == 0
     if name == "auto":
         name = "full" if world <= MOST_FULL else "lean" if world <= MOST_LEAN else "digest"
@@ -82,7 +82,7 @@ def profile_of(config: Config, info: RunInfo) -> Profile:
 
 
 def sampling_rules(config: Config, profile: Profile) -> SamplingRules:
-    """Which steps this rank keeps a trace of."""
+    """Returns which steps this rank keeps a trace of."""
     ordinary = profile.traces
     return SamplingRules(
         config.keep_warmup_steps if ordinary else 0,

@@ -1,4 +1,4 @@
-"""Ranks that hang: told while they live, and after their death."""
+"""Finds the rank that the others wait for, during the run and from post-mortems."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from otel_train.distributed.rank_report import RankReport
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    Report = Mapping[str, Any]  # what ``postmortem.read`` returns
+    PostmortemDocument = Mapping[str, Any]  # what ``postmortem.read`` returns
 
 
 ORDER: Final = {
     stage: 2 * place for place, stage in enumerate(("data", "h2d", "forward", "backward", "optimizer"))
 }
-"""How far into a step each stage is. Between two stages is one further than the first."""
+"""Position of each stage within a step. Time between two stages is one further than the first."""
 
 MOST_NAMED: Final = 8
-"""Ranks named in one standstill; where more are behind, a node or a switch is the place to look."""
+"""Suspects named per hang. More of them point to a node or a network switch."""
 
 
 class HangSuspect(NamedTuple):
     """A rank that the others seem to wait for.
 
     Attributes:
-        rank: who.
-        host: where.
-        step: the step it is in.
-        stage: what it was last seen doing.
+        rank: its rank.
+        host: its host name.
+        step: number of its current step.
+        stage: its innermost open stage at the last report.
         loader: the loader it waits for, or "".
-        quiet_s: seconds without progress, or without a record.
-        silent: it sends no records any more: the process is gone, stopped, or cut off.
+        quiet_s: seconds without progress, or without a report.
+        silent: its reports stopped: the process is gone, stopped, or cut off.
     """
 
     rank: int
@@ -43,104 +43,104 @@ class HangSuspect(NamedTuple):
     silent: bool
 
 
-def suspects(digests: Mapping[int, RankReport], silent_s: Mapping[int, float]) -> list[HangSuspect]:
-    """Who holds the run up; nobody where nothing tells them from the others.
+def suspects(reports: Mapping[int, RankReport], silent_s: Mapping[int, float]) -> list[HangSuspect]:
+    """Returns the ranks that the others wait for; empty if the ranks cannot be distinguished.
 
     Args:
-        digests: the last record of every rank.
-        silent_s: ranks from which no record came for as long as a stall takes, and for how long.
+        reports: the last report of every rank.
+        silent_s: seconds without a report, for each rank that is silent longer than the stall threshold.
     """
-    here = {rank: digest for rank, digest in digests.items() if not digest.over}
+    here = {rank: report for rank, report in reports.items() if not report.over}
     gone = [_suspect(here[rank], silent_s[rank], silent=True) for rank in sorted(silent_s) if rank in here]
     if gone:
         return gone[:MOST_NAMED]
-    if not any(digest.stalled for digest in here.values()):
+    if not any(report.stalled for report in here.values()):
         return []
-    last_step = min(digest.step for digest in here.values())
+    last_step = min(report.step for report in here.values())
     behind: Mapping[int, RankReport] = {
-        rank: digest for rank, digest in here.items() if digest.step == last_step
+        rank: report for rank, report in here.items() if report.step == last_step
     }
     if len(behind) == len(here):
         behind = _behind_in_step(here)
-    # Somebody who is behind and moves (evaluates, saves, loads) is late, not stuck.
-    stuck = [digest for _, digest in sorted(behind.items()) if digest.stalled]
+    # A rank that is behind and makes progress (evaluates, saves, loads) is late, not stuck.
+    stuck = [report for _, report in sorted(behind.items()) if report.stalled]
     if len(behind) == len(here) or len(stuck) < len(behind):
         return []
-    return [_suspect(digest, digest.quiet_s, silent=False) for digest in stuck][:MOST_NAMED]
+    return [_suspect(report, report.quiet_s, silent=False) for report in stuck][:MOST_NAMED]
 
 
-def _behind_in_step(digests: Mapping[int, RankReport]) -> Mapping[int, RankReport]:
-    """Those least far into their step. Where that is unknown of somebody: those in a stage of their own."""
-    reached = {rank: _reached(digest) for rank, digest in digests.items()}
+def _behind_in_step(reports: Mapping[int, RankReport]) -> Mapping[int, RankReport]:
+    """Returns the ranks least far into their step; if one position is unknown, those in an unusual stage."""
+    reached = {rank: _reached(report) for rank, report in reports.items()}
     if None not in reached.values():
         least = min(place for place in reached.values() if place is not None)
-        return {rank: digest for rank, digest in digests.items() if reached[rank] == least}
-    stages = [digest.stage for digest in digests.values()]
+        return {rank: report for rank, report in reports.items() if reached[rank] == least}
+    stages = [report.stage for report in reports.values()]
     usual = max(sorted(set(stages)), key=stages.count)
     if 2 * stages.count(usual) <= len(stages):
-        return digests
-    return {rank: digest for rank, digest in digests.items() if digest.stage != usual}
+        return reports
+    return {rank: report for rank, report in reports.items() if report.stage != usual}
 
 
-def _reached(digest: RankReport) -> int | None:
-    """How far into its step a rank is; None where its stage has no place in a step."""
-    if digest.stage in ORDER:
-        return ORDER[digest.stage]
-    return ORDER[digest.after] + 1 if digest.after in ORDER else None
+def _reached(report: RankReport) -> int | None:
+    """Position within the step; None if the stage has none."""
+    if report.stage in ORDER:
+        return ORDER[report.stage]
+    return ORDER[report.after] + 1 if report.after in ORDER else None
 
 
-def _suspect(digest: RankReport, quiet_s: float, *, silent: bool) -> HangSuspect:
-    return HangSuspect(digest.rank, digest.host, digest.step, digest.stage, digest.loader, quiet_s, silent)
+def _suspect(report: RankReport, quiet_s: float, *, silent: bool) -> HangSuspect:
+    return HangSuspect(report.rank, report.host, report.step, report.stage, report.loader, quiet_s, silent)
 
 
 UNFINISHED = (None, "running")
-"""States of a process that had no time to say how it ended."""
+"""States of a process that ended without writing how."""
 
 
-def compare(reports: Sequence[Report]) -> list[HangSuspect]:
-    """Who held the run up, or vanished from it; nobody where nothing tells the ranks apart.
+def compare(documents: Sequence[PostmortemDocument]) -> list[HangSuspect]:
+    """Returns the ranks that the others waited for, or that vanished; empty if the ranks cannot be distinguished.
 
     Args:
-        reports: one per rank, of the same attempt.
+        documents: one post-mortem per rank, of the same attempt.
     """
-    attempts = {report.get("attempt") for report in reports}
-    if len(reports) <= 1 or len(attempts) > 1:
+    attempts = {document.get("attempt") for document in documents}
+    if len(documents) <= 1 or len(attempts) > 1:
         return []
-    digests = {place: _digest(report) for place, report in enumerate(reports)}
-    vanished = [place for place, report in enumerate(reports) if _vanished(report)]
-    if vanished and len(vanished) < len(reports):
-        # The others had time to fail, or to be told to stop: they outlived it.
-        return suspects(digests, {place: digests[place].quiet_s for place in vanished})
-    if all(report.get("state") == "finished" for report in reports):
+    reports = {place: _report_of(document) for place, document in enumerate(documents)}
+    vanished = [place for place, document in enumerate(documents) if _vanished(document)]
+    if vanished and len(vanished) < len(documents):
+        # The other ranks had time to fail or to be stopped, so they outlived it.
+        return suspects(reports, {place: reports[place].quiet_s for place in vanished})
+    if all(document.get("state") == "finished" for document in documents):
         return []
-    if any(report.get("notes") for report in reports):
-        # The first steps are no longer on file, so their numbers are guesses: only the place in the step is left,
-        # and who is at the end of one may be behind those at the beginning of the next.
-        ends = [digest.stage if digest.stage in ORDER else digest.after for digest in digests.values()]
+    if any(document.get("notes") for document in documents):
+        # The first steps are no longer on file, so step numbers are guesses and only positions within a step compare.
+        # A rank at the end of a step may then be behind ranks at the beginning of the next.
+        ends = [report.stage if report.stage in ORDER else report.after for report in reports.values()]
         if "optimizer" in ends:
             return []
-        digests = {place: digest._replace(step=0) for place, digest in digests.items()}
-    return suspects(digests, {})
+        reports = {place: report._replace(step=0) for place, report in reports.items()}
+    return suspects(reports, {})
 
 
-def _vanished(report: Report) -> bool:
-    return report.get("alive") is False and report.get("state") in UNFINISHED
+def _vanished(document: PostmortemDocument) -> bool:
+    return document.get("alive") is False and document.get("state") in UNFINISHED
 
 
-def _digest(report: Report) -> RankReport:
-    """What the rank would have said last."""
-    inside = (report.get("open") or [{}])[-1]
+def _report_of(document: PostmortemDocument) -> RankReport:
+    """The report that the rank would have sent last."""
+    inside = (document.get("open") or [{}])[-1]
     stage = inside.get("stage") or "other"
-    state = report.get("state")
+    state = document.get("state")
     return RankReport(
-        rank=report.get("rank") or 0,
-        host=report.get("host") or "",
+        rank=document.get("rank") or 0,
+        host=document.get("host") or "",
         sequence=0,
-        steps=report.get("steps_in_file") or 0,
-        step=report.get("step") or 0,
+        steps=document.get("steps_in_file") or 0,
+        step=document.get("step") or 0,
         stage=stage,
         loader=(inside.get("loader") or "") if stage == "data" else "",
-        after=report.get("after") or "",
+        after=document.get("after") or "",
         quiet_s=float(inside.get("for_seconds") or 0.0),
         stalled=True,
         over=state == "finished",

@@ -1,4 +1,4 @@
-"""What a rank tells the other ranks of itself: a record of bounded size."""
+"""The bounded record that each rank publishes to the other ranks."""
 
 from __future__ import annotations
 
@@ -17,47 +17,47 @@ if TYPE_CHECKING:
     Counted = Mapping[tuple[str, str, str], int]
 
 MOST_CHARS: Final = 1536
-"""A record is never longer; usually it is a third of it."""
+"""Longest encoded report; the usual length is a third of it."""
 
 VERSION: Final = 2
-"""Ranks of another version are not understood, and left out."""
+"""Reports of another version are ignored."""
 
 NAMED: Final = "named"
-"""Time in stages of the user's own, all together."""
+"""Key of the time in all user-defined stages together."""
 
 MOST_COUNTED: Final = 6
-"""Counts of samples and tokens, by loader and phase, that a record has room for; the smallest are added up."""
+"""Largest counts of samples and tokens, by loader and phase, that keep their loader's name; the rest is added up."""
 
 COUNTED: Final = (SAMPLES.name, TOKENS.name)
-"""Metrics that are counted per rank, and published by rank 0 where it speaks for all."""
+"""Metrics counted per rank and published by rank 0 when it exports for all."""
 
 _NAME_CHARS = 40
 _NS_PER_S = 1e9
 
 
 class RankReport(NamedTuple):
-    """What one rank says of itself. Totals count from the start of its session.
+    """State of one rank. Totals count from the start of its session.
 
     Attributes:
-        rank: who.
-        host: where.
-        sequence: rises with every record: one that stands still comes from a process that does.
+        rank: its rank.
+        host: its host name.
+        sequence: increases with every report.
         steps: training steps counted.
-        step: number of the step that is running.
-        stage: innermost stage open at the last look; ``other`` if none is.
+        step: number of the current step.
+        stage: innermost open stage; ``other`` if there is none.
         loader: the loader it waits for, or "".
         after: built-in stage that ended last, or "".
         quiet_s: seconds without progress.
-        stalled: that is longer than its own threshold.
-        over: its loops have ended, so its silence means nothing.
+        stalled: ``quiet_s`` exceeds its threshold.
+        over: its training loops have ended, so silence is expected.
         doing: one of ``catalog.RUN_STATES``.
         away_s: seconds spent in evaluation and checkpoints.
-        barrier: stage in which its model waits for the other ranks, or "" if that is not known.
-        every: it keeps every so many steps as a baseline; 0 if that is undecided.
+        barrier: stage in which its model waits for the other ranks; "" if unknown.
+        every: steps between two baseline traces; 0 while undecided.
         stages: seconds of training by stage.
         events: counts by ``train.rank.event``.
-        patience_s: seconds without progress that are a stall, in what it is doing; on rank 0 the most of any rank.
-        counted: samples and tokens by metric, loader and phase, of a rank that counts them.
+        patience_s: seconds without progress that count as a stall; on rank 0 the largest of any rank.
+        counted: samples and tokens by metric, loader and phase, on a rank that counts them.
     """
 
     rank: int
@@ -84,7 +84,7 @@ class RankReport(NamedTuple):
 def rank_report(
     run: RunState, *, rank: int, host: str, barrier: str, events: Mapping[str, int], counted: Counted
 ) -> RankReport:
-    """The record of this process, from its account. ``sequence`` is left at 0."""
+    """Returns the report of this process, with ``sequence`` 0."""
     leading, totals = run.leading, run.totals
     place = leading.position(run.names.sources) if leading else StepPosition()
     away_ns = totals.activity_ns[Activity.EVAL] + totals.activity_ns[Activity.CHECKPOINT]
@@ -111,27 +111,27 @@ def rank_report(
     )
 
 
-def encode(digest: RankReport) -> str:
-    """As text of at most ``MOST_CHARS`` ASCII characters."""
-    names = (digest.host, digest.stage, digest.loader, digest.after, digest.doing, digest.barrier)
+def encode(report: RankReport) -> str:
+    """Returns the report as at most ``MOST_CHARS`` ASCII characters."""
+    names = (report.host, report.stage, report.loader, report.after, report.doing, report.barrier)
     words = [
         VERSION,
-        digest.rank,
+        report.rank,
         *(name.encode("ascii", "replace")[:_NAME_CHARS].decode() for name in names),
-        digest.sequence, digest.steps, digest.step, int(digest.stalled), int(digest.over), digest.every,
-        round(digest.quiet_s, 3), round(digest.away_s, 6),
-        [round(digest.stages.get(stage, 0.0), 6) for stage in (*STAGES, NAMED)],
-        [digest.events.get(event, 0) for event in RANK_EVENT.values],
-        round(digest.patience_s, 3), _packed(digest.counted),
+        report.sequence, report.steps, report.step, int(report.stalled), int(report.over), report.every,
+        round(report.quiet_s, 3), round(report.away_s, 6),
+        [round(report.stages.get(stage, 0.0), 6) for stage in (*STAGES, NAMED)],
+        [report.events.get(event, 0) for event in RANK_EVENT.values],
+        round(report.patience_s, 3), _packed(report.counted),
     ]  # fmt: skip
     return json.dumps(words, separators=(",", ":"))
 
 
 def decode(text: str) -> RankReport:
-    """What ``encode`` wrote.
+    """Parses the result of ``encode``.
 
     Raises:
-        ValueError: it is something else.
+        ValueError: the text is not a report of this version.
     """
     if len(text) > MOST_CHARS:
         raise ValueError(f"{len(text)} characters: a record has at most {MOST_CHARS}")
@@ -153,7 +153,7 @@ def decode(text: str) -> RankReport:
 
 
 def _packed(counted: Counted) -> list[list[object]]:
-    """The largest counts by their names, the rest of each metric and phase without a loader."""
+    """The largest counts by name; the rest of each metric and phase without a loader."""
     largest = sorted(counted, key=lambda key: -counted[key])
     small: dict[tuple[str, str, str], int] = {}
     for place, (metric, loader, phase) in enumerate(largest):
@@ -176,7 +176,7 @@ def _unpacked(packed: Any) -> dict[tuple[str, str, str], int]:  # Any: from anot
 
 
 def _train_s(run: RunState) -> dict[str, float]:
-    """Seconds of phase train by built-in stage; the user's own stages together."""
+    """Seconds of phase train by built-in stage; user-defined stages together."""
     spent: dict[str, float] = {}
     totals = run.totals
     for key, self_ns in zip(totals.names.keys, totals.self_ns.tolist(), strict=False):

@@ -1,4 +1,4 @@
-"""A thread that leaves this rank's record in the job's store and fetches those of the others."""
+"""Exchange of rank reports over the job's TCPStore, on a thread of its own, and the lease on a rank's folder."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST_LOST = 3
-"""Times that the store may have gone before nobody looks for it any more."""
+"""Connections to the store that may be lost before the exchange stops."""
 
 MOST_HELD = 1024
-"""Ranks up to which each holds its connection; in larger worlds the store's host would run out of descriptors."""
+"""World size up to which each rank keeps its connection open. Above it the store's host would run out of descriptors."""
 
 
 class Store(Protocol):
-    """Keys and values that all ranks see."""
+    """Key-value store shared by all ranks."""
 
     def reachable(self) -> bool:
-        """Whether it is still there."""
+        """Whether the store accepts connections."""
 
     def put(self, key: str, value: str) -> None:
-        """Set a key, over what it held."""
+        """Sets a key."""
 
     def read(self, keys: Iterable[str]) -> dict[str, str]:
-        """Those keys that have a value, without waiting."""
+        """Returns the keys that have a value, without waiting."""
 
     def remove(self, key: str) -> None:
-        """Take a key away."""
+        """Deletes a key."""
 
 
 class ExchangeRequest(NamedTuple):
-    """What one exchange is to do.
+    """One exchange with the store.
 
     Attributes:
-        record: of this rank.
-        wanted: ranks whose records to fetch.
+        record: encoded report of this rank.
+        wanted: ranks whose reports to fetch.
     """
 
     record: str
@@ -59,16 +59,16 @@ class ExchangeRequest(NamedTuple):
 
 
 class Exchange:
-    """Carries records. A store that blocks, blocks this thread and nothing else.
+    """Writes and reads reports on a daemon thread. A store that blocks, blocks only this thread.
 
     Args:
-        connect: a connection to the store; None where there is none to use.
-        prefix: of every key.
-        rank: of this process.
-        world_size: of the job.
+        connect: returns a connection to the store; None if there is none.
+        prefix: prefix of every key.
+        rank: rank of this process.
+        world_size: number of ranks in the job.
 
     Attributes:
-        guard: contains faults; after three nothing is exchanged any more.
+        guard: contains faults; after three the exchange stops.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Exchange:
         self._world_size = world_size
         self._store: Store | None = None
         self._lost = 0
-        self._errand: ExchangeRequest | None = None
+        self._request: ExchangeRequest | None = None
         self._found: dict[int, str] | None = None
         self._wake = threading.Event()
         self._stopped = False
@@ -90,41 +90,41 @@ class Exchange:
 
     @property
     def off(self) -> bool:
-        """Whether it has been given up."""
+        """Whether the exchange has stopped after repeated faults."""
         return self.guard.closed or self._lost >= MOST_LOST
 
-    def send(self, errand: ExchangeRequest) -> None:
-        """Do this next; what has not been done yet is forgotten. Never waits."""
-        self._errand = errand
+    def send(self, request: ExchangeRequest) -> None:
+        """Queues a request. One that has not started yet is replaced. Does not block."""
+        self._request = request
         self._wake.set()
 
     def take(self) -> dict[int, str] | None:
-        """Records fetched since the last call, by rank; None if none were. Never waits."""
+        """Returns the reports fetched since the last call, by rank; None if there are none. Does not block."""
         found, self._found = self._found, None
         return found
 
     def close(self, timeout_s: float) -> None:
-        """Take this rank's record out of the store, if that can be done in time."""
+        """Removes this rank's report from the store, within ``timeout_s``, and ends the thread."""
         self._stopped = True
         self._wake.set()
         self._thread.join(timeout_s)
 
     def run(self) -> None:
-        """One exchange. Tests call it directly."""
-        errand, self._errand = self._errand, None
-        if errand is None or not self._open():
+        """Performs the queued request. Tests call it directly."""
+        request, self._request = self._request, None
+        if request is None or not self._open():
             return
         assert self._store is not None
-        self._store.put(self._key(self._rank), errand.record)
-        if errand.wanted:
-            by_key = {self._key(rank): rank for rank in errand.wanted}
+        self._store.put(self._key(self._rank), request.record)
+        if request.wanted:
+            by_key = {self._key(rank): rank for rank in request.wanted}
             found = self._store.read(by_key)
             self._found = {by_key[key]: text for key, text in found.items()}
         if self._world_size > MOST_HELD:
             self._store = None
 
     def clear(self) -> None:
-        """Take this rank's record out of the store."""
+        """Removes this rank's report from the store."""
         if self._store is None and self._world_size > MOST_HELD:
             self._store = self._connect()
         if self._store is not None and self._store.reachable():
@@ -160,18 +160,18 @@ _CLOSED = "closed"
 _TAKEN = {errno.EAGAIN, errno.EACCES, errno.EDEADLK}
 
 _lock = free_in_forks(threading.Lock())
-_held: dict[tuple[int, int], RankClaim] = {}
-"""By device and inode. A POSIX lock goes when its process closes any descriptor of the file: it is opened once."""
+_held: dict[tuple[int, int], RankLease] = {}
+"""By device and inode. Closing any descriptor of the file drops a POSIX lock, so each file is opened once."""
 
 
-class RankClaim:
-    """A POSIX lock on a file, with the process that holds it written there for people and for the next one.
+class RankLease:
+    """A POSIX lock on a file that also names the process that holds it.
 
-    A forked child (a DataLoader worker) does not inherit such a lock, so a worker that outlives its process holds nobody up.
-    On a network file system it also holds against other hosts. The same process may take it several times.
+    A forked child (a DataLoader worker) does not inherit the lock, so a worker that outlives its parent does not keep it.
+    On a network file system it also excludes other hosts. One process may acquire it several times.
 
     Attributes:
-        closed_here: the last to let go wrote for the same process.
+        closed_here: the previous holder was the same process and released it.
     """
 
     def __init__(self, descriptor: int, key: tuple[int, int], owner: str, *, closed_here: bool) -> None:
@@ -183,73 +183,72 @@ class RankClaim:
         self._times = 1
 
     @classmethod
-    def take(cls, path: Path, owner: int = 0) -> RankClaim | None:
-        """The claim; None while a living process has it.
+    def acquire(cls, path: Path, owner: int = 0) -> RankLease | None:
+        """Returns the lease; None while another living process holds it.
 
         Args:
-            path: of the file with the lock; made where it is missing.
-            owner: the training process that is written for; 0 for this one.
+            path: file to lock; created if missing.
+            owner: process id of the training process that the lease is for; 0 for this process.
 
         Raises:
-            OSError: it cannot be opened.
+            OSError: the file cannot be opened.
         """
         with _lock:
-            ours = _ours(path)
-            if ours is not None:
-                ours.take_again()
-                return ours
+            held = _held_here(path)
+            if held is not None:
+                held.reacquire()
+                return held
             descriptor = open_to_append(path)
-            told = os.fstat(descriptor)
-            said = os.pread(descriptor, _MOST_BYTES, 0).decode("ascii", "replace").strip()
-            if not _locked(descriptor, said):
+            status = os.fstat(descriptor)
+            content = os.pread(descriptor, _MOST_BYTES, 0).decode("ascii", "replace").strip()
+            if not _locked(descriptor, content):
                 os.close(descriptor)
                 return None
-            whose = process_mark(owner or os.getpid())
-            key = told.st_dev, told.st_ino
-            claim = cls(descriptor, key, whose, closed_here=said == f"{whose} {_CLOSED}")
-            claim._say(process_mark(os.getpid()))
-            _held[claim._key] = claim
-            return claim
+            holder = process_mark(owner or os.getpid())
+            key = status.st_dev, status.st_ino
+            lease = cls(descriptor, key, holder, closed_here=content == f"{holder} {_CLOSED}")
+            lease._write(process_mark(os.getpid()))
+            _held[key] = lease
+            return lease
 
-    def take_again(self) -> None:
-        """Count one more session of this process."""
+    def reacquire(self) -> None:
+        """Counts one more session of this process."""
         self._times += 1
         self.closed_here = False
 
     def release(self) -> None:
-        """Let go, once for every time it was taken. In a forked child nothing happens."""
+        """Releases the lease after as many calls as it was acquired. Does nothing in a forked child."""
         with _lock:
             self._times -= 1
             if self._times or self._pid != os.getpid():
                 return
             _held.pop(self._key, None)
-            self._say(f"{self._owner} {_CLOSED}")
+            self._write(f"{self._owner} {_CLOSED}")
             os.close(self._descriptor)
 
-    def _say(self, text: str) -> None:
-        with suppress(OSError):  # a full disk: the lock holds all the same
+    def _write(self, text: str) -> None:
+        with suppress(OSError):  # on a full disk the lock holds without the text
             os.ftruncate(self._descriptor, 0)
             os.write(self._descriptor, f"{text}\n".encode())
 
 
-def _ours(path: Path) -> RankClaim | None:
-    """The claim that this process holds already."""
+def _held_here(path: Path) -> RankLease | None:
     try:
-        told = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    claim = _held.get((told.st_dev, told.st_ino))
-    return claim if claim is not None and claim._pid == os.getpid() else None  # noqa: SLF001  # of this module
+    lease = _held.get((status.st_dev, status.st_ino))
+    return lease if lease is not None and lease._pid == os.getpid() else None  # noqa: SLF001  # of this module
 
 
-def _locked(descriptor: int, said: str) -> bool:
+def _locked(descriptor: int, content: str) -> bool:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in _TAKEN:
             return False
-        # A file system without locks: whoever is written there has it as long as it lives, on this host.
-        theirs, _, closed = said.partition(" ")
+        # The file system has no locks: on this host the process named in the file holds the lease while it lives.
+        theirs, _, closed = content.partition(" ")
         pid = re.fullmatch("[^/]+/([0-9]{1,9})/[0-9]+", theirs)
         alive = pid is not None and theirs == process_mark(int(pid[1]))
         return bool(closed) or not alive or theirs == process_mark(os.getpid())
@@ -264,15 +263,15 @@ PEEK_TIMEOUT_S: Final = 2.0
 _START: Final = "otel_train/start"
 
 _ABSENT: Final = "\x01"
-"""What no record is. ``compare_set`` with it answers at once, where ``get`` waits for the key to appear."""
+"""Never the value of a report. ``compare_set`` with it returns at once, where ``get`` waits for the key."""
 
 
 class JobStore:
-    """A connection of our own to the store of the process group: the job's own is never held.
+    """A separate connection to the process group's ``TCPStore``, so that the job's own connection is never blocked.
 
     Args:
-        store: of the job, a ``TCPStore``.
-        own: this is a connection of our own already.
+        store: the job's ``TCPStore``.
+        own: ``store`` is a separate connection already.
 
     Raises:
         RuntimeError: the store cannot be reached.
@@ -285,7 +284,7 @@ class JobStore:
         self._store = store if own else _own_connection(store, self._address)
 
     def reachable(self) -> bool:
-        """Whether somebody listens. Asking torch would print its fault, and a job ends in any order."""
+        """Whether the store accepts connections. Checked by a socket, because torch prints its connection errors."""
         try:
             socket.create_connection(self._address, PEEK_TIMEOUT_S).close()
         except OSError:
@@ -293,16 +292,16 @@ class JobStore:
         return True
 
     def agree(self, key: str, value: str) -> str:
-        """The value of a key that every caller gets: that of whoever asked first. Waits for nobody."""
+        """Sets a key unless it has a value, and returns its value: every caller gets the same. Does not wait."""
         held: str = self._store.compare_set(key, "", value).decode("ascii", "replace")
         return held
 
     def put(self, key: str, value: str) -> None:
-        """Set a key, over what it held."""
+        """Sets a key."""
         self._store.set(key, value)
 
     def read(self, keys: Iterable[str]) -> dict[str, str]:
-        """Those of ``keys`` that have a value; never waits for one to appear."""
+        """Returns the keys that have a value; does not wait for one to appear."""
         found = {}
         for key in keys:
             value = self._store.compare_set(key, _ABSENT, _ABSENT).decode("ascii", "replace")
@@ -311,12 +310,12 @@ class JobStore:
         return found
 
     def remove(self, key: str) -> None:
-        """Take a key away."""
+        """Deletes a key."""
         self._store.delete_key(key)
 
 
 def find_job(modules: Mapping[str, Any] = sys.modules) -> tuple[int, int] | None:
-    """Rank and world size of a process group that the user has made; None if there is none of several ranks."""
+    """Returns rank and world size of the initialised process group; None if there is none or it has one rank."""
     distributed = imported("torch.distributed", modules)
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -325,7 +324,7 @@ def find_job(modules: Mapping[str, Any] = sys.modules) -> tuple[int, int] | None
 
 
 def connect(modules: Mapping[str, Any] = sys.modules) -> JobStore | None:
-    """A connection to the store of the default process group; None where that is no ``TCPStore``.
+    """Returns a connection to the store of the default process group; None if that is no ``TCPStore``.
 
     A ``FileStore`` grows with every value set, and MPI has no store.
 
@@ -343,14 +342,14 @@ def connect(modules: Mapping[str, Any] = sys.modules) -> JobStore | None:
 
 
 _starts: dict[tuple[str, str], str] = {}
-"""By address: a program may end its process group, and start another one, and be the same program."""
+"""By address: a program may end its process group and start another one."""
 
 
 def start_of_job(environ: Mapping[str, str] = os.environ, modules: Mapping[str, Any] = sys.modules) -> str:
-    """What all ranks of this start of the job have in common, and no other start; "" where they cannot meet.
+    """Returns an id shared by all ranks of this start of the job; "" if they have no common store.
 
-    They meet in the store that torchrun shares with its workers, which outlives those that it starts again, or else in that
-    of the process group. The first rank that asks makes it up; no rank waits for another.
+    The id is kept in the store that torchrun shares with its workers and keeps across restarts, else in that of the
+    process group. The first rank that asks creates it; no rank waits for another.
 
     Args:
         environ: the process environment.
@@ -359,14 +358,14 @@ def start_of_job(environ: Mapping[str, str] = os.environ, modules: Mapping[str, 
     address = environ.get("MASTER_ADDR", ""), environ.get("MASTER_PORT", "")
     if address not in _starts:
         try:
-            # torchrun's workers make a group at each of their starts, and are the same job.
+            # torchrun's workers make a process group at each start, and all starts are one job.
             elastic = "TORCHELASTIC_RUN_ID" in environ
             store = _of_torchrun(address, environ, modules) if elastic else connect(modules)
             _starts[address] = "" if store is None else store.agree(_START, os.urandom(8).hex())
         except (OSError, RuntimeError, ValueError) as error:
             _log.warning(
-                "the job's store at %s:%s did not answer (%s): should other ranks reach it, the figures of this one lie in a "
-                "run of their own. Set run_id to the same on all ranks", *address, error,
+                "the job's store at %s:%s did not answer (%s): if other ranks reach it, this rank's metrics belong to a "
+                "different run. Set run_id to the same on all ranks", *address, error,
             )  # fmt: skip
             return ""
     return _starts[address]

@@ -1,4 +1,4 @@
-"""Which rank the others wait for: its own work against theirs, over several windows."""
+"""Finds the rank that the others wait for: its own work against theirs, over several windows."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ if TYPE_CHECKING:
     from otel_train.distributed.rank_report import RankReport
 
 WARM_UP_STEPS: Final = 5
-"""First steps of a rank, which allocate, tune and compile, and say nothing of its pace."""
+"""First steps of a rank, ignored because they allocate, tune and compile."""
 
 WINDOW_STEPS: Final = 8
-"""Steps that every rank must have made for a window to close: a mean over fewer is noise."""
+"""Steps that every rank must make before a window closes. A mean over fewer is noise."""
 
 WORTH_RATIO: Final = 0.05
-"""Share of the step that a rank must cost the others before it is a candidate."""
+"""Share of the step that a rank must cost the others to be a candidate."""
 
 WARNING_RATIO, CRITICAL_RATIO = 0.10, 0.20
-"""The same thresholds as for waiting for data; see ``verdict.py``."""
+"""The same thresholds as for data waits in ``bottleneck.rules``."""
 
 SYNCHRONOUS_RATIO: Final = 0.10
-"""Steps of ranks that wait for each other last equally long, to within this."""
+"""Step durations of ranks that wait for each other differ by less than this share."""
 
 AWAY_RATIO: Final = 0.05
-"""Share of a window that somebody spent in evaluation or a checkpoint from which it says nothing of compute."""
+"""Share of a window spent in evaluation or checkpoints from which the window is ignored."""
 
 BY_LUCK: Final = 0.05
-"""A rank is named when luck would have picked the same one so often in a row with this probability."""
+"""A rank is named if chance would pick the same rank in that many consecutive windows with at most this probability."""
 
 LEAST_WINDOWS: Final = 3
 
 MOST_TOP: Final = 3
-"""Ranks that are published by name."""
+"""Ranks published by rank number."""
 
 LOCAL: Final = ("data", "h2d", "forward")
-"""Work before the barrier wherever gradients are exchanged in or after backward."""
+"""Stages before the barrier when gradients are exchanged in or after backward."""
 
 LOCAL_OF: Final = {
     "backward": (*LOCAL, NAMED, "other"),
     "forward": ("data", "h2d"),
 }
-"""Stages that hold no waiting, by the stage in which the model waits for the other ranks. A sharded model
-gathers its weights in forward. Where it is not known (the loop reduces by hand, or the module inside the
-wrapper was given) waiting may be in ``other``, so that is not looked at."""
+"""Stages without waiting, by the stage in which the model waits for the other ranks. A sharded model gathers its
+weights in forward. If that stage is unknown (the loop reduces manually, or the wrapped module was given),
+``other`` may contain waiting and is left out."""
 
 ADVICE: Final = {
     "data": "Look at what rank {rank} reads: its share of the data, its storage, the CPU left for its workers.",
@@ -85,9 +85,9 @@ class Excess(NamedTuple):
     """Own work of one rank against the median of the others.
 
     Attributes:
-        rank: who.
-        host: where.
-        stage: in which it loses most.
+        rank: its rank.
+        host: its host name.
+        stage: the stage with the largest excess.
         ratio: (its own work - theirs) / theirs.
     """
 
@@ -101,13 +101,13 @@ class Straggler(NamedTuple):
     """A rank that the others wait for.
 
     Attributes:
-        rank: who.
-        host: where.
-        stage: in which it loses most.
+        rank: its rank.
+        host: its host name.
+        stage: the stage with the largest excess.
         excess_s: seconds per step that it takes longer than the median rank.
         step_s: seconds that a step takes.
-        waits_s: seconds per step that the others are longer in the rest of the step: their wait.
-        windows: how many windows in a row it has been this rank.
+        waits_s: seconds per step that the others spend waiting for it.
+        windows: consecutive windows in which it was this rank.
     """
 
     rank: int
@@ -125,11 +125,11 @@ class Straggler(NamedTuple):
 
 
 class Window(NamedTuple):
-    """What a window shows.
+    """Result of one window.
 
     Attributes:
         spread: over the ranks, by stage.
-        top: ranks with the most work of their own that cost the others something, most first.
+        top: ranks with the largest excess, largest first.
         candidate: the rank that the others wait for.
     """
 
@@ -139,12 +139,12 @@ class Window(NamedTuple):
 
 
 def windows_needed(ranks: int) -> int:
-    """Windows in a row after which a rank is named: ``ranks ** (1 - windows) <= BY_LUCK``."""
+    """Returns the consecutive windows after which a rank is named: ``ranks ** (1 - windows) <= BY_LUCK``."""
     return max(LEAST_WINDOWS, 1 + math.ceil(-math.log(BY_LUCK) / math.log(max(2, ranks)) - 1e-9))
 
 
 class Stragglers:
-    """Compares ranks window by window, and names one that is slow again and again.
+    """Compares ranks window by window and names one that is slow repeatedly.
 
     Args:
         yield_gil: called between ranks, so that the training thread can take the GIL.
@@ -152,7 +152,7 @@ class Stragglers:
     Attributes:
         slow: the rank to name, or None.
         spread: of the last window, by stage.
-        top: the ranks with the most work of their own in the last window, most first.
+        top: ranks with the largest excess in the last window, largest first.
     """
 
     def __init__(self, yield_gil: Callable[[], None] = lambda: None) -> None:
@@ -163,23 +163,23 @@ class Stragglers:
         self._streak: list[Straggler] = []
         self._yield_gil = yield_gil
 
-    def take(self, digests: Mapping[int, RankReport]) -> None:
-        """Look at what the ranks say now: everybody who is known and not gone."""
-        warm = {rank: digest for rank, digest in digests.items() if digest.steps >= WARM_UP_STEPS}
+    def take(self, reports: Mapping[int, RankReport]) -> None:
+        """Takes in the current reports of all ranks that have not ended."""
+        warm = {rank: report for rank, report in reports.items() if report.steps >= WARM_UP_STEPS}
         if set(warm) != set(self._begun) or any(
-            digest.sequence < self._begun[rank].sequence for rank, digest in warm.items()
+            report.sequence < self._begun[rank].sequence for rank, report in warm.items()
         ):
-            self._begun = dict(warm)  # somebody came or went: there is nothing to compare with
+            self._begun = dict(warm)  # a rank joined or left: there is nothing to compare with
             return
         steps = [warm[rank].steps - begun.steps for rank, begun in self._begun.items()]
-        if len(warm) <= 1 or len(warm) < len(digests) or min(steps) < WINDOW_STEPS:
+        if len(warm) <= 1 or len(warm) < len(reports) or min(steps) < WINDOW_STEPS:
             return
         self._judge(self._begun, warm)
         self._begun = dict(warm)
 
     def _judge(self, begun: Mapping[int, RankReport], now: Mapping[int, RankReport]) -> None:
         window = compare(begun, now, yield_gil=self._yield_gil)
-        if window is None:  # somebody was busy elsewhere: neither for nor against
+        if window is None:  # a rank evaluated or saved: the window counts neither for nor against
             return
         self.spread, self.top, candidate = window
         if candidate is None or (self._streak and self._streak[-1].rank != candidate.rank):
@@ -197,15 +197,15 @@ def compare(
     *,
     yield_gil: Callable[[], None] = lambda: None,
 ) -> Window | None:
-    """One window: the spread of every stage, and who stands out.
+    """Evaluates one window: the spread of every stage, and the ranks that stand out.
 
     Args:
-        begun: what each rank said at the beginning.
-        now: what the same ranks say at the end; each has made steps since.
+        begun: report of each rank at the beginning.
+        now: report of the same ranks at the end; each has made steps since.
         yield_gil: called between ranks.
 
     Returns:
-        None when somebody evaluated or saved in it, which says nothing of compute.
+        None if a rank evaluated or saved in it.
     """
     ranks = sorted(now)
     stages = list(now[ranks[0]].stages)
@@ -243,7 +243,6 @@ class _Measured(NamedTuple):
 
     @property
     def step_s(self) -> float:
-        """How long a step takes."""
         return float(np.median(self.per_step.sum(axis=1)))
 
     def excess_s(self, row: int) -> float:
@@ -251,12 +250,11 @@ class _Measured(NamedTuple):
         return float(self.work[row] - np.median(np.delete(self.work, row)))
 
     def worst(self, row: int) -> str:
-        """The stage in which a rank takes longer than the others by most."""
+        """The stage with the largest excess over the median of the others."""
         over = self.per_step[row] - np.median(np.delete(self.per_step, row, axis=0), axis=0)
         return self.stages[max(self.mine, key=lambda place: float(over[place]))]
 
     def top(self) -> tuple[Excess, ...]:
-        """The ranks with the most work of their own, of those that cost the others something."""
         found = []
         for row in np.argsort(-self.work, kind="stable")[:MOST_TOP].tolist():
             excess_s, who = self.excess_s(row), self.who[row]
@@ -266,14 +264,13 @@ class _Measured(NamedTuple):
         return tuple(found)
 
     def candidate(self) -> Straggler | None:
-        """The rank that the others wait for."""
         totals = self.per_step.sum(axis=1)
         slowest, step_s = int(np.argmax(self.work)), self.step_s
         excess_s = self.excess_s(slowest)
         waits = totals - self.work
         waits_s = float(np.median(np.delete(waits, slowest)) - waits[slowest])
         together = float(np.ptp(totals)) <= SYNCHRONOUS_RATIO * step_s
-        # Whoever arrives last waits least. Without that nobody waits for it, or the time is something else.
+        # The last rank to arrive waits least. Otherwise the others do not wait for it.
         if not together or excess_s < WORTH_RATIO * step_s or waits_s < excess_s / 2:
             return None
         who = self.who[slowest]
@@ -288,7 +285,7 @@ def _spread(column: np.ndarray, work_s: float, ranks: list[int]) -> Spread:
 
 
 def _together(streak: list[Straggler]) -> Straggler:
-    """Means over the windows in which it was the same rank."""
+    """Means over the windows of a streak."""
     last = streak[-1]
     stages = [slow.stage for slow in streak]
     excess_s, step_s, waits_s = np.mean(
@@ -299,20 +296,20 @@ def _together(streak: list[Straggler]) -> Straggler:
 
 
 def finding(slow: Straggler, *, others: int, train_s: float) -> Finding:
-    """The verdict about a slow rank.
+    """Returns the finding about a slow rank.
 
     Args:
-        slow: who, and what it costs.
-        others: ranks that wait for it.
-        train_s: seconds of training of the window that the verdict is about.
+        slow: the rank and its cost.
+        others: number of ranks that wait for it.
+        train_s: seconds of training that the finding refers to.
     """
     stage = "stages of your own" if slow.stage == NAMED else f"`{slow.stage}`"
-    whom = "the other rank, which waits" if others == 1 else f"the median rank; the {others} other ranks wait"
+    than = "the other rank, which waits" if others == 1 else f"the median rank; the {others} other ranks wait"
     return Finding(
         name="straggler_bound",
         claim=(
             f"Rank {slow.rank} on {slow.host} is slow in {stage}: {slow.excess_s * 1e3:.3g} ms more per step than "
-            f"{whom} for it: {slow.ratio:.0%} of each step."
+            f"{than} for it: {slow.ratio:.0%} of each step."
         ),
         evidence={
             "rank": slow.rank,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from otel_train.datamodel import NS_PER_S
-from otel_train.distributed.store import RankClaim
+from otel_train.distributed.store import RankLease
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.otlp_json import metrics_line, spans_line
 from otel_train.files import (
@@ -91,7 +91,7 @@ class RunDirectory:
         self.previous_attempt = -1
         self.writable = False
         self.faults = 0
-        self._claim: RankClaim | None = None
+        self._claim: RankLease | None = None
         self._owner = 0
         self._told = False
         self._lock = threading.Lock()
@@ -159,7 +159,7 @@ class RunDirectory:
         """
         make_folder(self.path)
         check_run_folder(self.path, self.rank_path)
-        self._claim = RankClaim.take(self.path / f"rank{self.rank}.lock", self._owner)
+        self._claim = RankLease.acquire(self.path / f"rank{self.rank}.lock", self._owner)
         if self._claim is None:
             return False
         state, over = state_of(self.rank_path), self._claim.closed_here
@@ -205,7 +205,7 @@ class RunDirectory:
         directory.attempt = attempt
         if is_folder(directory.rank_path):
             with suppress(OSError):
-                directory._claim = RankClaim.take(path / f"rank{rank}.lock", owner)
+                directory._claim = RankLease.acquire(path / f"rank{rank}.lock", owner)
         directory.writable = directory._claim is not None
         return directory
 

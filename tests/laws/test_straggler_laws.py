@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.distributed.straggler import Stragglers, compare
-from tests.support.peers import later, world
+from tests.support.rank_reports import later, world
 
 if TYPE_CHECKING:
     from otel_train.distributed.rank_report import RankReport

@@ -132,10 +132,10 @@ class Table:
         self._rank = rank
         self._wanted: Iterable[int] = ()
 
-    def send(self, errand: ExchangeRequest) -> None:
+    def send(self, request: ExchangeRequest) -> None:
         """Leave a record."""
-        self._records[self._rank] = errand.record
-        self._wanted = errand.wanted
+        self._records[self._rank] = request.record
+        self._wanted = request.wanted
 
     def take(self) -> dict[int, str]:
         """Those that were wanted."""

@@ -90,7 +90,7 @@ def test_only_the_newest_record_is_sent_after_a_delay(
     store.gate.clear()
     exchange = made()
     exchange.send(ExchangeRequest("first", range(0)))
-    until(lambda: exchange._errand is None)
+    until(lambda: exchange._request is None)
     for number in range(100):
         exchange.send(ExchangeRequest(str(number), range(0)))
     store.gate.set()
@@ -120,7 +120,7 @@ def test_a_store_that_is_gone_is_no_fault_and_is_looked_for_three_times(
     store.there = False
     for opened in range(1, MOST_LOST + 1):
         exchange.send(ExchangeRequest("y", range(0)))
-        until(lambda: exchange._errand is None)
+        until(lambda: exchange._request is None)
         until(partial(lambda opened: exchange._lost == opened, opened))
         if opened < MOST_LOST:  # found again, and lost again
             exchange.send(ExchangeRequest("y", range(0)))

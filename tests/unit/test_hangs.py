@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.distributed.hang import MOST_NAMED, suspects
-from tests.support.peers import digest
+from tests.support.rank_reports import report
 
 STILL = {"stalled": True, "quiet_s": 300.0}
 
 
 def named(*ranks: dict[str, Any], silent: dict[int, float] | None = None) -> list[tuple[int, str, str]]:
-    digests = {rank: digest(rank, **facts) for rank, facts in enumerate(ranks)}
-    return [(found.rank, found.stage, found.loader) for found in suspects(digests, silent or {})]
+    reports = {rank: report(rank, **facts) for rank, facts in enumerate(ranks)}
+    return [(found.rank, found.stage, found.loader) for found in suspects(reports, silent or {})]
 
 
 def test_the_rank_still_in_its_loader_is_named_and_not_those_in_backward() -> None:
@@ -75,7 +75,7 @@ def test_a_rank_that_sends_nothing_any_more_is_named_first() -> None:
     silent = {"stage": "data", "loader": "train"}
 
     assert named(waiting, silent, silent={1: 12.0}) == [(1, "data", "train")]
-    found = suspects({1: digest(1)}, {1: 12.0})
+    found = suspects({1: report(1)}, {1: 12.0})
     assert (found[0].silent, found[0].quiet_s) == (True, 12.0)
 
 
@@ -88,7 +88,7 @@ def test_a_rank_whose_loops_are_over_is_not_waited_for() -> None:
 
 def test_when_a_whole_node_is_gone_its_first_ranks_are_named() -> None:
     """A list of a thousand names helps nobody."""
-    ranks = {rank: digest(rank) for rank in range(64)}
+    ranks = {rank: report(rank) for rank in range(64)}
 
     assert [s.rank for s in suspects(ranks, dict.fromkeys(ranks, 400.0))] == list(range(MOST_NAMED))
 
@@ -108,10 +108,10 @@ def test_the_numbers_of_the_ranks_do_not_matter(places: list[Any], data: st.Data
     order = data.draw(st.permutations(range(len(places))))
 
     def found(each: list[Any]) -> list[Any]:
-        digests = {
-            rank: digest(rank, stage=stage, step=step, stalled=stalled, quiet_s=9.0)
+        reports = {
+            rank: report(rank, stage=stage, step=step, stalled=stalled, quiet_s=9.0)
             for rank, (stage, step, stalled) in enumerate(each)
         }
-        return sorted(each[suspect.rank] for suspect in suspects(digests, {}))
+        return sorted(each[suspect.rank] for suspect in suspects(reports, {}))
 
     assert found(places) == found([places[rank] for rank in order])

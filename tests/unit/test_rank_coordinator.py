@@ -20,7 +20,7 @@ from otel_train.distributed.coordinator import RECORDS_PER_S, Job, RankCoordinat
 from otel_train.distributed.rank_report import decode, encode
 from otel_train.resource import Process, detect
 from otel_train.testing import FakeClock
-from tests.support.peers import digest
+from tests.support.rank_reports import report
 from tests.support.store import FakeStore, until
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def test_a_rank_is_as_patient_as_the_most_patient_that_it_may_wait_for(
 ) -> None:
     """While rank 5 saves, the others sit in a collective; rank 0 learns it from its record, the others from rank 0."""
     first, last = join(members, store, 0, 8), join(members, store, 7, 8)
-    store.held["p/5"] = encode(digest(5, doing="checkpointing", patience_s=1800.0))
+    store.held["p/5"] = encode(report(5, doing="checkpointing", patience_s=1800.0))
     for _ in range(2):
         first.turns()
         last.turns()
@@ -128,10 +128,10 @@ def test_a_rank_is_as_patient_as_the_most_patient_that_it_may_wait_for(
 
 def hung(**rank_0: Any) -> dict[int, str]:
     """Four ranks, of which the last never got its batch."""
-    stuck = digest(3, stage="data", loader="train", after="optimizer", **STILL)
+    stuck = report(3, stage="data", loader="train", after="optimizer", **STILL)
     return {
         rank: encode(d)
-        for rank, d in enumerate([digest(0, **STILL | rank_0), *(digest(r, **STILL) for r in (1, 2)), stuck])
+        for rank, d in enumerate([report(0, **STILL | rank_0), *(report(r, **STILL) for r in (1, 2)), stuck])
     }
 
 
@@ -157,10 +157,10 @@ def test_the_deputy_speaks_when_rank_0_has_fallen_silent(members: list[Member], 
     """Its process is stopped or gone: nobody else would say so."""
     deputy = join(members, store, 1, 4)
     deputy.turns()
-    records = {rank: encode(digest(rank)) for rank in range(4)}
+    records = {rank: encode(report(rank)) for rank in range(4)}
     deputy.ranks._read(records)
     deputy.clock.tick(s=301)
-    moving = {rank: encode(digest(rank, sequence=2, **STILL)) for rank in range(1, 4)}
+    moving = {rank: encode(report(rank, sequence=2, **STILL)) for rank in range(1, 4)}
     deputy.ranks._read(records | moving)
 
     assert [told["train.rank"] for told in deputy.told("train.stall")] == [0]
@@ -169,7 +169,7 @@ def test_the_deputy_speaks_when_rank_0_has_fallen_silent(members: list[Member], 
 def test_the_others_keep_the_baselines_of_rank_0(members: list[Member], store: FakeStore) -> None:
     """So that a kept step has all its ranks in one trace."""
     third = join(members, store, 2, 4)
-    store.held["p/0"] = encode(digest(0, every=64))
+    store.held["p/0"] = encode(report(0, every=64))
     third.turns()
     assert third.run.sampler.every == 64
 

@@ -11,7 +11,7 @@ from otel_train.catalog import RANK_EVENT
 from otel_train.datamodel import Point
 from otel_train.distributed.coordinator import RankMonitor
 from otel_train.distributed.rank_report import encode
-from tests.support.peers import digest, later
+from tests.support.rank_reports import later, report
 
 if TYPE_CHECKING:
     from otel_train.distributed.hang import HangSuspect
@@ -24,8 +24,8 @@ class Seen:
     def __init__(self, size: int = 2, *, speaks: bool = False) -> None:
         self.peers = RankMonitor(size, every_s=5.0, stall_after_s=300.0, speaks=speaks)
 
-    def take(self, now_s: float, *digests: RankReport) -> list[HangSuspect]:
-        return self.peers.take({d.rank: encode(d) for d in digests}, now_s)
+    def take(self, now_s: float, *reports: RankReport) -> list[HangSuspect]:
+        return self.peers.take({d.rank: encode(d) for d in reports}, now_s)
 
     def figures(self) -> dict[str, dict[tuple[str, ...], float]]:
         builder = MetricBuilder()
@@ -55,10 +55,10 @@ def test_before_any_record_there_is_no_figure() -> None:
 def test_a_rank_whose_record_stands_still_no_longer_reports() -> None:
     """It died without a word; the store still holds what it said last."""
     seen = Seen()
-    seen.take(0.0, digest(0, sequence=1), digest(1, sequence=1))
+    seen.take(0.0, report(0, sequence=1), report(1, sequence=1))
     assert seen.figures()["train.ranks.reporting"] == {(): 2}
 
-    seen.take(15.1, digest(0, sequence=4), digest(1, sequence=1))
+    seen.take(15.1, report(0, sequence=4), report(1, sequence=1))
     assert seen.figures()["train.ranks.reporting"] == {(): 1}
     assert seen.peers.silent == [1]
 
@@ -66,16 +66,16 @@ def test_a_rank_whose_record_stands_still_no_longer_reports() -> None:
 def test_a_rank_that_ended_by_itself_is_not_missed() -> None:
     """It took its record away."""
     seen = Seen()
-    seen.take(0.0, digest(0), digest(1))
-    assert seen.take(1000.0, digest(0, sequence=9)) == []
+    seen.take(0.0, report(0), report(1))
+    assert seen.take(1000.0, report(0, sequence=9)) == []
     assert seen.peers.silent == []
 
 
 def test_the_events_of_all_ranks_are_summed_and_never_forgotten() -> None:
     """A counter that falls when a rank ends reads as a restart, and its alert goes off again."""
     seen = Seen()
-    seen.take(0.0, digest(0, events=events(oom=1)), digest(1, events=events(oom=2, stall=1)))
-    seen.take(5.0, digest(0, sequence=2, events=events(oom=1, drop=4)))
+    seen.take(0.0, report(0, events=events(oom=1)), report(1, events=events(oom=2, stall=1)))
+    seen.take(5.0, report(0, sequence=2, events=events(oom=1, drop=4)))
     found = seen.figures()["train.ranks.events"]
 
     assert found[("oom",)] == 3
@@ -85,7 +85,7 @@ def test_the_events_of_all_ranks_are_summed_and_never_forgotten() -> None:
 def test_a_record_that_makes_no_sense_costs_only_itself() -> None:
     """A rank of another version must not blind us to the others."""
     seen = Seen()
-    seen.peers.take({0: encode(digest(0)), 1: "hello"}, 0.0)
+    seen.peers.take({0: encode(report(0)), 1: "hello"}, 0.0)
 
     assert seen.figures()["train.ranks.reporting"] == {(): 1}
     assert seen.peers.refused == 1
@@ -95,15 +95,15 @@ def test_a_standstill_is_told_once() -> None:
     """Ten hours of hanging are one event."""
     seen = Seen()
     still: dict[str, Any] = {"stalled": True, "quiet_s": 300.0}
-    stuck = digest(1, stage="data", loader="train", after="optimizer", **still)
+    stuck = report(1, stage="data", loader="train", after="optimizer", **still)
 
-    first = seen.take(300.0, digest(0, **still), stuck)
+    first = seen.take(300.0, report(0, **still), stuck)
     assert [(s.rank, s.stage) for s in first] == [(1, "data")]
-    assert seen.take(305.0, digest(0, sequence=2, **still), stuck._replace(sequence=2)) == []
+    assert seen.take(305.0, report(0, sequence=2, **still), stuck._replace(sequence=2)) == []
     assert [s["rank"] for s in (seen.peers.summary() or {})["suspects"]] == [1]
 
-    seen.take(310.0, digest(0, sequence=3), digest(1, sequence=3))
-    again = seen.take(900.0, digest(0, sequence=4, **still), stuck._replace(sequence=4))
+    seen.take(310.0, report(0, sequence=3), report(1, sequence=3))
+    again = seen.take(900.0, report(0, sequence=4, **still), stuck._replace(sequence=4))
     assert [s.rank for s in again] == [1]
 
 
@@ -112,7 +112,7 @@ def test_as_many_series_for_many_ranks_as_for_few() -> None:
 
     def series(size: int) -> int:
         seen = Seen(size)
-        begun = [digest(rank) for rank in range(size)]
+        begun = [report(rank) for rank in range(size)]
         seen.take(0.0, *begun)
         spent = {"data": 0.001, "forward": 0.01, "backward": 0.02, "optimizer": 0.001, "other": 0.001}
         seen.take(5.0, *(later(one, 10, spent) for one in begun))
@@ -124,7 +124,7 @@ def test_as_many_series_for_many_ranks_as_for_few() -> None:
 def test_the_work_of_the_ranks_is_published_by_statistic() -> None:
     """Two ranks with 1 and 3 ms of data per step."""
     seen = Seen()
-    begun = [digest(0), digest(1)]
+    begun = [report(0), report(1)]
     seen.take(0.0, *begun)
     seen.take(5.0, later(begun[0], 10, {"data": 0.001}), later(begun[1], 10, {"data": 0.003}))
     found = seen.figures()
@@ -137,7 +137,7 @@ def test_the_work_of_the_ranks_is_published_by_statistic() -> None:
 def test_the_three_ranks_with_the_most_work_of_their_own_are_named() -> None:
     """Whoever is called at night needs the number of the rank, not that there is one."""
     seen = Seen(10)
-    begun = [digest(rank) for rank in range(10)]
+    begun = [report(rank) for rank in range(10)]
     seen.take(0.0, *begun)
     extra = {2: 0.05, 5: 0.03, 7: 0.02, 8: 0.01}
     seen.take(
@@ -160,11 +160,11 @@ def test_a_rank_that_holds_the_run_up_is_named_until_it_moves() -> None:
     """A gauge that vanished would be remembered for five minutes; 0 says at once that it is over."""
     seen = Seen()
     still: dict[str, Any] = {"stalled": True, "quiet_s": 310.0}
-    stuck = digest(1, stage="data", loader="train", after="optimizer", **still)
-    seen.take(0.0, digest(0, stage="backward", **still), stuck)
+    stuck = report(1, stage="data", loader="train", after="optimizer", **still)
+    seen.take(0.0, report(0, stage="backward", **still), stuck)
     assert seen.figures()["train.rank.stall.time"] == {("1", "node-1", "data"): 310.0}
 
-    seen.take(5.0, digest(0, sequence=2), digest(1, sequence=2))
+    seen.take(5.0, report(0, sequence=2), report(1, sequence=2))
     assert seen.figures()["train.rank.stall.time"] == {("1", "node-1", "data"): 0.0}
 
 
@@ -172,8 +172,8 @@ def test_rank_0_counts_samples_for_all_ranks_where_it_alone_exports() -> None:
     """A sum over what is exported is then the global number in every profile; ranks that have ended stay in it."""
     seen = Seen(speaks=True)
     mine = {("train.samples", "main", "train"): 80, ("train.tokens", "", "train"): 5}
-    seen.take(0.0, digest(0, counted=mine), digest(1, counted=mine))
-    seen.take(5.0, digest(0, sequence=2, counted=mine))
+    seen.take(0.0, report(0, counted=mine), report(1, counted=mine))
+    seen.take(5.0, report(0, sequence=2, counted=mine))
 
     assert seen.figures()["train.samples"] == {("main", "train"): 160}
     assert seen.figures()["train.tokens"] == {("train",): 10}

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from otel_train.catalog import PHASES, RANK_EVENT, STAGES
 from otel_train.distributed.rank_report import COUNTED, MOST_CHARS, NAMED, RankReport, decode, encode
-from tests.support.peers import digest
+from tests.support.rank_reports import report
 
 counts = st.integers(0, 10**12)
 seconds = st.floats(0, 1e9)
@@ -69,7 +69,7 @@ def test_a_record_is_small_whatever_is_in_it(record: RankReport) -> None:
 def test_what_is_read_is_what_was_written() -> None:
     """To the microsecond, and every count."""
     events = dict.fromkeys(RANK_EVENT.values, 0) | {"oom": 2, "stall": 1}
-    record = digest(
+    record = report(
         3, stage="data", loader="train", stages={"data": 1.25, NAMED: 0.000001}, events=events, stalled=True,
         quiet_s=7.5, every=64, after="", counted={("train.samples", "train", "train"): 640},
     )  # fmt: skip
@@ -88,7 +88,7 @@ def test_what_is_read_is_what_was_written() -> None:
         '"text"',
         "[" * 999,
         "x" * 5000,
-        encode(digest(0))[:-2],
+        encode(report(0))[:-2],
     ],
 )
 def test_anything_else_is_refused_by_name(text: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from otel_train.distributed.rank_report import NAMED
 from otel_train.distributed.straggler import Straggler, Stragglers, compare, finding, windows_needed
-from tests.support.peers import digest, later, world
+from tests.support.rank_reports import later, report, world
 
 if TYPE_CHECKING:
     from otel_train.distributed.rank_report import RankReport
@@ -169,7 +169,7 @@ def test_a_rank_that_starts_anew_is_compared_from_its_new_start() -> None:
     """Its counts begin at 0 again: a difference to the old ones would be negative time."""
     job = Job(2)
     job.window(FAIR, FAIR)
-    again = {0: job.now[0], 1: digest(1, sequence=0, steps=50)}
+    again = {0: job.now[0], 1: report(1, sequence=0, steps=50)}
     job.stragglers.take(again)
     job.stragglers.take({0: later(again[0], 10, FAIR), 1: later(again[1], 10, FAIR)})
 

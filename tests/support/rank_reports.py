@@ -8,7 +8,7 @@ from otel_train.catalog import STAGES
 from otel_train.distributed.rank_report import NAMED, RankReport
 
 
-def digest(rank: int, **facts: Any) -> RankReport:
+def report(rank: int, **facts: Any) -> RankReport:
     """A rank in the middle of training, but for what is said of it."""
     usual: dict[str, Any] = {
         "host": f"node-{rank}", "sequence": 1, "steps": 100, "step": 100, "stage": "backward", "loader": "",
@@ -33,4 +33,4 @@ def later(before: RankReport, steps: int, per_step: dict[str, float], **facts: A
 
 def world(size: int, **facts: Any) -> dict[int, RankReport]:
     """Ranks that are all alike."""
-    return {rank: digest(rank, **facts) for rank in range(size)}
+    return {rank: report(rank, **facts) for rank in range(size)}
