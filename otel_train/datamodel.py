@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple
+
+from otel_train.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -151,7 +153,7 @@ class SpanLink(NamedTuple):
     attributes: Mapping[str, AttributeValue] = {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, kw_only=True)
 class Span:
     """One finished span, made after the fact.
 
@@ -177,7 +179,7 @@ class Span:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, kw_only=True)
 class Event:
     """Something that happened in the run: a line of ``events.jsonl``."""
 
@@ -186,7 +188,7 @@ class Event:
     attributes: Mapping[str, AttributeValue] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, kw_only=True)
 class Finding:
     """A claim about where training time goes, with its evidence. The leading one is the verdict.
 
@@ -213,7 +215,7 @@ class Finding:
     severity: str = "info"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, kw_only=True)
 class ExportBatch:
     """What one turn of the pump hands to every exporter.
 

@@ -9,13 +9,14 @@ import re
 import socket
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import unquote
 
 from otel_train.config.settings import ENVIRONMENT
 from otel_train.config.validation import IgnoredSetting
+from otel_train.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -224,7 +225,7 @@ SLURM_ATTRIBUTES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, kw_only=True)
 class RunInfo:
     """Who this process is.
 
@@ -355,7 +356,7 @@ def pod_namespace(path: str = "/var/run/secrets/kubernetes.io/serviceaccount/nam
         return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, kw_only=True)
 class Process:
     """What a process knows of itself without reading its environment. Tests pass their own."""
 

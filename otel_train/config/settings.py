@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from otel_train.config.validation import (
@@ -21,6 +21,7 @@ from otel_train.config.validation import (
     unknown,
 )
 from otel_train.errors import ConfigError
+from otel_train.fast_dataclass import fast_dataclass
 from otel_train.safety import PrintableRecords
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ _MOST_CHARS: Final = 200
 """Of the name of a variable, as a mistake in it is told."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, kw_only=True)
 class Config:
     """How a run is observed. Keyword settings win over a Config, that over the environment, that over files.
 
