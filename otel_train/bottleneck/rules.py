@@ -613,7 +613,7 @@ LIMIT_RULES = (
         "sync_bound",
         "the device has a quarter of a step queued at one edge, and nothing at another with no wait for data before",
         ("as `launch_bound`",),
-        "no `.item()`, `.cpu()`, `print(tensor)` in the step; [clocks](clocks-and-cuda-sync.md)",
+        "no `.item()`, `.cpu()`, `print(tensor)` in the step; [host and device time](../explanation/host-and-device-time.md)",
         _sync_bound,
     ),
     Rule(
