@@ -13,7 +13,7 @@ from xml.sax.saxutils import escape
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from otel_train.exporters.console import render_card  # noqa: E402 - the checkout's own, installed or not
+from otel_train.console.summary import render_card  # noqa: E402 - the checkout's own, installed or not
 from otel_train.exporters.run_directory import find_run, rank_directories  # noqa: E402
 
 if TYPE_CHECKING:

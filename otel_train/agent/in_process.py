@@ -159,7 +159,7 @@ class AgentService:
         """Import what the service thread needs: while the program trains, an import holds the interpreter."""
         wanted = [
             "otel_train.trackers.manager",
-            "otel_train.exporters.text_layout",
+            "otel_train.console.text",
             "otel_train.distributed.store",
         ]
         if self._config.capture != "off":
@@ -414,9 +414,9 @@ class AgentService:
             self._say_hello(link)
 
     def _hello(self) -> Hello:
-        from otel_train.exporters.text_layout import Page
+        from otel_train.console.text import TextLayout
 
-        page = Page.of(sys.stderr) if sys.stderr is not None else Page()
+        page = TextLayout.of(sys.stderr) if sys.stderr is not None else TextLayout()
         torch: Any = sys.modules.get("torch")
         resource: dict[str, Any] = {}
         if torch is not None:

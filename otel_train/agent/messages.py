@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from otel_train.config import Config
+    from otel_train.console.text import TextLayout
     from otel_train.datamodel import Anchor, AttributeValue, Compile, DeviceMemory, DeviceTimes, Outcomes
-    from otel_train.exporters.text_layout import Page
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent, Value
@@ -39,7 +39,7 @@ class Hello(NamedTuple):
     origins: Mapping[str, str]
     anchor: Anchor
     resource: Mapping[str, AttributeValue]
-    page: Page
+    page: TextLayout
     again: bool = False
 
 

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.analyze.drawing import area, bars, color_of, lines
 from otel_train.analyze.report_style import COLORS, SCRIPT, STYLE
-from otel_train.analyze.report_text import (
+from otel_train.console.summary import data_wait_s, steps_per_second
+from otel_train.console.text import (
     ABSENT,
     bytes_of,
-    data_wait_s,
     duration,
-    figure,
     percent,
-    steps_per_second,
+    rounded,
 )
 
 if TYPE_CHECKING:
@@ -61,8 +60,8 @@ def _facts(document: Document) -> str:
     wall_s = summary.get("wall_seconds")
     facts = [
         f"{escape(str(summary.get('state')))} after {duration(wall_s)}",
-        f"{figure(steps)} training steps",
-        f"{figure(speed)} steps/s of wall time" if (speed := steps_per_second(summary)) else "",
+        f"{rounded(steps)} training steps",
+        f"{rounded(speed)} steps/s of wall time" if (speed := steps_per_second(summary)) else "",
         *([] if summary.get("training") in (None, 1) else [f"training {escape(str(summary['training']))}"]),
         f"rank {escape(str(summary.get('rank')))} of {escape(str(summary.get('world_size')))}",
         escape(str(summary.get("host") or "")),
@@ -121,7 +120,7 @@ def stage_table(document: Document) -> str:
     body = [
         [
             escape(" · ".join(part for part in (row["phase"], row["loader"], row["stage"]) if part)),
-            figure(row["count"]), duration(row["avg"]), duration(row["p50"]), duration(row["p95"]), duration(row["p99"]),
+            rounded(row["count"]), duration(row["avg"]), duration(row["p50"]), duration(row["p95"]), duration(row["p99"]),
             duration(row["self_seconds"]),
             share_bar(row["self_seconds"] / whole[row["phase"]], row["stage"]) if row["self_seconds"] else ABSENT,
         ]
@@ -152,8 +151,8 @@ def _loaders(document: Document) -> str:
     waits = {row["loader"]: row["wait"] or {} for row in summary.get("loaders") or ()}
     body = [
         [
-            escape(name), figure(number), figure((summary.get("samples") or {}).get(name)),
-            figure((summary.get("tokens") or {}).get(name)),
+            escape(name), rounded(number), rounded((summary.get("samples") or {}).get(name)),
+            rounded((summary.get("tokens") or {}).get(name)),
             duration(waits.get(name, {}).get("total_seconds")), duration(waits.get(name, {}).get("avg")),
         ]
         for name, number in (summary.get("batches") or {}).items()
@@ -172,7 +171,7 @@ def _ranks(document: Document) -> str:
     body = [
         [
             escape(str(row.get("rank"))), escape(str(row.get("state"))), duration(row.get("wall_seconds")),
-            figure((row.get("steps") or {}).get("train")), duration(data_wait_s(row)),
+            rounded((row.get("steps") or {}).get("train")), duration(data_wait_s(row)),
             escape(str(next((verdict["name"] for verdict in row.get("verdicts") or ()), ABSENT))),
         ]
         for row in document["ranks"]
@@ -219,7 +218,7 @@ def _capture(capture: Mapping[str, Any]) -> str:
     parts = analysis["breakdown"]
     idle = analysis["idle"]
     facts = [
-        f"{figure(parts['steps'])} steps" if parts["steps"] else "no steps marked",
+        f"{rounded(parts['steps'])} steps" if parts["steps"] else "no steps marked",
         duration(parts["seconds"]),
         f"device idle {percent(idle['share'])}" if idle else "nothing on a device",
         f"data {percent(parts['data_share'])}" if parts["data_share"] is not None else "",
@@ -239,7 +238,7 @@ def _hot(what: str, rows: Sequence[Mapping[str, Any]]) -> str:
     body = [
         [
             f"<code>{escape(row['name'])}</code>",
-            figure(row["count"]),
+            rounded(row["count"]),
             duration(row["seconds"]),
             share_bar(row["share"], ""),
         ]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.aggregation.counters import Start
-from otel_train.analyze.report_text import duration
+from otel_train.console.text import duration
 from otel_train.datamodel import NS_PER_S
 
 if TYPE_CHECKING:

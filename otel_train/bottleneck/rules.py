@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.aggregation.series_names import CHECKPOINT
-from otel_train.analyze.report_text import duration
 from otel_train.bottleneck.dataloader import (
     LoaderThroughput,
     compared,
@@ -25,6 +24,7 @@ from otel_train.bottleneck.device import (
     host_limits,
     recompiling,
 )
+from otel_train.console.text import duration
 from otel_train.datamodel import Finding, Pace
 from otel_train.recording.events import WAIT
 

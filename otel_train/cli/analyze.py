@@ -14,9 +14,9 @@ from otel_train.analyze.rules import rank_finding
 from otel_train.analyze.summary import summarize
 from otel_train.analyze.timeline import Scene
 from otel_train.cli import arguments
-from otel_train.cli.analysis_page import render
 from otel_train.cli.arguments import add_run_dir
-from otel_train.exporters.text_layout import Page
+from otel_train.console.text import TextLayout
+from otel_train.console.trace_summary import render
 from otel_train.files import dump_json, problem_of
 from otel_train.profiler.storage import note_analysis, record_of
 
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         for document in documents:
             print(dump_json(document))
         return 0
-    page = Page.of(sys.stdout)
+    page = TextLayout.of(sys.stdout)
     print(render(page, documents[0]), end="")
     if len(documents) > 1:
         others = ", ".join(str(document["path"]) for document in documents[1:])

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from otel_train.artifacts.writer import Written, write
 from otel_train.cli import arguments
+from otel_train.console.text import TextLayout
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import find_run, rank_directories
-from otel_train.exporters.text_layout import Page
 from otel_train.files import dump_json
 from otel_train.safety import printable
 
@@ -65,7 +65,7 @@ def say(written: Written, *, as_json: bool = False) -> None:
     if as_json:
         print(dump_json({"folder": str(written.folder), "artifacts": written.files, "notes": written.notes}))
         return
-    page = Page.of(sys.stdout)
+    page = TextLayout.of(sys.stdout)
     print(printable(written.folder))
     for name, entry in sorted(written.files.items()):
         print(f"  {name:<35}{page.safe(_told(entry))}")

@@ -12,9 +12,9 @@ from otel_train.artifacts.run_reader import left_by
 from otel_train.artifacts.validate import Fault, check, check_run
 from otel_train.artifacts.writer import MARK, SUMMARY
 from otel_train.cli.arguments import add_run_dir, tell_earlier
+from otel_train.console.text import TextLayout
 from otel_train.errors import OtelTrainError, RunDirectoryError
 from otel_train.exporters.run_directory import find_run, rank_directories
-from otel_train.exporters.text_layout import Page
 from otel_train.files import dump_json, read_json, replace_text
 from otel_train.safety import printable
 
@@ -89,7 +89,7 @@ def _chosen(args: argparse.Namespace) -> tuple[Path, bool]:
 
 
 def _say(folder: Path, faults: Sequence[Fault]) -> None:
-    page = Page.of(sys.stdout)
+    page = TextLayout.of(sys.stdout)
     for fault in faults:
         print(page.safe(f"{fault.file}: {fault.what}"))
     verdict = (
@@ -114,10 +114,10 @@ def _document(folder: Path, *, made: bool) -> dict[str, Any]:
 
 def _show(args: argparse.Namespace, folder: Path, document: Mapping[str, Any]) -> None:
     summary, capture = document["summary"], document["capture"]
-    page = Page.of(sys.stderr if args.json else sys.stdout)
+    page = TextLayout.of(sys.stderr if args.json else sys.stdout)
     if args.analysis:
-        from otel_train.cli.analysis_page import render
-        from otel_train.exporters.console import render_card
+        from otel_train.console.summary import render_card
+        from otel_train.console.trace_summary import render
 
         told = render_card(summary, width=page.width, color=page.color, unicode=page.unicode)
         told += (

@@ -19,15 +19,23 @@ from otel_train.analyze.compare import (
     side_of_trace,
     together,
 )
-from otel_train.analyze.report_text import activity_shares
 from otel_train.analyze.summary import summarize
 from otel_train.cli import arguments, summary
 from otel_train.cli.arguments import add_run_dir, tell_earlier
+from otel_train.console.summary import activity_shares
+from otel_train.console.text import (
+    ABSENT,
+    INDENT,
+    TextLayout,
+    count,
+    duration,
+    pad,
+    percent,
+    right,
+)
 from otel_train.errors import RunDirectoryError
-from otel_train.exporters import text_layout
 from otel_train.exporters.run_directory import find_run, rank_directories
 from otel_train.exporters.series import buckets_of
-from otel_train.exporters.text_layout import INDENT, Page, count, duration, pad, percent, right
 from otel_train.files import dump_json, last_metrics
 
 if TYPE_CHECKING:
@@ -153,7 +161,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(dump_json(document))
     else:
-        page = Page.of(sys.stdout)
+        page = TextLayout.of(sys.stdout)
         print(page.finish(_lines(page, document)), end="")
     if args.fail_if_slower is not None and slower is not False:
         said = "is" if slower else "may or may not be: more steps are needed to tell if it is"
@@ -177,7 +185,7 @@ def _side(target: str, args: argparse.Namespace) -> Side:
     return side_of_run(ranks[rank], summary.read(ranks[rank] / summary.FILE_NAME), name=target)
 
 
-def _lines(page: Page, document: Mapping[str, Any]) -> Iterator[str]:
+def _lines(page: TextLayout, document: Mapping[str, Any]) -> Iterator[str]:
     step = document["rows"][0]
     name = page.safe(f"{document['before']} → {document['after']}")
     yield page.rule(
@@ -207,15 +215,15 @@ def _lines(page: Page, document: Mapping[str, Any]) -> Iterator[str]:
                 yield INDENT + page.paint(line, "dim")
 
 
-def _row(page: Page, row: Mapping[str, Any], column: int) -> str:
+def _row(page: TextLayout, row: Mapping[str, Any], column: int) -> str:
     before, after = (row[key]["mean"] for key in ("before", "after"))
-    interval = text_layout.ABSENT if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
-    ratio = text_layout.ABSENT if row["ratio"] is None else f"{row['ratio']:.3f}"
+    interval = ABSENT if row["low"] is None else f"{row['low']:.3f} to {row['high']:.3f}"
+    ratio = ABSENT if row["ratio"] is None else f"{row['ratio']:.3f}"
     figures = right(duration(before), _FIGURE) + right(duration(after), _FIGURE)
     return pad(page.safe(row["name"]), column) + figures + right(ratio, _RATIO) + right(interval, 18)
 
 
-def _quantiles(page: Page, step: Mapping[str, Any]) -> Iterator[str]:
+def _quantiles(page: TextLayout, step: Mapping[str, Any]) -> Iterator[str]:
     for name in ("p50", "p95", "p99"):
         texts = []
         for key in ("before", "after"):

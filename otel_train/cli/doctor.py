@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from otel_train.console.text import TextLayout
 from otel_train.doctor import end_to_end
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, worst
 from otel_train.doctor.runner import examine, usual_places
 from otel_train.errors import ConfigError
-from otel_train.exporters.text_layout import Page
 from otel_train.stack import configuration
 
 if TYPE_CHECKING:
@@ -106,11 +106,11 @@ def run(args: argparse.Namespace) -> int:
         ]
         print(json.dumps({"schema": SCHEMA, "exit_code": code, "findings": listed}))
     else:
-        print("\n".join(lines(findings, Page.of(sys.stdout))))
+        print("\n".join(lines(findings, TextLayout.of(sys.stdout))))
     return code
 
 
-def lines(findings: Iterable[Finding], page: Page) -> list[str]:
+def lines(findings: Iterable[Finding], page: TextLayout) -> list[str]:
     """The diagnosis for people: a heading per area, a mark per finding, the remedy below it."""
     listed = list(findings)
     text: list[str] = []

@@ -10,8 +10,20 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.run_reader import records_below
 from otel_train.cli import arguments
-from otel_train.exporters import text_layout
-from otel_train.exporters.text_layout import INDENT, Page, bar, cut, duration, known, pad, right
+from otel_train.console.text import (
+    ABSENT,
+    INDENT,
+    TextLayout,
+    bar,
+    cut,
+    display_width,
+    duration,
+    flow,
+    known,
+    pad,
+    plural,
+    right,
+)
 from otel_train.profiler.storage import claim_of
 
 if TYPE_CHECKING:
@@ -62,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
     for report in reports:
         report["captures"] = [each for each in records if each.get("rank") == report["rank"]]
         report["suspect"] = report["rank"] in {suspect.rank for suspect in named}
-    page = Page.of(sys.stdout)
+    page = TextLayout.of(sys.stdout)
     if len(reports) > 1 and not args.json:
         print(render_overview(page, reports, named))
     for report in reports:
@@ -70,12 +82,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def render(page: Page, report: Report) -> str:
+def render(page: TextLayout, report: Report) -> str:
     """One rank's report as a page to read."""
     alive = report.get("alive")
     ended = report.get("state") not in (None, "running")
     badge = ("● alive", "cyan") if alive else ("● ended", "green") if ended else ("✖ gone", "red")
-    title = page.safe(report.get("run_id") or text_layout.ABSENT)
+    title = page.safe(report.get("run_id") or ABSENT)
     lines = [
         page.rule([("otel_train postmortem", "bold"), (title, "cyan")], badge),
         *(INDENT + page.paint(line, "bold") for line in page.prose(headline(report), indent=len(INDENT))),
@@ -118,26 +130,23 @@ def _step_at_the_end(report: Report) -> int | None:
     return None if last is None else last.get("index")
 
 
-def _facts(page: Page, report: Report) -> list[str]:
+def _facts(page: TextLayout, report: Report) -> list[str]:
     facts = [
         f"pid {known(report.get('pid'))}",
         f"attempt {known(report.get('attempt'))}",
         f"started {_instant(report.get('started_unix_s'))}",
         f"last edge {_instant(report.get('last_edge_unix_s'))}",
-        f"{text_layout.plural(report.get('steps_in_file'), 'step')} on file",
-        text_layout.plural(report.get("edges_in_file"), "edge"),
+        f"{plural(report.get('steps_in_file'), 'step')} on file",
+        plural(report.get("edges_in_file"), "edge"),
     ]
-    return text_layout.flow(facts, page.columns - len(INDENT))
+    return flow(facts, page.columns - len(INDENT))
 
 
-def _open_stages(page: Page, stages: Sequence[Report]) -> Iterable[str]:
+def _open_stages(page: TextLayout, stages: Sequence[Report]) -> Iterable[str]:
     if not stages:
         return
-    names = [
-        "  " * depth + page.safe(stage.get("stage") or text_layout.ABSENT)
-        for depth, stage in enumerate(stages)
-    ]
-    column = min(max(map(text_layout.display_width, names)), _NAME_COLUMNS)
+    names = ["  " * depth + page.safe(stage.get("stage") or ABSENT) for depth, stage in enumerate(stages)]
+    column = min(max(map(display_width, names)), _NAME_COLUMNS)
     yield INDENT + page.paint("open at the end, the outermost first", "bold")
     for name, stage in zip(names, stages, strict=True):
         facts = [
@@ -145,14 +154,14 @@ def _open_stages(page: Page, stages: Sequence[Report]) -> Iterable[str]:
         ]
         room = page.columns - len(INDENT) - column - _TIME_COLUMNS - 2
         beside = " · ".join(facts)
-        if text_layout.display_width(beside) > room:
+        if display_width(beside) > room:
             beside = " · ".join(cut(fact, room // len(facts) - 3) for fact in facts)
         text = f"{pad(name, column)}{right(duration(stage.get('for_seconds')), _TIME_COLUMNS)}  {beside}"
         yield INDENT + page.paint(text, "red" if stage is stages[-1] else "")
     yield ""
 
 
-def _recent(page: Page, steps: Sequence[Report]) -> Iterable[str]:
+def _recent(page: TextLayout, steps: Sequence[Report]) -> Iterable[str]:
     if not steps:
         return
     spent: dict[str, float] = {}
@@ -186,13 +195,13 @@ def _recent(page: Page, steps: Sequence[Report]) -> Iterable[str]:
     yield ""
 
 
-def _threads(page: Page, threads: Sequence[Report]) -> Iterable[str]:
+def _threads(page: TextLayout, threads: Sequence[Report]) -> Iterable[str]:
     if len(threads) < 2:  # noqa: PLR2004 - with one thread all has been said above
         return
     yield INDENT + page.paint("threads", "bold")
     for thread in threads:
         inside = " > ".join(_stage_name(page, stage) for stage in thread.get("open") or ())
-        edges = right(text_layout.plural(thread.get("edges"), "edge"), 16)
+        edges = right(plural(thread.get("edges"), "edge"), 16)
         text = f"{pad(page.safe(known(thread.get('name'))), _NAME_COLUMNS)}{edges}  last {_time(thread.get('last_edge_unix_s'))}"
         yield INDENT + cut(
             f"{text}  {f'in {inside}' if inside else 'nothing open'}", page.columns - len(INDENT)
@@ -200,7 +209,7 @@ def _threads(page: Page, threads: Sequence[Report]) -> Iterable[str]:
     yield ""
 
 
-def _captures(page: Page, records: Sequence[Report]) -> Iterable[str]:
+def _captures(page: TextLayout, records: Sequence[Report]) -> Iterable[str]:
     """The newest: what the last look into the run has shown."""
     for record in records[-1:]:
         steps = " to ".join(map(str, record.get("steps") or ())) or "none"
@@ -212,16 +221,16 @@ def _captures(page: Page, records: Sequence[Report]) -> Iterable[str]:
         yield ""
 
 
-def _stage_name(page: Page, stage: object) -> str:
+def _stage_name(page: TextLayout, stage: object) -> str:
     return page.safe(stage.get("stage") if isinstance(stage, dict) else stage)
 
 
 def _instant(unix_s: float | None) -> str:
-    return text_layout.ABSENT if unix_s is None else f"{_utc(unix_s):%Y-%m-%d %H:%M:%S} UTC"
+    return ABSENT if unix_s is None else f"{_utc(unix_s):%Y-%m-%d %H:%M:%S} UTC"
 
 
 def _time(unix_s: float | None) -> str:
-    return text_layout.ABSENT if unix_s is None else f"{_utc(unix_s):%H:%M:%S}"
+    return ABSENT if unix_s is None else f"{_utc(unix_s):%H:%M:%S}"
 
 
 def _utc(unix_s: float) -> datetime:
@@ -231,9 +240,9 @@ def _utc(unix_s: float) -> datetime:
 _RANK, _STATE, _STEP, _STAGE = 6, 13, 9, 24
 
 
-def render_overview(page: Page, reports: Sequence[Report], suspects: Sequence[HangSuspect]) -> str:
+def render_overview(page: TextLayout, reports: Sequence[Report], suspects: Sequence[HangSuspect]) -> str:
     """One line per rank, the suspects marked, and a sentence on them."""
-    title = page.safe(reports[0].get("run_id") or text_layout.ABSENT)
+    title = page.safe(reports[0].get("run_id") or ABSENT)
     named = {suspect.rank for suspect in suspects}
     lines = [
         page.rule([("otel_train postmortem", "bold"), (title, "cyan")], (f"{len(reports)} ranks", "")),

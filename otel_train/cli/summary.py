@@ -8,13 +8,21 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.analyze.report_text import activity_shares, steps_per_second
 from otel_train.artifacts.run_reader import record_beside
 from otel_train.cli import arguments
+from otel_train.console.summary import activity_shares, render_card, steps_per_second
+from otel_train.console.text import (
+    ABSENT,
+    TextLayout,
+    count,
+    cut,
+    duration,
+    pad,
+    percent,
+    right,
+    rounded,
+)
 from otel_train.errors import RunDirectoryError
-from otel_train.exporters import text_layout
-from otel_train.exporters.console import render_card
-from otel_train.exporters.text_layout import Page, pad, right
 from otel_train.files import read_json
 from otel_train.profiler.storage import claim_of
 
@@ -57,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
             print(json.dumps(summary))
         return 0
     arguments.tell_earlier(next(iter(folders.values())).parent)
-    page = Page.of(sys.stdout)
+    page = TextLayout.of(sys.stdout)
     if len(summaries) > 1:
         print(rank_table(page, summaries))
     print(render_card(summaries[0], width=page.width, color=page.color, unicode=page.unicode), end="")
@@ -99,10 +107,10 @@ def read(path: Path) -> Mapping[str, Any]:
     return summary
 
 
-def rank_table(page: Page, summaries: list[Mapping[str, Any]]) -> str:
+def rank_table(page: TextLayout, summaries: list[Mapping[str, Any]]) -> str:
     """One row per rank, so that the odd one out is seen before anything else."""
     first = summaries[0]
-    name = page.safe(first.get("run_name") or first.get("run_id") or text_layout.ABSENT)
+    name = page.safe(first.get("run_name") or first.get("run_id") or ABSENT)
     heads = "".join(right(head, columns) for head, columns in zip(_HEADS, _COLUMNS, strict=False))
     lines = [
         page.rule([("otel_train", "bold"), (name, "cyan")], (f"{len(summaries)} ranks", "bold")),
@@ -112,19 +120,19 @@ def rank_table(page: Page, summaries: list[Mapping[str, Any]]) -> str:
     return page.finish(lines)
 
 
-def _row(page: Page, summary: Mapping[str, Any]) -> str:
+def _row(page: TextLayout, summary: Mapping[str, Any]) -> str:
     wall_s, steps = summary.get("wall_seconds"), (summary.get("steps") or {}).get("train")
     verdict: Mapping[str, Any] = next(iter(summary.get("verdicts") or ()), {})
     about = f" ({verdict['loader']})" if verdict.get("loader") else ""
     figures = (
         str(summary.get("rank")),
         pad(page.safe(summary.get("state")), _COLUMNS[1] - 1).rstrip(),
-        text_layout.duration(wall_s),
-        text_layout.count(steps),
-        text_layout.figure(steps_per_second(summary)),
-        text_layout.percent(activity_shares(summary).get("data_wait")),
-        text_layout.count((summary.get("telemetry") or {}).get("records_lost")),
+        duration(wall_s),
+        count(steps),
+        rounded(steps_per_second(summary)),
+        percent(activity_shares(summary).get("data_wait")),
+        count((summary.get("telemetry") or {}).get("records_lost")),
     )
     cells = "".join(right(figure, columns) for figure, columns in zip(figures, _COLUMNS, strict=True))
     room = page.columns - sum(_COLUMNS) - 2
-    return f"{cells}  {text_layout.cut(page.safe(verdict.get('name', text_layout.ABSENT)) + page.safe(about), room)}"
+    return f"{cells}  {cut(page.safe(verdict.get('name', ABSENT)) + page.safe(about), room)}"

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_train.config.settings import CODE, ENVIRONMENT, Config, Origins, in_force, warn
 from otel_train.config.validation import SECRETS, IgnoredSetting
+from otel_train.console.summary import Progress, render_card
+from otel_train.console.text import TextLayout
 from otel_train.datamodel import ExportBatch
 from otel_train.distributed.export_profile import LEAN_INTERVALS
 from otel_train.errors import ConfigError
-from otel_train.exporters.console import Progress, render_card
 from otel_train.exporters.disk import Disk, OnDisk
 from otel_train.exporters.otlp import OtlpExporter
 from otel_train.exporters.otlp_http import Connections
@@ -25,7 +26,6 @@ from otel_train.exporters.providers import ProviderExporter
 from otel_train.exporters.pump import ExportRoute
 from otel_train.exporters.run_directory import RunDirectory, RunDirectoryExporter, down_s, folder_name
 from otel_train.exporters.settings import OtlpSettings, otlp_configured
-from otel_train.exporters.text_layout import Page
 from otel_train.files import dump_json
 from otel_train.resource import wrong_resource
 from otel_train.safety import Guard
@@ -117,7 +117,7 @@ class Routes:
         self.disk = Disk()
         self._summary_guard = Guard("summary")
         self._progress = Progress()
-        self.terminal: tuple[Page, Callable[[str], object]] | None = None
+        self.terminal: tuple[TextLayout, Callable[[str], object]] | None = None
         self._routes: list[ExportRoute] = []
         self._otlp: OtlpExporter | None = None
         self._prometheus: PrometheusExporter | None = None
@@ -325,14 +325,14 @@ class Routes:
         """Show one line there."""
         self._show(lambda page: self._progress.line(page, summary, step))
 
-    def _show(self, render: Callable[[Page], str]) -> None:
+    def _show(self, render: Callable[[TextLayout], str]) -> None:
         if self.info.rank != 0:
             return
         if self.terminal is not None:
             page, write = self.terminal
             write(render(page))
         elif sys.stderr is not None:
-            sys.stderr.write(render(Page.of(sys.stderr)))
+            sys.stderr.write(render(TextLayout.of(sys.stderr)))
             sys.stderr.flush()
 
     def close_files(self) -> None:

@@ -8,7 +8,7 @@ from html import escape
 from typing import TYPE_CHECKING
 from urllib.parse import quote, urlencode
 
-from otel_train.analyze.report_text import ABSENT, duration
+from otel_train.console.text import ABSENT, duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

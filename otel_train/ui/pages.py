@@ -10,16 +10,15 @@ from urllib.parse import urlencode
 
 from otel_train.analyze.drawing import HALF_WIDTH, area, color_of, lines
 from otel_train.analyze.report import finding, flame_graph, histograms, share_bar, stage_table, table
-from otel_train.analyze.report_text import (
+from otel_train.artifacts.writer import without_secrets
+from otel_train.console.summary import activity_shares, steps_per_second
+from otel_train.console.text import (
     ABSENT,
-    activity_shares,
     bytes_of,
     duration,
-    figure,
     percent,
-    steps_per_second,
+    rounded,
 )
-from otel_train.artifacts.writer import without_secrets
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.files import Mark, is_folder, read_json
 from otel_train.ui.components import address, badge, board, moment, section, share_strip, texts, tiles
@@ -115,14 +114,14 @@ def _capture(captures: Captures, file: File) -> str:
     analysis = found["analysis"]
     parts = analysis["breakdown"]
     facts = [
-        f"{figure(parts['steps'])} steps" if parts["steps"] else "no steps marked",
+        f"{rounded(parts['steps'])} steps" if parts["steps"] else "no steps marked",
         duration(parts["seconds"]),
     ]
     hot = "".join(
         table(
             (what, "count", "time", "share"),
             [
-                [f"<code>{escape(row['name'])}</code>", figure(row["count"]), duration(row["seconds"]), share_bar(row["share"], "")]
+                [f"<code>{escape(row['name'])}</code>", rounded(row["count"]), duration(row["seconds"]), share_bar(row["share"], "")]
                 for row in analysis[key]
             ],
         )
@@ -279,17 +278,17 @@ def _tiles(view: RankView) -> str:
     going = view.state.live
     return tiles(
         (
-            ("training steps", ("" if pulse.exact or not going else "≈ ") + figure(steps), _run_time(view)),
+            ("training steps", ("" if pulse.exact or not going else "≈ ") + rounded(steps), _run_time(view)),
             (
                 "steps per second",
-                figure(1 / now_s if now_s else None),
-                f"whole run {figure(speed)}" if speed else "",
+                rounded(1 / now_s if now_s else None),
+                f"whole run {rounded(speed)}" if speed else "",
             ),
             ("step", duration(now_s), f"median {duration(whole_run.get('p50'))}, p99 {duration(whole_run.get('p99'))}" if whole_run else ""),
             ("waiting for data", percent(pulse.now_share("data")), f"whole run {percent(wait)}" if wait is not None else ""),
             ("productive", percent(productive), "of the wall time" if productive is not None else ""),
             ("process memory", bytes_of(memory[-1]) if memory else "", f"most {bytes_of(max(memory))}" if memory else ""),
-            ("ranks reporting", f"{figure(ranks['reporting'])} of {figure(ranks['world_size'])}" if ranks else "", ""),
+            ("ranks reporting", f"{rounded(ranks['reporting'])} of {rounded(ranks['world_size'])}" if ranks else "", ""),
             ("right now", _doing(view), _inside(view)),
         )
     )  # fmt: skip
@@ -348,7 +347,7 @@ def _course(view: RankView) -> str:
         series["times"],
         {"steps per second": series["steps_per_s"]},
         label="Training steps per second over time",
-        unit=figure,
+        unit=rounded,
         width=HALF_WIDTH,
     )
     doing = area(
@@ -386,10 +385,10 @@ def _rank(view: RankView, rank: int) -> list[str]:
     link = f'<a href="{address(view.run.name, rank=rank)}">rank {rank}</a>'
     return [
         f"<strong>{link}</strong>" if rank == view.rank else link,
-        figure((summary.get("steps") or {}).get("train")),
+        rounded((summary.get("steps") or {}).get("train")),
         duration(step_row(summary).get("p50")),
         ABSENT if wait is None else share_bar(wait, "data"),
-        figure(whole((summary.get("telemetry") or {}).get("records_lost"))),
+        rounded(whole((summary.get("telemetry") or {}).get("records_lost"))),
         escape(text(leading.get("name")).replace("_", " ") or ABSENT),
     ]
 
@@ -512,7 +511,7 @@ def _device(view: RankView) -> str:
     rows = [
         [
             _name(row, "phase", "loader", "stage"),
-            figure(row["device_count"]),
+            rounded(row["device_count"]),
             duration(row["device_seconds"] / row["device_count"]),
             duration(row["device_p50"]),
             duration(row["device_p99"]),
@@ -526,7 +525,7 @@ def _device(view: RankView) -> str:
 def _steps(view: RankView) -> str:
     rows = [
         [
-            _name(row, "phase", "loader"), figure(row["count"]),
+            _name(row, "phase", "loader"), rounded(row["count"]),
             *(duration(row[key]) for key in ("avg", "p50", "p95", "p99", "max", "total_seconds")),
         ]
         for row in view.summary.get("step_durations") or ()
@@ -569,7 +568,7 @@ def _loader(name: str, count: int, samples: int | None, row: Mapping[str, Any]) 
     build, wait = row.get("build") or {}, row.get("wait") or {}
     exits = row.get("worker_exits")
     return [
-        escape(name), figure(count), figure(samples), figure(row.get("workers")),
+        escape(name), rounded(count), rounded(samples), rounded(row.get("workers")),
         duration(build.get("avg")), duration(build.get("p95")), duration(wait.get("avg")), duration(wait.get("p95")),
         _many(row.get("errors")), _many(exits),
     ]  # fmt: skip
@@ -578,8 +577,8 @@ def _loader(name: str, count: int, samples: int | None, row: Mapping[str, Any]) 
 def _many(value: object) -> str:
     """A count, or counts by kind."""
     if isinstance(value, dict):
-        return figure(sum(value.values()))
-    return figure(value) if isinstance(value, (int, float)) else ABSENT
+        return rounded(sum(value.values()))
+    return rounded(value) if isinstance(value, (int, float)) else ABSENT
 
 
 TABS = ("overview", "timing", "memory", "artifacts")
@@ -721,9 +720,9 @@ def _row(row: Row) -> list[str]:
         f'<a href="{address(row.name)}">{name}{beside}</a>',
         badge(row.state),
         moment(row.started_unix_s or None),
-        figure(row.steps),
-        figure(row.speed),
-        figure(row.ranks),
+        rounded(row.steps),
+        rounded(row.speed),
+        rounded(row.ranks),
         escape(row.host) or ABSENT,
         f'<span title="{duration(row.wall_s)}">{escape(row.verdict.replace("_", " ")) or ABSENT}</span>',
     ]

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from otel_train.artifacts.validate import laws_of
-from otel_train.exporters.console import render_card
+from otel_train.console.summary import render_card
 from otel_train.unobserved import UPDATES_WITHOUT_FORWARD
 from tests.contract.goldens import files
 from tests.integration.loops import (  # noqa: F401 - each enters its programs in the table

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import otel_train
+from otel_train.console.summary import render_card
 from otel_train.errors import ConfigError
-from otel_train.exporters.console import render_card
 from otel_train.ui import notices
 
 if TYPE_CHECKING:

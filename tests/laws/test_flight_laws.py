@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from otel_train.aggregation import postmortem
 from otel_train.artifacts.timeline import timeline_of
 from otel_train.cli.postmortem import headline, render
+from otel_train.console.text import TextLayout
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import down_s
-from otel_train.exporters.text_layout import Page
 from otel_train.files import mark_of
 from otel_train.recording.flight_recorder import HEADER, PAGE
 from otel_train.ui.live_view import pulse_of
@@ -110,7 +110,7 @@ def read_everywhere(folder: Path) -> None:
         told = postmortem.read(folder)
         json.dumps(told)
         headline(told)
-        render(Page(80), told)
+        render(TextLayout(80), told)
     mark = mark_of(path)
     assert mark is not None
     pulse_of(path, mark, {})

@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from otel_train.bottleneck.rules import ENOUGH_STEPS, FEW_STEPS, LONG_S
-from otel_train.exporters.text_layout import cut
+from otel_train.console.text import cut
 from tests.support.shown import differences, line
 
 if TYPE_CHECKING:

@@ -17,11 +17,11 @@ import pytest
 
 from otel_train.cli import demo, postmortem, summary
 from otel_train.cli.main import COMMANDS, main
+from otel_train.console.text import TextLayout, display_width
 from otel_train.exporters.otlp_errors import why
-from otel_train.exporters.text_layout import Page, display_width
 
 GOLDEN = Path(__file__).parents[1] / "golden"
-PLAIN = Page(80, color=False, unicode=True)
+PLAIN = TextLayout(80, color=False, unicode=True)
 
 
 def rank_summary(rank: int, **figures: Any) -> dict[str, Any]:

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it publishes no types
 
-from otel_train.exporters.console import render_card
-from otel_train.exporters.text_layout import (
-    Page,
+from otel_train.console.summary import render_card
+from otel_train.console.text import (
+    TextLayout,
     bar,
     cut,
     display_width,
@@ -469,7 +469,7 @@ def test_a_small_share_is_not_shown_as_nothing(share: float | None, text: str) -
 @given(st.text(), st.integers(0, 40))
 def test_cutting_and_padding_hit_the_column(text: str, columns: int) -> None:
     """Alignment holds for any script, because it is counted in columns and not in characters."""
-    safe = Page().safe(text)
+    safe = TextLayout().safe(text)
 
     assert display_width(cut(safe, columns)) <= columns
     assert display_width(pad(safe, columns)) == columns
@@ -478,7 +478,7 @@ def test_cutting_and_padding_hit_the_column(text: str, columns: int) -> None:
 @given(st.lists(st.text(min_size=1), max_size=12), st.integers(4, 60))
 def test_wrapping_loses_no_word(words: list[str], columns: int) -> None:
     """Advice that ends in mid-sentence is no advice."""
-    safe = [Page().safe(word).replace(" ", "") for word in words]
+    safe = [TextLayout().safe(word).replace(" ", "") for word in words]
 
     lines = wrap(safe, columns)
 
@@ -522,19 +522,19 @@ class _Stream(io.StringIO):
 @pytest.mark.parametrize(
     ("terminal", "encoding", "environ", "page"),
     [
-        (True, "utf-8", {"COLUMNS": "90"}, Page(90, color=True, unicode=True)),
-        (True, "utf-8", {"COLUMNS": "90", "NO_COLOR": "1"}, Page(90, color=False, unicode=True)),
-        (True, "ascii", {"COLUMNS": "90", "TERM": "dumb"}, Page(90, color=False, unicode=False)),
-        (False, "utf-8", {}, Page(100, color=False, unicode=True)),
-        (False, "latin-1", {"FORCE_COLOR": "1"}, Page(100, color=True, unicode=False)),
-        (False, "no-such-code", {}, Page(100, color=False, unicode=False)),
+        (True, "utf-8", {"COLUMNS": "90"}, TextLayout(90, color=True, unicode=True)),
+        (True, "utf-8", {"COLUMNS": "90", "NO_COLOR": "1"}, TextLayout(90, color=False, unicode=True)),
+        (True, "ascii", {"COLUMNS": "90", "TERM": "dumb"}, TextLayout(90, color=False, unicode=False)),
+        (False, "utf-8", {}, TextLayout(100, color=False, unicode=True)),
+        (False, "latin-1", {"FORCE_COLOR": "1"}, TextLayout(100, color=True, unicode=False)),
+        (False, "no-such-code", {}, TextLayout(100, color=False, unicode=False)),
     ],
 )
 def test_the_page_suits_the_stream(
-    terminal: bool, encoding: str, environ: dict[str, str], page: Page
+    terminal: bool, encoding: str, environ: dict[str, str], page: TextLayout
 ) -> None:
     """Escape codes in a log file, or a UnicodeEncodeError at the end of a run, would be ours to answer for."""
-    assert Page.of(_Stream(terminal=terminal, encoding=encoding), environ) == page
+    assert TextLayout.of(_Stream(terminal=terminal, encoding=encoding), environ) == page
 
 
 def inside(text: str) -> list[str]:

@@ -23,9 +23,9 @@ from otel_train.cli import doctor
 from otel_train.cli.main import main
 from otel_train.config import Config
 from otel_train.config.validation import MIB
+from otel_train.console.text import TextLayout
 from otel_train.doctor import end_to_end, endpoint, machine, packages, settings
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Check, Finding, run, worst
-from otel_train.exporters.text_layout import Page
 from tests.support.receiver import black_hole, http_receiver, refusing_address
 
 if TYPE_CHECKING:
@@ -524,7 +524,7 @@ def test_a_terminal_gets_marks_and_every_remedy_below_its_finding() -> None:
         Finding(area="a", state=OK, what="well"),
         Finding(area="b", state=PROBLEM, what="broken " * 30, remedy="mend it"),
     ]
-    text = doctor.lines(findings, Page(width=80, color=True))
+    text = doctor.lines(findings, TextLayout(width=80, color=True))
 
     assert any("\x1b[31m✖" in line for line in text)
     assert "    → mend it" in text

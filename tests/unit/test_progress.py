@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import otel_train
-from otel_train.exporters.console import Progress
-from otel_train.exporters.text_layout import Page
+from otel_train.console.summary import Progress
+from otel_train.console.text import TextLayout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import pytest
 
-PAGE = Page(100, color=False, unicode=True)
+PAGE = TextLayout(100, color=False, unicode=True)
 LINE = re.compile(
     r"otel_train: step [\d,]+ · [\d.,]+ steps/s · [\d.,]+ samples/s · [<\d.]+ % waiting for data"
 )
@@ -62,7 +62,7 @@ def test_what_is_not_known_is_not_in_the_line() -> None:
 
 def test_a_line_is_ascii_where_nothing_else_can_be_written() -> None:
     """Logs of batch systems are often in ASCII."""
-    line = Progress().line(Page(80, color=False, unicode=False), summary(1, 1, 0.5, 1.0), 1)
+    line = Progress().line(TextLayout(80, color=False, unicode=False), summary(1, 1, 0.5, 1.0), 1)
 
     assert line.isascii()
     assert line.count("\n") == 1

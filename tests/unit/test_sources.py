@@ -17,9 +17,9 @@ from otel_train.cli.main import main
 from otel_train.config import Config
 from otel_train.config.sources import project_file, settle
 from otel_train.config.validation import FILE_VARIABLE
+from otel_train.console.summary import render_card
 from otel_train.doctor import settings
 from otel_train.errors import ConfigError
-from otel_train.exporters.console import render_card
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from otel_train.cli.postmortem import render_overview, sentence
+from otel_train.console.text import TextLayout
 from otel_train.distributed.hang import compare
-from otel_train.exporters.text_layout import Page
 
 
 def rank(number: int, stage: str | None = "backward", **facts: Any) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def test_guessed_step_numbers_are_not_compared() -> None:
 def test_the_page_names_the_suspect_in_a_sentence_and_marks_its_line() -> None:
     """Read at three in the morning."""
     reports = [rank(0), rank(1, "data")]
-    page = Page(100, color=False, unicode=False)
+    page = TextLayout(100, color=False, unicode=False)
     text = render_overview(page, reports, compare(reports))
 
     assert "Rank 1 held the run up, in stage data of loader train, step 7" in text

@@ -1,4 +1,4 @@
-"""Text that fits a terminal."""
+"""Writes numbers, units and foreign text, and lays lines out for a terminal."""
 
 from __future__ import annotations
 
@@ -9,16 +9,89 @@ import unicodedata
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TextIO
 
-from otel_train.analyze.report_text import ABSENT, duration, figure, percent
 from otel_train.safety import escaped, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = [
-    "ABSENT", "INDENT", "NARROWEST", "WIDEST", "Page", "bar", "count", "cut", "display_width", "duration", "figure",
-    "flow", "known", "pad", "percent", "plural", "rate", "right", "stacked", "wrap",
-]  # fmt: skip
+# --- numbers ---------------------------------------------------------------------------------------
+
+ABSENT = "\N{EN DASH}"
+"""Stands for what is not known. Never zero."""
+_UNITS = ((1e-6, 1e-9, "ns"), (1e-3, 1e-6, "µs"), (1.0, 1e-3, "ms"), (120.0, 1.0, "s"), (7200.0, 60.0, "min"))
+_TEN, _WHOLE = 10, 100
+_SMALLEST = 0.01
+"""Percent: the least that two decimals show."""
+
+
+def duration(seconds: float | None) -> str:
+    """Seconds as three figures with the unit that suits them."""
+    if seconds is None or not math.isfinite(seconds):
+        return ABSENT
+    if not seconds:
+        return "0 s"
+    size = abs(float(f"{seconds:.3g}"))  # 999.9 ms are 1.00 s
+    for below, unit_s, unit in _UNITS:
+        if size < below:
+            return f"{_three(seconds / unit_s)} {unit}"
+    return f"{_three(seconds / 3600)} h"
+
+
+def percent(share: float | None) -> str:
+    """A ratio as percent; what is not nothing is not shown as nothing."""
+    if share is None or not math.isfinite(share):
+        return ABSENT
+    hundredths = share * 100
+    if 0 < hundredths < _SMALLEST:
+        return "<0.01 %"
+    return f"{hundredths:.2f} %" if 0 < hundredths < 1 else f"{hundredths:.1f} %"
+
+
+def rounded(number: float | None) -> str:
+    """A number in three figures; whole and large ones in full."""
+    if number is None or not math.isfinite(number):
+        return ABSENT
+    return f"{number:,.0f}" if number == int(number) or abs(number) >= _WHOLE else _three(number)
+
+
+def bytes_of(size: float | None) -> str:
+    """Bytes with the unit that suits them."""
+    if size is None or not math.isfinite(size):
+        return ABSENT
+    shown = abs(float(f"{size:.3g}"))  # 999.9 kB are 1.00 MB
+    for unit, bytes_ in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if shown >= bytes_:
+            return f"{_three(size / bytes_)} {unit}"
+    return f"{size:.0f} B"
+
+
+def count(number: float | None) -> str:
+    """A whole number with its thousands marked."""
+    return ABSENT if number is None or not math.isfinite(number) else f"{number:,.0f}"
+
+
+def plural(number: float | None, noun: str) -> str:
+    """``1 step``, ``1,234 steps``, ``2 batches``."""
+    suffix = "" if number == 1 else "es" if noun.endswith(("ch", "ss")) else "s"
+    return f"{count(number)} {noun}{suffix}"
+
+
+def rate(number: float | None, seconds: float | None) -> float | None:
+    """So many per second; None where either is unknown or no time has passed."""
+    return None if number is None or not seconds else number / seconds
+
+
+def known(value: object) -> object:
+    """The value, or the sign for a missing one."""
+    return ABSENT if value is None or value == "" else value
+
+
+def _three(value: float) -> str:
+    size = abs(float(f"{value:.3g}"))
+    return f"{value:,.{2 if size < _TEN else 1 if size < _WHOLE else 0}f}"
+
+
+# --- layout ----------------------------------------------------------------------------------------
 
 NARROWEST, WIDEST = 80, 120
 """Columns a page is laid out for. Narrower breaks the tables, wider tears the eye away from the row."""
@@ -53,7 +126,7 @@ _EIGHTHS = " ▏▎▍▌▋▊▉"
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class TextLayout:
     """What a text is laid out for.
 
     Attributes:
@@ -67,7 +140,7 @@ class Page:
     unicode: bool = True
 
     @classmethod
-    def of(cls, stream: TextIO, environ: Mapping[str, str] = os.environ) -> Page:
+    def of(cls, stream: TextIO, environ: Mapping[str, str] = os.environ) -> TextLayout:
         """The page that suits ``stream``; ``NO_COLOR``, ``FORCE_COLOR``, ``TERM`` and ``COLUMNS`` are honoured."""
         terminal = stream.isatty()
         color = terminal and environ.get("TERM") != "dumb"
@@ -197,27 +270,6 @@ def stacked(weights: Sequence[float], columns: int) -> list[int]:
     for index in by_remainder[: columns - sum(cells)]:
         cells[index] += 1
     return cells
-
-
-def count(number: float | None) -> str:
-    """A whole number with its thousands marked."""
-    return ABSENT if number is None or not math.isfinite(number) else f"{number:,.0f}"
-
-
-def plural(number: float | None, noun: str) -> str:
-    """``1 step``, ``1,234 steps``, ``2 batches``."""
-    suffix = "" if number == 1 else "es" if noun.endswith(("ch", "ss")) else "s"
-    return f"{count(number)} {noun}{suffix}"
-
-
-def rate(number: float | None, seconds: float | None) -> float | None:
-    """So many per second; None where either is unknown or no time has passed."""
-    return None if number is None or not seconds else number / seconds
-
-
-def known(value: object) -> object:
-    """The value, or the sign for a missing one."""
-    return ABSENT if value is None or value == "" else value
 
 
 def _columns(character: str) -> int:

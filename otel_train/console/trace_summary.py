@@ -5,14 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.exporters import text_layout
-from otel_train.exporters.text_layout import (
+from otel_train.console.text import (
     INDENT,
-    Page,
+    TextLayout,
     bar,
+    bytes_of,
     count,
     cut,
     duration,
+    flow,
     pad,
     percent,
     plural,
@@ -43,13 +44,13 @@ _PARTS = {
 }
 
 
-def render(page: Page, document: Document) -> str:
+def render(page: TextLayout, document: Document) -> str:
     """The analysis of one trace, findings first."""
     sections = (_head, _findings, _stages, _device, _path, _ranks, _ops, _shapes, _kernels, _memory, _missing)
     return page.finish(line for section in sections for line in section(page, document))
 
 
-def _head(page: Page, document: Document) -> Iterator[str]:
+def _head(page: TextLayout, document: Document) -> Iterator[str]:
     parts = document["breakdown"]
     rank = "" if document["rank"] is None else f"rank {document['rank']}"
     world = f" of {document['world_size']}" if rank and document["world_size"] else ""
@@ -63,7 +64,7 @@ def _head(page: Page, document: Document) -> Iterator[str]:
     yield ""
 
 
-def _findings(page: Page, document: Document) -> Iterator[str]:
+def _findings(page: TextLayout, document: Document) -> Iterator[str]:
     for finding in document["findings"]:
         style = _STYLES.get(finding["severity"], "")
         title = finding["name"].replace("_", " ")
@@ -84,7 +85,7 @@ def _findings(page: Page, document: Document) -> Iterator[str]:
         yield ""
 
 
-def _stages(page: Page, document: Document) -> Iterator[str]:
+def _stages(page: TextLayout, document: Document) -> Iterator[str]:
     rows = document["breakdown"]["stages"]
     heads = (
         right("count", _COUNT) + right("host", _FIGURE) + right("device", _FIGURE) + right("share", _SHARE)
@@ -102,7 +103,7 @@ def _stages(page: Page, document: Document) -> Iterator[str]:
     yield ""
 
 
-def _device(page: Page, document: Document) -> Iterator[str]:
+def _device(page: TextLayout, document: Document) -> Iterator[str]:
     idle, overlap, launches = document["idle"], document["overlap"], document["launches"]
     if idle is None:
         return
@@ -125,12 +126,12 @@ def _device(page: Page, document: Document) -> Iterator[str]:
         facts.append(f"{percent(document['occupancy'])} occupancy")
     if document["tensor_cores"] is not None:
         facts.append(f"{percent(document['tensor_cores']['share'])} of kernel time on tensor cores")
-    for line in text_layout.flow(facts, page.columns - len(INDENT)):
+    for line in flow(facts, page.columns - len(INDENT)):
         yield INDENT + line
     yield ""
 
 
-def _path(page: Page, document: Document) -> Iterator[str]:
+def _path(page: TextLayout, document: Document) -> Iterator[str]:
     path = document["critical_path"]
     if path is None or document["device"] is None:
         return
@@ -143,7 +144,7 @@ def _path(page: Page, document: Document) -> Iterator[str]:
     yield ""
 
 
-def _ranks(page: Page, document: Document) -> Iterator[str]:
+def _ranks(page: TextLayout, document: Document) -> Iterator[str]:
     ranks = document.get("ranks")
     if not ranks:
         return
@@ -172,11 +173,11 @@ def _ranks(page: Page, document: Document) -> Iterator[str]:
     yield ""
 
 
-def _ops(page: Page, document: Document) -> Iterator[str]:
+def _ops(page: TextLayout, document: Document) -> Iterator[str]:
     yield from _table(page, "operators, by self time", document["top_cpu_ops"], ("total_seconds", "total"))
 
 
-def _shapes(page: Page, document: Document) -> Iterator[str]:
+def _shapes(page: TextLayout, document: Document) -> Iterator[str]:
     for name, rows in document.get("shapes", {}).items():
         if not rows:
             yield INDENT + page.paint(f"no shapes of {page.safe(name)}: was record_shapes=True set?", "dim")
@@ -187,11 +188,13 @@ def _shapes(page: Page, document: Document) -> Iterator[str]:
         yield ""
 
 
-def _kernels(page: Page, document: Document) -> Iterator[str]:
+def _kernels(page: TextLayout, document: Document) -> Iterator[str]:
     yield from _table(page, "kernels and copies", document["top_cuda_ops"], ("mean_seconds", "mean"))
 
 
-def _table(page: Page, title: str, rows: Sequence[Mapping[str, Any]], more: tuple[str, str]) -> Iterator[str]:
+def _table(
+    page: TextLayout, title: str, rows: Sequence[Mapping[str, Any]], more: tuple[str, str]
+) -> Iterator[str]:
     if not rows:
         return
     key, head = more
@@ -210,24 +213,17 @@ def _table(page: Page, title: str, rows: Sequence[Mapping[str, Any]], more: tupl
     yield ""
 
 
-def _memory(page: Page, document: Document) -> Iterator[str]:
+def _memory(page: TextLayout, document: Document) -> Iterator[str]:
     for part in document["memory"]:
         peak = part["peaks"][0]
-        reserved = f", {_size(peak['reserved_bytes'])} reserved" if peak["reserved_bytes"] else ""
+        reserved = f", {bytes_of(peak['reserved_bytes'])} reserved" if peak["reserved_bytes"] else ""
         step = f" in step {peak['step']}" if peak["step"] is not None else ""
-        yield f"{INDENT}{pad('memory ' + page.safe(part['device']), _LABEL)}peak {_size(peak['bytes'])}{reserved}, at {duration(peak['time_seconds'])}{step}"
+        yield f"{INDENT}{pad('memory ' + page.safe(part['device']), _LABEL)}peak {bytes_of(peak['bytes'])}{reserved}, at {duration(peak['time_seconds'])}{step}"
     if document["memory"]:
         yield ""
 
 
-def _missing(page: Page, document: Document) -> Iterator[str]:
+def _missing(page: TextLayout, document: Document) -> Iterator[str]:
     for sentence in document["missing"]:
         for line in page.prose(sentence, indent=4):
             yield INDENT + page.paint(line, "dim")
-
-
-def _size(size: float) -> str:
-    for unit, bytes_ in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= bytes_:
-            return f"{size / bytes_:.3g} {unit}"
-    return f"{size:.0f} B"

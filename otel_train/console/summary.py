@@ -6,22 +6,25 @@ from collections import defaultdict
 from itertools import chain, repeat
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.analyze.report_text import activity_shares, steps_per_second
-from otel_train.exporters import text_layout
-from otel_train.exporters.text_layout import (
+from otel_train.console.text import (
+    ABSENT,
     INDENT,
-    Page,
+    TextLayout,
     bar,
+    bytes_of,
     count,
     cut,
     display_width,
     duration,
+    flow,
     known,
     pad,
     percent,
     plural,
     rate,
     right,
+    rounded,
+    stacked,
 )
 
 if TYPE_CHECKING:
@@ -34,30 +37,29 @@ if TYPE_CHECKING:
 
 _WIDEST_NAME = 20
 _MOST_LOADERS = 6
-_BYTE_UNITS = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 _BAD_ENDS = {"short": "fell short of len()", "error": "ended by an exception"}
 
 
-def loader_lines(page: Page, summary: Summary) -> list[str]:
+def loader_lines(page: TextLayout, summary: Summary) -> list[str]:
     """Lines about loaders that have workers, or of which something must be said; none for the rest."""
     told = [(row, facts) for row in summary.get("loaders") or () if (facts := _facts(page, row))]
     if not told:
         return []
-    names = [page.safe(row.get("loader") or text_layout.ABSENT) for row, _ in told]
+    names = [page.safe(row.get("loader") or ABSENT) for row, _ in told]
     column = min(_WIDEST_NAME, max(map(display_width, names)))
     lines = [INDENT + page.paint("inside the loaders", "bold")]
     for name, (row, facts) in list(zip(names, told, strict=True))[:_MOST_LOADERS]:
         margins = chain([page.paint(pad(cut(name, column), column), "cyan")], repeat(" " * column))
         room = page.columns - len(INDENT) - column - 2
-        body = text_layout.flow(facts, room)
-        body += [page.paint(line, "red") for line in text_layout.flow(_trouble(page, row), room)]
+        body = flow(facts, room)
+        body += [page.paint(line, "red") for line in flow(_trouble(page, row), room)]
         lines += [f"{INDENT}{margin}  {line}" for margin, line in zip(margins, body, strict=False)]
     if len(told) > _MOST_LOADERS:
         lines.append(INDENT + page.paint(f"and {len(told) - _MOST_LOADERS} more in summary.json", "dim"))
     return lines
 
 
-def _facts(page: Page, row: Row) -> list[str]:
+def _facts(page: TextLayout, row: Row) -> list[str]:
     build, start, weight = row.get("build") or {}, row.get("start") or {}, row.get("batch_bytes") or {}
     measured = build.get("measured_in") == "worker"
     if not measured and not _trouble(page, row):
@@ -69,13 +71,13 @@ def _facts(page: Page, row: Row) -> list[str]:
     if start:
         facts.append(f"a pass begins in {duration(start.get('avg'))}")
     if weight:
-        facts.append(f"{_bytes(weight.get('avg'))} per batch")
+        facts.append(f"{bytes_of(weight.get('avg'))} per batch")
     if build.get("lost"):
         facts.append(f"{plural(build['lost'], 'build')} not read in time")
     return facts
 
 
-def _trouble(page: Page, row: Row) -> list[str]:
+def _trouble(page: TextLayout, row: Row) -> list[str]:
     endings = row.get("endings") or {}
     told = [
         f"{plural(endings[reason], 'pass')} {meaning}"
@@ -84,17 +86,10 @@ def _trouble(page: Page, row: Row) -> list[str]:
     ]
     for what, key in (("raised", "errors"), ("worker died", "worker_exits")):
         told += [
-            f"{what}: {page.safe(name)}" + (f" ({text_layout.count(number)} times)" if number > 1 else "")
+            f"{what}: {page.safe(name)}" + (f" ({count(number)} times)" if number > 1 else "")
             for name, number in (row.get(key) or {}).items()
         ]
     return told
-
-
-def _bytes(number: float | None) -> str:
-    for unit_bytes, unit in _BYTE_UNITS:
-        if number is not None and number >= unit_bytes:
-            return f"{text_layout.figure(float(f'{number / unit_bytes:.3g}'))} {unit}"
-    return f"{text_layout.count(number)} B"
 
 
 _SHARE_WORTH_A_COLOR = 0.2
@@ -108,7 +103,7 @@ _SHORTEST_TITLE = 24
 _MILLION = 1_000_000
 
 
-def stage_tables(page: Page, summary: Summary) -> list[str]:
+def stage_tables(page: TextLayout, summary: Summary) -> list[str]:
     """Lines that show each stage of each phase and loader: how often, how long, and which share of its phase."""
     stages: dict[Group, list[Row]] = defaultdict(list)
     for row in summary.get("stages") or ():
@@ -153,14 +148,14 @@ class _Table(NamedTuple):
     models: bool
 
 
-def _table(page: Page, summary: Summary, group: Group, table: _Table) -> list[str]:
+def _table(page: TextLayout, summary: Summary, group: Group, table: _Table) -> list[str]:
     phase, loader = group
     inner = page.columns - len(INDENT)
     spent_s = _self_s(table.stages)
     facts = _rates(summary, group) or ([] if spent_s is None else [duration(spent_s)])
     name = page.safe(f"{phase or 'no phase'} · {loader}" if loader else phase or "outside any step")
     title = cut(name, max(_SHORTEST_TITLE, inner - display_width(" · ".join(facts)) - 3))
-    beside = text_layout.flow(facts, inner - display_width(title) - 3)
+    beside = flow(facts, inner - display_width(title) - 3)
     margins = chain([page.paint(title, "bold", "cyan")], repeat(" " * display_width(title)))
     lines = [
         f"{INDENT}{margin}   {page.paint(text, 'dim')}"
@@ -188,7 +183,7 @@ def _self_s(rows: Iterable[Row]) -> float | None:
     return sum(known_s) if known_s else None
 
 
-def _row(page: Page, table: _Table, row: Row) -> str:
+def _row(page: TextLayout, table: _Table, row: Row) -> str:
     stage = row.get("stage")
     self_s = row.get("self_seconds")
     share = rate(self_s or None, table.phase_s)  # what was never innermost has no share
@@ -207,7 +202,7 @@ def _row(page: Page, table: _Table, row: Row) -> str:
     )
 
 
-def _column_heads(page: Page, column: int) -> str:
+def _column_heads(page: TextLayout, column: int) -> str:
     heads = "".join(right(name, _FIGURE_COLUMNS) for name in _FIGURES)
     text = (
         pad("stage", column)
@@ -220,17 +215,15 @@ def _column_heads(page: Page, column: int) -> str:
 
 
 def _short_count(number: float | None) -> str:
-    return (
-        count(number) if number is None or number < _MILLION else f"{text_layout.figure(number / _MILLION)} M"
-    )
+    return count(number) if number is None or number < _MILLION else f"{rounded(number / _MILLION)} M"
 
 
 def _figures(row: Row) -> str:
     return "".join(right(duration(row.get(name)), _FIGURE_COLUMNS) for name in _FIGURES)
 
 
-def _label(page: Page, row: Row, *, models: bool) -> str:
-    stage, model = page.safe(row.get("stage") or text_layout.ABSENT), row.get("model")
+def _label(page: TextLayout, row: Row, *, models: bool) -> str:
+    stage, model = page.safe(row.get("stage") or ABSENT), row.get("model")
     return f"{stage} {page.safe(model)}" if model and models else stage
 
 
@@ -240,7 +233,7 @@ def _rates(summary: Summary, group: Group) -> list[str]:
         if (row.get("phase"), row.get("loader")) == group:
             facts = [duration(row.get("seconds")), plural(row.get("batches"), "batch")]
             return facts + [
-                f"{text_layout.figure(row[key])} {unit}/s"
+                f"{rounded(row[key])} {unit}/s"
                 for unit in ("batches", "samples", "tokens")
                 if row.get(key := f"{unit}_per_second") is not None
             ]
@@ -303,7 +296,7 @@ def render_card(summary: Summary, *, width: int = 100, color: bool, unicode: boo
     Returns:
         Lines with a newline each. No line is wider than the layout, addresses and paths excepted.
     """
-    page = Page(width, color, unicode)
+    page = TextLayout(width, color, unicode)
     sections = [
         _header(page, summary),
         _activities(page, summary),
@@ -318,9 +311,9 @@ def render_card(summary: Summary, *, width: int = 100, color: bool, unicode: boo
     return page.finish([*lines[:-1], page.paint("━" * page.columns, "dim")])
 
 
-def _header(page: Page, summary: Summary) -> list[str]:
-    name = page.safe(summary.get("run_name") or summary.get("run_id") or text_layout.ABSENT)
-    state = page.safe(summary.get("state") or text_layout.ABSENT)
+def _header(page: TextLayout, summary: Summary) -> list[str]:
+    name = page.safe(summary.get("run_name") or summary.get("run_id") or ABSENT)
+    state = page.safe(summary.get("state") or ABSENT)
     title = page.rule(
         [("otel_train", "bold"), (name, "cyan")],
         (f"● {state}", _STATES.get(state, "")),
@@ -332,7 +325,7 @@ def _header(page: Page, summary: Summary) -> list[str]:
         f"rank {known(summary.get('rank'))} of {known(summary.get('world_size'))}",
         duration(wall_s),
         plural(trained, "train step"),
-        *([] if per_second is None else [f"{text_layout.figure(per_second)} steps/s of wall time"]),
+        *([] if per_second is None else [f"{rounded(per_second)} steps/s of wall time"]),
         *(plural(number, f"{page.safe(phase)} step") for phase, number in steps.items() if phase != "train"),
         *_updates(summary),
     ]
@@ -351,8 +344,8 @@ def _header(page: Page, summary: Summary) -> list[str]:
     inner = page.columns - len(INDENT)
     return [
         title,
-        *(INDENT + page.paint(line, "bold") for line in text_layout.flow(facts, inner)),
-        *(INDENT + page.paint(line, "dim") for line in text_layout.flow(identity, inner)),
+        *(INDENT + page.paint(line, "bold") for line in flow(facts, inner)),
+        *(INDENT + page.paint(line, "dim") for line in flow(identity, inner)),
     ]
 
 
@@ -368,14 +361,14 @@ def _updates(summary: Summary) -> list[str]:
     return facts
 
 
-def _unfinished(page: Page, summary: Summary) -> list[str]:
+def _unfinished(page: TextLayout, summary: Summary) -> list[str]:
     partial = summary.get("partial_steps") or {}
     return [
         plural(number, f"unfinished {page.safe(phase)} step") for phase, number in partial.items() if number
     ]
 
 
-def _activities(page: Page, summary: Summary) -> list[str]:
+def _activities(page: TextLayout, summary: Summary) -> list[str]:
     spent = {name: seconds for name, seconds in (summary.get("activities") or {}).items() if seconds}
     if not spent:
         return []
@@ -383,7 +376,7 @@ def _activities(page: Page, summary: Summary) -> list[str]:
     names = sorted(spent, key=lambda name: -spent[name])
     inner = page.columns - len(INDENT)
     drawn = [_ACTIVITIES.get(name, ("░", "dim")) for name in names]
-    cells = text_layout.stacked([spent[name] for name in names], inner)
+    cells = stacked([spent[name] for name in names], inner)
     strip = "".join(
         page.paint(glyph * cell, style) for (glyph, style), cell in zip(drawn, cells, strict=True)
     )
@@ -401,18 +394,16 @@ def _activities(page: Page, summary: Summary) -> list[str]:
     return [INDENT + title, INDENT + strip, *(INDENT + "    ".join(row) for row in rows)]
 
 
-def _verdicts(page: Page, summary: Summary) -> list[str]:
+def _verdicts(page: TextLayout, summary: Summary) -> list[str]:
     lines: list[str] = []
     for finding in (summary.get("verdicts") or ())[:_MOST_VERDICTS]:
         lines += _verdict(page, finding, leading=not lines)
     return lines
 
 
-def _verdict(page: Page, finding: Row, *, leading: bool) -> list[str]:
+def _verdict(page: TextLayout, finding: Row, *, leading: bool) -> list[str]:
     glyph, style = _SEVERITIES.get(finding.get("severity") or "info", _SEVERITIES["info"])
-    lead = (
-        f"{glyph} {'verdict' if leading else 'also'}: {page.safe(finding.get('name') or text_layout.ABSENT)}"
-    )
+    lead = f"{glyph} {'verdict' if leading else 'also'}: {page.safe(finding.get('name') or ABSENT)}"
     lines = [INDENT + page.paint(lead, "bold", style)]
     indent = INDENT * 2
     room = page.columns - len(indent) - _MARGIN
@@ -429,7 +420,7 @@ def _verdict(page: Page, finding: Row, *, leading: bool) -> list[str]:
         f"{page.safe(name)} {_evidence(name, value)}"
         for name, value in (finding.get("evidence") or {}).items()
     )
-    lines += _entry(page, "seen", text_layout.flow(evidence, room), indent=indent)
+    lines += _entry(page, "seen", flow(evidence, room), indent=indent)
     return lines + _entry(
         page, "do", page.prose(finding.get("advice") or "", indent=page.columns - room), indent=indent
     )
@@ -438,16 +429,16 @@ def _verdict(page: Page, finding: Row, *, leading: bool) -> list[str]:
 def _evidence(name: str, value: float | None) -> str:
     if name.endswith(("_seconds", "_s")) or name == "seconds":
         return duration(value)
-    return percent(value) if name.endswith(("share", "ratio")) else text_layout.figure(value)
+    return percent(value) if name.endswith(("share", "ratio")) else rounded(value)
 
 
-def _entry(page: Page, name: str, lines: Iterable[str], *, indent: str) -> list[str]:
+def _entry(page: TextLayout, name: str, lines: Iterable[str], *, indent: str) -> list[str]:
     """A name in the margin and what belongs to it beside it."""
     margins = chain([page.paint(pad(name, _MARGIN), "dim")], repeat(" " * _MARGIN))
     return [indent + margin + line for margin, line in zip(margins, lines, strict=False)]
 
 
-def _captures(page: Page, summary: Summary) -> list[str]:
+def _captures(page: TextLayout, summary: Summary) -> list[str]:
     lines: list[str] = []
     for row in (summary.get("captures") or ())[-_MOST_CAPTURES:]:
         first, last = row.get("steps") or (-1, -1)
@@ -455,7 +446,7 @@ def _captures(page: Page, summary: Summary) -> list[str]:
         lines += _entry(
             page,
             "capture",
-            [f"{steps}, {page.safe(row.get('trigger') or text_layout.ABSENT)}"],
+            [f"{steps}, {page.safe(row.get('trigger') or ABSENT)}"],
             indent=INDENT,
         )
         for said in (row.get("finding"), row.get("problem")):
@@ -467,14 +458,12 @@ def _captures(page: Page, summary: Summary) -> list[str]:
     return lines
 
 
-def _unobserved(page: Page, summary: Summary) -> list[str]:
+def _unobserved(page: TextLayout, summary: Summary) -> list[str]:
     lines: list[str] = []
     unobserved = summary.get("unobserved") or ()
     for row in unobserved[:_MOST_UNOBSERVED]:
-        what, name = page.safe(row.get("what") or text_layout.ABSENT), page.safe(row.get("name") or "")
-        text = (
-            f"incomplete, not seen: {what} {name}".rstrip() + f": {row.get('reason') or text_layout.ABSENT}"
-        )
+        what, name = page.safe(row.get("what") or ABSENT), page.safe(row.get("name") or "")
+        text = f"incomplete, not seen: {what} {name}".rstrip() + f": {row.get('reason') or ABSENT}"
         lines += [INDENT + page.paint(line, "yellow") for line in page.prose(text, indent=len(INDENT))]
     if len(unobserved) > _MOST_UNOBSERVED:
         lines.append(
@@ -483,15 +472,15 @@ def _unobserved(page: Page, summary: Summary) -> list[str]:
     return lines
 
 
-def _footer(page: Page, summary: Summary) -> list[str]:
-    cost = text_layout.flow(_cost(page, summary), page.columns - len(INDENT) - _MARGIN)
+def _footer(page: TextLayout, summary: Summary) -> list[str]:
+    cost = flow(_cost(page, summary), page.columns - len(INDENT) - _MARGIN)
     lines = _entry(page, "telemetry", cost, indent=INDENT)
     for name, key in (("metrics", "metrics_url"), ("files", "run_dir")):
         lines += _entry(page, name, [page.safe(known(summary.get(key)))], indent=INDENT)
     return lines + _entry(page, "settings", _settings(page, summary), indent=INDENT)
 
 
-def _settings(page: Page, summary: Summary) -> list[str]:
+def _settings(page: TextLayout, summary: Summary) -> list[str]:
     """Those that a file has, and those that are ignored: whoever started the run may not know of them."""
     files: dict[str, list[str]] = {}
     for name, origin in (summary.get("settings_from") or {}).items():
@@ -502,7 +491,7 @@ def _settings(page: Page, summary: Summary) -> list[str]:
     return [page.safe(line) for line in told]
 
 
-def _cost(page: Page, summary: Summary) -> list[str]:
+def _cost(page: TextLayout, summary: Summary) -> list[str]:
     cost = summary.get("telemetry") or {}
     per_step, overhead_s = cost.get("overhead_us_per_step"), cost.get("overhead_seconds")
     share = rate(overhead_s, summary.get("wall_seconds"))
@@ -534,7 +523,7 @@ class Progress:
     def __init__(self) -> None:
         self._before = _Counted()
 
-    def line(self, page: Page, summary: Mapping[str, Any], step: int) -> str:
+    def line(self, page: TextLayout, summary: Mapping[str, Any], step: int) -> str:
         """The next line.
 
         Args:
@@ -554,14 +543,34 @@ class Progress:
         before, self._before = self._before, now
         wall_s, samples = now.wall_s - before.wall_s, now.samples - before.samples
         facts = [
-            f"step {text_layout.count(step)}",
-            f"{text_layout.figure(rate(now.steps - before.steps, wall_s))} steps/s",
+            f"step {count(step)}",
+            f"{rounded(rate(now.steps - before.steps, wall_s))} steps/s",
         ]
         if samples:
-            facts.append(f"{text_layout.figure(rate(samples, wall_s))} samples/s")
+            facts.append(f"{rounded(rate(samples, wall_s))} samples/s")
         if loaders:
             facts.append(f"{percent(rate(now.data_wait_s - before.data_wait_s, wall_s))} waiting for data")
         leading: Mapping[str, Any] = next(iter(summary["verdicts"]), {})
         if leading:
             facts.append(f"verdict: {page.safe(leading['name'])}")
         return page.finish([f"otel_train: {' · '.join(facts)}"])
+
+
+def data_wait_s(summary: Mapping[str, Any]) -> float | None:
+    """Seconds that training waited for its loaders; None where the summary knows of no loader."""
+    waited: float | None = (summary.get("activities") or {}).get("data_wait")
+    return waited if waited or summary.get("batches") else None
+
+
+def activity_shares(summary: Mapping[str, Any]) -> dict[str, float]:
+    """Each activity's share of the wall time: they sum to one. Waiting is absent where no loader is known."""
+    spent: Mapping[str, float] = summary.get("activities") or {}
+    whole_s = sum(spent.values())
+    known = {name: s for name, s in spent.items() if name != "data_wait" or data_wait_s(summary) is not None}
+    return {name: seconds / whole_s for name, seconds in known.items()} if whole_s else {}
+
+
+def steps_per_second(summary: Mapping[str, Any]) -> float | None:
+    """Training steps over the wall time; None in a summary that has no throughput."""
+    found: float | None = (summary.get("throughput") or {}).get("steps_per_second")
+    return found
