@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from otel_train.datamodel import Finding
+from otel_train.fast_dataclass import fast_dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -33,7 +33,7 @@ GROWING_STEPS, GROWTH_BYTES = 4, 1 << 20
 SEVERE = 0.20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@fast_dataclass(frozen=True, kw_only=True)
 class TraceFinding(Finding):
     """A finding about a trace.
 
