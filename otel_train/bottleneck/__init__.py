@@ -1,1 +1,1 @@
-"""Where training time is lost: findings of a run from its figures, with evidence and advice."""
+"""Findings: where training time is lost, with evidence and advice."""

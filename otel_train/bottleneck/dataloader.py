@@ -1,4 +1,4 @@
-"""DataLoader throughput: what is known of each loader, the workers it needs, and what to change about it."""
+"""DataLoader throughput: rows per loader, the workers it needs, and advice."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ if TYPE_CHECKING:
     from otel_train.aggregation.counters import Totals
     from otel_train.aggregation.histogram import Histograms
 
-ROOM = 0.9
-"""Share of their time that workers may be busy. Without room every batch that takes longer is waited for."""
+TARGET_BUSY_SHARE = 0.9
+"""Share of their time that workers may be busy. At a higher share every slower batch causes a wait."""
 
 UNEVEN = 3.0
-"""99th percentile of the build time over its mean from which batches are called uneven."""
+"""Ratio of the 99th percentile of the build time to its mean from which build times are uneven."""
 
 MS_PER_S = 1e3
 _QUANTILES = {"min": 0.0, "p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
 
 
 class LoaderFacts(NamedTuple):
-    """What no edge tells of a loader; since the start of the session.
+    """What instrumentation reports of a loader beside events, since the start of the session.
 
     Attributes:
-        workers: its ``num_workers``; None where it has no such setting.
-        prefetch_factor: batches that each worker reads ahead; None where it has none.
-        persistent: its workers live on from pass to pass; None where it has no such setting.
+        workers: its ``num_workers``; None if it has no such setting.
+        prefetch_factor: batches that each worker reads ahead; None if it has no such setting.
+        persistent: its ``persistent_workers``; None if it has no such setting.
         tokens: tokens counted.
-        batch_bytes: of the batches that were weighed: ``sampled``, ``min``, ``avg``, ``max``; None for none.
-        errors: exceptions that left it, by class.
-        worker_exits: workers that died, by cause.
-        given: the program gave it; else it was found when it was first iterated.
+        batch_bytes: ``sampled``, ``min``, ``avg`` and ``max`` of the batches measured; None if there are none.
+        errors: exceptions raised to the loop, by class.
+        worker_exits: unexpected worker exits, by cause.
+        given: passed by the program; else found at its first iteration.
     """
 
     workers: int | None = None
@@ -52,19 +52,19 @@ class LoaderFacts(NamedTuple):
 
 
 class LoaderThroughput(NamedTuple):
-    """How a loader gets its batches. Seconds; None where it is not known.
+    """How fast a loader builds batches. Seconds; None if unknown.
 
     Attributes:
         workers: worker processes; 0 for none, None for a loader without that setting.
-        build_s: mean time of a worker for a batch.
+        build_s: mean time of a worker per batch.
         build_p50_s: median.
         build_p99_s: 99th percentile.
         prefetch_factor: batches each worker reads ahead.
-        persistent: the workers live on from pass to pass.
-        passes: passes of training that gave a batch.
-        making_s: time to make their iterators.
+        persistent: workers survive from pass to pass.
+        passes: training passes that returned a batch.
+        making_s: time to create their iterators.
         first_s: wait for their first batches.
-        processors: those this process may use.
+        processors: processors available to this process.
     """
 
     workers: int | None = None
@@ -80,12 +80,12 @@ class LoaderThroughput(NamedTuple):
 
     @property
     def start_s(self) -> float:
-        """What beginning all passes has cost."""
+        """Cost of starting all passes."""
         return self.making_s + self.first_s
 
 
 def loader_rows(totals: Totals, facts: Mapping[str, LoaderFacts]) -> list[dict[str, Any]]:
-    """One row per loader, in the order in which they were met."""
+    """Returns one row per loader, in the order of discovery."""
     waits = _waits(totals)
     return [_row(name, known, totals, waits.get(name)) for name, known in facts.items()]
 
@@ -93,7 +93,7 @@ def loader_rows(totals: Totals, facts: Mapping[str, LoaderFacts]) -> list[dict[s
 def throughputs(
     totals: Totals, facts: Mapping[str, LoaderFacts], processors: int | None
 ) -> dict[str, LoaderThroughput]:
-    """How each loader gets its batches. ``processors``: those that this process may use."""
+    """Returns the throughput of each loader; ``processors`` are those available to this process."""
     found = {}
     for name, known in facts.items():
         build = _distribution(totals.loaders.builds, totals.loaders.known(name)) or {}
@@ -117,7 +117,7 @@ def _row(name: str, known: LoaderFacts, totals: Totals, wait: dict[str, Any] | N
     loaders = totals.loaders
     build = _distribution(loaders.builds, loaders.known(name))
     place = "worker" if build else None
-    if known.workers == 0 and wait:  # there the wait is the building
+    if known.workers == 0 and wait:  # without workers the wait is the build time
         build, place = wait, "training_thread"
     starts = [start for (loader, _), start in loaders.starts.items() if loader == name]
     first = _distribution(loaders.start_ups, loaders.known(name))
@@ -146,9 +146,9 @@ def _row(name: str, known: LoaderFacts, totals: Totals, wait: dict[str, Any] | N
 
 
 def _waits(totals: Totals) -> dict[str, dict[str, Any] | None]:
-    """What was waited for every loader, per batch, in all phases.
+    """Waits per batch of every loader, in all phases.
 
-    ``total_seconds`` has also the asks that gave no batch and the making of iterators, as the rows of stage ``data``.
+    ``total_seconds`` includes requests that returned no batch and the creation of iterators, as rows of stage ``data`` do.
     """
     numbers: dict[str, int] = {}
     total_ns: dict[str, int] = {}
@@ -174,60 +174,64 @@ def _distribution(histograms: Histograms, series: int | None) -> dict[str, Any] 
     return found
 
 
-def needed(build_s: float, ask_s: float) -> int:
-    """Workers that keep up: each takes ``build_s`` for a batch, the loop asks every ``ask_s``."""
-    return max(1, math.ceil(build_s / ask_s / ROOM))
+def workers_needed(build_s: float, ask_s: float) -> int:
+    """Returns the workers that keep up when each takes ``build_s`` per batch and the loop requests one every ``ask_s``."""
+    return max(1, math.ceil(build_s / ask_s / TARGET_BUSY_SHARE))
 
 
 def milliseconds(seconds: float) -> str:
-    """A short time for a sentence; a second or more with the unit that suits it."""
+    """Formats a duration for a sentence: milliseconds below one second, else the fitting unit."""
     return f"{seconds * MS_PER_S:.3g} ms" if seconds < 1 else duration(seconds)
 
 
 def percent(share: float, decimals: int = 0) -> str:
-    """A share for a sentence; of a small one so many decimals that it does not read as nothing."""
+    """Formats a share for a sentence, with enough decimals that a small one does not read as 0."""
     if share > 0:
         decimals = max(decimals, math.ceil(-math.log10(share)) - 2)
     return f"{share:.{decimals}%}"
 
 
-def compared(supply: LoaderThroughput, ask_s: float) -> str:
-    """What the workers take against what the loop asks for, as a sentence; "" where it is not known."""
-    if not supply.workers or supply.build_s is None or ask_s <= 0:
+def demand_sentence(throughput: LoaderThroughput, ask_s: float) -> str:
+    """Compares the workers' rate with the loop's; "" if either is unknown."""
+    if not throughput.workers or throughput.build_s is None or ask_s <= 0:
         return ""
-    each = milliseconds(supply.build_s)
-    who = "Its worker takes" if supply.workers == 1 else f"Its {supply.workers} workers take"
-    every = f", one every {milliseconds(supply.build_s / supply.workers)}" if supply.workers > 1 else ""
+    each = milliseconds(throughput.build_s)
+    who = "Its worker takes" if throughput.workers == 1 else f"Its {throughput.workers} workers take"
+    every = (
+        f", one every {milliseconds(throughput.build_s / throughput.workers)}"
+        if throughput.workers > 1
+        else ""
+    )
     return f" {who} {each} per batch{every}; the loop asks every {milliseconds(ask_s)}."
 
 
-def loader_advice(name: str, supply: LoaderThroughput, *, wait_s: float, ask_s: float) -> str:
-    """What to change about a loader that training waits for.
+def loader_advice(name: str, throughput: LoaderThroughput, *, wait_s: float, ask_s: float) -> str:
+    """Returns what to change about a loader that training waits for.
 
     Args:
         name: the loader.
-        supply: how it gets its batches.
+        throughput: how fast it builds batches.
         wait_s: wait per batch.
-        ask_s: time between its batches if it made nobody wait; 0 where that is not known.
+        ask_s: time between its batches if the loop never waited; 0 if unknown.
     """
-    if supply.workers is None:
+    if throughput.workers is None:
         return f"Load `{name}` ahead of need: in a thread, or as a torch DataLoader with num_workers > 0."
-    if supply.workers == 0:
-        return _for_none(name, supply, wait_s=wait_s, ask_s=ask_s)
-    if supply.build_s is None or ask_s <= 0:
+    if throughput.workers == 0:
+        return _without_workers_advice(name, throughput, wait_s=wait_s, ask_s=ask_s)
+    if throughput.build_s is None or ask_s <= 0:
         return (
-            f"`{name}` has {supply.workers} workers and they do not keep up: raise num_workers or "
+            f"`{name}` has {throughput.workers} workers and they do not keep up: raise num_workers or "
             "prefetch_factor, move decoding out of __getitem__, or look at the storage."
         )
-    enough = needed(supply.build_s, ask_s)
-    if enough > supply.workers:
-        return _for_too_few(name, supply, enough)
-    return _for_enough(name, supply)
+    enough = workers_needed(throughput.build_s, ask_s)
+    if enough > throughput.workers:
+        return _too_few_workers_advice(name, throughput, enough)
+    return _enough_workers_advice(name, throughput)
 
 
-def _for_none(name: str, supply: LoaderThroughput, *, wait_s: float, ask_s: float) -> str:
-    number = needed(wait_s, ask_s) if ask_s > 0 and wait_s > 0 else 4
-    limit = supply.processors
+def _without_workers_advice(name: str, throughput: LoaderThroughput, *, wait_s: float, ask_s: float) -> str:
+    number = workers_needed(wait_s, ask_s) if ask_s > 0 and wait_s > 0 else 4
+    limit = throughput.processors
     more = f" It would take {number} workers to keep up." if limit and number > limit else ""
     number = min(number, limit) if limit else number
     return (
@@ -236,31 +240,30 @@ def _for_none(name: str, supply: LoaderThroughput, *, wait_s: float, ask_s: floa
     )
 
 
-def _for_too_few(name: str, supply: LoaderThroughput, enough: int) -> str:
-    limit = supply.processors
+def _too_few_workers_advice(name: str, throughput: LoaderThroughput, enough: int) -> str:
+    limit = throughput.processors
     if limit and enough > limit:
         return (
             f"`{name}` would need num_workers={enough} to keep up, and this process has {limit} "
             f"{'processor' if limit == 1 else 'processors'}: make a batch cheaper to build (decode beforehand, "
             "smaller images, fewer transforms), or give it more processors."
         )
-    return f"`{name}` keeps up with num_workers={enough} (it has {supply.workers})."
+    return f"`{name}` keeps up with num_workers={enough} (it has {throughput.workers})."
 
 
-def _for_enough(name: str, supply: LoaderThroughput) -> str:
-    assert supply.build_s is not None
-    assert supply.workers is not None
-    uneven = supply.build_p99_s is not None and supply.build_p99_s > UNEVEN * supply.build_s
-    if uneven:
-        factor = 2 * (supply.prefetch_factor or 2)
+def _enough_workers_advice(name: str, throughput: LoaderThroughput) -> str:
+    assert throughput.build_s is not None
+    assert throughput.workers is not None
+    if throughput.build_p99_s is not None and throughput.build_p99_s > UNEVEN * throughput.build_s:
+        factor = 2 * (throughput.prefetch_factor or 2)
         return (
             f"The workers of `{name}` keep up on average, but their batches are uneven (p99 "
-            f"{milliseconds(supply.build_p99_s or 0.0)}): prefetch_factor={factor} evens it out."
+            f"{milliseconds(throughput.build_p99_s)}): prefetch_factor={factor} evens it out."
         )
-    if supply.processors and supply.workers >= supply.processors:
+    if throughput.processors and throughput.workers >= throughput.processors:
         return (
             f"The workers of `{name}` build fast enough on average, but they and the training share "
-            f"{supply.processors} processors: make a batch cheaper to build, or use fewer workers."
+            f"{throughput.processors} processors: make a batch cheaper to build, or use fewer workers."
         )
     return (
         f"The workers of `{name}` build fast enough, so more of them do not help: look at how batches are handed "
@@ -268,11 +271,11 @@ def _for_enough(name: str, supply: LoaderThroughput) -> str:
     )
 
 
-def start_advice(name: str, supply: LoaderThroughput) -> str:
-    """What to change about a loader whose passes are slow to begin."""
-    if supply.workers and not supply.persistent:
+def start_advice(name: str, throughput: LoaderThroughput) -> str:
+    """Returns what to change about a loader whose passes start slowly."""
+    if throughput.workers and not throughput.persistent:
         return f"DataLoader(..., persistent_workers=True) for `{name}`: its workers then start once, not every pass."
-    if supply.workers:
+    if throughput.workers:
         return (
             f"The first batch of `{name}` is built while training waits: smaller batches, or an iterator made "
             "before the pass before has ended."

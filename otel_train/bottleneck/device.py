@@ -1,4 +1,4 @@
-"""Device and compiler: launch-bound, sync-bound, recompilation, dispatch."""
+"""Findings about device and compiler: launch-bound, sync-bound, dispatch-bound, recompiling."""
 
 from __future__ import annotations
 
@@ -16,40 +16,40 @@ if TYPE_CHECKING:
     from otel_train.datamodel import Pace
 
 
-SEVERAL_TIMES = 3
-"""A short last batch and a batch of evaluation are compiled once each; that is no habit."""
+MIN_RECOMPILES = 3
+"""A short last batch and an evaluation batch each cause one recompilation, which is not reported."""
 
-WORTH_A_WORD = 0.10
-"""Share of training time, as for waiting in ``rules``."""
+REPORTED_SHARE = 0.10
+"""Least share of training time that is reported, as for data waits in ``rules``."""
 
-SMALL_S = 2e-3
-"""Median of a call below which what it takes to dispatch may be more than what it computes. A processor may compute
-inside the dispatch: of longer calls the split says nothing there."""
+SHORT_CALL_S = 2e-3
+"""Median call duration below which dispatch may dominate. A CPU backend may compute inside the dispatch, so the split of
+longer calls is not conclusive."""
 
-MOSTLY = 0.5
-"""Share of a call that the host takes to dispatch it, from which a larger batch is nearly free."""
+DISPATCH_SHARE = 0.5
+"""Share of dispatch in a call from which a larger batch is nearly free."""
 
-ENOUGH = 10
-"""Steps whose lags must be known."""
+MIN_MEASURED_STEPS = 10
+"""Steps whose device lag must be measured."""
 
-KEEPS_UP = 0.05
-"""Share of a step that the device may lag and still be said to keep up: a queue of a few kernels."""
+IN_STEP_SHARE = 0.05
+"""Largest lag, as a share of a step, at which the device counts as keeping up: a queue of a few kernels."""
 
-BEHIND = 0.25
-"""Share of a step that the device must lag somewhere to have had work queued."""
+QUEUED_SHARE = 0.25
+"""Lag, as a share of a step, from which the device has work queued."""
 
-LAUNCHING = 0.5
-"""Share of a step in which the device may wait for launches, from which those are the limit."""
+LAUNCH_IDLE_SHARE = 0.5
+"""Share of a step that the device may wait for launches, from which launches are the limit."""
 
 _LOSS = "loss"
 
 
 class Compiled(NamedTuple):
-    """What is known of compiled code.
+    """Facts about compiled code.
 
     Attributes:
-        recompiled: what was compiled again.
-        calls: stages of which each call is a whole update.
+        recompiled: recompilations.
+        calls: stages whose calls are whole updates.
     """
 
     recompiled: Recompiled = Recompiled()
@@ -57,12 +57,12 @@ class Compiled(NamedTuple):
 
 
 def recompiling(recompiled: Recompiled, total_s: float) -> Finding | None:
-    """Whether a compiler runs again and again; ``total_s``: training time."""
+    """Reports repeated recompilation; ``total_s`` is the training time."""
     seconds = recompiled.total_ns / NS_PER_S
     share = min(1.0, seconds / total_s)
-    if recompiled.count < SEVERAL_TIMES or share < WORTH_A_WORD:
+    if recompiled.count < MIN_RECOMPILES or share < REPORTED_SHARE:
         return None
-    claim = f"What was compiled is compiled again, {recompiled.count} times: {share:.0%} of training time."
+    text = f"What was compiled is compiled again, {recompiled.count} times: {share:.0%} of training time."
     if recompiled.by_jax:
         advice = (
             "Shapes, dtypes or static arguments change from call to call: drop or pad the short last batch, pad "
@@ -76,17 +76,17 @@ def recompiling(recompiled: Recompiled, total_s: float) -> Finding | None:
         )
     evidence = {"recompiles": recompiled.count, "recompile_seconds": seconds, "recompile_ratio": share}
     return Finding(
-        name="recompiling", claim=claim, evidence=evidence, share=share, seconds=seconds, advice=advice,
+        name="recompiling", claim=text, evidence=evidence, share=share, seconds=seconds, advice=advice,
         phase="train", severity="warning",
     )  # fmt: skip
 
 
-def dispatch_limits(training: Sequence[StageTotals], compiled: Compiled, total_s: float) -> Finding | None:
-    """Whether a call of the step is so small that dispatching it is most of it.
+def dispatch_bound(training: Sequence[StageTotals], compiled: Compiled, total_s: float) -> Finding | None:
+    """Reports JAX steps so short that dispatch is most of them.
 
     Args:
         training: the stage table of phase train.
-        compiled: what is known of compiled code.
+        compiled: facts about compiled code.
         total_s: training time.
     """
     step = _longest(row for row in training if row.key.stage in compiled.calls)
@@ -96,13 +96,13 @@ def dispatch_limits(training: Sequence[StageTotals], compiled: Compiled, total_s
     if step is None or wait is None or step.quantiles is None or wait.quantiles is None:
         return None
     call_s, wait_s = step.quantiles[1], wait.quantiles[1]
-    if not 0 < call_s < SMALL_S or 1 - wait_s / call_s < MOSTLY:
+    if not 0 < call_s < SHORT_CALL_S or 1 - wait_s / call_s < DISPATCH_SHARE:
         return None
     host_s = call_s - wait_s
     share = min(1.0, host_s * step.count / total_s)
-    if share < WORTH_A_WORD:
+    if share < REPORTED_SHARE:
         return None
-    claim = (
+    text = (
         f"A call of `{step.key.stage}` takes {milliseconds(call_s)}, of which {host_s / call_s:.0%} is what the host "
         "takes to dispatch it: there is little to compute in one call."
     )
@@ -112,19 +112,19 @@ def dispatch_limits(training: Sequence[StageTotals], compiled: Compiled, total_s
     )
     evidence = {"call_p50_seconds": call_s, "dispatch_p50_seconds": host_s, "dispatch_ratio": host_s / call_s}
     return Finding(
-        name="dispatch_bound", claim=claim, evidence=evidence, share=share, seconds=share * total_s,
+        name="dispatch_bound", claim=text, evidence=evidence, share=share, seconds=share * total_s,
         advice=advice, phase="train", severity="warning",
     )  # fmt: skip
 
 
-def busy_advice(stage: str, share: float, training: Sequence[StageTotals], compiled: Compiled) -> str:
-    """What to do about a program of JAX that waits for no loader; "" for any other.
+def jax_advice(stage: str, share: float, training: Sequence[StageTotals], compiled: Compiled) -> str:
+    """Returns advice for a JAX program that does not wait for a loader; "" for any other program.
 
     Args:
-        stage: the one that most of the time goes to.
-        share: of training time.
+        stage: the stage with most of the time.
+        share: its share of training time.
         training: the stage table of phase train.
-        compiled: what is known of compiled code.
+        compiled: facts about compiled code.
     """
     if not compiled.calls and not any(row.key.stage == WAIT for row in training):
         return ""
@@ -144,29 +144,28 @@ def _longest(rows: Iterable[StageTotals]) -> StageTotals | None:
     return max(rows, key=lambda row: row.inclusive_s, default=None)
 
 
-def host_limits(pace: Pace, *, total_s: float) -> Finding | None:
-    """What the host does to the device; None where the device has work queued, or too little is known.
+def host_bound(pace: Pace, *, total_s: float) -> Finding | None:
+    """Reports a device that waits for the host; None if it has work queued or too few steps were measured.
 
-    Where the device gets to every edge of a step as it is issued, nothing is ever queued: it gets each kernel when
-    the host launches it and not before. Where it gets to some late and to others at once, with no wait for data
-    between, the host waited until it was done.
+    If the device reaches every event of a step as soon as it is issued, nothing is ever queued: the host launches too
+    slowly. If it reaches some late and others at once, without a data wait between them, the host synchronised.
 
     Args:
-        pace: how far the device ran behind.
+        pace: lag of the device behind the host.
         total_s: training time.
     """
-    if pace.steps < ENOUGH:
+    if pace.steps < MIN_MEASURED_STEPS:
         return None
     least, most = pace.least_lag_ns / pace.lasted_ns, pace.most_lag_ns / pace.lasted_ns
-    if most <= KEEPS_UP and pace.launch_idle_ns >= LAUNCHING * pace.lasted_ns:
+    if most <= IN_STEP_SHARE and pace.launch_idle_ns >= LAUNCH_IDLE_SHARE * pace.lasted_ns:
         return _launch_bound(pace, total_s)
-    if least <= KEEPS_UP and most >= BEHIND:
+    if least <= IN_STEP_SHARE and most >= QUEUED_SHARE:
         return _sync_bound(pace, total_s)
     return None
 
 
 def lags(pace: Pace) -> dict[str, float]:
-    """How far the device ran behind, on average, and how long it can have waited, as shares of the steps."""
+    """Returns mean lag and idle shares of the device as evidence."""
     return {
         "device_steps": pace.steps,
         "least_lag_seconds": pace.least_lag_ns / pace.steps / NS_PER_S,

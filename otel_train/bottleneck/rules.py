@@ -1,4 +1,4 @@
-"""Findings of a run: one function per rule, thresholds and evidence beside it, the weightiest first."""
+"""Findings of a run: one function per rule, with its thresholds and evidence."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from otel_train.aggregation.series_names import CHECKPOINT
 from otel_train.bottleneck.dataloader import (
     LoaderThroughput,
-    compared,
+    demand_sentence,
     loader_advice,
     milliseconds,
     percent,
     start_advice,
 )
 from otel_train.bottleneck.device import (
-    ENOUGH,
-    KEEPS_UP,
-    WORTH_A_WORD,
+    IN_STEP_SHARE,
+    MIN_MEASURED_STEPS,
+    REPORTED_SHARE,
     Compiled,
-    busy_advice,
-    dispatch_limits,
-    host_limits,
+    dispatch_bound,
+    host_bound,
+    jax_advice,
     recompiling,
 )
 from otel_train.console.text import duration
@@ -35,47 +35,47 @@ if TYPE_CHECKING:
     from otel_train.aggregation.series_names import Key
 
 WARNING_SHARE, CRITICAL_SHARE = 0.10, 0.20
-"""Share of training time spent waiting for data from which a warning is given, and from which it is critical.
+"""Shares of training time spent waiting for data that give a warning and a critical finding.
 Source: the thresholds that TraceML uses for the same question."""
 
 LARGE_SHARE = 0.30
 """Share of the run from which evaluation, checkpoints or compiling is reported; of training time for `other`."""
 
 MODEL_SHARE = 0.50
-"""Share of training time that the stages of the model must exceed to be called the limit."""
+"""Share of training time above which the stages of the model are the limit."""
 
-ENOUGH_STEPS = 10
-"""Steps below which the figures of a short run show its warm-up."""
+MIN_STEPS = 10
+"""With fewer steps the metrics of a short run show its warm-up."""
 
-FEW_STEPS, LONG_S = 3, 300.0
-"""Steps, and seconds of training, that are enough where steps are long."""
+MIN_LONG_STEPS, LONG_S = 3, 300.0
+"""Steps, and seconds of training, that are enough if steps are long."""
 
-SEVERAL_PASSES = 2
-"""Passes from which their beginning is a habit; one is preparation."""
+MIN_PASSES = 2
+"""Passes from which their start is reported; a single one is preparation."""
 
 NAMED_SHARE, MOST_NAMED = 0.01, 5
-"""Share of training time from which a loader is named beside the weightiest, and the most that are named."""
+"""Share of training time from which further loaders are named, and the most that are named."""
 
 _MODEL_STAGES = ("forward", "backward", "optimizer")
 _STEP_STAGES = ("optimizer", "make_step")
-"""Stages that count steps. Where one is not seen, and no step is counted, none will be."""
+"""Stages that count steps. If one cannot be instrumented and no step is counted, none will be."""
 _UNKNOWN = LoaderThroughput()
 _NOT_TAKEN = Pace()
 _NOTHING_COMPILED = Compiled()
 
 
-class RunFigures(NamedTuple):
-    """The figures that rules may use. All of them are in ``summary.json``, or follow from its keys.
+class RuleInput(NamedTuple):
+    """Input of the rules. All values are keys of ``summary.json`` or derived from them.
 
     Attributes:
         rows: the stage table.
         training: its rows of phase train; they sum to the training time.
         steps: training steps counted.
         activities: seconds by activity; they sum to the wall time.
-        loaders: how loaders get their batches, by name.
-        pace: how far the device ran behind the host.
-        compiled: what is known of compiled code.
-        unobserved: what could not be seen: ``what``, ``name``, ``reason``.
+        loaders: throughput by loader.
+        pace: lag of the device behind the host.
+        compiled: facts about compiled code.
+        unobserved: instrumentation gaps: ``what``, ``name``, ``reason``.
     """
 
     rows: Sequence[StageTotals]
@@ -99,12 +99,12 @@ class RunFigures(NamedTuple):
 
     @property
     def waits(self) -> list[StageTotals]:
-        """Rows in which training waits for a loader. A data stage without a loader is no such row."""
+        """Rows in which training waits for a loader. A data stage without a loader is not one."""
         return [row for row in self.training if row.key.stage == "data" and row.key.loader]
 
     @property
     def is_jax(self) -> bool:
-        """Whether whole updates of JAX are timed, or its waits."""
+        """Whether JAX updates or waits are timed."""
         return _is_jax(self.training, self.compiled)
 
     def by_stage(self) -> dict[str, float]:
@@ -120,7 +120,7 @@ class RunFigures(NamedTuple):
         return {stage: seconds for stage, seconds in self.by_stage().items() if stage in names}
 
     def steady_waits(self) -> dict[str, float]:
-        """Seconds that training waits for each loader in mid-pass, the most first; on the device's clock if known."""
+        """Waits for each loader within passes, in seconds, longest first; in device time if measured."""
         exposed = exposed_waits(self.training)
         found: dict[str, float] = {}
         for row in self.waits:
@@ -130,7 +130,7 @@ class RunFigures(NamedTuple):
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def wait_evidence(self) -> dict[str, float]:
-        """Numbers about waiting for loaders; none where there is no loader."""
+        """Evidence about waits for loaders; empty without a loader."""
         if not self.waits:
             return {}
         host_s = sum(row.self_s for row in self.waits)
@@ -149,7 +149,7 @@ class RunFigures(NamedTuple):
 
 
 def model_stages(rows: Sequence[StageTotals], compiled: Compiled) -> list[str]:
-    """Stages of the model: forward, backward, optimizer, a whole update, the loss of JAX and its wait."""
+    """Returns the stages of the model: forward, backward, optimizer, a whole update, JAX loss and wait."""
     training = [row for row in rows if row.key.phase == "train"]
     loss = ("loss",) if _is_jax(training, compiled) else ()
     return [*_MODEL_STAGES, *sorted({*compiled.calls, WAIT, *loss} & {row.key.stage for row in training})]
@@ -160,18 +160,18 @@ def _is_jax(training: Sequence[StageTotals], compiled: Compiled) -> bool:
 
 
 def exposed_waits(training: Sequence[StageTotals]) -> dict[Key, float]:
-    """Seconds that the device was idle for each loader, if that is known for all of them.
+    """Returns the seconds that the device was idle during waits for each loader; empty unless measured for all loaders.
 
-    A wait that the device does not notice costs nothing. One clock per window: with one loader not measured,
-    all are judged by host time.
+    A wait that the device does not notice costs nothing. All loaders are compared on one clock: if one is not measured on
+    the device, host time is used for all.
     """
     found: dict[Key, float] = {}
     for row in training:
         if row.key.stage != "data" or not row.key.loader or not row.count:
             continue
-        if row.device is None or row.device.measured < min(ENOUGH, row.count / 2):
+        if row.device is None or row.device.measured < min(MIN_MEASURED_STEPS, row.count / 2):
             return {}
-        # Of a sample, so that one long wait may count for many: the device waits no longer than the host.
+        # Extrapolated from a sample, where one long wait may count for many. The device waits no longer than the host.
         found[row.key] = min(row.inclusive_s, row.device.seconds * row.count / row.device.measured)
     return found
 
@@ -180,18 +180,18 @@ class Rule(NamedTuple):
     """One rule, as the page of findings shows it.
 
     Attributes:
-        name: of its finding.
-        when: what must hold.
-        evidence: names of its numbers.
+        name: name of its finding.
+        when: its condition.
+        evidence: names of its evidence.
         fix: the usual remedy.
-        find: gives the finding, or None where the rule does not hold.
+        find: returns the finding; None if the condition does not hold.
     """
 
     name: str
     when: str
     evidence: tuple[str, ...]
     fix: str
-    find: Callable[[RunFigures], Finding | None]
+    find: Callable[[RuleInput], Finding | None]
 
 
 def findings(  # noqa: PLR0913 - all but one by keyword
@@ -204,90 +204,88 @@ def findings(  # noqa: PLR0913 - all but one by keyword
     compiled: Compiled = _NOTHING_COMPILED,
     unobserved: Sequence[Mapping[str, str]] = (),
 ) -> list[Finding]:
-    """Findings about a run or a window of it.
+    """Returns the findings about a run or a window of it.
 
     Args:
         stages: the stage table.
         steps: training steps counted.
         activities: seconds by activity.
-        loaders: how loaders get their batches, by name, as far as that is known.
-        pace: how far the device ran behind the host.
-        compiled: what is known of compiled code.
-        unobserved: what could not be seen.
+        loaders: throughput by loader, where known.
+        pace: lag of the device behind the host.
+        compiled: facts about compiled code.
+        unobserved: instrumentation gaps.
 
     Returns:
-        At least one; the first is the verdict.
+        At least one finding; the first is the main one.
     """
     training = [row for row in stages if row.key.phase == "train"]
-    run = RunFigures(stages, training, steps, activities, loaders, pace, compiled, unobserved)
+    run = RuleInput(stages, training, steps, activities, loaders, pace, compiled, unobserved)
     early = _too_early(run)
     if early is not None:
         long = _since_first_batch_s(run) >= LONG_S
-        return [early, *(_found(run, RUN_RULES) if long else ())]
-    leading = _found(run, LEADING_RULES)
-    beside = _found(run, SIDE_RULES)
+        return [early, *(_apply(run, RUN_RULES) if long else ())]
+    leading = _apply(run, LEADING_RULES)
+    beside = _apply(run, SIDE_RULES)
     if not leading:
         leading = [_limit(run, beside)]
     named = {finding.name for finding in leading}
-    if "recompiling" in named:  # it says why
+    if "recompiling" in named:  # it gives the cause
         leading = [finding for finding in leading if finding.name != "compile_heavy"]
     return [*leading, *(finding for finding in beside if finding.name not in named)]
 
 
-def _found(run: RunFigures, rules: Sequence[Rule]) -> list[Finding]:
+def _apply(run: RuleInput, rules: Sequence[Rule]) -> list[Finding]:
     found = [finding for rule in rules if (finding := rule.find(run)) is not None]
     return sorted(found, key=lambda finding: -finding.seconds)
 
 
-def _limit(run: RunFigures, beside: Sequence[Finding]) -> Finding:
-    """The verdict on a run that no leading rule applies to: what limits its steps."""
+def _limit(run: RuleInput, beside: Sequence[Finding]) -> Finding:
+    """The main finding of a run to which no leading rule applies: what limits its steps."""
     for rule in LIMIT_RULES:
         found = rule.find(run)
         if found is not None:
             return found
-    unexplained = _unattributed(run)
     starts = [finding for finding in beside if finding.name == "slow_start"]
-    return max(unexplained, *starts, key=lambda finding: finding.seconds) if starts else unexplained
+    return max([_unattributed(run), *starts], key=lambda finding: finding.seconds)
 
 
-def _too_early(run: RunFigures) -> Finding | None:
+def _too_early(run: RuleInput) -> Finding | None:
     total_s, steps = run.total_s, run.steps
-    if total_s and (steps >= ENOUGH_STEPS or (steps >= FEW_STEPS and total_s >= LONG_S)):
+    if total_s and (steps >= MIN_STEPS or (steps >= MIN_LONG_STEPS and total_s >= LONG_S)):
         return None
     evidence = {"steps": float(steps), "training_seconds": total_s}
     if not steps and (_since_first_batch_s(run) >= LONG_S or _stepless(run)):
         return _incomplete(run, evidence)
-    claim = (
-        f"Too early to say: {steps} training steps in {duration(total_s)}; a verdict needs {ENOUGH_STEPS}, "
-        f"or {FEW_STEPS} in {duration(LONG_S)} of training."
+    text = (
+        f"Too early to say: {steps} training steps in {duration(total_s)}; a verdict needs {MIN_STEPS}, "
+        f"or {MIN_LONG_STEPS} in {duration(LONG_S)} of training."
     )
-    return _finding("too_early", claim, advice="Let it run.", evidence=evidence)
+    return _finding("too_early", text, advice="Let it run.", evidence=evidence)
 
 
-def _since_first_batch_s(run: RunFigures) -> float:
+def _since_first_batch_s(run: RuleInput) -> float:
     return run.wall_s - run.activities.get("init", 0.0)
 
 
-def _stepless(run: RunFigures) -> bool:
-    """Whether it is known why no step is counted: more time does not change that."""
+def _stepless(run: RuleInput) -> bool:
+    """Whether step counting cannot be instrumented, so that more time does not help."""
     return any(thing["what"] == "stage" and thing["name"] in _STEP_STAGES for thing in run.unobserved)
 
 
-def _incomplete(run: RunFigures, evidence: Mapping[str, float]) -> Finding:
-    """No step is counted, and waiting longer does not help."""
+def _incomplete(run: RuleInput, evidence: Mapping[str, float]) -> Finding:
     run = run._replace(training=run.rows)  # a loader of an evaluation is a loader
     lasted_s = _since_first_batch_s(run)
     when = f" in the {duration(lasted_s)} since the first batch" if lasted_s else ""
-    claim = f"INCOMPLETE: no training step is counted{when}.{_not_seen(run)}"
+    text = f"INCOMPLETE: no training step is counted{when}.{_not_seen(run)}"
     advice = (
         " ".join(_missing(run).values())
         or "otel_train.step() at the end of each step of the loop marks steps."
     )
-    return _finding("incomplete", claim, advice=advice, evidence=evidence, severity="warning")
+    return _finding("incomplete", text, advice=advice, evidence=evidence, severity="warning")
 
 
-def _input_bound(run: RunFigures) -> Finding | None:
-    """Training waits for its loaders in mid-pass. What it costs to begin a pass is another finding."""
+def _input_bound(run: RuleInput) -> Finding | None:
+    """Waits for loaders within passes; the start of passes is a finding of its own."""
     waits = run.steady_waits()
     wait_s, total_s = sum(waits.values()), run.total_s
     share = min(1.0, wait_s / total_s)
@@ -303,16 +301,16 @@ def _input_bound(run: RunFigures) -> Finding | None:
     named = dict(list(named.items())[:MOST_NAMED])
     who = "The device" if exposed_waits(run.training) else "Training"
     if len(named) == 1:
-        claim = f"{who} waits for loader `{name}`: {share:.0%} of training time{each and ', ' + each}."
+        text = f"{who} waits for loader `{name}`: {share:.0%} of training time{each and ', ' + each}."
     else:
         listed = ", ".join(f"`{loader}` {seconds / total_s:.0%}" for loader, seconds in named.items())
-        claim = f"{who} waits for loaders: {share:.0%} of training time ({listed}).{each and f' `{name}`: {each}.'}"
+        text = f"{who} waits for loaders: {share:.0%} of training time ({listed}).{each and f' `{name}`: {each}.'}"
     shares = (
         {f"{loader}.wait_seconds": seconds for loader, seconds in named.items()} if len(named) > 1 else {}
     )
     return _finding(
         "input_bound",
-        claim + compared(known, ask_s),
+        text + demand_sentence(known, ask_s),
         advice=loader_advice(name, known, wait_s=each_s, ask_s=ask_s),
         evidence={
             **run.wait_evidence(), **shares, "training_seconds": total_s, "batches": batches,
@@ -332,13 +330,12 @@ def _build_evidence(known: LoaderThroughput, ask_s: float) -> dict[str, float]:
     return {**found, "ask_interval_seconds": ask_s} if ask_s else found
 
 
-def _slow_start(run: RunFigures) -> Finding | None:
-    """Passes over loaders take long to begin, again and again."""
+def _slow_start(run: RuleInput) -> Finding | None:
     read = {row.key.loader for row in run.waits}
     again = {
         name: known
         for name, known in run.loaders.items()
-        if name in read and known.passes >= SEVERAL_PASSES and known.start_s
+        if name in read and known.passes >= MIN_PASSES and known.start_s
     }
     start_s = sum(known.start_s for known in again.values())
     share = min(1.0, start_s / run.total_s)
@@ -348,7 +345,7 @@ def _slow_start(run: RunFigures) -> Finding | None:
     known = again[name]
     rest = sorted((loader for loader in again if loader != name), key=lambda one: -again[one].start_s)
     more = f" `{name}` costs most, then {', '.join(f'`{one}`' for one in rest[:MOST_NAMED])}." if rest else ""
-    claim = (
+    text = (
         f"Beginning a pass over loader `{name}` takes {milliseconds(known.start_s / known.passes)}, {known.passes} "
         f"times: {'with the other loaders ' if rest else ''}{share:.0%} of training time.{more}"
     )
@@ -362,7 +359,7 @@ def _slow_start(run: RunFigures) -> Finding | None:
     }
     return _finding(
         "slow_start",
-        claim,
+        text,
         advice=start_advice(name, known),
         evidence=evidence,
         share=share,
@@ -372,7 +369,7 @@ def _slow_start(run: RunFigures) -> Finding | None:
     )
 
 
-def _idle_between_passes(run: RunFigures) -> Finding | None:
+def _idle_between_passes(run: RuleInput) -> Finding | None:
     found = _heavy(
         run,
         "outside",
@@ -385,26 +382,26 @@ def _idle_between_passes(run: RunFigures) -> Finding | None:
     return replace(found, name="idle_between_passes", severity="warning") if found else None
 
 
-def _compile_heavy(run: RunFigures) -> Finding | None:
+def _compile_heavy(run: RuleInput) -> Finding | None:
     advice = "In a longer run it weighs less. A cache on disk keeps it: jax_compilation_cache_dir, TORCHINDUCTOR_CACHE_DIR."
     return _heavy(run, "compile", "compiling", advice)
 
 
-def _eval_heavy(run: RunFigures) -> Finding | None:
+def _eval_heavy(run: RuleInput) -> Finding | None:
     advice = "Evaluate less often, on fewer batches, or with a larger batch size: no gradients are kept."
     found = _heavy(run, "eval", "evaluation", advice)
     return replace(found, phase="eval") if found else None
 
 
-def _checkpoint_heavy(run: RunFigures) -> Finding | None:
+def _checkpoint_heavy(run: RuleInput) -> Finding | None:
     advice = "Save less often, or asynchronously (torch.distributed.checkpoint.async_save)."
     return _heavy(run, CHECKPOINT, "writing checkpoints", advice)
 
 
 def _heavy(
-    run: RunFigures, activity: str, what: str, advice: str, *, least: float = LARGE_SHARE
+    run: RuleInput, activity: str, what: str, advice: str, *, least: float = LARGE_SHARE
 ) -> Finding | None:
-    """A finding about one activity that is at least ``least`` of the wall time."""
+    """A finding about an activity that takes at least ``least`` of the wall time."""
     spent_s, wall_s = run.activities.get(activity, 0.0), run.wall_s
     if not wall_s or spent_s / wall_s < least:
         return None
@@ -420,29 +417,12 @@ def _heavy(
     )
 
 
-def _recompiling(run: RunFigures) -> Finding | None:
-    return recompiling(run.compiled.recompiled, run.total_s)
-
-
-def _host_limit(run: RunFigures, name: str) -> Finding | None:
-    found = host_limits(run.pace, total_s=run.total_s)
+def _host_bound(run: RuleInput, name: str) -> Finding | None:
+    found = host_bound(run.pace, total_s=run.total_s)
     return found if found is not None and found.name == name else None
 
 
-def _launch_bound(run: RunFigures) -> Finding | None:
-    return _host_limit(run, "launch_bound")
-
-
-def _sync_bound(run: RunFigures) -> Finding | None:
-    return _host_limit(run, "sync_bound")
-
-
-def _dispatch_bound(run: RunFigures) -> Finding | None:
-    return dispatch_limits(run.training, run.compiled, run.total_s)
-
-
-def _compute_bound(run: RunFigures) -> Finding | None:
-    """Training waits for no loader, and the model explains most of its time."""
+def _compute_bound(run: RuleInput) -> Finding | None:
     total_s, model = run.total_s, run.model_stages()
     share = sum(model.values()) / total_s
     if share <= MODEL_SHARE:
@@ -450,38 +430,34 @@ def _compute_bound(run: RunFigures) -> Finding | None:
     stage, seconds = max(model.items(), key=lambda item: item[1])
     waits = run.wait_evidence()
     said = f"the model takes {share:.0%}{'' if waits else ' of training time'}; most goes to {stage}."
-    claim = (
+    text = (
         f"Training waits for no loader ({percent(waits['steady_wait_ratio'], 1)} of training time); {said}"
         if waits
         else f"{said[0].upper()}{said[1:]} No loader is seen."
     )
-    advice = busy_advice(stage, seconds / total_s, run.training, run.compiled) or (
+    advice = jax_advice(stage, seconds / total_s, run.training, run.compiled) or (
         "Nothing to do about the input. A profiler capture shows what the time in the model is spent on."
         if waits
         else "A profiler capture shows what the time in the model is spent on."
     )
     evidence = {**_model_evidence(run), f"{stage}_ratio": seconds / total_s, **waits}
-    return _finding("compute_bound", claim, advice=advice, evidence=evidence, severity="ok")
+    return _finding("compute_bound", text, advice=advice, evidence=evidence, severity="ok")
 
 
-def _much_unattributed(run: RunFigures) -> Finding | None:
-    return _unattributed(run) if _nowhere_s(run) / run.total_s >= LARGE_SHARE else None
-
-
-def _unattributed(run: RunFigures) -> Finding:
-    """Time of training that neither the model nor a loader explains."""
-    total_s, nowhere_s = run.total_s, _nowhere_s(run)
+def _unattributed(run: RuleInput) -> Finding:
+    """Training time that neither the model nor a loader explains."""
+    total_s, unexplained_s = run.total_s, _unexplained_s(run)
     named = run.by_stage().keys() - run.model_stages().keys() - {"data", "other"}
     stage = max(named, key=lambda one: run.by_stage()[one], default="other")
-    stage = stage if run.by_stage().get(stage, 0.0) > nowhere_s else "other"
+    stage = stage if run.by_stage().get(stage, 0.0) > unexplained_s else "other"
     evidence = {**_model_evidence(run), "other_seconds": run.by_stage().get("other", 0.0)}
     evidence["other_ratio"] = evidence["other_seconds"] / total_s
     if stage == "other":
-        most = f"{nowhere_s / total_s:.0%} of training time is in no stage and no loader"
+        most = f"{unexplained_s / total_s:.0%} of training time is in no stage and no loader"
     else:
         evidence[f"{stage}_ratio"] = run.by_stage()[stage] / total_s
         most = f"{evidence[f'{stage}_ratio']:.0%} of training time is in stage `{stage}`"
-    unnamed_s = nowhere_s - evidence["other_seconds"]
+    unnamed_s = unexplained_s - evidence["other_seconds"]
     if unnamed_s:
         evidence["data_without_loader_seconds"] = unnamed_s
     return _finding(
@@ -489,13 +465,13 @@ def _unattributed(run: RunFigures) -> Finding:
         f"{most}; the model takes {percent(evidence['model_ratio'])}.{_not_seen(run)}",
         advice=" ".join(_remedies(run, stage)),
         evidence={**evidence, **run.wait_evidence()},
-        share=nowhere_s / total_s,
-        seconds=nowhere_s,
+        share=unexplained_s / total_s,
+        seconds=unexplained_s,
     )
 
 
-def _nowhere_s(run: RunFigures) -> float:
-    """Seconds of training in no stage, or in a data stage of which the loader is not known."""
+def _unexplained_s(run: RuleInput) -> float:
+    """Seconds of training in no stage, or in a data stage without a known loader."""
     return sum(
         row.self_s
         for row in run.training
@@ -503,7 +479,7 @@ def _nowhere_s(run: RunFigures) -> float:
     )
 
 
-def _model_evidence(run: RunFigures) -> dict[str, float]:
+def _model_evidence(run: RuleInput) -> dict[str, float]:
     model_s = sum(run.model_stages().values())
     return {
         "training_seconds": run.total_s,
@@ -512,8 +488,8 @@ def _model_evidence(run: RunFigures) -> dict[str, float]:
     }
 
 
-def _missing(run: RunFigures) -> dict[str, str]:
-    """What to watch, by what is missing."""
+def _missing(run: RuleInput) -> dict[str, str]:
+    """Remedies by what is not instrumented."""
     found = {}
     if not run.waits:
         found["a loader"] = (
@@ -525,21 +501,21 @@ def _missing(run: RunFigures) -> dict[str, str]:
     for thing in run.unobserved:
         label = f"{thing['what']} `{thing['name']}`"
         known = (thing["what"], thing["name"]) in (("stage", "data"), ("stage", "forward"))
-        if not known and thing["what"] != "device":  # that is nothing to watch
+        if not known and thing["what"] != "device":  # a device cannot be instrumented
             found[label] = f"{label}: {thing['reason']}."
     return found
 
 
-def _not_seen(run: RunFigures) -> str:
+def _not_seen(run: RuleInput) -> str:
     missing = list(_missing(run))[:MOST_NAMED]
     return f" Not seen: {', '.join(missing)}." if missing else ""
 
 
-def _remedies(run: RunFigures, stage: str = "other") -> list[str]:
-    """What to do about unexplained time, what is missing first."""
+def _remedies(run: RuleInput, stage: str = "other") -> list[str]:
+    """Remedies for unexplained time, instrumentation gaps first."""
     found = list(_missing(run).values())[:MOST_NAMED]
     share = run.by_stage().get(stage, 0.0) / (run.total_s or 1.0)
-    of_jax = busy_advice(stage, share, run.training, run.compiled)
+    of_jax = jax_advice(stage, share, run.training, run.compiled)
     if of_jax:
         return [*found, of_jax]
     if stage == "h2d":
@@ -555,10 +531,10 @@ def _remedies(run: RunFigures, stage: str = "other") -> list[str]:
     return [*found, 'Wrap suspects in `with otel_train.stage("name"):`; logging and .item() are common.']
 
 
-def _finding(name: str, claim: str, **facts: Any) -> Finding:  # Any: the other fields of Finding
-    """A finding about training, with what is usual for the fields that are not given."""
+def _finding(name: str, text: str, **facts: Any) -> Finding:  # Any: the other fields of Finding
+    """A finding about training, with defaults for the fields that are not given."""
     usual: dict[str, Any] = {"share": 0.0, "seconds": 0.0, "phase": "train"}
-    return Finding(name=name, claim=claim, **{**usual, **facts})
+    return Finding(name=name, claim=text, **{**usual, **facts})
 
 
 _WAIT_EVIDENCE = (
@@ -585,10 +561,10 @@ LEADING_RULES = (
     ),
     Rule(
         "recompiling",
-        f"code is compiled again, three times or more, for {WORTH_A_WORD:.0%} of training time or more",
+        f"code is compiled again, three times or more, for {REPORTED_SHARE:.0%} of training time or more",
         ("recompiles", "recompile_seconds", "recompile_ratio"),
         "fixed shapes; [its runbook](../runbooks/TrainRecompileStorm.md)",
-        _recompiling,
+        lambda run: recompiling(run.compiled.recompiled, run.total_s),
     ),
     Rule(
         "compile_heavy",
@@ -598,30 +574,30 @@ LEADING_RULES = (
         _compile_heavy,
     ),
 )  # fmt: skip
-"""Rules whose findings are the verdict where they hold, the weightiest first."""
+"""Rules whose finding is the main one, sorted by seconds."""
 
 LIMIT_RULES = (
     Rule(
         "launch_bound",
-        f"the device lags at most {KEEPS_UP:.0%} of a step at every edge, and can have waited for the host during half "
+        f"the device lags at most {IN_STEP_SHARE:.0%} of a step at every edge, and can have waited for the host during half "
         "of it in forward, backward and optimizer",
         ("device_steps", "least_lag_seconds", "most_lag_seconds", "device_idle_ratio", "launch_idle_ratio"),
         "`torch.compile`, a fused optimizer, a larger batch",
-        _launch_bound,
+        lambda run: _host_bound(run, "launch_bound"),
     ),
     Rule(
         "sync_bound",
         "the device has a quarter of a step queued at one edge, and nothing at another with no wait for data before",
         ("as `launch_bound`",),
         "no `.item()`, `.cpu()`, `print(tensor)` in the step; [host and device time](../explanation/host-and-device-time.md)",
-        _sync_bound,
+        lambda run: _host_bound(run, "sync_bound"),
     ),
     Rule(
         "dispatch_bound",
         "a call of a JAX step takes less than 2 ms, and half of that or more is dispatch",
         ("call_p50_seconds", "dispatch_p50_seconds", "dispatch_ratio"),
         "a larger batch; several steps in one call",
-        _dispatch_bound,
+        lambda run: dispatch_bound(run.training, run.compiled, run.total_s),
     ),
     Rule(
         "compute_bound",
@@ -632,7 +608,7 @@ LIMIT_RULES = (
         _compute_bound,
     ),
 )  # fmt: skip
-"""Rules about what limits a step, in order: the first that holds is the verdict where no rule above holds."""
+"""What limits a step: the first match is the main finding if no leading rule matches."""
 
 RUN_RULES = (
     LEADING_RULES[1],
@@ -656,7 +632,7 @@ RUN_RULES = (
 SIDE_RULES = (
     Rule(
         "slow_start",
-        f"the beginning of passes takes {WARNING_SHARE:.0%} of training time or more, over {SEVERAL_PASSES} passes or more",
+        f"the beginning of passes takes {WARNING_SHARE:.0%} of training time or more, over {MIN_PASSES} passes or more",
         ("repeated_start_seconds", "repeated_start_ratio", "training_seconds", "making_seconds", "first_batch_seconds",
          "passes"),
         "`DataLoader(persistent_workers=True)`",
@@ -670,7 +646,7 @@ SIDE_RULES = (
         (*_MODEL_EVIDENCE, "other_seconds", "other_ratio", "<stage>_ratio", "data_without_loader_seconds",
          *_WAIT_EVIDENCE),
         'watch what the claim names; `with otel_train.stage("name"):` around suspects',
-        _much_unattributed,
+        lambda run: _unattributed(run) if _unexplained_s(run) / run.total_s >= LARGE_SHARE else None,
     ),
 )  # fmt: skip
-"""Rules whose findings stand beside the verdict."""
+"""Rules whose findings follow the main one."""

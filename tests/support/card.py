@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from otel_train.bottleneck.rules import ENOUGH_STEPS, FEW_STEPS, LONG_S
+from otel_train.bottleneck.rules import LONG_S, MIN_LONG_STEPS, MIN_STEPS
 from otel_train.console.text import cut
 from tests.support.shown import differences, line
 
@@ -228,7 +228,7 @@ def _claims(finding: Mapping[str, Any], since_s: float) -> list[Line]:
     )
     return [
         line(r"# training steps in #", lambda _: (told["steps"], training_s)),
-        line(r"a verdict needs #, or # in # of training", lambda _: (ENOUGH_STEPS, FEW_STEPS, LONG_S)),
+        line(r"a verdict needs #, or # in # of training", lambda _: (MIN_STEPS, MIN_LONG_STEPS, LONG_S)),
         line(r"# of the run \(# of #\)", lambda _: (share, seconds, told["wall_seconds"])),
         line(r"`(?P<loader>\w+)`: # per batch", lambda _: (each_s,)),
         line(r"# per batch", lambda _: (each_s,)),

@@ -13,9 +13,9 @@ from otel_train.bottleneck.dataloader import (
     LoaderFacts,
     LoaderThroughput,
     loader_rows,
-    needed,
     percent,
     throughputs,
+    workers_needed,
 )
 from otel_train.bottleneck.rules import findings
 from otel_train.recording.events import Ending
@@ -120,7 +120,7 @@ def judged(
 )
 def test_as_many_workers_are_needed_as_leave_some_room(build_s: float, ask_s: float, workers: int) -> None:
     """Five that are busy all the time keep up only with batches that all take the same."""
-    assert needed(build_s, ask_s) == workers
+    assert workers_needed(build_s, ask_s) == workers
 
 
 def test_too_few_workers_are_told_the_right_number() -> None:

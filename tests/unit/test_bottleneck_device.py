@@ -8,7 +8,7 @@ import pytest
 
 from otel_train.aggregation.counters import Recompiled, StageTotals
 from otel_train.aggregation.series_names import Key
-from otel_train.bottleneck.device import Compiled, dispatch_limits, recompiling
+from otel_train.bottleneck.device import Compiled, dispatch_bound, recompiling
 from otel_train.bottleneck.rules import findings
 from otel_train.recording.events import WAIT
 
@@ -83,16 +83,16 @@ def test_a_call_with_enough_in_it_is_let_be(call_s: float, wait_s: float, count:
     """Advice that does not hold costs more than none."""
     rows = [row("make_step", 9.0, call_s, count=count), row(WAIT, 1.0, wait_s, count=count)]
 
-    assert dispatch_limits(rows, JAX, 10.0) is None
+    assert dispatch_bound(rows, JAX, 10.0) is None
 
 
 def test_without_the_wait_nothing_is_said_of_the_dispatch() -> None:
     """``wait=False`` does not measure it; and a wait of another loader's is no measure."""
     step = row("make_step", 9.0, 1e-3, count=10_000)
 
-    assert dispatch_limits([step], JAX, 10.0) is None
-    assert dispatch_limits([step, row(WAIT, 1.0, 1e-4, loader="val")], JAX, 10.0) is None
-    assert dispatch_limits([row("forward", 9.0, 1e-3), row(WAIT, 1.0, 1e-4)], JAX, 10.0) is None
+    assert dispatch_bound([step], JAX, 10.0) is None
+    assert dispatch_bound([step, row(WAIT, 1.0, 1e-4, loader="val")], JAX, 10.0) is None
+    assert dispatch_bound([row("forward", 9.0, 1e-3), row(WAIT, 1.0, 1e-4)], JAX, 10.0) is None
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from otel_train.aggregation.series_names import Key
 from otel_train.bottleneck.dataloader import LoaderThroughput
 from otel_train.bottleneck.rules import (
     CRITICAL_SHARE,
-    ENOUGH_STEPS,
     LARGE_SHARE,
     LEADING_RULES,
     LIMIT_RULES,
+    MIN_STEPS,
     SIDE_RULES,
     WARNING_SHARE,
     findings,
@@ -189,7 +189,7 @@ def test_a_run_that_waits_for_nothing_is_told_what_it_does() -> None:
 
 def test_a_few_steps_are_too_early() -> None:
     """The first batch starts workers and warms caches: a verdict on it would be wrong."""
-    [finding] = verdict(stage("data", 9.0), stage("forward", 1.0), steps=ENOUGH_STEPS - 1)
+    [finding] = verdict(stage("data", 9.0), stage("forward", 1.0), steps=MIN_STEPS - 1)
 
     assert finding.name == "too_early"
 

@@ -9,7 +9,7 @@ import pytest
 
 from otel_train.aggregation.counters import Totals
 from otel_train.aggregation.series_names import Names
-from otel_train.bottleneck.device import ENOUGH, host_limits
+from otel_train.bottleneck.device import MIN_MEASURED_STEPS, host_bound
 from otel_train.datamodel import Anchor, Pace
 from otel_train.instrumentation.cuda_events import DeviceTimer
 from otel_train.recording.events import Flag, Op, SourceKind, code
@@ -99,7 +99,7 @@ class Loop:
 
     def limit(self) -> Finding | None:
         self.look()
-        return host_limits(self.pace, total_s=self.lasted_ns / 1e9)
+        return host_bound(self.pace, total_s=self.lasted_ns / 1e9)
 
 
 def launches(*, device_us: int = 100, one_in: int = 1) -> Loop:
@@ -275,10 +275,10 @@ def test_a_stamp_tells_where_the_clocks_stand_however_long_ago_the_last_look_was
 
 def test_a_few_steps_are_no_evidence() -> None:
     """A verdict that changes with every turn is worth nothing."""
-    enough = Pace(ENOUGH, 10 * MS, 0, 0, 9 * MS, 9 * MS)
+    enough = Pace(MIN_MEASURED_STEPS, 10 * MS, 0, 0, 9 * MS, 9 * MS)
 
-    assert host_limits(enough, total_s=1.0) is not None
-    assert host_limits(enough._replace(steps=ENOUGH - 1), total_s=1.0) is None
+    assert host_bound(enough, total_s=1.0) is not None
+    assert host_bound(enough._replace(steps=MIN_MEASURED_STEPS - 1), total_s=1.0) is None
 
 
 def test_a_window_has_its_own_pace() -> None:
