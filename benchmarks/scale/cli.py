@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from otel_train.config import Config
 from otel_train.datamodel import Anchor
 from otel_train.errors import ConfigError, OtelTrainError
-from otel_train.exporters.settings import OtlpSettings
+from otel_train.exporters.otlp_settings import OtlpSettings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from benchmarks.scale.rank import Reading
     from benchmarks.scale.ranks import Cast, Rank
-    from otel_train.exporters.settings import OtlpSettings
+    from otel_train.exporters.otlp_settings import OtlpSettings
 
 SENDERS: Final = 8
 """Threads that send. Most of their time is the answer's."""

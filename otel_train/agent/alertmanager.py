@@ -10,8 +10,8 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
-from otel_train.exporters.otlp_http import HttpClient
-from otel_train.exporters.settings import Target, headers_of
+from otel_train.exporters.otlp_settings import Target, headers_of
+from otel_train.exporters.otlp_transport import HttpClient
 from otel_train.files import parse_json
 from otel_train.safety import Guard, daemon_thread, printable
 

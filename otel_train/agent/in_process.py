@@ -251,8 +251,8 @@ class AgentService:
         if opened is None:
             return
         from otel_train.exporters.manager import VERSION
+        from otel_train.exporters.otel_providers import ProviderExporter
         from otel_train.exporters.plugins import PluginExporter
-        from otel_train.exporters.providers import ProviderExporter
 
         exporter = ProviderExporter(opened.resource, version=VERSION, **providers)
         self._brought = PluginExporter("your providers", exporter, self._config.exit_timeout_s)

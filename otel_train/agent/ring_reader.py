@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from otel_train.exporters.disk import Disk
+from otel_train.exporters.background_queue import Disk
 from otel_train.files import open_to_change
 from otel_train.recording.events import EDGE_WORDS, Instrumented, SourceKind
 from otel_train.recording.flight_recorder import SharedLayout

@@ -19,7 +19,7 @@ from otel_train.config.settings import settings_in
 from otel_train.config.sources import settle
 from otel_train.config.validation import FILE_VARIABLE
 from otel_train.errors import ConfigError
-from otel_train.exporters.settings import OtlpSettings
+from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.resource import LAUNCH_RUN, detect
 
 if TYPE_CHECKING:

@@ -20,11 +20,11 @@ from otel_train.doctor.end_to_end import PROMETHEUS
 from otel_train.doctor.runner import usual_places
 from otel_train.errors import ConfigError, OtelTrainError, StackError
 from otel_train.exporters.openmetrics import identity, resources_of, time_ms_of, write_text
-from otel_train.exporters.otlp_answer import Verdict
+from otel_train.exporters.otlp import Backoff, Delivery, deliver
+from otel_train.exporters.otlp_response import Verdict
+from otel_train.exporters.otlp_settings import SIGNALS, OtlpSettings, otlp_configured
 from otel_train.exporters.otlp_transport import OtlpTransport
 from otel_train.exporters.run_directory import find_run, rank_directories
-from otel_train.exporters.sender import Backoff, Delivery, deliver
-from otel_train.exporters.settings import SIGNALS, OtlpSettings, otlp_configured
 from otel_train.exporters.spool import MOST_LINE_BYTES, NAMES, SpoolQueue, parts_of, rejected_in, send_again
 from otel_train.files import lines_of, make_folder, open_binary
 from otel_train.stack import configuration
@@ -32,7 +32,7 @@ from otel_train.stack import configuration
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from otel_train.exporters.otlp_answer import Answer
+    from otel_train.exporters.otlp_response import Answer
 
 RECORDING: Final = "metrics.otlp.jsonl"
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from otel_train.datamodel import AttributeValue
-    from otel_train.exporters.settings import OtlpSettings
+    from otel_train.exporters.otlp_settings import OtlpSettings
 
 AREA = "end to end"
 SEND_WITHIN_S = 5.0

@@ -12,14 +12,14 @@ from otel_train.doctor import wire
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Finding
 from otel_train.doctor.wire import Line, Proxy, Trouble
 from otel_train.errors import ConfigError
-from otel_train.exporters.otlp_answer import JSON, PROTOBUF, Answer, HttpAnswer, read_http
-from otel_train.exporters.otlp_http import login_of
-from otel_train.exporters.settings import GRPC, HTTP_JSON, OtlpSettings
+from otel_train.exporters.otlp_response import JSON, PROTOBUF, Answer, HttpAnswer, read_http
+from otel_train.exporters.otlp_settings import GRPC, HTTP_JSON, OtlpSettings
+from otel_train.exporters.otlp_transport import login_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from otel_train.exporters.settings import Target
+    from otel_train.exporters.otlp_settings import Target
 
 AREA = "endpoint"
 EXPIRES_SOON_S = 14 * 86400.0
@@ -226,7 +226,7 @@ def _ask_grpc(signal: str, target: Target, line: Line) -> str:
     Raises:
         Trouble: it is not accepted.
     """
-    from otel_train.exporters.otlp_grpc import GrpcClient
+    from otel_train.exporters.otlp_transport import GrpcClient
 
     said = wire.greets_grpc(line.sock)
     if not wire.is_settings(said):

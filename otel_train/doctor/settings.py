@@ -10,7 +10,7 @@ from otel_train.config.settings import ENVIRONMENT
 from otel_train.config.sources import settle
 from otel_train.config.validation import PREFIX, text_of
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Finding
-from otel_train.exporters.settings import otlp_configured
+from otel_train.exporters.otlp_settings import otlp_configured
 from otel_train.resource import wrong_resource
 from otel_train.trackers.manager import without_unusable
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
-from otel_train.exporters.otlp_answer import HttpAnswer
-from otel_train.exporters.otlp_http import login_of, trusting
+from otel_train.exporters.otlp_response import HttpAnswer
+from otel_train.exporters.otlp_transport import login_of, trusting
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from otel_train.exporters.settings import Target
+    from otel_train.exporters.otlp_settings import Target
 
 WITHIN_S: Final = 3.0
 """For each connection, each handshake and each answer."""

@@ -17,15 +17,15 @@ from otel_train.console.text import TextLayout
 from otel_train.datamodel import ExportBatch
 from otel_train.distributed.export_profile import LEAN_INTERVALS
 from otel_train.errors import ConfigError
-from otel_train.exporters.disk import Disk, OnDisk
+from otel_train.exporters.background_queue import Disk, OnDisk
+from otel_train.exporters.otel_providers import ProviderExporter
 from otel_train.exporters.otlp import OtlpExporter
-from otel_train.exporters.otlp_http import Connections
+from otel_train.exporters.otlp_settings import OtlpSettings, otlp_configured
+from otel_train.exporters.otlp_transport import Connections
 from otel_train.exporters.plugins import PluginExporter, brought
 from otel_train.exporters.prometheus import MetricsServers, PrometheusExporter
-from otel_train.exporters.providers import ProviderExporter
 from otel_train.exporters.pump import ExportRoute
 from otel_train.exporters.run_directory import RunDirectory, RunDirectoryExporter, down_s, folder_name
-from otel_train.exporters.settings import OtlpSettings, otlp_configured
 from otel_train.files import dump_json
 from otel_train.resource import wrong_resource
 from otel_train.safety import Guard

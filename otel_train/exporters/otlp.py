@@ -1,23 +1,28 @@
-"""OTLP: snapshots and spans into the spool, and from its head to a collector."""
+"""The OTLP exporter: writes requests to the spool; one thread sends them."""
 
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+import os
+import random
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Final, NamedTuple
 
-from otel_train.exporters.otlp_json import metrics_line, spans_line
+from otel_train.exporters.otlp_json import metrics_line, records_in, spans_line
+from otel_train.exporters.otlp_response import ACCEPTED, Answer, Verdict, refused
+from otel_train.exporters.otlp_settings import OtlpSettings, otlp_configured
 from otel_train.exporters.otlp_transport import OtlpTransport
-from otel_train.exporters.sender import Sender
-from otel_train.exporters.settings import OtlpSettings, otlp_configured
-from otel_train.exporters.spool import DEFAULT_MAX_BYTES
+from otel_train.exporters.spool import DEFAULT_MAX_BYTES, SpoolQueue
+from otel_train.safety import daemon_thread, free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from otel_train.datamodel import AttributeValue, ExportBatch
-    from otel_train.exporters.otlp_http import Connections
-    from otel_train.exporters.otlp_transport import Transport
+    from otel_train.exporters.otlp_transport import Connections, Transport
 
 __all__ = ["OtlpExporter", "OtlpSettings", "otlp_configured"]
 
@@ -103,3 +108,378 @@ class OtlpExporter:
     def close(self, timeout_s: float) -> None:
         """Send what waits, in at most ``timeout_s`` seconds; the rest stays in the spool."""
         self._sender.close(timeout_s)
+
+
+_LINE_INTERVAL_S: Final = 60.0
+"""At most one line a minute about a collector that comes and goes, and one about refusals."""
+
+_CLOSE_SHARE_S: Final = 0.1
+"""What of the time to close is kept back for ending a request that gets no answer."""
+
+_LAST_TRY_S: Final = 0.5
+"""What a collector that was away a moment ago gets at close."""
+
+_BUSY_S: Final = 1.0
+"""Until the next look at a queue that another process is sending from."""
+
+OUTAGE_S: Final = 60.0
+"""A collector that has accepted nothing for so long is an outage: what is made then counts as ``export_failed``."""
+
+SUSPECT_AFTER: Final = 2
+"""Server errors in a row to the same request after which the one behind it is tried, too."""
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S, LONGEST_ASKED_S = 1.0, 60.0, 600.0
+
+
+class Delivery(NamedTuple):
+    """What became of the oldest request of a queue.
+
+    Attributes:
+        answer: what the collector said; None when it was not asked.
+        busy: another process is sending from this queue.
+        records: how many records the request had.
+        behind: requests behind it that were accepted with it.
+    """
+
+    answer: Answer | None = None
+    busy: bool = False
+    records: int = 0
+    behind: int = 0
+
+
+class Backoff:
+    """How long to wait before a failed request is sent again: longer each time, bounded, never the same for two ranks.
+
+    Args:
+        numbers: where the jitter comes from; a generator of its own, because the training program seeds Python's.
+    """
+
+    def __init__(self, numbers: random.Random | None = None) -> None:
+        self._numbers = numbers or random.Random()  # noqa: S311 - spreads load, keeps no secret
+        self._failures = 0
+
+    def reset(self) -> None:
+        """A request was answered well."""
+        self._failures = 0
+
+    def pause_s(self, asked_s: float | None = None) -> float:
+        """Seconds until the next try.
+
+        Args:
+            asked_s: what the collector asks for; up to 10 minutes it gets that.
+        """
+        longest_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self._failures, 16))
+        self._failures += 1
+        own_s = longest_s * self._numbers.uniform(0.5, 1.0)
+        if asked_s is None:
+            return own_s
+        # Everybody was asked to wait as long: the jitter comes on top.
+        return min(asked_s, LONGEST_ASKED_S) + self._numbers.uniform(0.0, FIRST_PAUSE_S)
+
+
+def deliver(
+    queue: SpoolQueue, signal: str, transport: Transport, timeout_s: float, *, suspect: bool = False
+) -> Delivery:
+    """Send the oldest request of a queue and do with it what the answer says.
+
+    Args:
+        queue: where it waits.
+        signal: ``metrics`` or ``traces``.
+        transport: carries it.
+        timeout_s: how long that may take.
+        suspect: it has failed with server errors before. If it does so again and the request behind it is accepted,
+            it is the cause, and is refused for good: a collector may answer 500 to what it cannot read.
+    """
+    with queue.sending() as granted:
+        if not granted:
+            return Delivery(busy=True)
+        head = queue.head()
+        if head is None:
+            return Delivery()
+        if head.problem:
+            answer = refused(head.problem)
+        elif not head.line.strip():
+            answer = ACCEPTED
+        else:
+            answer = transport.send(signal, head.line, timeout_s)
+        behind = queue.after(head) if suspect and answer.poison else None
+        if behind is not None and transport.send(signal, behind.line, timeout_s).accepted:
+            answer = refused(
+                f"{answer.reason} to this request again and again, and accepts the one behind it"
+            )
+            queue.reject(head, answer.reason)
+            queue.remove(behind)
+            return Delivery(answer, records=records_in(head.line), behind=1)
+        if answer.verdict is Verdict.ACCEPTED:
+            queue.remove(head)
+        elif answer.verdict is Verdict.REFUSED:
+            queue.reject(head, answer.reason)
+        records = records_in(head.line)
+    return Delivery(answer, records=records if answer.rejected is None else min(answer.rejected, records))
+
+
+class _Lane:
+    """A queue and when it is its turn."""
+
+    def __init__(self, signal: str, queue: SpoolQueue) -> None:
+        self.signal = signal
+        self.queue = queue
+        self.backoff = Backoff()
+        self.pending = True  # an earlier process may have left something
+        self.due_s = 0.0
+        self.failing_since_s: float | None = None
+        self.asked_to_wait = False
+        self.given_up = False  # at close
+        self.server_errors = 0  # in a row
+
+
+class Sender:
+    """A daemon thread that empties the spool from its head.
+
+    ``put`` appends a request to the spool and returns: nothing waits for a network, and what is on disk survives
+    this process. A request that gets no good answer stays where it is, and so does all behind it, until its next try.
+    In a forked child every call does nothing.
+
+    Args:
+        signals: those that are sent.
+        transport: carries requests. Used from the sender's thread only, until it is closed.
+        directory: the folder of the rank, where the spool lies; None keeps what waits in memory.
+        endpoint: the collector's address, for the log.
+        timeout_s: longest one request may take.
+        max_bytes: bound on the spool on disk.
+        on_error: told of every ``OSError`` of the spool.
+        monotonic_s: seconds of a monotonic clock.
+        log: where lines for people go.
+
+    Attributes:
+        failures: requests that were not accepted.
+    """
+
+    def __init__(  # noqa: PLR0913 - all but two by keyword
+        self,
+        signals: Iterable[str],
+        transport: Transport,
+        *,
+        directory: Path | None,
+        endpoint: str,
+        timeout_s: float,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        on_error: Callable[[OSError], None] = lambda _error: None,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        log: logging.Logger = _log,
+    ) -> None:
+        self.failures = 0
+        self._drops: Counter[tuple[str, str]] = Counter()
+        self._transport = transport
+        self._timeout_s = timeout_s
+        self._monotonic_s = monotonic_s
+        self._pid = os.getpid()
+        self._changed = free_in_forks(threading.Condition())
+        self._counting = free_in_forks(threading.Lock())
+        self._lanes = {
+            signal: _Lane(signal, self._queue(signal, directory, max_bytes // 2, on_error))
+            for signal in signals
+        }
+        self._says = _Says(endpoint, [lane.queue for lane in self._lanes.values()], monotonic_s, log)
+        self._deadline_s: float | None = None
+        self._abandoned = False
+        self._thread = daemon_thread(self._run, "otel-train-sender")
+        self._thread.start()
+
+    @property
+    def drops(self) -> dict[tuple[str, str], int]:
+        """Records that are not where people look, by (signal, reason).
+
+        Signals are ``metrics`` (data points) and ``traces`` (spans). Reasons: ``queue_full``, the spool was full and
+        the oldest went; ``rejected``, refused for good and moved to ``spool/rejected/``; ``serialization``, could not
+        be written as a request; ``shutdown``, was in memory when the time to close was up; ``export_failed``, made
+        during an outage of more than a minute: it waits in the spool.
+        """
+        with self._counting:
+            return dict(self._drops)
+
+    def put(self, signal: str, line: bytes) -> None:
+        """Append a request to the spool and return."""
+        if os.getpid() != self._pid:
+            return
+        if self._deadline_s is not None:
+            self.count(signal, "shutdown", records_in(line))
+            return
+        lane = self._lanes[signal]
+        since_s = lane.failing_since_s
+        if since_s is not None and self._monotonic_s() - since_s > OUTAGE_S:
+            self.count(signal, "export_failed", records_in(line))
+        lane.queue.append(line)
+        with self._changed:
+            lane.pending = True
+            self._changed.notify()
+
+    def count(self, signal: str, reason: str, records: int) -> None:
+        """Count records that do not arrive."""
+        with self._counting:
+            self._drops[signal, reason] += records
+
+    def close(self, timeout_s: float) -> None:
+        """Send what waits within ``timeout_s`` seconds; the rest stays in the spool. Idempotent."""
+        if os.getpid() != self._pid or self._deadline_s is not None:
+            return
+        network_s = max(timeout_s - _CLOSE_SHARE_S, timeout_s / 2)
+        with self._changed:
+            self._deadline_s = self._monotonic_s() + network_s
+            self._changed.notify()
+        self._thread.join(network_s)
+        with self._changed:
+            self._abandoned = True
+        self._transport.close()
+        self._thread.join(max(0.0, timeout_s - network_s))
+        self._says.closing()
+        for lane in self._lanes.values():
+            lane.queue.close()
+
+    def _queue(
+        self, signal: str, directory: Path | None, max_bytes: int, on_error: Callable[[OSError], None]
+    ) -> SpoolQueue:
+        def lost(records: int, reason: str) -> None:
+            self.count(signal, reason, records)
+
+        return SpoolQueue(directory, signal, max_bytes=max_bytes, on_loss=lost, on_error=on_error)
+
+    def _run(self) -> None:
+        while (lane := self._next()) is not None:
+            timeout_s = self._limit_s(lane)
+            if timeout_s <= 0:
+                return
+            try:
+                suspect = lane.server_errors >= SUSPECT_AFTER
+                delivery = deliver(lane.queue, lane.signal, self._transport, timeout_s, suspect=suspect)
+            except Exception as error:  # noqa: BLE001 - a fault of ours must not end the thread
+                _log.exception("OTLP: sending %s failed; the request stays in the spool", lane.signal)
+                delivery = Delivery(Answer(Verdict.RETRY, f"was not asked ({type(error).__name__})"))
+            self._settle(lane, delivery)
+
+    def _next(self) -> _Lane | None:
+        """The queue whose turn it is; None when there is no more to do."""
+        with self._changed:
+            while not self._abandoned:
+                now_s = self._monotonic_s()
+                waiting = [lane for lane in self._lanes.values() if lane.pending]
+                if self._deadline_s is None:
+                    ready = [lane for lane in waiting if lane.due_s <= now_s]
+                else:
+                    # One short chance for a collector that is away, none if it asked to be left alone.
+                    ready = [lane for lane in waiting if not (lane.given_up or lane.asked_to_wait)]
+                if ready:
+                    lane = min(ready, key=lambda lane: lane.due_s)
+                    lane.pending = False  # before it is looked at: what is appended meanwhile sets it again
+                    return lane
+                if self._deadline_s is not None:
+                    return None
+                self._changed.wait(min((lane.due_s - now_s for lane in waiting), default=None))
+        return None
+
+    def _limit_s(self, lane: _Lane) -> float:
+        deadline_s = self._deadline_s
+        if deadline_s is None:
+            return self._timeout_s
+        left_s = min(deadline_s - self._monotonic_s(), self._timeout_s)
+        if lane.failing_since_s is not None:
+            left_s = min(left_s, _LAST_TRY_S)
+        return left_s
+
+    def _settle(self, lane: _Lane, delivery: Delivery) -> None:
+        answer, now_s = delivery.answer, self._monotonic_s()
+        lane.due_s = now_s
+        lane.asked_to_wait = False
+        if answer is None and not delivery.busy:
+            return
+        if delivery.busy:
+            lane.due_s += _BUSY_S
+            lane.given_up = self._deadline_s is not None
+        elif answer is not None and answer.verdict is Verdict.RETRY:
+            self.failures += 1
+            lane.asked_to_wait = answer.retry_after_s is not None
+            lane.given_up = self._deadline_s is not None
+            lane.server_errors = lane.server_errors + 1 if answer.poison else 0
+            lane.due_s += lane.backoff.pause_s(answer.retry_after_s)
+            if lane.failing_since_s is None:
+                lane.failing_since_s = now_s
+            if not self._abandoned:  # else it is we who ended the connection
+                self._says.lost(answer.reason)
+        elif answer is not None:
+            lane.backoff.reset()
+            lane.failing_since_s = None
+            lane.server_errors = 0
+            if answer.verdict is Verdict.REFUSED:
+                self.failures += 1
+                self.count(lane.signal, "rejected", delivery.records)
+                self._says.refused(answer.reason, lane.queue)
+            if all(each.failing_since_s is None for each in self._lanes.values()):
+                self._says.found(answer)
+        with self._changed:
+            lane.pending = True
+
+
+class _Says:
+    """What the log is told: once when the collector goes, once when it is back, once a minute about refusals."""
+
+    def __init__(
+        self,
+        endpoint: str,
+        queues: list[SpoolQueue],
+        monotonic_s: Callable[[], float],
+        log: logging.Logger,
+    ) -> None:
+        self._endpoint = endpoint
+        self._queues = queues
+        self._monotonic_s = monotonic_s
+        self._log = log
+        self._told_away = False
+        self._last_s: dict[str, float] = {}
+
+    def lost(self, reason: str) -> None:
+        """A request has to wait."""
+        if self._told_away or not self._may_speak("away"):
+            return
+        self._told_away = True
+        folder = next((queue.folder for queue in self._queues if queue.folder), None)
+        where = f"in {folder}" if folder else "in memory, up to its bound,"
+        self._log.warning(
+            "OTLP: %s %s; requests wait %s and are sent when it accepts them, training is not affected",
+            self._endpoint,
+            reason,
+            where,
+        )
+
+    def found(self, answer: Answer) -> None:
+        """A request was answered well, and no other signal waits for that."""
+        if self._told_away and self._may_speak("away"):
+            self._told_away = False
+            self._log.warning("OTLP: %s accepts requests again", self._endpoint)
+        if answer.accepted and answer.reason and self._may_speak("warning"):
+            self._log.warning("OTLP: %s %s", self._endpoint, answer.reason)
+
+    def refused(self, reason: str, queue: SpoolQueue) -> None:
+        """A request was refused for good."""
+        if self._may_speak("refused"):
+            where = f"it is moved to {queue.rejected_file}" if queue.rejected_file else "it is dropped"
+            self._log.warning(
+                "OTLP: %s %s; %s and counted, training is not affected", self._endpoint, reason, where
+            )
+
+    def closing(self) -> None:
+        """Nothing more is sent from here."""
+        left = [queue for queue in self._queues if any(True for _ in queue.waiting())]
+        if left and not self._told_away:
+            self._log.warning(
+                "OTLP: %s has not accepted everything in the time to close; requests wait in %s, and the next start of "
+                "the run or `otel-train replay` sends them",
+                self._endpoint,
+                left[0].folder,
+            )
+
+    def _may_speak(self, about: str) -> bool:
+        now_s = self._monotonic_s()
+        if now_s - self._last_s.get(about, -_LINE_INTERVAL_S) < _LINE_INTERVAL_S:
+            return False
+        self._last_s[about] = now_s
+        return True

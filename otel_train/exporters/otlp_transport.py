@@ -1,21 +1,49 @@
-"""Sends lines of OTLP/JSON to a collector: as they are stored, or as protobuf where that is asked for."""
+"""Sends lines of OTLP/JSON to a collector over HTTP or gRPC, as they are stored or as protobuf, bounded in bytes and in time."""
 
 from __future__ import annotations
 
+import gzip
+import http.client
+import io
 import json
+import os
 import re
-from typing import TYPE_CHECKING, Any, Final, Protocol
+import select
+import socket
+import ssl
+import sys
+import threading
+import time
+import zlib
+from base64 import b64encode
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-from otel_train.exporters.otlp_answer import JSON, PROTOBUF, Answer, refused
-from otel_train.exporters.otlp_errors import first_line
 from otel_train.exporters.otlp_json import load_protobuf, protobuf_of
-from otel_train.exporters.settings import GRPC, HTTP_JSON
+from otel_train.exporters.otlp_response import (
+    JSON,
+    MOST_ANSWER_BYTES,
+    PROTOBUF,
+    Answer,
+    HttpAnswer,
+    first_line,
+    read_grpc,
+    read_http,
+    read_message,
+    refused,
+    retry,
+    why,
+)
+from otel_train.exporters.otlp_settings import GRPC, HTTP_JSON
+from otel_train.safety import free_in_forks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
-    from otel_train.exporters.otlp_http import Connections
-    from otel_train.exporters.settings import Target
+    from otel_train.exporters.otlp_settings import Target
 
 _KEYS: Final = {"metrics": "resourceMetrics", "traces": "resourceSpans"}
 _BEGINNINGS: Final = {
@@ -65,16 +93,12 @@ class OtlpTransport:
         if target.protocol != HTTP_JSON:
             load_protobuf(signal)
         if target.protocol == GRPC:
-            from otel_train.exporters.otlp_grpc import GrpcClient
-
             call = GrpcClient(target, signal)
             self._clients[signal] = call
             self._posts[signal] = lambda line, limit_s: _converted(
                 line, signal, lambda m: call.post(m, limit_s)
             )
             return
-        from otel_train.exporters.otlp_http import HttpClient
-
         client = self._clients[signal] = HttpClient(target, signal, self._connections)
         if target.protocol == HTTP_JSON:
             self._posts[signal] = lambda line, limit_s: client.post(line, JSON, limit_s)
@@ -103,3 +127,471 @@ def _converted(line: bytes, signal: str, post: Callable[[bytes], Answer]) -> Ans
     except ValueError as error:
         return refused(f"is not asked: {first_line(str(error))}")
     return post(message)
+
+
+_PORTS: Final = {"http": 80, "https": 443}
+
+
+class _Limit:
+    """What one request may still take.
+
+    Args:
+        seconds: until it has failed.
+        most_bytes: of its answer with the headers; what is longer is not read.
+    """
+
+    def __init__(self, seconds: float, most_bytes: int = 0) -> None:
+        self._until_s = time.monotonic() + seconds
+        self.bytes_left = most_bytes
+
+    def seconds_left(self) -> float:
+        """Seconds left.
+
+        Raises:
+            TimeoutError: none.
+        """
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("timed out")
+        return left_s
+
+
+class _LimitedReader(io.RawIOBase):
+    """Reads a socket until the limit of the request is reached, however slowly bytes come."""
+
+    def __init__(self, sock: socket.socket, limit: _Limit) -> None:
+        # The unbuffered file keeps the socket open when http.client lets go of it before the body is read.
+        self._file = sock.makefile("rb", buffering=0)
+        self._sock = sock
+        self._limit = limit
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:  # Any: a buffer
+        limit = self._limit
+        if limit.bytes_left <= 0:
+            return 0
+        self._sock.settimeout(limit.seconds_left())
+        count = self._file.readinto(memoryview(buffer)[: limit.bytes_left]) or 0
+        limit.bytes_left -= count
+        return count
+
+    def close(self) -> None:
+        if not self.closed:
+            self._file.close()
+        super().close()
+
+
+class _LimitedSocket:
+    """What ``http.client`` reads an answer from."""
+
+    def __init__(self, sock: socket.socket, limit: _Limit) -> None:
+        self._sock = sock
+        self._limit = limit
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        del mode
+        return io.BufferedReader(_LimitedReader(self._sock, self._limit))
+
+
+class _Limited(http.client.HTTPConnection):
+    """A connection whose requests have a limit."""
+
+    limit = _Limit(0)
+
+    def response_class(self, sock: Any, **more: Any) -> http.client.HTTPResponse:  # type: ignore[override]  # a factory as good as the class
+        """The answer, read within the limit."""
+        limited: Any = _LimitedSocket(sock, self.limit)
+        return http.client.HTTPResponse(limited, **more)
+
+    def connect(self) -> None:
+        self.timeout = self.limit.seconds_left()
+        super().connect()
+
+    def send(self, data: Any) -> None:
+        if self.sock is not None:
+            self.sock.settimeout(self.limit.seconds_left())
+        super().send(data)
+
+
+class _LimitedTls(_Limited, http.client.HTTPSConnection):
+    """The same over TLS."""
+
+
+class _Way(NamedTuple):
+    """How to come to a collector.
+
+    Attributes:
+        key: the same for all that may use one connection.
+        end: host and port to connect to: of the collector, or of a proxy.
+        headers: that a proxy wants with every request.
+        forwarded: a proxy passes requests on, one by one.
+        tunnel: host, port and headers that a proxy wants before TLS begins; None without such a proxy.
+    """
+
+    key: Hashable
+    end: tuple[str, int]
+    headers: dict[str, str] = {}  # noqa: RUF012 - never changed
+    forwarded: bool = False
+    tunnel: tuple[str, int, dict[str, str]] | None = None
+
+
+class Connections:
+    """Connections that nobody uses just now: at most one to each collector, for all that send there."""
+
+    def __init__(self) -> None:
+        self._idle: dict[Hashable, _Limited] = {}
+        self._lock = free_in_forks(threading.Lock())
+
+    def take(self, key: Hashable) -> _Limited | None:
+        """A connection that is open and silent; None where there is none."""
+        with self._lock:
+            connection = self._idle.pop(key, None)
+        if connection is not None and (connection.sock is None or _readable(connection.sock)):
+            connection.close()
+            return None
+        return connection
+
+    def give(self, key: Hashable, connection: _Limited) -> None:
+        """Keep a connection for the next request, to whomever it belongs."""
+        with self._lock:
+            before, self._idle[key] = self._idle.get(key), connection
+        if before is not None:
+            before.close()
+
+    def close(self) -> None:
+        """Close what is kept."""
+        with self._lock:
+            kept, self._idle = list(self._idle.values()), {}
+        for connection in kept:
+            connection.close()
+
+
+class HttpClient:
+    """Sends requests to one URL.
+
+    Redirects are not followed, and nothing is tried twice: that is the sender's part. Proxies come from the standard
+    variables (``HTTPS_PROXY``, ``NO_PROXY``, ...).
+
+    Args:
+        target: where to, and how.
+        signal: ``metrics`` or ``traces``; "" where no OTLP is posted.
+        connections: shared with other clients; None for connections of its own.
+        most_answer_bytes: longest body of an answer that is read.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        signal: str = "",
+        connections: Connections | None = None,
+        *,
+        most_answer_bytes: int = MOST_ANSWER_BYTES,
+    ) -> None:
+        self._target = target
+        self._connections = connections or Connections()
+        self._shares = connections is not None
+        self._signal = signal
+        self._most_answer_bytes = most_answer_bytes
+        self._url = urlsplit(target.url)
+        self._connection: _Limited | None = None  # that is used just now
+        self._context: ssl.SSLContext | None = None
+        self._way: _Way | None = None
+        self._headers = {
+            "user-agent": "otel-train",
+            "accept": "application/json, application/x-protobuf",
+            **login_of(self._url, "authorization"),
+            **target.headers,
+        }
+        if target.compression:
+            self._headers["content-encoding"] = target.compression
+
+    def post(self, body: bytes, content_type: str, timeout_s: float) -> Answer:
+        """Post one request and read its answer, in at most ``timeout_s`` seconds each to connect and for the rest."""
+        if self._target.compression == "gzip":
+            body = gzip.compress(body, compresslevel=6, mtime=0)
+        elif self._target.compression == "deflate":
+            body = zlib.compress(body)
+        try:
+            return read_http(
+                self._exchange("POST", timeout_s, body=body, content_type=content_type),
+                self._signal,
+                tls=self._target.tls,
+            )
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.close()
+            return retry(why(f"{type(error).__name__}: {error}"))
+
+    def get(self, query: str, timeout_s: float) -> HttpAnswer:
+        """Get the URL with this query, in as much time as ``post``.
+
+        Raises:
+            OSError: no answer came, or none in time; the text says why.
+        """
+        try:
+            return self._exchange("GET", timeout_s, query=query)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.close()
+            raise OSError(f"{type(error).__name__}: {error}") from error
+
+    def prepare(self) -> None:
+        """Read the certificates now, not with the first request.
+
+        Raises:
+            OSError: one cannot be read.
+        """
+        if self._target.tls:
+            self._tls()
+
+    def close(self) -> None:
+        """Drop the connection. What waits for an answer on another thread fails at once."""
+        connection, self._connection = self._connection, None
+        if not self._shares:
+            self._connections.close()
+        if connection is None:
+            return
+        connection.auto_open = (
+            0  # a thread that is between head and body of its request connects no second time
+        )
+        sock = connection.sock
+        if sock is not None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        connection.close()
+
+    def _exchange(
+        self,
+        method: str,
+        timeout_s: float,
+        *,
+        query: str = "",
+        body: bytes | None = None,
+        content_type: str = "",
+    ) -> HttpAnswer:
+        limit = _Limit(timeout_s, 2 * self._most_answer_bytes)
+        way = self._way = self._way or self._found_way()
+        connection = self._connected(way, limit)
+        query = query or self._url.query
+        path = f"{self._url.path or '/'}{'?' * bool(query)}{query}"
+        headers = {**self._headers, **way.headers, **({"content-type": content_type} if content_type else {})}
+        if way.forwarded:  # a proxy wants the whole address
+            path = f"{self._url.scheme}://{self._url.netloc.rpartition('@')[2]}{path}"
+        with suppress(
+            BrokenPipeError, ConnectionResetError
+        ):  # a server may refuse before it has read everything
+            connection.request(method, path, body, headers)
+        response = connection.getresponse()
+        answer = HttpAnswer(
+            response.status,
+            {name.lower(): value for name, value in response.getheaders()},
+            response.read(self._most_answer_bytes + 1),
+        )
+        if not response.isclosed():  # more than an answer has: the connection cannot be used again
+            response.close()
+            self.close()
+        elif self._connection is not None:  # else somebody has closed it meanwhile
+            self._connection = None
+            if connection.sock is not None:
+                self._connections.give(way.key, connection)
+        return answer
+
+    def _connected(self, way: _Way, limit: _Limit) -> _Limited:
+        connection = self._connection = self._connections.take(way.key) or self._made(way)
+        connection.limit = limit
+        if connection.sock is None:
+            connection.connect()
+        return connection
+
+    def _found_way(self) -> _Way:
+        target, scheme = self._target, self._url.scheme
+        host = self._url.hostname or "", self._url.port or _PORTS[scheme]
+        proxy = "" if proxy_bypass(f"{host[0]}:{host[1]}") else getproxies().get(scheme, "")
+        key = scheme, host, proxy, target.certificate, target.client_certificate, target.client_key
+        if not proxy:
+            return _Way(key, host)
+        via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+        if via.scheme != "http" or not via.hostname:
+            raise ValueError(f"proxy {via.scheme}://{via.hostname or ''}: only http:// proxies can be used")
+        login = login_of(via, "proxy-authorization")
+        end = via.hostname, via.port or _PORTS["http"]
+        if not target.tls:
+            return _Way(key, end, headers=login, forwarded=True)
+        return _Way(key, end, tunnel=(*host, login))
+
+    def _made(self, way: _Way) -> _Limited:
+        connection = _LimitedTls(*way.end, context=self._tls()) if self._target.tls else _Limited(*way.end)
+        if way.tunnel is not None:
+            connection.set_tunnel(*way.tunnel)
+        return connection
+
+    def _tls(self) -> ssl.SSLContext:
+        if self._context is None:
+            self._context = trusting(self._target)
+        return self._context
+
+
+def trusting(target: Target) -> ssl.SSLContext:
+    """TLS that checks the collector with the certificate that was named for it, else with those of the machine.
+
+    Many machines name their own authorities in ``REQUESTS_CA_BUNDLE`` or ``CURL_CA_BUNDLE``. The certificate of the
+    collector wins over those.
+    """
+    named = (
+        target.certificate or os.environ.get("REQUESTS_CA_BUNDLE") or os.environ.get("CURL_CA_BUNDLE") or ""
+    )
+    if named:
+        folder = os.path.isdir(named)  # noqa: PTH112 - one of the two arguments takes it as it is
+        context = ssl.create_default_context(
+            cafile=None if folder else named, capath=named if folder else None
+        )
+    else:
+        context = ssl.create_default_context()
+        if not context.cert_store_stats()["x509_ca"]:
+            _trust_certifi(context)
+    if target.client_certificate:
+        context.load_cert_chain(target.client_certificate, target.client_key or None)
+    return context
+
+
+def _trust_certifi(context: ssl.SSLContext) -> None:
+    """Minimal containers have no authorities of their own."""
+    try:
+        import certifi
+    except ImportError:
+        return
+    context.load_verify_locations(certifi.where())
+
+
+def login_of(url: SplitResult, header: str) -> dict[str, str]:
+    """User name and password of an address, as a header."""
+    if url.username is None:
+        return {}
+    login = f"{unquote(url.username)}:{unquote(url.password or '')}"
+    return {header: f"Basic {b64encode(login.encode()).decode()}"}
+
+
+def _readable(sock: socket.socket) -> bool:
+    """Whether something came in between two requests: the end of the connection, or what no request asked for."""
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+_METHODS: Final = {
+    "metrics": "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export",
+    "traces": "/opentelemetry.proto.collector.trace.v1.TraceService/Export",
+}
+_OPTIONS: Final = (
+    ("grpc.max_receive_message_length", MOST_ANSWER_BYTES),
+    ("grpc.enable_retries", 0),
+    ("grpc.primary_user_agent", "otel-train"),
+)
+_VERBOSITY: Final = "GRPC_VERBOSITY"
+_STATUS_DETAILS: Final = "grpc-status-details-bin"
+
+
+class GrpcClient:
+    """Calls one method of a collector.
+
+    Args:
+        target: where to, and how.
+        signal: ``metrics`` or ``traces``.
+    """
+
+    def __init__(self, target: Target, signal: str) -> None:
+        _import_quietly()
+        self._target = target
+        self._signal = signal
+        self._channel: Any = None  # Any: grpc has no types
+        self._closed = False
+
+    def post(self, request: bytes, timeout_s: float) -> Answer:
+        """Send one request in protobuf and read its answer, in at most ``timeout_s`` seconds."""
+        import grpc
+
+        if self._closed:
+            return retry("is not asked any more: this process is closing")
+        if self._channel is None:
+            self._channel = self._opened()
+        call = self._channel.unary_unary(_METHODS[self._signal])
+        try:
+            response = call(request, timeout=timeout_s, metadata=tuple(self._target.headers.items()))
+        except grpc.RpcError as error:
+            code = error.code()
+            if (
+                code is grpc.StatusCode.UNAVAILABLE
+            ):  # a new channel connects at once, the old one in its own time
+                self._drop()
+            return read_grpc(code.name, error.details() or "", _wait_s(error.trailing_metadata()))
+        except ValueError as error:  # the channel was closed meanwhile
+            self._drop()
+            return retry(f"cannot be called ({error})")
+        try:
+            return read_message(response, self._signal)
+        except ValueError:
+            return retry(
+                "answers OK with a body that is no OTLP response: correct OTEL_EXPORTER_OTLP_ENDPOINT"
+            )
+
+    def close(self) -> None:
+        """Drop the connection. What waits for an answer on another thread fails at once."""
+        self._closed = True
+        self._drop()
+
+    def _drop(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            channel.close()
+
+    def _opened(self) -> Any:  # Any: as above
+        import grpc
+
+        target = self._target
+        address = urlsplit(target.url).netloc.rpartition("@")[2] if "://" in target.url else target.url
+        compression = grpc.Compression.Gzip if target.compression else grpc.Compression.NoCompression
+        if not target.tls:
+            return grpc.insecure_channel(address, options=_OPTIONS, compression=compression)
+        credentials = grpc.ssl_channel_credentials(
+            root_certificates=_content(target.certificate),
+            private_key=_content(target.client_key or target.client_certificate),
+            certificate_chain=_content(target.client_certificate),
+        )
+        return grpc.secure_channel(address, credentials, options=_OPTIONS, compression=compression)
+
+
+def _import_quietly() -> None:
+    """Import grpc so that its C library does not write to stderr for every handshake that fails.
+
+    It reads ``GRPC_VERBOSITY`` once, when it is imported. A value of the user's holds, and the environment is left as
+    it was.
+    """
+    if "grpc" in sys.modules or _VERBOSITY in os.environ:
+        return
+    os.environ[_VERBOSITY] = "NONE"
+    try:
+        import grpc
+    finally:
+        del os.environ[_VERBOSITY]
+    del grpc
+
+
+def _content(path: str) -> bytes | None:
+    return Path(path).read_bytes() if path else None
+
+
+def _wait_s(metadata: Any) -> float | None:  # Any: as above
+    """What ``RetryInfo`` in the status of a call asks for."""
+    details = dict(metadata or ()).get(_STATUS_DETAILS)
+    if not details:
+        return None
+    from google.protobuf.message import DecodeError
+    from google.rpc.error_details_pb2 import RetryInfo
+    from google.rpc.status_pb2 import Status
+
+    info = RetryInfo()
+    try:
+        found = any(each.Unpack(info) for each in Status.FromString(details).details)
+    except DecodeError:
+        return None
+    return float(info.retry_delay.seconds + info.retry_delay.nanos / 1e9) if found else None

@@ -1,10 +1,11 @@
-"""A Prometheus endpoint: the latest snapshot at ``/metrics``."""
+"""A Prometheus endpoint: the latest snapshot at ``/metrics``. Answers to localhost and to addresses alone where it listens on loopback."""
 
 from __future__ import annotations
 
 import errno
 import gzip
 import io
+import ipaddress
 import os
 import re
 import selectors
@@ -16,20 +17,53 @@ import weakref
 from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.errors import ConfigError
 from otel_train.files import dump_json, replace_json
-from otel_train.hosts import REQUEST_BYTES, REQUEST_S, is_known_host, is_loopback
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
     from pathlib import Path
 
     from otel_train.datamodel import AttributeValue, ExportBatch, Snapshot
     from otel_train.exporters.prometheus_page import RankPage
 
     Take = Callable[[bytes, str], tuple[int, object]]
+
+# --- which requests are answered --------------------------------------------------------------------
+# A hostile site can point its own name at 127.0.0.1 and have a browser ask there (DNS rebinding). The request then carries
+# that name in ``Host``. An address that is a number cannot be bent like that.
+
+REQUEST_BYTES: Final = 8 << 10
+REQUEST_S: Final = 2.0
+"""What a request may have in all, body included, and how long it may take to come."""
+
+
+def is_loopback(address: str) -> bool:
+    """Whether only this machine reaches a listening address."""
+    try:
+        return ipaddress.ip_address(address.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
+
+
+def is_known_host(header: str, names: Collection[str] = ()) -> bool:
+    """Whether a ``Host`` header is an address, ``localhost`` or one of the names.
+
+    Args:
+        header: its value; with or without a port.
+        names: further ones, in lower case.
+    """
+    name = header.rsplit(":", 1)[0] if header.rpartition(":")[2].isdecimal() else header
+    if name.lower() in {"localhost", *names}:
+        return True
+    try:
+        ipaddress.ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True
+
 
 DEFAULT_PORT = 9464
 """The port of the OpenTelemetry specification's Prometheus exporter."""

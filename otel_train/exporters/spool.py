@@ -17,8 +17,8 @@ from collections import deque
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from otel_train.exporters.otlp_answer import Verdict
 from otel_train.exporters.otlp_json import records_in
+from otel_train.exporters.otlp_response import Verdict
 from otel_train.files import (
     BoundedLines,
     create_to_append,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from otel_train.exporters.otlp_answer import Answer
+    from otel_train.exporters.otlp_response import Answer
 
 FOLDER: Final = "spool"
 REJECTED: Final = "rejected"

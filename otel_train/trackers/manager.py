@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from otel_train.config.settings import CODE, DEFAULTS, ResolvedConfig, in_force
 from otel_train.config.validation import CHOICES, IgnoredSetting, switch_of, words_of
 from otel_train.errors import ConfigError, near, one_of, refused, shown
+from otel_train.exporters.background_queue import BackgroundQueue
 from otel_train.trackers import OpeningTracker, mlflow, tensorboard, wandb
 from otel_train.trackers.console import FLAT_BLOCKS, BlocksTracker
-from otel_train.trackers.queue import TrackerQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from otel_train.config.settings import Config
     from otel_train.resource import RunInfo
+    from otel_train.trackers import Tracker
     from otel_train.trackers.metrics import FlatRow
 
 TRACKERS = {kind.setting: kind for kind in (wandb.KIND, mlflow.KIND, tensorboard.KIND)}
@@ -236,3 +237,24 @@ def check_installed(name: str, wish: str, *, find: Callable[[str], object] = fin
         )
     for module in TRACKERS[name].imports:
         import_module(module)
+
+
+MOST_WAITING = 256
+"""Rows that wait for a tracker at most; a row has some dozens of figures."""
+
+
+class TrackerQueue(BackgroundQueue["tuple[FlatRow, Any]"]):
+    """Hands rows to one tracker, in order, on a thread that begins with the first row.
+
+    Args:
+        tracker: the tracker.
+        most: rows that may wait.
+    """
+
+    def __init__(self, tracker: Tracker, *, most: int = MOST_WAITING) -> None:
+        super().__init__(tracker.name, lambda item: tracker.write(*item), tracker.close, most=most)
+        self.tracker = tracker
+
+    def put(self, row: FlatRow, place: Any) -> None:  # Any: what the tracker calls a place
+        """Hand over a row for ``place``. Never waits: a row that finds no room is dropped, and counted."""
+        self.hand((row, place))

@@ -35,7 +35,7 @@ PROTOCOLS = ("http/json", "http/protobuf")
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first pause between two tries is short."""
-    monkeypatch.setattr("otel_train.exporters.sender.FIRST_PAUSE_S", 0.1)
+    monkeypatch.setattr("otel_train.exporters.otlp.FIRST_PAUSE_S", 0.1)
 
 
 def exporter(endpoint: str, directory: Path | None, **environ: str) -> OtlpExporter:

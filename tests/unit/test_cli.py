@@ -18,7 +18,7 @@ import pytest
 from otel_train.cli import demo, postmortem, summary
 from otel_train.cli.main import COMMANDS, main
 from otel_train.console.text import TextLayout, display_width
-from otel_train.exporters.otlp_errors import why
+from otel_train.exporters.otlp_response import why
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 PLAIN = TextLayout(80, color=False, unicode=True)

@@ -16,10 +16,9 @@ import pytest
 
 from otel_train.cli.main import main
 from otel_train.errors import ConfigError, StackError
-from otel_train.exporters.otlp_answer import Verdict
-from otel_train.exporters.otlp_errors import why
+from otel_train.exporters.otlp_response import Verdict, why
+from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.otlp_transport import OtlpTransport
-from otel_train.exporters.settings import OtlpSettings
 from otel_train.stack import configuration, keys, local
 from otel_train.stack.compose import Compose
 from otel_train.stack.configuration import free_ports

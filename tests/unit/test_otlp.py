@@ -17,9 +17,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from otel_train.datamodel import Exemplar, HistogramPoint, MetricFamily, Point, Snapshot
 from otel_train.errors import ConfigError
+from otel_train.exporters.otel_providers import sdk_resource, sdk_scope, to_metrics_data, to_readable_span
 from otel_train.exporters.otlp_json import metrics_line, protobuf_of, records_in, spans_line, with_resource
-from otel_train.exporters.otlp_sdk import sdk_resource, sdk_scope, to_metrics_data, to_readable_span
-from otel_train.exporters.settings import OtlpSettings, otlp_configured
+from otel_train.exporters.otlp_settings import OtlpSettings, otlp_configured
 from tests.support.figures import RESOURCE, STEP, STEPS, snapshot, spans
 from tests.support.receiver import ids_in_base64
 

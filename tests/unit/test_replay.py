@@ -63,7 +63,7 @@ def run_path(tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pauses between tries are not waited for."""
-    monkeypatch.setattr("otel_train.exporters.sender.FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr("otel_train.exporters.otlp.FIRST_PAUSE_S", 0.01)
 
 
 def cli(*words: str) -> int:

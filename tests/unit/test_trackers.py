@@ -19,8 +19,8 @@ from otel_train.config.validation import SWITCHED
 from otel_train.errors import ConfigError
 from otel_train.trackers import manager
 from otel_train.trackers.console import BlocksTracker
+from otel_train.trackers.manager import TrackerQueue
 from otel_train.trackers.metrics import FlatRow
-from otel_train.trackers.queue import TrackerQueue
 from otel_train.trackers.tensorboard import TensorBoardTracker
 from otel_train.trackers.wandb import WandbTracker
 

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_train.exporters.otlp_answer import Answer, HttpAnswer, Verdict, read_http
-from otel_train.exporters.otlp_http import Connections
 from otel_train.exporters.otlp_json import metrics_line, spans_line
-from otel_train.exporters.otlp_transport import OtlpTransport
-from otel_train.exporters.settings import OtlpSettings
+from otel_train.exporters.otlp_response import Answer, HttpAnswer, Verdict, read_http
+from otel_train.exporters.otlp_settings import OtlpSettings
+from otel_train.exporters.otlp_transport import Connections, OtlpTransport
 from tests.support.figures import RESOURCE, snapshot, spans
 from tests.support.receiver import Received, grpc_receiver, http_receiver
 

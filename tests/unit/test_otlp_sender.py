@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_train.exporters.otlp_answer import ACCEPTED, Answer, Verdict, refused, retry
+from otel_train.exporters.otlp import LONGEST_ASKED_S, LONGEST_PAUSE_S, Backoff, Sender
 from otel_train.exporters.otlp_json import metrics_line, spans_line
-from otel_train.exporters.sender import LONGEST_ASKED_S, LONGEST_PAUSE_S, Backoff, Sender
+from otel_train.exporters.otlp_response import ACCEPTED, Answer, Verdict, refused, retry
 from otel_train.exporters.spool import SpoolQueue
 from tests.support.figures import RESOURCE, snapshot, spans
 

@@ -23,7 +23,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 import otel_train
 from otel_train.datamodel import ExportBatch
-from otel_train.exporters.providers import ProviderExporter
+from otel_train.exporters.otel_providers import ProviderExporter
 from tests.support.figures import RESOURCE, snapshot, spans
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""What a collector's answer to an OTLP request means: accepted, try again, or refused for good."""
+"""What a collector's answer to an OTLP request means: accepted, try again, or refused for good, and why."""
 
 from __future__ import annotations
 
@@ -10,10 +10,79 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
-from otel_train.exporters.otlp_errors import UNAUTHORIZED, first_line, why
+from otel_train.safety import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+UNAUTHORIZED: Final = "refuses the token ({}): set OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer%20<token> to the one it expects"
+_UNTRUSTED: Final = "has a certificate that is not trusted ({}): set OTEL_EXPORTER_OTLP_CERTIFICATE to the PEM file of its authority"
+
+_REASONS: Final = (
+    ("unauthenticated", UNAUTHORIZED.format("UNAUTHENTICATED")),
+    ("permission_denied", UNAUTHORIZED.format("PERMISSION_DENIED")),
+    ("has expired", _UNTRUSTED.format("it has expired")),
+    (
+        "mismatch",
+        "has a certificate for another name: use a host name that the certificate has in OTEL_EXPORTER_OTLP_ENDPOINT",
+    ),
+    ("verify_failed", _UNTRUSTED.format("its issuer is unknown here")),
+    (
+        "security handshaker",
+        "cannot be talked to: the file in OTEL_EXPORTER_OTLP_CERTIFICATE holds no certificate",
+    ),
+    (
+        "wrong_version_number",
+        "does not speak TLS: write http:// in place of https:// in OTEL_EXPORTER_OTLP_ENDPOINT",
+    ),
+    *(
+        (
+            word,
+            "closes connections: it may want TLS, https:// in place of http:// in OTEL_EXPORTER_OTLP_ENDPOINT",
+        )
+        for word in (
+            "socket closed",
+            "remotedisconnected",
+            "badstatusline",
+            "connection reset",
+            "broken pipe",
+        )
+    ),
+    ("refused", "refuses connections"),
+    ("resolve", "has a name that cannot be resolved"),
+    ("resolution", "has a name that cannot be resolved"),
+    ("name or service not known", "has a name that cannot be resolved"),
+    ("gaierror", "has a name that cannot be resolved"),
+    ("timed out", "does not answer"),
+    ("timeout", "does not answer"),
+    ("deadline", "does not answer"),
+)
+"""What messages of OpenSSL, sockets and gRPC contain, the telling ones first, and what that means."""
+
+SHOWN_CHARACTERS = 160
+
+
+def first_line(text: str) -> str:
+    """The first line of a text from elsewhere, without control characters and short enough for a log."""
+    first = next((line for line in text.splitlines() if line.strip()), "").strip()
+    return printable(first, most=SHOWN_CHARACTERS)
+
+
+def why(said: str) -> str:
+    """What the message of a failed request means.
+
+    Args:
+        said: the message; "" when there was none.
+
+    Returns:
+        The rest of a sentence that begins with the collector's address.
+    """
+    text = said.lower()
+    for word, reason in _REASONS:
+        if word in text:
+            return reason
+    return f"does not accept requests ({first_line(said) or 'no reason given'})"
+
 
 MOST_ANSWER_BYTES: Final = 64 << 10
 """Longest answer that is read. The response messages hold one number and one sentence."""
@@ -26,7 +95,7 @@ _MENDABLE: Final = frozenset({401, 402, 403, 404, 405, 406, 407, 408, 415, 421, 
 _OVERLOADED: Final = frozenset({429, 502, 503, 504})
 """Statuses with which the specification lets a collector ask for another try."""
 
-_REASONS: Final = {
+_STATUS_REASONS: Final = {
     404: "answers 404: nothing takes OTLP at this path; 4318 is the usual port for OTLP over HTTP, and "
     "OTEL_EXPORTER_OTLP_ENDPOINT names it without a path",
     415: "does not take this encoding (415): set OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf, or to http/json",
@@ -142,8 +211,8 @@ def _mendable(answer: HttpAnswer, *, tls: bool) -> str:
     if (
         status == HTTPStatus.BAD_REQUEST and b"use protobuf" in answer.body.lower()
     ):  # as VictoriaMetrics says it
-        return _REASONS[415]
-    return _REASONS.get(status, "")
+        return _STATUS_REASONS[415]
+    return _STATUS_REASONS.get(status, "")
 
 
 def read_grpc(code: str, details: str, retry_after_s: float | None = None) -> Answer:
