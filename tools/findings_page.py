@@ -17,13 +17,13 @@ END = "<!-- End of the generated table. -->"
 
 
 def table() -> str:
-    """The rules as Markdown: which rule holds when, the numbers beside it, what to do."""
+    """The rules as Markdown: name, condition, evidence, remedy."""
     groups = (
-        ("The verdict, the weightiest first", LEADING_RULES),
-        ("The verdict where none of those holds, the first that applies", LIMIT_RULES),
-        ("Beside the verdict, the weightiest first", SIDE_RULES),
+        ("Main finding, in this order", LEADING_RULES),
+        ("Main finding if none of those applies, in this order", LIMIT_RULES),
+        ("Additional findings, in this order", SIDE_RULES),
     )
-    rows = ["| Finding | Said when | Evidence | Usual fix |", "| --- | --- | --- | --- |"]
+    rows = ["| Finding | Condition | Evidence | Remedy |", "| --- | --- | --- | --- |"]
     for heading, rules in groups:
         rows += [f"| **{heading}** | | | |", *map(_row, rules)]
     return "\n".join(rows)
