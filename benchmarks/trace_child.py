@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 def ours(path: str) -> dict[str, Any]:
     """Everything that ``trace_summary`` says."""
-    from otel_train.analyze import trace_summary
+    from otel_train.trace_analysis import trace_summary
 
     document = trace_summary(path)
     device, overlap = document["device"], document["overlap"]
@@ -57,7 +57,7 @@ def main() -> None:
         import msgspec.json
         import numpy as np
 
-        import otel_train.analyze.summary
+        import otel_train.trace_analysis.summary
 
         del msgspec, np, otel_train
     else:

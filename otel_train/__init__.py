@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from otel_train import analyze as analyze
     from otel_train import jax as jax
+    from otel_train import trace_analysis as trace_analysis
     from otel_train.api import (
         begin,
         capture,
@@ -75,8 +75,8 @@ _ROOMS = {
     "TraceError": "errors",
 }
 
-_PACKAGES = ("analyze", "jax")
-"""Rooms whose functions are called by their full name: ``otel_train.analyze.trace_summary(path)``."""
+_PACKAGES = ("jax", "trace_analysis")
+"""Rooms whose functions are called by their full name: ``otel_train.trace_analysis.trace_summary(path)``."""
 
 
 def __getattr__(name: str) -> object:

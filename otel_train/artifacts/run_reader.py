@@ -16,7 +16,7 @@ from otel_train.profiler.storage import OF_A_RANK, RECORD_SUFFIX, captures_of, r
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from otel_train.analyze.events import Trace
+    from otel_train.trace_analysis.events import Trace
 
 SUMMARY, FLIGHT, METRICS = "summary.json", "flight.bin", "metrics.otlp.jsonl"
 RUNNING = ("running", None)
@@ -54,7 +54,7 @@ class RunReader:
 
     def newest_trace(self) -> tuple[Path, Trace] | None:
         """The newest capture that can be read whole; None if there is none. Others are told in ``notes``."""
-        from otel_train.analyze.events import read
+        from otel_train.trace_analysis.events import read
 
         for path in reversed(self.captures):
             try:

@@ -14,7 +14,7 @@ from otel_train.artifacts import writer
 from otel_train.artifacts.run_reader import FLIGHT, left_by
 from otel_train.artifacts.run_reader import METRICS as RUN_METRICS
 from otel_train.artifacts.run_reader import SUMMARY as RUN_SUMMARY
-from otel_train.artifacts.traces import ABOUT, MOST_BYTES
+from otel_train.artifacts.trace_json import ABOUT, MOST_BYTES
 from otel_train.artifacts.verdict_evidence import Figures, numbers_of
 from otel_train.artifacts.writer import (
     BY_STAGE,

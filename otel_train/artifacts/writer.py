@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.artifacts import traces
+from otel_train.artifacts import trace_json
 from otel_train.artifacts.run_reader import RunReader, left_by
 from otel_train.config.validation import SECRETS
 from otel_train.datamodel import NS_PER_S
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from otel_train.analyze.events import Trace
     from otel_train.artifacts.run_reader import RunReader
     from otel_train.config import Config
+    from otel_train.trace_analysis.events import Trace
 
 
 VERSION = 1
@@ -406,7 +406,7 @@ def _operations(found: tuple[Path, Trace] | None, written: Written) -> dict[str,
     if found is None:
         written.leave_out(OPS, _NO_CAPTURE)
         return None
-    from otel_train.analyze.summary import summarize
+    from otel_train.trace_analysis.summary import summarize
 
     path, trace = found
     analysis = summarize(trace, most=MOST_OPS)
@@ -428,7 +428,7 @@ def _operations(found: tuple[Path, Trace] | None, written: Written) -> dict[str,
 def _trace(left: RunReader, found: tuple[Path, Trace] | None, written: Written) -> None:
     if found is not None:
         try:
-            traces.unpack(found[0], written.folder / TRACE)
+            trace_json.unpack(found[0], written.folder / TRACE)
         except (RunDirectoryError, EOFError) as error:
             left.notes.append(f"trace.json is not the capture {found[0].name}: {error}.")
         else:
@@ -438,7 +438,7 @@ def _trace(left: RunReader, found: tuple[Path, Trace] | None, written: Written) 
     if timeline is None or not len(timeline):
         written.leave_out(TRACE, "there is no capture, and no step on file to make it from")
         return
-    replace_json(written.folder / TRACE, traces.from_stages(left, timeline, first_step(left)))
+    replace_json(written.folder / TRACE, trace_json.from_stages(left, timeline, first_step(left)))
     written.put(TRACE)
 
 

@@ -8,22 +8,22 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.analyze.events import shapes
-from otel_train.analyze.ranks import waits
-from otel_train.analyze.rules import rank_finding
-from otel_train.analyze.summary import summarize
-from otel_train.analyze.timeline import Scene
 from otel_train.cli import arguments
 from otel_train.cli.arguments import add_run_dir
 from otel_train.console.text import TextLayout
 from otel_train.console.trace_summary import render
 from otel_train.files import dump_json, problem_of
 from otel_train.profiler.storage import note_analysis, record_of
+from otel_train.trace_analysis.events import shapes
+from otel_train.trace_analysis.rank_waits import waits
+from otel_train.trace_analysis.rules import rank_finding
+from otel_train.trace_analysis.summary import summarize
+from otel_train.trace_analysis.timeline import Scene
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from otel_train.analyze.events import Trace
+    from otel_train.trace_analysis.events import Trace
 
 EPILOG = """\
 A TRACE is what torch.profiler's export_chrome_trace writes, plain or gzip, up to gigabytes. The traces of

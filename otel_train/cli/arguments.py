@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from otel_train.analyze.events import Trace, read
 from otel_train.config.sources import settle
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.exporters.run_directory import earlier_trainings, find_run, rank_directories
 from otel_train.files import mark_of
 from otel_train.profiler.storage import OF_A_RANK, captures_of, together
 from otel_train.safety import printable
+from otel_train.trace_analysis.events import Trace, read
 
 if TYPE_CHECKING:
     import argparse

@@ -107,7 +107,7 @@ def _document(folder: Path, *, made: bool) -> dict[str, Any]:
     found = left.newest_trace()
     if found is None:
         return {"summary": left.summary, "capture": {"absent": "there is no capture that can be read"}}
-    from otel_train.analyze.summary import summarize
+    from otel_train.trace_analysis.summary import summarize
 
     return {"summary": left.summary, "capture": {**summarize(found[1]), "file": found[0].name}}
 
@@ -133,7 +133,7 @@ def _show(args: argparse.Namespace, folder: Path, document: Mapping[str, Any]) -
 
 
 def _page_of(summary: Mapping[str, Any], capture: Mapping[str, Any]) -> str:
-    from otel_train.analyze.report import render
+    from otel_train.ui.report import render
 
     captures = [] if "absent" in capture else [{"name": capture["file"], "analysis": capture, "flame": []}]
     series: dict[str, Any] = {"times": [], "activities": {}, "stages": {}, "memory": {}}

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.analyze.compare import (
+from otel_train.cli import arguments, summary
+from otel_train.cli.arguments import add_run_dir, tell_earlier
+from otel_train.compare import (
     STEP,
     Sample,
     Side,
@@ -19,9 +21,6 @@ from otel_train.analyze.compare import (
     side_of_trace,
     together,
 )
-from otel_train.analyze.summary import summarize
-from otel_train.cli import arguments, summary
-from otel_train.cli.arguments import add_run_dir, tell_earlier
 from otel_train.console.summary import activity_shares
 from otel_train.console.text import (
     ABSENT,
@@ -37,6 +36,7 @@ from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import find_run, rank_directories
 from otel_train.exporters.series import buckets_of
 from otel_train.files import dump_json, last_metrics
+from otel_train.trace_analysis.summary import summarize
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

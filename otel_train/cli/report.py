@@ -6,9 +6,6 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.analyze.hot_spots import flame
-from otel_train.analyze.report import render
-from otel_train.analyze.timeline import Scene
 from otel_train.artifacts.run_reader import records_below
 from otel_train.cli import arguments, summary
 from otel_train.cli.compare import METRICS
@@ -17,6 +14,9 @@ from otel_train.exporters.series import histograms_of, moment_of, series_of
 from otel_train.files import dump_json, lines_of, mark_of, open_binary, parse_json, replace_text
 from otel_train.profiler.storage import captures_of, together
 from otel_train.safety import printable
+from otel_train.trace_analysis.hot_spots import flame
+from otel_train.trace_analysis.timeline import Scene
+from otel_train.ui.report import render
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -52,7 +52,7 @@ def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> dict[str, An
 
 
 def _capture(name: str, scene: Scene) -> dict[str, Any]:
-    from otel_train.analyze.summary import summarize
+    from otel_train.trace_analysis.summary import summarize
 
     return {"name": name, "analysis": summarize(scene.trace), "flame": flame(scene)}
 

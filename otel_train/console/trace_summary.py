@@ -23,7 +23,7 @@ from otel_train.console.text import (
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    Document = Mapping[str, Any]  # what otel_train.analyze.summary.summarize returns
+    Document = Mapping[str, Any]  # what otel_train.trace_analysis.summary.summarize returns
 
 _COUNT, _FIGURE, _SHARE, _BAR, _LABEL = 9, 10, 9, 14, 22
 _STYLES = {"critical": "red", "warning": "yellow", "info": "", "ok": "green"}

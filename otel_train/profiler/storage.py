@@ -75,7 +75,7 @@ def note_analysis(trace: Path, document: Mapping[str, Any]) -> bool:
 
     Args:
         trace: the file that was analysed.
-        document: what ``otel_train.analyze`` found.
+        document: what ``otel_train.trace_analysis`` found.
 
     Returns:
         Whether it was put there.

@@ -8,8 +8,6 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
-from otel_train.analyze.drawing import HALF_WIDTH, area, color_of, lines
-from otel_train.analyze.report import finding, flame_graph, histograms, share_bar, stage_table, table
 from otel_train.artifacts.writer import without_secrets
 from otel_train.console.summary import activity_shares, steps_per_second
 from otel_train.console.text import (
@@ -21,8 +19,10 @@ from otel_train.console.text import (
 )
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.files import Mark, is_folder, read_json
+from otel_train.ui.charts import HALF_WIDTH, area, color_of, lines
 from otel_train.ui.components import address, badge, board, moment, section, share_strip, texts, tiles
 from otel_train.ui.notices import facts_of
+from otel_train.ui.report import finding, flame_graph, histograms, share_bar, stage_table, table
 from otel_train.ui.run_list import MOST_FILES, files_of, number, text, whole
 
 if TYPE_CHECKING:
@@ -70,10 +70,10 @@ class Captures:
 
 
 def _analysis(path: Path) -> dict[str, Any]:
-    from otel_train.analyze.events import read
-    from otel_train.analyze.hot_spots import flame
-    from otel_train.analyze.summary import summarize
-    from otel_train.analyze.timeline import Scene
+    from otel_train.trace_analysis.events import read
+    from otel_train.trace_analysis.hot_spots import flame
+    from otel_train.trace_analysis.summary import summarize
+    from otel_train.trace_analysis.timeline import Scene
 
     trace = read(path)
     return {"analysis": summarize(trace), "flame": flame(Scene(trace))}

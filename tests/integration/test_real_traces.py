@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function, schedule
 from torch.utils.data import DataLoader, TensorDataset
 
-from otel_train.analyze import trace_summary
+from otel_train.trace_analysis import trace_summary
 
 STEPS = 3
 

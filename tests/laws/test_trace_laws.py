@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from otel_train import TraceError
-from otel_train.analyze import intervals
-from otel_train.analyze.events import Trace, read
-from otel_train.analyze.summary import summarize
-from otel_train.analyze.timeline import _nested, _nested_slowly
+from otel_train.trace_analysis import intervals
+from otel_train.trace_analysis.events import Trace, read
+from otel_train.trace_analysis.summary import summarize
+from otel_train.trace_analysis.timeline import _nested, _nested_slowly
 from tests.support.made_trace import NCCL_STREAM, MadeTrace, training
 
 RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 20)), max_size=12)

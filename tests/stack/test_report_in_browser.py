@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_train.analyze.drawing import COLORS
 from otel_train.cli.main import main
+from otel_train.ui.charts import COLORS
 from tests.unit.test_report import a_run
 
 if TYPE_CHECKING:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_train import TraceError
-from otel_train.analyze import intervals
-from otel_train.analyze.breakdown import allocations, breakdown, idle, overlap, temporal
-from otel_train.analyze.critical import critical_path
-from otel_train.analyze.events import read
-from otel_train.analyze.hot_spots import launches, tensor_cores, top_kernels, top_ops
-from otel_train.analyze.ranks import waits
-from otel_train.analyze.summary import summarize, trace_summary
-from otel_train.analyze.timeline import Scene
+from otel_train.trace_analysis import intervals
+from otel_train.trace_analysis.breakdown import allocations, breakdown, idle, overlap, temporal
+from otel_train.trace_analysis.critical_path import critical_path
+from otel_train.trace_analysis.events import read
+from otel_train.trace_analysis.hot_spots import launches, tensor_cores, top_kernels, top_ops
+from otel_train.trace_analysis.rank_waits import waits
+from otel_train.trace_analysis.summary import summarize, trace_summary
+from otel_train.trace_analysis.timeline import Scene
 from tests.support.made_trace import NCCL_STREAM, MadeTrace
 
 if TYPE_CHECKING:

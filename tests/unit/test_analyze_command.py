@@ -147,16 +147,16 @@ def test_shapes_of_an_operator_are_told_on_demand(tmp_path: Path, capsys: pytest
 
 def test_every_public_name_of_the_package_is_a_function() -> None:
     """A module of the same name would take its place as soon as somebody imports it."""
-    from otel_train.analyze import __all__ as names
+    from otel_train.trace_analysis import __all__ as names
 
-    assert all(inspect.isfunction(getattr(otel_train.analyze, name)) for name in names)
+    assert all(inspect.isfunction(getattr(otel_train.trace_analysis, name)) for name in names)
 
 
 def test_the_package_is_reached_by_its_full_name(tmp_path: Path) -> None:
     """``import otel_train`` is enough."""
     path = training(steps=2).write(tmp_path / "trace.json")
 
-    assert otel_train.analyze.trace_summary(path)["breakdown"]["steps"] == 2
+    assert otel_train.trace_analysis.trace_summary(path)["breakdown"]["steps"] == 2
 
 
 def test_a_run_without_captures_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from otel_train import ComparisonError
-from otel_train.analyze.compare import Sample, Side, compare, is_slower, of_values, ratio, together
 from otel_train.cli.main import main
+from otel_train.compare import Sample, Side, compare, is_slower, of_values, ratio, together
 from tests.support.made_trace import MadeTrace
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.analyze.drawing import area, bars, elapsed
-from otel_train.analyze.events import read
-from otel_train.analyze.hot_spots import flame
-from otel_train.analyze.report import flame_graph, render
-from otel_train.analyze.timeline import Scene
 from otel_train.cli.main import main
+from otel_train.trace_analysis.events import read
+from otel_train.trace_analysis.hot_spots import flame
+from otel_train.trace_analysis.timeline import Scene
+from otel_train.ui.charts import area, bars, elapsed
+from otel_train.ui.report import flame_graph, render
 from tests.support.made_trace import MadeTrace, training
 
 if TYPE_CHECKING:

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train import catalog
-from otel_train.analyze.events import read
-from otel_train.analyze.rules import RULES, findings, rank_finding
-from otel_train.analyze.summary import summarize
+from otel_train.trace_analysis.events import read
+from otel_train.trace_analysis.rules import RULES, findings, rank_finding
+from otel_train.trace_analysis.summary import summarize
 from tests.support.made_trace import NCCL_STREAM, MadeTrace
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from otel_train.analyze.rules import TraceFinding
+    from otel_train.trace_analysis.rules import TraceFinding
 
 STEPS, LENGTH = 5, 10_000.0
 GEMM, PLAIN, ADD = "sm90_xmma_gemm_bf16_kernel", "sgemm_largek_lds64", "void at::native::add_kernel(int)"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train import TraceError
-from otel_train.analyze import events, reader
-from otel_train.analyze.events import Kind, read
-from otel_train.analyze.reader import PIECE_BYTES, Limits
+from otel_train.trace_analysis import events, reader
+from otel_train.trace_analysis.events import Kind, read
+from otel_train.trace_analysis.reader import PIECE_BYTES, Limits
 from tests.support.made_trace import MadeTrace, training, write_long
 
 if TYPE_CHECKING:

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_train.analyze import intervals
-from otel_train.analyze.breakdown import OTHER
 from otel_train.datamodel import NS_PER_S
+from otel_train.trace_analysis import intervals
+from otel_train.trace_analysis.breakdown import OTHER
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from numpy.typing import NDArray
 
-    from otel_train.analyze.timeline import Scene
+    from otel_train.trace_analysis.timeline import Scene
 
     Ints = NDArray[np.int64]
 

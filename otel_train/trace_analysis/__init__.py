@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from otel_train.analyze.events import read, shapes
-    from otel_train.analyze.rules import findings
-    from otel_train.analyze.summary import summarize, trace_summary
+    from otel_train.trace_analysis.events import read, shapes
+    from otel_train.trace_analysis.rules import findings
+    from otel_train.trace_analysis.summary import summarize, trace_summary
 
 __all__ = ["findings", "read", "shapes", "summarize", "trace_summary"]
 
@@ -23,7 +23,7 @@ _ROOMS = {
 def __getattr__(name: str) -> object:
     """Import a public name when it is first used: numpy is not needed to train."""
     if name not in _ROOMS:
-        raise AttributeError(f"module 'otel_train.analyze' has no attribute {name!r}")
+        raise AttributeError(f"module 'otel_train.trace_analysis' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"otel_train.analyze.{_ROOMS[name]}"), name)
+    return getattr(import_module(f"otel_train.trace_analysis.{_ROOMS[name]}"), name)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from otel_train.analyze.breakdown import allocations, breakdown, idle, overlap, temporal
-from otel_train.analyze.critical import critical_path
-from otel_train.analyze.events import Trace, read
-from otel_train.analyze.hot_spots import launches, occupancy, tensor_cores, top_kernels, top_ops
-from otel_train.analyze.rules import findings
-from otel_train.analyze.timeline import Scene
+from otel_train.trace_analysis.breakdown import allocations, breakdown, idle, overlap, temporal
+from otel_train.trace_analysis.critical_path import critical_path
+from otel_train.trace_analysis.events import Trace, read
+from otel_train.trace_analysis.hot_spots import launches, occupancy, tensor_cores, top_kernels, top_ops
+from otel_train.trace_analysis.rules import findings
+from otel_train.trace_analysis.timeline import Scene
 
 if TYPE_CHECKING:
     from collections.abc import Callable

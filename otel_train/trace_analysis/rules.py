@@ -11,7 +11,7 @@ from otel_train.fast_dataclass import fast_dataclass
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    Document = Mapping[str, Any]  # what otel_train.analyze.summary.summarize returns
+    Document = Mapping[str, Any]  # what otel_train.trace_analysis.summary.summarize returns
 
 
 HOURS_PER_DAY = 24

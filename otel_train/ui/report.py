@@ -5,8 +5,6 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from otel_train.analyze.drawing import area, bars, color_of, lines
-from otel_train.analyze.report_style import COLORS, SCRIPT, STYLE
 from otel_train.console.summary import data_wait_s, steps_per_second
 from otel_train.console.text import (
     ABSENT,
@@ -15,6 +13,8 @@ from otel_train.console.text import (
     percent,
     rounded,
 )
+from otel_train.ui.charts import area, bars, color_of, lines
+from otel_train.ui.components import COLORS, SCRIPT, STYLE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_train.analyze.events import Kind
 from otel_train.datamodel import NS_PER_S
+from otel_train.trace_analysis.events import Kind
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from otel_train.analyze.timeline import Scene
+    from otel_train.trace_analysis.timeline import Scene
 
 LEAST_SHARE = 0.002
 """Of the whole, from which a call is wide enough to be seen."""

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from otel_train.analyze import intervals
-from otel_train.analyze.hot_spots import by_name
 from otel_train.datamodel import NS_PER_S
+from otel_train.trace_analysis import intervals
+from otel_train.trace_analysis.hot_spots import by_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from numpy.typing import NDArray
 
-    from otel_train.analyze.intervals import Intervals
-    from otel_train.analyze.timeline import Scene
+    from otel_train.trace_analysis.intervals import Intervals
+    from otel_train.trace_analysis.timeline import Scene
 
     Ints = NDArray[np.int64]
     Flags = NDArray[np.bool_]

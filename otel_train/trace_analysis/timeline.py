@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from otel_train.analyze import intervals
-from otel_train.analyze.events import Kind
-from otel_train.analyze.intervals import NOTHING, Intervals
+from otel_train.trace_analysis import intervals
+from otel_train.trace_analysis.events import Kind
+from otel_train.trace_analysis.intervals import NOTHING, Intervals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from numpy.typing import NDArray
 
-    from otel_train.analyze.events import Trace
-    from otel_train.analyze.intervals import Intervals
+    from otel_train.trace_analysis.events import Trace
+    from otel_train.trace_analysis.intervals import Intervals
 
     Ints = NDArray[np.int64]
     Rows = NDArray[np.intp]

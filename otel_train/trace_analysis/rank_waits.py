@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from otel_train.analyze.timeline import Scene
+    from otel_train.trace_analysis.timeline import Scene
 
     Ints = NDArray[np.int64]
     Collective = tuple[str, str]

@@ -14,15 +14,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from otel_train.analyze.reader import BrokenTextError, Limits, Pieces, TraceFileSource, decode, json_value
 from otel_train.errors import TraceError
+from otel_train.trace_analysis.reader import (
+    BrokenTextError,
+    Limits,
+    Pieces,
+    TraceFileSource,
+    decode,
+    json_value,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from otel_train.analyze.reader import Arguments, Event
+    from otel_train.trace_analysis.reader import Arguments, Event
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
