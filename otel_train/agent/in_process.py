@@ -502,10 +502,10 @@ class AgentService:
     def _do_loop(self, loop: LoopFigures) -> None:
         self._training.told = loop
 
-    def _do_post(self, body: bytes, token: str) -> tuple[int, object]:
+    def _do_post(self, body: bytes) -> tuple[int, object]:
         if self._capturing is None or self._capturing.office is None:
             return 404, {"error": "captures are off"}
-        answer: tuple[int, object] = self._capturing.office.post(body, token)
+        answer: tuple[int, object] = self._capturing.office.post(body)
         return answer
 
     def _do_alert(self, name: str) -> str:
@@ -569,7 +569,6 @@ class AgentService:
             rank_folder=Path(opened.run_directory) / f"rank{opened.info.rank}",
             ooms=self.recording.devices.ooms, requests=self._requests,
         )  # fmt: skip
-        capturing.open(lambda _path, _take: None)  # the agent listens, and passes on
         self._capturing = self._reports.capturing = capturing
 
     def _make_flops(self) -> None:
@@ -723,20 +722,12 @@ class AgentService:
 
 
 class _RemoteRequests:
-    """See ``capturing.office.Requests``: files are the agent's."""
-
-    where = "capture-token in the folder of the rank"
+    """See ``profiler.endpoint.Requests``: files are the agent's."""
 
     def __init__(self, ask: Callable[..., Any], tell: Callable[..., None]) -> None:
         self.left: object = None
         self._ask = ask
         self._tell = tell
-
-    def publish(self, token: str) -> None:
-        self._ask("publish", token)  # whoever knows the run directory finds it there
-
-    def withdraw(self) -> None:
-        """The agent takes the token away at the end."""
 
     def waiting(self) -> object:
         return self.left

@@ -13,6 +13,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_train.agent.capture_requests import RequestFolder
 from otel_train.agent.messages import Answer, Ask, Hello, LoopFigures, Opened, Report
 from otel_train.agent.rank_end import LauncherFolder, RankEnd, how_it_ended
 from otel_train.agent.remote import (
@@ -30,7 +31,6 @@ from otel_train.datamodel import system_clock
 from otel_train.distributed.coordinator import Job
 from otel_train.exporters.manager import Routes, Shared
 from otel_train.exporters.pump import MAX_GIL_HOLD_NS
-from otel_train.profiler.endpoint import RequestFolder
 from otel_train.profiler.setup import rule_of
 from otel_train.pumping import Pumping
 from otel_train.safety import Guard, daemon_thread
@@ -128,7 +128,9 @@ class RankService:
             self._launcher.opened(os.getpid())
             self.routes.terminal = (hello.page, lambda text: self._tell("say", text))
         self._remote = RemoteRecording(self.rings)
-        self._requests = RequestFolder(self.routes.rank_folder if config.capture != "off" else None)
+        self._requests = RequestFolder(
+            self.routes.rank_folder if config.capture != "off" else None, config.capture_token
+        )
         self._requests_guard = Guard("captures")
         self._request: object = None
         elsewhere = _Elsewhere(
@@ -154,6 +156,7 @@ class RankService:
             undo.callback(self.pumping.undo)
             self.pumping.start()
             self._worker.start()
+            self.routes.disk.do(self._requests_guard, self._requests.publish)
             undo.pop_all()
         directory = self.routes.run_directory
         opened = Opened(
@@ -267,9 +270,6 @@ class RankService:
     def _look_for_request(self) -> None:
         self._request = self._requests.waiting()
 
-    def _do_publish(self, token: str) -> None:
-        self.routes.disk.do(self._requests_guard, lambda: self._requests.publish(token))
-
     def _do_request_done(self) -> None:
         self._request = None
         self.routes.disk.do(self._requests_guard, self._requests.done)
@@ -349,8 +349,13 @@ class RankService:
             self._link.send(Ask(0, what, args))
 
     def _post(self, body: bytes, token: str) -> tuple[int, object]:
-        """A request over HTTP, answered by the rank."""
-        answer: tuple[int, object] | None = self._ask("post", body, token)
+        """A request over HTTP. The rank answers one that brings the token."""
+        if self._hello.config.capture == "off":
+            return 404, {"error": "captures are off"}
+        refusal = self._requests.refusal(token)
+        if refusal:
+            return 401, {"error": refusal}
+        answer: tuple[int, object] | None = self._ask("post", body)
         return answer or (503, {"error": _NO_ANSWER})
 
     def _arm(self, alert: str) -> str:

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from otel_train.agent.capture_requests import leave
 from otel_train.artifacts.writer import OPS, write
 from otel_train.cli import arguments, artifacts
 from otel_train.cli.run import launched
@@ -19,7 +20,6 @@ from otel_train.config.validation import PREFIX
 from otel_train.errors import ConfigError, OtelTrainError, RunDirectoryError
 from otel_train.exporters.run_directory import folder_name
 from otel_train.files import read_json
-from otel_train.profiler.endpoint import leave
 from otel_train.profiler.requests import activities
 from otel_train.profiler.storage import RECORD_SUFFIX
 from otel_train.resource import detect

@@ -11,7 +11,7 @@ from otel_train.config.validation import words_of
 from otel_train.datamodel import system_clock
 from otel_train.profiler.console import BLOCK, Console
 from otel_train.profiler.controller import CaptureController, Limits, Story
-from otel_train.profiler.endpoint import CaptureEndpoint, RequestFolder
+from otel_train.profiler.endpoint import CaptureEndpoint
 from otel_train.profiler.memory_snapshot import OomSnapshots
 from otel_train.profiler.requests import CaptureRequest, options_of
 from otel_train.profiler.step_schedule import Rule
@@ -142,7 +142,7 @@ class Capturing:
         training: the account.
         rank_folder: of this rank; None where nothing can be written, and nothing be captured.
         ooms: times that a device ran out of memory.
-        requests: where requests are left; the folder of the rank when None.
+        requests: where requests are left.
 
     Raises:
         ConfigError: an activity does not exist.
@@ -150,7 +150,7 @@ class Capturing:
 
     def __init__(
         self, config: Config, info: RunInfo, *, training: Training,
-        rank_folder: Path | None, ooms: Callable[[], int], requests: Requests | None = None,
+        rank_folder: Path | None, ooms: Callable[[], int], requests: Requests,
     ) -> None:  # fmt: skip
         self._training = training
         self._console = (
@@ -178,10 +178,7 @@ class Capturing:
         )  # fmt: skip
         gate = self._desk.gate
         training.watch(lambda: gate.within_ns)
-        place_of_requests = RequestFolder(rank_folder) if requests is None else requests
-        self.office = CaptureEndpoint(
-            self._desk, plan, info.rank, place_of_requests, loop=training.loop, token=config.capture_token
-        )
+        self.office = CaptureEndpoint(self._desk, plan, info.rank, requests, loop=training.loop)
         self._snapshots = OomSnapshots(ooms, place.folder, info.rank)
         _add_triggers(self.office, config, plan, training)
 
@@ -208,12 +205,6 @@ class Capturing:
     def of_epochs(self, settled: Callable[[], AbstractContextManager[None]]) -> EpochCaptures:
         """Captures that the training thread begins. ``settled()``: everything is settled, the pump does nothing."""
         return EpochCaptures(self._desk, self.office, loop=self._training.loop, settled=settled)
-
-    def open(self, on_post: Callable[[str, Callable[[bytes, str], tuple[int, object]]], None]) -> None:
-        """Listen. ``on_post(path, take)`` makes HTTP listen."""
-        if self.office is not None:
-            self.office.open()
-            on_post("/capture", self.office.post)
 
     def turn(self, settle: Callable[[], None]) -> None:
         """Look for requests, and do what is due. Driven by the pump, whose ``settle`` numbers steps now."""
@@ -249,7 +240,6 @@ class Capturing:
         """Write what was recorded, after everything has been settled."""
         if self.office is not None and self._desk is not None:
             self._desk.end(timeout_s)
-            self.office.close()
 
     def _over(self, capture: Capture) -> None:
         self._training.over(capture)

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from otel_train.agent.capture_requests import KEY_FILE, RequestFolder, leave
 from otel_train.profiler.controller import CaptureController, Limits, Loop, Story
-from otel_train.profiler.endpoint import KEY_FILE, CaptureEndpoint, RequestFolder, leave
+from otel_train.profiler.endpoint import CaptureEndpoint
 from otel_train.profiler.requests import CaptureRequest
 from otel_train.profiler.setup import EpochCaptures, NoEpochCaptures
 from otel_train.profiler.step_schedule import Rule, Thread
@@ -65,14 +66,8 @@ class Run:
             place=Place(folder / "captures", 0, **{**defaults, **place}),
         )  # fmt: skip
         (folder / "rank0").mkdir()
-        self.office = CaptureEndpoint(
-            self.desk,
-            PLAN,
-            0,
-            RequestFolder(folder / "rank0"),
-            loop=self.loop,
-            token="secret",
-        )
+        self.requests = RequestFolder(folder / "rank0", "secret")
+        self.office = CaptureEndpoint(self.desk, PLAN, 0, self.requests, loop=self.loop)
 
     def loop(self) -> Loop:
         thread = Thread(get_ident(), SOURCES, self.ring.divert)
@@ -420,8 +415,8 @@ def test_a_broken_request_is_thrown_away_and_said(
     assert run.desk.ask(PLAN) == ""
 
 
-def post(run: Run, document: object, token: str = "secret") -> tuple[int, dict[str, Any]]:
-    return run.office.post(json.dumps(document).encode(), token)
+def post(run: Run, document: object) -> tuple[int, dict[str, Any]]:
+    return run.office.post(json.dumps(document).encode())
 
 
 def test_http_arms_a_capture(run: Run) -> None:
@@ -431,15 +426,10 @@ def test_http_arms_a_capture(run: Run) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "Secret", "secret ", "geheim"])
-def test_http_without_the_token_arms_nothing(run: Run, token: str) -> None:
+def test_http_without_the_token_is_refused_with_the_place_where_it_is(run: Run, token: str) -> None:
     """Any page in a browser on this machine can post here."""
-    status, answer = post(run, {"steps": 1}, token)
-
-    assert status == 401
-    assert str(run.folder / "rank0" / KEY_FILE) in answer["error"]
-    run.office.turn()
-    run.steps(5)
-    assert not run.profiler.log
+    assert str(run.folder / "rank0" / KEY_FILE) in run.requests.refusal(token)
+    assert run.requests.refusal("secret") == ""
 
 
 def test_a_program_without_torch_is_not_captured(run: Run, caplog: pytest.LogCaptureFixture) -> None:
@@ -545,11 +535,11 @@ def test_a_notification_of_an_alertmanager_is_no_request(run: Run) -> None:
 
 def test_the_token_file_is_for_its_owner_alone(run: Run) -> None:
     """Who may read our files may ask; nobody else."""
-    run.office.open()
+    run.requests.publish()
     path = run.folder / "rank0" / KEY_FILE
     assert path.read_text() == "secret\n"
     assert path.stat().st_mode & 0o777 == 0o600
-    run.office.close()
+    run.requests.withdraw()
     assert not path.exists()
 
 
