@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
     from dataclasses import dataclass as fast_dataclass
+    from inspect import Signature
 
     T = TypeVar("T")
 
@@ -52,6 +53,24 @@ def _refuse_delete(_: object, name: str) -> None:
     raise FrozenInstanceError(f"cannot delete field {name!r}")
 
 
+class _Signature:
+    """The keywords of a class, for ``inspect`` and ``help``: made on demand."""
+
+    def __get__(self, instance: object, owner: Any) -> Signature:
+        from inspect import Parameter, Signature
+
+        parameters = [
+            Parameter(
+                each.name,
+                Parameter.KEYWORD_ONLY,
+                default=Parameter.empty if each.default is MISSING else each.default,
+                annotation=each.type,
+            )
+            for each in fields(owner)
+        ]
+        return Signature(parameters, return_annotation=None)
+
+
 if not TYPE_CHECKING:
 
     def fast_dataclass(*, frozen: bool, kw_only: bool) -> Callable[[type[T]], type[T]]:
@@ -74,6 +93,7 @@ if not TYPE_CHECKING:
                 (each.name, each.default_factory) for each in every if each.default_factory is not MISSING
             ]
             made.__init__, made.__repr__, made.__eq__, made.__hash__ = _init, _repr, _eq, _hash
+            made.__signature__ = _Signature()
             made.__setattr__, made.__delattr__ = _refuse_set, _refuse_delete
             return made
 

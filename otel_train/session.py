@@ -7,7 +7,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.in_process import AgentService
-from otel_train.config.validation import LISTS, words_of
+from otel_train.config.settings import BLOCKS
+from otel_train.config.validation import words_of
 from otel_train.datamodel import Anchor
 from otel_train.errors import callable_, one_of, text
 from otel_train.instrumentation.naming import Loader, named_loaders, named_models
@@ -127,8 +128,7 @@ class Session:
             ConfigError: one of them does not exist.
         """
         chosen = words_of(blocks) if isinstance(blocks, str) else list(blocks)
-        known = [block for block in LISTS["console_blocks"] if block]
-        self._service.show_blocks(frozenset(one_of("show_blocks([{}])", block, known) for block in chosen))
+        self._service.show_blocks(frozenset(one_of("show_blocks([{}])", block, BLOCKS) for block in chosen))
 
     def epoch_captures(self) -> EpochCaptures:
         """Captures that begin and end with epochs, asked for by whoever owns the loop."""

@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from otel_train.config import settings  # noqa: E402 - the checkout's own, installed or not
+from otel_train.config.validation import PREFIX, text_of  # noqa: E402 - as above
 from tools.page import write_or_check  # noqa: E402 - as above
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ def spellings(name: str, default: object) -> tuple[str, str, str, str]:
     written = json.dumps(default)  # what JSON holds, YAML and TOML read the same
     return (
         f"{name}={default!r}",
-        f"{settings.PREFIX}{name.upper()}={settings.text_of(default)}",
+        f"{PREFIX}{name.upper()}={text_of(default)}",
         f"{name}: {written}",
         f"{name} = {written}",
     )

@@ -534,7 +534,7 @@ class AgentService:
         Raises:
             ConfigError: something that the program asks for is not installed.
         """
-        from otel_train.config.validation import SWITCHED
+        from otel_train.config.settings import TRACKERS
 
         config = self._config
         asked = self._origins.get("exporters", CODE) == CODE
@@ -543,7 +543,7 @@ class AgentService:
 
             check_known(config.exporters)
 
-        wanted = [name for name in SWITCHED if getattr(self._config, name) == "on"]
+        wanted = [name for name in TRACKERS if getattr(self._config, name) == "on"]
         if wanted:
             from otel_train.trackers.manager import check_installed
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from otel_train.artifacts import trace_json
 from otel_train.artifacts.run_reader import RunReader, left_by
-from otel_train.config.validation import SECRETS
+from otel_train.config.settings import SECRETS
 from otel_train.datamodel import NS_PER_S
 from otel_train.errors import RunDirectoryError
 from otel_train.files import (

@@ -7,12 +7,14 @@ import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 from otel_train.config.settings import (
     CODE,
     DEFAULTS,
     ENVIRONMENT,
+    SETTINGS,
+    TRACKERS,
     Config,
     Origins,
     ResolvedConfig,
@@ -21,12 +23,8 @@ from otel_train.config.settings import (
     settings_in,
 )
 from otel_train.config.validation import (
-    CHOICES,
     FILE_VARIABLE,
-    SWITCHED,
     IgnoredSetting,
-    parsed,
-    refusal,
     unknown,
 )
 from otel_train.errors import ConfigError
@@ -108,7 +106,7 @@ def _merged(sources: list[ConfigSource]) -> ResolvedConfig:
         for name, value in source.values.items():
             if name not in values:
                 values[name], origins[name] = value, source.origin
-    given = {name: values[name] for name in SWITCHED if isinstance(values.get(name), dict)}
+    given = {name: values[name] for name in TRACKERS if isinstance(values.get(name), dict)}
     config = Config(**{**values, **dict.fromkeys(given, "on")})
     origins.ignored = in_force((each for source in sources for each in source.ignored), config)
     return ResolvedConfig(config, origins, given)
@@ -241,16 +239,16 @@ def _native(name: str, value: object) -> object:
     """
     if name not in DEFAULTS:
         raise ConfigError(unknown(str(name)[:MOST_CHARS], DEFAULTS))
-    default = DEFAULTS[name]
+    known = SETTINGS[name]
     if value is None:
         return None
     if isinstance(value, Mapping):
-        if name not in SWITCHED:
-            raise ConfigError(refusal(name, dict(value), "one value, no table", default))
-        return dict(value)
-    if isinstance(value, bool) and "off" in CHOICES.get(name, ()):
+        if not known.rule.table:
+            raise known.refused(dict(value), "one value, no table")
+        return dict(value) if name in TRACKERS else known.checked(value)
+    if isinstance(value, bool) and "off" in getattr(known.rule, "choices", ()):
         value = "on" if value else "off"  # to YAML the bare words on and off are true and false
-    elif isinstance(value, str) and not isinstance(default, str):
-        value = parsed(name, value, default)  # as in the environment; to YAML 1e9 is text
-    Config(**{name: cast("Any", value)})
+    elif isinstance(value, str) and not isinstance(known.default, str):
+        return known.read(name, value)  # as in the environment; to YAML 1e9 is text
+    known.checked(value)
     return value

@@ -1,4 +1,4 @@
-"""What the value of a setting may be, and how it reads as text."""
+"""Rules for the values of settings, and how a value reads as text."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import math
 import os
 import re
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 from urllib.parse import urlsplit
 
 from otel_train.errors import ConfigError, near
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
 PREFIX: Final = "OTEL_TRAIN_"
 """Every setting is also an environment variable: this prefix, then the field in capitals."""
@@ -32,10 +32,9 @@ RESERVED: Final = frozenset(
 """Names with our prefix that are no settings: of a file with settings, of commands, of the project's own tests, and of
 ``otel-train run``."""
 
-MIB: Final = 1 << 20
+MOST_PORT: Final = 65535
 
-SECRETS: Final = ("capture_token", "alertmanager_url", "alertmanager_headers")
-"""Settings whose values are shown nowhere: a token, an address that may hold a password, headers that may log in."""
+MIB: Final = 1 << 20
 
 _SWITCH: Final = {
     **dict.fromkeys(("true", "1", "yes", "on"), True),
@@ -44,99 +43,319 @@ _SWITCH: Final = {
 _EXPECTED: Final = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 _UNPRINTABLE: Final = re.compile(r"[\x00-\x1f\x7f]")
 
-RANGES: Final[tuple[tuple[str, float, float], ...]] = (
-    ("attempt", -1, 1 << 31),
-    ("prometheus_port", 0, 65535),
-    ("tensor_parallel", 1, 1 << 31),
-    ("pipeline_parallel", 1, 1 << 31),
-    ("export_every_s", 0.1, 3600),
-    ("turn_every_s", 0.01, 10),
-    ("log_every_steps", 0, math.inf),
-    ("log_every_epochs", 0, math.inf),
-    ("flight_edges", 1 << 12, 1 << 24),
-    ("keep_warmup_steps", 0, math.inf),
-    ("keep_every_steps", 0, math.inf),
-    ("keep_burst", 1, math.inf),
-    ("digest_every_s", 0, 3600),
-    ("max_loaders", 1, 64),
-    ("max_stages", 0, 32),
-    ("exit_timeout_s", 0, 60),
-    ("total_steps", 0, math.inf),
-    ("checkpoint_every_s", 0, 1e9),
-    ("flops_per_sample", 0, 1e30),
-    ("device_flops", 0, 1e30),
-    ("summary_every_s", 1, 1e9),
-    ("capture_steps", 1, 10_000),
-    ("capture_warmup", 0, 10_000),
-    ("capture_wait", 0, 10_000),
-    ("capture_every_steps", 0, math.inf),
-    ("capture_every_epochs", 0, math.inf),
-    ("capture_every_min", 0, 1e9),
-    ("capture_skip_first", 0, math.inf),
-    ("capture_repeat", 0, math.inf),
-    ("capture_cooldown_s", 0, 1e9),
-    ("capture_max_bytes", 1, math.inf),
-    ("capture_kept", 1, math.inf),
-    ("capture_top", 0, 100),
-    ("max_run_dir_bytes", 16 * MIB, math.inf),
-)
-"""Smallest and largest value allowed, both included."""
+T = TypeVar("T")
 
-ABOVE: Final[tuple[tuple[str, float], ...]] = (
-    ("keep_slow_factor", 1),
-    ("keep_per_s", 0),
-    ("stall_after_s", 0),
-    ("capture_max_s", 0),
-)
-"""Values that must be finite, and larger than this."""
 
-CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "otlp": ("auto", "on", "off"),
-    "agent": ("process", "thread", "off"),
-    "capture": ("asked", "auto", "off"),
-    "flops": ("given", "auto"),
-    "cuda_timing": ("events", "sync", "off"),
-    "hardware": ("auto", "on", "off"),
-    "export_profile": ("auto", "full", "lean", "digest", "rank0"),
-    "wandb": ("auto", "on", "off"),
-    "mlflow": ("auto", "on", "off"),
-    "tensorboard": ("auto", "on", "off"),
-}
-"""Closed sets."""
+class ValueRule:
+    """What the value of a setting may be: anything of its type."""
 
-SWITCHED: Final = ("wandb", "mlflow", "tensorboard")
-"""Of those, the ones that a switch may set as well."""
+    table = False
+    """Whether a dict, in files a table, may stand for the value."""
 
-LISTS: Final[dict[str, tuple[str, ...]]] = {
-    "capture_activities": ("cpu", "cuda", "xpu", "mtia"),
-    "console_blocks": ("", "profiling", "throughput", "profiler"),
-    "throughput_parts": ("timing", "memory", "none"),
-}
-"""What may stand in texts that name several things, divided by commas; "" where there may be none."""
+    def converted(self, value: object) -> object:
+        """``value`` as the setting holds it, where it is given in another way."""
+        return value
 
-NUMBERS: Final = ("capture_epochs",)
-"""Texts that hold whole numbers from 1, divided by commas; "" for none."""
+    def broken(self, value: Any) -> str:  # Any: of the type of the setting
+        """What is expected in place of ``value``; "" where it fits."""
+        del value
+        return ""
 
-NAMES: Final = ("exporters",)
-"""Texts that name things which other packages bring, divided by commas."""
 
-PLAIN: Final = (
-    *NAMES,
-    "run_id",
-    "run_name",
-    "run_dir",
-    "prometheus_host",
-    "dcgm_endpoint",
-    "capture_token",
-    "alertmanager_url",
-    "alertmanager_headers",
-    "capture_tensorboard",
-    "capture_output_dir",
-)
-"""Texts without control characters."""
+class Between(ValueRule):
+    """A number from ``low`` to ``high``, both included."""
 
-FILLED: Final = (*NAMES, "run_dir", "prometheus_host", "dcgm_endpoint")
-"""Texts that may not be empty."""
+    def __init__(self, low: float, high: float = math.inf) -> None:
+        self.low, self.high = low, high
+
+    def broken(self, value: float) -> str:
+        """The range, where ``value`` is outside of it."""
+        if self.low <= value <= self.high:
+            return ""
+        return f"{self.low} or more" if self.high == math.inf else f"{self.low} to {self.high}"
+
+
+class PowerOfTwo(Between):
+    """A power of two in the range."""
+
+    def broken(self, value: float) -> str:
+        """The range, or what a power of two looks like."""
+        return super().broken(value) or (
+            "a power of two, such as 262144" if int(value) & int(value) - 1 else ""
+        )
+
+
+class MoreThan(ValueRule):
+    """A finite number that is larger."""
+
+    def __init__(self, low: float) -> None:
+        self.low = low
+
+    def broken(self, value: float) -> str:
+        """The limit, where ``value`` is not beyond it."""
+        return "" if value > self.low and math.isfinite(value) else f"more than {self.low}"
+
+
+class OneOf(ValueRule):
+    """One word of a closed set."""
+
+    def __init__(self, *choices: str) -> None:
+        self.choices = choices
+
+    def broken(self, value: str) -> str:
+        """The words, where ``value`` is none of them."""
+        return "" if value in self.choices else "one of " + ", ".join(self.choices)
+
+
+TRACKER_CHOICES: Final = ("auto", "on", "off")
+
+
+class TrackerChoice(OneOf):
+    """Whether to log to a tracker: also a switch, and a dict of what the tracker takes."""
+
+    table = True
+
+    def __init__(self) -> None:
+        super().__init__(*TRACKER_CHOICES)
+
+    def converted(self, value: object) -> object:
+        """The word for a switch."""
+        switch = _SWITCH.get(str(value).lower())
+        return value if switch is None else "on" if switch else "off"
+
+
+class SomeOf(ValueRule):
+    """Words of a closed set, divided by commas; in code also a list. ``""`` among them: it may be empty."""
+
+    def __init__(self, *choices: str) -> None:
+        self.choices = choices
+
+    def converted(self, value: object) -> object:
+        """The text for a list."""
+        return _joined(value)
+
+    def broken(self, value: str) -> str:
+        """The words, where another one is in ``value``."""
+        if {word.strip() for word in value.split(",")} <= set(self.choices):
+            return ""
+        return "some of " + ",".join(filter(None, self.choices))
+
+
+class Plain(ValueRule):
+    """Text without control characters; ``filled``: not empty."""
+
+    def __init__(self, *, filled: bool = False) -> None:
+        self.filled = filled
+
+    def broken(self, value: str) -> str:
+        """What is wrong with ``value``."""
+        if self.filled and not value:
+            return "not empty"
+        return "no control characters" if _UNPRINTABLE.search(value) else ""
+
+
+class NameList(Plain):
+    """Names of things that other packages bring, divided by commas; in code also a list."""
+
+    def converted(self, value: object) -> object:
+        """The text for a list."""
+        return _joined(value)
+
+
+class EpochNumbers(ValueRule):
+    """Whole numbers from 1, divided by commas; in code also a list. It may be empty."""
+
+    def converted(self, value: object) -> object:
+        """The text for a list."""
+        return _joined(value)
+
+    def broken(self, value: str) -> str:
+        """What the numbers look like."""
+        whole = all(_from_one(word) for word in value.split(",")) if value else True
+        return "" if whole else "whole numbers from 1, such as 1,3"
+
+
+def _from_one(word: str) -> bool:
+    return word.strip().isascii() and word.strip().isdigit() and int(word) > 0
+
+
+class HttpUrl(Plain):
+    """An address that can be asked over HTTP, or nothing."""
+
+    def broken(self, value: str) -> str:
+        """What an address looks like."""
+        if value and not is_http(value):
+            return "http://host:port or https://host:port"
+        return super().broken(value)
+
+
+class Address(ValueRule):
+    """``host:port``; an IPv6 address stands in brackets."""
+
+    def broken(self, value: str) -> str:
+        """What an address looks like."""
+        return "" if split_address(value) else "host:port with a port from 0 to 65535, such as 127.0.0.1:9464"
+
+
+class ChoiceOrAddress(OneOf):
+    """One word of a closed set, or ``host:port``."""
+
+    def broken(self, value: str) -> str:
+        """The words, and what an address looks like."""
+        return (
+            "" if split_address(value) else super().broken(value) and f"{super().broken(value)} or host:port"
+        )
+
+
+class NamedNumbers(ValueRule):
+    """Several numbers in one setting: ``name=value``, divided by commas; in code and in files also a dict.
+
+    Args:
+        kind: a NamedTuple: the names, and the value of each that is left out. A tuple takes its name several times.
+        limits: smallest and largest value by name; from 0 where there is none.
+    """
+
+    table = True
+
+    def __init__(self, kind: type[tuple[Any, ...]], **limits: tuple[float, float]) -> None:
+        self.kind = kind
+        self.limits = limits
+        self.defaults: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]  # a NamedTuple's
+
+    def converted(self, value: object) -> object:
+        """The text for a dict; of text the parts that are not left at their default, in order."""
+        if isinstance(value, Mapping):
+            pairs = [(name, each) for name, given in value.items() for each in _listed(given)]
+            value = ",".join(f"{name}={each}" for name, each in pairs)
+        if isinstance(value, str) and not self.broken(value):
+            return parts_text(read_parts(self.kind, value))
+        return value
+
+    def broken(self, value: str) -> str:
+        """What may stand in the text."""
+        for word in words_of(value):
+            name, equals, text = (each.strip() for each in word.partition("="))
+            low, high = self.limits.get(name, (0, math.inf))
+            default = self.defaults.get(name)
+            try:
+                number = _number_like(default, text)
+            except ValueError:
+                number = math.nan
+            if not equals or default is None or number == math.inf or not low <= number <= high:
+                return self._expected(name)
+        return ""
+
+    def _expected(self, name: str) -> str:
+        if name not in self.defaults:
+            return "name=value, divided by commas, with names of " + ", ".join(self.defaults)
+        low, high = self.limits.get(name, (0, math.inf))
+        whole = "" if isinstance(self.defaults[name], float) else "a whole number, "
+        return (
+            f"{name} to be {whole}{low} or more"
+            if high == math.inf
+            else f"{name} to be {whole}{low} to {high}"
+        )
+
+
+def read_parts(kind: type[T], text: str) -> T:
+    """The parts that a text gives, and the default of every other."""
+    defaults: dict[str, Any] = kind._field_defaults  # type: ignore[attr-defined]  # a NamedTuple's
+    values: dict[str, Any] = {}
+    for word in words_of(text):
+        name, _, number = (each.strip() for each in word.partition("="))
+        value = _number_like(defaults[name], number)
+        values[name] = (*values.get(name, ()), value) if isinstance(defaults[name], tuple) else value
+    return kind(**values)
+
+
+def parts_text(parts: tuple[Any, ...]) -> str:
+    """What ``read_parts`` makes ``parts`` of: those that differ from their default."""
+    defaults: dict[str, Any] = parts._field_defaults  # type: ignore[attr-defined]  # a NamedTuple's
+    pairs = [(name, each) for name in defaults for each in _listed(getattr(parts, name))]
+    return ",".join(f"{name}={each}" for name, each in pairs if each != defaults[name])
+
+
+def _number_like(default: object, text: str) -> float:
+    return float(text) if isinstance(default, float) else int(text)
+
+
+def _listed(value: object) -> Sequence[object]:
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def _joined(value: object) -> object:
+    listed = isinstance(value, Sequence) and not isinstance(value, str)
+    return ",".join(map(str, value)) if listed else value  # type: ignore[call-overload]  # a Sequence
+
+
+class Setting(NamedTuple):
+    """What is known of a setting.
+
+    Attributes:
+        name: of the field of ``Config``.
+        default: the value where none is given; it says the type.
+        rule: what the value may be.
+        secret: whether the value is shown nowhere: a token, an address that may hold a password.
+    """
+
+    name: str
+    default: Any  # Any: bool, int, float or str
+    rule: ValueRule
+    secret: bool = False
+
+    def checked(self, value: object) -> Any:  # Any: of the type of the default
+        """``value`` in the type of the setting: numpy's numbers and a path are as good as Python's own.
+
+        Raises:
+            ConfigError: it is of another type, or breaks the rule.
+        """
+        typed = self._typed(self.rule.converted(value), value)
+        if rule := self.rule.broken(typed):
+            raise self.refused(typed, rule)
+        return typed
+
+    def read(self, variable: str, text: str) -> Any:  # Any: as above
+        """The value that a text says.
+
+        Args:
+            variable: what whoever gives it calls the setting.
+            text: the value.
+
+        Raises:
+            ConfigError: it does not fit; the message begins with ``variable``.
+        """
+        kind, word = type(self.default), text.strip().lower()
+        value: object = text
+        if kind is not str:
+            try:
+                value = _SWITCH[word] if kind is bool else kind(word)
+            except (KeyError, ValueError):
+                raise self.refused(text, _EXPECTED[kind], variable) from None
+        try:
+            return self.checked(value)
+        except ConfigError as error:
+            raise ConfigError(variable + str(error).removeprefix(self.name)) from None
+
+    def refused(self, value: object, rule: str, name: str = "") -> ConfigError:
+        """The error for a value that does not fit: value, rule, remedy."""
+        shown = "(not shown)" if self.secret else _Shown().repr(value)
+        return ConfigError(
+            f"{name or self.name}={shown}: expected {rule}. Leave it out for the default, {self.default!r}"
+        )
+
+    def _typed(self, value: object, given: object) -> Any:  # Any: as above
+        kind = type(self.default)
+        # bool is an int to Python, but attempt=True is a slip.
+        if isinstance(value, bool):
+            if kind is bool:
+                return value
+        elif kind is int and isinstance(value, Integral):
+            return int(value)
+        elif kind is float and isinstance(value, Real):
+            return float(value)
+        elif kind is str and isinstance(value, (str, os.PathLike)):
+            return str.__str__(os.fspath(value))
+        raise self.refused(given, _EXPECTED[kind])
 
 
 class IgnoredSetting(NamedTuple):
@@ -163,37 +382,6 @@ class IgnoredSetting(NamedTuple):
         return {"name": self.name, "from": self.origin, "problem": self.problem, "used": self.used}
 
 
-def check(values: Mapping[str, object], defaults: Mapping[str, object]) -> None:
-    """Refuse what cannot be honoured.
-
-    Args:
-        values: every setting, each in its own type.
-        defaults: every setting and what it is when nobody says anything.
-
-    Raises:
-        ConfigError: a value is out of its range.
-    """
-    for name, rule in _broken(values):
-        raise ConfigError(refusal(name, values[name], rule, defaults[name]))
-
-
-def _broken(values: Mapping[str, object]) -> Iterable[tuple[str, str]]:
-    yield from _broken_numbers(values)
-    for name, choices in CHOICES.items():
-        if values[name] not in choices:
-            yield name, "one of " + ", ".join(choices)
-    for name, choices in LISTS.items():
-        if not {word.strip() for word in str(values[name]).split(",")} <= set(choices):
-            yield name, "some of " + ",".join(filter(None, choices))
-    for name in NUMBERS:
-        if values[name] and not all(_from_one(word) for word in str(values[name]).split(",")):
-            yield name, "whole numbers from 1, such as 1,3"
-    yield from ((name, "no control characters") for name in PLAIN if _UNPRINTABLE.search(str(values[name])))
-    if values["alertmanager_url"] and not is_http(str(values["alertmanager_url"])):
-        yield "alertmanager_url", "http://host:port or https://host:port"
-    yield from ((name, "not empty") for name in FILLED if not values[name])
-
-
 def is_http(address: str) -> bool:
     """Whether it is an address that can be asked over HTTP."""
     try:
@@ -203,25 +391,16 @@ def is_http(address: str) -> bool:
         return False
 
 
-def _from_one(word: str) -> bool:
-    return word.strip().isascii() and word.strip().isdigit() and int(word) > 0
-
-
-def _broken_numbers(values: Mapping[str, object]) -> Iterable[tuple[str, str]]:
-    for name, low, high in RANGES:
-        if not low <= _number(values[name]) <= high:
-            yield name, f"{low} or more" if high == math.inf else f"{low} to {high}"
-    for name, low in ABOVE:
-        value = _number(values[name])
-        if not (value > low and math.isfinite(value)):
-            yield name, f"more than {low}"
-    edges = int(_number(values["flight_edges"]))
-    if edges & (edges - 1):
-        yield "flight_edges", "a power of two, such as 262144"
-
-
-def _number(value: object) -> float:
-    return value if isinstance(value, (int, float)) else math.nan
+def split_address(text: str) -> tuple[str, int] | None:
+    """Host and port of ``host:port``; None for any other text."""
+    host, _, port = text.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        return None
+    plain = host.strip() and not _UNPRINTABLE.search(host)
+    known = port.isascii() and port.isdigit() and len(port) <= len(str(MOST_PORT))
+    return (host, int(port)) if plain and known and int(port) <= MOST_PORT else None
 
 
 def words_of(text: str) -> list[str]:
@@ -229,59 +408,14 @@ def words_of(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
-def typed(name: str, value: object, default: object) -> object:
-    """``value`` in the type of its setting: numpy's numbers and a path are as good as Python's own.
-
-    Raises:
-        ConfigError: it is of another type.
-    """
-    kind = type(default)
-    if name in SWITCHED and str(value).lower() in _SWITCH:
-        return "on" if _SWITCH[str(value).lower()] else "off"
-    if name in (*LISTS, *NAMES, *NUMBERS) and isinstance(value, Sequence) and not isinstance(value, str):
-        value = ",".join(map(str, value))
-    # bool is an int to Python, but attempt=True is a slip.
-    if isinstance(value, bool):
-        if kind is bool:
-            return value
-    elif kind is int and isinstance(value, Integral):
-        return int(value)
-    elif kind is float and isinstance(value, Real):
-        return float(value)
-    elif kind is str and isinstance(value, (str, os.PathLike)):
-        return str.__str__(os.fspath(value))
-    raise ConfigError(refusal(name, value, _EXPECTED[kind], default))
-
-
 def switch_of(text: str) -> bool | None:
     """What a text says that switches something on or off; None for any other text."""
     return _SWITCH.get(text.strip().lower())
 
 
-def parsed(variable: str, text: str, default: object) -> object:
-    """``text`` read as a value of the type of ``default``.
-
-    Raises:
-        ConfigError: it does not read as one.
-    """
-    kind = type(default)
-    if kind is str:
-        return text
-    word = text.strip().lower()
-    try:
-        return _SWITCH[word] if kind is bool else kind(word)  # type: ignore[call-arg]  # int or float
-    except (KeyError, ValueError):
-        raise ConfigError(refusal(variable, text, _EXPECTED[kind], default)) from None
-
-
 def text_of(value: object) -> str:
     """A value as an environment variable holds it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def refusal(name: str, value: object, rule: str, default: object) -> str:
-    """What the user reads: value, rule, remedy."""
-    return f"{name}={_shown(name, value)}: expected {rule}. Leave it out for the default, {default!r}"
 
 
 class _Shown(reprlib.Repr):
@@ -291,10 +425,6 @@ class _Shown(reprlib.Repr):
         super().__init__()
         self.maxstring = self.maxother = self.maxlong = 200
         self.maxlevel = 3
-
-
-def _shown(name: str, value: object) -> str:
-    return "(not shown)" if name.removeprefix(PREFIX).lower() in SECRETS else _Shown().repr(value)
 
 
 def unknown(name: str, known: Iterable[str]) -> str:

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from otel_train.config.settings import CODE, ENVIRONMENT, Config, Origins, in_force, warn
-from otel_train.config.validation import SECRETS, IgnoredSetting
+from otel_train.config.settings import CODE, ENVIRONMENT, SECRETS, Config, Origins, in_force, warn
+from otel_train.config.validation import IgnoredSetting
 from otel_train.console.summary import Progress, render_card
 from otel_train.console.text import TextLayout
 from otel_train.datamodel import ExportBatch

@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from otel_train import api
-from otel_train.config.validation import RANGES
+from otel_train.config.settings import MOST_TOP
 from otel_train.errors import MissingExtraError, refused, require, shown, truth, whole
 from otel_train.instrumentation.naming import named_loaders, named_models
 from otel_train.integrations.lightning_support import (
@@ -35,7 +35,6 @@ CAPTURE_MAX_S = 3600.0
 """Longest recording that ``ProfilerCallback`` allows itself: it is told in steps, which may be slow."""
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
-_MOST_TOP = next(int(most) for name, _, most in RANGES if name == "capture_top")
 
 
 def _callback_class() -> type:
@@ -220,7 +219,7 @@ class ProfilerCallback(_Translation):
         }
         if activities is not None:
             self._request["activities"] = activities_of(activities)
-        top = whole("log_top_k_ops={}", log_top_k_ops, "Leave it out for 10", most=_MOST_TOP)
+        top = whole("log_top_k_ops={}", log_top_k_ops, "Leave it out for 10", most=MOST_TOP)
         super().__init__(enabled=enabled, settings=_console(top))
 
     def _epoch_begins(self, number: int, trainer: Any, pl_module: Any) -> None:

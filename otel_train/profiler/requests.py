@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from otel_train.config.validation import LISTS
+from otel_train.config.settings import ACTIVITIES
 from otel_train.errors import ConfigError, one_of, truth, whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-ACTIVITIES = LISTS["capture_activities"]
-"""What ``torch.profiler`` can look at, in our settings' words."""
 
 NEXT = -1
 """In the place of a step number: as soon as a step ends."""

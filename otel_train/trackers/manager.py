@@ -13,7 +13,7 @@ from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any
 
 from otel_train.config.settings import CODE, DEFAULTS, ResolvedConfig, in_force
-from otel_train.config.validation import CHOICES, IgnoredSetting, switch_of, words_of
+from otel_train.config.validation import TRACKER_CHOICES, IgnoredSetting, switch_of, words_of
 from otel_train.errors import ConfigError, near, one_of, refused, shown
 from otel_train.exporters.background_queue import BackgroundQueue
 from otel_train.trackers import OpeningTracker, mlflow, tensorboard, wandb
@@ -41,7 +41,7 @@ def told_apart(settings: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, A
     plain, given = dict(settings), {}
     for name in TRACKERS:
         value = plain.get(name, True)
-        if not isinstance(value, bool) and not _is_choice(name, value):
+        if not isinstance(value, bool) and not _is_choice(value):
             given[name], plain[name] = _checked(name, value), "on"
     return plain, given
 
@@ -70,8 +70,8 @@ def without_unusable(settled: ResolvedConfig) -> ResolvedConfig:
     return ResolvedConfig(config, origins, given)
 
 
-def _is_choice(name: str, value: object) -> bool:
-    return isinstance(value, str) and (value in CHOICES[name] or switch_of(value) is not None)
+def _is_choice(value: object) -> bool:
+    return isinstance(value, str) and (value in TRACKER_CHOICES or switch_of(value) is not None)
 
 
 def _checked(name: str, value: Any) -> Any:  # Any: a run, a writer, a dict
@@ -90,7 +90,7 @@ def _checked(name: str, value: Any) -> Any:  # Any: a run, a writer, a dict
         return value
     remedy = "Leave it out for the default, 'auto'"
     if isinstance(value, (str, os.PathLike)):
-        close = near(str(value).lower(), CHOICES[name])
+        close = near(str(value).lower(), TRACKER_CHOICES)
         example = {TRACKERS[name].named_by: str(value)}
         remedy = (
             f"Did you mean {close!r}?"

@@ -9,41 +9,51 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from otel_train.config.settings import DEFAULTS, Config, settings_in
+from otel_train.config.settings import DEFAULTS, SETTINGS, Config, settings_in
 from otel_train.config.sources import settle
-from otel_train.config.validation import ABOVE, CHOICES, FILLED, LISTS, NUMBERS, PREFIX, RANGES
-
-LIMITS = {name: (low, high) for name, low, high in RANGES} | {
-    name: (math.nextafter(low, math.inf), math.inf) for name, low in ABOVE
-}
+from otel_train.config.validation import (
+    PREFIX,
+    Between,
+    EpochNumbers,
+    HttpUrl,
+    MoreThan,
+    OneOf,
+    Plain,
+    PowerOfTwo,
+    SomeOf,
+    ValueRule,
+)  # fmt: skip
 
 
 def values_of(name: str) -> st.SearchStrategy[Any]:
     """Every value that a setting allows."""
-    default = DEFAULTS[name]
-    if name in CHOICES:
-        return st.sampled_from(CHOICES[name])
-    if name == "flight_edges":
+    default, rule = SETTINGS[name].default, SETTINGS[name].rule
+    if isinstance(rule, OneOf):
+        return st.sampled_from(rule.choices)
+    if isinstance(rule, PowerOfTwo):
         return st.integers(12, 24).map(lambda power: 1 << power)
     if isinstance(default, bool):
         return st.booleans()
     if isinstance(default, str):
-        return texts_of(name)
-    low, high = LIMITS[name]
+        return texts_of(rule)
+    assert isinstance(rule, (Between, MoreThan))
+    low = rule.low if isinstance(rule, Between) else math.nextafter(rule.low, math.inf)
+    high = rule.high if isinstance(rule, Between) else math.inf
     if isinstance(default, int):
         return st.integers(int(low), int(min(high, 1 << 40)))
     return st.floats(low, min(high, 1e300), allow_nan=False)
 
 
-def texts_of(name: str) -> st.SearchStrategy[str]:
+def texts_of(rule: ValueRule) -> st.SearchStrategy[str]:
     """What an environment can hold, less what we refuse; surrogates stand for bytes that are not UTF-8."""
-    if name in LISTS:
-        return st.lists(st.sampled_from(LISTS[name]), min_size=1, unique=True).map(",".join)
-    if name in NUMBERS:
+    if isinstance(rule, SomeOf):
+        return st.lists(st.sampled_from(rule.choices), min_size=1, unique=True).map(",".join)
+    if isinstance(rule, EpochNumbers):
         return st.lists(st.integers(1, 1 << 40)).map(lambda numbers: ",".join(map(str, numbers)))
-    if name == "alertmanager_url":
+    if isinstance(rule, HttpUrl):
         return st.sampled_from(("", "http://localhost:9093", "https://user:pass@alerts.example/prefix"))
-    return st.text(st.characters(exclude_categories=["Cc"]), min_size=int(name in FILLED), max_size=20)
+    assert isinstance(rule, Plain)
+    return st.text(st.characters(exclude_categories=["Cc"]), min_size=int(rule.filled), max_size=20)
 
 
 CONFIGS = st.fixed_dictionaries({}, optional={name: values_of(name) for name in DEFAULTS}).map(

@@ -15,7 +15,7 @@ import pytest
 
 from otel_train import api
 from otel_train.config import Config
-from otel_train.config.validation import SWITCHED
+from otel_train.config.settings import TRACKERS
 from otel_train.errors import ConfigError
 from otel_train.trackers import manager
 from otel_train.trackers.console import BlocksTracker
@@ -321,5 +321,5 @@ def test_every_tracker_with_a_setting_declares_itself() -> None:
         if "\nKIND = " in module.read_text()
     }
 
-    assert names == set(manager.TRACKERS) == set(SWITCHED)
+    assert names == set(manager.TRACKERS) == set(TRACKERS)
     assert all(setting == kind.setting for setting, kind in manager.TRACKERS.items())
