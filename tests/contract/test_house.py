@@ -294,7 +294,7 @@ STILL_USED: dict[str, tuple[int, int, int, int]] = {
     "tile[sd]?|tiling": (13, 3, 0, 3),
     "bursts": (0, 0, 7, 0),
     "conductors?|actors?|plots?|props|casts?|tall(?:y|ies)": (17, 6, 115, 140),
-    "lean": (40, 22, 16, 37),
+    "lean": (44, 22, 16, 37),
     "digests?": (17, 33, 29, 44),
     "keepers?": (0, 0, 0, 4),
     "happenings?": (8, 2, 0, 0),
