@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 NS_PER_S = 10**9
 
+SUMMARY_SCHEMA = "otel_train.summary/1"
+"""Of ``summary.json``."""
+
 Clock = Callable[[], int]
 """Monotonic nanoseconds. Tests pass a ``FakeClock``."""
 

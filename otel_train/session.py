@@ -6,7 +6,7 @@ import os
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from otel_train.agent.in_process import AgentService
+from otel_train.agent.in_process import AgentClient
 from otel_train.config.settings import BLOCKS
 from otel_train.config.validation import words_of
 from otel_train.datamodel import Anchor
@@ -54,7 +54,7 @@ class Session:
         self.config = config
         self.closed = False
         self._pid = os.getpid()
-        self._service = AgentService(config, environ, origins=origins, anchor=Anchor.now())
+        self._service = AgentClient(config, environ, origins=origins, anchor=Anchor.now())
         self._recording = self._service.recording
         self._exit_hook = ExitHook(
             self.close,

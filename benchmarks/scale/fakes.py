@@ -8,13 +8,13 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.scale.workload import BATCH_BYTES, BATCH_SAMPLES, DEVICE, TRAIN, VAL
+from otel_train.agent.metric_reader import MetricSources, SelfMetrics
 from otel_train.aggregation.metrics import Signals
 from otel_train.collectors.dataloader import LoaderWatch
 from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
 from otel_train.collectors.process import ProcessReader
 from otel_train.datamodel import Anchor, DeviceMemory, system_clock
 from otel_train.exporters.manager import LOSSES
-from otel_train.exporters.metric_reader import MetricSources, SelfMetrics
 from otel_train.instrumentation.dataloader import LoaderProbe, LoaderState
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.scale.fakes import readings_of
 from benchmarks.scale.workload import SOURCES, TRAIN, Plot
+from otel_train.agent.metric_reader import MetricReader
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.distributed.export_profile import profile_of, sampling_rules
-from otel_train.exporters.metric_reader import MetricReader
 from otel_train.resource import about_run
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from otel_train.safety import Guard, free_in_forks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from otel_train.agent.link import Link
+    from otel_train.agent.messages import Link
     from otel_train.aggregation.captures import Capture
     from otel_train.config.settings import Config
     from otel_train.datamodel import Anchor
@@ -57,10 +57,10 @@ MOST_STARTS = 3
 
 _MACHINE = 0xEFFFFFFC  # linux/proc_ns.h, PROC_PID_INIT_INO
 _log = logging.getLogger("otel_train")
-_services: weakref.WeakSet[AgentService] = weakref.WeakSet()
+_services: weakref.WeakSet[AgentClient] = weakref.WeakSet()
 
 
-class AgentService:
+class AgentClient:
     """This rank's side of its agent.
 
     One thread of ours reports twice a second, and does what the agent asks for. No other thread of the program ever

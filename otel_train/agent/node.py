@@ -13,14 +13,14 @@ from contextlib import suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final
 
-from otel_train.agent.link import Link, user_of
+from otel_train.agent.messages import Link, user_of
 from otel_train.safety import daemon_thread
 
 if TYPE_CHECKING:
     import mmap
 
     from otel_train.agent.messages import Hello
-    from otel_train.agent.service import RankService
+    from otel_train.agent.rank_connection import RankConnection
     from otel_train.exporters.manager import Shared
 
 DELIVERY_S: Final = 60.0
@@ -76,7 +76,7 @@ class NodeAgent:
         self.links: list[Link] = []
         self._listener = listener
         self._shared = Shared(alone=listener is None)
-        self._services: list[RankService] = []
+        self._services: list[RankConnection] = []
         self._lock = threading.Lock()
         self._terminated = False
         self._wake_read, self._wake_write = socket.socketpair()
@@ -158,7 +158,7 @@ class NodeAgent:
 
 def opened(
     link: Link, hello: Hello, memory: int | mmap.mmap, process: int, *, deliver_s: float, shared: Shared
-) -> RankService | None:
+) -> RankConnection | None:
     """What serves the rank; None where it has set what cannot be honoured, and is told so.
 
     Args:
@@ -170,13 +170,13 @@ def opened(
         shared: what ranks of this agent have in common.
     """
     from otel_train.agent.messages import Ask
-    from otel_train.agent.service import RankService
+    from otel_train.agent.rank_connection import RankConnection
     from otel_train.errors import ConfigError
 
     with suppress(OSError):  # a rank that is gone is counted to its end all the same
         link.send(Ask(0, "up", (os.getpid(),)))
     try:
-        return RankService(link, hello, memory, process, deliver_s=deliver_s, shared=shared)
+        return RankConnection(link, hello, memory, process, deliver_s=deliver_s, shared=shared)
     except ConfigError as error:
         link.send(Ask(0, "refused", (str(error),)))
         return None

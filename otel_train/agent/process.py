@@ -15,13 +15,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from otel_train.agent.link import Link, user_of
+from otel_train.agent.messages import Link, user_of
 
 if TYPE_CHECKING:
     import mmap
     from collections.abc import Mapping, Sequence
 
-    from otel_train.agent.service import RankService
+    from otel_train.agent.rank_connection import RankConnection
     from otel_train.resource import RunInfo
 
 _ROOT = Path(__file__).resolve().parents[2]
@@ -230,7 +230,7 @@ class AgentThread(threading.Thread):
         super().__init__(name="otel-train-agent", daemon=True)
         ours, theirs = socket.socketpair()
         self.link, self._theirs = Link(ours), Link(theirs)
-        self.service: RankService | None = None
+        self.service: RankConnection | None = None
         self.problem = ""
         self._memory = memory
         self._deliver_s = deliver_s

@@ -1,460 +1,631 @@
-"""What an agent does for one rank: accounting, exports, the run directory, and the end."""
+"""What an agent does for one rank: a loop that reads rings, accounts, and hands batches to the exporters."""
 
 from __future__ import annotations
 
-import itertools
-import logging
-import math
-import os
-import queue
 import threading
 import time
-from contextlib import ExitStack, suppress
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from otel_train.agent.capture_requests import RequestFolder
-from otel_train.agent.messages import Answer, Ask, Hello, LoopFigures, Opened, Report
-from otel_train.agent.rank_end import LauncherFolder, RankEnd, how_it_ended
-from otel_train.agent.remote import (
-    RemoteCapturing,
-    RemoteExchange,
-    RemoteProviders,
-    RemoteRecording,
-    RemoteTrackers,
-    loader_state,
-)
-from otel_train.agent.ring_reader import SharedRings
-from otel_train.artifacts.writer import write_at_the_end
-from otel_train.collectors.memory import Memories, TreeReader
-from otel_train.datamodel import system_clock
-from otel_train.distributed.coordinator import Job
-from otel_train.exporters.manager import Routes, Shared
-from otel_train.exporters.pump import MAX_GIL_HOLD_NS
-from otel_train.profiler.setup import rule_of
-from otel_train.pumping import Pumping
+import numpy as np
+import numpy.ma
+
+from otel_train.agent.coverage import CoverageReporter, unobserved
+from otel_train.agent.metric_reader import MetricReader, MetricSources, NoteReader, SelfMetrics
+from otel_train.agent.summary import Documents, Window
+from otel_train.aggregation.metrics import Signals
+from otel_train.aggregation.run_state import SLICE_EDGES, RunState
+from otel_train.aggregation.spans import Ids, Tracer
+from otel_train.collectors.dataloader import LoaderWatch
+from otel_train.collectors.hardware import AcceleratorReader, HardwareReader
+from otel_train.collectors.process import ProcessReader
+from otel_train.datamodel import NS_PER_S, ExportBatch, system_clock
+from otel_train.distributed.coordinator import RankCoordinator
+from otel_train.distributed.export_profile import profile_of, sampling_rules
+from otel_train.resource import about_run, resource_attributes
 from otel_train.safety import Guard, daemon_thread
+from otel_train.trackers.metrics import EpochWindow, left_out, no_memory
+from otel_train.trackers.schedule import Tracking, calls_of
 
 if TYPE_CHECKING:
-    import mmap
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from otel_train.agent.alertmanager import AlertPoller
-    from otel_train.agent.link import Link
-    from otel_train.aggregation.run_state import RunState
+    from otel_train.collectors.memory import Memories
     from otel_train.config import Config
-    from otel_train.datamodel import AttributeValue
-    from otel_train.exporters.summary import Window
+    from otel_train.datamodel import Anchor, AttributeValue, Clock, Snapshot
+    from otel_train.distributed.coordinator import Job
+    from otel_train.exporters import ExportRoute
+    from otel_train.exporters.manager import Routes
     from otel_train.instrumentation.dataloader import LoaderState
+    from otel_train.instrumentation.manager import InstrumentationManager
+    from otel_train.recording.recorder import Recorder, ThreadRing
     from otel_train.resource import RunInfo
+    from otel_train.trackers.schedule import Listeners
 
-STALE_S = 3.0
-"""A rank that reports nothing and records nothing for so long hangs, with the interpreter lock held: its last edges are
-read all the same."""
+SETTLE_EVERY_S = 2.0
+"""Edges are worked out this often, or when a slice is full: the numpy calls cost the same for few as for many."""
 
-SILENT_S = 30.0
-"""As long may reports stay away while edges come: the thread that reports waits for an import, say."""
+MAX_GIL_HOLD_NS = 150_000
+"""The pump lets the training thread have the interpreter after holding it this long (budget: 0.2 ms)."""
 
-NEVER_NS = 1 << 62
-"""Where training is another process, nobody waits for the interpreter of this one."""
+GIL_YIELD_S = 50e-6
+"""Long enough for a thread that waits for the interpreter to wake up."""
 
-_POST_S = 2.0
-_NO_ANSWER = f"the training process did not answer in {_POST_S:g} s; ask again"
-_log = logging.getLogger("otel_train")
+_SETTLE = -1
 
 
-class RankService:
-    """Everything about one rank that is not recording.
+class GilYielder:
+    """Gives the interpreter away when it has been held for long.
 
     Args:
-        link: to the rank.
-        hello: its first message.
-        memory: its memory, or the descriptor of it.
-        process: descriptor of its process; -1 where there is none.
-        deliver_s: longest that it delivers after the rank has ended.
-        shared: what ranks of this agent have in common.
+        clock: monotonic nanoseconds.
+        after_ns: how long it may be held.
+    """
+
+    def __init__(self, clock: Clock, after_ns: int = MAX_GIL_HOLD_NS) -> None:
+        self._clock = clock
+        self._after_ns = after_ns
+        self._since_ns = 0
+
+    def begin(self) -> None:
+        """A turn begins."""
+        self._since_ns = self._clock()
+
+    def __call__(self) -> None:
+        """Let others run, if it is time."""
+        if self._clock() - self._since_ns > self._after_ns:
+            time.sleep(GIL_YIELD_S)
+            self._since_ns = self._clock()
+
+
+class PeriodicTask(NamedTuple):
+    """Something the pump does now and then.
 
     Attributes:
-        pumping: the account, and what is made of it.
-        pump: the thread that reads.
-        routes: where that goes.
-        rings: of the rank.
-        left_s: when the rank let go, seconds of the monotonic clock; infinite until then.
+        do: called on the pump thread.
+        guard: contains its faults.
+        every_s: seconds between two calls; 0 on every turn.
+    """
 
-    Raises:
-        ConfigError: a setting cannot be honoured.
+    do: Callable[[], None]
+    guard: Guard
+    every_s: float
+
+
+class ExportLoop:
+    """Reads the rings, settles them, and hands batches to the exporters.
+
+    Args:
+        recorder: where the edges are.
+        run: takes them.
+        snapshot: makes a snapshot of every metric.
+        clock: monotonic nanoseconds.
+        every_s: seconds between two turns.
     """
 
     def __init__(
         self,
-        link: Link,
-        hello: Hello,
-        memory: int | mmap.mmap,
-        process: int,
+        recorder: Recorder,
+        run: RunState,
         *,
-        deliver_s: float,
-        shared: Shared,
+        snapshot: Callable[[], Snapshot],
+        clock: Clock,
+        yield_gil: GilYielder,
+        every_s: float,
     ) -> None:
-        self.left_s = math.inf
-        self._deliver_s = deliver_s
-        self._link = link
-        self._hello = hello
-        self._process = process
-        self._posts: dict[int, queue.SimpleQueue[Any]] = {}
-        self._numbers = itertools.count(1)
-        self._window: Window | None = None
-        self._ended = threading.Event()
-        self._over = False
-        self._end = threading.Lock()
-        self._said = self._told_state = ""
-        self._asked: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
-        config, info = hello.config, hello.info
-        self.routes = Routes.make(
-            config, info, hello.environ, origins=hello.origins, shared=shared, again=hello.again
-        )
-        with ExitStack() as undo:  # what has been set up when a part fails
-            undo.callback(self.routes.close, 0)
-            self._set_up(memory)
-            undo.pop_all()
+        self.routes: list[ExportRoute] = []
+        self.chores: list[PeriodicTask] = []
+        self.first: list[PeriodicTask] = []
+        """Done once it is known how far to read, before anything is read."""
+        self.between: Callable[[], float | None] = lambda: None
+        """Done in the pauses between turns; says in how many seconds again, None for not in this pause. Never raises."""
+        self.edges = 0
+        self.missed = 0
+        self.cpu_s = 0.0
+        self.lock = threading.Lock()
+        self.guard = Guard("pump")
+        self._recorder = recorder
+        self._run = run
+        self._snapshot = snapshot
+        self._clock = clock
+        self._yield_gil = yield_gil
+        self._every_s = every_s
+        self._due: dict[int, int] = {}
+        self._engine: list[tuple[np.ndarray, np.ndarray]] = []
+        self._stop = threading.Event()
+        self._thread = daemon_thread(self._loop, "otel-train-pump")
 
-    def _set_up(self, memory: int | mmap.mmap) -> None:
-        hello = self._hello
-        config, info = hello.config, hello.info
-        self.info = self.routes.info
-        self.rings = SharedRings(memory, self.routes.flight_path, self.routes.disk)
-        self._launcher = LauncherFolder(hello.environ, info.pid)
-        beside = info.pid != os.getpid()
-        if beside:  # a thread of the rank could not say how it ended, and prints itself
-            self._launcher.opened(os.getpid())
-            self.routes.terminal = (hello.page, lambda text: self._tell("say", text))
-        self._remote = RemoteRecording(self.rings)
-        self._requests = RequestFolder(
-            self.routes.rank_folder if config.capture != "off" else None, config.capture_token
-        )
-        self._requests_guard = Guard("captures")
-        self._request: object = None
-        elsewhere = _Elsewhere(
-            self._remote, self._tell, resource=hello.resource, pid=info.pid, post=self._post,
-            waiting=self._left_request, alerts=_alerts_of(config, self.info, self._arm),
-            max_gil_hold_ns=NEVER_NS if beside else MAX_GIL_HOLD_NS,
-        )  # fmt: skip
-        self.pumping = Pumping(
-            config, self.info, recording=self._remote, routes=self.routes, anchor=hello.anchor,
-            # What the launcher counts is the same on all ranks; what lies in a rank's folder need not be.
-            key_prefix=f"otel_train/{info.attempt}", elsewhere=elsewhere,
-        )  # fmt: skip
-        self.pumping.connect(hello.environ)
-        self.pump = self.pumping.pump
-        self._reported_s = self._moved_s = time.monotonic()
-        self._written = 0
-        self._worker = daemon_thread(self._answer_all, "otel-train-asks")
+    def faults(self) -> dict[str, int]:
+        """Faults of ours on this side, by part."""
+        faults: dict[str, int] = {}
+        driven: list[ExportRoute | PeriodicTask] = [*self.routes, *self.first, *self.chores]
+        for guard in dict.fromkeys((self.guard, *(each.guard for each in driven))):  # some share one
+            faults[guard.part] = faults.get(guard.part, 0) + guard.faults
+        return faults
 
-    def serve(self) -> None:
-        """Serve the rank until it has ended and everything of it is delivered, or kept."""
-        with ExitStack() as undo:
-            undo.callback(self.routes.close, 0)
-            undo.callback(self.pumping.undo)
-            self.pumping.start()
-            self._worker.start()
-            self.routes.disk.do(self._requests_guard, self._requests.publish)
-            undo.pop_all()
-        directory = self.routes.run_directory
-        opened = Opened(
-            self.info,
-            str(directory) if directory else "",
-            self.routes.metrics_url or "",
-            self.pumping.resource,
-        )
-        with suppress(OSError):
-            self._link.send(opened)
-        with Guard("captures"):
-            self.pumping.capturing.ask_for_alerts()
-        while not self._ended.is_set():
-            others = (self._process,) if self._process >= 0 else ()
-            ready = self._link.wait(1.0, *others)
-            if self._link.fileno() in ready:
-                try:
-                    self._take(self._link.receive())
-                except EOFError:
-                    break
-            elif self._process in ready:
-                break
-            if self._hangs():
-                self.rings.limit(None)
-        self.left_s = time.monotonic()
-        if not self._ended.is_set():
-            self._finish_without_it()
-        self._asked.put(None)
-        self._worker.join(_POST_S)  # the last answer is on its way
-        self._deliver()
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
 
-    def _hangs(self) -> bool:
-        """Whether the rank can report no more. What later edges mean is not known otherwise."""
-        now_s, written = time.monotonic(), sum(thread.ring.written for thread in self.rings.threads)
-        if written != self._written:
-            self._written, self._moved_s = written, now_s
-        silent_s = now_s - self._reported_s
-        return silent_s > SILENT_S or (silent_s > STALE_S and now_s - self._moved_s > STALE_S)
+    def stop(self, timeout_s: float) -> None:
+        """End the thread; the last turn is the caller's."""
+        self._stop.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
 
-    def terminate(self) -> None:
-        """The agent itself is told to end: so are its ranks, soon."""
-        self._said = self._said or "terminated"
+    def turn(self, *, final: bool = False) -> None:
+        """One round: read, settle, export. Tests call it directly."""
+        self._yield_gil.begin()
+        self._recorder.publish(time.time_ns())
+        full = any(thread.ring.pending >= SLICE_EDGES for thread in self._recorder.threads)
+        if full or self._is_due(_SETTLE, SETTLE_EVERY_S):
+            self.settle()
+        for number, chore in enumerate(self.chores):
+            if (final or self._is_due(_SETTLE - 1 - number, chore.every_s)) and not chore.guard.closed:
+                with chore.guard:
+                    chore.do()
+        self._export(final=final)
 
-    def _take(self, message: object) -> None:
-        if isinstance(message, Report):
-            self._reported_s = time.monotonic()
-            self._remote.take_in(message)
-        elif isinstance(message, Ask):
-            if message.what == "end":
-                self._told_state = message.args[0]
-            self._asked.put(message)
-        elif isinstance(message, Answer):
-            box = self._posts.pop(message.number, None)
-            if box is not None:
-                box.put(message.value)
+    @contextmanager
+    def settled(self) -> Iterator[None]:
+        """Inside the block everything recorded before it is settled, and nothing moves."""
+        with self.lock:
+            if not self._run.closed:
+                with self.guard:
+                    self.settle()
+            yield
 
-    # -- what the rank asks ----------------------------------------------------------------------
-
-    def _answer_all(self) -> None:
-        while (ask := self._asked.get()) is not None:
-            answer = Answer(ask.number, None)
-            try:
-                answer = Answer(ask.number, getattr(self, f"_do_{ask.what}")(*ask.args))
-            except Exception as error:  # noqa: BLE001 - said to the rank
-                answer = Answer(ask.number, None, f"{type(error).__name__}: {error}")
-                _log.warning("the agent could not answer %r", ask.what, exc_info=error)
-            if ask.what == "written":  # first: the rank lets go of the connection once it has the answer
-                self._ended.set()
-            with suppress(OSError):
-                if ask.number:
-                    self._link.send(answer)
-
-    def _do_summary(self, state: str) -> dict[str, Any]:
-        with self.pump.settled():
-            return self.pumping.document(state, self._window)
-
-    def _do_reset_window(self) -> None:
-        with self.pump.settled():
-            self._window = self.pumping.window()
-
-    def _do_unobserved(self) -> list[dict[str, str]]:
-        return self.pumping.unobserved()
-
-    def _do_settle(self) -> LoopFigures:
-        """Everything that was reported is settled; how the loop goes."""
-        with self.pump.settled():
-            return loop_of(self.pumping.run, self.rings)
-
-    def _do_number(self, at_ns: int) -> int:
-        return self.pumping.run.recent.at(at_ns, self.pumping.run.step_number)
-
-    def _do_epoch(self, at_ns: int) -> int:
-        return self.pumping.run.epochs.at(at_ns)
-
-    def _do_captured(self, capture: Any) -> None:
-        with self.pump.lock:
-            self.pumping.run.captured(capture)
-
-    def _do_active(self, active: bool) -> None:  # noqa: FBT001 - a message
-        self.pumping.run.captures.active = active
-
-    def _do_hand_over(self) -> bool:
-        """The rows of what has been settled up to now."""
-        return self.pumping.hand_over()
-
-    def _left_request(self) -> object:
-        """What was left in the folder of the rank."""
-        self.routes.disk.refresh(self._requests_guard, self._look_for_request)
-        return self._request
-
-    def _look_for_request(self) -> None:
-        self._request = self._requests.waiting()
-
-    def _do_request_done(self) -> None:
-        self._request = None
-        self.routes.disk.do(self._requests_guard, self._requests.done)
-
-    def _do_pass_on(self, rank: int, request: dict[str, Any]) -> str:
-        return self._requests.pass_on(rank, request)
-
-    def _do_providers(self) -> None:
-        with self.pump.lock:
-            self.routes.add_elsewhere(RemoteProviders(self._tell))
-
-    def _do_last_settle(self) -> None:
-        """Nothing is recorded any more: the last steps get their numbers."""
-        self.pump.stop(self._hello.config.exit_timeout_s)
-        with self.pump.lock:
-            self.pump.settle()
-            self.pumping.run.close(system_clock())
-
-    def _do_end(self, state: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
-        """The run is over: its figures, and what could not be seen. They do not wait for the disk."""
-        self._finish(state)
-        return self.pumping.document(state, self._window), self.pumping.unobserved()
-
-    def _do_written(self) -> bool:
-        """After the end: whether everything is on the disk. Waits for it."""
-        return self.routes.disk.written(self._deliver_s)
-
-    # -- the end -----------------------------------------------------------------------------------
-
-    def _finish(self, state: str, *, cause: str = "") -> None:
-        with self._end:
-            if self._over:
-                return
-            self._over = True
-            pumping, config, disk = self.pumping, self._hello.config, self.routes.disk
-            with Guard("close"):
-                self.pump.stop(config.exit_timeout_s)
-                pumping.last_turn(state, cause=cause)
-            with Guard("close"):
-                pumping.close(config.exit_timeout_s)
-            with Guard("flight file"):
-                self.rings.close()
-            run = self.routes.run_directory
-            disk.do(Guard("artifacts"), lambda: write_at_the_end(config, self.info.rank, run))
-            disk.do(Guard("captures"), self._requests.withdraw)
-            with Guard("run directory"):  # the next start of this rank must not wait for a Collector
-                self.routes.close_files()
-
-    def _finish_without_it(self) -> None:
-        """The rank is gone, or its connection is: bring it to its end."""
-        if self._told_state:  # it has said how, and did not wait for us
-            self._finish(self._told_state)
-            return
-        state, cause = how_it_ended(self.info.pid, self._process)
-        if state == "killed" and not cause and self.rings.ended_by:
-            state, cause = "terminated", self.rings.ended_by
-        if self._said and state == "killed":
-            state, cause = self._said, ""
-        self.rings.limit(None)
-        self._finish(state, cause=cause)
-        self.routes.disk.written(self._deliver_s)  # a launcher reads it next
-        steps = self.pumping.run.totals.steps_by_phase().get("train", 0)
-        path = self.routes.rank_folder
-        if path is not None:
-            self._launcher.ended(RankEnd(path, self.info.rank, steps, self.pump.missed))
-
-    def _deliver(self) -> None:
-        """Send what waits, or leave it in the spool."""
-        self._launcher.closed()
-        self.routes.close(self._deliver_s)
-        self._link.close()
-
-    # -- what the rank is asked --------------------------------------------------------------------
-
-    def _tell(self, what: str, *args: Any) -> None:
-        with suppress(OSError):
-            self._link.send(Ask(0, what, args))
-
-    def _post(self, body: bytes, token: str) -> tuple[int, object]:
-        """A request over HTTP. The rank answers one that brings the token."""
-        if self._hello.config.capture == "off":
-            return 404, {"error": "captures are off"}
-        refusal = self._requests.refusal(token)
-        if refusal:
-            return 401, {"error": refusal}
-        answer: tuple[int, object] | None = self._ask("post", body)
-        return answer or (503, {"error": _NO_ANSWER})
-
-    def _arm(self, alert: str) -> str:
-        """Ask the rank for a capture because of an alert; "" if it will be made, else why not."""
-        refusal: str | None = self._ask("alert", alert)
-        return _NO_ANSWER if refusal is None else refusal
-
-    def _ask(self, what: str, *args: Any) -> Any:
-        """What the rank answers; None where it does not in time, or cannot."""
-        number, box = next(self._numbers), queue.SimpleQueue[Any]()
-        self._posts[number] = box
+    def settle_within(self, patience_s: float) -> bool:
+        """Settle what was recorded until now, unless the run is over or a turn takes longer. Whether it was done."""
+        if not self.lock.acquire(timeout=patience_s):
+            return False
         try:
-            self._link.send(Ask(number, what, args))
-            return box.get(timeout=_POST_S)
-        except (OSError, queue.Empty):
-            return None
+            if not self._run.closed:
+                with self.guard:
+                    self.settle()
+            return not self._run.closed
         finally:
-            self._posts.pop(number, None)
+            self.lock.release()
+
+    def settle(self) -> None:
+        """Read every ring up to now and settle what can be settled."""
+        now_ns = self._clock()
+        threads = list(self._recorder.threads)
+        ended = [thread for thread in threads if thread.ended]
+        self._run.learn(self._recorder.sources)
+        # How far the others are is read before autograd's own threads are: what those did until then is there.
+        waiting = [(thread, thread.ring.pending) for thread in threads if not thread.engine]
+        for chore in self.first:
+            if not chore.guard.closed:
+                with chore.guard:
+                    chore.do()
+        for thread in threads:
+            if thread.engine:
+                self._read_engine(thread)
+        for thread, pending in waiting:
+            for first in range(0, pending, SLICE_EDGES):
+                self._read(thread, min(SLICE_EDGES, pending - first))
+        for thread in ended:
+            self._recorder.release(thread)
+            self._run.end_thread(id(thread))
+        # Of edges that may not be read yet, nobody knows what they say of the time until now.
+        behind = {id(thread) for thread in threads if thread.ring.written > thread.ring.taken}
+        self._run.look(now_ns, behind)
+
+    def _read(self, thread: ThreadRing, most: int) -> None:
+        piece = thread.ring.read(most)
+        self.edges += len(piece.times)
+        self.missed += piece.missed
+        # A source is registered before its first edge, so its name is known by now.
+        self._run.learn(self._recorder.sources)
+        main = thread is self._recorder.main
+        times, codes = self._with_engine(piece.times, piece.codes) if main else (piece.times, piece.codes)
+        self._run.feed(id(thread), times, codes, name=thread.name, main=main)
+        self._yield_gil()
+
+    def _read_engine(self, thread: ThreadRing) -> None:
+        piece = thread.ring.read(thread.ring.capacity)
+        self.edges += len(piece.times)
+        self.missed += piece.missed
+        self._engine.append((piece.times, piece.codes))
+
+    def _with_engine(self, times: np.ndarray, codes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Edges of autograd's own threads, put where they belong: into the backward that waits for them."""
+        if not self._engine or not len(times):
+            return times, codes
+        engine_times = np.concatenate([part[0] for part in self._engine])
+        engine_codes = np.concatenate([part[1] for part in self._engine])
+        ripe = engine_times <= times[-1]
+        self._engine = [(engine_times[~ripe], engine_codes[~ripe])] if not ripe.all() else []
+        all_times = np.concatenate((times, engine_times[ripe]))
+        order = np.argsort(all_times, kind="stable")
+        return all_times[order], np.concatenate((codes, engine_codes[ripe]))[order]
+
+    def _is_due(self, what: int, every_s: float) -> bool:
+        now_ns = self._clock()
+        if now_ns < self._due.get(what, 0):
+            return False
+        self._due[what] = now_ns + int(every_s * NS_PER_S)
+        return True
+
+    def _export(self, *, final: bool) -> None:
+        spans, events = self._run.spans.drain()
+        routes = list(self.routes)
+        due = [final or self._is_due(number, route.every_s) for number, route in enumerate(routes)]
+        snapshot = None
+        if any(due):
+            with self.guard:
+                snapshot = self._snapshot()
+        for route, wanted in zip(routes, due, strict=True):
+            batch = ExportBatch(
+                snapshot=snapshot if wanted else None, spans=spans, events=events, final=final
+            )
+            if route.guard.closed or not (batch.snapshot or spans or events or final):
+                continue
+            with route.guard:
+                route.exporter.export(batch)
+            self._yield_gil()
+
+    def _rested(self) -> bool:
+        """Pause until the next turn is due. Whether it was the last pause."""
+        until_s = time.monotonic() + self._every_s
+        left_s: float = self._every_s
+        while left_s > 0:
+            again_s = self.between()
+            if self._stop.wait(left_s if again_s is None else min(left_s, again_s)):
+                return True
+            left_s = until_s - time.monotonic()
+        return self._stop.is_set()
+
+    def _loop(self) -> None:
+        while not self._rested() and not self.guard.closed:
+            with self.lock, self.guard:
+                self.turn()
+            self.cpu_s = time.thread_time()
 
 
-def loop_of(run: RunState, rings: SharedRings) -> LoopFigures:
-    """What the rank must know of its loop."""
-    leading = run.leading
-    slots = {id(thread): thread.slot for thread in rings.threads}
-    ring = slots.get(leading.key, 0) if leading else 0
-    return LoopFigures(
-        rule_of(run), ring, run.step_number, run.sampler.median_ns, run.epochs.at(run.settled_ns),
-        run.settled_ns, run.sampler.slow,
+def before_reading(
+    recording: InstrumentationManager,
+    run: RunState,
+    *,
+    watch: LoaderWatch,
+    signals: Signals,
+    yield_gil: GilYielder,
+) -> list[PeriodicTask]:
+    """What edges are not told apart without, and what must be up to date whenever they are."""
+
+    def read_scaler() -> None:
+        scaled = recording.scaled
+        run.totals.tell(scaled.take())
+        if scaled.scale is not None:
+            signals.take("amp_scale", scaled.scale)
+
+    return [
+        PeriodicTask(lambda: run.device.tell(recording.devices.take(yield_gil)), Guard("device time"), 0.0),
+        PeriodicTask(read_scaler, Guard("gradient scaler"), 0.0),
+        PeriodicTask(lambda: run.compiled(recording.compiles()), Guard("compiler"), 0.0),
+        PeriodicTask(watch.read_builds, Guard("build times"), 0.0),
+    ]
+
+
+def readings_of(  # noqa: PLR0913 - half of them by keyword
+    recording: InstrumentationManager,
+    run: RunState,
+    signals: Signals,
+    health: SelfMetrics,
+    *,
+    config: Config,
+    anchor: Anchor,
+    pid: int,
+    look: Callable[[Any], LoaderState | None],
+) -> MetricSources:
+    """Where a reporter reads what no edge tells. ``look`` sees the workers of a loader; ``pid`` is the rank's."""
+    watch = LoaderWatch(run, lambda: recording.probes.loaders, look=look, clock=system_clock)
+    accelerators = AcceleratorReader(
+        recording.devices.memory,
+        lambda: run.transfers.to_devices(run.names.sources),
+        recording.transfers.brought_back,
+        device_flops=config.device_flops,
+    )
+    return MetricSources(
+        signals, ProcessReader(pid=pid), accelerators, HardwareReader.of(config, recording.devices.hardware_ids), health,
+        lambda: recording.probes.loaders, watch, anchor,
     )  # fmt: skip
 
 
-def _alerts_of(config: Config, info: RunInfo, arm: Callable[[str], str]) -> AlertPoller | None:
-    """What asks an Alertmanager; None where no address of one is set."""
-    if not config.alertmanager_url or config.capture == "off":
-        return None
-    from otel_train.agent.alertmanager import AlertPoller
-
-    return AlertPoller(
-        config.alertmanager_url, run_id=info.run_id, rank=info.rank, arm=arm,
-        headers=config.alertmanager_headers,
-    )  # fmt: skip
+_LOOK_EVERY_S = 2.0
+BY_HAND = "values by hand"
+"""The part that reads what the program says, and calls what it has us call."""
 
 
-class _Elsewhere:
-    """See ``otel_train.pumping.Elsewhere``."""
+class Elsewhere(Protocol):
+    """Stands for what lives in the training process alone: see ``otel_train.agent``."""
 
-    def __init__(  # noqa: PLR0913 - most by keyword
-        self,
-        remote: RemoteRecording,
-        tell: Callable[..., None],
-        *,
-        resource: Mapping[str, AttributeValue],
-        pid: int,
-        post: Callable[[bytes, str], tuple[int, object]],
-        waiting: Callable[[], object],
-        alerts: AlertPoller | None,
-        max_gil_hold_ns: int,
-    ) -> None:
-        self.max_gil_hold_ns = max_gil_hold_ns
-        self._waiting = waiting
-        self._alerts = alerts
-        self.resource = resource
-        self.trackers = RemoteTrackers(remote, tell)
-        self._remote = remote
-        self._tell = tell
-        self._pid = pid
-        self._post = post
+    @property
+    def max_gil_hold_ns(self) -> int:
+        """How long the interpreter may be held: training may wait for it."""
 
-    def look(self, probe: Any, /) -> LoaderState | None:  # Any: a RemoteLoader
-        """See there."""
-        return loader_state(probe)
+    @property
+    def resource(self) -> Mapping[str, AttributeValue]:
+        """Attributes that only the rank knows."""
 
-    def capturing(self, run: RunState) -> RemoteCapturing:
-        """See there."""
-        rings = self._remote.recorder
-        made = RemoteCapturing(
-            self._remote, run, self._tell, loop=lambda: loop_of(run, rings), post=self._post,
-            waiting=self._waiting,
-        )  # fmt: skip
-        made.alerts = self._alerts
-        return made
+    @property
+    def trackers(self) -> Listeners:
+        """In place of ``Trackers``."""
+
+    def look(self, probe: Any, /) -> LoaderState | None:  # Any: what stands for a loader
+        """Workers and queue of a loader."""
+
+    def capturing(self, run: RunState) -> Any:
+        """In place of ``Capturing``."""
 
     def job(self, events: Callable[[], Mapping[str, int]], prefix: str) -> Job:
-        """See there."""
-        state = self._remote
-        return Job(
-            lambda: state.state.job, lambda: None, lambda: state.state.barrier, events, prefix,
-            lambda **which: RemoteExchange(state, self._tell, **which),
-        )  # fmt: skip
+        """The job that the rank belongs to."""
 
     def memories(self) -> Memories:
-        """See there."""
-        remote = self._remote
+        """What looks at memory."""
 
-        def datasets(loaders: Iterable[str]) -> int | None:
-            found = dict(remote.state.datasets[name] for name in loaders if name in remote.state.datasets)
-            return sum(found.values()) if found else None
 
-        return Memories(
-            datasets=datasets, caches=lambda: remote.state.caches, devices=remote.devices.taken,
-            clock=system_clock, tree=TreeReader(system_clock, Path(f"/proc/{self._pid}"), pid=self._pid),
+class AgentService:
+    """Everything behind the rings of one session: the account, its reports, the chores.
+
+    Args:
+        config: how the run is observed.
+        info: who we are.
+        recording: stands for what writes.
+        routes: the ways out, not connected yet.
+        anchor: one instant on both clocks.
+        key_prefix: of this job's keys in its store.
+        elsewhere: what stands for the parts that live in the training process.
+
+    Attributes:
+        run: the account.
+        pump: the thread that reads.
+        capturing: profiler captures.
+        tracking: rows for trackers of experiments.
+        trackers: who gets them.
+
+    Raises:
+        ConfigError: a setting of captures cannot be honoured.
+    """
+
+    def __init__(  # noqa: PLR0913 - all but two by keyword
+        self,
+        config: Config,
+        info: RunInfo,
+        *,
+        recording: Any,  # Any: a RemoteRecording, of a package that builds on this one
+        routes: Routes,
+        anchor: Anchor,
+        key_prefix: str,
+        elsewhere: Elsewhere,
+    ) -> None:
+        self._config = config
+        self._elsewhere = elsewhere
+        self._info = info
+        self._recording = recording
+        self._routes = routes
+        self._anchor = anchor
+        self._profile = profile_of(config, info)
+        self._resource: dict[str, Any] = {}
+        self._printed_step = 0
+        self._printed_reports = 0
+        yield_gil = self._yield_gil = GilYielder(system_clock, after_ns=elsewhere.max_gil_hold_ns)
+        self._tracer = Tracer(Ids(info.ids_of, info.attempt, info.rank), anchor)
+        self.run = RunState(
+            anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=sampling_rules(config, self._profile),
+            stall_after_s=config.stall_after_s, yield_gil=yield_gil,
         )  # fmt: skip
+        self.run.down_s = routes.down_s(anchor.unix_ns)
+        self._report(yield_gil, key_prefix)
+        self.capturing: Any = elsewhere.capturing(self.run)
+        self._track()
+
+    def _report(self, yield_gil: GilYielder, key_prefix: str) -> None:
+        config, info, recording, run = self._config, self._info, self._recording, self.run
+        self._signals = Signals()
+        health = SelfMetrics(self._drops, self._faults, self._overhead_s, self.unobserved)
+        readings = readings_of(
+            recording, run, self._signals, health, config=config, anchor=self._anchor, pid=info.pid,
+            look=self._elsewhere.look,
+        )  # fmt: skip
+        self._hardware, self._watch = readings.hardware, readings.watch
+        self._reporter = MetricReader(run, readings, info=info, config=config, yield_gil=yield_gil)
+        job = self._elsewhere.job(self._reporter.events, key_prefix)
+        self._ranks = RankCoordinator(
+            run, info, config=config, job=job, clock=system_clock, yield_gil=yield_gil
+        )
+        self._ranks.counted = self._reporter.counted
+        self._reporter.step_flops = recording.step_flops
+        self._reporter.more.append(self._ranks.write)
+        self._notes_reader = NoteReader(recording.notes, self._signals, run)
+        self.pump = ExportLoop(
+            recording.recorder, run, snapshot=self._reporter.snapshot, clock=system_clock,
+            yield_gil=yield_gil, every_s=config.turn_every_s,
+        )  # fmt: skip
+        self.pump.first += before_reading(
+            recording, run, watch=self._watch, signals=self._signals, yield_gil=yield_gil
+        )
+        self._documents = Documents(
+            run, info, pump=self.pump, routes=self._routes, health=health, ranks=self._ranks,
+            loaders=self._watch.facts,
+        )  # fmt: skip
+        self._missing = CoverageReporter(
+            run, recording.probes, loaded=lambda: recording.loaded, untimed=lambda: recording.untimed
+        )
+
+    def _track(self) -> None:
+        config = self._config
+        self._memories = self._elsewhere.memories()
+        looks = config.log_every_epochs and not left_out(config.throughput_parts, "memory")
+        epochs = EpochWindow(
+            self.run.totals, self._watch.facts, memory=self._memories.values if looks else no_memory
+        )
+        self.trackers = self._elsewhere.trackers
+        self.tracking = Tracking(
+            config, trackers=self.trackers, run=self.run, epochs=epochs, anchor=self._anchor,
+            first=self._info.rank == 0,
+        )  # fmt: skip
+        if looks:
+            self.pump.between = lambda: self._memories.look() if self.tracking.listened() else None
+
+    def connect(self, environ: Mapping[str, str]) -> None:
+        """Open the ways out.
+
+        Raises:
+            ConfigError: a setting cannot be honoured.
+        """
+        self._resource = {
+            **resource_attributes(self._info, environ),
+            **self._elsewhere.resource,
+            "train.export.profile": self._profile.name,
+        }
+        self._reporter.about = about_run(self._resource)
+        self._routes.connect(self.pump.routes, self._resource, self._profile)
+
+    def start(self) -> None:
+        """Start the thread."""
+        notes_guard = Guard(BY_HAND)
+        # A step is judged when it is read: what was logged in it must be known by then.
+        self.pump.first += [
+            PeriodicTask(self._notes_reader.read, notes_guard, 0.0),
+            PeriodicTask(self._read_operations, notes_guard, 0.0),
+        ]
+        self.pump.chores += [
+            PeriodicTask(self._watch.look_at_workers, Guard("loader workers"), _LOOK_EVERY_S),
+            PeriodicTask(self._notes_reader.tell, notes_guard, 0.0),
+            PeriodicTask(self._write_summary, Guard("summary"), self._config.summary_every_s),
+            PeriodicTask(lambda: self.capturing.turn(self.pump.settle), Guard("captures"), 0.0),
+            PeriodicTask(self._ranks.turn, Guard("ranks"), 0.0),
+            PeriodicTask(self._log_progress, Guard("console"), 0.0),
+            PeriodicTask(self._missing.tell, Guard("unobserved"), 2.0),
+        ]
+        self.run.spans.span(self._tracer.run_start(self._anchor.clock_ns, system_clock()))
+        with Guard("captures"):
+            self.capturing.open(self._routes.on_post)
+        self.pump.start()
+
+    def hand_over(self) -> bool:
+        """Let the trackers have what happened up to now, in half the time that the end may take. Whether they have."""
+        patience_s = self._config.exit_timeout_s / 2
+        return self.pump.settle_within(patience_s) and self.tracking.hand_over(patience_s)
+
+    @property
+    def resource(self) -> Mapping[str, AttributeValue]:
+        """Attributes that everything is exported with."""
+        return self._resource
+
+    def last_turn(self, state: str, *, cause: str = "") -> None:
+        """Settle everything, tell it, and write the summary. The thread has been stopped.
+
+        Args:
+            state: how the run ended.
+            cause: what ended it from outside; "" where it ended by itself.
+        """
+        now, patience_s = system_clock(), self._config.exit_timeout_s / 2
+        taken = self.pump.lock.acquire(timeout=patience_s)
+        try:
+            if not self.run.closed:
+                self.pump.settle()
+                self.run.close(now)
+            with Guard("captures"):
+                self.capturing.end(patience_s)
+            if cause or state == "killed":
+                self.run.killed(cause or "killed")
+            else:
+                self.run.spans.span(self._tracer.run_end(now, self.run.step_number))
+            self._reporter.state = "finished" if state == "finished" else "failed"
+            self.pump.turn(final=True)
+        finally:
+            if taken:
+                self.pump.lock.release()
+        self._missing.tell(final=True)
+        document = self.document(state)
+        self._routes.write_summary(document, final=True)
+        if self._config.console:
+            self._routes.print_card(document)
+
+    def undo(self) -> None:
+        """Stop what has been started: the session does not come about."""
+        self.pump.stop(1.0)
+        self.capturing.stop()
+        self.close(1.0)
+
+    def close(self, timeout_s: float) -> None:
+        """Let go of the devices' readings, of the trackers, and of the other ranks."""
+        deadline = time.monotonic() + timeout_s
+        try:
+            self._hardware.close()
+            self.tracking.close(timeout_s * 0.9)
+        finally:
+            self._ranks.close(max(0.05, deadline - time.monotonic()))
+
+    def document(self, state: str, window: Window | None = None) -> dict[str, Any]:
+        """What ``summary.json`` holds.
+
+        Args:
+            state: how the run is, or how it ended.
+            window: from where on figures count; None for the whole session.
+        """
+        return self._documents.write(state, window)
+
+    def window(self) -> Window:
+        """A window of figures that begins now."""
+        self.tracking.reset()
+        return self._documents.window()
+
+    def unobserved(self) -> list[dict[str, str]]:
+        """What could not be seen, with the reason and what to do."""
+        recording = self._recording
+        found = unobserved(self.run, recording.probes, loaded=recording.loaded, untimed=recording.untimed)
+        if why := recording.state.uncounted:
+            found.append({"what": "flops", "name": "step", "reason": why, "cause": "never_seen"})
+        return found
+
+    def _read_operations(self) -> None:
+        calls = calls_of(self._recording.timers.take(self._yield_gil))
+        self.run.learn(self._recording.recorder.sources)
+        self.run.totals.add_operations(calls)
+        self.tracking.hold(calls)
+
+    def _overhead_s(self) -> float:
+        """On the training thread, as sampled there."""
+        return float(self._recording.spent_ns / NS_PER_S)
+
+    def _drops(self) -> dict[tuple[str, str], int]:
+        notes, devices, timers = self._recording.notes, self._recording.devices, self._recording.timers
+        return {
+            **self._routes.drops(),
+            ("spans", "sampled_out"): self.run.sampler.limited,
+            ("records", "overrun"): self.pump.missed,
+            ("records", "queue_full"): notes.dropped + devices.dropped + timers.dropped,
+            ("records", "serialization"): notes.refused,
+        }
+
+    def _faults(self) -> dict[str, int]:
+        hardware, faults = self._hardware.guard, self.pump.faults()
+        for part, batches in self._routes.lost().items():
+            faults[part] = faults.get(part, 0) + batches
+        return {
+            hardware.part: hardware.faults + self._memories.guard.faults,
+            **faults,
+            "ranks": faults.get("ranks", 0) + self._ranks.faults,
+            **self.capturing.faults(),
+            **self.tracking.faults(),
+        } | {part: faults.get(part, 0) + number for part, number in self._recording.faults().items()}
+
+    def _log_progress(self) -> None:
+        every, asked = self._config.log_every_steps, self._recording.hand.reports
+        due = every and self.run.step_number // every > self._printed_step // every
+        if asked > self._printed_reports:
+            self.pump.settle()
+        self.tracking.report(asked)
+        if self._config.console and asked > self._printed_reports:
+            self._routes.print_card(self.document("running"))
+        elif self._config.console and due:
+            self._printed_step = self.run.step_number
+            self._routes.print_progress(self.document("running"), self._printed_step)
+        self._printed_reports = asked
+
+    def _write_summary(self) -> None:
+        self._routes.write_summary(self.document("running"))

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from otel_train.artifacts.timeline import Timeline, timeline_of
+from otel_train.datamodel import SUMMARY_SCHEMA
 from otel_train.errors import RunDirectoryError, TraceError
-from otel_train.exporters.summary import SCHEMA as SUMMARY_SCHEMA
 from otel_train.files import is_folder, last_metrics, problem_of, read_json, read_word
 from otel_train.profiler.storage import OF_A_RANK, RECORD_SUFFIX, captures_of, record_of
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from otel_train.datamodel import ExportBatch
+    from otel_train.safety import Guard
 
-__all__ = ["Exporter"]
+__all__ = ["ExportRoute", "Exporter"]
 
 
 class Exporter(Protocol):
@@ -18,3 +19,17 @@ class Exporter(Protocol):
 
     def close(self, timeout_s: float) -> None:
         """Flush what can be flushed and give everything back, in at most ``timeout_s`` seconds."""
+
+
+class ExportRoute(NamedTuple):
+    """An exporter and how it is driven.
+
+    Attributes:
+        exporter: takes batches.
+        guard: contains its faults.
+        every_s: least seconds between two snapshots.
+    """
+
+    exporter: Exporter
+    guard: Guard
+    every_s: float

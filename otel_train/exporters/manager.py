@@ -17,6 +17,7 @@ from otel_train.console.text import TextLayout
 from otel_train.datamodel import ExportBatch
 from otel_train.distributed.export_profile import LEAN_INTERVALS
 from otel_train.errors import ConfigError
+from otel_train.exporters import ExportRoute
 from otel_train.exporters.background_queue import Disk, OnDisk
 from otel_train.exporters.otel_providers import ProviderExporter
 from otel_train.exporters.otlp import OtlpExporter
@@ -24,7 +25,6 @@ from otel_train.exporters.otlp_settings import OtlpSettings, otlp_configured
 from otel_train.exporters.otlp_transport import Connections
 from otel_train.exporters.plugins import PluginExporter, brought
 from otel_train.exporters.prometheus import MetricsServers, PrometheusExporter
-from otel_train.exporters.pump import ExportRoute
 from otel_train.exporters.run_directory import RunDirectory, RunDirectoryExporter, down_s, folder_name
 from otel_train.files import dump_json
 from otel_train.resource import wrong_resource

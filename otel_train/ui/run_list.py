@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.artifacts.run_reader import FLIGHT, SUMMARY
-from otel_train.exporters.summary import SCHEMA
+from otel_train.datamodel import SUMMARY_SCHEMA
 from otel_train.files import Documents, Mark, folders_in, is_folder, mark_of, rank_folders
 from otel_train.ui.liveness import Liveness, beat_of, liveness
 
@@ -136,7 +136,7 @@ def is_run(path: Path) -> bool:
 def summary_of(documents: Documents, folder: Path, notes: list[str]) -> Mapping[str, Any]:
     """A rank's summary; empty, with a note, if it is not one of a version known here."""
     summary = documents.get_or_empty(folder / SUMMARY, notes)
-    if summary and summary.get("schema") != SCHEMA:
+    if summary and summary.get("schema") != SUMMARY_SCHEMA:
         notes.append(
             f"{SUMMARY} has schema {text(summary.get('schema'))!r}, which is not known here: it is passed over."
         )

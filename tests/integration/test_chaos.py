@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 import otel_train
 from otel_train.cli.replay import replay
-from otel_train.exporters.pump import ExportRoute
+from otel_train.exporters import ExportRoute
 from otel_train.safety import Guard
 from tests.integration.loops.truth import Net, Watch, dataset, loader, loss_of
 from tests.integration.test_session import FAST, classic, page, rank_folder, train, until

@@ -13,11 +13,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import otel_train
 from otel_train import catalog as c
+from otel_train.agent.service import ExportLoop, GilYielder, PeriodicTask
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.datamodel import Anchor, Snapshot, system_clock
-from otel_train.exporters.pump import ExportRoute, GilYielder, PeriodicTask, Pump
+from otel_train.exporters import ExportRoute
 from otel_train.instrumentation.backward import in_backward
 from otel_train.instrumentation.cuda_events import time_devices
 from otel_train.instrumentation.device_copy import TransferProbe
@@ -108,7 +109,7 @@ class Watched:
             rules=SamplingRules(5, 0, 3.0, 100.0, 100), stall_after_s=300,
         )  # fmt: skip
         yield_gil = GilYielder(system_clock)
-        self.pump = Pump(
+        self.pump = ExportLoop(
             self.recorder, self.run, snapshot=lambda: Snapshot(0, 0, ()), clock=system_clock, yield_gil=yield_gil,
             every_s=0.01,
         )  # fmt: skip

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 
+from otel_train.agent.coverage import UPDATES_WITHOUT_FORWARD
 from otel_train.artifacts.validate import laws_of
 from otel_train.console.summary import render_card
-from otel_train.unobserved import UPDATES_WITHOUT_FORWARD
 from tests.contract.goldens import files
 from tests.integration.loops import (  # noqa: F401 - each enters its programs in the table
     ahead,

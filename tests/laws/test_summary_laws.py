@@ -9,13 +9,13 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from otel_train.agent.summary import figures
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.artifacts.validate import laws_of
 from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.datamodel import Anchor
-from otel_train.exporters.summary import figures
 from otel_train.recording.events import SourceKind
 from tests.laws.test_account_laws import actions, cuts_of, fractions, garbage, program, raw
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from otel_train.agent.service import RankService
+    from otel_train.agent.rank_connection import RankConnection
     from otel_train.session import Session
 
 
-def inside(session: Session) -> RankService:
+def inside(session: Session) -> RankConnection:
     """Its account, exports and files."""
     here = session._service.here
     assert here is not None, "the test looks into a thread: run it without TEST_AGENT=process"

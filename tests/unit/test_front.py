@@ -10,6 +10,7 @@ import pytest
 
 import otel_train
 from otel_train.accounting.types import StepSource
+from otel_train.agent.coverage import STEPLESS_S, UPDATES_WITHOUT_FORWARD, CoverageReporter, unobserved
 from otel_train.aggregation.counters import JaxCompiles
 from otel_train.api import DisabledSession
 from otel_train.config import Config
@@ -17,7 +18,6 @@ from otel_train.datamodel import NS_PER_S
 from otel_train.recording.events import WAIT, Instrumented, SourceKind
 from otel_train.safety import ExitHook
 from otel_train.testing import FakeClock
-from otel_train.unobserved import STEPLESS_S, UPDATES_WITHOUT_FORWARD, CoverageReporter, unobserved
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from otel_train import catalog as c
+from otel_train.agent.metric_reader import NoteReader
 from otel_train.aggregation.metrics import MetricBuilder, Signals
-from otel_train.exporters.metric_reader import NoteReader
 from otel_train.instrumentation.logged_values import MOST_NOTES, UserEvent, Value, ValueQueue
 from otel_train.testing import FakeClock
-from tests.unit.test_figures import account, run_of
+from tests.unit.test_agent_summary import account, run_of
 
 
 def published(signals: Signals) -> dict[str, dict[tuple[str, ...], float]]:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.agent.ring_reader import SharedRings
+from otel_train.agent.service import ExportLoop, GilYielder, PeriodicTask
 from otel_train.aggregation.run_state import SLICE_EDGES, RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.datamodel import Anchor, Snapshot
-from otel_train.exporters.pump import ExportRoute, GilYielder, PeriodicTask, Pump
+from otel_train.exporters import ExportRoute
 from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
@@ -37,7 +38,7 @@ class Rig:
         self.run = RunState(self.clock(), anchor=anchor, tracer=tracer, rules=rules, stall_after_s=300)
         self.snapshots = 0
         self.rings = SharedRings(self.memory.map) if shared else None
-        self.pump = Pump(
+        self.pump = ExportLoop(
             self.rings or self.recorder,  # type: ignore[arg-type]  # as the agent does
             self.run,
             snapshot=self.snapshot,

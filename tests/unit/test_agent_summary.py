@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from otel_train import catalog as c
+from otel_train.agent.summary import figures
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.bottleneck.dataloader import LoaderFacts
-from otel_train.datamodel import Anchor
-from otel_train.exporters.summary import SCHEMA, figures
+from otel_train.datamodel import SUMMARY_SCHEMA, Anchor
 from otel_train.recording.events import Op, SourceKind
 from tests.support.edges import Tape
 
@@ -205,7 +205,7 @@ def test_the_self_times_of_a_summary_tile_its_wall_time() -> None:
 def test_the_figures_fit_the_published_schema(tape: Tape) -> None:
     """Scripts of other people read this file."""
     schema = json.loads(SCHEMA_FILE.read_text())
-    found = json.loads(json.dumps({**document(tape), "schema": SCHEMA}))
+    found = json.loads(json.dumps({**document(tape), "schema": SUMMARY_SCHEMA}))
     properties = {name: schema["properties"][name] for name in found}
 
     jsonschema.validate(found, {**schema, "required": list(found), "properties": properties})

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from benchmarks.edges import STAGES_PER_STEP, write_steps
 from benchmarks.row import Row
+from otel_train.agent.service import ExportLoop, GilYielder
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.config import Config
 from otel_train.datamodel import Anchor, system_clock
-from otel_train.exporters.pump import GilYielder, Pump
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
 
@@ -63,7 +63,7 @@ def run(plan: Plan) -> list[Row]:
     ]
 
 
-def _pump() -> tuple[Recorder, Pump]:
+def _pump() -> tuple[Recorder, ExportLoop]:
     """A recorder on made-up time, and the pump that reads it, wired as a session does."""
     anchor = Anchor.now()
     ticking = _Ticking(anchor.clock_ns)
@@ -85,7 +85,9 @@ def _pump() -> tuple[Recorder, Pump]:
         stall_after_s=defaults.stall_after_s,
         yield_gil=yield_gil,
     )
-    pump = Pump(recorder, run_account, snapshot=_nothing, clock=ticking, yield_gil=yield_gil, every_s=1.0)
+    pump = ExportLoop(
+        recorder, run_account, snapshot=_nothing, clock=ticking, yield_gil=yield_gil, every_s=1.0
+    )
     return recorder, pump
 
 

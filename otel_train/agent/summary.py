@@ -14,23 +14,22 @@ from otel_train.bottleneck.dataloader import loader_rows, throughputs
 from otel_train.bottleneck.device import Compiled, lags
 from otel_train.bottleneck.rules import findings, model_stages
 from otel_train.catalog import ACTIVITIES
-from otel_train.datamodel import NS_PER_S, system_clock
+from otel_train.datamodel import NS_PER_S, SUMMARY_SCHEMA, system_clock
 from otel_train.recording.events import SourceKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from otel_train.agent.metric_reader import SelfMetrics
+    from otel_train.agent.service import ExportLoop
     from otel_train.aggregation.counters import StageTotals, Totals
     from otel_train.aggregation.run_state import RunState
     from otel_train.bottleneck.dataloader import LoaderFacts
     from otel_train.datamodel import Finding, Pace
     from otel_train.distributed.coordinator import RankCoordinator
     from otel_train.exporters.manager import Routes
-    from otel_train.exporters.metric_reader import SelfMetrics
-    from otel_train.exporters.pump import Pump
     from otel_train.resource import RunInfo
 
-SCHEMA = "otel_train.summary/1"
 LEAST_S = 1e-6
 """Below this a difference of sums is rounding."""
 
@@ -267,7 +266,7 @@ class Documents:
         run: RunState,
         info: RunInfo,
         *,
-        pump: Pump,
+        pump: ExportLoop,
         routes: Routes,
         health: SelfMetrics,
         loaders: Callable[[], Mapping[str, LoaderFacts]],
@@ -308,7 +307,7 @@ class Documents:
         if (slow := self._ranks.finding(totals.phase_s("train"))) is not None:
             edges["verdicts"] = with_straggler(edges["verdicts"], slow)
         return {
-            "schema": SCHEMA,
+            "schema": SUMMARY_SCHEMA,
             "run_id": info.run_id,
             "run_name": info.run_name,
             "training": info.training,

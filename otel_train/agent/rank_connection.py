@@ -1,0 +1,459 @@
+"""What an agent does for one rank: accounting, exports, the run directory, and the end."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import queue
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from otel_train.agent.capture_requests import RequestFolder
+from otel_train.agent.messages import Answer, Ask, Hello, LoopFigures, Opened, Report
+from otel_train.agent.rank_end import LauncherFolder, RankEnd, how_it_ended
+from otel_train.agent.remote import (
+    RemoteCapturing,
+    RemoteExchange,
+    RemoteProviders,
+    RemoteRecording,
+    RemoteTrackers,
+    loader_state,
+)
+from otel_train.agent.ring_reader import SharedRings
+from otel_train.agent.service import MAX_GIL_HOLD_NS, AgentService
+from otel_train.artifacts.writer import write_at_the_end
+from otel_train.collectors.memory import Memories, TreeReader
+from otel_train.datamodel import system_clock
+from otel_train.distributed.coordinator import Job
+from otel_train.exporters.manager import Routes, Shared
+from otel_train.profiler.setup import rule_of
+from otel_train.safety import Guard, daemon_thread
+
+if TYPE_CHECKING:
+    import mmap
+    from collections.abc import Callable, Iterable, Mapping
+
+    from otel_train.agent.alertmanager import AlertPoller
+    from otel_train.agent.messages import Link
+    from otel_train.agent.summary import Window
+    from otel_train.aggregation.run_state import RunState
+    from otel_train.config import Config
+    from otel_train.datamodel import AttributeValue
+    from otel_train.instrumentation.dataloader import LoaderState
+    from otel_train.resource import RunInfo
+
+STALE_S = 3.0
+"""A rank that reports nothing and records nothing for so long hangs, with the interpreter lock held: its last edges are
+read all the same."""
+
+SILENT_S = 30.0
+"""As long may reports stay away while edges come: the thread that reports waits for an import, say."""
+
+NEVER_NS = 1 << 62
+"""Where training is another process, nobody waits for the interpreter of this one."""
+
+_POST_S = 2.0
+_NO_ANSWER = f"the training process did not answer in {_POST_S:g} s; ask again"
+_log = logging.getLogger("otel_train")
+
+
+class RankConnection:
+    """Everything about one rank that is not recording.
+
+    Args:
+        link: to the rank.
+        hello: its first message.
+        memory: its memory, or the descriptor of it.
+        process: descriptor of its process; -1 where there is none.
+        deliver_s: longest that it delivers after the rank has ended.
+        shared: what ranks of this agent have in common.
+
+    Attributes:
+        pumping: the account, and what is made of it.
+        pump: the thread that reads.
+        routes: where that goes.
+        rings: of the rank.
+        left_s: when the rank let go, seconds of the monotonic clock; infinite until then.
+
+    Raises:
+        ConfigError: a setting cannot be honoured.
+    """
+
+    def __init__(
+        self,
+        link: Link,
+        hello: Hello,
+        memory: int | mmap.mmap,
+        process: int,
+        *,
+        deliver_s: float,
+        shared: Shared,
+    ) -> None:
+        self.left_s = math.inf
+        self._deliver_s = deliver_s
+        self._link = link
+        self._hello = hello
+        self._process = process
+        self._posts: dict[int, queue.SimpleQueue[Any]] = {}
+        self._numbers = itertools.count(1)
+        self._window: Window | None = None
+        self._ended = threading.Event()
+        self._over = False
+        self._end = threading.Lock()
+        self._said = self._told_state = ""
+        self._asked: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
+        config, info = hello.config, hello.info
+        self.routes = Routes.make(
+            config, info, hello.environ, origins=hello.origins, shared=shared, again=hello.again
+        )
+        with ExitStack() as undo:  # what has been set up when a part fails
+            undo.callback(self.routes.close, 0)
+            self._set_up(memory)
+            undo.pop_all()
+
+    def _set_up(self, memory: int | mmap.mmap) -> None:
+        hello = self._hello
+        config, info = hello.config, hello.info
+        self.info = self.routes.info
+        self.rings = SharedRings(memory, self.routes.flight_path, self.routes.disk)
+        self._launcher = LauncherFolder(hello.environ, info.pid)
+        beside = info.pid != os.getpid()
+        if beside:  # a thread of the rank could not say how it ended, and prints itself
+            self._launcher.opened(os.getpid())
+            self.routes.terminal = (hello.page, lambda text: self._tell("say", text))
+        self._remote = RemoteRecording(self.rings)
+        self._requests = RequestFolder(
+            self.routes.rank_folder if config.capture != "off" else None, config.capture_token
+        )
+        self._requests_guard = Guard("captures")
+        self._request: object = None
+        elsewhere = _Elsewhere(
+            self._remote, self._tell, resource=hello.resource, pid=info.pid, post=self._post,
+            waiting=self._left_request, alerts=_alerts_of(config, self.info, self._arm),
+            max_gil_hold_ns=NEVER_NS if beside else MAX_GIL_HOLD_NS,
+        )  # fmt: skip
+        self.pumping = AgentService(
+            config, self.info, recording=self._remote, routes=self.routes, anchor=hello.anchor,
+            # What the launcher counts is the same on all ranks; what lies in a rank's folder need not be.
+            key_prefix=f"otel_train/{info.attempt}", elsewhere=elsewhere,
+        )  # fmt: skip
+        self.pumping.connect(hello.environ)
+        self.pump = self.pumping.pump
+        self._reported_s = self._moved_s = time.monotonic()
+        self._written = 0
+        self._worker = daemon_thread(self._answer_all, "otel-train-asks")
+
+    def serve(self) -> None:
+        """Serve the rank until it has ended and everything of it is delivered, or kept."""
+        with ExitStack() as undo:
+            undo.callback(self.routes.close, 0)
+            undo.callback(self.pumping.undo)
+            self.pumping.start()
+            self._worker.start()
+            self.routes.disk.do(self._requests_guard, self._requests.publish)
+            undo.pop_all()
+        directory = self.routes.run_directory
+        opened = Opened(
+            self.info,
+            str(directory) if directory else "",
+            self.routes.metrics_url or "",
+            self.pumping.resource,
+        )
+        with suppress(OSError):
+            self._link.send(opened)
+        with Guard("captures"):
+            self.pumping.capturing.ask_for_alerts()
+        while not self._ended.is_set():
+            others = (self._process,) if self._process >= 0 else ()
+            ready = self._link.wait(1.0, *others)
+            if self._link.fileno() in ready:
+                try:
+                    self._take(self._link.receive())
+                except EOFError:
+                    break
+            elif self._process in ready:
+                break
+            if self._hangs():
+                self.rings.limit(None)
+        self.left_s = time.monotonic()
+        if not self._ended.is_set():
+            self._finish_without_it()
+        self._asked.put(None)
+        self._worker.join(_POST_S)  # the last answer is on its way
+        self._deliver()
+
+    def _hangs(self) -> bool:
+        """Whether the rank can report no more. What later edges mean is not known otherwise."""
+        now_s, written = time.monotonic(), sum(thread.ring.written for thread in self.rings.threads)
+        if written != self._written:
+            self._written, self._moved_s = written, now_s
+        silent_s = now_s - self._reported_s
+        return silent_s > SILENT_S or (silent_s > STALE_S and now_s - self._moved_s > STALE_S)
+
+    def terminate(self) -> None:
+        """The agent itself is told to end: so are its ranks, soon."""
+        self._said = self._said or "terminated"
+
+    def _take(self, message: object) -> None:
+        if isinstance(message, Report):
+            self._reported_s = time.monotonic()
+            self._remote.take_in(message)
+        elif isinstance(message, Ask):
+            if message.what == "end":
+                self._told_state = message.args[0]
+            self._asked.put(message)
+        elif isinstance(message, Answer):
+            box = self._posts.pop(message.number, None)
+            if box is not None:
+                box.put(message.value)
+
+    # -- what the rank asks ----------------------------------------------------------------------
+
+    def _answer_all(self) -> None:
+        while (ask := self._asked.get()) is not None:
+            answer = Answer(ask.number, None)
+            try:
+                answer = Answer(ask.number, getattr(self, f"_do_{ask.what}")(*ask.args))
+            except Exception as error:  # noqa: BLE001 - said to the rank
+                answer = Answer(ask.number, None, f"{type(error).__name__}: {error}")
+                _log.warning("the agent could not answer %r", ask.what, exc_info=error)
+            if ask.what == "written":  # first: the rank lets go of the connection once it has the answer
+                self._ended.set()
+            with suppress(OSError):
+                if ask.number:
+                    self._link.send(answer)
+
+    def _do_summary(self, state: str) -> dict[str, Any]:
+        with self.pump.settled():
+            return self.pumping.document(state, self._window)
+
+    def _do_reset_window(self) -> None:
+        with self.pump.settled():
+            self._window = self.pumping.window()
+
+    def _do_unobserved(self) -> list[dict[str, str]]:
+        return self.pumping.unobserved()
+
+    def _do_settle(self) -> LoopFigures:
+        """Everything that was reported is settled; how the loop goes."""
+        with self.pump.settled():
+            return loop_of(self.pumping.run, self.rings)
+
+    def _do_number(self, at_ns: int) -> int:
+        return self.pumping.run.recent.at(at_ns, self.pumping.run.step_number)
+
+    def _do_epoch(self, at_ns: int) -> int:
+        return self.pumping.run.epochs.at(at_ns)
+
+    def _do_captured(self, capture: Any) -> None:
+        with self.pump.lock:
+            self.pumping.run.captured(capture)
+
+    def _do_active(self, active: bool) -> None:  # noqa: FBT001 - a message
+        self.pumping.run.captures.active = active
+
+    def _do_hand_over(self) -> bool:
+        """The rows of what has been settled up to now."""
+        return self.pumping.hand_over()
+
+    def _left_request(self) -> object:
+        """What was left in the folder of the rank."""
+        self.routes.disk.refresh(self._requests_guard, self._look_for_request)
+        return self._request
+
+    def _look_for_request(self) -> None:
+        self._request = self._requests.waiting()
+
+    def _do_request_done(self) -> None:
+        self._request = None
+        self.routes.disk.do(self._requests_guard, self._requests.done)
+
+    def _do_pass_on(self, rank: int, request: dict[str, Any]) -> str:
+        return self._requests.pass_on(rank, request)
+
+    def _do_providers(self) -> None:
+        with self.pump.lock:
+            self.routes.add_elsewhere(RemoteProviders(self._tell))
+
+    def _do_last_settle(self) -> None:
+        """Nothing is recorded any more: the last steps get their numbers."""
+        self.pump.stop(self._hello.config.exit_timeout_s)
+        with self.pump.lock:
+            self.pump.settle()
+            self.pumping.run.close(system_clock())
+
+    def _do_end(self, state: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
+        """The run is over: its figures, and what could not be seen. They do not wait for the disk."""
+        self._finish(state)
+        return self.pumping.document(state, self._window), self.pumping.unobserved()
+
+    def _do_written(self) -> bool:
+        """After the end: whether everything is on the disk. Waits for it."""
+        return self.routes.disk.written(self._deliver_s)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def _finish(self, state: str, *, cause: str = "") -> None:
+        with self._end:
+            if self._over:
+                return
+            self._over = True
+            pumping, config, disk = self.pumping, self._hello.config, self.routes.disk
+            with Guard("close"):
+                self.pump.stop(config.exit_timeout_s)
+                pumping.last_turn(state, cause=cause)
+            with Guard("close"):
+                pumping.close(config.exit_timeout_s)
+            with Guard("flight file"):
+                self.rings.close()
+            run = self.routes.run_directory
+            disk.do(Guard("artifacts"), lambda: write_at_the_end(config, self.info.rank, run))
+            disk.do(Guard("captures"), self._requests.withdraw)
+            with Guard("run directory"):  # the next start of this rank must not wait for a Collector
+                self.routes.close_files()
+
+    def _finish_without_it(self) -> None:
+        """The rank is gone, or its connection is: bring it to its end."""
+        if self._told_state:  # it has said how, and did not wait for us
+            self._finish(self._told_state)
+            return
+        state, cause = how_it_ended(self.info.pid, self._process)
+        if state == "killed" and not cause and self.rings.ended_by:
+            state, cause = "terminated", self.rings.ended_by
+        if self._said and state == "killed":
+            state, cause = self._said, ""
+        self.rings.limit(None)
+        self._finish(state, cause=cause)
+        self.routes.disk.written(self._deliver_s)  # a launcher reads it next
+        steps = self.pumping.run.totals.steps_by_phase().get("train", 0)
+        path = self.routes.rank_folder
+        if path is not None:
+            self._launcher.ended(RankEnd(path, self.info.rank, steps, self.pump.missed))
+
+    def _deliver(self) -> None:
+        """Send what waits, or leave it in the spool."""
+        self._launcher.closed()
+        self.routes.close(self._deliver_s)
+        self._link.close()
+
+    # -- what the rank is asked --------------------------------------------------------------------
+
+    def _tell(self, what: str, *args: Any) -> None:
+        with suppress(OSError):
+            self._link.send(Ask(0, what, args))
+
+    def _post(self, body: bytes, token: str) -> tuple[int, object]:
+        """A request over HTTP. The rank answers one that brings the token."""
+        if self._hello.config.capture == "off":
+            return 404, {"error": "captures are off"}
+        refusal = self._requests.refusal(token)
+        if refusal:
+            return 401, {"error": refusal}
+        answer: tuple[int, object] | None = self._ask("post", body)
+        return answer or (503, {"error": _NO_ANSWER})
+
+    def _arm(self, alert: str) -> str:
+        """Ask the rank for a capture because of an alert; "" if it will be made, else why not."""
+        refusal: str | None = self._ask("alert", alert)
+        return _NO_ANSWER if refusal is None else refusal
+
+    def _ask(self, what: str, *args: Any) -> Any:
+        """What the rank answers; None where it does not in time, or cannot."""
+        number, box = next(self._numbers), queue.SimpleQueue[Any]()
+        self._posts[number] = box
+        try:
+            self._link.send(Ask(number, what, args))
+            return box.get(timeout=_POST_S)
+        except (OSError, queue.Empty):
+            return None
+        finally:
+            self._posts.pop(number, None)
+
+
+def loop_of(run: RunState, rings: SharedRings) -> LoopFigures:
+    """What the rank must know of its loop."""
+    leading = run.leading
+    slots = {id(thread): thread.slot for thread in rings.threads}
+    ring = slots.get(leading.key, 0) if leading else 0
+    return LoopFigures(
+        rule_of(run), ring, run.step_number, run.sampler.median_ns, run.epochs.at(run.settled_ns),
+        run.settled_ns, run.sampler.slow,
+    )  # fmt: skip
+
+
+def _alerts_of(config: Config, info: RunInfo, arm: Callable[[str], str]) -> AlertPoller | None:
+    """What asks an Alertmanager; None where no address of one is set."""
+    if not config.alertmanager_url or config.capture == "off":
+        return None
+    from otel_train.agent.alertmanager import AlertPoller
+
+    return AlertPoller(
+        config.alertmanager_url, run_id=info.run_id, rank=info.rank, arm=arm,
+        headers=config.alertmanager_headers,
+    )  # fmt: skip
+
+
+class _Elsewhere:
+    """See ``otel_train.agent.service.Elsewhere``."""
+
+    def __init__(  # noqa: PLR0913 - most by keyword
+        self,
+        remote: RemoteRecording,
+        tell: Callable[..., None],
+        *,
+        resource: Mapping[str, AttributeValue],
+        pid: int,
+        post: Callable[[bytes, str], tuple[int, object]],
+        waiting: Callable[[], object],
+        alerts: AlertPoller | None,
+        max_gil_hold_ns: int,
+    ) -> None:
+        self.max_gil_hold_ns = max_gil_hold_ns
+        self._waiting = waiting
+        self._alerts = alerts
+        self.resource = resource
+        self.trackers = RemoteTrackers(remote, tell)
+        self._remote = remote
+        self._tell = tell
+        self._pid = pid
+        self._post = post
+
+    def look(self, probe: Any, /) -> LoaderState | None:  # Any: a RemoteLoader
+        """See there."""
+        return loader_state(probe)
+
+    def capturing(self, run: RunState) -> RemoteCapturing:
+        """See there."""
+        rings = self._remote.recorder
+        made = RemoteCapturing(
+            self._remote, run, self._tell, loop=lambda: loop_of(run, rings), post=self._post,
+            waiting=self._waiting,
+        )  # fmt: skip
+        made.alerts = self._alerts
+        return made
+
+    def job(self, events: Callable[[], Mapping[str, int]], prefix: str) -> Job:
+        """See there."""
+        state = self._remote
+        return Job(
+            lambda: state.state.job, lambda: None, lambda: state.state.barrier, events, prefix,
+            lambda **which: RemoteExchange(state, self._tell, **which),
+        )  # fmt: skip
+
+    def memories(self) -> Memories:
+        """See there."""
+        remote = self._remote
+
+        def datasets(loaders: Iterable[str]) -> int | None:
+            found = dict(remote.state.datasets[name] for name in loaders if name in remote.state.datasets)
+            return sum(found.values()) if found else None
+
+        return Memories(
+            datasets=datasets, caches=lambda: remote.state.caches, devices=remote.devices.taken,
+            clock=system_clock, tree=TreeReader(system_clock, Path(f"/proc/{self._pid}"), pid=self._pid),
+        )  # fmt: skip
