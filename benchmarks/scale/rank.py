@@ -76,7 +76,7 @@ class Actor:
     def advance(self, now_ns: int) -> None:
         """Run up to ``now_ns``."""
         written = self._plot.until(now_ns)
-        self.run.device.tell(written.device)
+        self.run.device.add(written.device)
         self.run.totals.loaders.add_builds(TRAIN, written.builds_ns, 0)
         self.run.feed(0, written.times, written.codes, name="MainThread", main=True)
         self.run.look(now_ns)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from benchmarks.scale.results import Sizes, Tally, sizes_of
 from otel_train.datamodel import NS_PER_S, system_clock
-from otel_train.distributed.export_profile import LEAN_INTERVALS
+from otel_train.distributed.export_profile import REDUCED_INTERVAL_FACTOR
 from otel_train.errors import StackError
 from otel_train.exporters.otlp_json import metrics_line, spans_line, with_resource
 from otel_train.exporters.otlp_transport import OtlpTransport
@@ -147,7 +147,7 @@ class Conductor:
         figures.steps = self._cast.actors[0].run.step_number
 
     def _interval_s(self, rank: Rank) -> float:
-        return self._every_s * (LEAN_INTERVALS if rank.profile.lean else 1)
+        return self._every_s * (REDUCED_INTERVAL_FACTOR if rank.profile.reduced else 1)
 
     def _phase_s(self, rank: Rank) -> float:
         """Processes that start together do not stay together; these never were."""

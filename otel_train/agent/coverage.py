@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from otel_train.accounting.types import StepSource
-from otel_train.aggregation.counters import JAX_STEP, without_step
+from otel_train.aggregation.counters import JAX_STEP, missing_step_reason
 from otel_train.datamodel import NS_PER_S, system_clock
 from otel_train.recording.events import WAIT, SourceKind
 
@@ -77,15 +77,15 @@ def unobserved(
     found: list[dict[str, str]] = []
     if busy and not whole:
         found += _models(probes, seen, stages)
-    for thread in run.helpers:
+    for thread in run.loader_threads:
         found.append(_thing("loop", thread, _READS_BESIDE, "ambiguous"))
     if busy and not listed:
         found.append(_thing("stage", "data", _NO_LOADER, "unhooked"))
     if totals.updates >= UPDATES_WITHOUT_FORWARD and "backward" not in stages and not whole:
         found.append(_thing("stage", "backward", _NO_BACKWARD, "never_seen"))
     if _is_jax(run, stages, loaded) and _has_no_step(run, stages):
-        told = run.compiles.jax.told(system_clock() if now_ns is None else now_ns)
-        reason = without_step(told, loader=not listed)
+        told = run.compiles.jax.describe(system_clock() if now_ns is None else now_ns)
+        reason = missing_step_reason(told, loader=not listed)
         found.append(_thing(*JAX_STEP, reason, "unhooked"))
     if run.step_source is StepSource.BACKWARD:
         reason = (

@@ -10,7 +10,7 @@ from otel_train import catalog as c
 from otel_train.accounting.types import PHASES, TRAIN
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
 from otel_train.datamodel import NS_PER_S, Snapshot, system_clock
-from otel_train.distributed.export_profile import LEAN, LEAN_EVENTS, profile_of
+from otel_train.distributed.export_profile import REDUCED_EVENTS, REDUCED_METRICS, profile_of
 from otel_train.instrumentation.logged_values import UserEvent, Value, as_number, as_plain
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class MetricReader:
         self._anchor = readings.anchor
         self._profile = profile_of(config, info)
         self._figures = RunMetrics(
-            run, max_loaders=config.max_loaders, max_stages=config.max_stages, lean=self._profile.lean
+            run, max_loaders=config.max_loaders, max_stages=config.max_stages, reduced=self._profile.reduced
         )
         self._yield_gil = yield_gil
         self._emitters = {
@@ -122,11 +122,11 @@ class MetricReader:
 
     def snapshot(self, at_ns: int | None = None) -> Snapshot:
         """Every metric of this process; ``at_ns``: now, on the monotonic clock, if that is not the system's."""
-        lean = self._profile.lean
+        lean = self._profile.reduced
         builder = MetricBuilder(
             self._emits,
-            only=LEAN if lean else None,
-            events=LEAN_EVENTS if lean else (),
+            only=REDUCED_METRICS if lean else None,
+            events=REDUCED_EVENTS if lean else (),
             yield_gil=self._yield_gil,
         )
         self._figures.write(builder)
@@ -244,7 +244,7 @@ class MetricReader:
     def _write_health(self, builder: MetricBuilder) -> None:
         for (signal, reason), number in self._health.drops().items():
             # Their labels gone, what is left out on purpose would read as lost.
-            if not (self._profile.lean and reason == "sampled_out"):
+            if not (self._profile.reduced and reason == "sampled_out"):
                 builder.put(c.TELEMETRY_DROPS, number, signal, reason)
         builder.put(c.TELEMETRY_OVERHEAD_TIME, self._health.overhead_s())
         for part, faults in self._health.faults().items():

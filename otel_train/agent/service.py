@@ -296,12 +296,12 @@ def before_reading(
 
     def read_scaler() -> None:
         scaled = recording.scaled
-        run.totals.tell(scaled.take())
+        run.totals.add_outcomes(scaled.take())
         if scaled.scale is not None:
             signals.take("amp_scale", scaled.scale)
 
     return [
-        PeriodicTask(lambda: run.device.tell(recording.devices.take(yield_gil)), Guard("device time"), 0.0),
+        PeriodicTask(lambda: run.device.add(recording.devices.take(yield_gil)), Guard("device time"), 0.0),
         PeriodicTask(read_scaler, Guard("gradient scaler"), 0.0),
         PeriodicTask(lambda: run.compiled(recording.compiles()), Guard("compiler"), 0.0),
         PeriodicTask(watch.read_builds, Guard("build times"), 0.0),

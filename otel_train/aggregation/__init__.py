@@ -1,1 +1,1 @@
-"""Pure functions of edges: no torch, no clock, no network."""
+"""Aggregates recorded events: counters, histograms, spans, epochs. Pure functions of events: no torch, clock or network."""

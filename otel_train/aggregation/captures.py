@@ -1,4 +1,4 @@
-"""What is known of a capture that is over: the rank makes it, the agent counts it."""
+"""The result of a profiler capture, made by the rank and counted by the agent."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
 
 TRIGGERS = ("schedule", "on_demand", "slow_step", "alert", "signal")
 CAPTURES_FOLDER = "captures"
-"""Of a run directory."""
+"""Below the run directory."""
 
 
 class Capture(NamedTuple):
-    """One capture that is over.
+    """One finished capture.
 
     Attributes:
         trigger: what armed it.
         within_ns: first and last instant, on the monotonic clock.
-        steps: number of the first step in it and of the last; -1 where there is none.
-        file: path of the trace; "" where there is none.
-        bytes: its size.
-        error: ``refused``, ``short``, ``profiler``, ``disk`` or ``size``; "" when all is well.
-        problem: the same in words.
-        seconds: from its first step to the file.
-        finding: the claim of its leading finding; "" for none.
-        record: what lies beside the trace.
+        steps: numbers of its first and last step; -1 without steps.
+        file: path of the trace; "" without a trace.
+        bytes: size of the trace.
+        error: ``refused``, ``short``, ``profiler``, ``disk`` or ``size``; "" if it succeeded.
+        problem: the error as a sentence.
+        seconds: from its first step until the file was written.
+        finding: summary of its leading finding; "" without one.
+        record: its metadata document.
     """
 
     trigger: str
@@ -43,16 +43,16 @@ class Capture(NamedTuple):
 
     @property
     def rule(self) -> str:
-        """Name of the rule behind the finding; "" for none."""
+        """Name of the rule behind the finding; "" without a finding."""
         finding = self.record.get("finding")
         return str(finding.get("name", "")) if isinstance(finding, dict) else ""
 
     @property
     def alert(self) -> str:
-        """Name of the alert that armed it; "" where none did."""
+        """Name of the alert that armed it; "" if none did."""
         return str(self.record.get("alert") or "")
 
     @property
     def ended_s(self) -> float:
-        """Unix time when it ended."""
+        """Unix time of its end."""
         return float(self.record.get("ended_unix_ns") or 0) / NS_PER_S

@@ -17,35 +17,35 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from otel_train.accounting.types import ClosedSteps, StageCalls, StageTimes, StepRows
-    from otel_train.aggregation.series_names import Key, Names
+    from otel_train.aggregation.series_names import Key, SeriesNames
     from otel_train.datamodel import Compile, DeviceTimes
     from otel_train.recording.events import Instrumented
 
 
 class Transfers:
-    """Adds up what every source of transfers moved, also where the time of it belongs to another stage."""
+    """Adds up bytes per transfer source, including transfers timed as part of another stage."""
 
     def __init__(self) -> None:
         self._bytes: dict[int, int] = {}
 
     def add(self, moved: np.ndarray) -> None:
-        """Take in transfers: int64[n, 2], as in ``ClosedSteps``."""
+        """Adds transfers: int64[n, 2], as in ``ClosedSteps``."""
         for source, size in moved.tolist():
             self._bytes[source] = self._bytes.get(source, 0) + size
 
     def to_devices(self, sources: Sequence[Instrumented]) -> dict[str, int]:
-        """Bytes by device, such as ``cuda:0``. What was pinned or moved by hand names no device."""
+        """Returns bytes by device, such as ``cuda:0``. Pinned memory and manual transfers name no device and are left out."""
         return {sources[n].name: moved for n, moved in self._bytes.items() if ":" in sources[n].name}
 
 
 MOST_HELD = 8192
-"""Occurrences, and device times, held back at most while they wait for their counterpart."""
+"""Most calls, and device times, held back while they wait for their counterpart."""
 
 _MOST_RECENT = 1024  # of the last turn or two: spans of kept steps ask for them
 
 
 class _Calls(NamedTuple):
-    """Settled occurrences without device time yet."""
+    """Calls without device time yet."""
 
     source: np.ndarray
     started_ns: np.ndarray
@@ -53,8 +53,8 @@ class _Calls(NamedTuple):
     series: np.ndarray
 
 
-class _Times(NamedTuple):
-    """Device times without an occurrence yet."""
+class _DeviceTimes(NamedTuple):
+    """Device times without a call yet."""
 
     source: np.ndarray
     begun_ns: np.ndarray
@@ -63,40 +63,40 @@ class _Times(NamedTuple):
 
 
 class DeviceAccount:
-    """Gives every occurrence the device time that was taken inside it.
+    """Matches device times with the calls that they were measured in.
 
-    An occurrence gets at most one device time and a device time goes to at most one occurrence, whatever the
-    order in which they come. One without a counterpart is left out: not measured is not zero.
+    A call gets at most one device time and a device time goes to at most one call, whatever the order of arrival. What has
+    no counterpart is left out: not measured is not zero.
 
     Args:
-        totals: takes the device time of every occurrence that has one.
+        totals: takes the device time of every matched call.
     """
 
     def __init__(self, totals: Totals) -> None:
         self.measured = False
-        """Whether device time is taken at all."""
+        """Whether device time is measured at all."""
         self._totals = totals
         self._calls = _Calls(*_empty(4))
-        self._times = _Times(*_empty(4))
-        self._recent = _Times(*_empty(4))
+        self._times = _DeviceTimes(*_empty(4))
+        self._recent = _DeviceTimes(*_empty(4))
         self._until_ns = 0
 
-    def tell(self, times: DeviceTimes | None) -> None:
-        """Take what a device did; None where nothing is measured."""
+    def add(self, times: DeviceTimes | None) -> None:
+        """Adds device times; None if nothing is measured."""
         if times is None:
             return
         self.measured = True
         self._totals.pace = self._totals.pace.plus(times.pace)
         self._until_ns = max(self._until_ns, times.until_ns)
-        self._times = _Times(*_joined(self._times, _Times(*times[:4])))
+        self._times = _DeviceTimes(*_joined(self._times, _DeviceTimes(*times[:4])))
         self._match()
 
-    def settle(self, ended: StageCalls, until_ns: int) -> None:
-        """Take occurrences of the thread whose device time is taken.
+    def add_calls(self, ended: StageCalls, until_ns: int) -> None:
+        """Adds calls of the thread whose device time is measured.
 
         Args:
-            ended: the occurrences.
-            until_ns: of all that ended before, nothing more will come.
+            ended: the calls.
+            until_ns: all calls that ended before are known.
         """
         if not self.measured:
             return
@@ -104,10 +104,10 @@ class DeviceAccount:
         new = _Calls(ended.source, ended.started_ns, ended.started_ns + ended.inclusive_ns, series)
         self._calls = _Calls(*_joined(self._calls, new))
         self._match()
-        self._times = _Times(*_kept(self._times, self._times.ended_ns >= until_ns))
+        self._times = _DeviceTimes(*_kept(self._times, self._times.ended_ns >= until_ns))
 
     def of(self, source: int, started_ns: int) -> int | None:
-        """Device time of an occurrence settled lately, in nanoseconds; None when it is not known (yet)."""
+        """Returns the device time of a recent call in nanoseconds; None if it is not known (yet)."""
         found = (self._recent.source == source) & (self._recent.begun_ns == started_ns)
         places = np.flatnonzero(found)
         return int(self._recent.device_ns[places[-1]]) if len(places) else None
@@ -118,29 +118,29 @@ class DeviceAccount:
         for source in set(times.source.tolist()).intersection(calls.source.tolist()):
             self._match_source(source, taken, given)
         self._calls = _Calls(*_kept(calls, ~taken & (calls.ended_ns >= self._until_ns)))
-        self._times = _Times(*_kept(times, ~given))
+        self._times = _DeviceTimes(*_kept(times, ~given))
 
     def _match_source(self, source: int, taken: np.ndarray, given: np.ndarray) -> None:
         calls, times = self._calls, self._times
         mine = np.flatnonzero(calls.source == source)
         mine = mine[np.argsort(calls.started_ns[mine], kind="stable")]
-        told = np.flatnonzero(times.source == source)
-        told = told[np.argsort(times.begun_ns[told], kind="stable")]
-        place = np.searchsorted(calls.started_ns[mine], times.begun_ns[told], side="right") - 1
-        inside = (place >= 0) & (times.ended_ns[told] <= calls.ended_ns[mine[place]])
-        told, place = told[inside], place[inside]
-        given[told] = True
-        # Of several inside one occurrence (a model that calls itself) the first is the occurrence's own.
+        timed = np.flatnonzero(times.source == source)
+        timed = timed[np.argsort(times.begun_ns[timed], kind="stable")]
+        place = np.searchsorted(calls.started_ns[mine], times.begun_ns[timed], side="right") - 1
+        inside = (place >= 0) & (times.ended_ns[timed] <= calls.ended_ns[mine[place]])
+        timed, place = timed[inside], place[inside]
+        given[timed] = True
+        # Of several inside one call (a model that calls itself) the first belongs to the call.
         first = np.flatnonzero(np.diff(place, prepend=-1))
-        told, whose = told[first], mine[place[first]]
-        if not len(told):
+        timed, owner = timed[first], mine[place[first]]
+        if not len(timed):
             return
-        taken[whose] = True
-        self._totals.add_device(calls.series[whose], times.device_ns[told])
-        pairs = _Times(
-            calls.source[whose], calls.started_ns[whose], calls.ended_ns[whose], times.device_ns[told]
+        taken[owner] = True
+        self._totals.add_device(calls.series[owner], times.device_ns[timed])
+        pairs = _DeviceTimes(
+            calls.source[owner], calls.started_ns[owner], calls.ended_ns[owner], times.device_ns[timed]
         )
-        self._recent = _Times(*(column[-_MOST_RECENT:] for column in _joined(self._recent, pairs)))
+        self._recent = _DeviceTimes(*(column[-_MOST_RECENT:] for column in _joined(self._recent, pairs)))
 
 
 def _empty(columns: int) -> list[np.ndarray]:
@@ -163,19 +163,19 @@ _REASONS: dict[int, str] = {
     Ending.ERROR: "error",
 }
 REMEMBERED_STOPS = 256
-"""Of those the time is known."""
+"""Passes whose end time is kept."""
 
-_UNCLAIMED = 8192
-"""Builds of a loader that wait for the epoch their batches belong to: as many as one slice of edges can claim."""
+_MOST_PENDING_BUILDS = 8192
+"""Builds of a loader that wait for the epoch of their batches: as many as one slice of events can take."""
 
 
 class Start(NamedTuple):
-    """What beginning its passes has cost a loader.
+    """Cost of starting the passes over a loader.
 
     Attributes:
-        passes: those that gave a batch.
-        making_s: seconds to make their iterators, workers included.
-        waiting_s: seconds to wait for their first batches.
+        passes: passes that returned a batch.
+        making_s: seconds to create their iterators, workers included.
+        waiting_s: seconds of waiting for their first batches.
     """
 
     passes: int = 0
@@ -184,7 +184,7 @@ class Start(NamedTuple):
 
     @property
     def total_s(self) -> float:
-        """Both together."""
+        """Sum of both."""
         return self.making_s + self.waiting_s
 
 
@@ -193,38 +193,38 @@ class LoaderTotals:
 
     def __init__(self) -> None:
         self.builds = Histograms()
-        """Time of a worker for a batch."""
+        """Time of a worker per batch."""
         self.start_ups = Histograms()
-        """Time from the ask for an iterator to its first batch."""
+        """Time from the request for an iterator to its first batch."""
         self.lost: dict[str, int] = {}
-        """Builds that were not read in time."""
+        """Builds that were overwritten before they were read."""
         self.endings: dict[tuple[str, str], int] = {}
         """By loader and reason."""
         self.starts: dict[tuple[str, str], Start] = {}
         """By loader and phase."""
-        self._unclaimed: dict[str, deque[int]] = {}
+        self._pending_builds: dict[str, deque[int]] = {}
         self._stops: deque[tuple[str, int]] = deque(maxlen=REMEMBERED_STOPS)
         self.names: list[str] = []
         self._numbers: dict[str, int] = {}
 
     def add_builds(self, loader: str, build_ns: np.ndarray, missed: int) -> None:
-        """Count what workers have built."""
+        """Counts batches built by workers."""
         number = self.number(loader)
         self.builds.add(np.full(len(build_ns), number), build_ns)
         self.lost[loader] = self.lost.get(loader, 0) + missed
-        self._unclaimed.setdefault(loader, deque(maxlen=_UNCLAIMED)).extend(build_ns.tolist())
+        self._pending_builds.setdefault(loader, deque(maxlen=_MOST_PENDING_BUILDS)).extend(build_ns.tolist())
 
-    def claim(self, loader: str, most: int) -> np.ndarray:
-        """The oldest builds that nobody has claimed: int64[n], n at most ``most``. Batches come in the same order."""
-        waiting = self._unclaimed.get(loader, deque[int]())
+    def take_builds(self, loader: str, most: int) -> np.ndarray:
+        """Removes and returns the oldest pending builds: int64[n], n at most ``most``. Batches arrive in the same order."""
+        waiting = self._pending_builds.get(loader, deque[int]())
         return np.array([waiting.popleft() for _ in range(min(most, len(waiting)))], dtype=np.int64)
 
-    def claim_all(self) -> None:
-        """What was built up to now is nobody's."""
-        self._unclaimed.clear()
+    def drop_builds(self) -> None:
+        """Discards the pending builds of all loaders."""
+        self._pending_builds.clear()
 
-    def add_starts(self, batches: np.ndarray, names: Names) -> None:
-        """Count passes that gave their first batch, among batches: int64[n, 6] as in ``ClosedSteps``."""
+    def add_starts(self, batches: np.ndarray, names: SeriesNames) -> None:
+        """Counts passes that returned their first batch, among batches: int64[n, 6] as in ``ClosedSteps``."""
         for source, phase, _, _, making_ns, waiting_ns in batches[batches[:, 4] >= 0].tolist():
             loader = names.sources[source].name
             key = (loader, PHASES[phase] if phase < len(PHASES) else "")
@@ -234,28 +234,20 @@ class LoaderTotals:
             )
             self.start_ups.add([self.number(loader)], [making_ns + waiting_ns])
 
-    def add_endings(self, endings: np.ndarray, names: Names) -> list[tuple[str, str, int]]:
-        """Count endings: int64[n, 3] as in ``ClosedSteps``; loader and reason of each, and when it was."""
-        told = [
-            (
-                names.sources[source].name,
-                _REASONS.get(why, "epoch_end"),
-                at_ns,
-            )  # of a torn edge it is not known
-            for source, why, at_ns in endings.tolist()
-            if why != Ending.DISPOSED
-        ]
-        self._stops += [
-            (names.sources[source].name, at_ns)
-            for source, why, at_ns in endings.tolist()
-            if why not in (Ending.ERROR, Ending.DISPOSED)
-        ]
-        for loader, reason, _ in told:
-            self.endings[loader, reason] = self.endings.get((loader, reason), 0) + 1
-        return told
+    def add_endings(self, endings: np.ndarray, names: SeriesNames) -> list[tuple[str, str, int]]:
+        """Counts ends of passes: int64[n, 3] as in ``ClosedSteps``; returns loader, reason and time of each."""
+        counted = []
+        for source, why, at_ns in endings.tolist():
+            if why != Ending.DISPOSED:
+                loader, reason = names.sources[source].name, _REASONS.get(why, "epoch_end")
+                counted.append((loader, reason, at_ns))
+                self.endings[loader, reason] = self.endings.get((loader, reason), 0) + 1
+                if why != Ending.ERROR:
+                    self._stops.append((loader, at_ns))
+        return counted
 
     def number(self, loader: str) -> int:
-        """Series of a loader in the histograms."""
+        """Returns the histogram series of a loader, adding it if needed."""
         if loader not in self._numbers:
             self._numbers[loader] = len(self.names)
             self.names.append(loader)
@@ -264,19 +256,19 @@ class LoaderTotals:
         return self._numbers[loader]
 
     def known(self, loader: str) -> int | None:
-        """The same for a loader of which something has been counted."""
+        """Returns the histogram series of a loader; None if nothing has been counted for it."""
         return self._numbers.get(loader)
 
     def stops(self, loader: str) -> int:
-        """Passes that came to an end."""
+        """Returns the number of passes that ended without an error."""
         return sum(n for (name, reason), n in self.endings.items() if name == loader and reason != "error")
 
     def stops_before(self, loader: str, at_ns: int) -> int:
-        """The same up to an instant, of which the last ``REMEMBERED_STOPS`` are known."""
+        """Returns the same up to an instant; exact for the last ``REMEMBERED_STOPS`` passes."""
         return self.stops(loader) - sum(name == loader and when > at_ns for name, when in self._stops)
 
     def copy(self) -> LoaderTotals:
-        """The same counts, independent from now on."""
+        """Returns an independent copy."""
         twin = LoaderTotals()
         twin.builds, twin.start_ups = self.builds.copy(), self.start_ups.copy()
         twin.lost, twin.endings, twin.starts = dict(self.lost), dict(self.endings), dict(self.starts)
@@ -284,7 +276,7 @@ class LoaderTotals:
         return twin
 
     def since(self, earlier: LoaderTotals) -> LoaderTotals:
-        """The window between an earlier copy and now."""
+        """Returns the difference to an earlier copy."""
         window = self.copy()
         window.builds = self.builds.minus(earlier.builds)
         window.start_ups = self.start_ups.minus(earlier.start_ups)
@@ -299,16 +291,16 @@ class LoaderTotals:
 
 
 class Reclaimed:
-    """Intervals that belong to an activity of their own, whatever stage was open: stalls, compiling.
+    """Intervals that count as an activity of their own, whatever stage was open: stalls and compiling.
 
-    Stages keep their time; only the ledger is told otherwise, to the nanosecond, and adds up as before.
+    Stages keep their time; only the run's time by activity changes, and its sum stays exact to the nanosecond.
     """
 
     def __init__(self) -> None:
         self._intervals: list[tuple[Activity, int, int]] = []
 
     def add(self, activity: Activity, begun_ns: int, ended_ns: int) -> None:
-        """From ``begun_ns`` to ``ended_ns`` it was ``activity``. Where two overlap the first one told wins."""
+        """Assigns an interval to ``activity``. Where two intervals overlap the first one added wins."""
         for _, begun, ended in sorted(self._intervals, key=lambda interval: interval[1]):
             if begun < ended_ns and begun_ns < ended:
                 if begun_ns < begun:
@@ -318,19 +310,19 @@ class Reclaimed:
             self._intervals.append((activity, begun_ns, ended_ns))
 
     def within(self, begun_ns: int, ended_ns: int) -> Sequence[tuple[Activity, int]]:
-        """Activities that own a part of an interval, and nanoseconds of it."""
+        """Returns the activities assigned within an interval, and the nanoseconds of each."""
         if not self._intervals:
             return ()
         parts = ((a, min(ended, ended_ns) - max(begun, begun_ns)) for a, begun, ended in self._intervals)
         return [(activity, ns) for activity, ns in parts if ns > 0]
 
     def forget(self, until_ns: int) -> None:
-        """Everything up to ``until_ns`` has been settled."""
+        """Drops intervals that end at or before ``until_ns``."""
         self._intervals = [interval for interval in self._intervals if interval[2] > until_ns]
 
 
 JAX_STEP = ("stage", "make_step")
-"""What is missing, as ``unobserved`` names it, where a program does not say what its step is."""
+"""Key in the instrumentation gaps of a JAX program that does not mark its step."""
 
 _NO_STEP = "no training step was seen. "
 _ADD_STEP = (
@@ -341,14 +333,14 @@ _EXAMPLE = "docs/howto/jax.md has an example"
 
 
 class JaxCompiles(NamedTuple):
-    """What JAX has compiled.
+    """Totals of JAX compilations.
 
     Attributes:
-        functions: how many compilations there were.
-        total_ns: their time together.
-        longest: the function of the program's whose compilation took longest; "" if none is known.
-        longest_ns: how long that took.
-        since_ns: when the first one began.
+        functions: number of compilations.
+        total_ns: their total duration.
+        longest: the program's function with the longest compilation; "" if unknown.
+        longest_ns: duration of that compilation.
+        since_ns: start of the first one.
     """
 
     functions: int = 0
@@ -358,7 +350,7 @@ class JaxCompiles(NamedTuple):
     since_ns: int = 0
 
     def plus(self, begun_ns: int, ended_ns: int, function: str) -> JaxCompiles:
-        """One more compilation, of ``function``; "" for one that is not the program's."""
+        """Returns the totals with one more compilation of ``function``; "" for one of JAX's own."""
         lasted_ns = ended_ns - begun_ns
         longer = bool(function) and lasted_ns > self.longest_ns
         return JaxCompiles(
@@ -369,8 +361,8 @@ class JaxCompiles(NamedTuple):
             self.since_ns or begun_ns,
         )
 
-    def told(self, now_ns: int) -> str:
-        """What has been seen, up to now: half a sentence."""
+    def describe(self, now_ns: int) -> str:
+        """Returns what has been compiled until ``now_ns``, as half a sentence."""
         if not self.functions:
             return "JAX is imported"
         functions = "1 function" if self.functions == 1 else f"{self.functions} functions"
@@ -382,27 +374,22 @@ class JaxCompiles(NamedTuple):
         )
 
 
-def without_step(seen: str, *, loader: bool) -> str:
-    """What is said of a program of JAX in which no training step was seen.
+def missing_step_reason(seen: str, *, loader: bool) -> str:
+    """Returns the message for a JAX program without a training step.
 
     Args:
-        seen: what was, as ``JaxCompiles.told`` says it.
-        loader: say how the loader is seen, too.
+        seen: what was compiled, as ``JaxCompiles.describe`` says it.
+        loader: also say how to instrument the loader.
     """
     return f"{seen}; {_NO_STEP}{_ADD_STEP}{_ADD_LOADER if loader else ''}. {_EXAMPLE}"
 
 
-def what_to_add(reason: str) -> str:
-    """The part of such a text that says what to do."""
-    return reason.partition(_NO_STEP)[2]
-
-
 class Recompiled(NamedTuple):
-    """Runs of compilers on code that they had compiled before.
+    """Compilations of code that had been compiled before.
 
     Attributes:
-        count: of them.
-        total_ns: what they took together.
+        count: number of recompilations.
+        total_ns: their total duration.
         by_jax: how many of them were JAX's.
     """
 
@@ -411,25 +398,25 @@ class Recompiled(NamedTuple):
     by_jax: int = 0
 
     def plus(self, compiled: Compile) -> Recompiled:
-        """One more."""
+        """Returns the totals with one more."""
         lasted_ns, jax = compiled.ended_ns - compiled.begun_ns, compiled.compiler == "jax"
         return Recompiled(self.count + 1, self.total_ns + lasted_ns, self.by_jax + jax)
 
     def minus(self, earlier: Recompiled) -> Recompiled:
-        """What came after ``earlier``."""
+        """Returns the difference to ``earlier``."""
         return Recompiled(*(a - b for a, b in zip(self, earlier, strict=True)))
 
 
 class Compiles:
-    """Counts them, and gives their time to the ledger.
+    """Counts compilations and assigns their time to activity ``compile``.
 
     Args:
-        reclaimed: told of their time.
-        totals: take what was compiled again.
+        reclaimed: takes their time.
+        totals: takes recompilations.
 
     Attributes:
-        judged: of some it is known whether they compiled again.
-        jax: those of JAX.
+        judged: for some compilations it is known whether they were recompilations.
+        jax: totals of JAX.
     """
 
     def __init__(self, reclaimed: Reclaimed, totals: Totals) -> None:
@@ -441,21 +428,21 @@ class Compiles:
 
     @property
     def again(self) -> int:
-        """Those that compiled again."""
+        """Number of recompilations."""
         return self._totals.recompiled.count
 
-    def tell(self, compiles: Iterable[Compile]) -> list[Compile]:
-        """Take in what compilers have done; which of it had been done before."""
-        told = list(compiles)
-        for each in told:
+    def add(self, compiles: Iterable[Compile]) -> list[Compile]:
+        """Adds compilations; returns those that were recompilations."""
+        again = []
+        for each in compiles:
             self.durations.add([0], [each.ended_ns - each.begun_ns])
             self._reclaimed.add(Activity.COMPILE, each.begun_ns, each.ended_ns)
             self.judged |= each.again is not None
             if each.compiler == "jax":
                 self.jax = self.jax.plus(each.begun_ns, each.ended_ns, each.function)
-        again = [each for each in told if each.again]
-        for each in again:
-            self._totals.recompiled = self._totals.recompiled.plus(each)
+            if each.again:
+                self._totals.recompiled = self._totals.recompiled.plus(each)
+                again.append(each)
         return again
 
 
@@ -463,10 +450,10 @@ _PHASES = len(PHASES) + 1
 
 
 class DeviceTotals(NamedTuple):
-    """What a device did for the occurrences of one row, in seconds.
+    """Device time of one row of the stage table, in seconds.
 
     Attributes:
-        measured: occurrences that the figures are of; there may be more.
+        measured: calls that were measured; there may be more.
         seconds: their device time.
         p50: median.
         p99: 99th percentile.
@@ -479,18 +466,18 @@ class DeviceTotals(NamedTuple):
 
 
 class StageTotals(NamedTuple):
-    """One row of the stage table: durations in seconds, None where there is no figure.
+    """One row of the stage table: durations in seconds, None if not measured.
 
     Attributes:
-        key: what the row is about.
-        count: occurrences.
-        failed: those that ended by an exception.
-        inclusive_s: time in which the stage was open: that of the occurrences, of asks that gave no batch, of the
-            making of iterators, and of what had not ended.
+        key: stage, loader, phase and model.
+        count: calls.
+        failed: calls that raised.
+        inclusive_s: time in which the stage was open: its calls, requests that returned no batch, the creation of
+            iterators, and calls that have not ended.
         self_s: time in which this stage was the innermost.
         quantiles: minimum, median, 95th, 99th percentile, maximum.
-        device: the same occurrences on the device's clock, as far as they were measured there.
-        called_s: time of the occurrences, with what ran inside them: what the histogram shows.
+        device: device time of the same calls, where measured.
+        called_s: time of the calls, with the stages inside them, as in the histogram.
     """
 
     key: Key
@@ -504,19 +491,19 @@ class StageTotals(NamedTuple):
 
 
 class Totals:
-    """Counts, sums and histograms. One thread owns it.
+    """Counters, sums and histograms. Not thread-safe.
 
     Args:
-        names: tables of sources; ``learn`` must have been called for every source counted here.
+        names: series names; ``learn`` must have been called for every source counted here.
         yield_gil: called between heavy columns.
     """
 
-    def __init__(self, names: Names, *, yield_gil: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, names: SeriesNames, *, yield_gil: Callable[[], None] = lambda: None) -> None:
         self.names = names
         self.stages = Histograms()
         self.steps = Histograms(STEP_BOUNDS)
         self.device = Histograms()
-        """Device time of the occurrences that have one, by the series of ``stages``."""
+        """Device time of calls, by the series of ``stages``."""
         self.activity_ns = np.zeros(len(Activity), dtype=np.int64)
         self.self_ns = np.zeros(0, dtype=np.int64)
         self.inclusive_ns = np.zeros(0, dtype=np.int64)
@@ -533,38 +520,38 @@ class Totals:
         self.skipped_updates = 0
         self.recompiled = Recompiled()
         self.pace = Pace()
-        """How far the device ran behind the host."""
+        """Lag of the device behind the host."""
         self.on_device = Outcomes()
-        """Updates of optimizers that skip on their device, and what is known of them by now."""
+        """Updates that the optimizer may skip on the device, and how many of them are known."""
         self._step_numbers: dict[tuple[int, int], int] = {}
         self._yield_gil = yield_gil
 
-    def add(self, settled: ClosedSteps, *, ledger: bool) -> None:
-        """Count what was settled. ``ledger``: the thread's time is the run's time."""
-        self._add_times(settled.times)
+    def add(self, closed: ClosedSteps, *, ledger: bool) -> None:
+        """Counts closed steps; ``ledger``: the thread's time is the run's time by activity."""
+        self._add_times(closed.times)
         if ledger:
-            self.activity_ns += settled.activity_ns
+            self.activity_ns += closed.activity_ns
         self._yield_gil()
-        self.add_occurrences(settled.occurrences)
-        self._add_steps(settled.steps)
-        self.add_batches(settled.batches)
-        loaders = self.names.loader(settled.loader_ns[:, 0]) * _PHASES + settled.loader_ns[:, 1]
+        self.add_occurrences(closed.occurrences)
+        self._add_steps(closed.steps)
+        self.add_batches(closed.batches)
+        loaders = self.names.loader(closed.loader_ns[:, 0]) * _PHASES + closed.loader_ns[:, 1]
         for value in set(loaders.tolist()):
             pair = divmod(value, _PHASES)
             self.loader_ns[pair] = self.loader_ns.get(pair, 0) + int(
-                settled.loader_ns[loaders == value, 2].sum()
+                closed.loader_ns[loaders == value, 2].sum()
             )
-        self.loaders.add_starts(settled.batches, self.names)
-        self.updates += settled.updates
-        self.skipped_updates += settled.skipped_updates
+        self.loaders.add_starts(closed.batches, self.names)
+        self.updates += closed.updates
+        self.skipped_updates += closed.skipped_updates
 
-    def add_beside(self, settled: ClosedSteps) -> None:
-        """Count what a thread did that only reads loaders: its waits are nobody's step, phase or activity."""
-        nowhere = np.full(len(settled.times.source), NO_PHASE, dtype=np.int64)
-        self._add_times(settled.times._replace(phase=nowhere))
-        calls = settled.occurrences
+    def add_beside(self, closed: ClosedSteps) -> None:
+        """Counts a thread that only reads loaders: its waits belong to no step, phase or activity."""
+        nowhere = np.full(len(closed.times.source), NO_PHASE, dtype=np.int64)
+        self._add_times(closed.times._replace(phase=nowhere))
+        calls = closed.occurrences
         self.add_occurrences(calls._replace(phase=np.full(len(calls.source), NO_PHASE, dtype=np.int64)))
-        self.add_batches(settled.batches)
+        self.add_batches(closed.batches)
 
     def _add_times(self, times: StageTimes) -> None:
         series = self.names.series(times.source, times.loader, times.phase)
@@ -572,25 +559,25 @@ class Totals:
         np.add.at(self.self_ns, series, times.self_ns)
         np.add.at(self.inclusive_ns, series, times.inclusive_ns)
 
-    def tell(self, outcomes: Outcomes) -> None:
-        """Take in what devices have told of their updates."""
+    def add_outcomes(self, outcomes: Outcomes) -> None:
+        """Adds outcomes of updates reported by devices."""
         self.on_device = Outcomes(*(a + b for a, b in zip(self.on_device, outcomes, strict=True)))
 
     @property
     def skips(self) -> int | None:
-        """Updates that a scaler skipped; None while only a device knows."""
+        """Updates skipped by a gradient scaler; None while only the device knows."""
         unknown = self.on_device.made and not self.on_device.known
         return None if unknown else self.skipped_updates + self.on_device.skipped
 
     def add_operations(self, ended: StageCalls) -> None:
-        """Count calls timed by token: they run beside everything else, in no stage's self time."""
+        """Counts calls timed by token. They run beside the stages and add to no stage's self time."""
         self.add_occurrences(ended)
         if len(ended.source):
             series = self.names.series(ended.source, ended.loader, ended.phase)
             np.add.at(self.inclusive_ns, series, ended.inclusive_ns)
 
     def add_occurrences(self, ended: StageCalls) -> None:
-        """Count calls that ended."""
+        """Counts calls that ended."""
         if not len(ended.source):
             return
         series = self.names.series(ended.source, ended.loader, ended.phase)
@@ -602,7 +589,7 @@ class Totals:
             )
 
     def add_device(self, series: np.ndarray, device_ns: np.ndarray) -> None:
-        """Count device time of occurrences: int64[n] each."""
+        """Counts device time of calls: int64[n] each."""
         self.device.grow(len(self.names.keys))
         self.device.add(series, device_ns, yield_gil=self._yield_gil)
 
@@ -630,7 +617,7 @@ class Totals:
         return self._step_numbers[pair]
 
     def add_batches(self, batches: np.ndarray) -> None:
-        """Count batches: int64[n, 6] as in ``ClosedSteps``."""
+        """Counts batches: int64[n, 6] as in ``ClosedSteps``."""
         if not len(batches):
             return
         flat = self.names.loader(batches[:, 0]) * _PHASES + batches[:, 1]
@@ -651,7 +638,7 @@ class Totals:
             self.failed = np.append(self.failed, np.zeros(more, dtype=np.int64))
 
     def since(self, earlier: Totals) -> Totals:
-        """The window between an earlier copy and now."""
+        """Returns the difference to an earlier copy."""
         window = self.copy()
         window.stages = self.stages.minus(earlier.stages)
         window.steps = self.steps.minus(earlier.steps)
@@ -674,7 +661,7 @@ class Totals:
         return window
 
     def copy(self) -> Totals:
-        """The same counts, independent from now on; the names are shared."""
+        """Returns an independent copy that shares the names."""
         twin = Totals(self.names, yield_gil=self._yield_gil)
         twin.stages, twin.steps, twin.device = self.stages.copy(), self.steps.copy(), self.device.copy()
         for name in ("activity_ns", "self_ns", "inclusive_ns", "failed", "step_counts", "partial_steps"):
@@ -688,7 +675,7 @@ class Totals:
         return twin
 
     def rows(self) -> list[StageTotals]:
-        """The stage table, training first, in the order in which a step meets its stages."""
+        """Returns the stage table, training first, stages in the order of a step."""
         rows = [self._row(series, key) for series, key in enumerate(self.names.keys[: len(self.self_ns)])]
         order = {name: place for place, name in enumerate((*self.names.stages.names, ""))}
         phases = {name: place for place, name in enumerate((*PHASES, ""))}
@@ -723,12 +710,12 @@ class Totals:
         )
 
     def phase_s(self, phase: str) -> float:
-        """Seconds of a phase: the self time of all its stages."""
+        """Returns the seconds of a phase: the self time of all its stages."""
         mine = [n for n, key in enumerate(self.names.keys[: len(self.self_ns)]) if key.phase == phase]
         return int(self.self_ns[mine].sum()) / NS_PER_S
 
     def train_s_by_loader(self) -> dict[str, tuple[float, float]]:
-        """Seconds of phase train by loader: waiting for its batches, and everything else."""
+        """Returns seconds of phase train by loader: waiting for its batches, and everything else."""
         found: dict[str, tuple[float, float]] = {}
         for key, self_ns in zip(self.names.keys, self.self_ns.tolist(), strict=False):
             if key.phase == PHASES[0]:
@@ -741,14 +728,14 @@ class Totals:
         return found
 
     def steps_by_phase(self) -> dict[str, int]:
-        """Counted steps of every phase that has any."""
+        """Returns the counted steps of every phase with any."""
         found: dict[str, int] = {}
         for (_, phase), count in zip(self.step_pairs, self.step_counts.tolist(), strict=True):
             found[PHASES[phase]] = found.get(PHASES[phase], 0) + count
         return found
 
     def by_loader(self, counts: dict[tuple[int, int], int]) -> dict[str, int]:
-        """``batches`` or ``samples`` by loader name, all phases together."""
+        """Returns ``batches`` or ``samples`` by loader name, all phases together."""
         found: dict[str, int] = {}
         for (loader, _), count in counts.items():
             name = self.names.loaders.names[loader]

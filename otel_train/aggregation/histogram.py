@@ -1,4 +1,4 @@
-"""Histograms with exponential and with given buckets."""
+"""Histograms with exponential and explicit buckets."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MANTISSA_BITS = 52
 
 
 class Grid(NamedTuple):
-    """Where slots begin and end, and how to find the slot of a value.
+    """Slot boundaries, and the lookup of a value's slot.
 
     Attributes:
         edges_s: float64[slot]. Slot i holds values in (edges_s[i-1], edges_s[i]]; slot 0 holds zero.
@@ -57,10 +57,10 @@ class Grid(NamedTuple):
     explicit: NDArray[np.intp]
 
     def slots(self, seconds: Floats) -> NDArray[np.intp]:
-        """The slot of each value; upper edges are inclusive. ``seconds`` is clipped in place."""
+        """Returns the slot of each value; upper edges are inclusive. Clips ``seconds`` in place."""
         np.clip(seconds, self.edges_s[0], self.edges_s[-1], out=seconds)
         # The leading bits of a positive float64 rise with its value. They name a cell that holds at
-        # most one edge, so one comparison settles the slot: exact, and no logarithm is taken.
+        # most one edge, so one comparison finds the slot: exact, and no logarithm is taken.
         cells = (seconds.view(np.int64) >> self.shift) - self.first_cell
         found = self.first_slots.take(cells).astype(np.intp)
         found += seconds > self.edges_s.take(found)
@@ -69,7 +69,7 @@ class Grid(NamedTuple):
 
 @lru_cache(maxsize=8)
 def grid_of(bounds: tuple[float, ...]) -> Grid:
-    """Slots cut at every exponential boundary and at every explicit one."""
+    """Returns slots cut at every exponential and every explicit boundary."""
     octaves = range(LOWEST_EXPONENT, HIGHEST_EXPONENT)
     per_octave = 2.0 ** (np.arange(2**MAX_SCALE) / 2**MAX_SCALE)
     powers = np.append(np.concatenate([np.ldexp(per_octave, e) for e in octaves]), 2.0**HIGHEST_EXPONENT)
@@ -98,7 +98,7 @@ def _cell_shift(edges_s: Floats) -> int:
 
 
 def whole_ns(edges_s: Floats) -> Ints:
-    """The longest whole nanoseconds whose value in seconds is at or below each edge."""
+    """Returns the longest whole nanoseconds whose value in seconds is at or below each edge."""
     below = np.floor(edges_s * NS_PER_S).astype(np.int64)
     below += (below + 1) / NS_PER_S <= edges_s
     below -= below / NS_PER_S > edges_s
@@ -106,7 +106,7 @@ def whole_ns(edges_s: Floats) -> Ints:
 
 
 def downscale(counts: Ints, offset: int) -> tuple[int, int, tuple[int, ...]]:
-    """Halve the resolution until the filled buckets fit into ``MAX_SIZE``.
+    """Halves the resolution until the filled buckets fit into ``MAX_SIZE``.
 
     Returns:
         Scale, index of the first bucket, counts without empty ends.
@@ -130,13 +130,12 @@ def downscale(counts: Ints, offset: int) -> tuple[int, int, tuple[int, ...]]:
 
 
 _SLICE = 8192  # values per round of numpy calls; each call holds the GIL for 15 us or so
-_LONGEST_NS = 2**53  # 104 days: from here on float64 cannot tell nanoseconds apart
 _NO_MIN = np.iinfo(np.int64).max
 _NO_MAX = -1
 
 
 class Distribution(NamedTuple):
-    """What one series of a histogram holds: the middle fields of ``records.HistogramPoint``.
+    """One series of a histogram: the middle fields of ``HistogramPoint``.
 
     ``sum``, ``min`` and ``max`` are in seconds. ``min`` and ``max`` are NaN when ``count`` is 0.
     """
@@ -152,19 +151,15 @@ class Distribution(NamedTuple):
     explicit_counts: tuple[int, ...]
 
 
-def _no_yield() -> None:
-    """What ``add`` calls between its steps when the caller passes nothing."""
-
-
 class Histograms:
-    """All series of one duration metric. One thread owns it: nothing here is locked.
+    """All series of one duration metric. Not thread-safe.
 
     Args:
-        bounds: explicit bucket edges in seconds, rising; a value equal to an edge is below it.
-        size: series to start with; they are numbered from 0.
+        bounds: explicit bucket edges in seconds, rising; upper edges are inclusive.
+        size: initial number of series, numbered from 0.
 
     Raises:
-        ValueError: ``bounds`` do not rise or reach outside the range that is covered.
+        ValueError: ``bounds`` do not rise or exceed the covered range.
     """
 
     def __init__(self, bounds: tuple[float, ...] = DURATION_BOUNDS, *, size: int = 0) -> None:
@@ -181,11 +176,10 @@ class Histograms:
         self.grow(size)
 
     def __len__(self) -> int:
-        """How many series there are."""
         return self._sum_ns.size
 
     def grow(self, size: int) -> None:
-        """Make room for series 0 to ``size`` - 1. What was counted stays; it never shrinks."""
+        """Adds empty series up to number ``size`` - 1. Never shrinks."""
         more = size - len(self)
         if more <= 0:
             return
@@ -196,15 +190,14 @@ class Histograms:
         self._max_ns = np.append(self._max_ns, np.full(more, _NO_MAX))
 
     def add(
-        self, series: ArrayLike, value_ns: ArrayLike, *, yield_gil: Callable[[], None] = _no_yield
+        self, series: ArrayLike, value_ns: ArrayLike, *, yield_gil: Callable[[], None] = lambda: None
     ) -> None:
-        """Count durations.
+        """Counts durations.
 
         Args:
             series: int[value], each from 0 to ``len(self)`` - 1.
             value_ns: int64[value], nanoseconds; below zero counts as zero.
-            yield_gil: called between steps of some tens of microseconds, so that a thread that waits
-                for the GIL gets it.
+            yield_gil: called between steps of some tens of microseconds.
 
         Raises:
             IndexError: a series does not exist; nothing has been counted.
@@ -231,11 +224,11 @@ class Histograms:
         yield_gil()
 
     def count(self, series: int) -> int:
-        """How many durations were counted into a series."""
+        """Returns the number of durations in a series."""
         return int(self._slots[series].sum())
 
     def point(self, series: int) -> Distribution:
-        """What a series holds now, in both published forms."""
+        """Returns a series in both published forms."""
         row = self._slots[series]
         count = int(row.sum())
         exponential = np.add.reduceat(row, self._grid.exponential)
@@ -253,15 +246,15 @@ class Histograms:
         )
 
     def quantile(self, series: int, q: float) -> float:
-        """Estimate a quantile.
+        """Estimates a quantile.
 
         Args:
-            series: which series.
+            series: number of the series.
             q: 0 (exactly the minimum) to 1 (exactly the maximum).
 
         Returns:
-            Seconds; NaN when nothing was counted. Never falls as ``q`` rises, and is within one
-            bucket of ``numpy.quantile`` of the same values.
+            Seconds; NaN for an empty series. Monotonic in ``q``, and within one bucket of ``numpy.quantile`` of the same
+            values.
 
         Raises:
             ValueError: ``q`` is outside 0 to 1.
@@ -281,7 +274,7 @@ class Histograms:
         return min(low + (place - rank) * (high - low), high)
 
     def _ranked(self, series: int, rank: int, reached: Ints) -> float:
-        """Estimate the value at ``rank`` in sorted order, in seconds."""
+        """Estimates the value at ``rank`` in sorted order, in seconds."""
         least, most = int(self._min_ns[series]) / NS_PER_S, int(self._max_ns[series]) / NS_PER_S
         if rank in (0, int(reached[-1]) - 1):
             return least if rank == 0 else most
@@ -294,7 +287,7 @@ class Histograms:
         return float(min(max(lower + (upper - lower) * inside, least), most))
 
     def merge(self, other: Histograms) -> None:
-        """Count everything that ``other`` counted, series by series."""
+        """Adds the counts of ``other``, series by series."""
         self._check_bounds(other)
         self.grow(len(other))
         shared = slice(len(other))
@@ -304,17 +297,17 @@ class Histograms:
         np.maximum(self._max_ns[shared], other._max_ns, out=self._max_ns[shared])
 
     def copy(self) -> Histograms:
-        """The same counts, independent from now on."""
+        """Returns an independent copy."""
         twin = Histograms(self.bounds)
         twin.merge(self)
         return twin
 
     def folded(self, into: Ints, size: int) -> Histograms:
-        """The same observations with series put together.
+        """Returns the same observations with series merged.
 
         Args:
             into: int64[len(self)], the new number of each series; -1 leaves it out.
-            size: how many series the result has.
+            size: number of series of the result.
         """
         result = Histograms(self.bounds, size=size)
         taken = np.flatnonzero(into[: len(self)] >= 0)
@@ -326,13 +319,13 @@ class Histograms:
         return result
 
     def minus(self, earlier: Histograms) -> Histograms:
-        """The window between an earlier copy and now.
+        """Returns the difference to an earlier copy.
 
-        Counts and sums are exact. Where the window did not set a new minimum or maximum, those are
-        the edges of its outermost buckets, and never outside the minimum and maximum of all time.
+        Counts and sums are exact. Minimum and maximum are exact if the window set them, else the edges of its outermost
+        buckets, limited to the minimum and maximum of all time.
 
         Raises:
-            ValueError: ``earlier`` holds something that this does not.
+            ValueError: ``earlier`` has counts that this one does not.
         """
         self._check_bounds(earlier)
         before = Histograms(self.bounds, size=len(self))
@@ -346,9 +339,9 @@ class Histograms:
         return window
 
     def _bracket(self, now: Histograms) -> None:
-        """Set minimum and maximum of a window: its outermost slots, within those of all time.
+        """Sets minimum and maximum of a window: its outermost slots, limited by those of all time.
 
-        A record that the window set is in its outermost slot, so the second makes it exact.
+        A record that the window set is in its outermost slot, so the limit makes it exact.
         """
         used = self._slots > 0
         filled = used.any(axis=1)

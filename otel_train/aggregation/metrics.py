@@ -1,4 +1,4 @@
-"""Counters as families of metrics."""
+"""Builds metric families from counters and histograms."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 class MetricBuilder:
-    """Collects points and hands them over as families.
+    """Collects points and returns them as metric families.
 
     Args:
         emits: whether this process publishes metrics of a given kind of emitter.
         only: names of the metrics to collect, devices added up; None for all.
-        events: names of metrics to collect beside those, each from its first value above zero on.
+        events: names of further metrics, each collected from its first value above zero on.
         yield_gil: called between series, so that the training thread can take the GIL.
     """
 
@@ -49,7 +49,7 @@ class MetricBuilder:
         self._histograms: dict[str, list[HistogramPoint]] = {}
 
     def put(self, metric: Metric, value: float, *labels: str) -> None:
-        """Set one series. Equal labels of a counter add up (names folded to ``_OTHER``)."""
+        """Sets one series. Equal labels of a counter add up (names limited to ``_OTHER``)."""
         if self._only is not None:
             if metric.name not in self._only and not (value and metric.name in self._events):
                 return
@@ -63,15 +63,15 @@ class MetricBuilder:
         self._yield_gil()
 
     def take(self, metric: Metric) -> dict[Attributes, float]:
-        """Remove what was put of a counter or gauge; its values by labels."""
+        """Removes and returns the values of a counter or gauge, by labels."""
         return self._points.pop(metric.name, {})
 
     def values(self, metric: Metric) -> dict[Attributes, float]:
-        """What was put of a counter or gauge, by labels."""
+        """Returns the values of a counter or gauge, by labels."""
         return dict(self._points.get(metric.name, {}))
 
     def put_all(self, metric: Metric, values: Iterable[str], found: dict[str, float]) -> None:
-        """One series for each value of the metric's only label, zero where nothing was found."""
+        """Sets one series for each value of the metric's only label; 0 for those not in ``found``."""
         for value in values:
             self.put(metric, found.get(value, 0), value)
 
@@ -79,7 +79,7 @@ class MetricBuilder:
         self, metric: Metric, histograms: Histograms, series: int, *labels: str,
         exemplars: tuple[Exemplar, ...] = (),
     ) -> None:  # fmt: skip
-        """Set one histogram series; an empty one is left out."""
+        """Adds one histogram series; an empty one is left out."""
         left_out = self._only is not None and metric.name not in self._only
         if left_out or not histograms.count(series):
             return
@@ -88,7 +88,7 @@ class MetricBuilder:
         self._yield_gil()
 
     def families(self) -> tuple[MetricFamily, ...]:
-        """Everything collected that this process publishes, in catalogue order."""
+        """Returns the collected metrics that this process publishes, in catalog order."""
         found = []
         for metric in ALL:
             if not self._emits(metric.emit):
@@ -108,10 +108,10 @@ def _attributes(metric: Metric, labels: tuple[str, ...]) -> Attributes:
 
 
 class LabelLimiter:
-    """Folds names beyond a bound into ``_OTHER``, first come first served.
+    """Replaces label values beyond a bound by ``_OTHER``, first come first served.
 
     Args:
-        bound: names published as they are.
+        bound: number of values published unchanged.
     """
 
     def __init__(self, bound: int) -> None:
@@ -120,7 +120,7 @@ class LabelLimiter:
         self._bound = bound
 
     def limit(self, name: str) -> str:
-        """``name``, or ``_OTHER``."""
+        """Returns ``name``, or ``_OTHER``."""
         if name in self._names or name in ("", OTHER_VALUE):
             return name
         if len(self._names) < self._bound:
@@ -131,30 +131,30 @@ class LabelLimiter:
 
 
 class RunMetrics:
-    """Writes the account of a run into a MetricBuilder.
+    """Writes the state of a run to a metric builder.
 
     Args:
-        run: the account.
-        max_loaders: loader names published as they are.
-        max_stages: the user's own stage names published as they are.
-        lean: durations and steps of training alone.
+        run: the state.
+        max_loaders: loader names published unchanged.
+        max_stages: user-defined stage names published unchanged.
+        reduced: durations and steps of training alone.
     """
 
-    def __init__(self, run: RunState, *, max_loaders: int, max_stages: int, lean: bool = False) -> None:
+    def __init__(self, run: RunState, *, max_loaders: int, max_stages: int, reduced: bool = False) -> None:
         self.loaders = LabelLimiter(max_loaders)
         self.stages = LabelLimiter(max_stages)
         self._run = run
-        self._lean = lean
+        self._reduced = reduced
 
     def write(self, builder: MetricBuilder) -> None:
-        """Put everything that the edges have told."""
+        """Adds all metrics derived from events."""
         self._stages(builder)
         self._steps(builder)
         self._loaders(builder)
         self._rest(builder)
 
     def overflows(self) -> dict[str, int]:
-        """Names folded into ``_OTHER``, by label."""
+        """Returns the number of names replaced by ``_OTHER``, by label."""
         return {c.LOADER.name: len(self.loaders.overflown), c.STAGE.name: len(self.stages.overflown)}
 
     def _stages(self, builder: MetricBuilder) -> None:
@@ -162,7 +162,7 @@ class RunMetrics:
         labels: dict[tuple[str, str, str], int] = {}
         into = np.full(len(totals.names.keys), -1, dtype=np.int64)
         for series, key in enumerate(totals.names.keys):
-            if self._lean and key.phase != PHASES[TRAIN]:
+            if self._reduced and key.phase != PHASES[TRAIN]:
                 continue
             if key.phase and key.stage not in ("other", CHECKPOINT):
                 stage = key.stage if key.stage in c.STAGES else self.stages.limit(key.stage)
@@ -180,7 +180,7 @@ class RunMetrics:
         into = np.full(len(totals.step_pairs), -1, dtype=np.int64)
         labels: dict[tuple[str, str], int] = {}
         for series, (loader, phase) in enumerate(totals.step_pairs):
-            if self._lean and phase != TRAIN:
+            if self._reduced and phase != TRAIN:
                 continue
             label = (self.loaders.limit(totals.names.loaders.names[loader]), PHASES[phase])
             into[series] = labels.setdefault(label, len(labels))
@@ -257,7 +257,7 @@ _SCALES = ("amp_scale", "loss_scale")
 
 
 class Signals:
-    """The last value of everything logged, and how often one was not finite."""
+    """Last values passed to ``log``, and how often one was not finite."""
 
     def __init__(self) -> None:
         self.nonfinite = dict.fromkeys(c.NONFINITE_KIND.values, 0)
@@ -271,7 +271,7 @@ class Signals:
         self._value_names = LabelLimiter(c.METRIC_NAME.bound)
 
     def take(self, name: str, value: float) -> bool:
-        """Take one value in; whether it is finite."""
+        """Stores one value; returns whether it is finite."""
         finite = math.isfinite(value)
         if name == "tokens":
             self.tokens += int(value) if finite else 0
@@ -291,7 +291,7 @@ class Signals:
         return finite
 
     def overflows(self) -> dict[str, int]:
-        """Names folded into ``_OTHER``, by label."""
+        """Returns the number of names replaced by ``_OTHER``, by label."""
         return {
             c.LOSS_NAME.name: len(self._loss_names.overflown),
             c.OPTIMIZER_GROUP.name: len(self._rate_names.overflown),
@@ -299,7 +299,7 @@ class Signals:
         }
 
     def write(self, builder: MetricBuilder, phase: str) -> None:
-        """Put the last values."""
+        """Adds the last values."""
         for name, value in self._losses.items():
             builder.put(c.LOSS, value, name, phase)
         for group, value in self._rates.items():

@@ -1,4 +1,4 @@
-"""What a rank did last, from its flight file."""
+"""Post-mortem of a rank: what it did last, from its flight recorder file."""
 
 from __future__ import annotations
 
@@ -29,38 +29,38 @@ class ThreadHistory(NamedTuple):
     """What one thread did.
 
     Attributes:
-        thread: its edges.
+        thread: its events.
         open: stages open at the end, outermost first.
-        settled: everything before.
-        started_ns: when the step that is still open began; -1 if none is.
+        closed: everything before.
+        started_ns: start of the step that is still open; -1 without one.
     """
 
     thread: ThreadEdges
     open: list[OpenStage]
-    settled: ClosedSteps
+    closed: ClosedSteps
     started_ns: int
 
     @property
     def steps(self) -> int:
         """Training steps that closed."""
-        return int(np.count_nonzero(trained(self.settled)))
+        return int(np.count_nonzero(trained(self.closed)))
 
 
-def story_of(thread: ThreadEdges, sources: SourceTable) -> ThreadHistory:
-    """Work out a thread's edges, with the stages of every step."""
+def thread_history(thread: ThreadEdges, sources: SourceTable) -> ThreadHistory:
+    """Accounts a thread's events, with the stages of every step."""
     numbers = (thread.codes >> SOURCE_SHIFT) & SOURCE_MASK
     known = numbers < len(sources.kinds)
     account = ThreadAccount(int(thread.times[0]), sources, by_step=True)
     account.feed(thread.times[known].tolist(), thread.codes[known].tolist())
     still_open = list(account.open)
-    settled = account.close(int(thread.times[-1]))
-    left = np.flatnonzero(settled.steps.counted == 0)
-    started_ns = int(settled.steps.started_ns[left[-1]]) if len(left) else -1
-    return ThreadHistory(thread, still_open, settled, started_ns)
+    closed = account.close(int(thread.times[-1]))
+    left = np.flatnonzero(closed.steps.counted == 0)
+    started_ns = int(closed.steps.started_ns[left[-1]]) if len(left) else -1
+    return ThreadHistory(thread, still_open, closed, started_ns)
 
 
 def trained(part: ClosedSteps) -> np.ndarray:
-    """bool[step]: which steps are counted as training."""
+    """Returns bool[step]: the steps counted as training."""
     mine: np.ndarray = (part.steps.phase == TRAIN) & (part.steps.counted > 0)
     return mine
 
@@ -71,29 +71,29 @@ _NS = 1e9
 
 
 def read(rank_dir: Path) -> dict[str, Any]:
-    """Say what the process of a rank was doing when it was last seen.
+    """Returns what the process of a rank was doing when it was last active.
 
     Args:
-        rank_dir: the folder of one rank; nothing in it is changed.
+        rank_dir: the folder of one rank; it is only read.
 
     Raises:
-        RunDirectoryError: there is no flight file, or it cannot be read.
+        RunDirectoryError: the flight recorder file is missing or unreadable.
     """
-    return told_by(read_flight(rank_dir / FILE_NAME), _summary(rank_dir))
+    return postmortem_of(read_flight(rank_dir / FILE_NAME), _summary(rank_dir))
 
 
-def told_by(flight: Flight, summary: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``read`` says, of a flight file that has been read.
+def postmortem_of(flight: Flight, summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the result of ``read`` for a flight recorder file that has been read.
 
     Args:
-        flight: what is in the file.
-        summary: the last that the process wrote; empty if there is none.
+        flight: content of the file.
+        summary: the last ``summary.json`` of the process; empty without one.
     """
     sources = flight.sources
     known = SourceTable().extend(sources)
-    stories = [story_of(thread, known) for thread in flight.threads if len(thread.times)]
-    main = max(stories, key=lambda story: (story.steps, len(story.thread.times)), default=None)
-    teller = _Teller(flight, sources)
+    histories = [thread_history(thread, known) for thread in flight.threads if len(thread.times)]
+    main = max(histories, key=lambda history: (history.steps, len(history.thread.times)), default=None)
+    naming = _Naming(flight, sources)
     identity = flight.identity
     notes: list[str] = []
     report = {
@@ -104,37 +104,37 @@ def told_by(flight: Flight, summary: Mapping[str, Any]) -> dict[str, Any]:
         "alive": _alive(flight, identity),
         "state": summary.get("state"),
         "started_unix_s": _seconds(identity.get("started_unix_ns") or flight.anchor_unix_ns),
-        "last_edge_unix_s": teller.unix_s(max((int(s.thread.times[-1]) for s in stories), default=None)),
+        "last_edge_unix_s": naming.unix_s(max((int(s.thread.times[-1]) for s in histories), default=None)),
         "step": None,
         "last_step": None,
-        "open": [] if main is None else teller.open_stages(main),
-        "after": "" if main is None else teller.after(main),
+        "open": [] if main is None else naming.open_stages(main),
+        "after": "" if main is None else naming.after(main),
         "host": identity.get("host"),
         "steps_in_file": 0 if main is None else main.steps,
         "recent_steps": [],
         "edges_in_file": sum(len(thread.times) for thread in flight.threads),
-        "threads": [teller.thread(story) for story in stories],
+        "threads": [naming.thread(history) for history in histories],
         "notes": notes,
     }
     if main is None:
         notes.append("No thread has written an edge yet.")
         return report
-    _tell_steps(report, main, teller, _closed_before(main, summary, notes))
+    _add_steps_to(report, main, naming, _closed_before(main, summary, notes))
     return report
 
 
-def _tell_steps(report: dict[str, Any], main: ThreadHistory, teller: _Teller, first: int) -> None:
-    """Fill in the last closed steps, and the step at the end: the open one, else the last closed."""
+def _add_steps_to(report: dict[str, Any], main: ThreadHistory, naming: _Naming, first: int) -> None:
+    """Adds the last closed steps and the step at the end: the open one, else the last closed."""
     # A step that has its update is closed by the end of the file, and by no ask: the loop was still in it.
     ending = report["after"] == "optimizer" and not main.open
     report["step"] = first + main.steps - ending
-    recent = teller.recent_steps(main)
+    recent = naming.recent_steps(main)
     for place, step in enumerate(reversed(recent)):
         step["index"] = first + main.steps - 1 - place
     started = [step.pop("started_unix_s") for step in recent]
     report["recent_steps"] = recent
     if main.started_ns >= 0:
-        begun = teller.unix_s(main.started_ns)
+        begun = naming.unix_s(main.started_ns)
         until = report["last_edge_unix_s"]
         report["last_step"] = {
             "index": first + main.steps,
@@ -163,61 +163,58 @@ def _closed_before(main: ThreadHistory, summary: Mapping[str, Any], notes: list[
 
 
 def _summary(rank_dir: Path) -> dict[str, Any]:
-    """The last summary the process wrote, if any."""
     try:
         return read_json(rank_dir / "summary.json")
     except RunDirectoryError:
         return {}
 
 
-class _Teller:
-    """Turns numbers into names and instants into times of day."""
+class _Naming:
+    """Resolves source numbers to names and clock readings to Unix time."""
 
     def __init__(self, flight: Flight, sources: Sequence[Instrumented]) -> None:
         self._flight = flight
         self._sources = sources
 
     def unix_s(self, clock_ns: int | None) -> float | None:
-        """An instant of the monotonic clock."""
         if clock_ns is None:
             return None
         return (self._flight.anchor_unix_ns + clock_ns - self._flight.anchor_clock_ns) / _NS
 
-    def open_stages(self, story: ThreadHistory) -> list[dict[str, Any]]:
+    def open_stages(self, history: ThreadHistory) -> list[dict[str, Any]]:
         """Stages that had not ended, outermost first."""
-        begun = [self._source_of(entry) for entry in story.open]
-        last_sign_ns = self._last_sign_ns(story)
+        begun = [self._source_of(entry) for entry in history.open]
+        last_sign_ns = self._last_sign_ns(history)
         return [
             {
                 "stage": source.stage,
-                "loader": source.name if source.kind is SourceKind.DATA else self._loader(story),
+                "loader": source.name if source.kind is SourceKind.DATA else self._loader(history),
                 "model": source.name if source.kind is SourceKind.FORWARD else None,
-                "thread": story.thread.entry.thread,
+                "thread": history.thread.entry.thread,
                 "for_seconds": max(0, last_sign_ns - entry.begun_ns) / _NS,
             }
-            for entry, source in zip(story.open, begun, strict=True)
+            for entry, source in zip(history.open, begun, strict=True)
         ]
 
-    def after(self, story: ThreadHistory) -> str:
-        """Built-in stage that ended last, "" if the last edge began one."""
-        last = int(story.thread.codes[-1])
+    def after(self, history: ThreadHistory) -> str:
+        """Built-in stage that ended last; "" if the last event began one."""
+        last = int(history.thread.codes[-1])
         number = (last >> SOURCE_SHIFT) & SOURCE_MASK
         # A source that came after the table was full, or a code that is none.
         stage = self._sources[number].stage if number < len(self._sources) else ""
         return stage if stage in STAGES and Op.END <= last & OP_MASK <= Op.SUSPEND else ""
 
-    def thread(self, story: ThreadHistory) -> dict[str, Any]:
-        """One line on a thread."""
+    def thread(self, history: ThreadHistory) -> dict[str, Any]:
         return {
-            "name": story.thread.entry.thread,
-            "edges": len(story.thread.times),
-            "last_edge_unix_s": self.unix_s(int(story.thread.times[-1])),
-            "open": self.open_stages(story),
+            "name": history.thread.entry.thread,
+            "edges": len(history.thread.times),
+            "last_edge_unix_s": self.unix_s(int(history.thread.times[-1])),
+            "open": self.open_stages(history),
         }
 
-    def recent_steps(self, story: ThreadHistory) -> list[dict[str, Any]]:
-        """The last training steps that closed, each with the self time of its stages."""
-        part = story.settled
+    def recent_steps(self, history: ThreadHistory) -> list[dict[str, Any]]:
+        """The last closed training steps, each with the self time of its stages."""
+        part = history.closed
         rows = np.flatnonzero(trained(part)).tolist()[-RECENT_STEPS:]
         by_row = self._stages_of_rows(part)
         return [self._step(part, row, by_row.get(row, {})) for row in rows]
@@ -243,14 +240,14 @@ class _Teller:
     def _source_of(self, entry: OpenStage) -> Instrumented:
         return self._sources[entry.source]
 
-    def _loader(self, story: ThreadHistory) -> str | None:
-        """Loader of the batch that the thread was at work on."""
-        batches = story.settled.batches
+    def _loader(self, history: ThreadHistory) -> str | None:
+        """Loader of the batch that the thread was processing."""
+        batches = history.closed.batches
         return self._sources[int(batches[-1, 0])].name if len(batches) else None
 
-    def _last_sign_ns(self, story: ThreadHistory) -> int:
+    def _last_sign_ns(self, history: ThreadHistory) -> int:
         turn_ns = self._flight.turn_unix_ns - self._flight.anchor_unix_ns + self._flight.anchor_clock_ns
-        return max(turn_ns, int(story.thread.times[-1]))
+        return max(turn_ns, int(history.thread.times[-1]))
 
 
 def _seconds(unix_ns: object) -> float | None:

@@ -20,24 +20,24 @@ if TYPE_CHECKING:
     from otel_train.accounting.types import StageCalls, StepRows
     from otel_train.aggregation.captures import Capture
     from otel_train.aggregation.counters import Reclaimed
-    from otel_train.aggregation.series_names import Names
+    from otel_train.aggregation.series_names import SeriesNames
 
 
-class Saved(NamedTuple):
-    """One checkpoint: when, and whether it failed."""
+class CheckpointSave(NamedTuple):
+    """One checkpoint: its interval, and whether it failed."""
 
     within_ns: tuple[int, int]
     failed: bool
 
 
 class Checkpoints:
-    """Counts them.
+    """Counts checkpoints.
 
     Attributes:
-        durations: how long the loop was held up.
-        failures: those that raised.
-        last_ns: when the last good one was done; 0 before the first.
-        interval_s: from the last but one to the last; 0 before the second.
+        durations: time that each held up the loop.
+        failures: checkpoints that raised.
+        last_ns: end of the last successful one; 0 before the first.
+        interval_s: time between the last two; 0 before the second.
     """
 
     def __init__(self) -> None:
@@ -45,16 +45,16 @@ class Checkpoints:
         self.failures = self.last_ns = 0
         self.interval_s = 0.0
 
-    def take(self, ended: StageCalls, kinds: np.ndarray) -> Iterator[Saved]:
-        """Count the checkpoints among calls that have ended; each of them.
+    def take(self, ended: StageCalls, kinds: np.ndarray) -> Iterator[CheckpointSave]:
+        """Counts and yields the checkpoints among ended calls.
 
         Args:
             ended: calls.
-            kinds: of every source.
+            kinds: kind of every source.
         """
         for place in np.flatnonzero(kinds[ended.source] == SourceKind.CHECKPOINT).tolist():
             begun, lasted = int(ended.started_ns[place]), int(ended.inclusive_ns[place])
-            saved = Saved((begun, begun + lasted), bool(ended.failed[place]))
+            saved = CheckpointSave((begun, begun + lasted), bool(ended.failed[place]))
             self.durations.add([0], [lasted])
             if saved.failed:
                 self.failures += 1
@@ -66,30 +66,30 @@ class Checkpoints:
 
 
 MEDIAN_STEPS = 20
-"""A stall in training is at least this many median steps long; see ``train.stall.threshold``."""
+"""A stall in training lasts at least this many median steps; see ``train.stall.threshold``."""
 
 UNKNOWN_FACTOR = 6
-"""Least stall in an activity that was not seen to its end yet, over the least stall in training; no training step
-needs more, whatever pauses there were."""
+"""Stall threshold in an activity that has not ended before, as a multiple of the least threshold; also the upper bound
+for pauses between training steps."""
 
 KNOWN_FACTOR = 2
-"""The same in an activity that was: no shorter, however short it has been."""
+"""Least stall threshold in an activity that has ended before, as a multiple of the least threshold."""
 
 LONGEST_FACTOR = 3
-"""A stall in an evaluation or a checkpoint is so many times its longest silence so far."""
+"""Stall threshold in an evaluation or checkpoint, as a multiple of its longest silence so far."""
 
 PAUSE_FACTOR = 2
-"""A stall between training steps is so many times the longest pause there that ended by itself."""
+"""Stall threshold between training steps, as a multiple of the longest pause that ended."""
 
 OUTSIDE_NS = 24 * 3600 * 10**9
-"""The threshold of a program whose loops have ended, where silence means nothing: rules know it by this value."""
+"""Threshold of a program whose loops have ended, where silence is expected. Alert rules compare with this value."""
 
 
-class Doing(Enum):
-    """What a run is silent in."""
+class StallContext(Enum):
+    """What the run does during a silence."""
 
     START = "start"
-    """Before the first training step has closed: compilers and allocators may take their time."""
+    """Before the first training step has closed: compilers and allocators may take long."""
     TRAINING = "training"
     EVALUATION = "evaluation"
     CHECKPOINT = "checkpoint"
@@ -97,63 +97,63 @@ class Doing(Enum):
 
 
 class Stalls:
-    """Watches the time since the last sign of progress.
+    """Detects stalls by the time since the last progress.
 
     Args:
-        started_ns: when the run began.
+        started_ns: start of the run.
         after_s: least silence that is a stall, in seconds.
-        reclaimed: told of stalls that are over.
+        reclaimed: takes the time of stalls that ended.
     """
 
     def __init__(self, started_ns: int, after_s: float, reclaimed: Reclaimed) -> None:
         self.last_ns = started_ns
         self.since_ns = 0
-        """When the present stall passed its threshold; 0 while there is none."""
+        """When the current stall passed its threshold; 0 without a stall."""
         self.quiet_ns = 0
         """Time without progress, as of the last look."""
         self.others_ns = 0
-        """Longest silence that is no stall on a rank that this one may wait for."""
+        """Largest stall threshold of ranks that this one may wait for."""
         self.events: dict[str, int] = {}
         self._least_ns = int(after_s * NS_PER_S)
         self.own_ns = self._least_ns
-        """Silence that is a stall in what this rank does by itself."""
-        self._doing = Doing.TRAINING
-        self._longest_ns: dict[Doing, int] = {}
+        """Stall threshold of what this rank does itself."""
+        self._doing = StallContext.TRAINING
+        self._longest_ns: dict[StallContext, int] = {}
         self._reclaimed = reclaimed
 
     @property
     def threshold_ns(self) -> int:
-        """Silence that is a stall now."""
+        """Current stall threshold."""
         return OUTSIDE_NS if self.outside else max(self.own_ns, self.others_ns)
 
     @property
     def patience_ns(self) -> int:
-        """How long others may wait for this rank before they call it a stall."""
+        """How long other ranks may wait for this one before it counts as a stall."""
         return min(self.own_ns, UNKNOWN_FACTOR * self._least_ns) if self.outside else self.own_ns
 
     @property
     def outside(self) -> bool:
-        """The loops are over."""
-        return self._doing is Doing.OUTSIDE
+        """Whether the training loops have ended."""
+        return self._doing is StallContext.OUTSIDE
 
     def progress(self, at_ns: int) -> None:
-        """Something happened."""
+        """Records progress."""
         if self.since_ns and at_ns > self.since_ns:
             self._reclaimed.add(Activity.STALLED, self.since_ns, at_ns)
             self.since_ns = 0
         silent_ns = at_ns - self.last_ns
-        waited = self._doing is Doing.TRAINING and self.others_ns > self.own_ns
+        waited = self._doing is StallContext.TRAINING and self.others_ns > self.own_ns
         if silent_ns > self._longest_ns.get(self._doing, 0) and not waited:
             self._longest_ns[self._doing] = silent_ns
         self.last_ns = max(self.last_ns, at_ns)
 
-    def look(self, now_ns: int, median_step_ns: int, *, doing: Doing = Doing.TRAINING) -> bool:
-        """Whether a stall has just begun.
+    def look(self, now_ns: int, median_step_ns: int, *, doing: StallContext = StallContext.TRAINING) -> bool:
+        """Returns whether a stall has just begun.
 
         Args:
-            now_ns: now.
+            now_ns: current time.
             median_step_ns: rolling median of step durations; 0 if unknown.
-            doing: what the run is in.
+            doing: what the run does.
         """
         self._doing = doing
         self.own_ns = self._patience_ns(median_step_ns)
@@ -164,7 +164,7 @@ class Stalls:
         return True
 
     def count(self, stage: str) -> None:
-        """A stall was found while the run was in ``stage``."""
+        """Counts a stall in ``stage``."""
         self.events[stage] = self.events.get(stage, 0) + 1
 
     def _patience_ns(self, median_step_ns: int) -> int:
@@ -172,16 +172,16 @@ class Stalls:
         at_most_ns = UNKNOWN_FACTOR * least_ns
         if self.outside:
             return OUTSIDE_NS
-        if self._doing is Doing.TRAINING:
+        if self._doing is StallContext.TRAINING:
             pauses_ns = min(PAUSE_FACTOR * longest_ns, at_most_ns)
             return max(least_ns, MEDIAN_STEPS * median_step_ns, pauses_ns)
-        if self._doing is Doing.START or not longest_ns:
+        if self._doing is StallContext.START or not longest_ns:
             return at_most_ns
         return max(KNOWN_FACTOR * least_ns, LONGEST_FACTOR * longest_ns)
 
 
-class Pass(NamedTuple):
-    """One pass.
+class EvalPass(NamedTuple):
+    """One evaluation pass.
 
     Attributes:
         phase: name of the phase.
@@ -199,15 +199,15 @@ class Pass(NamedTuple):
 
 
 class EvalPasses:
-    """Puts evaluation steps together to passes; a pass is over when something else follows."""
+    """Groups evaluation steps into passes. A pass ends when another phase or loader follows."""
 
     def __init__(self) -> None:
         self.durations = Histograms()
         self.loaders: list[str] = []
-        self._open: Pass | None = None
+        self._open: EvalPass | None = None
 
-    def feed(self, steps: StepRows, names: Names) -> list[Pass]:
-        """Passes that the newly closed steps end."""
+    def feed(self, steps: StepRows, names: SeriesNames) -> list[EvalPass]:
+        """Returns the passes that newly closed steps end."""
         if not len(steps.phase):
             return []
         over = []
@@ -223,8 +223,8 @@ class EvalPasses:
             over += self._extend(PHASES[phase], names.loaders.names[loaders[start]], within, stop - start)
         return over
 
-    def close(self) -> list[Pass]:
-        """End the pass that is open, if any."""
+    def close(self) -> list[EvalPass]:
+        """Ends the open pass, if there is one."""
         done, self._open = self._open, None
         if done is None:
             return []
@@ -234,22 +234,22 @@ class EvalPasses:
         self.durations.add([self.loaders.index(done.loader)], [done.ended_ns - done.started_ns])
         return [done]
 
-    def _extend(self, phase: str, loader: str, within: tuple[int, int], batches: int) -> list[Pass]:
+    def _extend(self, phase: str, loader: str, within: tuple[int, int], batches: int) -> list[EvalPass]:
         same = self._open
         if same is not None and (same.phase, same.loader) == (phase, loader):
             self._open = same._replace(ended_ns=within[1], batches=same.batches + batches)
             return []
         over = self.close()
-        self._open = Pass(phase, loader, *within, batches)
+        self._open = EvalPass(phase, loader, *within, batches)
         return over
 
 
 RECENT = 8
-"""Captures that a summary names."""
+"""Captures listed in the summary."""
 
 
-class Captures:
-    """What the metrics say of captures."""
+class CaptureTotals:
+    """Counts captures for metrics and summary."""
 
     def __init__(self) -> None:
         self.active = False
@@ -258,10 +258,10 @@ class Captures:
         self.bytes = 0
         self.recent: deque[Capture] = deque(maxlen=RECENT)
         self.newest: Capture | None = None
-        """The last one that has a file."""
+        """The last one with a file."""
 
     def add(self, capture: Capture) -> None:
-        """One is over."""
+        """Counts a finished capture."""
         self.recent.append(capture)
         self.counts[capture.trigger, capture.error] += 1
         if capture.file:
@@ -269,7 +269,7 @@ class Captures:
             self.durations.add([TRIGGERS.index(capture.trigger)], [int(capture.seconds * NS_PER_S)])
 
     def documents(self) -> list[dict[str, Any]]:
-        """The last ones, the oldest first, as a summary names them."""
+        """Returns the last captures for the summary, oldest first."""
         return [
             {
                 "file": capture.file or None, "trigger": capture.trigger, "steps": list(capture.steps),
@@ -279,5 +279,5 @@ class Captures:
         ]  # fmt: skip
 
     def of_trigger(self) -> Mapping[tuple[str, str], int]:
-        """Captures by (trigger, error); each trigger is there, with 0 where there was none."""
+        """Returns captures by (trigger, error); 0 for triggers without any."""
         return {**dict.fromkeys(((trigger, "") for trigger in TRIGGERS), 0), **self.counts}

@@ -1,4 +1,4 @@
-"""The account of a run: its threads, its steps by number, its state, and what of it is worth telling."""
+"""State of a run: its threads, steps and totals, and the spans and events derived from them."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from otel_train.accounting.nesting import DATA
 from otel_train.accounting.types import TRAIN, Activity, ClosedSteps, StageCalls, StepSource
 from otel_train.aggregation.counters import Compiles, DeviceAccount, Reclaimed, Totals, Transfers
 from otel_train.aggregation.epochs import EpochLog
-from otel_train.aggregation.run_events import Captures, Checkpoints, Doing, EvalPasses, Stalls
-from otel_train.aggregation.series_names import Names
+from otel_train.aggregation.run_events import CaptureTotals, Checkpoints, EvalPasses, StallContext, Stalls
+from otel_train.aggregation.series_names import SeriesNames
 from otel_train.aggregation.span_sampler import SamplingRules, SpanSampler
 from otel_train.aggregation.spans import MOST_CHILDREN, SpanBuilder
 from otel_train.catalog import (
@@ -37,19 +37,19 @@ if TYPE_CHECKING:
 
 
 _EVENTS_PER_YIELD = 32
-"""Edges worked through before the training thread may have the interpreter: about 0.2 ms."""
+"""Events processed between two yields of the GIL: about 0.2 ms."""
 
 SLICE_EDGES = 8192
-"""Edges read at once."""
+"""Events read at once."""
 
 _LAST_OF_A_LOOP = (Op.STOP, Op.EPOCH_END, Op.PASS_END)
 
 REMEMBERED_STEPS = 8192
-"""Steps of which it is known when they ran."""
+"""Steps whose time is kept."""
 
 
-class OpenStage(NamedTuple):
-    """A stage that has begun and not ended, as of the last look."""
+class NamedStage(NamedTuple):
+    """An open stage, as of the last look."""
 
     stage: str
     source: str
@@ -57,10 +57,10 @@ class OpenStage(NamedTuple):
 
 
 class StepPosition(NamedTuple):
-    """Where in its step a thread is, as of the last look.
+    """Position of a thread within its step, as of the last look.
 
     Attributes:
-        stage: the innermost open one, or ``other``.
+        stage: the innermost open stage, or ``other``.
         loader: the loader it waits for, or "".
         after: built-in stage that ended last, or "".
     """
@@ -71,17 +71,17 @@ class StepPosition(NamedTuple):
 
 
 class RecentSteps:
-    """Ends and numbers of the steps that closed lately."""
+    """Maps instants to the numbers of recently closed steps."""
 
     def __init__(self) -> None:
         self._steps: deque[tuple[int, int]] = deque(maxlen=REMEMBERED_STEPS)
 
     def add(self, ends_ns: np.ndarray, numbers: np.ndarray) -> None:
-        """Steps that have closed, oldest first."""
+        """Adds closed steps, oldest first."""
         self._steps.extend(zip(ends_ns.tolist(), numbers.tolist(), strict=True))
 
     def at(self, at_ns: int, running: int) -> int:
-        """Number of the step that ran at ``at_ns``; ``running`` if that has not closed."""
+        """Returns the number of the step at ``at_ns``; ``running`` if it has not closed."""
         found = running
         for ended_ns, number in reversed(self._steps):
             if ended_ns <= at_ns:
@@ -92,20 +92,20 @@ class RecentSteps:
 
 @dataclass(slots=True)
 class ThreadState:
-    """One thread that writes edges.
+    """One thread that writes events.
 
     Attributes:
-        name: as it was when it first wrote.
-        main: it is the one that called ``instrument``.
-        account: what its edges mean.
-        label: tells its traces from those of the leading thread.
-        follows: the leading thread that was over when this one began: its time begins where that one's ended.
-        key: which thread.
+        name: its name at its first event.
+        main: it called ``instrument``.
+        account: the account of its events.
+        label: distinguishes its traces from those of the leading thread.
+        follows: the leading thread that had ended when this one began; this one's time begins there.
+        key: its number.
         over: it has ended.
-        last_ns: when its last edge was written.
-        last_code: that edge.
-        open_step: stages of the step that is open, should it be worth a trace.
-        next_number: of its next step.
+        last_ns: time of its last event.
+        last_code: code of its last event.
+        open_step: calls of the open step, in case the step is sampled.
+        next_number: number of its next step.
         trains: its time is in the rows of phases.
     """
 
@@ -124,13 +124,13 @@ class ThreadState:
 
     @property
     def idle(self) -> bool:
-        """Its loops have ended: silence means nothing."""
+        """Whether its loops have ended, so that silence is expected."""
         return self.over or (self.last_code & OP_MASK in _LAST_OF_A_LOOP and not self.account.open)
 
-    def number(self, by_hand: np.ndarray) -> np.ndarray:
-        """Numbers of steps that have closed: those set by hand, else one after another."""
-        numbers = np.empty(len(by_hand), dtype=np.int64)
-        for place, number in enumerate(by_hand.tolist()):
+    def number(self, manual: np.ndarray) -> np.ndarray:
+        """Returns numbers of closed steps: those set manually, else consecutive."""
+        numbers = np.empty(len(manual), dtype=np.int64)
+        for place, number in enumerate(manual.tolist()):
             numbers[place] = number if number >= 0 else self.next_number
             self.next_number = int(numbers[place]) + 1
         if self.account.number >= 0:
@@ -138,7 +138,7 @@ class ThreadState:
         return numbers
 
     def position(self, sources: Sequence[Instrumented]) -> StepPosition:
-        """Where it is; ``sources`` are all that are known."""
+        """Returns its position; ``sources`` are all known sources."""
         last = sources[(self.last_code >> SOURCE_SHIFT) & SOURCE_MASK].stage if sources else ""
         op = self.last_code & OP_MASK
         after = last if last in STAGES and Op.END <= op <= Op.SUSPEND else ""
@@ -150,13 +150,13 @@ class ThreadState:
 
 
 class RunState:
-    """Takes edges of all threads, keeps the run's totals, and hands out spans and events.
+    """Takes events of all threads, keeps the run's totals, and derives spans and events.
 
     Args:
-        started_ns: from when on time is accounted for.
-        anchor: turns the monotonic clock into wall time.
-        tracer: makes spans.
-        rules: which steps to keep.
+        started_ns: start of the accounted time.
+        anchor: converts the monotonic clock to Unix time.
+        tracer: creates spans.
+        rules: which steps to sample.
         stall_after_s: least silence that is a stall.
         yield_gil: called between heavy columns, so that the training thread can take the GIL.
 
@@ -175,7 +175,7 @@ class RunState:
         yield_gil: Callable[[], None] = lambda: None,
     ) -> None:
         self.started_ns = started_ns
-        self.names = Names()
+        self.names = SeriesNames()
         self.totals = Totals(self.names, yield_gil=yield_gil)
         self.device = DeviceAccount(self.totals)
         self.transfers = Transfers()
@@ -187,7 +187,7 @@ class RunState:
         self._reclaimed = Reclaimed()
         self.stalls = Stalls(started_ns, stall_after_s, self._reclaimed)
         self.compiles = Compiles(self._reclaimed, self.totals)
-        self.captures = Captures()
+        self.captures = CaptureTotals()
         self.loader_errors: Counter[str] = Counter()
         self.closed = False
         self.training_threads = 0
@@ -196,25 +196,25 @@ class RunState:
         self._leading: ThreadState | None = None
         self._threads_seen, self._closed_ns = 0, 0
         self.recent = RecentSteps()
-        self.on_settled: Callable[[ClosedSteps, np.ndarray, np.ndarray], object] | None = None
+        self.on_closed_steps: Callable[[ClosedSteps, np.ndarray, np.ndarray], object] | None = None
         self._yield_gil = yield_gil
         self._phase = TRAIN
 
     # -- taking edges in ---------------------------------------------------------------------------
 
     def learn(self, sources: Sequence[Instrumented]) -> None:
-        """Take in sources that have been added."""
+        """Adds new sources."""
         self.names.learn(sources)
 
     def feed(self, thread: int, times: np.ndarray, codes: np.ndarray, *, name: str, main: bool) -> None:
-        """Take the next slice of a thread.
+        """Takes the next slice of a thread's events.
 
         Args:
-            thread: tells threads apart.
+            thread: number of the thread.
             times: int64[n], never falling.
             codes: int64[n].
-            name: of the thread.
-            main: it is the one that called ``instrument``.
+            name: name of the thread.
+            main: it called ``instrument``.
         """
         if not len(times):
             return
@@ -230,22 +230,22 @@ class RunState:
             self._yield_gil()
         mine.last_ns, mine.last_code = int(times[-1]), int(codes[-1])
         self.stalls.progress(mine.last_ns)
-        settled = mine.account.take()
+        closed = mine.account.take()
         self._yield_gil()
-        self._take(mine, settled)
+        self._take(mine, closed)
 
     def compiled(self, compiles: Iterable[Compile]) -> None:
-        """A compiler ran."""
-        for again in self.compiles.tell(compiles):
+        """Adds compilations."""
+        for again in self.compiles.add(compiles):
             self.spans.event(RECOMPILE_EVENT.name, again.ended_ns, {STEP_NUMBER.name: self.step_number})
 
     def captured(self, capture: Capture) -> None:
-        """A capture is over."""
+        """Adds a finished capture."""
         self.captures.add(capture)
         self.spans.capture(capture)
 
     def killed(self, cause: str) -> None:
-        """The process was ended from outside; ``cause``: a signal's name, ``exit code <n>``, or what is known."""
+        """Records that the process was killed; ``cause``: a signal's name, ``exit code <n>``, or what is known."""
         doing = self.open_stages()
         attributes: dict[str, AttributeValue] = {
             STEP_NUMBER.name: self.step_number,
@@ -256,18 +256,18 @@ class RunState:
         self.spans.end(self.settled_ns, self.step_number, error=cause)
 
     def end_thread(self, thread: int) -> None:
-        """A thread is over and has been read to its end."""
+        """Closes a thread that has ended and been read completely."""
         mine = self._threads.pop(thread, None)
         if mine is not None:
             self._take(mine, mine.account.close(mine.last_ns))
             mine.over = True
 
     def look(self, now_ns: int, behind: Collection[int] = ()) -> None:
-        """Notice that nothing has happened for too long, while it still hangs; settle time that no batch claims.
+        """Detects stalls while they last, and accounts time that belongs to no batch.
 
         Args:
-            now_ns: up to when.
-            behind: threads that have written since what was fed; their time is left to their edges.
+            now_ns: current time.
+            behind: threads with unread events; their time is left to those events.
         """
         for key, each in list(self._threads.items()):
             if key not in behind:
@@ -282,15 +282,13 @@ class RunState:
             self.spans.stall((thread.last_ns, now_ns), self.step_number, at.stage, at.loader)
 
     def close(self, at_ns: int) -> None:
-        """Settle everything up to ``at_ns``."""
+        """Accounts everything up to ``at_ns``."""
         self.stalls.progress(at_ns)
         if self._leading is None and not self._threads:
-            self._threads[0] = self._new_thread(
-                "main", main=True
-            )  # nothing was recorded: all of it was preparation
+            self._threads[0] = self._new_thread("main", main=True)
         for thread in list(self._threads.values()):
             self._take(thread, thread.account.close(at_ns))
-        if self._leading is None:  # nothing was trained: all of it was preparation
+        if self._leading is None:  # without training all time is initialisation
             self.totals.activity_ns[Activity.INIT] = at_ns - self.started_ns
         elif self._leading.over:
             self.totals.activity_ns[Activity.OUTSIDE] += max(0, at_ns - self.settled_ns)
@@ -303,12 +301,12 @@ class RunState:
 
     @property
     def step_number(self) -> int:
-        """Number of the step that is running: as many as have been counted, unless set by hand."""
+        """Number of the running step: the steps counted so far, unless set manually."""
         return self._leading.next_number if self._leading else 0
 
     @property
     def leading(self) -> ThreadState | None:
-        """The thread that trains, once it is known."""
+        """The training thread, once it is known."""
         return self._leading
 
     @property
@@ -318,30 +316,30 @@ class RunState:
 
     @property
     def settled_ns(self) -> int:
-        """Up to when the run's time has been accounted for."""
+        """End of the accounted time."""
         return max(self._closed_ns, self._leading.account.settled_ns if self._leading else self.started_ns)
 
     def ended_by(self, now_ns: int) -> int:
-        """Where the run's time ends: at ``now_ns`` while it runs, and where it was closed after that."""
+        """Returns the end of the run's time: ``now_ns`` while it runs, else when it was closed."""
         return self.settled_ns if self.closed else now_ns
 
     @property
-    def helpers(self) -> list[str]:
-        """Threads that only read a loader: the training thread's wait for them is not seen."""
-        return [thread.name for thread in self._threads.values() if self._is_helper(thread)]
+    def loader_threads(self) -> list[str]:
+        """Names of threads that only read a loader. The training thread's wait for them is not measured."""
+        return [thread.name for thread in self._threads.values() if self._only_reads(thread)]
 
-    def open_stages(self) -> list[OpenStage]:
-        """What the leading thread was doing at the last look, outermost first."""
+    def open_stages(self) -> list[NamedStage]:
+        """Returns the open stages of the leading thread at the last look, outermost first."""
         if self._leading is None:
             return []
         sources = self.names.sources
         return [
-            OpenStage(sources[stage.source].stage, sources[stage.source].name, stage.begun_ns)
+            NamedStage(sources[stage.source].stage, sources[stage.source].name, stage.begun_ns)
             for stage in self._leading.account.open
         ]
 
     def state(self) -> str:
-        """A hint of what the run is doing now: one of ``catalog.RUN_STATES``."""
+        """Returns the current state: one of ``catalog.RUN_STATES``."""
         if self.stalls.since_ns:
             return "stalled"
         if self._leading is None:
@@ -352,15 +350,14 @@ class RunState:
 
     # -- inside ------------------------------------------------------------------------------------
 
-    def _doing(self, leading: ThreadState) -> Doing:
-        """What a silence is to be judged by."""
+    def _doing(self, leading: ThreadState) -> StallContext:
         if leading.idle:
-            return Doing.OUTSIDE
+            return StallContext.OUTSIDE
         if any(stage.stage == "checkpoint" for stage in self.open_stages()):
-            return Doing.CHECKPOINT
+            return StallContext.CHECKPOINT
         if self._phase != TRAIN:
-            return Doing.EVALUATION
-        return Doing.TRAINING if self.totals.step_counts.any() else Doing.START
+            return StallContext.EVALUATION
+        return StallContext.TRAINING if self.totals.step_counts.any() else StallContext.START
 
     def _new_thread(self, name: str, *, main: bool) -> ThreadState:
         self._threads_seen += 1
@@ -370,14 +367,12 @@ class RunState:
         return ThreadState(name, main, account, label=f"{name} {self._threads_seen}", follows=before)
 
     def _lead(self, thread: ThreadState) -> None:
-        """The first thread that trains leads; when it is over the next one takes its time and numbers on."""
+        """Selects the first thread that trains; when it has ended, the next one continues its time and numbers."""
         before = self._leading
         if before is None and (thread.account.computes or thread.main):
             self._leading = thread
-        elif (
-            before is not None and not before.account.computes and thread.account.computes
-        ):  # that one only fetched for this one
-            self.totals.activity_ns[:] = 0
+        elif before is not None and not before.account.computes and thread.account.computes:
+            self.totals.activity_ns[:] = 0  # the previous thread only fetched batches for this one
             self._leading = thread
         elif before is not None and thread.follows is before and thread.account.computes:
             thread.next_number += before.next_number
@@ -385,38 +380,38 @@ class RunState:
             self.training_threads -= 1  # its time begins where that one's ended
             self._leading = thread
 
-    def _is_helper(self, thread: ThreadState) -> bool:
+    def _only_reads(self, thread: ThreadState) -> bool:
         return not thread.main and not thread.account.computes
 
-    def _take(self, thread: ThreadState, settled: ClosedSteps) -> None:
+    def _take(self, thread: ThreadState, closed: ClosedSteps) -> None:
         self._lead(thread)
-        if self._is_helper(thread):  # its wait is not the training thread's
-            self.totals.add_beside(settled)
-            self._take_endings(settled)
+        if self._only_reads(thread):
+            self.totals.add_beside(closed)
+            self._take_endings(closed)
             return
         if not thread.trains:
             thread.trains = True
             self.training_threads += 1
-        self.transfers.add(settled.moved)
+        self.transfers.add(closed.moved)
         leading = thread is self._leading
-        self.totals.add(settled, ledger=leading)
+        self.totals.add(closed, ledger=leading)
         self._yield_gil()
         if leading:
             self._reclaimed.forget(thread.account.settled_ns)
         if thread.main:
-            self.device.settle(settled.occurrences, thread.account.settled_ns)
-        self.loader_errors.update(self.names.sources[loader].name for loader in settled.failed_asks.flat)
-        self._take_steps(thread, settled)
-        for saved in self.checkpoints.take(settled.occurrences, self.names.kinds):
+            self.device.add_calls(closed.occurrences, thread.account.settled_ns)
+        self.loader_errors.update(self.names.sources[loader].name for loader in closed.failed_asks.flat)
+        self._take_steps(thread, closed)
+        for saved in self.checkpoints.take(closed.occurrences, self.names.kinds):
             self.spans.checkpoint(saved.within_ns, self.step_number, failed=saved.failed)
-        self._take_endings(settled)
+        self._take_endings(closed)
 
-    def _take_endings(self, settled: ClosedSteps) -> None:
-        for loader, reason, at_ns in self.totals.loaders.add_endings(settled.endings, self.names):
+    def _take_endings(self, closed: ClosedSteps) -> None:
+        for loader, reason, at_ns in self.totals.loaders.add_endings(closed.endings, self.names):
             self.spans.exhausted(loader, reason, at_ns, step=self.recent.at(at_ns, self.step_number))
 
-    def _take_steps(self, thread: ThreadState, settled: ClosedSteps) -> None:
-        steps = settled.steps
+    def _take_steps(self, thread: ThreadState, closed: ClosedSteps) -> None:
+        steps = closed.steps
         rows = np.flatnonzero((steps.phase == TRAIN) & (steps.counted > 0))
         numbers = thread.number(steps.number[rows])
         if len(steps.phase) and thread is self._leading:
@@ -426,20 +421,20 @@ class RunState:
         chosen = self.sampler.choose(steps, numbers, rows) if len(rows) else []
         for kept in chosen:
             before = thread.open_step if kept.row == rows[0] else ()
-            self.spans.step(settled, kept, before, thread="" if thread is self._leading else thread.label)
-        self._carry(thread, settled, closed=bool(len(rows)))
+            self.spans.step(closed, kept, before, thread="" if thread is self._leading else thread.label)
+        self._carry(thread, closed, step_closed=bool(len(rows)))
         if thread is self._leading:
-            self.epochs.add(settled.said)
-            if self.on_settled is not None:
-                self.on_settled(settled, rows, numbers)
+            self.epochs.add(closed.said)
+            if self.on_closed_steps is not None:
+                self.on_closed_steps(closed, rows, numbers)
             for over in self.evals.feed(steps, self.names):
                 self.spans.evaluation(over, self.step_number)
 
-    def _carry(self, thread: ThreadState, settled: ClosedSteps, *, closed: bool) -> None:
-        """Remember the first stages of the step that is still open: it may be worth keeping."""
-        still = np.flatnonzero(settled.occurrences.step == len(settled.steps.phase))
-        if closed:
+    def _carry(self, thread: ThreadState, closed: ClosedSteps, *, step_closed: bool) -> None:
+        """Keeps the first calls of the open step, in case the step is sampled."""
+        still = np.flatnonzero(closed.occurrences.step == len(closed.steps.phase))
+        if step_closed:
             thread.open_step = []
         room = MOST_CHILDREN - sum(len(part.step) for part in thread.open_step)
         if len(still) and room > 0:
-            thread.open_step.append(StageCalls(*(column[still[:room]] for column in settled.occurrences)))
+            thread.open_step.append(StageCalls(*(column[still[:room]] for column in closed.occurrences)))

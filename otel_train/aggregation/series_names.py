@@ -1,4 +1,4 @@
-"""From numbers to names: which stage, loader and model a source's time is published under."""
+"""Maps source numbers to the stage, loader and model that their time is published under."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PHASES = len(PHASES) + 1
 
 
 class Key(NamedTuple):
-    """What one series of stage times is about; "" means none in particular."""
+    """Labels of one series of stage times; "" for none."""
 
     stage: str
     loader: str
@@ -27,28 +27,28 @@ class Key(NamedTuple):
     model: str
 
 
-class Names:
-    """Tables from source numbers to bounded name numbers, and dense numbers for their combinations.
+class SeriesNames:
+    """Tables from source numbers to bounded names, and consecutive series numbers for their combinations.
 
-    A name beyond the bound of its table reads ``_OTHER``.
+    A name beyond the bound of its table becomes ``_OTHER``.
     """
 
     def __init__(self) -> None:
-        self.stages = _Table([*STAGES, CHECKPOINT], _STAGES)
-        self.loaders = _Table([""], _LOADERS)
-        self.models = _Table([""], _MODELS)
+        self.stages = _NameTable([*STAGES, CHECKPOINT], _STAGES)
+        self.loaders = _NameTable([""], _LOADERS)
+        self.models = _NameTable([""], _MODELS)
         self.keys: list[Key] = []
         self.sources: list[Instrumented] = []
         self.table = SourceTable()
         self.kinds = np.zeros(0, dtype=np.int8)
         self._series = np.full(_STAGES * _LOADERS * _PHASES * _MODELS, -1, dtype=np.int32)
-        # One entry per source, and a last one for -1: nobody, no loader, no model.
+        # One entry per source, and a last one for source -1.
         self._stage_of = np.array([self.stages.number("other")])
         self._loader_of = np.zeros(1, dtype=np.int64)
         self._model_of = np.zeros(1, dtype=np.int64)
 
     def learn(self, sources: Sequence[Instrumented]) -> None:
-        """Take in sources that have been added since the last call."""
+        """Adds sources that are new since the last call."""
         new = list(sources[len(self.sources) :])
         if not new:
             return
@@ -64,20 +64,19 @@ class Names:
         )
 
     def loader(self, sources: np.ndarray) -> np.ndarray:
-        """Loader numbers of loader sources; 0 for -1."""
+        """Returns loader numbers of loader sources; 0 for -1."""
         loader: np.ndarray = self._loader_of[sources]
         return loader
 
     def series(self, owner: np.ndarray, loader: np.ndarray, phase: np.ndarray) -> np.ndarray:
-        """Dense series number of each (owner, loader of the batch, phase). Owner -1 is ``other``.
+        """Returns the series number of each (owner, loader of the batch, phase). Owner -1 is ``other``.
 
-        Data belongs to the loader that was asked, whatever the batch.
+        Stage ``data`` belongs to the requested loader, whatever the batch.
         """
         asked = self._loader_of[owner]
         batch = np.where(asked > 0, asked, self._loader_of[loader])
-        flat = ((self._stage_of[owner] * _LOADERS + batch) * _PHASES + phase) * _MODELS + self._model_of[
-            owner
-        ]
+        flat = ((self._stage_of[owner] * _LOADERS + batch) * _PHASES + phase) * _MODELS
+        flat = flat + self._model_of[owner]
         series: np.ndarray = self._series[flat]
         if series.min(initial=0) < 0:
             for value in sorted(set(flat[series < 0].tolist())):
@@ -98,8 +97,8 @@ def _before_last(column: np.ndarray, new: list[int]) -> np.ndarray:
     return np.concatenate((column[:-1], np.array(new, dtype=np.int64), column[-1:]))
 
 
-class _Table:
-    """Names in order of arrival, the last place kept for the rest."""
+class _NameTable:
+    """Names in order of arrival; the last number is ``_OTHER``."""
 
     def __init__(self, names: Sequence[str], bound: int) -> None:
         self.names = list(names)

@@ -1,4 +1,4 @@
-"""Which steps are worth a trace: the first, the slow, the failed, and every Nth as a baseline."""
+"""Chooses the steps to trace: the first, slow and failed ones, and every Nth as a baseline."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
     from otel_train.accounting.types import StepRows
 
 REMEMBERED_STEPS = 512
-"""Durations the rolling median looks back on."""
+"""Durations in the rolling median."""
 
 ENOUGH_STEPS = 20
-"""Steps before a median means anything."""
+"""Steps before the median is used."""
 
 DEVIATIONS = 5.0
-"""A slow step is also this many median absolute deviations above the median: a noisy run is not all slow."""
+"""A slow step also exceeds the median by this many median absolute deviations, so that in a noisy run not every step is slow."""
 
 BASELINE_S = 30.0
-"""A baseline trace about this often, when the user does not say how often."""
+"""Seconds between baseline traces unless configured."""
 
 UNDECIDED = 1 << 62
-"""Steps between baselines before the run has a pace: more than it will ever have."""
+"""Steps between baselines while the step duration is unknown: more than a run has."""
 
 
 class SamplingRules(NamedTuple):
-    """Settings of ``SpanSampler``; see ``Config`` for their meaning."""
+    """Settings of ``SpanSampler``; see ``Config``."""
 
     warmup_steps: int
     every_steps: int
@@ -41,13 +41,13 @@ class SamplingRules(NamedTuple):
 
 
 class SampledStep(NamedTuple):
-    """A step that was chosen.
+    """A sampled step.
 
     Attributes:
         row: its row in the ``StepRows`` it came in.
         number: its step number.
         reason: ``warmup``, ``slow``, ``nonfinite``, ``error``, ``profiler`` or ``baseline``.
-        baseline_ns: the rolling median it was compared with; 0 while there is none.
+        baseline_ns: the rolling median at the time; 0 while there is none.
     """
 
     row: int
@@ -57,19 +57,19 @@ class SampledStep(NamedTuple):
 
 
 class SpanSampler:
-    """Chooses among closed training steps; at most ``per_s`` on average, ``burst`` at once.
+    """Samples closed training steps, limited by a token bucket of ``per_s`` and ``burst``.
 
     Args:
-        rules: what to keep.
-        started_ns: when the run began.
+        rules: which steps to sample.
+        started_ns: start of the run.
     """
 
     def __init__(self, rules: SamplingRules, started_ns: int) -> None:
         self.limited = 0
         self.slow = 0
-        """Slow steps up to now."""
+        """Slow steps so far."""
         self.captured_ns: Callable[[], tuple[int, int]] = lambda: (0, 0)
-        """When the last capture began and ended; asked, because a short one is over before anybody could tell."""
+        """Returns begin and end of the last capture. Polled, because a short capture may be over before a notification."""
         self._rules = rules
         self._recent = np.zeros(0, dtype=np.int64)
         self._seen = 0
@@ -79,17 +79,17 @@ class SpanSampler:
         self._agreed = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is left behind for after a crash holds when the last capture was, not whoever makes captures."""
+        """Replaces the callable by its current value."""
         return {**self.__dict__, "captured_ns": partial(tuple, self.captured_ns())}
 
     @property
     def every(self) -> int:
-        """Baselines are this many steps apart; 0 while that is undecided."""
+        """Steps between baselines; 0 while undecided."""
         every = self._every(self.median_ns)
         return 0 if every == UNDECIDED else every
 
     def agree(self, every: int) -> None:
-        """Keep the baselines that rank 0 keeps, so that all ranks of a step are in its trace."""
+        """Uses the baseline interval of rank 0, so that all ranks of a step are in one trace."""
         self._agreed = every
 
     @property
@@ -98,14 +98,14 @@ class SpanSampler:
         return int(np.median(self._recent)) if len(self._recent) >= ENOUGH_STEPS else 0
 
     def nonfinite(self, at_ns: int) -> None:
-        """A value of the step that ran at ``at_ns`` was not finite."""
+        """Marks the step at ``at_ns`` as one with a value that is not finite."""
         self._nonfinite_ns = [*self._nonfinite_ns[-63:], at_ns]
 
     def choose(self, steps: StepRows, numbers: np.ndarray, rows: np.ndarray) -> list[SampledStep]:
-        """Look at newly closed training steps.
+        """Samples newly closed training steps.
 
         Args:
-            steps: where they are.
+            steps: all closed steps.
             numbers: int64[n], their step numbers.
             rows: int64[n], their rows.
         """
@@ -116,7 +116,7 @@ class SpanSampler:
         self._seen += len(rows)
         chosen = []
         for place in np.flatnonzero(reasons != "").tolist():
-            free = reasons[place] == "profiler"  # bounded by the capture, and it links to them
+            free = reasons[place] == "profiler"  # bounded by the capture, whose span links to them
             if free or self._take(int(steps.ended_ns[rows[place]])):
                 chosen.append(SampledStep(int(rows[place]), int(numbers[place]), str(reasons[place]), median))
             else:
@@ -124,7 +124,7 @@ class SpanSampler:
         return chosen
 
     def _reasons(self, steps: StepRows, numbers: np.ndarray, rows: np.ndarray, median: int) -> np.ndarray:
-        """The weightiest reason for each step; "" for none."""
+        """The highest-priority reason of each step; "" for none."""
         durations = steps.duration_ns[rows]
         reasons = np.full(len(rows), "", dtype="<U9")
         reasons[numbers % self._every(median) == 0] = "baseline"
@@ -144,7 +144,7 @@ class SpanSampler:
         return reasons
 
     def _every(self, median: int) -> int:
-        """A power of two: whoever keeps steps half as often keeps a part of the same steps."""
+        """A power of two, so that a rank with half the rate samples a subset of the same steps."""
         if self._rules.every_steps or self._agreed:
             return self._rules.every_steps or self._agreed
         if not median:

@@ -1,4 +1,4 @@
-"""Spans and events: their ids, their sizes, and how steps become them."""
+"""Builds spans and events: ids, attributes, and the spans of sampled steps."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from otel_train.accounting.types import ClosedSteps, StageCalls
     from otel_train.aggregation.captures import Capture
-    from otel_train.aggregation.run_events import Pass
-    from otel_train.aggregation.series_names import Names
+    from otel_train.aggregation.run_events import EvalPass
+    from otel_train.aggregation.series_names import SeriesNames
     from otel_train.aggregation.span_sampler import SampledStep
     from otel_train.datamodel import Anchor, AttributeValue
 
 
-class Child(NamedTuple):
-    """One occurrence inside a kept step."""
+class ChildSpan(NamedTuple):
+    """One call inside a sampled step."""
 
     stage: str
     loader: str
@@ -37,7 +37,7 @@ class Child(NamedTuple):
 
 
 class StepFacts(NamedTuple):
-    """A kept step, by name."""
+    """A sampled step with names resolved."""
 
     number: int
     reason: str
@@ -48,17 +48,17 @@ class StepFacts(NamedTuple):
     duration_ns: int
     baseline_ns: int
     samples: int
-    children: Sequence[Child]
+    children: Sequence[ChildSpan]
 
 
 class Ids(NamedTuple):
-    """Trace and span ids, a hash of what they name.
+    """Trace and span ids, hashed from what they identify.
 
-    No random numbers: equally seeded ranks would draw equal ids, and a draw would move the user's seed.
+    Random numbers would be equal on equally seeded ranks, and would advance the program's generator.
 
     Attributes:
         run_id: the run.
-        attempt: its start.
+        attempt: number of its start.
         rank: this process.
     """
 
@@ -67,15 +67,15 @@ class Ids(NamedTuple):
     rank: int
 
     def trace(self, *what: object) -> int:
-        """128 bits, the same on every rank."""
+        """Returns 128 bits, equal on every rank."""
         return self._hash(16, *what)
 
     def span(self, *what: object) -> int:
-        """64 bits, the same on every rank."""
+        """Returns 64 bits, equal on every rank."""
         return self._hash(8, *what)
 
     def own(self, *what: object) -> int:
-        """64 bits, of this rank alone."""
+        """Returns 64 bits that differ by rank."""
         return self._hash(8, "rank", self.rank, *what)
 
     def _hash(self, size: int, *what: object) -> int:
@@ -83,8 +83,8 @@ class Ids(NamedTuple):
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=size).digest(), "big") or 1
 
 
-class _Place(NamedTuple):
-    """Where a span stands."""
+class _SpanIds(NamedTuple):
+    """Ids of a span, its trace and its parent."""
 
     trace: int
     span: int
@@ -92,11 +92,11 @@ class _Place(NamedTuple):
 
 
 class Tracer:
-    """Turns facts into spans.
+    """Creates spans.
 
     Args:
-        ids: of this process.
-        anchor: turns the monotonic clock into wall time.
+        ids: ids of this process.
+        anchor: converts the monotonic clock to Unix time.
     """
 
     def __init__(self, ids: Ids, anchor: Anchor) -> None:
@@ -106,28 +106,28 @@ class Tracer:
         self._made = 0
 
     def run_start(self, started_ns: int, ended_ns: int) -> Span:
-        """The root of everything, over in milliseconds: nothing is lost with a crash."""
-        place = _Place(self._run.trace_id, self._run.span_id)
+        """Returns the root span of the run. It ends after milliseconds, so that a crash cannot lose it."""
+        place = _SpanIds(self._run.trace_id, self._run.span_id)
         attributes = {**self._who(), catalog.TRACE_CLASS.name: "run"}
         return self._span(catalog.RUN_SPAN.name, place, (started_ns, ended_ns), attributes, links=())
 
     def run_end(self, at_ns: int, step: int, *, error: str = "") -> Span:
-        """The end; ``error``: what ended it, when it did not end by itself."""
-        place = _Place(self.ids.trace("run end"), self.ids.own("run end"))
+        """Returns the span at the end of the run; ``error``: the cause if it did not end normally."""
+        place = _SpanIds(self.ids.trace("run end"), self.ids.own("run end"))
         attributes = {**self._who(), catalog.STEP_NUMBER.name: step, catalog.TRACE_CLASS.name: "run"}
         return self._span(catalog.RUN_END_SPAN.name, place, (at_ns, at_ns), attributes, error=error)
 
     def step(
         self, step: StepFacts, thread: str = ""
     ) -> tuple[tuple[Span, ...], tuple[int, tuple[int, ...], int]]:
-        """Spans of a kept step.
+        """Returns the spans of a sampled step.
 
         Args:
-            step: which.
-            thread: tells the steps of further training threads, which have numbers of their own, apart.
+            step: the step.
+            thread: label of a further training thread, whose steps have their own numbers.
 
         Returns:
-            The spans, and where exemplars point to: trace id, span ids of the children, span id of the step.
+            The spans, and the targets of exemplars: trace id, span ids of the children, span id of the step.
         """
         what = ("step", step.number, *([thread] if thread else []))
         trace, root, mine = self.ids.trace(*what), self.ids.span(*what), self.ids.own(*what)
@@ -135,14 +135,14 @@ class Tracer:
         attributes = _step_attributes(step)
         spans = []
         if self.ids.rank == 0:
-            spans.append(self._span(catalog.STEP_SPAN.name, _Place(trace, root), within, attributes))
+            spans.append(self._span(catalog.STEP_SPAN.name, _SpanIds(trace, root), within, attributes))
         error = next((f"{child.stage} failed" for child in step.children if child.failed), "")
         attributes = {**attributes, catalog.SPAN_RANK.name: self.ids.rank}
-        place = _Place(trace, mine, root)
+        place = _SpanIds(trace, mine, root)
         spans.append(self._span(catalog.RANK_STEP_SPAN.name, place, within, attributes, error=error))
         ids = [self.ids.own(*what, number) for number in range(len(step.children))]
         for child, span in zip(step.children, ids, strict=True):
-            spans.append(self._child(child, _Place(trace, span, mine)))
+            spans.append(self._child(child, _SpanIds(trace, span, mine)))
         return tuple(spans), (trace, tuple(ids), mine)
 
     def pass_over(
@@ -155,18 +155,18 @@ class Tracer:
         error: str = "",
         links: Sequence[SpanLink] = (),
     ) -> Span:
-        """A span in a trace of its own: an evaluation, a checkpoint, a stall, a capture."""
+        """Returns a span in a trace of its own: an evaluation, a checkpoint, a stall, a capture."""
         self._made += 1
         what = (kind.name, self.ids.rank, self._made)
-        place = _Place(self.ids.trace(*what), self.ids.own(*what))
+        place = _SpanIds(self.ids.trace(*what), self.ids.own(*what))
         own = {**attributes, catalog.TRACE_CLASS.name: trace_class}
         return self._span(kind.name, place, within, own, error=error, links=(self._run, *links))
 
     def step_link(self, number: int) -> SpanLink:
-        """To this rank's part of a step, kept or not."""
+        """Returns a link to this rank's span of a step, sampled or not."""
         return SpanLink(self.ids.trace("step", number), self.ids.own("step", number))
 
-    def _child(self, child: Child, place: _Place) -> Span:
+    def _child(self, child: ChildSpan, place: _SpanIds) -> Span:
         kind = catalog.STAGE_SPANS.get(child.stage, catalog.STAGE_SPAN)
         attributes: dict[str, AttributeValue] = {catalog.SPAN_STAGE.name: child.stage}
         if child.loader:
@@ -190,7 +190,7 @@ class Tracer:
     def _span(
         self,
         name: str,
-        place: _Place,
+        place: _SpanIds,
         within: tuple[int, int],
         attributes: Mapping[str, AttributeValue],
         **rest: Any,  # links and error, as in Span
@@ -224,26 +224,26 @@ def _step_attributes(step: StepFacts) -> dict[str, AttributeValue]:
 
 
 MOST_CHILDREN = 64
-"""Stage spans per step; a step of more is shown by its first ones."""
+"""Stage spans per step; of more, the first ones are kept."""
 
 EXEMPLARS_PER_SERIES = 8
 
 
 class SpanBuilder:
-    """Makes spans and events, holds them until they are fetched, and remembers exemplars.
+    """Builds spans and events, holds them until they are drained, and keeps exemplars.
 
     Args:
-        tracer: makes spans.
-        anchor: turns the monotonic clock into wall time.
-        names: of sources and loaders.
-        device_ns: device time of an occurrence, by source and start; None where it is not known.
+        tracer: creates spans.
+        anchor: converts the monotonic clock to Unix time.
+        names: names of sources and loaders.
+        device_ns: returns the device time of a call, by source and start; None if unknown.
     """
 
     def __init__(
         self,
         tracer: Tracer,
         anchor: Anchor,
-        names: Names,
+        names: SeriesNames,
         *,
         device_ns: Callable[[int, int], int | None] = lambda *_: None,
     ) -> None:
@@ -257,34 +257,34 @@ class SpanBuilder:
         self._events: list[Event] = []
 
     def drain(self) -> tuple[tuple[Span, ...], tuple[Event, ...]]:
-        """Everything since the last call."""
+        """Returns and removes all spans and events."""
         spans, events = tuple(self._spans), tuple(self._events)
         self._spans, self._events = [], []
         return spans, events
 
     def span(self, span: Span) -> None:
-        """A span made elsewhere."""
+        """Adds a span created elsewhere."""
         self._spans.append(span)
 
     def event(self, name: str, at_ns: int, attributes: Mapping[str, AttributeValue]) -> None:
-        """Something happened."""
+        """Adds an event."""
         self._events.append(Event(name=name, time_unix_ns=self._anchor.unix(at_ns), attributes=attributes))
 
     def step(
-        self, settled: ClosedSteps, kept: SampledStep, before: Sequence[StageCalls], *, thread: str = ""
+        self, closed: ClosedSteps, kept: SampledStep, before: Sequence[StageCalls], *, thread: str = ""
     ) -> None:
-        """A kept step, with its stages; exemplars point to it.
+        """Adds a sampled step with its stages, and exemplars that point to it.
 
         Args:
-            settled: the slice in which it closed.
-            kept: which step.
-            before: its occurrences from slices before.
-            thread: which thread's step, if not the leading one's.
+            closed: the slice in which it closed.
+            kept: the sampled step.
+            before: its calls from earlier slices.
+            thread: label of its thread; "" for the leading one.
         """
-        steps, row = settled.steps, kept.row
-        inside = np.flatnonzero(settled.occurrences.step == row)
+        steps, row = closed.steps, kept.row
+        inside = np.flatnonzero(closed.occurrences.step == row)
         children = [self._child(part, place) for part in before for place in range(len(part.step))]
-        children += [self._child(settled.occurrences, place) for place in inside[:MOST_CHILDREN].tolist()]
+        children += [self._child(closed.occurrences, place) for place in inside[:MOST_CHILDREN].tolist()]
         facts = StepFacts(
             kept.number,
             kept.reason,
@@ -306,7 +306,7 @@ class SpanBuilder:
         self._exemplify(("step", facts.loader, facts.phase), facts.duration_ns, facts.ended_ns, (trace, mine))
 
     def checkpoint(self, within: tuple[int, int], step: int, *, failed: bool) -> None:
-        """A checkpoint was saved, or was not."""
+        """Adds a checkpoint."""
         attributes = {catalog.STEP_NUMBER.name: step}
         error = "checkpoint failed" if failed else ""
         kind = catalog.CHECKPOINT_SAVE_SPAN
@@ -315,11 +315,11 @@ class SpanBuilder:
         )
 
     def end(self, at_ns: int, step: int, *, error: str = "") -> None:
-        """The run is over; ``error``: what ended it, when it did not end by itself."""
+        """Adds the end of the run; ``error``: the cause if it did not end normally."""
         self._spans.append(self._tracer.run_end(at_ns, step, error=error))
 
-    def evaluation(self, over: Pass, step: int) -> None:
-        """An evaluation pass is over."""
+    def evaluation(self, over: EvalPass, step: int) -> None:
+        """Adds an evaluation pass."""
         attributes: dict[str, AttributeValue] = {
             catalog.STEP_NUMBER.name: step,
             catalog.SPAN_PHASE.name: over.phase,
@@ -332,14 +332,14 @@ class SpanBuilder:
     def stall(
         self, within: tuple[int, int], step: int, stage: str, loader: str, *, suspect: int | None = None
     ) -> None:
-        """Said while it hangs: the last span that a run which never comes back can send.
+        """Adds a stall while it lasts: a run that never recovers can send nothing later.
 
         Args:
-            within: since when, and now.
-            step: the step that does not end.
-            stage: what hangs.
-            loader: the loader that is waited for, or "".
-            suspect: the rank that all others wait for, where that is known; else it is about this rank.
+            within: its start and the current time.
+            step: number of the step that does not end.
+            stage: the stage that hangs.
+            loader: the loader it waits for, or "".
+            suspect: the rank that all others wait for; None for a stall of this rank.
         """
         attributes: dict[str, AttributeValue] = {
             catalog.SPAN_RANK.name: self._tracer.ids.rank if suspect is None else suspect,
@@ -355,7 +355,7 @@ class SpanBuilder:
         self.event(catalog.STALL_SPAN.name, within[1], attributes)
 
     def capture(self, capture: Capture) -> None:
-        """A capture is over: a span that links to its steps, and an event."""
+        """Adds a finished capture: a span that links to its steps, and an event."""
         first, last = capture.steps
         attributes: dict[str, AttributeValue] = {catalog.SPAN_PROFILER_TRIGGER.name: capture.trigger}
         if capture.alert:
@@ -380,7 +380,7 @@ class SpanBuilder:
         self.event(catalog.PROFILER_CAPTURE_SPAN.name, capture.within_ns[1], attributes)
 
     def exhausted(self, loader: str, reason: str, at_ns: int, *, step: int) -> None:
-        """A loader came to its end."""
+        """Adds the end of a pass over a loader."""
         attributes: dict[str, AttributeValue] = {
             catalog.SPAN_LOADER.name: loader,
             catalog.SPAN_EXHAUSTION_REASON.name: reason,
@@ -392,10 +392,10 @@ class SpanBuilder:
         held = self.exemplars.setdefault(series, deque(maxlen=EXEMPLARS_PER_SERIES))
         held.append(Exemplar(value_ns / NS_PER_S, self._anchor.unix(at_ns), *where))
 
-    def _child(self, part: StageCalls, place: int) -> Child:
+    def _child(self, part: StageCalls, place: int) -> ChildSpan:
         source = self._names.sources[int(part.source[place])]
         begun = int(part.started_ns[place])
-        return Child(
+        return ChildSpan(
             source.stage,
             self._loader(int(part.loader[place])),
             source.name if source.kind is SourceKind.FORWARD else "",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.accounting.types import NO_PHASE, PHASES, SourceTable
-from otel_train.aggregation.postmortem import ThreadHistory, story_of, trained
+from otel_train.aggregation.postmortem import ThreadHistory, thread_history, trained
 from otel_train.datamodel import NS_PER_S
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.recording.flight_recorder import read_flight
@@ -39,8 +39,8 @@ class Timeline:
     """What the thread that trains did, as far as the file goes back.
 
     Args:
-        story: of that thread.
-        sources: by the numbers in the story.
+        history: of that thread.
+        sources: by the numbers in the history.
         offset_ns: from the monotonic clock to Unix time.
 
     Attributes:
@@ -57,15 +57,15 @@ class Timeline:
         passes: those of its passes that ended on file with a step in them.
     """
 
-    def __init__(self, story: ThreadHistory, sources: Sequence[Instrumented], offset_ns: int) -> None:
-        self._story, self._sources, self._offset_ns = story, sources, offset_ns
-        self.whole = story.thread.entry.written <= len(story.thread.times) + 1
+    def __init__(self, history: ThreadHistory, sources: Sequence[Instrumented], offset_ns: int) -> None:
+        self._history, self._sources, self._offset_ns = history, sources, offset_ns
+        self.whole = history.thread.entry.written <= len(history.thread.times) + 1
         self.stages = sorted({source.stage for source in sources if source.stage} | {OTHER})
-        steps, mine = story.settled.steps, trained(story.settled)
+        steps, mine = history.closed.steps, trained(history.closed)
         self.started_ns, self.ended_ns = steps.started_ns[mine], steps.ended_ns[mine]
         self.duration_ns = steps.duration_ns[mine]
         self.selves_ns = self._selves(mine)
-        said = story.settled.said
+        said = history.closed.said
         begun = said[said[:, 1] == Op.EPOCH]
         self.marked = len(begun) > 0
         self.loader, self.epoch = (
@@ -83,7 +83,7 @@ class Timeline:
     def totals(self) -> list[dict[str, Any]]:
         """One row per phase, loader, model and stage, over everything on file."""
         rows: dict[tuple[str, str, str, str], dict[str, Any]] = {}
-        times, calls = self._story.settled.times, self._story.settled.occurrences
+        times, calls = self._history.closed.times, self._history.closed.occurrences
         for source, loader, phase, self_ns, inclusive_ns, _ in zip(
             *(column.tolist() for column in times), strict=True
         ):
@@ -111,7 +111,7 @@ class Timeline:
 
     def calls(self, since_ns: int) -> list[Called]:
         """Calls that began at ``since_ns`` or later, in order."""
-        calls = self._story.settled.occurrences
+        calls = self._history.closed.occurrences
         found = []
         for row in np.flatnonzero(calls.started_ns >= since_ns).tolist():
             source = self._sources[int(calls.source[row])]
@@ -139,7 +139,7 @@ class Timeline:
         """Self time by step and stage."""
         column = {name: place for place, name in enumerate(self.stages)}
         table = np.zeros((len(mine), len(self.stages)), dtype=np.int64)
-        times = self._story.settled.times
+        times = self._history.closed.times
         for row, owner, ns in np.transpose((times.step, times.source, times.self_ns)).tolist():
             if row >= 0:
                 stage = self._sources[owner].stage if owner >= 0 else OTHER
@@ -156,7 +156,7 @@ class Timeline:
         if not len(loaders) or loaders.max() < 0:
             return "", np.zeros(len(loaders), dtype=np.int64)
         training = int(np.bincount(loaders[loaders >= 0]).argmax())
-        thread = self._story.thread
+        thread = self._history.thread
         numbers = (thread.codes >> SOURCE_SHIFT) & SOURCE_MASK
         mine = (numbers == training) & ((thread.codes & OP_MASK) == int(Op.STOP))
         stops = thread.times[mine] if self._sources[training].kind is SourceKind.DATA else thread.times[:0]
@@ -179,8 +179,8 @@ def timeline_in(flight: Flight) -> Timeline | None:
     """The timeline in a flight file that has been read; None if no thread has written anything."""
     sources = flight.sources
     known = SourceTable().extend(sources)
-    stories = [story_of(thread, known) for thread in flight.threads if len(thread.times)]
-    main = max(stories, key=lambda story: (story.steps, len(story.thread.times)), default=None)
+    histories = [thread_history(thread, known) for thread in flight.threads if len(thread.times)]
+    main = max(histories, key=lambda history: (history.steps, len(history.thread.times)), default=None)
     if main is None:
         return None
     return Timeline(main, sources, flight.anchor_unix_ns - flight.anchor_clock_ns)

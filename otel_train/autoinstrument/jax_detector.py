@@ -8,7 +8,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-from otel_train.aggregation.counters import JaxCompiles, without_step
+from otel_train.aggregation.counters import JaxCompiles, missing_step_reason
 from otel_train.autoinstrument.training_detector import FirstSign
 from otel_train.datamodel import system_clock
 from otel_train.instrumentation.compile_events import (
@@ -105,8 +105,8 @@ class JaxEvidence(FirstSign):
     def _at_exit(self) -> None:
         """JAX computed and no sign of training came: silence would read as a fault of ours."""
         if self._seen.functions and not self._begun and not _is_helper():
-            told = f"{self._seen.told(self._clock())}; no gradient was asked for"
-            self._log("nothing was recorded: %s", without_step(told, loader=True))
+            told = f"{self._seen.describe(self._clock())}; no gradient was asked for"
+            self._log("nothing was recorded: %s", missing_step_reason(told, loader=True))
 
 
 def _is_helper() -> bool:

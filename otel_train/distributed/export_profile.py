@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from otel_train.config import Config
     from otel_train.resource import RunInfo
 
-MOST_FULL, MOST_LEAN = 64, 2048
+MOST_FULL, MOST_REDUCED = 64, 2048
 """Largest world sizes for profiles ``full`` and ``lean``.
 Source: about 120 series per rank in full and 24 in lean, against 50,000 per run in a shared Prometheus."""
 
 MOST_TRACING_NODES: Final = 64
 """Nodes whose first rank traces ordinary steps. A step of 64 ranks is a trace of about 70 kB; stores refuse MB."""
 
-LEAN: Final = frozenset(
+REDUCED_METRICS: Final = frozenset(
     metric.name
     for metric in (
         c.STAGE_DURATION, c.STEP_DURATION, c.STEPS, c.SAMPLES, c.TOKENS, c.MODEL_FLOPS, c.RUN_STATUS,
@@ -28,7 +28,7 @@ LEAN: Final = frozenset(
 )  # fmt: skip
 """What a rank other than 0 publishes in profile ``lean``: all that rules read of every rank."""
 
-LEAN_EVENTS: Final = frozenset(
+REDUCED_EVENTS: Final = frozenset(
     metric.name
     for metric in (
         c.ACCELERATOR_MEMORY_OOMS, c.ACCELERATOR_MEMORY_ALLOC_RETRIES, c.LOADER_WORKER_EXITS, c.LOADER_ERRORS,
@@ -38,7 +38,7 @@ LEAN_EVENTS: Final = frozenset(
 )  # fmt: skip
 """What it also publishes, once the value is above zero."""
 
-LEAN_INTERVALS: Final = 2
+REDUCED_INTERVAL_FACTOR: Final = 2
 """Factor on the export interval in profile ``lean``."""
 
 
@@ -48,7 +48,7 @@ class Profile(NamedTuple):
     Attributes:
         name: ``full``, ``lean``, ``digest`` or ``rank0``.
         metrics: it sends metrics and serves ``/metrics``.
-        lean: only ``LEAN`` and ``LEAN_EVENTS``, durations of training alone, devices added up.
+        reduced: only ``REDUCED_METRICS`` and ``REDUCED_EVENTS``, durations of training alone, devices added up.
         spans: it sends spans.
         traces: spans include ordinary steps; else only steps that are slow or failed on this rank.
         expected: number of ranks of the run that send metrics.
@@ -57,7 +57,7 @@ class Profile(NamedTuple):
 
     name: str
     metrics: bool
-    lean: bool
+    reduced: bool
     spans: bool
     traces: bool
     expected: int
@@ -68,17 +68,19 @@ def profile_of(config: Config, info: RunInfo) -> Profile:
     """Returns the profile of this rank."""
     name, world, first = config.export_profile, info.world_size, info.rank == 0
     if name == "auto":
-        name = "full" if world <= MOST_FULL else "lean" if world <= MOST_LEAN else "digest"
+        name = "full" if world <= MOST_FULL else "lean" if world <= MOST_REDUCED else "digest"
     speaks = first and world > 1
     leads_node = first or (info.local_rank == 0 and info.node_rank < MOST_TRACING_NODES)
     if name == "rank0":
-        return Profile(name, first, lean=False, spans=first, traces=first, expected=1, speaks=speaks)
+        return Profile(name, first, reduced=False, spans=first, traces=first, expected=1, speaks=speaks)
     if name == "digest":
         return Profile(
-            name, first, lean=False, spans=leads_node, traces=leads_node, expected=1, speaks=speaks
+            name, first, reduced=False, spans=leads_node, traces=leads_node, expected=1, speaks=speaks
         )
     traces = leads_node or world <= MOST_FULL
-    return Profile(name, True, lean=name == "lean" and not first, spans=True, traces=traces, expected=world)
+    return Profile(
+        name, True, reduced=name == "lean" and not first, spans=True, traces=traces, expected=world
+    )
 
 
 def sampling_rules(config: Config, profile: Profile) -> SamplingRules:

@@ -15,7 +15,7 @@ from otel_train.config.validation import IgnoredSetting
 from otel_train.console.summary import Progress, render_card
 from otel_train.console.text import TextLayout
 from otel_train.datamodel import ExportBatch
-from otel_train.distributed.export_profile import LEAN_INTERVALS
+from otel_train.distributed.export_profile import REDUCED_INTERVAL_FACTOR
 from otel_train.errors import ConfigError
 from otel_train.exporters import ExportRoute
 from otel_train.exporters.background_queue import Disk, OnDisk
@@ -196,7 +196,7 @@ class Routes:
         Raises:
             ConfigError: an argument of the program cannot be honoured.
         """
-        every = self._config.export_every_s * (LEAN_INTERVALS if profile.lean else 1)
+        every = self._config.export_every_s * (REDUCED_INTERVAL_FACTOR if profile.reduced else 1)
         self._routes, self._profile, self._resource = routes, profile, resource
         settings = None
         if self._wants_otlp() and (profile.metrics or profile.spans):  # refused before anything listens

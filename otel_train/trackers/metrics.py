@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 import numpy as np
 
 from otel_train.accounting.types import EVAL, TRAIN
-from otel_train.aggregation.epochs import EpochTurns
+from otel_train.aggregation.epochs import EpochTracker
 from otel_train.aggregation.histogram import Histograms
 from otel_train.config.validation import words_of
 from otel_train.datamodel import NS_PER_S
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from otel_train.accounting.types import ClosedSteps
     from otel_train.aggregation.counters import Totals
-    from otel_train.aggregation.epochs import Turn
-    from otel_train.aggregation.series_names import Names
+    from otel_train.aggregation.epochs import EpochBoundary
+    from otel_train.aggregation.series_names import SeriesNames
 
     Memory = Callable[[Iterable[str], int], Mapping[str, float]]
 
@@ -159,7 +159,7 @@ class EpochWindow:
 
     def skip(self) -> None:
         """Nobody listened: what was built up to now is no epoch's."""
-        self._totals.loaders.claim_all()
+        self._totals.loaders.drop_builds()
 
     def take(self, at_ns: int) -> dict[str, float]:
         """The figures of the epoch, which ended at ``at_ns``; the next one begins there.
@@ -190,7 +190,7 @@ class EpochWindow:
     def _claim(self, name: str) -> None:
         """A batch has one build; workers are ahead, so builds are there before their batches."""
         built = self._built.setdefault(name, Histograms(size=1))
-        builds_ns = self._totals.loaders.claim(name, self._batches[name] - built.count(0))
+        builds_ns = self._totals.loaders.take_builds(name, self._batches[name] - built.count(0))
         built.add(np.zeros(len(builds_ns), dtype=np.int64), builds_ns)
 
     def _builds(self) -> dict[str, Histograms]:
@@ -289,7 +289,7 @@ class StageMeans:
         safe: makes names safe.
     """
 
-    def __init__(self, names: Names, safe: SafeNames) -> None:
+    def __init__(self, names: SeriesNames, safe: SafeNames) -> None:
         self._names = names
         self._safe = safe
         self._sums: dict[str, Sum] = {}
@@ -361,7 +361,7 @@ class Operations:
         safe: makes names safe.
     """
 
-    def __init__(self, names: Names, safe: SafeNames) -> None:
+    def __init__(self, names: SeriesNames, safe: SafeNames) -> None:
         self._names = names
         self._safe = safe
         self._sums: dict[str, Sum] = {}
@@ -466,7 +466,7 @@ class _Mark(NamedTuple):
 
     at_ns: int
     step: int
-    turn: Turn | None = None
+    turn: EpochBoundary | None = None
 
 
 class FlatFigures:
@@ -482,7 +482,7 @@ class FlatFigures:
 
     def __init__(
         self,
-        names: Names,
+        names: SeriesNames,
         epochs: EpochWindow,
         *,
         every_steps: int,
@@ -495,7 +495,7 @@ class FlatFigures:
         self._every_steps = every_steps
         self._every_epochs = every_epochs
         self._unix = unix
-        self._turns = EpochTurns(names, epochs.loaders)
+        self._turns = EpochTracker(names, epochs.loaders)
         self._step = self._logged = 0
         self._stepped_ns = 0  # when that step ended
         self._means = StageMeans(names, epochs.safe)
@@ -560,7 +560,7 @@ class FlatFigures:
         values = {**self._means.take(), **self._operations.values()}
         return [self._row(at_ns, self.epoch, values, of_epoch=False)] if values else []
 
-    def _epoch_row(self, turn: Turn, at_ns: int) -> list[FlatRow]:
+    def _epoch_row(self, turn: EpochBoundary, at_ns: int) -> list[FlatRow]:
         values, ended = self._epochs.take(at_ns), turn.ended
         self.epoch = turn.running
         if ended is None or not values or not self._every_epochs or ended % self._every_epochs:
@@ -579,7 +579,7 @@ class FlatFigures:
             found = [
                 _Mark(at, step) for at, step in zip(ended.tolist(), (numbers[due] + 1).tolist(), strict=True)
             ]
-        said: list[tuple[int, Turn | None]] = [
+        said: list[tuple[int, EpochBoundary | None]] = [
             (at_ns, None) for at_ns in self._asked(settled, {mark.at_ns for mark in found})
         ]
         said += [(turn.at_ns, turn) for turn in self._turns.take(settled)]

@@ -146,7 +146,7 @@ class Tracking:
             every_epochs=config.log_every_epochs, unix=anchor.unix,
         )  # fmt: skip
         if first:
-            run.on_settled = self._take
+            run.on_closed_steps = self._take
 
     def __reduce__(self) -> tuple[type[_Gone], tuple[()]]:
         """What is left behind for after a crash has the account, and it leads here: nobody is logged to by then."""

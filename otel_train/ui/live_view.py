@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
-from otel_train.aggregation.postmortem import told_by
+from otel_train.aggregation.postmortem import postmortem_of
 from otel_train.artifacts.run_reader import FLIGHT, METRICS, SUMMARY
 from otel_train.artifacts.timeline import timeline_in
 from otel_train.errors import RunDirectoryError
@@ -204,7 +204,7 @@ def pulse_of(path: Path, mark: Mark, summary: Mapping[str, Any]) -> LiveProgress
     try:
         flight = read_flight(path)
         recent = flight._replace(threads=tuple(map(_end_of, flight.threads)))
-        told = told_by(recent, summary)
+        told = postmortem_of(recent, summary)
         timeline = timeline_in(recent)
     except _BROKEN as error:
         return LiveProgress(problem=f"{path.name} cannot be read: {error}")

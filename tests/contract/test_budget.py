@@ -29,7 +29,7 @@ OF_NODE = 2
 OF_RUN, OF_RUN_CLASSIC = 35, 72
 """Told once per run, by rank 0, on top."""
 
-LEAN = 24
+REDUCED_METRICS = 24
 """Times 2,048 ranks these are the 50,000 series that a run may have in a shared Prometheus."""
 TEN_MINUTES_NS = 600 * 10**9
 
@@ -67,7 +67,7 @@ def test_a_lean_rank_sends_twenty_four_series_at_most() -> None:
     """Two thousand of them go into one Prometheus."""
     ranks = sizes("lean")
 
-    assert max(ranks[rank].native for rank in range(1, 16)) <= LEAN
+    assert max(ranks[rank].native for rank in range(1, 16)) <= REDUCED_METRICS
 
 
 def test_a_made_up_rank_counts_faults_of_the_parts_that_a_session_has(

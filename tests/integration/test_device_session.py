@@ -116,7 +116,7 @@ class Watched:
         self.kept = Kept()
         self.pump.routes.append(ExportRoute(self.kept, Guard("kept", strict=True), 0.0))
         told = Guard("device time", strict=True)
-        self.pump.first.append(PeriodicTask(lambda: self.run.device.tell(self.timer.take()), told, 0.0))
+        self.pump.first.append(PeriodicTask(lambda: self.run.device.add(self.timer.take()), told, 0.0))
         self.probes = Probes(self.recorder)
         self.torch = TorchProbes(self.recorder, ScaledUpdates(HostDriver()), clock=system_clock)
         self.transfers = TransferProbe(self.recorder, HostDriver())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from prometheus_client import parser
 
-from otel_train.distributed.export_profile import LEAN
+from otel_train.distributed.export_profile import REDUCED_METRICS
 from tests.integration.loops.truth import QUIET, Net, Watch, loader, loss_of, sgd
 from tests.support.inside import inside
 
@@ -71,7 +71,7 @@ def test_a_lean_rank_publishes_a_handful_of_series(watch: Watch) -> None:
     assert [sample.value for sample in steps] == [12]
     assert stages == {"data", "forward", "backward", "optimizer"}
     assert len(series) <= 24
-    assert len(LEAN) == 14
+    assert len(REDUCED_METRICS) == 14
 
 
 def test_a_digest_rank_serves_nothing_and_still_keeps_its_own_files(watch: Watch) -> None:

@@ -53,7 +53,7 @@ class Loop:
             0, anchor=anchor, tracer=Tracer(Ids("r", 0, 0), anchor), rules=rules, stall_after_s=1e6
         )
         self.expected: dict[str, list[int]] = {stage: [] for stage in STAGE_OF}
-        self.run.device.tell(self.timer.take())
+        self.run.device.add(self.timer.take())
 
     def call(self, which: int, host_ns: int, device_ns: int, how: str) -> None:
         """One stage; an optimizer that raises fires no hook for its end."""
@@ -77,7 +77,7 @@ class Loop:
     def turn(self, what: str) -> None:
         """Part of a turn of the pump, in any order."""
         if what in ("take", "both"):
-            self.run.device.tell(self.timer.take())
+            self.run.device.add(self.timer.take())
         if what in ("feed", "both"):
             self.run.learn(self.recorder.sources)
             piece = self.recorder.main.ring.read(1 << 10)

@@ -11,7 +11,7 @@ from benchmarks.scale.workload import BATCH_SAMPLES, SHARES, SOURCES, Plot
 from otel_train.config import Config
 from otel_train.datamodel import Anchor, HistogramPoint
 from otel_train.distributed.coordinator import Job, RankCoordinator
-from otel_train.distributed.export_profile import LEAN_INTERVALS
+from otel_train.distributed.export_profile import REDUCED_INTERVAL_FACTOR
 from otel_train.exporters.prometheus_page import PageCollector, RankPage
 from otel_train.recording.events import Ending, Flag, Op
 from otel_train.resource import RunInfo, instance_id
@@ -195,7 +195,7 @@ class Run:
                 self.logged(member.actor)
                 member.ranks.turn()
             for member in self._members:
-                every = EXPORT_S * (LEAN_INTERVALS if member.actor.profile.lean else 1)
+                every = EXPORT_S * (REDUCED_INTERVAL_FACTOR if member.actor.profile.reduced else 1)
                 if self.now_s % every == 0 and member.actor.profile.metrics:
                     self._record(member, member.actor.read(now_ns).snapshot)
         if end:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from benchmarks.scale.cli import main
-from otel_train.distributed.export_profile import LEAN_INTERVALS
+from otel_train.distributed.export_profile import REDUCED_INTERVAL_FACTOR
 from tests.support.stack import ask, stack, value, wait_for
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
-PROMISED_RANKS, PROMISED_S, LEAN_EVERY_S = 1024, 3600, 15 * LEAN_INTERVALS
+PROMISED_RANKS, PROMISED_S, LEAN_EVERY_S = 1024, 3600, 15 * REDUCED_INTERVAL_FACTOR
 RANKS = 128
 SPARE = 1.3
 """A lean rank may come to send some more series."""

@@ -19,7 +19,7 @@ from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, 
 from otel_train.testing import FakeClock
 from tests.support.edges import Tape
 from tests.support.profiler import FakeProfiler
-from tests.unit.test_run_account import ANCHOR, KEEP_NONE
+from tests.unit.test_run_state import ANCHOR, KEEP_NONE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

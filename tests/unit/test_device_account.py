@@ -12,7 +12,7 @@ from otel_train.accounting.types import TRAIN, StageCalls
 from otel_train.aggregation.counters import MOST_HELD, DeviceAccount, DeviceTotals, StageTotals, Totals
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
 from otel_train.aggregation.run_state import RunState
-from otel_train.aggregation.series_names import Key, Names
+from otel_train.aggregation.series_names import Key, SeriesNames
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.bottleneck.rules import findings
@@ -41,25 +41,25 @@ def times_of(readings: Sequence[tuple[int, int, int, int]], until_ns: int = 0) -
     return DeviceTimes(source, begun, ended, device, until_ns)
 
 
-class Desk:
+class Account:
     """An account and what it has counted."""
 
     def __init__(self) -> None:
-        names = Names()
+        names = SeriesNames()
         names.learn(SOURCES)
         self.totals = Totals(names)
         self.account = DeviceAccount(self.totals)
 
-    def settle(self, *calls: tuple[int, int, int], until_ns: int = 0) -> None:
+    def add_calls(self, *calls: tuple[int, int, int], until_ns: int = 0) -> None:
         """Occurrences: source, start, end."""
         source, start, end = (np.array(column, dtype=np.int64) for column in zip(*calls, strict=True))
         zeros = np.zeros(len(calls), dtype=np.int64)
         ended = StageCalls(source, zeros, zeros + TRAIN, start, end - start, zeros, zeros)
-        self.account.settle(ended, until_ns or int(end.max()))
+        self.account.add_calls(ended, until_ns or int(end.max()))
 
-    def tell(self, *readings: tuple[int, int, int, int], until_ns: int = 0) -> None:
+    def add(self, *readings: tuple[int, int, int, int], until_ns: int = 0) -> None:
         """Readings: source, begin, end, device time."""
-        self.account.tell(times_of(readings, until_ns))
+        self.account.add(times_of(readings, until_ns))
 
     def counted(self) -> dict[str, tuple[int, int]]:
         """Occurrences measured and their device time in ns, by stage."""
@@ -73,116 +73,116 @@ class Desk:
 @pytest.mark.parametrize("settled_first", [True, False])
 def test_a_reading_finds_its_occurrence_whichever_comes_first(*, settled_first: bool) -> None:
     """The device may lag behind the host's account, and the account may be held back."""
-    desk = Desk()
-    desk.tell()
+    account = Account()
+    account.add()
 
-    def settle() -> None:
-        desk.settle((FORWARD, 100, 120), (BACKWARD, 120, 160))
+    def add_calls() -> None:
+        account.add_calls((FORWARD, 100, 120), (BACKWARD, 120, 160))
 
-    def tell() -> None:
-        desk.tell((FORWARD, 101, 119, 500), (BACKWARD, 121, 159, 900), until_ns=200)
+    def add() -> None:
+        account.add((FORWARD, 101, 119, 500), (BACKWARD, 121, 159, 900), until_ns=200)
 
-    for act in (settle, tell) if settled_first else (tell, settle):
+    for act in (add_calls, add) if settled_first else (add, add_calls):
         act()
 
-    assert desk.counted() == {"forward": (1, 500), "backward": (1, 900)}
+    assert account.counted() == {"forward": (1, 500), "backward": (1, 900)}
 
 
 def test_an_occurrence_without_a_reading_is_not_counted() -> None:
     """Not measured is absent, never zero."""
-    desk = Desk()
-    desk.tell()
+    account = Account()
+    account.add()
 
-    desk.settle((FORWARD, 100, 120), (FORWARD, 200, 220))
-    desk.tell((FORWARD, 201, 219, 7), until_ns=300)
+    account.add_calls((FORWARD, 100, 120), (FORWARD, 200, 220))
+    account.add((FORWARD, 201, 219, 7), until_ns=300)
 
-    assert desk.counted() == {"forward": (1, 7)}
+    assert account.counted() == {"forward": (1, 7)}
 
 
 def test_a_reading_of_another_stage_at_the_same_time_does_not_count() -> None:
     """A forward inside a stage by hand lies within both."""
-    desk = Desk()
-    desk.tell()
+    account = Account()
+    account.add()
 
-    desk.settle((FORWARD, 100, 120))
-    desk.tell((BACKWARD, 101, 119, 7), until_ns=300)
+    account.add_calls((FORWARD, 100, 120))
+    account.add((BACKWARD, 101, 119, 7), until_ns=300)
 
-    assert desk.counted() == {}
+    assert account.counted() == {}
 
 
 def test_of_several_readings_in_one_occurrence_the_first_is_its_own() -> None:
     """A model that calls itself is one occurrence; the inner call's time is part of the outer one's."""
-    desk = Desk()
-    desk.tell()
+    account = Account()
+    account.add()
 
-    desk.tell((FORWARD, 105, 110, 3), (FORWARD, 101, 119, 9))
-    desk.settle((FORWARD, 100, 120))
+    account.add((FORWARD, 105, 110, 3), (FORWARD, 101, 119, 9))
+    account.add_calls((FORWARD, 100, 120))
 
-    assert desk.counted() == {"forward": (1, 9)}
+    assert account.counted() == {"forward": (1, 9)}
 
 
 def test_a_begin_paired_with_a_later_end_is_thrown_away() -> None:
     """When events run out between the edges of a stage, the next end would close the wrong one."""
-    desk = Desk()
-    desk.tell()
+    account = Account()
+    account.add()
 
-    desk.settle((FORWARD, 100, 120), (FORWARD, 200, 220))
-    desk.tell((FORWARD, 101, 219, 118))
+    account.add_calls((FORWARD, 100, 120), (FORWARD, 200, 220))
+    account.add((FORWARD, 101, 219, 118))
 
-    assert desk.counted() == {}
+    assert account.counted() == {}
 
 
 def test_what_will_never_be_matched_is_forgotten() -> None:
     """A run of weeks loses a reading now and then; none may be kept for ever."""
-    desk = Desk()
-    desk.tell()
+    account = Account()
+    account.add()
 
     for turn in range(50):
         at = turn * 1000
-        desk.tell((BACKWARD, at + 1, at + 2, 3), until_ns=at + 900)
-        desk.settle((FORWARD, at, at + 20), until_ns=at + 900)
-    desk.tell(until_ns=10**9)
+        account.add((BACKWARD, at + 1, at + 2, 3), until_ns=at + 900)
+        account.add_calls((FORWARD, at, at + 20), until_ns=at + 900)
+    account.add(until_ns=10**9)
 
-    assert len(desk.account._calls.source) == 0
-    assert len(desk.account._times.source) <= 2
+    assert len(account.account._calls.source) == 0
+    assert len(account.account._times.source) <= 2
 
 
 def test_memory_is_bounded_whatever_comes() -> None:
     """A hung device never tells; the account must not wait with everything in its hands."""
-    desk = Desk()
-    desk.tell()
+    account = Account()
+    account.add()
     many = [(FORWARD, at, at + 1) for at in range(1000)]
 
     for _ in range(20):
-        desk.settle(*many)
-        desk.tell(*[(BACKWARD, FOREVER + at, FOREVER + at, 1) for at in range(1000)])
+        account.add_calls(*many)
+        account.add(*[(BACKWARD, FOREVER + at, FOREVER + at, 1) for at in range(1000)])
 
-    assert len(desk.account._calls.source) <= MOST_HELD
-    assert len(desk.account._times.source) <= MOST_HELD
+    assert len(account.account._calls.source) <= MOST_HELD
+    assert len(account.account._times.source) <= MOST_HELD
 
 
 def test_without_a_device_nothing_is_held() -> None:
     """A run on the CPU pays nothing for what it does not have."""
-    desk = Desk()
+    account = Account()
 
-    desk.account.tell(None)
-    desk.settle((FORWARD, 100, 120))
+    account.account.add(None)
+    account.add_calls((FORWARD, 100, 120))
 
-    assert len(desk.account._calls.source) == 0
-    assert not desk.account.measured
+    assert len(account.account._calls.source) == 0
+    assert not account.account.measured
 
 
 def test_a_window_has_its_own_device_time() -> None:
     """``reset_window`` starts every figure of the summary anew."""
-    desk = Desk()
-    desk.tell()
-    desk.settle((FORWARD, 100, 120))
-    desk.tell((FORWARD, 101, 119, 500))
-    before = desk.totals.copy()
+    account = Account()
+    account.add()
+    account.add_calls((FORWARD, 100, 120))
+    account.add((FORWARD, 101, 119, 500))
+    before = account.totals.copy()
 
-    desk.settle((FORWARD, 200, 220))
-    desk.tell((FORWARD, 201, 219, 70))
-    window = desk.totals.since(before)
+    account.add_calls((FORWARD, 200, 220))
+    account.add((FORWARD, 201, 219, 70))
+    window = account.totals.since(before)
 
     assert window.device.count(0) == 1
     assert round(window.device.point(0).sum * 1e9) == 70
@@ -197,7 +197,7 @@ def run_of(tape: Tape, readings: Sequence[tuple[int, int, int, int]], *, main: b
         stall_after_s=300,
     )  # fmt: skip
     run.learn(tape.sources)
-    run.device.tell(times_of(readings))
+    run.device.add(times_of(readings))
     run.feed(1, np.array(tape.times), np.array(tape.codes), name="main", main=main)
     run.close(tape.now_ns)
     return run

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_train.aggregation.counters import Totals
-from otel_train.aggregation.series_names import Names
+from otel_train.aggregation.series_names import SeriesNames
 from otel_train.bottleneck.device import MIN_MEASURED_STEPS, host_bound
 from otel_train.datamodel import Anchor, Pace
 from otel_train.instrumentation.cuda_events import DeviceTimer
@@ -283,7 +283,7 @@ def test_a_few_steps_are_no_evidence() -> None:
 
 def test_a_window_has_its_own_pace() -> None:
     """``reset_window`` forgets warm-up here, too."""
-    totals = Totals(Names())
+    totals = Totals(SeriesNames())
     totals.pace = Pace(steps=3, most_lag_ns=30)
     before = totals.copy()
     totals.pace = totals.pace.plus(Pace(steps=1, most_lag_ns=5))

@@ -10,7 +10,7 @@ import pytest
 import otel_train
 from otel_train.aggregation.counters import Totals
 from otel_train.aggregation.epochs import EpochLog
-from otel_train.aggregation.series_names import Names
+from otel_train.aggregation.series_names import SeriesNames
 from otel_train.instrumentation.stages import StageRecorder, switch
 from otel_train.recording.events import Op, SourceKind
 
@@ -113,7 +113,7 @@ def test_what_is_no_epoch_says_what_would_be_one(given: object) -> None:
 
 def test_an_instant_lies_in_the_epoch_that_began_last() -> None:
     """A capture is named after it."""
-    log = EpochLog(Totals(Names()))
+    log = EpochLog(Totals(SeriesNames()))
     assert log.at(5) == 1
     log.add(np.array([[10, Op.EPOCH, 4], [20, Op.EPOCH_END, 0], [30, Op.EPOCH, 5]]))
 

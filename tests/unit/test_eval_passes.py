@@ -8,15 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.accounting.types import EVAL, PHASES, TEST, TRAIN, StepRows
-from otel_train.aggregation.run_events import EvalPasses, Pass
-from otel_train.aggregation.series_names import Names
+from otel_train.aggregation.run_events import EvalPass, EvalPasses
+from otel_train.aggregation.series_names import SeriesNames
 from otel_train.recording.events import Instrumented, SourceKind
 
 LOADERS = ("train", "val", "test")
 
 
-def names() -> Names:
-    made = Names()
+def names() -> SeriesNames:
+    made = SeriesNames()
     made.learn([Instrumented(SourceKind.DATA, name) for name in LOADERS])
     return made
 
@@ -38,7 +38,7 @@ def test_a_pass_ends_when_training_goes_on() -> None:
     """The duration of an evaluation is from its first batch to its last."""
     passes = EvalPasses()
 
-    assert passes.feed(rows([T, V, V, V, T]), names()) == [Pass("eval", "val", 10, 40, 3)]
+    assert passes.feed(rows([T, V, V, V, T]), names()) == [EvalPass("eval", "val", 10, 40, 3)]
     assert passes.loaders == ["val"]
     assert passes.durations.point(0).sum == pytest.approx(30e-9)
 
@@ -48,8 +48,8 @@ def test_another_loader_is_another_pass() -> None:
     passes = EvalPasses()
 
     assert passes.feed(rows([V, V, E, T]), names()) == [
-        Pass("eval", "val", 0, 20, 2),
-        Pass("test", "test", 20, 30, 1),
+        EvalPass("eval", "val", 0, 20, 2),
+        EvalPass("test", "test", 20, 30, 1),
     ]
 
 
@@ -58,7 +58,7 @@ def test_the_last_pass_is_over_at_the_end_of_the_run() -> None:
     passes = EvalPasses()
 
     assert passes.feed(rows([T, V]), names()) == []
-    assert passes.close() == [Pass("eval", "val", 10, 20, 1)]
+    assert passes.close() == [EvalPass("eval", "val", 10, 20, 1)]
     assert passes.close() == []
 
 

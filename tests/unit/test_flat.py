@@ -45,7 +45,7 @@ class Rows:
             self.account.names, epochs, every_steps=every_steps, every_epochs=every_epochs, unix=ANCHOR.unix
         )
         self.rows: list[FlatRow] = []
-        self.account.on_settled = lambda *facts: self.rows.extend(self.figures.take(*facts))
+        self.account.on_closed_steps = lambda *facts: self.rows.extend(self.figures.take(*facts))
 
     def play(self, tape: Tape, cuts: Sequence[int] = ()) -> list[FlatRow]:
         times, codes = np.array(tape.times, dtype=np.int64), np.array(tape.codes, dtype=np.int64)
@@ -266,7 +266,7 @@ def test_epochs_that_are_settled_at_once_each_have_the_builds_of_their_batches()
     told = [row.values["batch_transform_time_ms_avg"] for row in rows.play(epochs()) if row.of_epoch]
 
     assert told == [pytest.approx(10), pytest.approx(30)]
-    assert rows.account.totals.loaders.claim("code", 9).tolist() == [90_000_000] * 3
+    assert rows.account.totals.loaders.take_builds("code", 9).tolist() == [90_000_000] * 3
 
 
 def test_memory_of_an_epoch_is_asked_for_at_its_end() -> None:
@@ -291,7 +291,7 @@ def test_computing_alone_leaves_out_only_the_wait_that_the_device_felt() -> None
     data = next(number for number, source in enumerate(tape.sources) if source.stage == "data")
     begun = [at for at, word in zip(tape.times, tape.codes, strict=True) if word == code(Op.BEGIN, data)]
     asks = np.array(begun[:5], dtype=np.int64)
-    rows.account.device.tell(
+    rows.account.device.add(
         DeviceTimes(np.full(5, data), asks + 1, asks + 20 * MS - 1, np.full(5, 5 * MS), tape.now_ns, Pace())
     )
 
@@ -523,7 +523,7 @@ def test_a_marked_epoch_that_an_exception_ends_is_none() -> None:
 def test_nobody_listening_does_not_stop_epochs_from_being_counted() -> None:
     """A run of W&B may open in the third epoch."""
     rows = Rows(every_steps=0)
-    rows.account.on_settled = rows.figures.skip
+    rows.account.on_closed_steps = rows.figures.skip
 
     rows.play(rounds(Tape().epoch(3), 2).epoch_over().spend(MS))
 

@@ -17,7 +17,7 @@ from otel_train.recording.events import Op
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
 from tests.support.edges import Tape
-from tests.unit.test_run_account import Run
+from tests.unit.test_run_state import Run
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -46,14 +46,14 @@ def test_a_profile_that_is_set_wins_over_the_size() -> None:
     """Somebody looks for one fault on 100 ranks, for an hour, at any price."""
     assert at(99, 100, profile="full")[:3] == ("full", True, False)
     assert at(1, 2, profile="digest").metrics is False
-    assert at(1, 2, profile="lean").lean is True
+    assert at(1, 2, profile="lean").reduced is True
 
 
 def test_rank_0_always_exports_everything() -> None:
     """What only it knows, and one complete example of the rest."""
     for profile in ("full", "lean", "digest", "rank0"):
         found = at(0, 4096, profile=profile)
-        assert (found.metrics, found.lean, found.spans, found.traces) == (True, False, True, True)
+        assert (found.metrics, found.reduced, found.spans, found.traces) == (True, False, True, True)
 
 
 def test_rank_0_counts_for_all_where_it_alone_exports() -> None:
@@ -86,7 +86,7 @@ def test_in_lean_every_rank_sends_its_slow_steps_and_few_its_ordinary_ones() -> 
 def test_rank0_leaves_everything_to_rank_0() -> None:
     """For those who want one sender and nothing else."""
     assert at(1, 2, profile="rank0") == Profile(
-        "rank0", False, lean=False, spans=False, traces=False, expected=1
+        "rank0", False, reduced=False, spans=False, traces=False, expected=1
     )
 
 

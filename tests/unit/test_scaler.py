@@ -140,7 +140,7 @@ def skips_shown(outcomes: Outcomes) -> list[float]:
         0, anchor=anchor, tracer=Tracer(Ids("run", 0, 0), anchor), rules=SamplingRules(5, 0, 3.0, 100.0, 100),
         stall_after_s=300,
     )  # fmt: skip
-    run.totals.tell(outcomes)
+    run.totals.add_outcomes(outcomes)
     builder = MetricBuilder(lambda _: True)
     RunMetrics(run, max_loaders=4, max_stages=4).write(builder)
     points = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from otel_train.aggregation.counters import Reclaimed
-from otel_train.aggregation.run_events import MEDIAN_STEPS, OUTSIDE_NS, Doing, Stalls
+from otel_train.aggregation.run_events import MEDIAN_STEPS, OUTSIDE_NS, StallContext, Stalls
 
 NS_PER_S = 10**9
 
@@ -43,20 +43,22 @@ def test_slow_steps_raise_the_threshold() -> None:
 
 def test_silence_after_the_last_loop_means_nothing() -> None:
     """A notebook whose training is over is not stalled."""
-    assert not Stalls(0, after_s=300, reclaimed=Reclaimed()).look(seconds(9999), 0, doing=Doing.OUTSIDE)
+    assert not Stalls(0, after_s=300, reclaimed=Reclaimed()).look(
+        seconds(9999), 0, doing=StallContext.OUTSIDE
+    )
 
 
 def test_the_threshold_after_the_loops_is_one_that_rules_know() -> None:
     """The age of the heartbeat goes on growing, and must page nobody."""
     stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
-    stalls.look(seconds(9999), 0, doing=Doing.OUTSIDE)
+    stalls.look(seconds(9999), 0, doing=StallContext.OUTSIDE)
 
     assert (stalls.threshold_ns, stalls.quiet_ns) == (OUTSIDE_NS, 0)
     assert stalls.patience_ns == seconds(1800)  # whoever waits for it does not wait for ever
 
 
-@pytest.mark.parametrize("doing", [Doing.EVALUATION, Doing.CHECKPOINT])
-def test_an_evaluation_or_checkpoint_has_a_threshold_of_its_own_which_is_learned(doing: Doing) -> None:
+@pytest.mark.parametrize("doing", [StallContext.EVALUATION, StallContext.CHECKPOINT])
+def test_an_evaluation_or_checkpoint_has_a_threshold_of_its_own_which_is_learned(doing: StallContext) -> None:
     """The first one may take half an hour; after one of seven minutes the next may take twenty-one."""
     stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
 
@@ -73,8 +75,8 @@ def test_the_first_step_may_take_its_time() -> None:
     """Compilers run for minutes, once."""
     stalls = Stalls(0, after_s=300, reclaimed=Reclaimed())
 
-    assert not stalls.look(seconds(1799), 0, doing=Doing.START)
-    assert stalls.look(seconds(1800), 0, doing=Doing.START)
+    assert not stalls.look(seconds(1799), 0, doing=StallContext.START)
+    assert stalls.look(seconds(1800), 0, doing=StallContext.START)
 
 
 def test_a_pause_that_ended_by_itself_is_no_stall_the_next_time() -> None:

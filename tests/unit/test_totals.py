@@ -7,7 +7,7 @@ import pytest
 from otel_train.accounting.account import ThreadAccount
 from otel_train.accounting.types import Activity
 from otel_train.aggregation.counters import StageTotals, Totals
-from otel_train.aggregation.series_names import Key, Names
+from otel_train.aggregation.series_names import Key, SeriesNames
 from otel_train.recording.events import Op, SourceKind
 from tests.support.edges import Tape
 
@@ -17,7 +17,7 @@ class Counted:
 
     def __init__(self, tape: Tape) -> None:
         self.tape = tape
-        self.totals = Totals(Names())
+        self.totals = Totals(SeriesNames())
         self._account, self._read = ThreadAccount(0, self.totals.names.table), 0
 
     def read(self) -> Totals:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train import catalog
-from otel_train.aggregation.spans import Child, Ids, StepFacts, Tracer
+from otel_train.aggregation.spans import ChildSpan, Ids, StepFacts, Tracer
 from otel_train.datamodel import Anchor
 
 ANCHOR = Anchor(unix_ns=1_000_000, clock_ns=0)
@@ -21,14 +21,14 @@ def tracer(rank: int = 0, run: str = "run-1", attempt: int = 0) -> Tracer:
     return Tracer(Ids(run, attempt, rank), ANCHOR)
 
 
-def facts(number: int = 7, children: tuple[Child, ...] = (), **more: Any) -> StepFacts:
+def facts(number: int = 7, children: tuple[ChildSpan, ...] = (), **more: Any) -> StepFacts:
     given_ = {"reason": "slow", "phase": "train", "loader": "code", "started_ns": 100, "ended_ns": 162}
     rest = {"duration_ns": 62, "baseline_ns": 31, "samples": 4}
     return StepFacts(number=number, children=children, **{**given_, **rest, **more})
 
 
-FORWARD = Child("forward", "code", "model", 105, 125, failed=False)
-DATA = Child("data", "code", "", 100, 105, failed=False)
+FORWARD = ChildSpan("forward", "code", "model", 105, 125, failed=False)
+DATA = ChildSpan("data", "code", "", 100, 105, failed=False)
 
 
 @given(RUN, st.integers(0, 9), st.integers(0, 10**12), st.integers(1, 512))

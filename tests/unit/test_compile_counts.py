@@ -9,7 +9,7 @@ from otel_train.accounting.steps import Item, StepBook
 from otel_train.accounting.types import Activity, SourceTable
 from otel_train.aggregation.counters import Compiles, Reclaimed, Recompiled, Totals
 from otel_train.aggregation.run_events import Stalls
-from otel_train.aggregation.series_names import Names
+from otel_train.aggregation.series_names import SeriesNames
 from otel_train.datamodel import Compile
 from otel_train.recording.events import Instrumented, SourceKind
 
@@ -59,9 +59,9 @@ def test_time_that_is_settled_later_is_found_as_well() -> None:
 def test_compiling_inside_a_forward_is_no_productive_time() -> None:
     """The first step of a compiled model takes a minute: the run's ledger says what for."""
     reclaimed = Reclaimed()
-    compiles = Compiles(reclaimed, Totals(Names()))
+    compiles = Compiles(reclaimed, Totals(SeriesNames()))
 
-    again = compiles.tell([Compile(100, 160, again=False), Compile(165, 170, again=True)])
+    again = compiles.add([Compile(100, 160, again=False), Compile(165, 170, again=True)])
 
     assert ledger(reclaimed, 90, 90, 20) == {Activity.COMPILE: 65, Activity.PRODUCTIVE: 135}
     assert compiles.durations.count(0) == 2
@@ -71,21 +71,21 @@ def test_compiling_inside_a_forward_is_no_productive_time() -> None:
 
 def test_where_nobody_can_say_whether_it_was_compiled_before_nothing_is_said() -> None:
     """JAX compiles a hundred small things before the first step: zero recompilations would be a guess."""
-    compiles = Compiles(Reclaimed(), Totals(Names()))
-    compiles.tell([Compile(0, 5, again=None, compiler="jax")])
+    compiles = Compiles(Reclaimed(), Totals(SeriesNames()))
+    compiles.add([Compile(0, 5, again=None, compiler="jax")])
     unknown = compiles.judged
-    compiles.tell([Compile(5, 9, again=False, compiler="jax")])
+    compiles.add([Compile(5, 9, again=False, compiler="jax")])
 
     assert (unknown, compiles.judged, compiles.durations.count(0)) == (False, True, 2)
 
 
 def test_a_window_counts_what_was_compiled_again_in_it() -> None:
     """After ``reset_window()`` the compiles of warm-up are no reason to complain."""
-    totals = Totals(Names())
+    totals = Totals(SeriesNames())
     compiles = Compiles(Reclaimed(), totals)
-    compiles.tell([Compile(0, 5, again=True)])
+    compiles.add([Compile(0, 5, again=True)])
     before = totals.copy()
-    compiles.tell([Compile(10, 17, again=True, compiler="jax")])
+    compiles.add([Compile(10, 17, again=True, compiler="jax")])
 
     assert totals.since(before).recompiled == Recompiled(1, 7, 1)
     assert totals.recompiled == Recompiled(2, 12, 1)

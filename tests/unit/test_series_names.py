@@ -7,21 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from otel_train.accounting.types import EVAL, NO_PHASE, TRAIN
-from otel_train.aggregation.series_names import Key, Names
+from otel_train.aggregation.series_names import Key, SeriesNames
 from otel_train.catalog import OTHER_VALUE
 from otel_train.recording.events import Instrumented, SourceKind
 
 MOST = 200
-"""Names the bounds are tried with: more than any table takes."""
+"""SeriesNames the bounds are tried with: more than any table takes."""
 
 
-def names_of(*sources: Instrumented) -> Names:
-    names = Names()
+def names_of(*sources: Instrumented) -> SeriesNames:
+    names = SeriesNames()
     names.learn(sources)
     return names
 
 
-def keys(names: Names, owner: list[int], loader: list[int], phase: list[int]) -> list[Key]:
+def keys(names: SeriesNames, owner: list[int], loader: list[int], phase: list[int]) -> list[Key]:
     series = names.series(np.array(owner), np.array(loader), np.array(phase))
     return [names.keys[number] for number in series.tolist()]
 
@@ -85,7 +85,7 @@ def test_phases_are_read_from_the_user_and_from_the_name() -> None:
 @given(st.lists(st.sampled_from(range(MOST)), min_size=1, max_size=3 * MOST, unique=False))
 def test_the_number_of_loader_names_is_bounded(numbers: list[int]) -> None:
     """A sweep that names a loader per trial must not cost memory and series without end."""
-    names = Names()
+    names = SeriesNames()
     sources = list(dict.fromkeys(Instrumented(SourceKind.DATA, f"loader {n}") for n in numbers))
     names.learn(sources)
 
