@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from otel_train.artifacts.run_reader import RunReader
-    from otel_train.artifacts.timeline import Timeline
+    from otel_train.rundata.flight import Timeline
+    from otel_train.rundata.run import RunReader
 
 ABOUT = "otel_train"
 """Key of the document that says what it was made from; viewers pass over keys they do not know."""

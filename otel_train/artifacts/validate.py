@@ -11,9 +11,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.artifacts import writer
-from otel_train.artifacts.run_reader import FLIGHT, left_by
-from otel_train.artifacts.run_reader import METRICS as RUN_METRICS
-from otel_train.artifacts.run_reader import SUMMARY as RUN_SUMMARY
 from otel_train.artifacts.trace_json import ABOUT, MOST_BYTES
 from otel_train.artifacts.verdict_evidence import Figures, numbers_of
 from otel_train.artifacts.writer import (
@@ -32,6 +29,10 @@ from otel_train.artifacts.writer import (
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import rank_directories
 from otel_train.files import lines_of, open_binary, parse_json, parse_line, predecessor, problem_of, read_json
+from otel_train.rundata.files import FLIGHT
+from otel_train.rundata.files import METRICS as RUN_METRICS
+from otel_train.rundata.files import SUMMARY as RUN_SUMMARY
+from otel_train.rundata.run import read_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -549,7 +550,7 @@ def _document(path: Path) -> Iterator[Fault]:
 def _rank(run: Path, rank: int) -> Iterator[Fault]:
     folder = run / f"rank{rank}"
     try:
-        left = left_by(run, rank)
+        left = read_run(run, rank)
     except RunDirectoryError as error:
         yield Fault(folder.name, str(error))
         return

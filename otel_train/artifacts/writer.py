@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.artifacts import trace_json
-from otel_train.artifacts.run_reader import RunReader, left_by
 from otel_train.config.settings import SECRETS
 from otel_train.datamodel import NS_PER_S
 from otel_train.errors import RunDirectoryError
@@ -28,14 +27,15 @@ from otel_train.files import (
     replace_text,
 )
 from otel_train.profiler.storage import RECORD_SUFFIX
+from otel_train.rundata.run import RunReader, read_run
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from otel_train.artifacts.run_reader import RunReader
     from otel_train.config import Config
+    from otel_train.rundata.run import RunReader
     from otel_train.trace_analysis.events import Trace
 
 
@@ -332,7 +332,7 @@ def write(run: Path, rank: int, folder: Path | None = None) -> Written:
     Raises:
         RunDirectoryError: the rank has left nothing, the folder is somebody else's, or it cannot be written.
     """
-    left = left_by(run, rank)
+    left = read_run(run, rank)
     target = home_of(run, rank) if folder is None else folder
     try:
         _claim(target, ours=folder is None)

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.artifacts.run_reader import left_by
 from otel_train.artifacts.validate import Fault, check, check_run
 from otel_train.artifacts.writer import MARK, SUMMARY
 from otel_train.cli.arguments import add_run_dir, tell_earlier
@@ -16,6 +15,7 @@ from otel_train.console.text import TextLayout
 from otel_train.errors import OtelTrainError, RunDirectoryError
 from otel_train.exporters.run_directory import find_run, rank_directories
 from otel_train.files import dump_json, read_json, replace_text
+from otel_train.rundata.run import read_run
 from otel_train.safety import printable
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def _document(folder: Path, *, made: bool) -> dict[str, Any]:
     if made:
         summary = read_json(folder / SUMMARY, root=folder)
         return {"summary": summary, "capture": summary["capture"]}
-    left = left_by(folder, min((int(path.name[4:]) for path in rank_directories(folder)), default=0))
+    left = read_run(folder, min((int(path.name[4:]) for path in rank_directories(folder)), default=0))
     found = left.newest_trace()
     if found is None:
         return {"summary": left.summary, "capture": {"absent": "there is no capture that can be read"}}

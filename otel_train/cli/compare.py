@@ -34,8 +34,9 @@ from otel_train.console.text import (
 )
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import find_run, rank_directories
-from otel_train.exporters.series import buckets_of
 from otel_train.files import dump_json, last_metrics
+from otel_train.rundata.metrics_history import buckets_of
+from otel_train.rundata.run import read_summary
 from otel_train.trace_analysis.summary import summarize
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ def _side(target: str, args: argparse.Namespace) -> Side:
     rank = min(ranks, default=0) if args.rank is None else args.rank
     if rank not in ranks:
         raise RunDirectoryError(f"{found}: has no rank {rank}. Ranks: {', '.join(map(str, ranks)) or 'none'}")
-    return side_of_run(ranks[rank], summary.read(ranks[rank] / summary.FILE_NAME), name=target)
+    return side_of_run(ranks[rank], read_summary(ranks[rank] / summary.FILE_NAME), name=target)
 
 
 def _lines(page: TextLayout, document: Mapping[str, Any]) -> Iterator[str]:

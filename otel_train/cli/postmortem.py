@@ -8,7 +8,6 @@ import sys
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
-from otel_train.artifacts.run_reader import records_below
 from otel_train.cli import arguments
 from otel_train.console.text import (
     ABSENT,
@@ -25,13 +24,14 @@ from otel_train.console.text import (
     right,
 )
 from otel_train.profiler.storage import claim_of
+from otel_train.rundata.run import records_below
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from otel_train.distributed.hang import HangSuspect
 
-    Report = Mapping[str, Any]  # what otel_train.aggregation.postmortem.read returns
+    Report = Mapping[str, Any]  # what otel_train.rundata.flight.read returns
 
 
 FILE_NAME = "flight.bin"
@@ -64,11 +64,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def run(args: argparse.Namespace) -> int:
     """Print whom the ranks were waiting for, and what each rank's flight file knows."""
-    from otel_train.aggregation.postmortem import read
     from otel_train.distributed.hang import compare
+    from otel_train.rundata.flight import read_postmortem
 
     folders = arguments.chosen_ranks(args, FILE_NAME)
-    reports = [read(folder) for folder in folders.values()]
+    reports = [read_postmortem(folder) for folder in folders.values()]
     records = records_below(next(iter(folders.values())).parent)
     named = compare(reports)
     for report in reports:

@@ -6,13 +6,13 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.artifacts.run_reader import records_below
 from otel_train.cli import arguments, summary
 from otel_train.cli.compare import METRICS
 from otel_train.errors import RunDirectoryError
-from otel_train.exporters.series import histograms_of, moment_of, series_of
 from otel_train.files import dump_json, lines_of, mark_of, open_binary, parse_json, replace_text
 from otel_train.profiler.storage import captures_of, together
+from otel_train.rundata.metrics_history import histograms_of, moment_of, series_of
+from otel_train.rundata.run import read_summary, records_below
 from otel_train.safety import printable
 from otel_train.trace_analysis.hot_spots import flame
 from otel_train.trace_analysis.timeline import Scene
@@ -37,7 +37,7 @@ def gather(run: Path, folders: Mapping[int, Path], *, rank: int) -> dict[str, An
         RunDirectoryError: a summary cannot be read.
         TraceError: a capture cannot be read.
     """
-    summaries = {number: summary.read(folder / summary.FILE_NAME) for number, folder in folders.items()}
+    summaries = {number: read_summary(folder / summary.FILE_NAME) for number, folder in folders.items()}
     lines = list(_lines(folders[rank]))
     taken = captures_of(run)
     newest = together(taken, taken[-1]) if taken else []

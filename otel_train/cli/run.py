@@ -141,12 +141,12 @@ def launched(words: Sequence[str], settings: Mapping[str, str], *, module: str |
 
 def _say(ends: Sequence[RankEnd]) -> None:
     """Say what ended without a word, and what was counted of it."""
-    from otel_train.aggregation import postmortem
     from otel_train.cli.postmortem import headline
+    from otel_train.rundata.flight import read_postmortem
 
     for end in ends:
         try:
-            said = headline(postmortem.read(end.rank_path))
+            said = headline(read_postmortem(end.rank_path))
         except OtelTrainError as error:
             said = f"rank {end.rank} is gone ({error})"
         lost = f", {end.lost} edges had been overwritten" if end.lost else ""

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.artifacts.run_reader import record_beside
 from otel_train.cli import arguments
 from otel_train.console.summary import activity_shares, render_card, steps_per_second
 from otel_train.console.text import (
@@ -22,9 +21,8 @@ from otel_train.console.text import (
     right,
     rounded,
 )
-from otel_train.errors import RunDirectoryError
-from otel_train.files import read_json
 from otel_train.profiler.storage import claim_of
+from otel_train.rundata.run import read_summary, record_beside
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -59,7 +57,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def run(args: argparse.Namespace) -> int:
     """Print what the ranks left in ``summary.json``."""
     folders = arguments.chosen_ranks(args, FILE_NAME)
-    summaries = [_looked_into(read(folder / FILE_NAME), folder.parent) for folder in folders.values()]
+    summaries = [_looked_into(read_summary(folder / FILE_NAME), folder.parent) for folder in folders.values()]
     if args.json:
         for summary in summaries:
             print(json.dumps(summary))
@@ -87,24 +85,6 @@ def _looked_into(summary: Mapping[str, Any], run_directory: Path) -> Mapping[str
 
 def _capture(run_directory: Path, file: str) -> Path:
     return run_directory / "captures" / Path(file).name
-
-
-def read(path: Path) -> Mapping[str, Any]:
-    """One rank's ``summary.json``.
-
-    Raises:
-        RunDirectoryError: it cannot be read, is not JSON, or is of a version this one does not know.
-    """
-    try:
-        summary = read_json(path)
-    except RunDirectoryError as error:
-        raise RunDirectoryError(f"{path.parent}: {error}") from error
-    schema = summary.get("schema")
-    if schema != SCHEMA:
-        raise RunDirectoryError(
-            f"{path}: schema is {schema!r}, expected {SCHEMA!r}. Use the otel-train that wrote it"
-        )
-    return summary
 
 
 def rank_table(page: TextLayout, summaries: list[Mapping[str, Any]]) -> str:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from otel_train.cli.arguments import default_run_dir
 from otel_train.errors import ConfigError, RunDirectoryError, require
+from otel_train.rundata.files import is_run
 from otel_train.safety import printable
 from otel_train.ui import server
-from otel_train.ui.run_list import is_run
 
 HOST = "127.0.0.1"
 DESCRIPTION = """\

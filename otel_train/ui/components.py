@@ -13,8 +13,8 @@ from otel_train.console.text import ABSENT, duration
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from otel_train.ui.liveness import Liveness
-    from otel_train.ui.notices import Notice
+    from otel_train.rundata.alerts import Notice
+    from otel_train.rundata.liveness import Liveness
 
 
 _LATEST_UNIX_S = 253402300799

@@ -19,19 +19,20 @@ from otel_train.console.text import (
 )
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.files import Mark, is_folder, read_json
+from otel_train.rundata.alerts import facts_of
+from otel_train.rundata.files import MOST_FILES, files_of, number, text, whole
 from otel_train.ui.charts import HALF_WIDTH, area, color_of, lines
 from otel_train.ui.components import address, badge, board, moment, section, share_strip, texts, tiles
-from otel_train.ui.notices import facts_of
 from otel_train.ui.report import finding, flame_graph, histograms, share_bar, stage_table, table
-from otel_train.ui.run_list import MOST_FILES, files_of, number, text, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
     from typing import Any
 
-    from otel_train.ui.live_view import RankView
-    from otel_train.ui.run_list import File, Row
+    from otel_train.rundata.files import File
+    from otel_train.rundata.live_view import RankView
+    from otel_train.rundata.run_list import Row
 
 ACCOUNT = "artifacts/profiler_summary.json"
 RECORD = ".record.json"

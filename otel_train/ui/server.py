@@ -21,10 +21,11 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from otel_train.errors import ConfigError, require
 from otel_train.exporters.prometheus import REQUEST_BYTES, REQUEST_S, is_known_host
 from otel_train.files import Documents, open_below
+from otel_train.rundata.files import files_of
+from otel_train.rundata.live_view import Viewer
+from otel_train.rundata.run_list import RunList
 from otel_train.ui.components import COLORS, SCRIPT, STYLE
-from otel_train.ui.live_view import Viewer
 from otel_train.ui.pages import TABS, Captures, gone_page, run_page, runs_page
-from otel_train.ui.run_list import RunList, files_of
 
 if TYPE_CHECKING:
     import asyncio

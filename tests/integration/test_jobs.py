@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.aggregation.postmortem import read
 from otel_train.distributed.hang import compare
+from otel_train.rundata.flight import read_postmortem
 from tests.support.ranks import arguments, environment, events, free_port, job, summary, whole
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ def test_a_hung_rank_is_named_with_its_stage(
             if event["attributes"].get("train.stall.suspect")
         )
 
-    (found,) = compare([read(tmp_path / "job" / f"rank{rank}") for rank in range(world_size)])
+    (found,) = compare([read_postmortem(tmp_path / "job" / f"rank{rank}") for rank in range(world_size)])
     assert (found.rank, found.stage) == (culprit, place[0])
     assert named["train.rank"] == culprit
     assert (named["train.stage"], named["train.loader"]) == place
@@ -105,7 +105,7 @@ def test_a_rank_that_falls_silent_is_named_and_leaves_its_last_steps(tmp_path: P
         else:
             started.until(lambda: stalls(tmp_path))
             assert [named["train.rank"] for named in stalls(tmp_path)] == [1]
-    report = read(tmp_path / "job" / "rank1")
+    report = read_postmortem(tmp_path / "job" / "rank1")
 
     assert report["rank"] == 1
     assert report["state"] in (("killed",) if how == "kill_at" else (None, "running", "killed"))

@@ -13,7 +13,7 @@ import pytest
 import otel_train
 from otel_train.console.summary import render_card
 from otel_train.errors import ConfigError
-from otel_train.ui import notices
+from otel_train.rundata import alerts
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -125,4 +125,4 @@ def test_what_is_ignored_is_on_the_card_and_on_the_page() -> None:
     summary = {"settings_ignored": [ignored]}
 
     assert "ignored: otlp='x': wrong" in render_card(summary, width=120, color=False, unicode=True)
-    assert any("otlp='x': wrong" in notice.claim for notice in notices._missing(summary))
+    assert any("otlp='x': wrong" in notice.claim for notice in alerts._missing(summary))

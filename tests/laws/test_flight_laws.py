@@ -11,15 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from otel_train.aggregation import postmortem
-from otel_train.artifacts.timeline import timeline_of
 from otel_train.cli.postmortem import headline, render
 from otel_train.console.text import TextLayout
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import down_s
 from otel_train.files import mark_of
 from otel_train.recording.flight_recorder import HEADER, PAGE
-from otel_train.ui.live_view import pulse_of
+from otel_train.rundata.flight import read_postmortem, timeline_of
+from otel_train.rundata.live_view import pulse_of
 from tests.support.left_run import leave_run
 
 NAMES, RINGS = 2 * PAGE, 2 * PAGE + 256 * 1024
@@ -107,7 +106,7 @@ def read_everywhere(folder: Path) -> None:
     with suppress(RunDirectoryError):
         timeline_of(path)
     with suppress(RunDirectoryError):
-        told = postmortem.read(folder)
+        told = read_postmortem(folder)
         json.dumps(told)
         headline(told)
         render(TextLayout(80), told)

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from otel_train.aggregation.postmortem import read
 from otel_train.datamodel import Anchor
 from otel_train.errors import RunDirectoryError
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.rundata.flight import read_postmortem
 from otel_train.testing import FakeClock
 from tests.support.flight import in_file
 
@@ -58,11 +58,11 @@ def test_a_killed_process_leaves_its_last_steps_and_its_open_stage(tmp_path: Pat
     assert victim.stdout is not None
     with victim.stdout:
         assert victim.stdout.readline() == "ready\n"
-        living = read(tmp_path)
+        living = read_postmortem(tmp_path)
         victim.send_signal(signal.SIGKILL)
         victim.wait()
 
-    dead = read(tmp_path)
+    dead = read_postmortem(tmp_path)
 
     assert (living["alive"], dead["alive"]) == (True, False)
     assert (dead["run_id"], dead["rank"], dead["attempt"], dead["pid"]) == ("r1", 3, 2, victim.pid)
@@ -91,7 +91,7 @@ def test_an_open_stage_lasts_until_the_last_sign_of_life(tmp_path: Path) -> None
     recorder.edge(code(Op.BEGIN, loader))
     recorder.publish(1030 * 10**9)
 
-    (stage,) = read(tmp_path)["open"]
+    (stage,) = read_postmortem(tmp_path)["open"]
 
     assert stage == {
         "stage": "data", "loader": "code", "model": None, "thread": "MainThread", "for_seconds": 30.0
@@ -110,10 +110,10 @@ def test_steps_that_were_overwritten_are_numbered_back_from_the_summary(tmp_path
             clock.tick(5)
             recorder.edge(code(Op.END, source))
     recorder.publish(1001 * 10**9)
-    by_itself = read(tmp_path)
+    by_itself = read_postmortem(tmp_path)
     (tmp_path / "summary.json").write_text(json.dumps({"steps": {"train": 100}, "state": "killed"}))
 
-    report = read(tmp_path)
+    report = read_postmortem(tmp_path)
 
     assert by_itself["recent_steps"][-1]["index"] == by_itself["steps_in_file"] - 1
     assert "step 0 is the first" in by_itself["notes"][0]
@@ -126,7 +126,7 @@ def test_a_process_that_died_before_its_first_edge_is_told_of(tmp_path: Path) ->
     """Out of memory while the model was built."""
     memory, _ = flight_of(tmp_path, FakeClock(1000))
 
-    report = read(tmp_path)
+    report = read_postmortem(tmp_path)
 
     assert (report["open"], report["last_step"], report["edges_in_file"]) == ([], None, 0)
     assert report["pid"] == os.getpid()
@@ -142,7 +142,7 @@ def test_what_is_no_flight_file_is_refused(tmp_path: Path, content: bytes | None
         (tmp_path / "flight.bin").write_bytes(content)
 
     with pytest.raises(RunDirectoryError, match=r"flight\.bin"):
-        read(tmp_path)
+        read_postmortem(tmp_path)
 
 
 def test_a_file_that_was_cut_short_gives_what_it_holds(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_a_file_that_was_cut_short_gives_what_it_holds(tmp_path: Path) -> None:
     whole = (tmp_path / "flight.bin").read_bytes()
     (tmp_path / "flight.bin").write_bytes(whole[: 300 * 1024])
 
-    report = read(tmp_path)
+    report = read_postmortem(tmp_path)
 
     assert [stage["loader"] for stage in report["open"]] == ["code"]
     memory.close()
@@ -173,10 +173,10 @@ def test_a_loop_that_hung_after_its_update_was_still_in_that_step(tmp_path: Path
             clock.tick(5)
             recorder.edge(code(Op.END, source))
             clock.tick(5)
-        steps[number] = read(tmp_path)["step"]
+        steps[number] = read_postmortem(tmp_path)["step"]
     recorder.edge(code(Op.BEGIN, data))
     clock.tick(5)
-    asked = read(tmp_path)["step"]
+    asked = read_postmortem(tmp_path)["step"]
     recorder.let_go()
     memory.close()
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from otel_train.ui.run_list import File
+    from otel_train.rundata.files import File
 
 TABS = ("overview", "timing", "memory", "artifacts")
 CAPTURE = "captures/epoch_1-rank0.json.gz"

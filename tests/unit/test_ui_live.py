@@ -23,9 +23,10 @@ from otel_train.files import Documents
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from otel_train.rundata.live_view import Viewer
+from otel_train.rundata.liveness import QUIET_S, Heartbeat, beat_of, liveness
+from otel_train.rundata.metrics_history import MOST_MOMENTS, History
 from otel_train.testing import FakeClock
-from otel_train.ui.live_view import MOST_MOMENTS, History, Viewer
-from otel_train.ui.liveness import QUIET_S, Heartbeat, beat_of, liveness
 from otel_train.ui.server import address_of, has_screen, listen, served
 from tests.support.flight import in_file
 from tests.support.left_run import MS, leave_run, say_summary
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from otel_train.ui.live_view import RankView
+    from otel_train.rundata.live_view import RankView
 
 START_S = 10**9
 HERE = os.uname().nodename

@@ -6,15 +6,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train import catalog
 from otel_train.files import parse_json, read_part
-from otel_train.ui.run_list import number, text, whole
+from otel_train.rundata.files import EVENTS, number, text, whole
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from otel_train.ui.liveness import Liveness
+    from otel_train.rundata.liveness import Liveness
 
-EVENTS = "events.jsonl"
 _TAIL_BYTES = 1 << 18
 """The last thousand events or so."""
 

@@ -7,18 +7,19 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from otel_train.artifacts.timeline import Timeline, timeline_of
 from otel_train.datamodel import SUMMARY_SCHEMA
 from otel_train.errors import RunDirectoryError, TraceError
-from otel_train.files import is_folder, last_metrics, problem_of, read_json, read_word
+from otel_train.files import Documents, is_folder, last_metrics, problem_of, read_json, read_word
 from otel_train.profiler.storage import OF_A_RANK, RECORD_SUFFIX, captures_of, record_of
+from otel_train.rundata.files import ABOUT, FLIGHT, METRICS, SUMMARY, summary_of
+from otel_train.rundata.flight import Timeline, timeline_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from otel_train.trace_analysis.events import Trace
 
-SUMMARY, FLIGHT, METRICS = "summary.json", "flight.bin", "metrics.otlp.jsonl"
 RUNNING = ("running", None)
 """States of a summary whose run did not come to an end that anybody wrote down."""
 
@@ -72,7 +73,7 @@ class RunReader:
         return None
 
 
-def left_by(run: Path, rank: int) -> RunReader:
+def read_run(run: Path, rank: int) -> RunReader:
     """Read what a rank has left. Nothing in the run directory is changed.
 
     Args:
@@ -83,23 +84,19 @@ def left_by(run: Path, rank: int) -> RunReader:
         RunDirectoryError: there is nothing that figures could be made from; the message says what was looked for.
     """
     try:
-        return _left_by(run, rank)
+        return _read(run, rank)
     except OSError as error:  # no permission, or taken away while it was read
         raise RunDirectoryError(f"{run}: cannot be read: {error.strerror or error}") from error
 
 
-def _left_by(run: Path, rank: int) -> RunReader:
+def _read(run: Path, rank: int) -> RunReader:
     folder = run / f"rank{rank}"
     left = RunReader(run=run, rank=rank)
     if not is_folder(folder):
         raise RunDirectoryError(f"{folder}: is no folder of a rank")
-    left.about = _document(left, run / "run.json")
-    left.summary = _document(left, folder / SUMMARY)
-    if left.summary and left.summary.get("schema") != SUMMARY_SCHEMA:
-        left.notes.append(
-            f"{SUMMARY} has schema {left.summary.get('schema')!r}, which is not known here: it is passed over."
-        )
-        left.summary = {}
+    documents = Documents()
+    left.about = documents.get_or_empty(run / ABOUT, left.notes)
+    left.summary = dict(summary_of(documents, folder, left.notes))
     if left.summary and _is_of_an_earlier_start(left.summary, folder / "attempt"):
         left.notes.append(f"{SUMMARY} is of an earlier start of the run: it is passed over.")
         left.summary = {}
@@ -110,6 +107,24 @@ def _left_by(run: Path, rank: int) -> RunReader:
     left.metrics = _metrics(left, folder / METRICS)
     left.captures = [path for path in captures_of(run) if _is_mine(left, path)]
     return left
+
+
+def read_summary(path: Path) -> Mapping[str, Any]:
+    """One rank's ``summary.json``.
+
+    Raises:
+        RunDirectoryError: it cannot be read, is not JSON, or is of a version this one does not know.
+    """
+    try:
+        summary = read_json(path)
+    except RunDirectoryError as error:
+        raise RunDirectoryError(f"{path.parent}: {error}") from error
+    schema = summary.get("schema")
+    if schema != SUMMARY_SCHEMA:
+        raise RunDirectoryError(
+            f"{path}: schema is {schema!r}, expected {SUMMARY_SCHEMA!r}. Use the otel-train that wrote it"
+        )
+    return summary
 
 
 def record_beside(capture: Path) -> dict[str, Any]:
@@ -140,16 +155,6 @@ def _is_of_an_earlier_start(summary: dict[str, Any], path: Path) -> bool:
     except OSError:
         return False
     return text.isdecimal() and summary.get("attempt") != int(text)
-
-
-def _document(left: RunReader, path: Path) -> dict[str, Any]:
-    if not os.path.lexists(path):
-        return {}
-    try:
-        return read_json(path)
-    except RunDirectoryError as error:
-        left.notes.append(str(error))
-        return {}
 
 
 def _timeline(left: RunReader, path: Path) -> Timeline | None:

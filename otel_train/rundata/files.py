@@ -1,0 +1,115 @@
+"""Files of a run directory: their names, which of them may be downloaded, and values read from them."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from otel_train.datamodel import SUMMARY_SCHEMA
+from otel_train.files import Documents, Mark, is_folder, mark_of, rank_folders
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+ABOUT, SUMMARY, FLIGHT, METRICS, EVENTS = (
+    "run.json",
+    "summary.json",
+    "flight.bin",
+    "metrics.otlp.jsonl",
+    "events.jsonl",
+)
+_LONGEST = 200
+"""Characters of a name that are shown: a file may hold megabytes."""
+
+
+def is_run(path: Path) -> bool:
+    """Whether a folder is one of a run: it says who it is, or a rank has a folder in it."""
+    return is_folder(path) and (mark_of(path / ABOUT) is not None or bool(rank_folders(path)))
+
+
+def summary_of(documents: Documents, folder: Path, notes: list[str]) -> Mapping[str, Any]:
+    """A rank's summary; empty, with a note, if it is not one of a version known here."""
+    summary = documents.get_or_empty(folder / SUMMARY, notes)
+    if summary and summary.get("schema") != SUMMARY_SCHEMA:
+        notes.append(
+            f"{SUMMARY} has schema {text(summary.get('schema'))!r}, which is not known here: it is passed over."
+        )
+        return {}
+    return summary
+
+
+def text(value: object) -> str:
+    """A name from a file, no longer than a reader can use; "" for what is no text."""
+    return value[:_LONGEST] if isinstance(value, str) else ""
+
+
+def number(value: object) -> float | None:
+    """A finite number from a file; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value) if math.isfinite(value) else None
+    except OverflowError:
+        return None
+
+
+def whole(value: object) -> int | None:
+    """A count from a file; None for anything else."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63 else None
+
+
+MOST_FILES = 400
+_DEEPEST = 3
+_SHOWN = re.compile(
+    r"report\.html|captures/[^/]+\.json(?:\.gz)?|artifacts/.+|"
+    r"rank\d+/(?:summary\.json|flight(?:-\d+)?\.bin|(?:events|metrics\.otlp|spans\.otlp)\.jsonl(?:\.1)?)"
+)
+"""What may be taken away. Others may open doors: ``capture-token`` arms captures, and ``run.json`` of older versions has it."""
+
+
+class File(NamedTuple):
+    """One file.
+
+    Attributes:
+        name: below the run directory, parts joined by ``/``.
+        path: where it lies.
+        mark: its version.
+    """
+
+    name: str
+    path: Path
+    mark: Mark
+
+
+def files_of(run: Path, rank: int | None) -> list[File]:
+    """Files of the run and of one of its ranks, by name. Links, hidden files and what lies too deep are left out."""
+    folders = ["captures", "artifacts", *([f"rank{rank}"] if rank is not None else [])]
+    found = list(_plain(run, ""))
+    for name in folders:
+        found += _below(run / name, f"{name}/", _DEEPEST)
+    return found[:MOST_FILES]
+
+
+def _below(folder: Path, above: str, deeper: int) -> Iterator[File]:
+    if deeper == 0 or not is_folder(folder):
+        return
+    yield from _plain(folder, above)
+    for name in _names(folder):
+        yield from _below(folder / name, f"{above}{name}/", deeper - 1)
+
+
+def _plain(folder: Path, above: str) -> Iterator[File]:
+    for name in _names(folder):
+        mark = mark_of(folder / name)
+        if mark is not None and _SHOWN.fullmatch(above + name):
+            yield File(above + name, folder / name, mark)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        names = [path.name for path in folder.iterdir()]
+    except OSError:
+        return []
+    return sorted(name for name in names if not name.startswith(".") and name.isprintable())[:MOST_FILES]
