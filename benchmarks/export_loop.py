@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from benchmarks.edges import STAGES_PER_STEP, write_steps
 from benchmarks.row import Row
-from otel_train.agent.service import ExportLoop, GilYielder
+from otel_train.agent.service import ExportLoop
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
 from otel_train.config import Config
-from otel_train.datamodel import Anchor, system_clock
+from otel_train.datamodel import Anchor
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 WHAT = (
     f"10,000 made-up steps of {STAGES_PER_STEP} stages lie in a ring; one turn of the real pump reads and settles them,"
-    " breaths for the training thread included. The first turn of a process is not counted."
+    " The first turn of a process is not counted."
 )
 STEPS = 10_000
 EDGE_NS = 40_000
@@ -76,18 +76,14 @@ def _pump() -> tuple[Recorder, ExportLoop]:
         per_s=defaults.keep_per_s,
         burst=defaults.keep_burst,
     )
-    yield_gil = GilYielder(system_clock)
     run_account = RunState(
         anchor.clock_ns,
         anchor=anchor,
         tracer=Tracer(Ids("bench", 0, 0), anchor),
         rules=rules,
         stall_after_s=defaults.stall_after_s,
-        yield_gil=yield_gil,
     )
-    pump = ExportLoop(
-        recorder, run_account, snapshot=_nothing, clock=ticking, yield_gil=yield_gil, every_s=1.0
-    )
+    pump = ExportLoop(recorder, run_account, snapshot=_nothing, clock=ticking, every_s=1.0)
     return recorder, pump
 
 

@@ -58,9 +58,7 @@ class Actor:
         )  # fmt: skip
         self.run.learn(SOURCES)
         self.readings = readings_of(self.run, anchor)
-        self.reporter = MetricReader(
-            self.run, self.readings, info=info, config=config, yield_gil=lambda: None
-        )
+        self.reporter = MetricReader(self.run, self.readings, info=info, config=config)
         self.reporter.about = about_run({"train.run.name": info.run_name})
         self._tracer = tracer
         self._plot = plot

@@ -76,7 +76,6 @@ class MetricReader:
         readings: everything else.
         info: who we are.
         config: settings that become metrics.
-        yield_gil: called between series.
     """
 
     def __init__(
@@ -86,7 +85,6 @@ class MetricReader:
         *,
         info: RunInfo,
         config: Config,
-        yield_gil: Callable[[], None],
     ) -> None:
         self.state = ""
         """The run's end, once it has one."""
@@ -112,7 +110,6 @@ class MetricReader:
         self._figures = RunMetrics(
             run, max_loaders=config.max_loaders, max_stages=config.max_stages, reduced=self._profile.reduced
         )
-        self._yield_gil = yield_gil
         self._emitters = {
             c.Emit.ALL: True,
             c.Emit.RANK0: info.rank == 0,
@@ -127,7 +124,6 @@ class MetricReader:
             self._emits,
             only=REDUCED_METRICS if lean else None,
             events=REDUCED_EVENTS if lean else (),
-            yield_gil=self._yield_gil,
         )
         self._figures.write(builder)
         self._signals.write(builder, "train")

@@ -25,7 +25,7 @@ from otel_train.agent.remote import (
     loader_state,
 )
 from otel_train.agent.ring_reader import SharedRings
-from otel_train.agent.service import MAX_GIL_HOLD_NS, AgentService
+from otel_train.agent.service import AgentService
 from otel_train.artifacts.writer import write_at_the_end
 from otel_train.collectors.memory import Memories, TreeReader
 from otel_train.datamodel import system_clock
@@ -53,9 +53,6 @@ read all the same."""
 
 SILENT_S = 30.0
 """As long may reports stay away while edges come: the thread that reports waits for an import, say."""
-
-NEVER_NS = 1 << 62
-"""Where training is another process, nobody waits for the interpreter of this one."""
 
 _POST_S = 2.0
 _NO_ANSWER = f"the training process did not answer in {_POST_S:g} s; ask again"
@@ -135,7 +132,6 @@ class RankConnection:
         elsewhere = _Elsewhere(
             self._remote, self._tell, resource=hello.resource, pid=info.pid, post=self._post,
             waiting=self._left_request, alerts=_alerts_of(config, self.info, self._arm),
-            max_gil_hold_ns=NEVER_NS if beside else MAX_GIL_HOLD_NS,
         )  # fmt: skip
         self.pumping = AgentService(
             config, self.info, recording=self._remote, routes=self.routes, anchor=hello.anchor,
@@ -411,9 +407,7 @@ class _Elsewhere:
         post: Callable[[bytes, str], tuple[int, object]],
         waiting: Callable[[], object],
         alerts: AlertPoller | None,
-        max_gil_hold_ns: int,
     ) -> None:
-        self.max_gil_hold_ns = max_gil_hold_ns
         self._waiting = waiting
         self._alerts = alerts
         self.resource = resource

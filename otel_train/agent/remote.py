@@ -117,9 +117,8 @@ class _Devices:
         self.dropped = 0
         self._remote = remote
 
-    def take(self, yield_gil: Callable[[], None]) -> DeviceTimes | None:
+    def take(self) -> DeviceTimes | None:
         """All that was reported since the last call, as one."""
-        del yield_gil
         parts = list(_drained(self.times))
         if not parts:
             return None
@@ -169,8 +168,7 @@ class _Timers:
     def __init__(self) -> None:
         self.ended: deque[np.ndarray] = deque()
 
-    def take(self, yield_gil: Callable[[], None]) -> np.ndarray:
-        del yield_gil
+    def take(self) -> np.ndarray:
         return np.concatenate([np.zeros((0, 3), dtype=np.int64), *_drained(self.ended)])
 
 

@@ -97,7 +97,7 @@ class Reports:
             scaled.scale,
             self._do("compiler", recording.compiles, []),
             self._do("values by hand", self._notes, []),
-            self._do("values by hand", lambda: recording.timers.take(lambda: None), None),
+            self._do("values by hand", recording.timers.take, None),
             self._do("build times", self._builds, []),
             deaths,
             recording.hand.reports,

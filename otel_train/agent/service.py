@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
-import numpy.ma
 
 from otel_train.agent.coverage import CoverageReporter, unobserved
 from otel_train.agent.metric_reader import MetricReader, MetricSources, NoteReader, SelfMetrics
@@ -46,36 +46,28 @@ SETTLE_EVERY_S = 2.0
 """Edges are worked out this often, or when a slice is full: the numpy calls cost the same for few as for many."""
 
 MAX_GIL_HOLD_NS = 150_000
-"""The pump lets the training thread have the interpreter after holding it this long (budget: 0.2 ms)."""
-
-GIL_YIELD_S = 50e-6
-"""Long enough for a thread that waits for the interpreter to wake up."""
+GIL_RELEASE_S = 50e-6
+"""An agent in a thread of the training process sleeps this long after it has held the GIL for so many nanoseconds: a thread
+that waits takes it. Python itself lets go every 5 ms."""
 
 _SETTLE = -1
 
 
-class GilYielder:
-    """Gives the interpreter away when it has been held for long.
+def gil_release(clock: Clock) -> Callable[[], None]:
+    """A function that sleeps for a moment where ``MAX_GIL_HOLD_NS`` have passed since it last did."""
+    since_ns = clock()
 
-    Args:
-        clock: monotonic nanoseconds.
-        after_ns: how long it may be held.
-    """
+    def release() -> None:
+        nonlocal since_ns
+        if clock() - since_ns > MAX_GIL_HOLD_NS:
+            time.sleep(GIL_RELEASE_S)
+            since_ns = clock()
 
-    def __init__(self, clock: Clock, after_ns: int = MAX_GIL_HOLD_NS) -> None:
-        self._clock = clock
-        self._after_ns = after_ns
-        self._since_ns = 0
+    return release
 
-    def begin(self) -> None:
-        """A turn begins."""
-        self._since_ns = self._clock()
 
-    def __call__(self) -> None:
-        """Let others run, if it is time."""
-        if self._clock() - self._since_ns > self._after_ns:
-            time.sleep(GIL_YIELD_S)
-            self._since_ns = self._clock()
+def _nothing() -> None:
+    """In a process of its own no thread waits for the GIL of the agent."""
 
 
 class PeriodicTask(NamedTuple):
@@ -110,7 +102,6 @@ class ExportLoop:
         *,
         snapshot: Callable[[], Snapshot],
         clock: Clock,
-        yield_gil: GilYielder,
         every_s: float,
     ) -> None:
         self.routes: list[ExportRoute] = []
@@ -128,7 +119,6 @@ class ExportLoop:
         self._run = run
         self._snapshot = snapshot
         self._clock = clock
-        self._yield_gil = yield_gil
         self._every_s = every_s
         self._due: dict[int, int] = {}
         self._engine: list[tuple[np.ndarray, np.ndarray]] = []
@@ -155,7 +145,6 @@ class ExportLoop:
 
     def turn(self, *, final: bool = False) -> None:
         """One round: read, settle, export. Tests call it directly."""
-        self._yield_gil.begin()
         self._recorder.publish(time.time_ns())
         full = any(thread.ring.pending >= SLICE_EDGES for thread in self._recorder.threads)
         if full or self._is_due(_SETTLE, SETTLE_EVERY_S):
@@ -221,7 +210,6 @@ class ExportLoop:
         main = thread is self._recorder.main
         times, codes = self._with_engine(piece.times, piece.codes) if main else (piece.times, piece.codes)
         self._run.feed(id(thread), times, codes, name=thread.name, main=main)
-        self._yield_gil()
 
     def _read_engine(self, thread: ThreadRing) -> None:
         piece = thread.ring.read(thread.ring.capacity)
@@ -264,7 +252,6 @@ class ExportLoop:
                 continue
             with route.guard:
                 route.exporter.export(batch)
-            self._yield_gil()
 
     def _rested(self) -> bool:
         """Pause until the next turn is due. Whether it was the last pause."""
@@ -290,7 +277,6 @@ def before_reading(
     *,
     watch: LoaderWatch,
     signals: Signals,
-    yield_gil: GilYielder,
 ) -> list[PeriodicTask]:
     """What edges are not told apart without, and what must be up to date whenever they are."""
 
@@ -301,7 +287,7 @@ def before_reading(
             signals.take("amp_scale", scaled.scale)
 
     return [
-        PeriodicTask(lambda: run.device.add(recording.devices.take(yield_gil)), Guard("device time"), 0.0),
+        PeriodicTask(lambda: run.device.add(recording.devices.take()), Guard("device time"), 0.0),
         PeriodicTask(read_scaler, Guard("gradient scaler"), 0.0),
         PeriodicTask(lambda: run.compiled(recording.compiles()), Guard("compiler"), 0.0),
         PeriodicTask(watch.read_builds, Guard("build times"), 0.0),
@@ -340,10 +326,6 @@ BY_HAND = "values by hand"
 
 class Elsewhere(Protocol):
     """Stands for what lives in the training process alone: see ``otel_train.agent``."""
-
-    @property
-    def max_gil_hold_ns(self) -> int:
-        """How long the interpreter may be held: training may wait for it."""
 
     @property
     def resource(self) -> Mapping[str, AttributeValue]:
@@ -410,18 +392,18 @@ class AgentService:
         self._resource: dict[str, Any] = {}
         self._printed_step = 0
         self._printed_reports = 0
-        yield_gil = self._yield_gil = GilYielder(system_clock, after_ns=elsewhere.max_gil_hold_ns)
         self._tracer = Tracer(Ids(info.ids_of, info.attempt, info.rank), anchor)
         self.run = RunState(
             anchor.clock_ns, anchor=anchor, tracer=self._tracer, rules=sampling_rules(config, self._profile),
-            stall_after_s=config.stall_after_s, yield_gil=yield_gil,
+            stall_after_s=config.stall_after_s,
+            release_gil=gil_release(system_clock) if info.pid == os.getpid() else _nothing,
         )  # fmt: skip
         self.run.down_s = routes.down_s(anchor.unix_ns)
-        self._report(yield_gil, key_prefix)
+        self._report(key_prefix)
         self.capturing: Any = elsewhere.capturing(self.run)
         self._track()
 
-    def _report(self, yield_gil: GilYielder, key_prefix: str) -> None:
+    def _report(self, key_prefix: str) -> None:
         config, info, recording, run = self._config, self._info, self._recording, self.run
         self._signals = Signals()
         health = SelfMetrics(self._drops, self._faults, self._overhead_s, self.unobserved)
@@ -430,22 +412,17 @@ class AgentService:
             look=self._elsewhere.look,
         )  # fmt: skip
         self._hardware, self._watch = readings.hardware, readings.watch
-        self._reporter = MetricReader(run, readings, info=info, config=config, yield_gil=yield_gil)
+        self._reporter = MetricReader(run, readings, info=info, config=config)
         job = self._elsewhere.job(self._reporter.events, key_prefix)
-        self._ranks = RankCoordinator(
-            run, info, config=config, job=job, clock=system_clock, yield_gil=yield_gil
-        )
+        self._ranks = RankCoordinator(run, info, config=config, job=job, clock=system_clock)
         self._ranks.counted = self._reporter.counted
         self._reporter.step_flops = recording.step_flops
         self._reporter.more.append(self._ranks.write)
         self._notes_reader = NoteReader(recording.notes, self._signals, run)
         self.pump = ExportLoop(
-            recording.recorder, run, snapshot=self._reporter.snapshot, clock=system_clock,
-            yield_gil=yield_gil, every_s=config.turn_every_s,
+            recording.recorder, run, snapshot=self._reporter.snapshot, clock=system_clock, every_s=config.turn_every_s,
         )  # fmt: skip
-        self.pump.first += before_reading(
-            recording, run, watch=self._watch, signals=self._signals, yield_gil=yield_gil
-        )
+        self.pump.first += before_reading(recording, run, watch=self._watch, signals=self._signals)
         self._documents = Documents(
             run, info, pump=self.pump, routes=self._routes, health=health, ranks=self._ranks,
             loaders=self._watch.facts,
@@ -583,7 +560,7 @@ class AgentService:
         return found
 
     def _read_operations(self) -> None:
-        calls = calls_of(self._recording.timers.take(self._yield_gil))
+        calls = calls_of(self._recording.timers.take())
         self.run.learn(self._recording.recorder.sources)
         self.run.totals.add_operations(calls)
         self.tracking.hold(calls)

@@ -14,7 +14,7 @@ from otel_train.datamodel import NS_PER_S, Outcomes, Pace
 from otel_train.recording.events import Ending
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from otel_train.accounting.types import ClosedSteps, StageCalls, StageTimes, StepRows
     from otel_train.aggregation.series_names import Key, SeriesNames
@@ -495,10 +495,9 @@ class Totals:
 
     Args:
         names: series names; ``learn`` must have been called for every source counted here.
-        yield_gil: called between heavy columns.
     """
 
-    def __init__(self, names: SeriesNames, *, yield_gil: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, names: SeriesNames) -> None:
         self.names = names
         self.stages = Histograms()
         self.steps = Histograms(STEP_BOUNDS)
@@ -524,14 +523,12 @@ class Totals:
         self.on_device = Outcomes()
         """Updates that the optimizer may skip on the device, and how many of them are known."""
         self._step_numbers: dict[tuple[int, int], int] = {}
-        self._yield_gil = yield_gil
 
     def add(self, closed: ClosedSteps, *, ledger: bool) -> None:
         """Counts closed steps; ``ledger``: the thread's time is the run's time by activity."""
         self._add_times(closed.times)
         if ledger:
             self.activity_ns += closed.activity_ns
-        self._yield_gil()
         self.add_occurrences(closed.occurrences)
         self._add_steps(closed.steps)
         self.add_batches(closed.batches)
@@ -582,7 +579,7 @@ class Totals:
             return
         series = self.names.series(ended.source, ended.loader, ended.phase)
         self._grow()
-        self.stages.add(series, ended.inclusive_ns, yield_gil=self._yield_gil)
+        self.stages.add(series, ended.inclusive_ns)
         if ended.failed.any():
             self.failed += np.bincount(series, weights=ended.failed, minlength=len(self.failed)).astype(
                 np.int64
@@ -591,7 +588,7 @@ class Totals:
     def add_device(self, series: np.ndarray, device_ns: np.ndarray) -> None:
         """Counts device time of calls: int64[n] each."""
         self.device.grow(len(self.names.keys))
-        self.device.add(series, device_ns, yield_gil=self._yield_gil)
+        self.device.add(series, device_ns)
 
     def _add_steps(self, steps: StepRows) -> None:
         counted = steps.counted > 0
@@ -604,7 +601,7 @@ class Totals:
         numbers = np.empty(len(flat), dtype=np.int64)
         for value in set(flat.tolist()):
             numbers[flat == value] = self._step_number(*divmod(value, _PHASES))
-        self.steps.add(numbers, steps.duration_ns[counted], yield_gil=self._yield_gil)
+        self.steps.add(numbers, steps.duration_ns[counted])
         self.step_counts += np.bincount(numbers, minlength=len(self.step_counts))
 
     def _step_number(self, loader: int, phase: int) -> int:
@@ -662,7 +659,7 @@ class Totals:
 
     def copy(self) -> Totals:
         """Returns an independent copy that shares the names."""
-        twin = Totals(self.names, yield_gil=self._yield_gil)
+        twin = Totals(self.names)
         twin.stages, twin.steps, twin.device = self.stages.copy(), self.steps.copy(), self.device.copy()
         for name in ("activity_ns", "self_ns", "inclusive_ns", "failed", "step_counts", "partial_steps"):
             setattr(twin, name, getattr(self, name).copy())
@@ -685,7 +682,6 @@ class Totals:
         )
 
     def _row(self, series: int, key: Key) -> StageTotals:
-        self._yield_gil()
         count = self.stages.count(series)
         quantiles = tuple(self.stages.quantile(series, q) for q in (0, 0.5, 0.95, 0.99, 1)) if count else None
         called = self.stages.point(series).sum if count else 0.0

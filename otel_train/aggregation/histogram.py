@@ -12,8 +12,6 @@ from otel_train.catalog import DURATION_BOUNDS
 from otel_train.datamodel import NS_PER_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import ArrayLike, NDArray
 
     Ints = NDArray[np.int64]
@@ -129,7 +127,6 @@ def downscale(counts: Ints, offset: int) -> tuple[int, int, tuple[int, ...]]:
     return MAX_SCALE - steps, int(indices[0]) >> steps, tuple(merged.tolist())
 
 
-_SLICE = 8192  # values per round of numpy calls; each call holds the GIL for 15 us or so
 _NO_MIN = np.iinfo(np.int64).max
 _NO_MAX = -1
 
@@ -189,15 +186,12 @@ class Histograms:
         self._min_ns = np.append(self._min_ns, np.full(more, _NO_MIN))
         self._max_ns = np.append(self._max_ns, np.full(more, _NO_MAX))
 
-    def add(
-        self, series: ArrayLike, value_ns: ArrayLike, *, yield_gil: Callable[[], None] = lambda: None
-    ) -> None:
+    def add(self, series: ArrayLike, value_ns: ArrayLike) -> None:
         """Counts durations.
 
         Args:
             series: int[value], each from 0 to ``len(self)`` - 1.
             value_ns: int64[value], nanoseconds; below zero counts as zero.
-            yield_gil: called between steps of some tens of microseconds.
 
         Raises:
             IndexError: a series does not exist; nothing has been counted.
@@ -208,20 +202,13 @@ class Histograms:
             raise ValueError(f"series{rows.shape} and value_ns{values.shape}: expected two columns")
         if rows.size and not 0 <= rows.min() <= rows.max() < len(self):
             raise IndexError(f"series {rows.min()} to {rows.max()}: expected 0 to {len(self) - 1}")
-        for start in range(0, rows.size, _SLICE):
-            part = slice(start, start + _SLICE)
-            self._add(rows[part], np.maximum(values[part], 0), yield_gil)
-
-    def _add(self, rows: NDArray[np.intp], values: Ints, yield_gil: Callable[[], None]) -> None:
+        values = np.maximum(values, 0)
         slots = self._grid.slots(values / NS_PER_S)
-        yield_gil()
         slots += rows * self._slots.shape[1]
         np.add.at(self._slots.reshape(-1), slots, 1)
-        yield_gil()
         np.add.at(self._sum_ns, rows, values)
         np.minimum.at(self._min_ns, rows, values)
         np.maximum.at(self._max_ns, rows, values)
-        yield_gil()
 
     def count(self, series: int) -> int:
         """Returns the number of durations in a series."""

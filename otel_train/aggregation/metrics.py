@@ -30,7 +30,6 @@ class MetricBuilder:
         emits: whether this process publishes metrics of a given kind of emitter.
         only: names of the metrics to collect, devices added up; None for all.
         events: names of further metrics, each collected from its first value above zero on.
-        yield_gil: called between series, so that the training thread can take the GIL.
     """
 
     def __init__(
@@ -39,12 +38,10 @@ class MetricBuilder:
         *,
         only: Container[str] | None = None,
         events: Container[str] = (),
-        yield_gil: Callable[[], None] = lambda: None,
     ) -> None:
         self._emits = emits
         self._only = only
         self._events = events
-        self._yield_gil = yield_gil
         self._points: dict[str, dict[Attributes, float]] = {}
         self._histograms: dict[str, list[HistogramPoint]] = {}
 
@@ -60,7 +57,6 @@ class MetricBuilder:
         attributes = _attributes(metric, labels)
         before = series.get(attributes, 0) if metric.kind in (Kind.COUNTER, Kind.UPDOWN) else 0
         series[attributes] = before + value
-        self._yield_gil()
 
     def take(self, metric: Metric) -> dict[Attributes, float]:
         """Removes and returns the values of a counter or gauge, by labels."""
@@ -85,7 +81,6 @@ class MetricBuilder:
             return
         point = HistogramPoint(_attributes(metric, labels), *histograms.point(series), exemplars)
         self._histograms.setdefault(metric.name, []).append(point)
-        self._yield_gil()
 
     def families(self) -> tuple[MetricFamily, ...]:
         """Returns the collected metrics that this process publishes, in catalog order."""

@@ -158,7 +158,7 @@ class RunState:
         tracer: creates spans.
         rules: which steps to sample.
         stall_after_s: least silence that is a stall.
-        yield_gil: called between heavy columns, so that the training thread can take the GIL.
+        release_gil: called after every few events, so that a training thread in the same process can take the GIL.
 
     Attributes:
         training_threads: threads whose time is in the rows of phases. The rows of several overlap.
@@ -172,11 +172,11 @@ class RunState:
         tracer: Tracer,
         rules: SamplingRules,
         stall_after_s: float,
-        yield_gil: Callable[[], None] = lambda: None,
+        release_gil: Callable[[], None] = lambda: None,
     ) -> None:
         self.started_ns = started_ns
         self.names = SeriesNames()
-        self.totals = Totals(self.names, yield_gil=yield_gil)
+        self.totals = Totals(self.names)
         self.device = DeviceAccount(self.totals)
         self.transfers = Transfers()
         self.spans = SpanBuilder(tracer, anchor, self.names, device_ns=self.device.of)
@@ -197,7 +197,7 @@ class RunState:
         self._threads_seen, self._closed_ns = 0, 0
         self.recent = RecentSteps()
         self.on_closed_steps: Callable[[ClosedSteps, np.ndarray, np.ndarray], object] | None = None
-        self._yield_gil = yield_gil
+        self._release_gil = release_gil
         self._phase = TRAIN
 
     # -- taking edges in ---------------------------------------------------------------------------
@@ -227,11 +227,10 @@ class RunState:
         for first in range(0, len(times), _EVENTS_PER_YIELD):
             part = slice(first, first + _EVENTS_PER_YIELD)
             mine.account.feed(times[part].tolist(), codes[part].tolist())
-            self._yield_gil()
+            self._release_gil()
         mine.last_ns, mine.last_code = int(times[-1]), int(codes[-1])
         self.stalls.progress(mine.last_ns)
         closed = mine.account.take()
-        self._yield_gil()
         self._take(mine, closed)
 
     def compiled(self, compiles: Iterable[Compile]) -> None:
@@ -395,7 +394,6 @@ class RunState:
         self.transfers.add(closed.moved)
         leading = thread is self._leading
         self.totals.add(closed, ledger=leading)
-        self._yield_gil()
         if leading:
             self._reclaimed.forget(thread.account.settled_ns)
         if thread.main:
@@ -417,7 +415,6 @@ class RunState:
         if len(steps.phase) and thread is self._leading:
             self.recent.add(steps.ended_ns[rows], numbers)
             self._phase = int(steps.phase[-1])
-        self._yield_gil()
         chosen = self.sampler.choose(steps, numbers, rows) if len(rows) else []
         for kept in chosen:
             before = thread.open_step if kept.row == rows[0] else ()

@@ -67,7 +67,6 @@ class RankCoordinator:
         config: report interval and stall threshold.
         job: access to the other ranks.
         clock: monotonic nanoseconds.
-        yield_gil: called between ranks, so that the training thread can take the GIL.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class RankCoordinator:
         config: Config,
         job: Job,
         clock: Clock,
-        yield_gil: Callable[[], None] = lambda: None,
     ) -> None:
         self.counted: Callable[[], Mapping[tuple[str, str, str], int]] = dict
         """Returns what this rank counts for its model replica."""
@@ -87,7 +85,6 @@ class RankCoordinator:
         self._config = config
         self._job = job
         self._clock = clock
-        self._yield_gil = yield_gil
         self._exchange: Exchange | None = None
         self._monitor: RankMonitor | None = None
         self._rank = info.rank
@@ -157,7 +154,7 @@ class RankCoordinator:
         if self._rank in (0, DEPUTY):
             self._monitor = RankMonitor(
                 self._world_size, every_s=self._every_s, stall_after_s=self._config.stall_after_s,
-                speaks=profile_of(self._config, self._info).speaks, yield_gil=self._yield_gil,
+                speaks=profile_of(self._config, self._info).speaks,
             )  # fmt: skip
         return True
 
@@ -237,7 +234,6 @@ class RankMonitor:
         every_s: seconds between two reports of a rank.
         stall_after_s: seconds without a report that count as a hang.
         speaks: this rank publishes the counts of all ranks.
-        yield_gil: called between ranks, so that the training thread can take the GIL.
 
     Attributes:
         refused: reports that could not be decoded.
@@ -251,7 +247,6 @@ class RankMonitor:
         every_s: float,
         stall_after_s: float,
         speaks: bool = False,
-        yield_gil: Callable[[], None] = lambda: None,
     ) -> None:
         self.refused = 0
         self.suspects: list[HangSuspect] = []
@@ -264,8 +259,7 @@ class RankMonitor:
         self._stuck: dict[tuple[str, str, str], float] = {}
         self._speaks = speaks
         self._loaders = LabelLimiter(c.LOADER.bound)
-        self._yield_gil = yield_gil
-        self._stragglers = Stragglers(yield_gil)
+        self._stragglers = Stragglers()
         self._now_s = 0.0
         self._standing_still = False
 
@@ -289,7 +283,6 @@ class RankMonitor:
             del self._known[rank]
         for rank, text in records.items():
             self._hear(rank, text)
-            self._yield_gil()
         self._stragglers.take(self._known)
         silent = self._silent_s(self._stall_after_s)
         self.suspects = suspects(self._known, silent)
@@ -385,7 +378,6 @@ class RankMonitor:
         for each in self._last.values():
             for (name, loader, phase), number in each.counted.items():
                 builder.put(c.by_name[name], number, self._loaders.limit(loader), phase)
-            self._yield_gil()
 
     def _hear(self, rank: int, text: str) -> None:
         try:

@@ -11,7 +11,7 @@ from otel_train.datamodel import Finding
 from otel_train.distributed.rank_report import NAMED
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from otel_train.distributed.rank_report import RankReport
 
@@ -146,22 +146,18 @@ def windows_needed(ranks: int) -> int:
 class Stragglers:
     """Compares ranks window by window and names one that is slow repeatedly.
 
-    Args:
-        yield_gil: called between ranks, so that the training thread can take the GIL.
-
     Attributes:
         slow: the rank to name, or None.
         spread: of the last window, by stage.
         top: ranks with the largest excess in the last window, largest first.
     """
 
-    def __init__(self, yield_gil: Callable[[], None] = lambda: None) -> None:
+    def __init__(self) -> None:
         self.slow: Straggler | None = None
         self.spread: dict[str, Spread] = {}
         self.top: tuple[Excess, ...] = ()
         self._begun: dict[int, RankReport] = {}
         self._streak: list[Straggler] = []
-        self._yield_gil = yield_gil
 
     def take(self, reports: Mapping[int, RankReport]) -> None:
         """Takes in the current reports of all ranks that have not ended."""
@@ -178,7 +174,7 @@ class Stragglers:
         self._begun = dict(warm)
 
     def _judge(self, begun: Mapping[int, RankReport], now: Mapping[int, RankReport]) -> None:
-        window = compare(begun, now, yield_gil=self._yield_gil)
+        window = compare(begun, now)
         if window is None:  # a rank evaluated or saved: the window counts neither for nor against
             return
         self.spread, self.top, candidate = window
@@ -194,15 +190,12 @@ class Stragglers:
 def compare(
     begun: Mapping[int, RankReport],
     now: Mapping[int, RankReport],
-    *,
-    yield_gil: Callable[[], None] = lambda: None,
 ) -> Window | None:
     """Evaluates one window: the spread of every stage, and the ranks that stand out.
 
     Args:
         begun: report of each rank at the beginning.
         now: report of the same ranks at the end; each has made steps since.
-        yield_gil: called between ranks.
 
     Returns:
         None if a rank evaluated or saved in it.
@@ -213,7 +206,6 @@ def compare(
     spent = np.empty((len(ranks), len(stages)))
     for row, r in enumerate(ranks):
         spent[row] = [now[r].stages[s] - begun[r].stages[s] for s in stages]
-        yield_gil()
     away = np.array([now[r].away_s - begun[r].away_s for r in ranks])
     per_step = spent / steps[:, None]
     totals = per_step.sum(axis=1)

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.catalog import Kind
 from otel_train.errors import ConfigError
-from otel_train.exporters.otlp_json import SCOPE_NAME, paced, span_attributes
+from otel_train.exporters.otlp_json import SCOPE_NAME, span_attributes
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from opentelemetry.sdk.metrics.export import Metric as SdkMetric
     from opentelemetry.sdk.metrics.export import MetricsData
@@ -132,15 +132,6 @@ def _refusal(name: str, given: Any, remedy: str) -> ConfigError:
     return ConfigError(f"{name}={given!r}: expected a provider of opentelemetry-sdk. Pass {remedy}")
 
 
-class _Paced(tuple):  # type: ignore[type-arg]  # holds what the SDK asks for
-    """A tuple that lets go of the interpreter between its items while the SDK encodes them."""
-
-    __slots__ = ()
-
-    def __iter__(self) -> Iterator[Any]:  # Any: the SDK's encoders are untyped
-        return paced(super().__iter__())
-
-
 def sdk_resource(attributes: Mapping[str, AttributeValue]) -> Resource:
     """Exactly these attributes: no detectors, none of the SDK's own."""
     from opentelemetry.sdk.resources import Resource
@@ -157,7 +148,7 @@ def sdk_scope(version: str) -> InstrumentationScope:
 
 def to_metrics_data(snapshot: Snapshot, resource: Resource, scope: InstrumentationScope) -> MetricsData:
     """A snapshot as the SDK's public data classes; always cumulative, because Prometheus drops deltas."""
-    metrics = _Paced([_family(family, snapshot) for family in paced(snapshot.families)])
+    metrics = [_family(family, snapshot) for family in snapshot.families]
     return metrics_data(metrics, resource, scope)
 
 
@@ -186,10 +177,10 @@ def _family(family: MetricFamily, snapshot: Snapshot) -> SdkMetric:
     cumulative = AggregationTemporality.CUMULATIVE
     data: Any  # Any: one of three unrelated classes
     if metric.kind is Kind.HISTOGRAM:
-        points = _Paced([_histogram_point(point, snapshot) for point in family.points])  # type: ignore[arg-type]  # the kind says which
+        points = [_histogram_point(point, snapshot) for point in family.points]  # type: ignore[arg-type]  # the kind says which
         data = ExponentialHistogram(points, cumulative)
     else:
-        numbers = _Paced([_number_point(point, snapshot) for point in family.points])  # type: ignore[arg-type]  # the kind says which
+        numbers = [_number_point(point, snapshot) for point in family.points]  # type: ignore[arg-type]  # the kind says which
         monotonic = metric.kind is Kind.COUNTER
         data = (
             Gauge(numbers) if metric.kind is Kind.GAUGE else Sum(numbers, cumulative, is_monotonic=monotonic)

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from base64 import b64encode
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from otel_train.catalog import Kind
 from otel_train.datamodel import HistogramPoint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from otel_train.datamodel import AttributeValue, MetricFamily, Point, Snapshot, Span
 
@@ -31,30 +30,12 @@ STATUS_CODE_ERROR = 2
 SPAN_FLAGS_HAS_IS_REMOTE = 0x100
 """SPAN_FLAGS_CONTEXT_HAS_IS_REMOTE_MASK in trace.proto: "is remote" is known, and it is false."""
 
-GIL_SLICE_S = 0.2e-3
-"""How long we may hold the interpreter at a stretch: the pump's own slice."""
-
-GIL_PAUSE_S = 50e-6
-"""Long enough for a thread that waits for the interpreter to wake up and take it."""
-
-_T = TypeVar("_T")
-
 Json = dict[str, object]
-
-
-def paced(items: Iterable[_T]) -> Iterator[_T]:
-    """The items, letting go of the interpreter now and then, so that training never waits for a whole page."""
-    since_s = time.perf_counter()
-    for item in items:
-        yield item
-        if time.perf_counter() - since_s > GIL_SLICE_S:
-            time.sleep(GIL_PAUSE_S)
-            since_s = time.perf_counter()
 
 
 def metrics_line(snapshot: Snapshot, resource: Mapping[str, AttributeValue], version: str) -> str:
     """One ``ExportMetricsServiceRequest`` on one line, without the newline."""
-    metrics = (_family(family, snapshot) for family in snapshot.families)
+    metrics = [_family(family, snapshot) for family in snapshot.families]
     return _envelope("metrics", metrics, resource, version)
 
 
@@ -65,7 +46,7 @@ def with_resource(line: str, resource: Mapping[str, AttributeValue]) -> str:
 
 def spans_line(spans: Sequence[Span], resource: Mapping[str, AttributeValue], version: str) -> str:
     """One ``ExportTraceServiceRequest`` on one line, without the newline."""
-    return _envelope("spans", (_dump(_span(span)) for span in spans), resource, version)
+    return _envelope("spans", [_span(span) for span in spans], resource, version)
 
 
 def protobuf_of(line: bytes, signal: str) -> bytes:
@@ -88,7 +69,7 @@ def protobuf_of(line: bytes, signal: str) -> bytes:
                 scope = getattr(target, f"scope_{items}").add()
                 records = part.pop(items, ())
                 json_format.ParseDict(part, scope, ignore_unknown_fields=True)
-                for record in paced(records):
+                for record in records:
                     json_format.ParseDict(
                         _ids_in_base64(record), getattr(scope, items).add(), ignore_unknown_fields=True
                     )
@@ -144,14 +125,15 @@ def records_in(line: bytes) -> int:
     return max(0, line.count(b'"timeUnixNano"') - line.count(b'"spanId"'))
 
 
-def _envelope(key: str, parts: Iterator[str], resource: Mapping[str, AttributeValue], version: str) -> str:
+def _envelope(key: str, records: list[Json], resource: Mapping[str, AttributeValue], version: str) -> str:
     suffix = key.capitalize()
-    head = _dump({"attributes": _attributes(resource)})
-    scope = _dump({"name": SCOPE_NAME, "version": version})
-    body = ",".join(paced(parts))
-    return (
-        f'{{"resource{suffix}":[{{"resource":{head},'
-        f'"scope{suffix}":[{{"scope":{scope},"{key}":[{body}]}}]}}]}}'
+    scope = {"scope": {"name": SCOPE_NAME, "version": version}, key: records}
+    return _dump(
+        {
+            f"resource{suffix}": [
+                {"resource": {"attributes": _attributes(resource)}, f"scope{suffix}": [scope]}
+            ]
+        }
     )
 
 
@@ -159,23 +141,22 @@ def _dump(value: Json) -> str:
     return json.dumps(value, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def _family(family: MetricFamily, snapshot: Snapshot) -> str:
+def _family(family: MetricFamily, snapshot: Snapshot) -> Json:
     metric = family.metric
-    head = _dump({"name": metric.name, "description": metric.meaning, "unit": metric.unit})[:-1]
-    key = {Kind.HISTOGRAM: "exponentialHistogram", Kind.GAUGE: "gauge"}.get(metric.kind, "sum")
-    # Point by point: a histogram with many series is long enough to keep training waiting.
-    points = ",".join(
-        _dump(
+    data: Json = {
+        "dataPoints": [
             _histogram_point(point, snapshot)
             if isinstance(point, HistogramPoint)
-            else _number_point(point, snapshot, metric.kind)  # type: ignore[arg-type]  # the kind says which
-        )
-        for point in paced(family.points)
-    )
-    tail = "" if metric.kind is Kind.GAUGE else f',"aggregationTemporality":{CUMULATIVE}'
+            else _number_point(point, snapshot, metric.kind)
+            for point in family.points
+        ]
+    }
+    if metric.kind is not Kind.GAUGE:
+        data["aggregationTemporality"] = CUMULATIVE
     if metric.kind in {Kind.COUNTER, Kind.UPDOWN}:
-        tail += f',"isMonotonic":{json.dumps(metric.kind is Kind.COUNTER)}'
-    return f'{head},"{key}":{{"dataPoints":[{points}]{tail}}}}}'
+        data["isMonotonic"] = metric.kind is Kind.COUNTER
+    key = {Kind.HISTOGRAM: "exponentialHistogram", Kind.GAUGE: "gauge"}.get(metric.kind, "sum")
+    return {"name": metric.name, "description": metric.meaning, "unit": metric.unit, key: data}
 
 
 def _number_point(point: Point, snapshot: Snapshot, kind: Kind) -> Json:

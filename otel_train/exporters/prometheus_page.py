@@ -12,7 +12,6 @@ from prometheus_client.samples import Exemplar as PrometheusExemplar
 from prometheus_client.utils import floatToGoString
 
 from otel_train.catalog import Kind
-from otel_train.exporters.otlp_json import paced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,7 +94,8 @@ class PageCollector:
                 if family.points:
                     found.setdefault(family.metric.prometheus, []).append((rank, family))
         yield target
-        yield from paced(self._family(parts) for parts in found.values())
+        for parts in found.values():
+            yield self._family(parts)
 
     def _family(self, parts: Sequence[tuple[RankPage, MetricFamily]]) -> PrometheusFamily:
         metric = parts[0][1].metric

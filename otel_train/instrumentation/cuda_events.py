@@ -197,7 +197,6 @@ With op ``MARK`` it is the first of a step that is not timed: the last of the on
 _DEEPEST = 64
 """Stages open at once that are remembered; one whose end never came must not be remembered for ever."""
 
-_YIELD_EVERY = 32  # readings, of 2 to 3 us each
 # A piece of a suspended stage is no occurrence, and neither is a loader that starts.
 _WHOLE = OP_MASK | Flag.START << FLAG_SHIFT
 
@@ -230,20 +229,17 @@ class Pairs:
         source, begun_ns, ended_ns, device_ns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
         return source, begun_ns, ended_ns, device_ns
 
-    def read(
-        self, entries: deque[Entry], driver: DeviceDriver, device: int, yield_gil: Callable[[], None]
-    ) -> None:
+    def read(self, entries: deque[Entry], driver: DeviceDriver, device: int) -> None:
         """Take what the device got to from the left of ``entries``; at the first other one, leave the rest.
 
         Args:
             entries: the training thread appends to it meanwhile.
             driver: reads their events.
             device: of which the first of their events are.
-            yield_gil: called now and then, so that the training thread can take the GIL.
         """
         query, clock, pace = driver.query, self._clock, self.pace
         pace.look(driver, device, clock)
-        for number in range(len(entries)):  # what is recorded meanwhile is for the next call
+        for _ in range(len(entries)):  # what is recorded meanwhile is for the next call
             entry = entries[0]
             asked_ns = clock()
             if not all(query(event) for event in entry[2]):
@@ -268,8 +264,6 @@ class Pairs:
                 self._end(driver, entry)
             else:
                 self._give_back(entry)
-            if number % _YIELD_EVERY == _YIELD_EVERY - 1:
-                yield_gil()
 
     def _give_back(self, entry: Entry) -> None:
         if entry is self._last:
@@ -542,14 +536,11 @@ class DeviceTimer:
         self._stopped = True
         self._active.clear()
 
-    def take(self, yield_gil: Callable[[], None] = lambda: None) -> DeviceTimes | None:
+    def take(self) -> DeviceTimes | None:
         """Every occurrence whose events the device got to since the last call; None where none are recorded.
 
         Events are read in order. At the first that the device has not got to, the rest is left for a later
-        call. Called by the pump.
-
-        Args:
-            yield_gil: called between readings, so that the training thread can take the GIL.
+        call. Called by the service thread.
         """
         if self._driver is None or self._mode != "events" or not self._lanes:
             return None
@@ -558,7 +549,7 @@ class DeviceTimer:
             try:
                 with self._driver.reading(self._lanes[0].device):
                     if not self._driver.capturing():  # the user's thread asks for a summary in mid-capture
-                        self._pairs.read(self._entries, self._driver, self._lanes[0].device, yield_gil)
+                        self._pairs.read(self._entries, self._driver, self._lanes[0].device)
             except Exception:
                 self.stop()
                 self._entries.clear()

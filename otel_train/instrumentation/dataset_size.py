@@ -21,7 +21,6 @@ MOST_OBJECTS = 4096
 SAMPLED = 64
 """Items of a long container that are looked at; the others are taken to be as large as these."""
 
-_YIELD_EVERY = 32
 _PLAIN = (bytes, bytearray, str, int, float, complex, bool)
 _FOREIGN = (
     type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.FrameType,
@@ -58,7 +57,7 @@ class _Place(NamedTuple):
         return one
 
 
-def dataset_bytes(datasets: Iterable[Any], yield_gil: Callable[[], None] = lambda: None) -> int:
+def dataset_bytes(datasets: Iterable[Any]) -> int:
     """Bytes that these datasets hold in this process, what they share counted once.
 
     Arrays, tensors, texts, containers and the attributes of objects are followed. Of long containers a sample is
@@ -68,7 +67,6 @@ def dataset_bytes(datasets: Iterable[Any], yield_gil: Callable[[], None] = lambd
 
     Args:
         datasets: where to begin.
-        yield_gil: called now and then, so that other threads can take the GIL.
     """
     found: dict[int, tuple[int, _Place]] = {}
     held: list[Any] = []  # an identity is one only as long as its object lives
@@ -86,8 +84,6 @@ def dataset_bytes(datasets: Iterable[Any], yield_gil: Callable[[], None] = lambd
             room = MOST_OBJECTS - len(held) - len(todo)
             if room > 0:
                 todo.extend(_inner(item, place, min(SAMPLED, max(1, room // (len(todo) + 1)))))
-        if len(held) % _YIELD_EVERY == 0:
-            yield_gil()
     return round(sum(size_bytes * place.stands_for for size_bytes, place in found.values()))
 
 

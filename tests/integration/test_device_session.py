@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import otel_train
 from otel_train import catalog as c
-from otel_train.agent.service import ExportLoop, GilYielder, PeriodicTask
+from otel_train.agent.service import ExportLoop, PeriodicTask
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
@@ -108,9 +108,8 @@ class Watched:
             anchor.clock_ns, anchor=anchor, tracer=Tracer(Ids("run", 0, 0), anchor),
             rules=SamplingRules(5, 0, 3.0, 100.0, 100), stall_after_s=300,
         )  # fmt: skip
-        yield_gil = GilYielder(system_clock)
         self.pump = ExportLoop(
-            self.recorder, self.run, snapshot=lambda: Snapshot(0, 0, ()), clock=system_clock, yield_gil=yield_gil,
+            self.recorder, self.run, snapshot=lambda: Snapshot(0, 0, ()), clock=system_clock,
             every_s=0.01,
         )  # fmt: skip
         self.kept = Kept()

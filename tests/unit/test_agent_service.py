@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.agent.ring_reader import SharedRings
-from otel_train.agent.service import ExportLoop, GilYielder, PeriodicTask
+from otel_train.agent.service import ExportLoop, PeriodicTask
 from otel_train.aggregation.run_state import SLICE_EDGES, RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
@@ -43,7 +43,6 @@ class Rig:
             self.run,
             snapshot=self.snapshot,
             clock=self.clock,
-            yield_gil=GilYielder(self.clock),
             every_s=0.5,
         )
 

@@ -183,16 +183,6 @@ def test_columns_of_different_length_are_refused() -> None:
         Histograms(size=1).add([0, 0], [1])
 
 
-def test_a_long_column_is_taken_in_slices_with_a_breath_between() -> None:
-    """Every numpy call holds the GIL while training waits."""
-    breaths: list[int] = []
-    histograms = Histograms(size=1)
-    histograms.add(np.zeros(20_000, int), np.arange(20_000), yield_gil=lambda: breaths.append(1))
-
-    assert histograms.count(0) == 20_000
-    assert len(breaths) >= 6
-
-
 def test_a_window_holds_what_came_since_the_copy() -> None:
     """2 ms was before; the window is 3 and 5 ms, its edges within a bucket of the truth."""
     histograms = one(2 * MS, 8 * MS)

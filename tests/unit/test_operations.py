@@ -36,7 +36,7 @@ class Bench:
 
     def lasted(self) -> list[tuple[str, int]]:
         """Name and duration of what has ended since the last call."""
-        rows = self.timers.take(lambda: None).tolist()
+        rows = self.timers.take().tolist()
         return [(self.recorder.sources[source].name, ended - begun) for source, begun, ended in rows]
 
 
