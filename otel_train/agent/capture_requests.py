@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hmac
 import json
-import os
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from otel_train.files import replace_text
+from otel_train.files import parse_json, read_bytes, replace_text
 from otel_train.profiler.requests import REQUEST_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 KEY_FILE = "capture-token"
+_MOST_BYTES = 1 << 16
+"""Of a request."""
 
 
 class RequestFolder:
@@ -39,9 +40,7 @@ class RequestFolder:
     def publish(self) -> None:
         """Write the token to a file of the owner's alone."""
         if self._folder is not None:
-            handle = os.open(self._folder / KEY_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(handle, "w") as file:
-                file.write(self._token + "\n")
+            replace_text(self._folder / KEY_FILE, self._token + "\n")
 
     def withdraw(self) -> None:
         """Remove that file."""
@@ -53,11 +52,10 @@ class RequestFolder:
         if self._folder is None:
             return None
         try:
-            with (self._folder / REQUEST_FILE).open("rb") as file:
-                return json.loads(file.read(1 << 16))
+            return parse_json(read_bytes(self._folder / REQUEST_FILE, _MOST_BYTES))
         except FileNotFoundError:
             return None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             return f"{self._folder / REQUEST_FILE}: {error}"
 
     def done(self) -> None:

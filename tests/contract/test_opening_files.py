@@ -25,7 +25,6 @@ OPENERS = {
 }
 
 ELSEWHERE = {
-    "agent/in_process.py": "a method of that name",
     "agent/rank_end.py": "/proc",
     "agent/ring_reader.py": "names in shared memory",
     "trace_analysis/reader.py": "events of a trace that has been read",
