@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from otel_train.aggregation.captures import Capture
     from otel_train.config.settings import Config
     from otel_train.datamodel import Anchor
-    from otel_train.profiler.controller import Loop
+    from otel_train.profiler.controller import LoopState
     from otel_train.profiler.setup import EpochCaptures
 
 BUSY_S = 10.0
@@ -503,15 +503,15 @@ class AgentClient:
         self._training.told = loop
 
     def _do_post(self, body: bytes) -> tuple[int, object]:
-        if self._capturing is None or self._capturing.office is None:
+        if self._capturing is None or self._capturing.endpoint is None:
             return 404, {"error": "captures are off"}
-        answer: tuple[int, object] = self._capturing.office.post(body)
+        answer: tuple[int, object] = self._capturing.endpoint.post(body)
         return answer
 
     def _do_alert(self, name: str) -> str:
-        if self._capturing is None or self._capturing.office is None:
+        if self._capturing is None or self._capturing.endpoint is None:
             return "captures are off"
-        refusal: str = self._capturing.office.ask_by_alert(name)
+        refusal: str = self._capturing.endpoint.ask_by_alert(name)
         return refusal
 
     def _do_request(self, document: object) -> None:
@@ -590,9 +590,9 @@ class AgentClient:
                 flops.turn(free=self._capturing is None or not self._capturing.unfinished)
         if self._capturing is not None:
             with Guard("captures"), self._reporting:
-                if self._signals and self._capturing.office is not None:
+                if self._signals and self._capturing.endpoint is not None:
                     self._signals = 0
-                    self._capturing.office.signalled()
+                    self._capturing.endpoint.signalled()
                 self._capturing.turn(_nothing)
 
     def _end(self, state: str, timeout_s: float) -> None:
@@ -742,7 +742,7 @@ class _RemoteRequests:
 
 
 class _RemoteTraining:
-    """See ``capturing.around.Training``: the account lies in the agent."""
+    """See ``profiler.controller.TrainingState``: the account lies in the agent."""
 
     def __init__(
         self,
@@ -757,16 +757,16 @@ class _RemoteTraining:
         self._ask = ask
         self._tell = tell
 
-    def loop(self) -> Loop:
-        from otel_train.profiler.controller import Loop
-        from otel_train.profiler.step_schedule import Thread
+    def loop(self) -> LoopState:
+        from otel_train.profiler.controller import LoopState
+        from otel_train.profiler.step_schedule import ProfiledThread
 
         told = self.told
         recorder = self._recording.recorder
         rings = {ring.slot: ring for ring in list(recorder.threads)}
         ring = rings.get(told.ring, recorder.main)
-        thread = Thread(ring.ident, recorder.sources, ring.ring.divert)
-        return Loop(told.rule, thread, told.step, told.median_ns, told.epoch, told.settled_ns)
+        thread = ProfiledThread(ring.ident, recorder.sources, ring.ring.divert)
+        return LoopState(told.rule, thread, told.step, told.median_ns, told.epoch, told.settled_ns)
 
     def number(self, at_ns: int) -> int:
         answer = self._ask("number", at_ns)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent, Value
-    from otel_train.profiler.step_schedule import Rule
+    from otel_train.profiler.step_schedule import StepRule
     from otel_train.resource import RunInfo
 
 
@@ -60,7 +60,7 @@ class LoopFigures(NamedTuple):
         slow: slow steps up to now.
     """
 
-    rule: Rule | None = None
+    rule: StepRule | None = None
     ring: int = 0
     step: int = 0
     median_ns: int = 0
@@ -121,7 +121,7 @@ class State(NamedTuple):
         trackers: there may be one to log to.
         listened: there is, or was, one that listens.
         captured_ns: when the last capture began and ended.
-        in_a_hurry: a capture waits for what only settling tells.
+        needs_step_numbers: a capture waits for what only settling tells.
         untimed: kinds of devices that models are on and whose time is not taken.
         step_flops: model FLOP of one step of this rank, counted; 0 if that is not known.
         uncounted: why they are not counted, where that was asked for.
@@ -144,7 +144,7 @@ class State(NamedTuple):
     trackers: bool = False
     listened: bool = False
     captured_ns: tuple[int, int] = (0, 0)
-    in_a_hurry: bool = False
+    needs_step_numbers: bool = False
     untimed: tuple[str, ...] = ()
     step_flops: int = 0
     uncounted: str = ""

@@ -353,7 +353,7 @@ class RemoteCapturing:
 
     def turn(self, settle: Callable[[], None]) -> None:
         """Tell the rank how the loop goes, where that has changed."""
-        if self._remote.state.in_a_hurry:
+        if self._remote.state.needs_step_numbers:
             settle()
         asked = self._waiting()
         if asked != self._asked:

@@ -80,7 +80,7 @@ class Reports:
             for thread in list(recording.recorder.threads)
             if thread.slot >= 0
         )
-        hurry = self.capturing is not None and self.capturing.in_a_hurry
+        hurry = self.capturing is not None and self.capturing.needs_step_numbers
         job = self._do("ranks", find_job, None)
         watched = len(recording.probes.loaders), len(recording.probes.models), hurry, job
         fresh = fresh or watched != self._watched
@@ -181,7 +181,7 @@ class Reports:
             trackers is not None and trackers.any,
             listened,
             max(each.within_ns if each is not None else (0, 0) for each in (capturing, self.flops)),
-            capturing is not None and capturing.in_a_hurry,
+            capturing is not None and capturing.needs_step_numbers,
             self._do("devices", recording.untimed, ()),
             self.flops.flops if self.flops is not None else 0,
             self.flops.refusal if self.flops is not None else "",

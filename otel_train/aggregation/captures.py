@@ -27,7 +27,7 @@ class Capture(NamedTuple):
         problem: the error as a sentence.
         seconds: from its first step until the file was written.
         finding: summary of its leading finding; "" without one.
-        record: its metadata document.
+        metadata: its metadata document.
     """
 
     trigger: str
@@ -39,20 +39,20 @@ class Capture(NamedTuple):
     problem: str
     seconds: float
     finding: str
-    record: Mapping[str, Any] = {}
+    metadata: Mapping[str, Any] = {}
 
     @property
     def rule(self) -> str:
         """Name of the rule behind the finding; "" without a finding."""
-        finding = self.record.get("finding")
+        finding = self.metadata.get("finding")
         return str(finding.get("name", "")) if isinstance(finding, dict) else ""
 
     @property
     def alert(self) -> str:
         """Name of the alert that armed it; "" if none did."""
-        return str(self.record.get("alert") or "")
+        return str(self.metadata.get("alert") or "")
 
     @property
     def ended_s(self) -> float:
         """Unix time of its end."""
-        return float(self.record.get("ended_unix_ns") or 0) / NS_PER_S
+        return float(self.metadata.get("ended_unix_ns") or 0) / NS_PER_S

@@ -235,7 +235,7 @@ class RunMetrics:
         if captures.bytes:
             builder.put(c.PROFILER_CAPTURE_SIZE, captures.bytes)
         if newest := captures.newest:
-            file = f"{CAPTURES_FOLDER}/{newest.record.get('file', '')}"
+            file = f"{CAPTURES_FOLDER}/{newest.metadata.get('file', '')}"
             builder.put(
                 c.PROFILER_CAPTURE_TIME, newest.ended_s, file, newest.rule, newest.trigger, newest.alert
             )

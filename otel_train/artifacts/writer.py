@@ -26,7 +26,7 @@ from otel_train.files import (
     replace_json,
     replace_text,
 )
-from otel_train.profiler.storage import RECORD_SUFFIX
+from otel_train.profiler.storage import METADATA_SUFFIX
 from otel_train.rundata.run import RunReader, read_run
 from otel_train.safety import Guard
 
@@ -450,7 +450,7 @@ def _captures(left: RunReader, written: Written) -> None:
     folder = written.folder / CAPTURES
     make_folder(folder)
     for path in left.captures:
-        beside = path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + RECORD_SUFFIX)
+        beside = path.with_name(path.name.removesuffix(".gz").removesuffix(".json") + METADATA_SUFFIX)
         for one in (path, beside):
             if not problem_of(one):
                 _copy(one, folder / one.name)

@@ -13,7 +13,7 @@ from otel_train.cli.arguments import add_run_dir
 from otel_train.console.text import TextLayout
 from otel_train.console.trace_summary import render
 from otel_train.files import dump_json, problem_of
-from otel_train.profiler.storage import note_analysis, record_of
+from otel_train.profiler.storage import metadata_path, note_analysis
 from otel_train.trace_analysis.events import shapes
 from otel_train.trace_analysis.rank_waits import waits
 from otel_train.trace_analysis.rules import rank_finding
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     traces = arguments.read_all(arguments.chosen(args.trace, Path(args.run_dir)))
     documents = documents_of(traces, most=args.top)
     for trace, document in zip(traces, documents, strict=True):
-        if not problem_of(record_of(trace.path)):  # it is read and replaced
+        if not problem_of(metadata_path(trace.path)):  # it is read and replaced
             note_analysis(trace.path, document)
     if args.shapes:
         for trace, document in zip(traces, documents, strict=True):

@@ -23,7 +23,7 @@ from otel_train.console.text import (
     plural,
     right,
 )
-from otel_train.profiler.storage import claim_of
+from otel_train.profiler.storage import finding_summary
 from otel_train.rundata.run import records_below
 
 if TYPE_CHECKING:
@@ -215,7 +215,7 @@ def _captures(page: TextLayout, records: Sequence[Report]) -> Iterable[str]:
         steps = " to ".join(map(str, record.get("steps") or ())) or "none"
         yield INDENT + page.paint("the last capture", "bold")
         yield INDENT + cut(f"steps {steps}  {page.safe(record.get('file'))}", page.columns - len(INDENT))
-        for said in (claim_of(record), record.get("problem")):
+        for said in (finding_summary(record), record.get("problem")):
             for line in page.prose(str(said), indent=len(INDENT)) if said else ():
                 yield INDENT + line
         yield ""

@@ -21,7 +21,7 @@ from otel_train.errors import ConfigError, OtelTrainError, RunDirectoryError
 from otel_train.exporters.run_directory import folder_name
 from otel_train.files import read_json
 from otel_train.profiler.requests import activities
-from otel_train.profiler.storage import RECORD_SUFFIX
+from otel_train.profiler.storage import METADATA_SUFFIX
 from otel_train.resource import detect
 from otel_train.safety import printable
 
@@ -138,7 +138,7 @@ def _chosen(args: argparse.Namespace) -> dict[int, Path]:
 
 
 def _records(captures: Path, rank: int) -> set[Path]:
-    return set(captures.glob(f"*-rank{rank}{RECORD_SUFFIX}"))
+    return set(captures.glob(f"*-rank{rank}{METADATA_SUFFIX}"))
 
 
 def _wait(captures: Path, before: Mapping[int, set[Path]], deadline: float) -> dict[int, dict[str, Any]]:

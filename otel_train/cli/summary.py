@@ -21,7 +21,7 @@ from otel_train.console.text import (
     right,
     rounded,
 )
-from otel_train.profiler.storage import claim_of
+from otel_train.profiler.storage import finding_summary
 from otel_train.rundata.run import read_summary, record_beside
 
 if TYPE_CHECKING:
@@ -75,7 +75,10 @@ def _looked_into(summary: Mapping[str, Any], run_directory: Path) -> Mapping[str
     rows = summary.get("captures") or ()
     # A summary may come from anywhere, and a run directory may have been moved: only the name in a path counts.
     found = [
-        {**row, "finding": row["finding"] or claim_of(record_beside(_capture(run_directory, row["file"])))}
+        {
+            **row,
+            "finding": row["finding"] or finding_summary(record_beside(_capture(run_directory, row["file"]))),
+        }
         if row.get("file")
         else row
         for row in rows

@@ -1,1 +1,1 @@
-"""Bounded ``torch.profiler`` recordings of a few steps, and what is found in them."""
+"""Bounded ``torch.profiler`` captures of a few steps: requests, step boundaries, trace files and findings."""

@@ -1,4 +1,4 @@
-"""What a capture leaves on the console: where it lies, what was found, what took longest."""
+"""Prints a finished capture: trace file, findings, longest operations."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ if TYPE_CHECKING:
     from otel_train.aggregation.captures import Capture
 
 BLOCK = "profiler"
-"""In ``console_blocks``."""
+"""Its name in ``console_blocks``."""
 
 _NAME_COLUMNS = 44
 _MS = 1e3
 
 
 class Console(NamedTuple):
-    """What is shown of a capture on standard error: what the program prints itself stays as it is.
+    """Prints captures on standard error, so that the program's own output is unchanged.
 
     Attributes:
-        lines: in our own words, where it is not shown as a block.
-        block: as the block ``[Profiler]`` of earlier systems.
-        top: operators, and kernels, to name; 0 shows lines not at all.
+        lines: print lines with the prefix ``otel_train:``, unless printed as a block.
+        block: print the block ``[Profiler]``.
+        top: operators, and kernels, to list; with 0 no lines are printed.
     """
 
     lines: bool
     block: bool
     top: int
 
-    def tell(self, capture: Capture) -> None:
-        """Show a capture that has a file, in one piece."""
+    def show(self, capture: Capture) -> None:
+        """Prints a capture that has a file, in one write."""
         shown: Iterable[str] = ()
         if self.block:
             shown = block(capture, self.top)
@@ -45,8 +45,8 @@ class Console(NamedTuple):
 
 
 def block(capture: Capture, top: int) -> Iterator[str]:
-    """The trace, the longest operations, the shares of the stages, memory, and what holds training up."""
-    record = capture.record
+    """Yields the trace file, the longest operations, the shares of the stages, memory, and findings."""
+    record = capture.metadata
     yield f"[Profiler] Epoch {record.get('epoch')}: {_plain(capture.file)}"
     if not capture.finding:
         yield "  not analysed: otel-train analyze, with that path"
@@ -68,7 +68,7 @@ def block(capture: Capture, top: int) -> Iterator[str]:
 
 
 def lines(capture: Capture, top: int) -> Iterator[str]:
-    """The same as lines, without anything that a terminal would obey."""
+    """Yields the same as lines, without control characters."""
     first, last = capture.steps
     steps = f"steps {first} to {last}" if last > first else f"step {first}"
     yield f"captured {steps}: {_plain(capture.file)}"
@@ -77,7 +77,7 @@ def lines(capture: Capture, top: int) -> Iterator[str]:
         return
     yield f"  {_plain(capture.finding)}"
     for key, what in (("top_cpu_ops", "on the host"), ("top_cuda_ops", "on the device")):
-        rows = (capture.record.get(key) or ())[:top]
+        rows = (capture.metadata.get(key) or ())[:top]
         if rows:
             yield f"  {f'the longest {what}':{_NAME_COLUMNS}}       time   share"
         for row in rows:

@@ -1,4 +1,4 @@
-"""Everything by which a capture can be wanted, brought to one desk."""
+"""Collects capture requests from all sources and passes them to the controller."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from otel_train.profiler.requests import NEXT, CaptureRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from otel_train.profiler.controller import CaptureController, Loop
+    from otel_train.profiler.controller import CaptureController, LoopState
     from otel_train.profiler.triggers import Schedule, SlowSteps
 
 _log = logging.getLogger("otel_train")
 
 MARGIN_S, MARGIN_STEPS = 8.0, 10
-"""How far ahead a step is that all ranks can still agree on: a turn of each one's pump, and its delay."""
+"""How far ahead a step must be for all ranks to agree on it: one turn of each rank's service thread, and its delay."""
 
 
 TOO_EARLY = (
@@ -31,39 +31,39 @@ class Requests(Protocol):
     """Where requests are left for a rank."""
 
     def waiting(self) -> object:
-        """The request that waits, or text that says why it cannot be read; None for none."""
+        """Returns the waiting request, or text that says why it cannot be read; None if there is none."""
 
     def done(self) -> None:
-        """It has been dealt with."""
+        """Removes the waiting request."""
 
     def pass_on(self, rank: int, request: dict[str, Any]) -> str:
-        """Leave a request with another rank of this run; why that is not possible."""
+        """Leaves a request for another rank of this run; returns the reason if that is not possible."""
 
 
 class CaptureEndpoint:
-    """Listens for requests: the program's, a file's, HTTP's, a signal's, the schedule's, slow steps', alerts'.
+    """Takes requests from the program, a file, HTTP, a signal, the schedule, slow steps and alerts.
 
     Args:
-        desk: takes them.
-        plan: what is recorded where a request says nothing.
-        rank: this process.
-        requests: where others are left.
-        loop: looks at the loop.
+        controller: takes the requests.
+        plan: defaults for requests.
+        rank: rank of this process.
+        requests: where requests are left.
+        loop: returns the current state of the loop.
     """
 
     def __init__(
         self,
-        desk: CaptureController,
+        controller: CaptureController,
         plan: CaptureRequest,
         rank: int,
         requests: Requests,
         *,
-        loop: Callable[[], Loop],
+        loop: Callable[[], LoopState],
     ) -> None:
         self.schedule: Schedule | None = None
         self.slow: SlowSteps | None = None
         self.slow_steps: Callable[[], int] = lambda: 0
-        self._desk = desk
+        self._controller = controller
         self._plan = plan
         self._rank = rank
         self._requests = requests
@@ -71,35 +71,39 @@ class CaptureEndpoint:
         self._signalled = False
 
     def turn(self) -> None:
-        """Look for requests, then let the desk work. Driven by the pump."""
+        """Takes waiting requests, then runs the controller. Runs on the service thread."""
         loop = self._loop()
         if self._signalled:
             self._signalled = False
-            self._desk.ask(self._plan._replace(trigger="signal", reason="SIGUSR2"))
+            self._controller.ask(self._plan._replace(trigger="signal", reason="SIGUSR2"))
         self._take_file(loop)
         if self.schedule is not None:
-            self.schedule.look(loop, lambda plan: self._desk.ask(plan, patient=True))
+            self.schedule.look(loop, lambda plan: self._controller.ask(plan, patient=True))
         if self.slow is not None:
-            self.slow.look(loop.step, self.slow_steps(), lambda plan: self._desk.ask(plan, patient=False))
-        self._desk.turn(loop)
+            self.slow.look(
+                loop.step, self.slow_steps(), lambda plan: self._controller.ask(plan, patient=False)
+            )
+        self._controller.turn(loop)
 
     def ask(self, document: dict[str, Any]) -> str:
-        """The program asks. "" if it will be, else why not.
+        """Queues a request of the program. Returns "", or the reason if it is refused.
 
         Raises:
-            ConfigError: something in the request cannot be honoured.
+            ConfigError: the request is invalid.
         """
-        return self._desk.ask(self.read(document))
+        return self._controller.ask(self.read(document))
 
     def ask_by_alert(self, name: str) -> str:
-        """An alert of this name fires about this rank. "" if a capture will be made, else why not."""
-        return self._desk.ask(self._plan._replace(trigger="alert", alert=name, reason=name), patient=False)
+        """Queues a capture for a firing alert. Returns "", or the reason if it is refused."""
+        return self._controller.ask(
+            self._plan._replace(trigger="alert", alert=name, reason=name), patient=False
+        )
 
     def read(self, document: dict[str, Any]) -> CaptureRequest:
-        """What a request of the program wants.
+        """Parses a request of the program.
 
         Raises:
-            ConfigError: something in it cannot be honoured.
+            ConfigError: the request is invalid.
         """
         return requests.read(document, self._plan).plan
 
@@ -119,7 +123,7 @@ class CaptureEndpoint:
             return 400, {"error": str(error)[:500]}
         return self._arm(wanted, self._loop())
 
-    def _arm(self, wanted: requests.ParsedRequest, loop: Loop) -> tuple[int, dict[str, Any]]:
+    def _arm(self, wanted: requests.ParsedRequest, loop: LoopState) -> tuple[int, dict[str, Any]]:
         plan, rank = wanted.plan, self._rank
         others = [each for each in wanted.ranks or () if each != rank]
         if others and plan.at_step == NEXT:
@@ -131,7 +135,7 @@ class CaptureEndpoint:
             if problem:
                 return 409, {"error": problem}
         if wanted.ranks is None or rank in wanted.ranks:
-            refusal = self._desk.ask(plan)
+            refusal = self._controller.ask(plan)
             if refusal:
                 return 409, {"error": refusal}
         return 202, {
@@ -141,14 +145,14 @@ class CaptureEndpoint:
         }
 
     def _pass_on(self, rank: int, plan: CaptureRequest) -> str:
-        """Leave a request with another rank of this run; why that is not possible."""
+        """Leaves a request for another rank; returns the reason if that is not possible."""
         request = {
             "steps": plan.steps, "warmup": plan.warmup, "at_step": plan.at_step, "reason": plan.reason,
             "pinned": plan.pinned, **plan.options._asdict(),
         }  # fmt: skip
         return self._requests.pass_on(rank, request)
 
-    def _take_file(self, loop: Loop) -> None:
+    def _take_file(self, loop: LoopState) -> None:
         document = self._requests.waiting()
         if document is None:
             return
@@ -163,10 +167,10 @@ class CaptureEndpoint:
             _log.warning("%s: %s", requests.REQUEST_FILE, document if isinstance(document, str) else refusal)
 
     def signalled(self) -> None:
-        """SIGUSR2 has come."""
+        """Notes that SIGUSR2 was received."""
         self._signalled = True
 
 
-def _common_step(plan: CaptureRequest, loop: Loop) -> int:
+def _common_step(plan: CaptureRequest, loop: LoopState) -> int:
     ahead = int(MARGIN_S * 1e9 / loop.median_ns) if loop.median_ns else 0
     return loop.step + plan.warmup + max(MARGIN_STEPS, ahead)

@@ -1,4 +1,4 @@
-"""Counts the model FLOP of one step of the run, by ``torch.utils.flop_counter``, on the training thread."""
+"""Counts the FLOP of one training step with ``torch.utils.flop_counter``."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, Final
 
 from otel_train.datamodel import system_clock
 from otel_train.profiler.requests import CaptureRequest
-from otel_train.profiler.step_schedule import Phase, StepBoundary, StepScheduler
+from otel_train.profiler.step_schedule import CapturePhase, StepBoundary, StepScheduler
 from otel_train.resource import shares_replica
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from otel_train.profiler.controller import Loop
+    from otel_train.profiler.controller import LoopState
     from otel_train.profiler.requests import Options
     from otel_train.profiler.torch_profiler import Range
 
 COUNTER: Final = "torch.utils.flop_counter"
 EVENT: Final = "train.flops.count"
 FIRST_STEP: Final = 8
-"""Steps that pass before: by then a compiler has run, and where steps end is known."""
+"""Steps before the count: by then the program has compiled and the step rule is known."""
 
 MOST_TRIES: Final = 3
 
@@ -44,75 +44,74 @@ _log = logging.getLogger("otel_train")
 
 
 class FlopCounter:
-    """Counts in place of a profiler; see ``capturing.profiler.Profiler``. All but ``save`` on the training thread.
+    """Implements ``Profiler`` with a FLOP counter. All but ``save`` runs on the training thread.
 
     Args:
-        give_way: not needed: several counters may be active at once.
+        give_way: unused: several counters may be active at once.
     """
 
     def __init__(self, give_way: Callable[[], None]) -> None:
         del give_way
         self._mode: Any = None
 
-    def lacking(self) -> str:
-        """Nothing, once it is armed."""
+    def unavailable(self) -> str:
+        """Returns ""."""
         return ""
 
     def busy(self) -> bool:
-        """Others that count do no harm."""
+        """Returns False: other counters do not interfere."""
         return False
 
     def prepare(self, options: Options) -> list[str]:
-        """Nothing is thrown away."""
+        """Does nothing: there is no warm-up."""
         del options
         return []
 
     def start(self) -> None:
-        """Count from now on."""
+        """Starts counting."""
         mode = sys.modules[COUNTER].FlopCounterMode(display=False)
         mode.__enter__()
         self._mode = mode
 
     def stop(self) -> int:
-        """Count no more; the FLOP since then."""
+        """Stops counting; returns the FLOP."""
         mode, self._mode = self._mode, None
         mode.__exit__(None, None, None)
         return int(mode.get_total_flops())
 
     def range(self, name: str) -> Range:
-        """Stages are not told apart."""
+        """Does nothing: stages are not counted separately."""
         del name
         return _NOTHING
 
     def save(self, trace: Any, path: Path) -> None:
-        """Nothing is written."""
+        """Writes nothing."""
 
 
 class _Nothing:
-    def close(self) -> None:
-        """Nothing is open."""
+    def close(self) -> None: ...
 
 
 _NOTHING: Final = _Nothing()
 
 
 class FlopCount:
-    """Has one step counted, once the loop is known. Driven by the service thread.
+    """Counts the FLOP of one step once the step rule is known. Runs on the service thread.
 
     Args:
-        loop: looks at the loop.
-        active: told when the step is counted, and when that is over.
+        loop: returns the current state of the loop.
+        active: called with True before the counted step and with False after it.
         event: takes an event: its name, its attributes, an instant in the step.
         max_s: longest step that is counted.
         shared: whether ranks share a model replica.
 
     Attributes:
-        flops: of one step of this rank; 0 until it is known.
-        refusal: why it is not counted, for people; "" if it is, or will be.
+        flops: FLOP of one step of this rank; 0 until known.
+        refusal: why they are not counted; "" if they are, or will be.
     """
 
     def __init__(
-        self, loop: Callable[[], Loop], *, active: Callable[..., None],
+        self, loop: Callable[[], LoopState], *, active: Callable[..., None],
         event: Callable[[str, Mapping[str, Any], int], None], max_s: float,
         shared: Callable[[], bool] = shares_replica,
     ) -> None:  # fmt: skip
@@ -122,21 +121,21 @@ class FlopCount:
         self._active = active
         self._event = event
         self._shared = shared
-        self._gate = StepScheduler(FlopCounter, clock=system_clock, max_s=max_s)
+        self._scheduler = StepScheduler(FlopCounter, clock=system_clock, max_s=max_s)
         self._tries = 0
 
     @property
     def busy(self) -> bool:
-        """Whether a step is being counted, or waited for."""
-        return self._gate.phase is not Phase.IDLE
+        """Whether a step is being counted or awaited."""
+        return self._scheduler.phase is not CapturePhase.IDLE
 
     @property
     def within_ns(self) -> tuple[int, int]:
-        """When the counted step began and ended; (0, 0) if there was none."""
-        return self._gate.within_ns
+        """Begin and end of the counted step; (0, 0) without one."""
+        return self._scheduler.within_ns
 
     def turn(self, *, free: bool) -> None:
-        """Do what is due. ``free``: no capture is under way."""
+        """Starts or finishes the count. ``free``: no capture is under way."""
         if self.busy:
             self._take()
         elif free and not self.flops and not self.refusal and "torch" in sys.modules:
@@ -145,11 +144,11 @@ class FlopCount:
                 self._begin(loop)
 
     def stop(self, timeout_s: float) -> None:
-        """The session closes."""
-        self._gate.abort("the session ended")
-        self._gate.wait(timeout_s)
+        """Ends the count when the session closes."""
+        self._scheduler.abort("the session ended")
+        self._scheduler.wait(timeout_s)
 
-    def _begin(self, loop: Loop) -> None:
+    def _begin(self, loop: LoopState) -> None:
         if dynamo_has_run() or self._shared():
             self._refuse(COMPILED if dynamo_has_run() else SHARED)
             return
@@ -162,10 +161,12 @@ class FlopCount:
         self._active(active=True)
         sources = loop.thread.sources
         assert loop.rule is not None
-        self._gate.arm(CaptureRequest("flops", 1, warmup=0), StepBoundary(loop.rule, sources), loop.thread)
+        self._scheduler.arm(
+            CaptureRequest("flops", 1, warmup=0), StepBoundary(loop.rule, sources), loop.thread
+        )
 
     def _take(self) -> None:
-        recorded = self._gate.take()
+        recorded = self._scheduler.take()
         if recorded is None:
             return
         self._active(active=False)
@@ -186,6 +187,6 @@ class FlopCount:
 
 
 def dynamo_has_run() -> bool:
-    """Whether TorchDynamo has compiled anything in this process. Imports nothing."""
+    """Returns whether TorchDynamo has compiled anything in this process. Imports nothing."""
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return bool(counters and counters["frames"]["total"])

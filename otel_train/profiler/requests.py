@@ -1,4 +1,4 @@
-"""What is asked of a capture, and in which words."""
+"""Capture requests: schema, options and parsing."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 NEXT = -1
-"""In the place of a step number: as soon as a step ends."""
+"""In place of a step number: as soon as a step ends."""
 
 
 class Options(NamedTuple):
-    """What of each operation is recorded; the names are those of ``torch.profiler``.
+    """What to record of each operation; names as in ``torch.profiler``.
 
     Attributes:
-        activities: of ``ACTIVITIES``; what this machine lacks is left out, and the record says so.
-        record_shapes: shapes of the operations' inputs.
-        with_stack: where in the program they were called; 20 to 30 % slower.
+        activities: some of ``ACTIVITIES``; those unavailable on this machine are left out and noted in the metadata.
+        record_shapes: input shapes.
+        with_stack: call stacks; 20 to 30 % slower.
         profile_memory: every allocation.
-        with_flops: floating point operations of those that are known.
+        with_flops: floating point operations of known operators.
     """
 
     activities: tuple[str, ...] = ("cpu", "cuda")
@@ -33,21 +33,21 @@ class Options(NamedTuple):
 
 
 class CaptureRequest(NamedTuple):
-    """One capture that is wanted.
+    """One requested capture.
 
     Attributes:
-        trigger: who wants it, one of the catalogue's ``train.profiler.trigger``.
+        trigger: its source, one of the catalog's ``train.profiler.trigger``.
         steps: steps to record, at least 1.
-        warmup: steps before them in which the profiler runs and its output is thrown away.
-        wait: steps to let pass before that.
-        at_step: number of the first step recorded; ``NEXT`` for as soon as possible.
+        warmup: steps before them in which the profiler runs and its output is discarded.
+        wait: steps to skip before that.
+        at_step: number of the first recorded step; ``NEXT`` for as soon as possible.
         options: what to record of each operation.
-        reason: why, for people.
-        pinned: it is never removed to make room.
-        at_once: the training thread asks for it, between two steps: the next step is the first.
-        epoch: the epoch it is to show; 0 for whichever it turns out to lie in.
-        output_dir: folder that gets the trace as plain ``epoch_N.json`` as well; "" for the setting's.
-        alert: name of the alert that wants it; "" where none does.
+        reason: why, for readers of the metadata.
+        pinned: it is never removed by retention.
+        at_once: the training thread requests it between two steps, and the next step is the first.
+        epoch: the epoch to capture; 0 for any.
+        output_dir: folder for an uncompressed copy ``epoch_N.json``; "" for the configured one.
+        alert: name of the alert that requests it; "" for none.
     """
 
     trigger: str
@@ -65,22 +65,22 @@ class CaptureRequest(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """What a cooldown counts for."""
+        """Key of the cooldown."""
         return self.alert or self.trigger
 
 
 class Recorded(NamedTuple):
-    """What the training thread recorded.
+    """Recording of the training thread.
 
     Attributes:
-        plan: what was wanted.
-        trace: for ``Profiler.save``; None where there is none.
-        steps: whole steps recorded.
-        begun_ns: when recording began, on the monotonic clock; 0 if it never did.
-        ended_ns: when it ended.
-        problem: why it is not what was wanted; "" when it is.
+        plan: the request.
+        trace: argument of ``Profiler.save``; None without a trace.
+        steps: complete steps recorded.
+        begun_ns: begin of recording, on the monotonic clock; 0 if it never began.
+        ended_ns: end of recording.
+        problem: why it differs from the request; "" if it does not.
         notes: what is missing in it.
-        within_ns: an instant in its first step; 0 if that had not come to its work.
+        within_ns: an instant in its first step; 0 if that step did no work.
     """
 
     plan: CaptureRequest
@@ -94,7 +94,7 @@ class Recorded(NamedTuple):
 
 
 REQUEST_FILE = "capture-request.json"
-"""In the folder of a rank: taken and removed by its process."""
+"""In the folder of a rank; read and removed by its process."""
 
 MOST_STEPS = 10_000
 _SWITCHES = ("record_shapes", "with_stack", "profile_memory", "with_flops")
@@ -102,11 +102,11 @@ _KNOWN = ("steps", "warmup", "wait", "at_step", "ranks", "activities", "reason",
 
 
 class ParsedRequest(NamedTuple):
-    """A capture that somebody asked for.
+    """A parsed capture request.
 
     Attributes:
-        plan: what is wanted.
-        ranks: of whom; None for whoever was asked.
+        plan: the capture.
+        ranks: ranks to capture; None for the rank that received the request.
     """
 
     plan: CaptureRequest
@@ -114,15 +114,15 @@ class ParsedRequest(NamedTuple):
 
 
 def read(document: object, defaults: CaptureRequest) -> ParsedRequest:
-    """What a request wants.
+    """Parses a request.
 
     Args:
         document: an object with any of steps, warmup, wait, at_step, ranks, activities, record_shapes,
             with_stack, profile_memory, with_flops, reason, pinned.
-        defaults: what holds where it says nothing.
+        defaults: values of missing keys.
 
     Raises:
-        ConfigError: something in it cannot be honoured; says value, rule and remedy.
+        ConfigError: a value is invalid; the message has value, rule and remedy.
     """
     if not isinstance(document, dict):
         raise ConfigError(f'capture request {document!r:.80}: expected an object, such as {{"steps": 5}}')
@@ -147,10 +147,10 @@ def read(document: object, defaults: CaptureRequest) -> ParsedRequest:
 
 
 def activities(names: object) -> tuple[str, ...]:
-    """Activities from ``"cpu,cuda"`` or a list.
+    """Parses activities from ``"cpu,cuda"`` or a list.
 
     Raises:
-        ConfigError: one of them does not exist, or there is none.
+        ConfigError: an activity is unknown, or the list is empty.
     """
     words = names.split(",") if isinstance(names, str) else names
     found = tuple(str(word).strip().lower() for word in words) if isinstance(words, (list, tuple)) else ()
@@ -165,10 +165,10 @@ def activities(names: object) -> tuple[str, ...]:
 def options_of(
     names: object, *, record_shapes: bool, with_stack: bool, profile_memory: bool, with_flops: bool
 ) -> Options:
-    """Options from settings.
+    """Returns options from settings.
 
     Raises:
-        ConfigError: an activity does not exist.
+        ConfigError: an activity is unknown.
     """
     return Options(activities(names), record_shapes, with_stack, profile_memory, with_flops)
 

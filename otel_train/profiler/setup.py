@@ -1,4 +1,4 @@
-"""The parts of captures, put together; captures of epochs."""
+"""Assembles the capture components of a process; captures of epochs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from otel_train.aggregation.captures import CAPTURES_FOLDER
 from otel_train.config.validation import words_of
 from otel_train.datamodel import system_clock
 from otel_train.profiler.console import BLOCK, Console
-from otel_train.profiler.controller import CaptureController, Limits, Story
+from otel_train.profiler.controller import CaptureController, CaptureLimits
 from otel_train.profiler.endpoint import CaptureEndpoint
-from otel_train.profiler.memory_snapshot import OomSnapshots
+from otel_train.profiler.oom_snapshot import OomSnapshots
 from otel_train.profiler.requests import CaptureRequest, options_of
-from otel_train.profiler.step_schedule import Rule
-from otel_train.profiler.storage import ANALYZE, TOP, Place
+from otel_train.profiler.step_schedule import StepRule
+from otel_train.profiler.storage import ANALYZE, TOP, CaptureStore
 from otel_train.profiler.torch_profiler import TorchProfiler
 from otel_train.profiler.triggers import Every, Schedule, SlowSteps
 from otel_train.recording.events import SourceKind
@@ -28,65 +28,65 @@ if TYPE_CHECKING:
     from otel_train.aggregation.captures import Capture
     from otel_train.aggregation.run_state import RunState
     from otel_train.config import Config
-    from otel_train.profiler.controller import Loop, Training
+    from otel_train.profiler.controller import LoopState, TrainingAccount
     from otel_train.profiler.endpoint import Requests
     from otel_train.profiler.flops import FlopCount
     from otel_train.resource import RunInfo
 
 ROOM_S = 30.0
-"""Longest wait for the capture before it, which may still be written when the next epoch begins."""
+"""Longest wait for the previous capture, which may still be being written when the next epoch begins."""
 
 _POLL_S = 0.02
 
 
 class EpochCaptures:
-    """Asked by the training thread, between two steps. What it asks for is armed when the call returns.
+    """Captures requested by the training thread between two steps. A capture is armed when the call returns.
 
-    A request that the pump takes begins up to a turn later: an epoch may be over by then.
+    A queued request begins up to one turn of the service thread later, when a short epoch may have ended.
 
     Args:
-        desk: makes captures; None where none can be made.
-        office: reads requests.
-        loop: looks at the loop.
-        settled: a block in which everything recorded is settled, and the pump does nothing.
+        controller: makes captures; None if captures are off.
+        endpoint: parses requests.
+        loop: returns the current state of the loop.
+        settled: a context in which all events are accounted and the service thread is paused.
     """
 
     def __init__(
-        self, desk: CaptureController | None, office: CaptureEndpoint | None, *,
-        loop: Callable[[], Loop], settled: Callable[[], AbstractContextManager[None]],
+        self, controller: CaptureController | None, endpoint: CaptureEndpoint | None, *,
+        loop: Callable[[], LoopState], settled: Callable[[], AbstractContextManager[None]],
     ) -> None:  # fmt: skip
-        self._desk = desk
-        self._office = office
+        self._controller = controller
+        self._endpoint = endpoint
         self._loop = loop
         self._settled = settled
 
     def begin(self, epoch: int, request: dict[str, Any], *, output_dir: str = "") -> str:
-        """Capture steps of the epoch that begins here.
+        """Captures steps of the epoch that begins here.
 
         Args:
             epoch: its number.
             request: as for ``otel_train.capture``; ``wait`` counts from its first step.
-            output_dir: folder that gets the trace as plain ``epoch_N.json``, in the place of one that is there.
+            output_dir: folder for an uncompressed copy ``epoch_N.json``, which is overwritten.
 
         Returns:
-            "" if it will be made, else why not.
+            "" if it was armed, else the reason why not.
 
         Raises:
-            ConfigError: something in the request cannot be honoured.
+            ConfigError: the request is invalid.
         """
-        if self._desk is None or self._office is None:
+        if self._controller is None or self._endpoint is None:
             return "captures are off, or there is no run directory to write to"
-        plan = self._office.read(request)._replace(
+        plan = self._endpoint.read(request)._replace(
             trigger="schedule", reason=f"epoch {epoch}", epoch=epoch, at_once=True, output_dir=output_dir
         )
         deadline_s = time.monotonic() + ROOM_S
         while True:
             with self._settled():
                 loop = self._loop()
-                self._desk.turn(loop, last=True)
-                if not self._desk.busy:
-                    return self._desk.begin(plan, loop)
-                if self._desk.running:
+                self._controller.turn(loop, last=True)
+                if not self._controller.busy:
+                    return self._controller.begin(plan, loop)
+                if self._controller.running:
                     break
             if time.monotonic() > deadline_s:
                 break
@@ -94,33 +94,33 @@ class EpochCaptures:
         return "a capture is under way: one at a time"
 
     def end(self) -> None:
-        """The epoch is over, and so is its capture."""
-        if self._desk is not None:
-            self._desk.gate.over()
+        """Ends the capture of the epoch."""
+        if self._controller is not None:
+            self._controller.scheduler.over()
 
     def finish(self, timeout_s: float) -> None:
-        """Wait until everything captured is written, looked into and told, for this long at most."""
+        """Waits until all captures are written, analysed and reported, at most ``timeout_s``."""
         deadline_s = time.monotonic() + timeout_s
-        while self._desk is not None and time.monotonic() < deadline_s:
+        while self._controller is not None and time.monotonic() < deadline_s:
             with self._settled():
-                self._desk.turn(self._loop(), last=True)
-                if self._desk.told:
+                self._controller.turn(self._loop(), last=True)
+                if self._controller.finished:
                     return
             time.sleep(_POLL_S)
 
 
 class NoEpochCaptures:
-    """Where nothing is observed, nothing is captured."""
+    """Null object for a disabled session."""
 
     def begin(self, *_: object, **__: object) -> str:
-        """None is made."""
+        """Refuses."""
         return "otel_train is disabled"
 
     def end(self) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def finish(self, timeout_s: float) -> None:
-        """Nothing."""
+        """Does nothing."""
 
 
 _WORK = {
@@ -130,26 +130,26 @@ _WORK = {
     StepSource.MANUAL: SourceKind.MARK,
 }
 YIELD_S = 1.0
-"""A session that another thread closes waits so long for the training thread to end its capture."""
+"""How long a session closed by another thread waits for the training thread to end its capture."""
 
 
 class Capturing:
     """Captures of one process.
 
     Args:
-        config: how they are made.
-        info: who we are.
-        training: the account.
-        rank_folder: of this rank; None where nothing can be written, and nothing be captured.
-        ooms: times that a device ran out of memory.
+        config: settings of captures.
+        info: identity of this rank.
+        training: access to the state of the rank.
+        rank_folder: folder of this rank; None turns captures off.
+        ooms: returns the number of out-of-memory errors.
         requests: where requests are left.
 
     Raises:
-        ConfigError: an activity does not exist.
+        ConfigError: an activity is unknown.
     """
 
     def __init__(
-        self, config: Config, info: RunInfo, *, training: Training,
+        self, config: Config, info: RunInfo, *, training: TrainingAccount,
         rank_folder: Path | None, ooms: Callable[[], int], requests: Requests,
     ) -> None:  # fmt: skip
         self._training = training
@@ -161,112 +161,113 @@ class Capturing:
             else None
         )
         plan = _plan_of(config)
-        self.office: CaptureEndpoint | None = None
-        self._desk: CaptureController | None = None
+        self.endpoint: CaptureEndpoint | None = None
+        self._controller: CaptureController | None = None
         self._snapshots: OomSnapshots | None = None
         if config.capture == "off" or rank_folder is None:
             return
-        place = Place(
+        place = CaptureStore(
             rank_folder.parent / CAPTURES_FOLDER, info.rank, config.capture_max_bytes, config.capture_kept,
             config.capture_tensorboard, config.capture_output_dir,
             (*ANALYZE, f"--top={max(config.capture_top, TOP)}"),
         )  # fmt: skip
-        self._desk = CaptureController(
-            TorchProfiler, loop=training.loop, place=place, clock=system_clock,
-            story=Story(self._over, training.active, training.number, training.unix_ns, training.epoch),
-            limits=Limits(config.capture_max_s, config.capture_cooldown_s),
+        self._controller = CaptureController(
+            TorchProfiler, training=training, done=self._done, place=place, clock=system_clock,
+            limits=CaptureLimits(config.capture_max_s, config.capture_cooldown_s),
         )  # fmt: skip
-        gate = self._desk.gate
-        training.watch(lambda: gate.within_ns)
-        self.office = CaptureEndpoint(self._desk, plan, info.rank, requests, loop=training.loop)
+        scheduler = self._controller.scheduler
+        training.watch(lambda: scheduler.within_ns)
+        self.endpoint = CaptureEndpoint(self._controller, plan, info.rank, requests, loop=training.loop)
         self._snapshots = OomSnapshots(ooms, place.folder, info.rank)
-        _add_triggers(self.office, config, plan, training)
+        _add_triggers(self.endpoint, config, plan, training)
 
     @property
     def within_ns(self) -> tuple[int, int]:
-        """When the last recording began and ended; (0, 0) if there was none."""
-        return self._desk.gate.within_ns if self._desk is not None else (0, 0)
+        """Begin and end of the last recording; (0, 0) without one."""
+        return self._controller.scheduler.within_ns if self._controller is not None else (0, 0)
 
     @property
-    def in_a_hurry(self) -> bool:
-        """Whether something waits for what only settling tells."""
-        return self._desk is not None and self._desk.in_a_hurry
+    def needs_step_numbers(self) -> bool:
+        """Whether a capture waits for what only accounting provides."""
+        return self._controller is not None and self._controller.needs_step_numbers
 
     @property
     def unfinished(self) -> bool:
-        """Whether something was recorded, or is, that is not written and told yet."""
-        return self._desk is not None and (self._desk.busy or not self._desk.told)
+        """Whether a recording is under way, or not yet written and reported."""
+        return self._controller is not None and (self._controller.busy or not self._controller.finished)
 
     def show_block(self) -> None:
-        """Show captures as the block of earlier systems."""
+        """Prints captures as the block ``[Profiler]``."""
         if self._console is not None:
             self._console = self._console._replace(block=True)
 
     def of_epochs(self, settled: Callable[[], AbstractContextManager[None]]) -> EpochCaptures:
-        """Captures that the training thread begins. ``settled()``: everything is settled, the pump does nothing."""
-        return EpochCaptures(self._desk, self.office, loop=self._training.loop, settled=settled)
+        """Returns captures requested by the training thread; ``settled`` as for ``EpochCaptures``."""
+        return EpochCaptures(self._controller, self.endpoint, loop=self._training.loop, settled=settled)
 
     def turn(self, settle: Callable[[], None]) -> None:
-        """Look for requests, and do what is due. Driven by the pump, whose ``settle`` numbers steps now."""
-        if self.office is not None and self._desk is not None:
-            if self._desk.in_a_hurry:
+        """Takes requests and does what is due. Runs on the service thread; ``settle`` accounts all events now."""
+        if self.endpoint is not None and self._controller is not None:
+            if self._controller.needs_step_numbers:
                 settle()
-            self.office.turn()
+            self.endpoint.turn()
         if self._snapshots is not None:
             self._snapshots.look()
 
     def ask(self, request: dict[str, Any]) -> str:
-        """The program asks. "" if it will be, else why not.
+        """Queues a request of the program. Returns "", or the reason if it is refused.
 
         Raises:
-            ConfigError: something in the request cannot be honoured.
+            ConfigError: the request is invalid.
         """
-        if self.office is None:
+        if self.endpoint is None:
             return "captures are off, or there is no run directory to write to"
-        return self.office.ask(request)
+        return self.endpoint.ask(request)
 
     def give_way_to(self, flops: FlopCount) -> None:
-        """Begin nothing while a step is counted: one thing at a time stands between the thread and its ring."""
-        if self._desk is not None:
-            self._desk.others = lambda: flops.busy
+        """Starts no capture while a step's FLOP are counted: both divert the events of the training thread."""
+        if self._controller is not None:
+            self._controller.others = lambda: flops.busy
 
     def stop(self) -> None:
-        """Record no more: what is open ends here."""
-        if self._desk is not None:
-            self._desk.gate.abort("")
-            self._desk.gate.wait(YIELD_S)
+        """Ends the open recording."""
+        if self._controller is not None:
+            self._controller.scheduler.abort("")
+            self._controller.scheduler.wait(YIELD_S)
 
     def end(self, timeout_s: float) -> None:
-        """Write what was recorded, after everything has been settled."""
-        if self.office is not None and self._desk is not None:
-            self._desk.end(timeout_s)
+        """Writes the recordings, after all events are accounted."""
+        if self.endpoint is not None and self._controller is not None:
+            self._controller.end(timeout_s)
 
-    def _over(self, capture: Capture) -> None:
+    def _done(self, capture: Capture) -> None:
         self._training.over(capture)
         if self._console is not None:
-            self._console.tell(capture)
+            self._console.show(capture)
 
 
-def rule_of(run: RunState) -> Rule | None:
-    """How steps can be told apart by edges alone; None while that is not known."""
+def rule_of(run: RunState) -> StepRule | None:
+    """Returns how steps are recognised from events alone; None if unknown."""
     work, leading = _WORK.get(run.step_source), run.leading
     if work is None or leading is None:
         return None
     names = run.totals.names.loaders.names
     trained = {names[loader] for loader, phase in run.totals.batches if phase == TRAIN}
-    return Rule(
+    return StepRule(
         work, leading.account.asks, frozenset(names[loader] for loader, _ in run.totals.batches) - trained
     )
 
 
-def _add_triggers(office: CaptureEndpoint, config: Config, plan: CaptureRequest, training: Training) -> None:
-    """Captures that nobody asks for: by schedule, and of slow steps."""
+def _add_triggers(
+    endpoint: CaptureEndpoint, config: Config, plan: CaptureRequest, training: TrainingAccount
+) -> None:
+    """Adds the schedule and slow steps."""
     every = _every_of(config)
     if every.ever:
-        office.schedule = Schedule(every, plan._replace(trigger="schedule"), system_clock)
+        endpoint.schedule = Schedule(every, plan._replace(trigger="schedule"), system_clock)
     if config.capture == "auto":
-        office.slow = SlowSteps(plan._replace(trigger="slow_step"))
-        office.slow_steps = training.slow_steps
+        endpoint.slow = SlowSteps(plan._replace(trigger="slow_step"))
+        endpoint.slow_steps = training.slow_steps
 
 
 def _every_of(config: Config) -> Every:
@@ -278,7 +279,7 @@ def _every_of(config: Config) -> Every:
 
 
 def _plan_of(config: Config) -> CaptureRequest:
-    """What is recorded where a request says nothing."""
+    """Defaults for requests."""
     options = options_of(
         config.capture_activities, record_shapes=config.capture_shapes, with_stack=config.capture_stacks,
         profile_memory=config.capture_memory, with_flops=config.capture_flops,

@@ -1,4 +1,4 @@
-"""Starts and stops at the boundaries of steps."""
+"""Starts and stops the profiler at step boundaries, on the training thread."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 _START = int(Flag.START) << FLAG_SHIFT
 
 
-class Rule(NamedTuple):
-    """What the pump has found out about the loop.
+class StepRule(NamedTuple):
+    """How the loop's steps are recognised.
 
     Attributes:
-        work: what makes a step: an update, a backward, a batch, or a mark set by hand.
-        asks: the loop asks a loader for batches, and a step ends at the ask.
-        aside: names of loaders that were never trained on: what begins with an ask of theirs is no step.
+        work: what makes a step: an update, a backward, a batch, or a manual mark.
+        asks: the loop requests batches from a loader, and a step ends at the request.
+        aside: loaders never trained on: a request to one of them does not begin a step.
     """
 
     work: SourceKind
@@ -37,26 +37,25 @@ class Rule(NamedTuple):
 
 
 class StepBoundary:
-    """Says of every edge, before it is written, whether a step ended just before it.
+    """Decides for every event, before it is written, whether a step ended just before it.
 
-    The pump decides later, and finally, what a step was. Here, with nothing but the edges so far, a step
-    ends at the first ask after an update; making a loader's iterator is one. Where no ask comes it ends after
-    the update that was, one round earlier, the last before the first optimizer came again: so that round
-    passes unused.
+    Accounting decides later, and finally, what a step was. Here, from the events so far, a step ends at the first batch
+    request after an update; the creation of a loader's iterator is one. Without requests it ends after the update that was
+    the last, one round earlier, before the first optimizer came again, so the first round is not captured.
 
     Args:
-        rule: see ``Rule``.
+        rule: see ``StepRule``.
         sources: by number; may grow.
     """
 
-    def __init__(self, rule: Rule, sources: Sequence[Instrumented]) -> None:
+    def __init__(self, rule: StepRule, sources: Sequence[Instrumented]) -> None:
         self._rule = rule
         self._sources = sources
         self._worked = False
         self._first = self._closing = self._latest = -1
 
     def before(self, code: int) -> bool:
-        """Whether a step ended just before this edge."""
+        """Returns whether a step ended just before this event."""
         op, number = code & OP_MASK, code >> SOURCE_SHIFT & SOURCE_MASK
         kind = self._kind(number)
         if self._rule.work is SourceKind.MARK:
@@ -67,11 +66,11 @@ class StepBoundary:
 
     @property
     def ended(self) -> bool:
-        """Whether a step will have ended before the next edge that can end one."""
+        """Whether the step will have ended before the next event that can end one."""
         return self._worked
 
     def begins(self, code: int) -> bool:
-        """Whether the next step, if none is running, begins with this edge. An evaluation is not part of it."""
+        """Returns whether the next step, if none is running, begins with this event. An evaluation is not part of it."""
         if not self._rule.asks or self._rule.work is SourceKind.MARK:
             return True
         number = code >> SOURCE_SHIFT & SOURCE_MASK
@@ -79,19 +78,19 @@ class StepBoundary:
         return (asked and not self._is_aside(number)) or self.inside(code)
 
     def inside(self, code: int) -> bool:
-        """Whether, just before this edge, a step was running beyond doubt.
+        """Returns whether a step was certainly running just before this event.
 
-        Between the end of one and the work of the next lies what may be of neither: an evaluation, a checkpoint.
+        Between the end of a step and the work of the next there may be an evaluation or a checkpoint.
         """
         number = code >> SOURCE_SHIFT & SOURCE_MASK
         if self._rule.work is SourceKind.MARK:
-            return True  # marks lie side by side
+            return True  # marked steps are adjacent
         worked = self._kind(number) is self._rule.work and code & OP_MASK == Op.END and not code & _START
         return worked and not self._is_aside(number)
 
     def _kind(self, number: int) -> SourceKind:
         kind = self._sources[number].kind
-        return SourceKind.OPTIMIZER if kind is SourceKind.WHOLE else kind  # an update is an update
+        return SourceKind.OPTIMIZER if kind is SourceKind.WHOLE else kind
 
     def _is_aside(self, number: int) -> bool:
         source = self._sources[number]
@@ -125,8 +124,8 @@ _NEVER_NS = (1 << 63) - 1
 _RANGED = frozenset(SourceKind) - {SourceKind.MARK}
 
 
-class Phase(Enum):
-    """How far a capture is."""
+class CapturePhase(Enum):
+    """Progress of a capture."""
 
     IDLE = "idle"
     WAITING = "waiting"
@@ -135,13 +134,13 @@ class Phase(Enum):
     DONE = "done"
 
 
-class Thread(NamedTuple):
+class ProfiledThread(NamedTuple):
     """The thread to record.
 
     Attributes:
-        ident: its identity.
-        sources: of the edges, by number; may grow.
-        divert: lets a function stand between the thread and its ring; None ends that.
+        ident: its identifier.
+        sources: sources of the events, by number; may grow.
+        divert: installs a function between the thread and its ring buffer; None removes it.
     """
 
     ident: int
@@ -150,26 +149,26 @@ class Thread(NamedTuple):
 
 
 class StepScheduler:
-    """Stands in the way of the training thread's edges while a capture is wanted, and never else.
+    """Diverts the training thread's events while a capture is requested, and only then.
 
-    The pump arms it, and takes what was recorded. Everything in between happens on the training thread, at
-    its own edges. No fault of the profiler leaves it: the capture ends with a problem, training goes on.
+    The service thread arms it and takes the recording. Everything else runs on the training thread, at its own events. A
+    fault of the profiler ends the capture with a problem and does not reach the program.
 
     Args:
-        profiler: records.
+        profiler: creates the profiler.
         clock: monotonic nanoseconds.
-        max_s: longest recording, in seconds; it ends at the first edge after that.
+        max_s: longest recording, in seconds; it ends at the first event after that.
     """
 
     def __init__(
         self, profiler: Callable[[Callable[[], None]], Profiler], *, clock: Clock, max_s: float
     ) -> None:
-        self.phase = Phase.IDLE
+        self.phase = CapturePhase.IDLE
         self._result: Recorded | None = None
         self.first_ns = 0
         """An instant in the first step that began after arming; 0 until there is one."""
         self.first_number = NEXT
-        """Number of that step; told by the pump, which finds out later."""
+        """Number of that step, set later by the service thread."""
         self.begun_ns = self._ended_ns = self._within_ns = 0
         self._profiler = profiler(self._give_way)
         self._clock = clock
@@ -177,8 +176,8 @@ class StepScheduler:
         self._plan = CaptureRequest("on_demand", 1)
         self._abort = ""
 
-    def arm(self, plan: CaptureRequest, boundary: StepBoundary, thread: Thread) -> None:
-        """Want a capture. Called by the pump, when the gate is idle."""
+    def arm(self, plan: CaptureRequest, boundary: StepBoundary, thread: ProfiledThread) -> None:
+        """Arms a capture. Called by the service thread when idle."""
         self._plan, self._boundary, self._thread = plan, boundary, thread
         self._abort, self._notes = "", list[str]()
         self._over = self._between = False
@@ -187,28 +186,28 @@ class StepScheduler:
         self._boundaries = self._left = self._steps = 0
         self._result = None
         self.first_ns, self.first_number, self.begun_ns, self._ended_ns, self._within_ns = 0, NEXT, 0, 0, 0
-        self.phase = Phase.WAITING
+        self.phase = CapturePhase.WAITING
         thread.divert(self._see)
         if plan.at_once and get_ident() == thread.ident:
             self._contain(self._end_of_step)
             self._contain(self._begin_of_step)
 
     def take(self) -> Recorded | None:
-        """What was recorded, once it is over; the gate is idle then. Called by the pump."""
+        """Returns the finished recording and becomes idle; None while there is none. Called by the service thread."""
         result, self._result = self._result, None
         if result is None:  # the training thread may be stopping the profiler right now
             return None
-        self.phase = Phase.IDLE
+        self.phase = CapturePhase.IDLE
         return result
 
     @property
     def within_ns(self) -> tuple[int, int]:
-        """When the last recording began and ended, or that it still runs; (0, 0) if there was none."""
+        """Begin and end of the last recording, or a distant end while it runs; (0, 0) without one."""
         return (self.begun_ns, self._ended_ns or _NEVER_NS) if self.begun_ns else (0, 0)
 
     def abort(self, why: str) -> None:
-        """End it: now, if this is the training thread, else at that thread's next edge."""
-        if self.phase in (Phase.IDLE, Phase.DONE):
+        """Ends the capture: now on the training thread, else at that thread's next event."""
+        if self.phase in (CapturePhase.IDLE, CapturePhase.DONE):
             return
         self._abort = self._abort or why
         self._over = True
@@ -216,17 +215,17 @@ class StepScheduler:
             self._finish()
 
     def over(self) -> None:
-        """No step comes that belongs to it: end it with what there is. Called by the training thread."""
-        if self._plan.at_once and self.phase not in (Phase.IDLE, Phase.DONE):
+        """Ends the capture of an epoch with the steps it has. Called by the training thread."""
+        if self._plan.at_once and self.phase not in (CapturePhase.IDLE, CapturePhase.DONE):
             if self._boundary.ended and get_ident() == self._thread.ident:
                 self._contain(self._end_of_step)
             self.abort("")
 
     def wait(self, timeout_s: float) -> None:
-        """Let the training thread come to an edge, if it must end something there."""
+        """Waits until the training thread has ended the recording at an event, at most ``timeout_s``."""
         deadline_ns = self._clock() + int(timeout_s * NS_PER_S)
         while (
-            self.phase not in (Phase.IDLE, Phase.WAITING)
+            self.phase not in (CapturePhase.IDLE, CapturePhase.WAITING)
             and self._result is None
             and self._clock() < deadline_ns
         ):
@@ -237,7 +236,7 @@ class StepScheduler:
     def _see(self, code: int, write: Callable[[int], None]) -> None:
         self._contain(self._before, code)
         write(code)
-        if code & OP_MASK < Op.END and self.phase is Phase.ACTIVE:
+        if code & OP_MASK < Op.END and self.phase is CapturePhase.ACTIVE:
             self._contain(self._open_range, code >> SOURCE_SHIFT & SOURCE_MASK)
 
     def _before(self, code: int) -> None:
@@ -250,7 +249,7 @@ class StepScheduler:
                 "" if self._over else f"stopped after {self._max_ns / NS_PER_S:g} s"
             )
             self._over = True
-            if self.phase is not Phase.DONE:
+            if self.phase is not CapturePhase.DONE:
                 self._finish()
         elif self._between and self._boundary.begins(code):
             self._begin_of_step()
@@ -262,11 +261,11 @@ class StepScheduler:
             do(*what)
         except Exception as error:  # noqa: BLE001  # the profiler's fault is the capture's, not training's
             self._abort = self._abort or f"{type(error).__name__}: {error}".splitlines()[0][:300]
-            if self.phase is not Phase.DONE:
+            if self.phase is not CapturePhase.DONE:
                 self._finish()
 
     def _note_instant(self) -> None:
-        """By an instant inside a step the pump, which finds out later, tells its number."""
+        """Notes an instant inside the step, from which its number is found later."""
         if self.begun_ns:
             self._within_ns = self._within_ns or self._clock()
         self.first_ns = self.first_ns or self._clock()
@@ -274,7 +273,7 @@ class StepScheduler:
     def _end_of_step(self) -> None:
         self._boundaries += 1
         self._between = True
-        if self.phase is Phase.ACTIVE:
+        if self.phase is CapturePhase.ACTIVE:
             self._steps += 1
             self._end_step()
             if self._steps >= self._plan.steps:
@@ -282,16 +281,16 @@ class StepScheduler:
 
     def _begin_of_step(self) -> None:
         self._between = False
-        if self.phase is Phase.WAITING and self._is_time():
+        if self.phase is CapturePhase.WAITING and self._is_time():
             self._warm_up()
-        elif self.phase is Phase.WARMUP:
+        elif self.phase is CapturePhase.WARMUP:
             self._left -= 1
-        if self.phase is Phase.WARMUP and self._left <= 0:
+        if self.phase is CapturePhase.WARMUP and self._left <= 0:
             self._profiler.start()
             self.begun_ns = self._clock()
-            self.phase = Phase.ACTIVE
-        if self.phase is Phase.ACTIVE:
-            # The run's own number may not be known yet: whoever writes the file puts it there.
+            self.phase = CapturePhase.ACTIVE
+        if self.phase is CapturePhase.ACTIVE:
+            # The step number of the run may not be known yet; the writer of the file replaces this one.
             self._step = self._profiler.range(f"{STEP_PREFIX}{self._steps}")
 
     def _is_time(self) -> bool:
@@ -302,9 +301,7 @@ class StepScheduler:
         if self.first_number == NEXT:
             return False
         late = self.first_number + ahead - (self._plan.at_step - self._plan.warmup)
-        if (
-            late > 0
-        ):  # other ranks may have been in time: a capture of other steps than theirs explains nothing
+        if late > 0:  # other ranks may have captured the requested steps; different ones cannot be compared
             self._abort = f"step {self._plan.at_step} had passed when this process was asked"
             self._finish()
         return late == 0
@@ -314,7 +311,7 @@ class StepScheduler:
             self._abort = "another profiler is running in this process"
             self._finish()
             return
-        self.phase = Phase.WARMUP
+        self.phase = CapturePhase.WARMUP
         self._left = self._plan.warmup
         self._notes = self._profiler.prepare(self._plan.options)
 
@@ -332,7 +329,7 @@ class StepScheduler:
             self._open.append((number, self._profiler.range(RANGE_PREFIX + name)))
 
     def _close_range(self, number: int) -> None:
-        """Close this range, and what an exception left open inside it."""
+        """Closes this range, and ranges inside it that an exception left open."""
         if any(number == each for each, _ in self._open):
             while self._open:
                 each, stands = self._open.pop()
@@ -341,13 +338,13 @@ class StepScheduler:
                     return
 
     def _finish(self) -> None:
-        """End the recording, whatever there is."""
-        before, self.phase = self.phase, Phase.DONE
+        """Ends the recording."""
+        before, self.phase = self.phase, CapturePhase.DONE
         self._thread.divert(None)
         self._trace: Any = None
         self._ended_ns = self._clock()
-        if before in (Phase.WARMUP, Phase.ACTIVE):
-            self._contain(self._stop, before is Phase.WARMUP)
+        if before in (CapturePhase.WARMUP, CapturePhase.ACTIVE):
+            self._contain(self._stop, before is CapturePhase.WARMUP)
         self._result = Recorded(
             self._plan,
             self._trace,

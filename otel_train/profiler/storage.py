@@ -1,4 +1,4 @@
-"""The trace file, its metadata, and how much is kept."""
+"""Trace files, their metadata, and retention."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
     from otel_train.profiler.torch_profiler import Profiler
 
 SUFFIX = ".json.gz"
-RECORD_SUFFIX = ".record.json"
+METADATA_SUFFIX = ".record.json"
 TOP = 10
-"""Entries of each list in a record; of operators and kernels, those that the analysis was asked for."""
+"""Entries of each list in the metadata; more operators and kernels if the analysis is asked for them."""
 
 MOST_TOP = 100
-"""Of operators and kernels, too: the largest ``capture_top``."""
+"""Most operators and kernels: the upper bound of ``capture_top``."""
 
 _MOST = {"top_cpu_ops": MOST_TOP, "top_cuda_ops": MOST_TOP, "memory_peaks": TOP, "findings": TOP}
 
 
-def record_of(path: Path) -> Path:
-    """Where the record of a trace is."""
-    return path.with_name(path.name.removesuffix(SUFFIX) + RECORD_SUFFIX)
+def metadata_path(path: Path) -> Path:
+    """Returns the path of a trace's metadata."""
+    return path.with_name(path.name.removesuffix(SUFFIX) + METADATA_SUFFIX)
 
 
-def write_record(path: Path, record: Mapping[str, Any]) -> None:
-    """Write a capture's record as a whole.
+def write_metadata(path: Path, record: Mapping[str, Any]) -> None:
+    """Writes the metadata of a capture atomically.
 
     Raises:
         OSError: it cannot be written.
@@ -49,8 +49,8 @@ def write_record(path: Path, record: Mapping[str, Any]) -> None:
     replace_text(path, json.dumps(record, indent=1) + "\n")
 
 
-def read_record(path: Path) -> dict[str, Any]:
-    """A record; empty where there is none that can be read."""
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Returns the metadata of a capture; empty if it is missing or unreadable."""
     try:
         record = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -58,38 +58,34 @@ def read_record(path: Path) -> dict[str, Any]:
     return record if isinstance(record, dict) else {}
 
 
-def claim_of(record: Mapping[str, Any]) -> str:
-    """What the leading finding of a capture says; "" while there is none."""
+def finding_summary(record: Mapping[str, Any]) -> str:
+    """Returns the summary of a capture's leading finding; "" without one."""
     finding = record.get("finding")
     return str(finding.get("claim", "")) if isinstance(finding, dict) else ""
 
 
-def records_of(captures: Path) -> list[dict[str, Any]]:
-    """The records in a folder of captures, the oldest first; one that cannot be read is left out."""
-    found = [record for path in captures.glob(f"*{RECORD_SUFFIX}") if (record := read_record(path))]
-    return sorted(found, key=lambda record: (record.get("ended_unix_ns") or 0, record.get("rank") or 0))
-
-
 def note_analysis(trace: Path, document: Mapping[str, Any]) -> bool:
-    """Put the leading finding of a trace's analysis into its record, if it has one without a finding.
+    """Adds the leading finding of a trace's analysis to its metadata, if that has none.
 
     Args:
-        trace: the file that was analysed.
-        document: what ``otel_train.trace_analysis`` found.
+        trace: the analysed file.
+        document: result of ``otel_train.analyze``.
 
     Returns:
-        Whether it was put there.
+        Whether it was added.
     """
-    path = record_of(trace)
-    record = read_record(path)
+    path = metadata_path(trace)
+    record = read_metadata(path)
     if not record or record.get("finding"):
         return False
     leading: Mapping[str, Any] = next(iter(document["findings"]), {})
     try:
         tops = {key: document[key][:most] for key, most in _MOST.items()}
-        write_record(path, {**record, "finding": leading, "stages": document["breakdown"]["stages"], **tops})
+        write_metadata(
+            path, {**record, "finding": leading, "stages": document["breakdown"]["stages"], **tops}
+        )
     except OSError:
-        return False  # somebody else's directory, read only: the finding is printed all the same
+        return False  # a read-only directory: the finding is printed anyway
     return True
 
 
@@ -98,19 +94,19 @@ _TRACES = (".json", ".json.gz")
 
 
 def captures_of(run: Path) -> list[Path]:
-    """The captures of a run, the oldest first."""
+    """Returns the captures of a run, oldest first."""
     folders = [run / "captures", *run.glob("rank*/captures")]
     found = [
         path
         for folder in folders
         for path in folder.glob("*")
-        if path.name.endswith(_TRACES) and not path.name.endswith(RECORD_SUFFIX)
+        if path.name.endswith(_TRACES) and not path.name.endswith(METADATA_SUFFIX)
     ]
     return sorted(found, key=lambda path: (path.lstat().st_mtime_ns, path.name))
 
 
 def together(captures: Sequence[Path], one: Path) -> list[Path]:
-    """The captures of all ranks that were taken with one."""
+    """Returns the captures of all ranks taken together with one."""
     name = OF_A_RANK.sub("", one.name)
     return sorted(
         (path for path in captures if OF_A_RANK.sub("", path.name) == name), key=lambda path: path.name
@@ -118,7 +114,7 @@ def together(captures: Sequence[Path], one: Path) -> list[Path]:
 
 
 ANALYSIS_S = 300.0
-"""Longest an analysis may take; it runs in a process of its own, at the lowest priority."""
+"""Longest duration of an analysis. It runs in a process of its own at the lowest priority."""
 
 _CHUNK_BYTES = 1 << 20
 _LEVEL = 4
@@ -131,17 +127,17 @@ _DEVICE_EVENTS = (b'"cat": "kernel"', b'"cat":"kernel"')
 ANALYZE = (sys.executable, "-m", "otel_train", "analyze")
 
 
-class Place(NamedTuple):
+class CaptureStore(NamedTuple):
     """Where captures go.
 
     Attributes:
-        folder: of all captures of the run, this rank's and others'.
-        rank: this process.
+        folder: captures of all ranks of the run.
+        rank: rank of this process.
         max_bytes: largest file that is kept.
-        kept: captures of this rank that are kept; the oldest goes first.
+        kept: captures of this rank that are kept; the oldest is removed first.
         tensorboard: folder for TensorBoard's profiler plugin; "" for none.
-        output: folder that gets each trace as plain ``epoch_N.json`` as well; "" for none.
-        analyze: the command that finds something in a trace, and puts it into the record; empty for none.
+        output: folder for an uncompressed copy ``epoch_N.json``; "" for none.
+        analyze: command that analyses a trace and completes its metadata; empty for none.
     """
 
     folder: Path
@@ -154,10 +150,10 @@ class Place(NamedTuple):
 
 
 class CaptureOutcome(NamedTuple):
-    """What came of writing.
+    """Result of writing a capture.
 
     Attributes:
-        file: path of the trace; "" where there is none.
+        file: path of the trace; "" without a trace.
         bytes: its size.
         problem: what went wrong; "" if nothing.
         notes: what is missing.
@@ -169,24 +165,24 @@ class CaptureOutcome(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class Writing:
-    """One capture on its way to the disk, in a thread of its own.
+class CaptureWriter:
+    """Writes one capture on a thread of its own.
 
     Args:
-        recorded: what the training thread recorded.
+        recorded: the recording.
         name: of the file, without suffix.
-        place: where to.
-        profiler: turns the trace into a file.
-        first_step: number of the first step in it.
-        record: what is known of the capture, with what came of writing.
+        place: where to write.
+        profiler: writes the trace.
+        first_step: number of its first step.
+        record: returns the metadata for the result of writing.
     """
 
     def __init__(
-        self, recorded: Recorded, name: str, place: Place, profiler: Profiler, *,
+        self, recorded: Recorded, name: str, place: CaptureStore, profiler: Profiler, *,
         first_step: int, record: Callable[[CaptureOutcome], dict[str, Any]],
     ) -> None:  # fmt: skip
         self.outcome = CaptureOutcome()
-        self.record: dict[str, Any] = {}
+        self.metadata: dict[str, Any] = {}
         self._trace: Any = recorded.trace
         self._wants_device = any(activity != "cpu" for activity in recorded.plan.options.activities)
         self._missing = bool(recorded.notes)
@@ -202,11 +198,11 @@ class Writing:
 
     @property
     def over(self) -> bool:
-        """Whether everything has been done that will be."""
+        """Whether the thread has ended."""
         return not self._thread.is_alive()
 
     def end(self, timeout_s: float) -> None:
-        """Wait for the file. What looks into it is a process of its own, and goes on."""
+        """Waits for the file. The analysis is a process of its own and continues."""
         self._written.wait(timeout_s)
 
     def _run(self) -> None:
@@ -214,7 +210,7 @@ class Writing:
         try:
             self._place.folder.mkdir(parents=True, exist_ok=True)
             self._write(partial)
-        except Exception as error:  # noqa: BLE001  # a full disk, a profiler's fault: said in the record
+        except Exception as error:  # noqa: BLE001  # a full disk or a fault of the profiler: in the metadata
             self.outcome = self.outcome._replace(
                 file="", problem=f"not written: {error}".splitlines()[0][:300]
             )
@@ -223,10 +219,10 @@ class Writing:
             with suppress(OSError):
                 partial.unlink(missing_ok=True)
                 partial.with_suffix(".gz").unlink(missing_ok=True)
-        self.record = self._describe(self.outcome)
-        path = self._place.folder / (self._name + RECORD_SUFFIX)
-        with suppress(OSError):  # where it cannot be written, the event and the log still say it
-            write_record(path, self.record)
+        self.metadata = self._describe(self.outcome)
+        path = self._place.folder / (self._name + METADATA_SUFFIX)
+        with suppress(OSError):  # event and log have the same information
+            write_metadata(path, self.metadata)
         analysis = self._begin_analysis() if self.outcome.file and self._place.analyze else None
         self._written.set()
         if analysis is not None:
@@ -255,17 +251,14 @@ class Writing:
         make_room(self._place, keep=path)
 
     def _plain(self) -> Path | None:
-        """Where the trace goes unpacked as well."""
+        """Path of the uncompressed copy."""
         if self._own_output:
             return _plain_path(Path(self._own_output), self._name, self._place.rank, anew=True)
-        return (
-            _plain_path(Path(self._place.output), self._name, self._place.rank)
-            if self._place.output
-            else None
-        )
+        output = self._place.output
+        return _plain_path(Path(output), self._name, self._place.rank) if output else None
 
     def _begin_analysis(self) -> subprocess.Popen[bytes] | None:
-        """Another process looks into the file: this one has a model to train, and may end before that does."""
+        """Analyses the file in another process, which may outlive this one."""
         try:
             analysis = subprocess.Popen(  # noqa: S603  # our own command, and a path that we named
                 [*self._place.analyze, self.outcome.file], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
@@ -273,8 +266,10 @@ class Writing:
                 env={**os.environ, "OTEL_TRAIN_DISABLED": "true"},
             )  # fmt: skip
         except OSError:
-            return None  # no memory for one more process: 'otel-train analyze' can be called later
-        _give_way(analysis.pid)
+            return None  # no memory for another process: 'otel-train analyze' can be called later
+        if hasattr(os, "setpriority"):
+            with suppress(OSError):
+                os.setpriority(os.PRIO_PROCESS, analysis.pid, 19)
         return analysis
 
     def _await(self, analysis: subprocess.Popen[bytes], path: Path) -> None:
@@ -283,37 +278,26 @@ class Writing:
         except subprocess.TimeoutExpired:
             analysis.kill()
             analysis.wait()
-        self.record = read_record(path) or self.record
+        self.metadata = read_metadata(path) or self.metadata
 
 
-def _give_way(pid: int) -> None:
-    """The lowest priority, where the system has one: training goes first."""
-    if hasattr(os, "setpriority"):
-        with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, pid, 19)
-
-
-def make_room(place: Place, *, keep: Path) -> None:
-    """Remove this rank's oldest captures beyond the number kept; one that is pinned stays."""
+def make_room(place: CaptureStore, *, keep: Path) -> None:
+    """Removes this rank's oldest captures beyond the number kept, except pinned ones."""
     mine = sorted(place.folder.glob(f"*-rank{place.rank}{SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
-    loose = [path for path in mine if path != keep and not _pinned(path)]
+    loose = [path for path in mine if path != keep and not read_metadata(metadata_path(path)).get("pinned")]
     for path in loose[: max(0, len(mine) - place.kept)]:
         path.unlink(missing_ok=True)
-        record_of(path).unlink(missing_ok=True)
-
-
-def _pinned(path: Path) -> bool:
-    return bool(read_record(record_of(path)).get("pinned"))
+        metadata_path(path).unlink(missing_ok=True)
 
 
 def _pack(raw: Path, packed: Path, *, first_step: int, plain: Path | None) -> bool:
-    """Pack a trace, its steps under the run's own numbers; whether it has work of a device in it.
+    """Compresses a trace and replaces its step numbers; returns whether it has device events.
 
     Args:
-        raw: what the profiler wrote, its steps numbered from 0.
-        packed: where to.
-        first_step: number of the first.
-        plain: where to write it unpacked as well.
+        raw: the profiler's file, with steps numbered from 0.
+        packed: the compressed file.
+        first_step: number of the first step.
+        plain: path of an uncompressed copy.
     """
 
     def number(found: re.Match[bytes]) -> bytes:
@@ -335,7 +319,7 @@ def _pack(raw: Path, packed: Path, *, first_step: int, plain: Path | None) -> bo
 
 
 def _plain_path(folder: Path, name: str, rank: int, *, anew: bool = False) -> Path:
-    """``epoch_N.json``; other ranks', and unless it is to be written anew a second one of that epoch, say so."""
+    """``epoch_N.json``; with the rank for other ranks, and with the step for a second one of that epoch unless ``anew``."""
     make_ignored(folder)
     full = name.removesuffix(f"-rank{rank}")
     end = f"-rank{rank}.json" if rank else ".json"
@@ -344,6 +328,6 @@ def _plain_path(folder: Path, name: str, rank: int, *, anew: bool = False) -> Pa
 
 
 def _show_in_tensorboard(path: Path, folder: Path, worker: str) -> None:
-    """Under the name by which TensorBoard's profiler plugin finds traces."""
+    """Copies a trace to the name that TensorBoard's profiler plugin looks for."""
     make_ignored(folder)
     shutil.copyfile(path, folder / f"{worker}.{path.stat().st_mtime_ns // 10**6}.pt.trace{SUFFIX}")

@@ -1,4 +1,4 @@
-"""The profiler of torch, as far as a capture needs it."""
+"""Adapter to ``torch.profiler``."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from otel_train.profiler.requests import Options
 
 RANGE_PREFIX = "otel_train:"
-"""Our stages appear in a trace as ranges of this name and the stage's, ``otel_train:forward``."""
+"""Stages are ranges with this prefix in a trace, such as ``otel_train:forward``."""
 
 STEP_PREFIX = "ProfilerStep#"
-"""Steps are ranges of this name and a number, as torch's own schedule calls them: other tools look for it."""
+"""Steps are ranges with this prefix and a number, as in torch's own schedule: other tools look for it."""
 
 YIELD_S = 10.0
-"""A program that starts a profiler of its own, on another thread, waits so long for ours to end."""
+"""How long a program that starts its own profiler on another thread waits for the capture to end."""
 
 _POLL_S = 0.01
 _PREPARE = "_prepare_trace"  # every way of starting a profiler comes through here
@@ -30,45 +30,45 @@ _PROFILE = "_KinetoProfile"  # torch's documented low-level interface: no schedu
 
 
 class Range(Protocol):
-    """Something that stands open in the trace."""
+    """A range that is open in the trace."""
 
     def close(self) -> None:
-        """It ends now."""
+        """Ends the range."""
 
 
 class Profiler(Protocol):
-    """What records. All but ``save`` is called on the training thread."""
+    """Records a capture. All but ``save`` is called on the training thread."""
 
-    def lacking(self) -> str:
-        """Why nothing can be recorded in this program, for people; "" if it can."""
+    def unavailable(self) -> str:
+        """Returns why nothing can be recorded in this program; "" if it can."""
 
     def busy(self) -> bool:
-        """Whether some profiler runs in this process, on any thread."""
+        """Returns whether a profiler runs in this process, on any thread."""
 
     def prepare(self, options: Options) -> list[str]:
-        """Run, and throw away what comes; what of ``options`` this machine lacks, for people."""
+        """Starts the warm-up; returns notes on options that this machine does not support."""
 
     def start(self) -> None:
-        """Record from now on."""
+        """Starts recording."""
 
     def stop(self) -> Any:
-        """Record no more; the trace."""
+        """Stops recording; returns the trace."""
 
     def range(self, name: str) -> Range:
-        """A named range that begins now."""
+        """Opens a named range."""
 
     def save(self, trace: Any, path: Path) -> None:
-        """Write a trace as Chrome's JSON. Called on a thread of ours."""
+        """Writes a trace as Chrome JSON. Called on the writer's thread."""
 
 
 class TorchProfiler:
-    """``torch.profiler``.
+    """Records with ``torch.profiler``.
 
-    Two profilers at once crash the process or leave the user's without events, so ours gives way: when the
-    program starts one, ``give_way`` is called and must end ours, on the training thread.
+    Two profilers at once crash the process or leave the program's without events. When the program starts one,
+    ``give_way`` is called, which must end this one on the training thread.
 
     Args:
-        give_way: see above.
+        give_way: ends the recording.
     """
 
     def __init__(self, give_way: Callable[[], None]) -> None:
@@ -78,7 +78,7 @@ class TorchProfiler:
         self._ours = False
         self._undo: Callable[[], None] | None = None
 
-    def lacking(self) -> str:
+    def unavailable(self) -> str:
         """See ``Profiler``."""
         if "torch" in sys.modules:
             return ""
@@ -139,7 +139,7 @@ class TorchProfiler:
             self._ours = False
 
     def _stand_guard(self) -> None:
-        """Notice, from now on, that the program starts a profiler of its own."""
+        """Detects from now on that the program starts a profiler."""
         import torch.autograd.profiler as torch_profiler
 
         def noticing(prepare: Callable[..., None]) -> Callable[..., None]:
@@ -179,7 +179,7 @@ class _TorchRange:
 
 
 def _activities(names: tuple[str, ...]) -> tuple[list[Any], list[str]]:
-    """What of the wanted activities torch has here, and what to say of the rest."""
+    """The activities that torch supports here, and notes on the others."""
     from torch import profiler
 
     there = {activity.name.lower(): activity for activity in profiler.supported_activities()}
@@ -191,6 +191,6 @@ def _activities(names: tuple[str, ...]) -> tuple[list[Any], list[str]]:
 
 
 def _cuda_in_use() -> bool:
-    """Asked without touching the device: a capture must not be what initialises it."""
+    """Checked without initialising the device."""
     cuda: Any = sys.modules.get("torch.cuda")
     return cuda is not None and bool(cuda.is_initialized())

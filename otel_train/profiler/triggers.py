@@ -1,4 +1,4 @@
-"""What makes captures without being asked each time: the schedule, and steps that are slow."""
+"""Automatic captures: by schedule, and of slow steps."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from otel_train.datamodel import Clock
-    from otel_train.profiler.controller import Loop
+    from otel_train.profiler.controller import LoopState
     from otel_train.profiler.requests import CaptureRequest
 
 _log = logging.getLogger("otel_train")
 
 
 SLOW_STEPS = 3
-"""So many slow steps among ``SLOW_AMONG`` are worth a look; one may be anything."""
+"""Slow steps among ``SLOW_AMONG`` that trigger a capture."""
 
 SLOW_AMONG = 200
 
@@ -28,12 +28,12 @@ class Every(NamedTuple):
     """When captures are due; 0 for never.
 
     Attributes:
-        steps: every so many steps, the same ones on every rank.
-        epochs: in the first steps of every so many passes over the training data.
-        minutes: every so many minutes.
+        steps: interval in steps, equal on every rank.
+        epochs: interval in passes over the training data; their first steps are captured.
+        minutes: interval in minutes.
         skip_first: no capture before this step.
         most: captures in all; 0 for any number.
-        chosen: in the first steps of these passes over the training data, counted from 1.
+        chosen: passes over the training data whose first steps are captured, from 1.
     """
 
     steps: int
@@ -45,7 +45,7 @@ class Every(NamedTuple):
 
     @property
     def ever(self) -> bool:
-        """Whether anything will be due."""
+        """Whether any capture will be due."""
         return bool(self.steps or self.epochs or self.minutes or self.chosen)
 
     def of_epoch(self, epoch: int) -> bool:
@@ -54,11 +54,11 @@ class Every(NamedTuple):
 
 
 class Schedule:
-    """Asks for captures when they are due.
+    """Requests captures when they are due.
 
     Args:
         every: when.
-        plan: what.
+        plan: the request.
         clock: monotonic nanoseconds.
     """
 
@@ -72,8 +72,8 @@ class Schedule:
         self._left = set(every.chosen)
         self._minutes_ns = clock()
 
-    def look(self, loop: Loop, ask: Callable[[CaptureRequest], str]) -> None:
-        """Ask, if something is due."""
+    def look(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
+        """Requests a capture if one is due."""
         every = self._every
         if every.most and self._made >= every.most:
             return
@@ -91,7 +91,7 @@ class Schedule:
             self._minutes_ns = self._clock()
 
     def _give_up_on(self, passed: Sequence[int]) -> None:
-        """Say that epochs were over before a capture could be asked for: silence would read as one that was lost."""
+        """Warns of epochs that ended before a capture could be requested."""
         self._left.difference_update(passed)
         for epoch in passed:
             _log.warning(
@@ -99,9 +99,9 @@ class Schedule:
                 " (turn_every_s)", epoch, self._every.skip_first,
             )  # fmt: skip
 
-    def _look_ahead(self, loop: Loop, ask: Callable[[CaptureRequest], str]) -> None:
+    def _look_ahead(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:
         plan = self._plan._replace(at_step=self._next(loop.step), reason=f"every {self._every.steps} steps")
-        # One that is far ahead would keep others from asking.
+        # A request far ahead would block others.
         if loop.near(plan) and not ask(plan):
             self._made += 1
             self._from_step = plan.at_step + 1
@@ -111,16 +111,16 @@ class Schedule:
             self._made += 1
 
     def _next(self, step: int) -> int:
-        """The next multiple that has not been asked for: a number that every rank arrives at by itself."""
+        """The next multiple not yet requested: a number that every rank computes by itself."""
         least = max(step + self._plan.warmup + 1, self._from_step)
         return -(-least // self._every.steps) * self._every.steps
 
 
 class SlowSteps:
-    """Asks for a capture when steps have become slow.
+    """Requests a capture when steps have become slow.
 
     Args:
-        plan: what to record.
+        plan: the request.
     """
 
     def __init__(self, plan: CaptureRequest) -> None:
@@ -128,14 +128,14 @@ class SlowSteps:
         self._seen: deque[tuple[int, int]] = deque()
 
     def look(self, step: int, slow: int, ask: Callable[[CaptureRequest], str]) -> None:
-        """Ask, if enough of the last steps were slow.
+        """Requests a capture if enough of the last steps were slow.
 
         Args:
-            step: number of the step that is running.
-            slow: slow steps up to now.
-            ask: asks; says "" if it will be.
+            step: number of the running step.
+            slow: slow steps so far.
+            ask: queues a request; returns "" if it is accepted.
         """
-        # A fast loop makes more steps than that between two looks: the last look always counts.
+        # A fast loop makes more steps than that between two looks, so the last look always counts.
         while len(self._seen) > 1 and self._seen[1][0] <= step - SLOW_AMONG:
             self._seen.popleft()
         since, before = self._seen[0] if self._seen else (step, slow)

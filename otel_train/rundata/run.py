@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from otel_train.datamodel import SUMMARY_SCHEMA
 from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.files import Documents, is_folder, last_metrics, problem_of, read_json, read_word
-from otel_train.profiler.storage import OF_A_RANK, RECORD_SUFFIX, captures_of, record_of
+from otel_train.profiler.storage import METADATA_SUFFIX, OF_A_RANK, captures_of, metadata_path
 from otel_train.rundata.files import ABOUT, FLIGHT, METRICS, SUMMARY, summary_of
 from otel_train.rundata.flight import Timeline, timeline_of
 
@@ -130,7 +130,7 @@ def read_summary(path: Path) -> Mapping[str, Any]:
 def record_beside(capture: Path) -> dict[str, Any]:
     """The record of a capture; empty where there is none that can be read."""
     try:
-        return read_json(record_of(capture))
+        return read_json(metadata_path(capture))
     except RunDirectoryError:
         return {}
 
@@ -138,7 +138,7 @@ def record_beside(capture: Path) -> dict[str, Any]:
 def records_below(run: Path) -> list[dict[str, Any]]:
     """The records of a run's captures, the oldest first; one that cannot be read is left out."""
     found = []
-    for path in (run / "captures").glob(f"*{RECORD_SUFFIX}"):
+    for path in (run / "captures").glob(f"*{METADATA_SUFFIX}"):
         with suppress(RunDirectoryError):
             found.append(read_json(path))
     return sorted(found, key=lambda record: (_whole(record.get("ended_unix_ns")), _whole(record.get("rank"))))

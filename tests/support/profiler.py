@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class FakeProfiler:
         self.give_way = give_way
         return self
 
-    def lacking(self) -> str:
+    def unavailable(self) -> str:
         return self.without
 
     def busy(self) -> bool:
@@ -75,3 +76,10 @@ class FakeRange:
 
     def close(self) -> None:
         self._profiler.log.append("-" + self._name)
+
+
+def training(loop: Any, number: Any, epoch: Any) -> Any:
+    """A ``TrainingState`` whose clock is Unix time."""
+    return SimpleNamespace(
+        loop=loop, number=number, epoch=epoch, unix_ns=lambda ns: ns, active=lambda **_: None
+    )

@@ -10,15 +10,15 @@ import pytest
 
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.spans import Ids, Tracer
-from otel_train.profiler.controller import CaptureController, Limits, Loop, Story
+from otel_train.profiler.controller import CaptureController, CaptureLimits, LoopState
 from otel_train.profiler.requests import NEXT, CaptureRequest
 from otel_train.profiler.setup import rule_of
-from otel_train.profiler.step_schedule import Thread
-from otel_train.profiler.storage import Place
+from otel_train.profiler.step_schedule import ProfiledThread
+from otel_train.profiler.storage import CaptureStore
 from otel_train.recording.events import OP_MASK, SOURCE_MASK, SOURCE_SHIFT, Op, SourceKind
 from otel_train.testing import FakeClock
 from tests.support.edges import Tape
-from tests.support.profiler import FakeProfiler
+from tests.support.profiler import FakeProfiler, training
 from tests.unit.test_run_state import ANCHOR, KEEP_NONE
 
 if TYPE_CHECKING:
@@ -47,23 +47,23 @@ class Replay:
         ]  # no two the same, with room
         self.clock = FakeClock(0)
         self.profiler = FakeProfiler()
-        self.told: list[Capture] = []
+        self.captures: list[Capture] = []
         self._see: Any = None
         self._unread: list[int] = []
         tracer = Tracer(Ids("run-1", 0, 0), ANCHOR)
         self._run = RunState(0, anchor=ANCHOR, tracer=tracer, rules=KEEP_NONE, stall_after_s=1e6)
         self._run.learn(tape.sources)
-        self.desk = CaptureController(
-            self.profiler, loop=self._loop, clock=self.clock, limits=Limits(60, 60),
-            story=Story(self.told.append, lambda **_: None, self._number, lambda ns: ns, self._run.epochs.at),
-            place=Place(folder, 0, max_bytes=1 << 20, kept=1 << 20, analyze=()),
+        self.controller = CaptureController(
+            self.profiler, clock=self.clock, limits=CaptureLimits(60, 60),
+            training=training(self._loop, self._number, self._run.epochs.at), done=self.captures.append,
+            place=CaptureStore(folder, 0, max_bytes=1 << 20, kept=1 << 20, analyze=()),
         )  # fmt: skip
 
     def go(self, plan: CaptureRequest, *, at_edge: int) -> Capture:
         """The whole loop; the capture is asked for when ``at_edge`` edges have been written."""
         for at, word in enumerate(self.tape.codes):
             if at == at_edge:
-                assert self.desk.ask(plan) == ""
+                assert self.controller.ask(plan) == ""
             self.clock.now_ns = self._times[at] - 1
             (self._see or (lambda code, write: write(code)))(word, self._unread.append)
             self.clock.now_ns += 1
@@ -71,19 +71,19 @@ class Replay:
             if at % TURN_EVERY == 0 or at == at_edge:
                 self._turn(at)
         self._turn(len(self.tape.codes) - 1)
-        self.desk.end(20)
-        return self.told[0]
+        self.controller.end(20)
+        return self.captures[0]
 
     def _turn(self, at: int) -> None:
         first = at + 1 - len(self._unread)
         times = np.array(self._times[first : at + 1], dtype=np.int64)
         self._run.feed(1, times, np.array(self._unread, dtype=np.int64), name="MainThread", main=True)
         self._unread.clear()
-        self.desk.turn(self._loop())
+        self.controller.turn(self._loop())
 
-    def _loop(self) -> Loop:
-        thread = Thread(get_ident(), self.tape.sources, self._divert)
-        return Loop(rule_of(self._run), thread, self._run.step_number, 0, 1, self._run.settled_ns)
+    def _loop(self) -> LoopState:
+        thread = ProfiledThread(get_ident(), self.tape.sources, self._divert)
+        return LoopState(rule_of(self._run), thread, self._run.step_number, 0, 1, self._run.settled_ns)
 
     def _divert(self, see: Any) -> None:
         self._see = see

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING
 
-from otel_train.profiler.memory_snapshot import MOST, OomSnapshots
+from otel_train.profiler.oom_snapshot import MOST, OomSnapshots
 
 if TYPE_CHECKING:
     from pathlib import Path

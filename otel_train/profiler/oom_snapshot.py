@@ -1,4 +1,4 @@
-"""What lay in the device's memory when it ran out."""
+"""Writes torch's memory snapshot after a device has run out of memory."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MOST = 3
-"""Snapshots per process: a loop that catches the error and tries again would fill the disk."""
+"""Snapshots per process. A loop that catches the error and retries would fill the disk."""
 
 
 class OomSnapshots:
-    """Writes torch's memory snapshot after the allocator has reported that it ran out.
+    """Writes torch's memory snapshot when the allocator has reported an out-of-memory error.
 
-    The snapshot is taken up to two seconds later. Who allocated what is only in it where the program has called
+    The snapshot is taken up to two seconds later. It has allocation stacks only if the program has called
     ``torch.cuda.memory._record_memory_history``.
 
     Args:
-        ooms: times that memory ran out, of all devices.
-        folder: where to.
-        rank: this process.
-        snapshot: takes one.
+        ooms: returns the number of out-of-memory errors on all devices.
+        folder: where to write.
+        rank: rank of this process.
+        snapshot: takes a snapshot; torch's own when None.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class OomSnapshots:
         self._made = 0
 
     def look(self) -> Path | None:
-        """Write one, if memory has run out since the last look; its path.
+        """Writes a snapshot if memory has run out since the last call; returns its path.
 
         Raises:
             OSError: it cannot be written.
@@ -59,7 +59,7 @@ class OomSnapshots:
 
 
 def _torch_snapshot() -> object:
-    """For https://pytorch.org/memory_viz; None in a torch that has none."""
+    """For https://pytorch.org/memory_viz; None if this torch has none."""
     memory: Any = sys.modules.get("torch.cuda.memory")
     take = getattr(memory, "_snapshot", None)
     return None if take is None else take()

@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.agent.capture_requests import KEY_FILE, RequestFolder, leave
-from otel_train.profiler.controller import CaptureController, Limits, Loop, Story
+from otel_train.profiler.controller import CaptureController, CaptureLimits, LoopState
 from otel_train.profiler.endpoint import CaptureEndpoint
 from otel_train.profiler.requests import CaptureRequest
 from otel_train.profiler.setup import EpochCaptures, NoEpochCaptures
-from otel_train.profiler.step_schedule import Rule, Thread
-from otel_train.profiler.storage import Place
+from otel_train.profiler.step_schedule import ProfiledThread, StepRule
+from otel_train.profiler.storage import CaptureStore
 from otel_train.profiler.triggers import SLOW_STEPS, Every, Schedule, SlowSteps
 from otel_train.recording.events import Instrumented, Op, SourceKind, code
 from otel_train.recording.ring_buffer import Ring
 from otel_train.testing import FakeClock
-from tests.support.profiler import FakeProfiler
+from tests.support.profiler import FakeProfiler, training
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +47,7 @@ note_analysis(Path(sys.argv[-1]), document)
 
 
 class Run:
-    """A loop of 10 ms steps, its desk, and everything that is told of captures."""
+    """A loop of 10 ms steps, its controller, and everything that is told of captures."""
 
     def __init__(self, folder: Path, **place: Any) -> None:
         self.folder = folder
@@ -56,23 +56,23 @@ class Run:
         words = memoryview(bytearray(1 << 16)).cast("q")
         self.ring = Ring(words, clock=self.clock, owner=get_ident(), elsewhere=print)
         self.ends: list[int] = []
-        self.told: list[Capture] = []
+        self.captures: list[Capture] = []
         self.epoch = 1
         self.step_ns = STEP_NS
         defaults = {"max_bytes": 1 << 20, "kept": 8, "analyze": ()}
-        self.desk = CaptureController(
-            self.profiler, loop=self.loop, clock=self.clock, limits=Limits(60, 60),
-            story=Story(self.told.append, lambda **_: None, self.number, lambda ns: ns, lambda _: self.epoch),
-            place=Place(folder / "captures", 0, **{**defaults, **place}),
+        self.controller = CaptureController(
+            self.profiler, clock=self.clock, limits=CaptureLimits(60, 60),
+            training=training(self.loop, self.number, lambda _: self.epoch), done=self.captures.append,
+            place=CaptureStore(folder / "captures", 0, **{**defaults, **place}),
         )  # fmt: skip
         (folder / "rank0").mkdir()
         self.requests = RequestFolder(folder / "rank0", "secret")
-        self.office = CaptureEndpoint(self.desk, PLAN, 0, self.requests, loop=self.loop)
+        self.endpoint = CaptureEndpoint(self.controller, PLAN, 0, self.requests, loop=self.loop)
 
-    def loop(self) -> Loop:
-        thread = Thread(get_ident(), SOURCES, self.ring.divert)
-        rule = Rule(SourceKind.OPTIMIZER, asks=True)
-        return Loop(rule, thread, len(self.ends), self.step_ns, self.epoch, self.clock.now_ns)
+    def loop(self) -> LoopState:
+        thread = ProfiledThread(get_ident(), SOURCES, self.ring.divert)
+        rule = StepRule(SourceKind.OPTIMIZER, asks=True)
+        return LoopState(rule, thread, len(self.ends), self.step_ns, self.epoch, self.clock.now_ns)
 
     def number(self, at_ns: int) -> int:
         return sum(1 for end in self.ends if end <= at_ns)
@@ -89,12 +89,12 @@ class Run:
 
     def finish(self) -> Capture:
         """Let the loop go on until one more capture has been told."""
-        known, deadline = len(self.told), time.monotonic() + 20
-        while len(self.told) == known and time.monotonic() < deadline:
-            self.office.turn()
+        known, deadline = len(self.captures), time.monotonic() + 20
+        while len(self.captures) == known and time.monotonic() < deadline:
+            self.endpoint.turn()
             self.steps(1)
             time.sleep(0.001)
-        return self.told[known]
+        return self.captures[known]
 
     def records(self) -> list[dict[str, Any]]:
         return [
@@ -112,7 +112,7 @@ def run(tmp_path: Path) -> Run:
 
 def test_a_capture_leaves_a_trace_and_a_record(run: Run) -> None:
     """Months later somebody must still know what it is."""
-    assert run.desk.ask(PLAN._replace(reason="why not")) == ""
+    assert run.controller.ask(PLAN._replace(reason="why not")) == ""
     capture = run.finish()
 
     assert capture.error == capture.problem == ""
@@ -126,7 +126,7 @@ def test_a_capture_leaves_a_trace_and_a_record(run: Run) -> None:
 
 def test_the_steps_in_a_trace_have_the_run_s_own_numbers(run: Run) -> None:
     """A trace whose step 3 is the run's step 23 sends everybody to the wrong place."""
-    run.desk.ask(PLAN._replace(at_step=40))
+    run.controller.ask(PLAN._replace(at_step=40))
     capture = run.finish()
 
     assert capture.steps == (40, 41)
@@ -138,9 +138,9 @@ def test_the_steps_in_a_trace_have_the_run_s_own_numbers(run: Run) -> None:
 
 def test_one_at_a_time_and_the_next_one_waits(run: Run) -> None:
     """Two profilers at once crash the process."""
-    run.desk.ask(PLAN)
-    run.office.turn()
-    assert run.desk.ask(PLAN) == ""
+    run.controller.ask(PLAN)
+    run.endpoint.turn()
+    assert run.controller.ask(PLAN) == ""
     run.finish()
     run.finish()
 
@@ -149,31 +149,31 @@ def test_one_at_a_time_and_the_next_one_waits(run: Run) -> None:
 
 def test_what_nobody_asked_for_keeps_a_pause(run: Run) -> None:
     """A run whose steps are slow for an hour needs one capture, not sixty."""
-    run.desk.ask(PLAN)
+    run.controller.ask(PLAN)
     run.finish()
 
-    assert "too recent" in run.desk.ask(PLAN, patient=False)
-    assert run.desk.ask(PLAN) == ""
+    assert "too recent" in run.controller.ask(PLAN, patient=False)
+    assert run.controller.ask(PLAN) == ""
 
 
 def test_a_run_that_ends_says_how_far_it_got(run: Run) -> None:
     """A capture longer than the run is a shorter capture, and says so."""
-    run.desk.ask(PLAN._replace(steps=100))
-    run.office.turn()
+    run.controller.ask(PLAN._replace(steps=100))
+    run.endpoint.turn()
     run.steps(5)
-    run.desk.gate.abort("")
-    run.desk.end(5)
+    run.controller.scheduler.abort("")
+    run.controller.end(5)
 
-    assert run.told[0].problem == "captured 3 of 100 steps"
-    assert run.told[0].error == "short"
-    assert run.told[0].file
+    assert run.captures[0].problem == "captured 3 of 100 steps"
+    assert run.captures[0].error == "short"
+    assert run.captures[0].file
 
 
 def test_a_trace_that_is_too_large_is_not_kept(tmp_path: Path) -> None:
     """The disk belongs to checkpoints."""
     run = Run(tmp_path, max_bytes=10)
     run.steps(5)
-    run.desk.ask(PLAN)
+    run.controller.ask(PLAN)
     capture = run.finish()
 
     assert capture.error == "size"
@@ -185,9 +185,9 @@ def test_the_next_capture_is_as_long_as_the_first_has_shown_to_fit(tmp_path: Pat
     """The end of a capture costs training time with every byte."""
     run = Run(tmp_path, max_bytes=300)
     run.steps(5)
-    run.desk.ask(PLAN._replace(steps=1))
+    run.controller.ask(PLAN._replace(steps=1))
     size = run.finish().bytes
-    run.desk.ask(PLAN._replace(steps=1000))
+    run.controller.ask(PLAN._replace(steps=1000))
 
     run.finish()
     second = max(run.records(), key=lambda record: record["steps_recorded"])
@@ -198,7 +198,7 @@ def test_the_next_capture_is_as_long_as_the_first_has_shown_to_fit(tmp_path: Pat
 def test_a_full_disk_is_said_and_training_goes_on(run: Run) -> None:
     """Nothing raises, the record says what happened."""
     run.profiler.broken = {"save"}
-    run.desk.ask(PLAN)
+    run.controller.ask(PLAN)
     capture = run.finish()
 
     assert capture.error == "disk"
@@ -209,10 +209,10 @@ def test_old_captures_make_room_and_pinned_ones_stay(tmp_path: Path) -> None:
     """The one that shows the bug must not be the one that goes."""
     run = Run(tmp_path, kept=2)
     run.steps(5)
-    run.desk.ask(PLAN._replace(pinned=True))
+    run.controller.ask(PLAN._replace(pinned=True))
     pinned = run.finish().file
     for _ in range(3):
-        run.desk.ask(PLAN)
+        run.controller.ask(PLAN)
         last = run.finish().file
 
     left = {str(path) for path in (tmp_path / "captures").glob("*.json.gz")}
@@ -224,7 +224,7 @@ def test_tensorboard_finds_a_copy(tmp_path: Path) -> None:
     """Its plugin looks for a suffix of its own."""
     run = Run(tmp_path, tensorboard=str(tmp_path / "tb"))
     run.steps(5)
-    run.desk.ask(PLAN)
+    run.controller.ask(PLAN)
     run.finish()
 
     assert [path.name.endswith(".pt.trace.json.gz") for path in (tmp_path / "tb").glob("*.json*")] == [True]
@@ -237,7 +237,7 @@ def test_plain_traces_go_where_the_user_wants_them(tmp_path: Path) -> None:
     run.steps(5)
     firsts = []
     for _ in range(2):
-        run.desk.ask(PLAN)
+        run.controller.ask(PLAN)
         firsts.append(run.finish().steps[0])
 
     names = sorted(path.name for path in (tmp_path / "out").glob("*.json"))
@@ -252,7 +252,7 @@ def test_what_is_found_in_a_trace_is_told_with_it(tmp_path: Path) -> None:
     analyze = (sys.executable, "-c", FOUND)
     run = Run(tmp_path, analyze=analyze)
     run.steps(5)
-    run.desk.ask(PLAN)
+    run.controller.ask(PLAN)
 
     assert run.finish().finding == "All of it is waiting."
     assert run.records()[0]["finding"] == {"claim": "All of it is waiting."}
@@ -261,14 +261,14 @@ def test_what_is_found_in_a_trace_is_told_with_it(tmp_path: Path) -> None:
 def test_what_is_found_after_the_end_is_in_the_record(tmp_path: Path) -> None:
     """The last capture of a run is the one of its end: nobody waits for it, and it must not be lost."""
     run = Run(tmp_path, analyze=("sh", "-c", f'sleep 0.3; exec {sys.executable} -c "$0" x "$1"', FOUND))
-    run.desk.ask(PLAN)
-    run.office.turn()
+    run.controller.ask(PLAN)
+    run.endpoint.turn()
     run.steps(5)
-    run.desk.gate.abort("")
-    run.desk.end(20)
+    run.controller.scheduler.abort("")
+    run.controller.end(20)
 
-    assert run.told[0].finding == ""
-    assert run.told[0].file
+    assert run.captures[0].finding == ""
+    assert run.captures[0].file
     deadline = time.monotonic() + 20
     while not run.records()[0]["finding"] and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -279,7 +279,7 @@ def test_an_analysis_that_fails_costs_nothing_but_its_finding(tmp_path: Path) ->
     """The trace is what counts."""
     run = Run(tmp_path, analyze=("false",))
     run.steps(5)
-    run.desk.ask(PLAN)
+    run.controller.ask(PLAN)
 
     assert run.finish().file
     assert run.records()[0]["finding"] == {}
@@ -290,7 +290,7 @@ def test_an_analysis_that_fails_costs_nothing_but_its_finding(tmp_path: Path) ->
 
 def test_a_schedule_by_steps_meets_its_multiples(run: Run) -> None:
     """Every rank captures the same steps."""
-    run.office.schedule = Schedule(Every(50, 0, 0, 0, 0), PLAN._replace(trigger="schedule"), run.clock)
+    run.endpoint.schedule = Schedule(Every(50, 0, 0, 0, 0), PLAN._replace(trigger="schedule"), run.clock)
 
     assert run.finish().steps == (50, 51)
     assert run.finish().steps == (100, 101)
@@ -298,11 +298,11 @@ def test_a_schedule_by_steps_meets_its_multiples(run: Run) -> None:
 
 def test_a_schedule_by_epochs_takes_the_first_steps_of_each(run: Run) -> None:
     """What is slow in an epoch is often its beginning."""
-    run.office.schedule = Schedule(Every(0, 2, 0, 0, 0), PLAN._replace(trigger="schedule"), run.clock)
+    run.endpoint.schedule = Schedule(Every(0, 2, 0, 0, 0), PLAN._replace(trigger="schedule"), run.clock)
     run.finish()
     run.epoch = 2
-    run.office.turn()
-    assert not run.desk.gate.begun_ns or len(run.told) == 1
+    run.endpoint.turn()
+    assert not run.controller.scheduler.begun_ns or len(run.captures) == 1
     run.epoch = 3
     run.finish()
 
@@ -315,14 +315,14 @@ def chosen(*epochs: int, skip_first: int = 0) -> Every:
 
 def test_chosen_epochs_are_captured_once_each_and_no_others(run: Run) -> None:
     """Whoever asks for epochs 1 and 3 gets those two, from 1 as a person counts."""
-    run.office.schedule = Schedule(chosen(1, 3), PLAN._replace(trigger="schedule"), run.clock)
+    run.endpoint.schedule = Schedule(chosen(1, 3), PLAN._replace(trigger="schedule"), run.clock)
     run.finish()
     for run.epoch in (2, 3, 4):
         for _ in range(5):
-            run.office.turn()
+            run.endpoint.turn()
             run.steps(2)
             time.sleep(0.02)
-    run.desk.end(20)
+    run.controller.end(20)
 
     records = sorted(run.records(), key=lambda record: record["epoch"])
     assert [(record["epoch"], record["reason"]) for record in records] == [(1, "epoch 1"), (3, "epoch 3")]
@@ -330,11 +330,11 @@ def test_chosen_epochs_are_captured_once_each_and_no_others(run: Run) -> None:
 
 def test_a_chosen_epoch_that_was_over_too_soon_is_said(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """Otherwise somebody looks for a file that was never to come."""
-    run.office.schedule = Schedule(chosen(1, skip_first=1000), PLAN._replace(trigger="schedule"), run.clock)
-    run.office.turn()
+    run.endpoint.schedule = Schedule(chosen(1, skip_first=1000), PLAN._replace(trigger="schedule"), run.clock)
+    run.endpoint.turn()
     run.epoch = 2
-    run.office.turn()
-    run.office.turn()
+    run.endpoint.turn()
+    run.endpoint.turn()
 
     (record,) = caplog.records
     assert record.getMessage().startswith(
@@ -344,14 +344,14 @@ def test_a_chosen_epoch_that_was_over_too_soon_is_said(run: Run, caplog: pytest.
 
 def test_a_schedule_by_minutes_and_its_end(run: Run) -> None:
     """As many as wanted, no more."""
-    run.office.schedule = Schedule(Every(0, 0, 0.01, 0, 1), PLAN._replace(trigger="schedule"), run.clock)
+    run.endpoint.schedule = Schedule(Every(0, 0, 0.01, 0, 1), PLAN._replace(trigger="schedule"), run.clock)
     run.finish()
     run.clock.tick(s=60)
     for _ in range(5):
-        run.office.turn()
+        run.endpoint.turn()
         run.steps(2)
 
-    assert len(run.told) == 1
+    assert len(run.captures) == 1
 
 
 def test_slow_steps_ask_once_there_are_enough_of_them() -> None:
@@ -408,15 +408,15 @@ def test_a_broken_request_is_thrown_away_and_said(
 ) -> None:
     """It must not be read again on every turn, nor switch anything off."""
     (run.folder / "rank0" / "capture-request.json").write_text(text, "utf-8")
-    run.office.turn()
-    run.office.turn()
+    run.endpoint.turn()
+    run.endpoint.turn()
 
     assert len(caplog.records) == 1
-    assert run.desk.ask(PLAN) == ""
+    assert run.controller.ask(PLAN) == ""
 
 
 def post(run: Run, document: object) -> tuple[int, dict[str, Any]]:
-    return run.office.post(json.dumps(document).encode())
+    return run.endpoint.post(json.dumps(document).encode())
 
 
 def test_http_arms_a_capture(run: Run) -> None:
@@ -434,11 +434,11 @@ def test_http_without_the_token_is_refused_with_the_place_where_it_is(run: Run, 
 
 def test_a_program_without_torch_is_not_captured(run: Run, caplog: pytest.LogCaptureFixture) -> None:
     """Importing torch in the middle of a JAX program's loop would cost seconds, or fail."""
-    assert run.desk.ask(PLAN) == ""  # before anybody knows
+    assert run.controller.ask(PLAN) == ""  # before anybody knows
     run.profiler.without = "no torch"
-    refused = run.desk.ask(PLAN)
+    refused = run.controller.ask(PLAN)
     with caplog.at_level(logging.WARNING):
-        run.office.turn()
+        run.endpoint.turn()
     run.steps(5)
 
     assert refused == "no torch"
@@ -487,10 +487,10 @@ def test_several_ranks_are_asked_once_the_pace_is_known(run: Run) -> None:
     run.step_ns = 0
     assert post(run, {"steps": 1, "ranks": [0, 3]})[0] == 409
     leave(run.folder / "rank0", {"steps": 1, "ranks": [0, 3]})
-    run.office.turn()
+    run.endpoint.turn()
     assert not (run.folder / "rank3" / "capture-request.json").exists()
     run.step_ns = STEP_NS
-    run.office.turn()
+    run.endpoint.turn()
     assert (run.folder / "rank3" / "capture-request.json").exists()
 
 
@@ -504,7 +504,7 @@ def test_a_rank_that_is_not_there_is_said(run: Run) -> None:
 
 def test_an_alert_arms_a_capture_that_carries_its_name(run: Run) -> None:
     """By the time somebody has read the page, the trace is there."""
-    assert run.office.ask_by_alert("TrainInputBound") == ""
+    assert run.endpoint.ask_by_alert("TrainInputBound") == ""
     capture = run.finish()
 
     assert (capture.trigger, capture.alert) == ("alert", "TrainInputBound")
@@ -513,16 +513,16 @@ def test_an_alert_arms_a_capture_that_carries_its_name(run: Run) -> None:
 
 def test_each_cause_has_a_cooldown_of_its_own(run: Run) -> None:
     """Another alert, or a capture that somebody asked for, is no reason to leave this one without a trace."""
-    run.desk.ask(PLAN)
+    run.controller.ask(PLAN)
     run.finish()
-    assert run.office.ask_by_alert("TrainInputBound") == ""
-    assert "one at a time" in run.office.ask_by_alert("TrainInputBound")
+    assert run.endpoint.ask_by_alert("TrainInputBound") == ""
+    assert "one at a time" in run.endpoint.ask_by_alert("TrainInputBound")
     run.finish()
-    assert "last capture by TrainInputBound is too recent" in run.office.ask_by_alert("TrainInputBound")
-    assert run.office.ask_by_alert("TrainStraggler") == ""
+    assert "last capture by TrainInputBound is too recent" in run.endpoint.ask_by_alert("TrainInputBound")
+    assert run.endpoint.ask_by_alert("TrainStraggler") == ""
     run.finish()
     run.clock.tick(ms=60_000)
-    assert run.office.ask_by_alert("TrainInputBound") == ""
+    assert run.endpoint.ask_by_alert("TrainInputBound") == ""
 
 
 def test_a_notification_of_an_alertmanager_is_no_request(run: Run) -> None:
@@ -551,7 +551,7 @@ def settled() -> Iterator[None]:
 
 @pytest.fixture
 def epochs(run: Run) -> EpochCaptures:
-    return EpochCaptures(run.desk, run.office, loop=run.loop, settled=settled)
+    return EpochCaptures(run.controller, run.endpoint, loop=run.loop, settled=settled)
 
 
 def test_an_epoch_that_is_over_before_the_pump_looks_is_captured(
@@ -570,7 +570,7 @@ def test_an_epoch_that_is_over_before_the_pump_looks_is_captured(
         (1, 2, ""),
         (2, 2, ""),
     ]
-    assert [capture.trigger for capture in run.told] == ["schedule", "schedule"]
+    assert [capture.trigger for capture in run.captures] == ["schedule", "schedule"]
 
 
 def test_a_second_run_into_the_same_folder_writes_its_epochs_anew(
@@ -604,7 +604,7 @@ def test_two_captures_that_wait_at_the_end_are_both_written(run: Run, epochs: Ep
     for number in (1, 2):
         epochs.begin(number, {"steps": 1})
         run.steps(3)
-    run.desk.end(20)
+    run.controller.end(20)
 
     assert [record["epoch"] for record in run.records()] == [1, 2]
 

@@ -54,7 +54,7 @@ BLOCK = f"""\
 
 
 def shown(capture: Capture, capsys: pytest.CaptureFixture[str], **how: Any) -> str:
-    Console(**{"lines": True, "block": False, "top": 2, **how}).tell(capture)
+    Console(**{"lines": True, "block": False, "top": 2, **how}).show(capture)
     return capsys.readouterr().err
 
 
@@ -77,7 +77,7 @@ def test_the_block_needs_no_operations_to_name_what_holds_training_up(
 
 def test_a_trace_that_was_not_analysed_says_how_to(capsys: pytest.CaptureFixture[str]) -> None:
     """The run may have ended before."""
-    bare = CAPTURE._replace(finding="", record={"epoch": 1})
+    bare = CAPTURE._replace(finding="", metadata={"epoch": 1})
 
     assert shown(bare, capsys, block=True).splitlines() == [
         f"[Profiler] Epoch 1: {CAPTURE.file}",
@@ -89,7 +89,7 @@ def test_a_trace_with_little_in_it_gives_a_short_block(capsys: pytest.CaptureFix
     """No device, no memory, no ranges: nothing is made up in their place."""
     little = {"epoch": 1, "finding": RECORD["finding"], "findings": RECORD["findings"][:1]}
 
-    assert shown(CAPTURE._replace(record=little), capsys, block=True).splitlines()[1:] == [
+    assert shown(CAPTURE._replace(metadata=little), capsys, block=True).splitlines()[1:] == [
         "  Bottlenecks:",
         f"    {RECORD['findings'][0]['claim']} {ADVICE}",
     ]

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 
 from otel_train.profiler.requests import CaptureRequest, Recorded
-from otel_train.profiler.step_schedule import Phase, Rule, StepBoundary, StepScheduler, Thread
+from otel_train.profiler.step_schedule import (
+    CapturePhase,
+    ProfiledThread,
+    StepBoundary,
+    StepRule,
+    StepScheduler,
+)
 from otel_train.recording.events import Flag, Instrumented, Op, SourceKind, code
 from otel_train.recording.ring_buffer import Ring
 from otel_train.testing import FakeClock
@@ -25,25 +31,25 @@ SOURCES = [
     Instrumented(SourceKind.MARK, "step"),
     Instrumented(SourceKind.DATA, "val"),
 ]
-ASKS = Rule(SourceKind.OPTIMIZER, asks=True)
+ASKS = StepRule(SourceKind.OPTIMIZER, asks=True)
 STEP = (DATA, FORWARD, BACKWARD, FIRST)
 
 
-class Loop:
-    """A training thread with a real ring, and a gate in front of it."""
+class LoopState:
+    """A training thread with a real ring, and a scheduler in front of it."""
 
-    def __init__(self, rule: Rule = ASKS, *, max_s: float = 60) -> None:
+    def __init__(self, rule: StepRule = ASKS, *, max_s: float = 60) -> None:
         self.clock = FakeClock(1)
         self.profiler = FakeProfiler()
         self.ring = Ring(
             memoryview(bytearray(1 << 16)).cast("q"), clock=self.clock, owner=get_ident(), elsewhere=print
         )
-        self.gate = StepScheduler(self.profiler, clock=self.clock, max_s=max_s)
+        self.scheduler = StepScheduler(self.profiler, clock=self.clock, max_s=max_s)
         self.rule = rule
 
     def arm(self, steps: int = 2, **plan: Any) -> None:
-        thread = Thread(get_ident(), SOURCES, self.ring.divert)
-        self.gate.arm(
+        thread = ProfiledThread(get_ident(), SOURCES, self.ring.divert)
+        self.scheduler.arm(
             CaptureRequest("on_demand", steps, **{"warmup": 0, **plan}),
             StepBoundary(self.rule, SOURCES),
             thread,
@@ -66,7 +72,7 @@ class Loop:
             self.step()
 
     def recorded(self) -> Recorded:
-        found = self.gate.take()
+        found = self.scheduler.take()
         assert found is not None
         return found
 
@@ -78,7 +84,7 @@ def marks(profiler: FakeProfiler) -> list[str]:
 
 def test_it_begins_and_ends_between_two_steps() -> None:
     """Half a step in a trace explains nothing."""
-    loop = Loop()
+    loop = LoopState()
     loop.arm(steps=2)
     loop.steps(4)
 
@@ -86,12 +92,12 @@ def test_it_begins_and_ends_between_two_steps() -> None:
         "prepare", "start", "+ProfilerStep#0", "-ProfilerStep#0", "+ProfilerStep#1", "-ProfilerStep#1", "stop",
     ]  # fmt: skip
     assert loop.recorded().steps == 2
-    assert loop.gate.phase is Phase.IDLE
+    assert loop.scheduler.phase is CapturePhase.IDLE
 
 
 def test_stages_stand_in_the_trace_as_ranges() -> None:
     """An operation in a trace is found under the stage it belongs to."""
-    loop = Loop()
+    loop = LoopState()
     loop.arm(steps=1)
     loop.steps(3)
 
@@ -105,7 +111,7 @@ def test_stages_stand_in_the_trace_as_ranges() -> None:
 
 def test_ranges_that_an_exception_left_open_are_closed_with_the_one_around_them() -> None:
     """A trace with a range that never ends cannot be read."""
-    loop = Loop()
+    loop = LoopState()
     loop.arm(steps=1)
     loop.step()
     loop.edge(Op.BEGIN, DATA)
@@ -124,7 +130,7 @@ def test_ranges_that_an_exception_left_open_are_closed_with_the_one_around_them(
 
 def test_every_edge_is_written_whatever_the_gate_does() -> None:
     """A capture must not cost a single figure."""
-    loop = Loop()
+    loop = LoopState()
     loop.steps(1)
     loop.arm(steps=1, warmup=1)
     loop.steps(5)
@@ -134,12 +140,12 @@ def test_every_edge_is_written_whatever_the_gate_does() -> None:
 
 def test_nothing_stands_in_the_way_before_and_after() -> None:
     """No cost when idle."""
-    loop = Loop()
+    loop = LoopState()
     loop.steps(2)
     loop.arm(steps=1)
     loop.steps(3)
     calls = len(loop.profiler.log)
-    loop.gate.take()
+    loop.scheduler.take()
     loop.steps(3)
 
     assert len(loop.profiler.log) == calls
@@ -147,22 +153,27 @@ def test_nothing_stands_in_the_way_before_and_after() -> None:
 
 def test_warm_up_and_wait_are_steps_before_the_first() -> None:
     """As in ``torch.profiler.schedule``."""
-    loop = Loop()
+    loop = LoopState()
     loop.arm(steps=1, wait=2, warmup=1)
     phases = []
     for _ in range(6):
         loop.steps(1)
-        phases.append(loop.gate.phase)
+        phases.append(loop.scheduler.phase)
 
-    assert phases == [*[Phase.WAITING] * 3, Phase.WARMUP, Phase.ACTIVE, Phase.DONE]
+    assert phases == [
+        *[CapturePhase.WAITING] * 3,
+        CapturePhase.WARMUP,
+        CapturePhase.ACTIVE,
+        CapturePhase.DONE,
+    ]
 
 
 def test_a_step_number_is_met_exactly() -> None:
     """Several ranks capture the same step without asking each other."""
-    loop = Loop()
+    loop = LoopState()
     loop.arm(steps=1, warmup=1, at_step=105)
     loop.steps(2)
-    loop.gate.first_number = 101
+    loop.scheduler.first_number = 101
     loop.steps(3)
 
     assert "+ProfilerStep#0" not in loop.profiler.log
@@ -172,10 +183,10 @@ def test_a_step_number_is_met_exactly() -> None:
 
 def test_a_step_that_has_passed_is_refused() -> None:
     """The other ranks were in time: other steps than theirs explain nothing."""
-    loop = Loop()
+    loop = LoopState()
     loop.arm(steps=1, at_step=100)
     loop.steps(2)
-    loop.gate.first_number = 101
+    loop.scheduler.first_number = 101
     loop.steps(1)
 
     assert "had passed" in loop.recorded().problem
@@ -184,7 +195,7 @@ def test_a_step_that_has_passed_is_refused() -> None:
 
 def test_another_profiler_is_left_alone() -> None:
     """Two at once crash the process, or leave the user's without events."""
-    loop = Loop()
+    loop = LoopState()
     loop.profiler.taken = True
     loop.arm()
     loop.steps(2)
@@ -196,7 +207,7 @@ def test_another_profiler_is_left_alone() -> None:
 @pytest.mark.parametrize("broken", ["prepare", "start", "stop", "+ProfilerStep#0", "+otel_train:forward"])
 def test_a_fault_of_the_profiler_ends_the_capture_and_nothing_else(broken: str) -> None:
     """Training does not know that there is a profiler."""
-    loop = Loop()
+    loop = LoopState()
     loop.profiler.broken = {broken}
     loop.arm()
     loop.steps(4)
@@ -207,7 +218,7 @@ def test_a_fault_of_the_profiler_ends_the_capture_and_nothing_else(broken: str) 
 
 def test_a_capture_that_takes_too_long_is_cut_short() -> None:
     """Steps may become a hundred times slower than whoever asked believed."""
-    loop = Loop(max_s=0.012)
+    loop = LoopState(max_s=0.012)
     loop.arm(steps=1000)
     loop.steps(5)
 
@@ -219,10 +230,10 @@ def test_a_capture_that_takes_too_long_is_cut_short() -> None:
 
 def test_the_end_of_a_run_leaves_what_there_is() -> None:
     """A schedule longer than the run still gives a trace."""
-    loop = Loop()
+    loop = LoopState()
     loop.arm(steps=100)
     loop.steps(4)
-    loop.gate.abort("")
+    loop.scheduler.abort("")
 
     recorded = loop.recorded()
     assert recorded.steps == 2
@@ -231,10 +242,10 @@ def test_the_end_of_a_run_leaves_what_there_is() -> None:
 
 def test_a_profiler_that_only_warmed_up_is_stopped_too() -> None:
     """It must not run on for ever."""
-    loop = Loop()
+    loop = LoopState()
     loop.arm(steps=1, warmup=5)
     loop.steps(3)
-    loop.gate.abort("")
+    loop.scheduler.abort("")
 
     assert loop.profiler.log == ["prepare", "start", "stop"]
     assert loop.recorded().trace is None
@@ -242,7 +253,7 @@ def test_a_profiler_that_only_warmed_up_is_stopped_too() -> None:
 
 def test_the_program_s_own_profiler_goes_first() -> None:
     """Who debugs their program gets their events; ours ends on the spot."""
-    loop = Loop()
+    loop = LoopState()
     loop.arm(steps=100)
     loop.steps(3)
     loop.profiler.give_way()
@@ -253,10 +264,10 @@ def test_the_program_s_own_profiler_goes_first() -> None:
 
 def test_a_session_that_another_thread_closes_is_no_capture_that_took_too_long() -> None:
     """What there is, is what there is: the record says how many steps, and no more."""
-    loop = Loop()
+    loop = LoopState()
     loop.arm(steps=100)
     loop.steps(3)
-    helper = threading.Thread(target=loop.gate.abort, args=("",))
+    helper = threading.Thread(target=loop.scheduler.abort, args=("",))
     helper.start()
     helper.join()
     loop.edge(Op.END, DATA)
@@ -266,7 +277,7 @@ def test_a_session_that_another_thread_closes_is_no_capture_that_took_too_long()
 
 def test_an_evaluation_between_two_steps_is_in_neither_and_not_what_begins_a_recording() -> None:
     """A schedule often meets the step after an evaluation, and that would fill the trace."""
-    loop = Loop(ASKS._replace(aside=frozenset({"val"})))
+    loop = LoopState(ASKS._replace(aside=frozenset({"val"})))
     loop.arm(steps=2)
     for _ in range(3):
         loop.step()
@@ -282,7 +293,7 @@ def test_an_evaluation_between_two_steps_is_in_neither_and_not_what_begins_a_rec
 
 def test_a_loader_that_was_only_evaluated_may_be_trained_on_later() -> None:
     """Then a step begins where its work is seen: late, but not never."""
-    loop = Loop(ASKS._replace(aside=frozenset({"val"})))
+    loop = LoopState(ASKS._replace(aside=frozenset({"val"})))
     loop.arm(steps=1)
     loop.step()
     loop.step(VAL, FORWARD, BACKWARD, FIRST)
@@ -293,13 +304,13 @@ def test_a_loader_that_was_only_evaluated_may_be_trained_on_later() -> None:
 
 def test_from_another_thread_it_ends_at_the_next_edge() -> None:
     """The profiler can only be stopped where it was started."""
-    loop = Loop()
+    loop = LoopState()
     loop.arm(steps=100)
     loop.steps(3)
     helper = threading.Thread(target=loop.profiler.give_way)
     helper.start()
     helper.join()
-    assert loop.gate.phase is Phase.ACTIVE
+    assert loop.scheduler.phase is CapturePhase.ACTIVE
     loop.edge(Op.BEGIN, DATA)
 
     assert loop.recorded().problem == "the program started a profiler of its own"
@@ -308,7 +319,7 @@ def test_from_another_thread_it_ends_at_the_next_edge() -> None:
 # -- where a step ends -----------------------------------------------------------------------------
 
 
-def ends(rule: Rule, *edges: tuple[Op, int]) -> list[int]:
+def ends(rule: StepRule, *edges: tuple[Op, int]) -> list[int]:
     """Places of the edges before which a step ended."""
     boundary = StepBoundary(rule, SOURCES)
     return [place for place, (op, source) in enumerate(edges) if boundary.before(code(op, source))]
@@ -333,7 +344,7 @@ def test_a_function_that_makes_a_whole_update_ends_steps_as_an_optimizer_does(
 ) -> None:
     """A program of JAX that loads with torch can be captured as well."""
     sources = [SOURCES[DATA], Instrumented(SourceKind.WHOLE, "make_step")]
-    boundary = StepBoundary(Rule(SourceKind.OPTIMIZER, asks=asks), sources)
+    boundary = StepBoundary(StepRule(SourceKind.OPTIMIZER, asks=asks), sources)
     edges = [code(op, source) for op, source in calls(0, 1) * 3]
 
     assert [place for place, edge in enumerate(edges) if boundary.before(edge)] == at
@@ -352,19 +363,19 @@ def test_without_a_loader_a_round_of_updates_is_a_step() -> None:
     """A GAN's two optimizers make one step; the first round shows which one is the last."""
     round_of_two = calls(FORWARD, FIRST, FORWARD, SECOND)
 
-    assert ends(Rule(SourceKind.OPTIMIZER, asks=False), *round_of_two * 4) == [16, 24]
+    assert ends(StepRule(SourceKind.OPTIMIZER, asks=False), *round_of_two * 4) == [16, 24]
 
 
 def test_marks_set_by_hand_end_steps_and_nothing_else_does() -> None:
     """Who marks steps has said what a step is."""
     edges = [*calls(DATA, FIRST, DATA), *calls(MARK), *calls(FIRST), *calls(MARK)]
 
-    assert ends(Rule(SourceKind.MARK, asks=True), *edges) == [6, 9]
+    assert ends(StepRule(SourceKind.MARK, asks=True), *edges) == [6, 9]
 
 
 def test_where_batches_are_the_steps_the_ask_after_each_ends_it() -> None:
     """A loop without updates and backwards. The end of an epoch gives no batch, and the iterator is none."""
-    boundary = StepBoundary(Rule(SourceKind.DATA, asks=True), SOURCES)
+    boundary = StepBoundary(StepRule(SourceKind.DATA, asks=True), SOURCES)
     edges = [
         *[code(op, DATA) for op in (Op.BEGIN, Op.END, Op.BEGIN, Op.END, Op.BEGIN, Op.STOP)],
         *[code(op, DATA, Flag.START) for op in (Op.BEGIN, Op.END)],
@@ -376,7 +387,7 @@ def test_where_batches_are_the_steps_the_ask_after_each_ends_it() -> None:
 
 def test_batches_of_an_evaluation_are_no_steps_where_batches_are() -> None:
     """Neither do they begin one."""
-    boundary = StepBoundary(Rule(SourceKind.DATA, asks=True, aside=frozenset({"val"})), SOURCES)
+    boundary = StepBoundary(StepRule(SourceKind.DATA, asks=True, aside=frozenset({"val"})), SOURCES)
     edges = [code(op, source) for op, source in calls(DATA, VAL, VAL, DATA, DATA)]
 
     assert [place for place, edge in enumerate(edges) if boundary.before(edge)] == [2, 8]
@@ -385,19 +396,19 @@ def test_batches_of_an_evaluation_are_no_steps_where_batches_are() -> None:
 
 def test_a_number_is_told_by_an_instant_at_the_step_s_own_work() -> None:
     """Between the end of one step and the work of the next there may be an evaluation, which is of neither."""
-    loop = Loop()
+    loop = LoopState()
     loop.arm(steps=1)
     loop.step()
     loop.step(VAL, FORWARD, VAL, FORWARD)
-    assert loop.gate.first_ns == 0
+    assert loop.scheduler.first_ns == 0
     loop.step()
 
-    assert loop.gate.first_ns == loop.clock.now_ns
+    assert loop.scheduler.first_ns == loop.clock.now_ns
 
 
 def test_what_the_training_thread_asks_for_counts_from_the_step_that_comes_next() -> None:
     """An epoch begins there: its first step is the first, also where it is the first of the run."""
-    loop = Loop()
+    loop = LoopState()
     loop.arm(steps=2, wait=1, warmup=1, at_once=True)
     loop.steps(5)
 
@@ -407,10 +418,10 @@ def test_what_the_training_thread_asks_for_counts_from_the_step_that_comes_next(
 
 def test_at_the_end_of_an_epoch_its_last_step_is_whole() -> None:
     """No ask follows it that would say so."""
-    loop = Loop()
+    loop = LoopState()
     loop.arm(steps=3, at_once=True)
     loop.steps(3)
-    loop.gate.over()
+    loop.scheduler.over()
 
     recorded = loop.recorded()
     assert (recorded.steps, recorded.problem, recorded.plan.steps) == (3, "", 3)
@@ -418,20 +429,20 @@ def test_at_the_end_of_an_epoch_its_last_step_is_whole() -> None:
 
 def test_an_epoch_that_ends_early_ends_its_capture() -> None:
     """The next epoch's steps are not this one's."""
-    loop = Loop()
+    loop = LoopState()
     loop.arm(steps=100, at_once=True)
     loop.steps(4)
-    loop.gate.over()
+    loop.scheduler.over()
 
     assert loop.recorded().steps == 4
-    assert loop.gate.phase is Phase.IDLE
+    assert loop.scheduler.phase is CapturePhase.IDLE
 
 
 def test_the_end_of_an_epoch_is_nothing_to_a_capture_that_somebody_else_asked_for() -> None:
     """It was asked for by number of steps, wherever they lie."""
-    loop = Loop()
+    loop = LoopState()
     loop.arm(steps=4)
     loop.steps(3)
-    loop.gate.over()
+    loop.scheduler.over()
 
-    assert loop.gate.phase is Phase.ACTIVE
+    assert loop.scheduler.phase is CapturePhase.ACTIVE
