@@ -42,7 +42,7 @@ class BuildHook(BuildHookInterface):  # type: ignore[misc,type-arg]  # hatchling
             return False
         compiler = shlex.split(os.environ.get("CC") or "cc")
         include = f"-I{sysconfig.get_path('include')}"
-        command = [*compiler, "-O2", "-shared", "-fPIC", include, SOURCE, "-o", BUILT, "-lrt"]
+        command = [*compiler, "-O2", "-shared", "-fPIC", include, SOURCE, "-o", BUILT, "-pthread", "-lrt"]
         try:
             subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)  # noqa: S603
         except (OSError, subprocess.CalledProcessError) as error:

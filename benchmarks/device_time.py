@@ -67,7 +67,7 @@ def _steps(mode: str, driver: Any, work: Callable[[], Any]) -> tuple[list[float]
         step_us.append(spent_ns / STEPS / 1e3)
         torch.cuda.synchronize()
         begun_ns = time.perf_counter_ns()
-        timer.take()
+        timer.read()
         read_us.append((time.perf_counter_ns() - begun_ns) / STEPS / len(codes) / 1e3)
     return step_us, read_us
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from otel_train.config import Config
     from otel_train.console.text import TextLayout
-    from otel_train.datamodel import Anchor, AttributeValue, Compile, DeviceMemory, DeviceTimes, Outcomes
+    from otel_train.datamodel import Anchor, AttributeValue, Compile, DeviceMemory, Outcomes
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.instrumentation.dataloader_workers import BatchBuildTimes, WorkerExit
     from otel_train.instrumentation.logged_values import UserEvent, Value
@@ -155,7 +155,7 @@ class Report(NamedTuple):
 
     Attributes:
         positions: by ring, edges written before anything else here was read.
-        device_times: what devices did.
+        device_steps: steps in which a device was in use, and how many of them were timed.
         outcomes: of updates under a gradient scaler.
         scale: the last loss scale; None if none was read.
         compiles: runs of compilers.
@@ -170,7 +170,7 @@ class Report(NamedTuple):
     """
 
     positions: tuple[tuple[int, int], ...]
-    device_times: DeviceTimes | None
+    device_steps: tuple[int, int]
     outcomes: Outcomes | None
     scale: float | None
     compiles: list[Compile]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from otel_train.accounting.device_times import DevicePairs
 from otel_train.agent.messages import LoaderFigures, State
 from otel_train.datamodel import Compile, DeviceTimes, Outcomes, Pace
 from otel_train.instrumentation.dataloader_workers import BatchBuildTimes
@@ -61,9 +62,8 @@ class RemoteRecording:
         if report.state is not None:
             self.state = report.state
             self.probes.know(report.state)
-            self.devices.dropped = report.state.dropped
-        if report.device_times is not None:
-            self.devices.times.append(report.device_times)
+        if any(report.device_steps):
+            self.devices.steps.append(report.device_steps)
         if report.outcomes is not None:
             self.scaled.outcomes.append(report.outcomes)
         if report.scale is not None:
@@ -113,20 +113,21 @@ class RemoteRecording:
 
 class _Devices:
     def __init__(self, remote: RemoteRecording) -> None:
-        self.times: deque[DeviceTimes] = deque()
-        self.dropped = 0
+        self.steps: deque[tuple[int, int]] = deque()
         self._remote = remote
+        self._pairs = DevicePairs(remote.recorder.device_ring, lambda: remote.recorder.sources)
+
+    @property
+    def dropped(self) -> int:
+        return self._remote.state.dropped + self._pairs.missed
 
     def take(self) -> DeviceTimes | None:
-        """All that was reported since the last call, as one."""
-        parts = list(_drained(self.times))
-        if not parts:
+        """What the devices did since the last call, as far as the rank or its memory tell."""
+        times = self._pairs.take()
+        if times is None:
             return None
-        source, begun_ns, ended_ns, device_ns = (
-            np.concatenate(column) for column in zip(*(part[:4] for part in parts), strict=True)
-        )
-        pace = Pace(*map(sum, zip(*(part.pace for part in parts), strict=True)))
-        return DeviceTimes(source, begun_ns, ended_ns, device_ns, parts[-1].until_ns, pace)
+        seen, sampled = map(sum, zip((0, 0), *_drained(self.steps), strict=True))
+        return times._replace(pace=times.pace.plus(Pace(seen=seen, sampled=sampled)))
 
     def memory(self) -> list[DeviceMemory]:
         return list(self._remote.state.memory)

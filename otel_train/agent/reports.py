@@ -88,11 +88,12 @@ class Reports:
         deaths: list[tuple[str, WorkerExit]] = []
         if fresh or self._is_due("look", _STATE_EVERY_S):
             deaths = self._do("loader workers", self._look_at_workers, [])
+        self._do("device time", recording.devices.read, None)
         scaled = recording.scaled
         exchange = self.exchange
         report = Report(
             positions,
-            self._do("device time", recording.devices.take, None),
+            recording.devices.take_steps(),
             self._do("gradient scaler", scaled.take, None),
             scaled.scale,
             self._do("compiler", recording.compiles, []),

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from otel_train.exporters.background_queue import Disk
 from otel_train.files import open_to_change
+from otel_train.recording.device_ring import DeviceRingReader
 from otel_train.recording.events import EDGE_WORDS, Instrumented, SourceKind
 from otel_train.recording.flight_recorder import SharedLayout
 from otel_train.recording.ring_buffer import SAMPLED, RingReader
@@ -84,6 +85,7 @@ class SharedRings:
 
     Attributes:
         guard: contains the faults of the copy.
+        device_ring: what devices did.
     """
 
     def __init__(self, memory: int | mmap.mmap, copy: Path | None = None, disk: Disk | None = None) -> None:
@@ -96,6 +98,7 @@ class SharedRings:
         self._disk = disk or Disk()
         self._copied_s = 0.0
         self.guard = Guard("flight file")
+        self.device_ring = DeviceRingReader(self._layout.device_ring(self._map))
         self._limited = True
         self._sources: list[Instrumented] = []
         self.main = self._find()[0]
@@ -205,7 +208,7 @@ class FlightCopy:
         if self._file < 0:
             self._file = open_to_change(self._path)
             os.ftruncate(self._file, 0)
-            os.ftruncate(self._file, len(self._memory))
+            os.ftruncate(self._file, self._layout.end_of_rings)
         layout, memory = self._layout, self._memory
         positions = layout.positions(memory)
         names = layout.names(memory)

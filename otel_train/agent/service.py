@@ -30,6 +30,7 @@ from otel_train.trackers.schedule import Tracking, calls_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from otel_train.agent.remote import RemoteRecording
     from otel_train.collectors.memory import Memories
     from otel_train.config import Config
     from otel_train.datamodel import Anchor, AttributeValue, Clock, Snapshot
@@ -272,7 +273,7 @@ class ExportLoop:
 
 
 def before_reading(
-    recording: InstrumentationManager,
+    recording: RemoteRecording,
     run: RunState,
     *,
     watch: LoaderWatch,

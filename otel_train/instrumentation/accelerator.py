@@ -6,8 +6,9 @@ import ctypes
 import os
 import sys
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from otel_train.datamodel import DeviceMemory
 from otel_train.errors import imported
@@ -15,6 +16,19 @@ from otel_train.errors import imported
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
+
+
+class NativeDriver(NamedTuple):
+    """What a thread in C needs to read events without the interpreter lock.
+
+    Attributes:
+        words: addresses of the driver's functions that make a context current, exchange the mode of captures, query an event,
+            tell the time between two, and record one; then the context, an event for stamps and the stream that it is for.
+        handle: gives the driver's own handle of an event.
+    """
+
+    words: tuple[int, ...]
+    handle: Callable[[Any], int]
 
 
 class DeviceDriver(Protocol):
@@ -50,6 +64,9 @@ class DeviceDriver(Protocol):
         It is free again once the next but one has been asked for.
         """
 
+    def native(self, device: int) -> NativeDriver | None:
+        """How to read events whose first is of ``device`` without Python; None where that cannot be."""
+
     def fetch(self, tensor: Any) -> Callable[[], float | None]:
         """Queue a copy of a number to the host; what gives it once it has arrived, and None before."""
 
@@ -79,6 +96,13 @@ _DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu"
 """Any of them is there where CUDA can run: Linux, WSL, Jetson. Asking CUDA itself would start it."""
 
 _HIDDEN = ("", "-1")
+_NATIVE = (
+    "cuCtxSetCurrent",
+    "cuThreadExchangeStreamCaptureMode",
+    "cuEventQuery",
+    "cuEventElapsedTime",
+    "cuEventRecord",
+)
 _RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED, cuda.h
 _STRAY_SHARE = 0.05
 """A device on which less was ever allocated than this share of the busiest one's is not computed on: many
@@ -97,10 +121,11 @@ def cuda_driver(environ: Mapping[str, str], files: Sequence[str] = _DEVICE_FILES
     if not any(Path(file).exists() for file in files):
         return None
     try:
-        exchange = ctypes.CDLL("libcuda.so.1").cuThreadExchangeStreamCaptureMode
+        library = ctypes.CDLL("libcuda.so.1")
+        exchange = library.cuThreadExchangeStreamCaptureMode
     except (OSError, AttributeError):  # without it, reading an event could break a capture elsewhere
         return None
-    return CudaDriver(exchange, instance=instance_of(environ))
+    return CudaDriver(exchange, library=library, instance=instance_of(environ))
 
 
 class CudaDriver:
@@ -114,6 +139,7 @@ class CudaDriver:
             breaks a capture that goes on in another thread (CUDA programming guide, "prohibited and
             unhandled operations").
         find_torch: gives torch once the program has imported it.
+        library: the driver itself; None where events are read in Python.
         instance: name of the part of a device (MIG) that is this process's device 0; "" where it is told none.
     """
 
@@ -124,9 +150,11 @@ class CudaDriver:
         exchange: Callable[[Any], int],
         find_torch: Callable[[], Any] = lambda: imported("torch"),
         *,
+        library: Any = None,
         instance: str = "",
     ) -> None:
         self._exchange = exchange
+        self._library = library
         self._instance = instance
         self._find_torch = find_torch
         self._torch: Any = None
@@ -194,6 +222,21 @@ class CudaDriver:
         events.reverse()
         events[0].record(stream)
         return events[0]
+
+    def native(self, device: int) -> NativeDriver | None:
+        """The context is torch's own, and lasts as long as the process."""
+        library = self._library
+        if not all(hasattr(library, name) for name in (*_NATIVE, "cuCtxGetCurrent")):
+            return None
+        context = ctypes.c_void_p()
+        with self.reading(device):
+            library.cuCtxGetCurrent(ctypes.byref(context))
+            stamp = self.stamp(device)
+        addresses = [ctypes.c_void_p.from_buffer(library[name]).value or 0 for name in _NATIVE]
+        stream = self._stamps[device][0].cuda_stream
+        return NativeDriver(
+            (*addresses, context.value or 0, stamp.cuda_event, stream), attrgetter("cuda_event")
+        )
 
     def fetch(self, tensor: Any) -> Callable[[], float | None]:
         """By way of pinned memory, which is used again: a copy to any other waits for the device."""

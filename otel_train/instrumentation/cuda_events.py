@@ -1,309 +1,40 @@
-"""Device time of stages: pairs of events around them, and how far the device is behind the host."""
+"""Records device events at the edges of stages, of a sample of the steps."""
 
 from __future__ import annotations
 
 import math
 from _thread import get_ident
 from collections import deque
-from dataclasses import dataclass
 from enum import IntEnum
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from otel_train.datamodel import DeviceTimes, Pace, system_clock
+from otel_train.datamodel import system_clock
+from otel_train.instrumentation.event_reader import reader_of
+from otel_train.recording.device_ring import MOST_DEVICES
 from otel_train.recording.events import (
-    BEGIN,
     END,
-    FAIL,
     FLAG_SHIFT,
     MARK,
     OP_MASK,
     SOURCE_MASK,
     SOURCE_SHIFT,
     SUSPEND,
-    Flag,
     SourceKind,
 )
 from otel_train.recording.ring_buffer import PREEMPTED_NS
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import TypeAlias
 
     from otel_train.datamodel import Clock, DeviceMemory
     from otel_train.instrumentation.accelerator import DeviceDriver
-    from otel_train.recording.events import Instrumented
+    from otel_train.instrumentation.event_reader import EventReader
     from otel_train.recording.recorder import Recorder
 
     Edge: TypeAlias = Callable[[int], None]
-
-
-_DRIFT = 1e-4
-"""How far two clocks may drift apart, as a share of the time between looks. Crystals keep to half of it."""
-
-_SURE_NS = 200_000
-_SURE_SHARE = 0.1  # of a step; what is known less well says nothing about launches
-_TRIES = 20  # of a few microseconds each, to see the device get to a stamp
-_GRAD = Flag.GRAD << FLAG_SHIFT
-_COMPUTE = frozenset((SourceKind.FORWARD, SourceKind.BACKWARD, SourceKind.OPTIMIZER, SourceKind.SCALER))
-
-
-@dataclass(slots=True)
-class _Step:
-    """A step as far as it has been read.
-
-    Attributes:
-        begun_ns: host time of its first edge.
-        trains: it has a forward with gradients.
-        waited: its last edges follow a wait for data: work that is launched since has none behind it.
-        unsure_ns: how well the worst known of its lags is known.
-        pace: of its edges.
-    """
-
-    begun_ns: int
-    trains: bool = False
-    waited: bool = False
-    unsure_ns: float = 0.0
-    least_lag_ns: int = 2**62
-    most_lag_ns: int = 0
-    launch_idle_ns: int = 0
-    idle_ns: int = 0
-
-    def lag(self, lag_ns: int) -> None:
-        """The device got to an edge so long after the host."""
-        self.most_lag_ns = max(self.most_lag_ns, lag_ns)
-        if not self.waited:
-            self.least_lag_ns = min(self.least_lag_ns, lag_ns)
-
-    def idle(self, most_ns: int, inside: frozenset[SourceKind]) -> None:
-        """Between two edges that lie ``inside`` these, the device waited for the host, at most so long."""
-        if SourceKind.DATA not in inside:
-            self.idle_ns += most_ns
-            if inside & _COMPUTE:
-                self.launch_idle_ns += most_ns
-
-
-class PaceReader:
-    """Puts the device's instants on the host's clock, without asking either to wait.
-
-    The device tells times between events only. Where its clock stands against the host's is bounded from
-    both sides: it gets to no event before the host recorded it, nor before a look that found it not there,
-    nor after the look that did. The bounds close in from look to look, and open as the clocks drift. Each look
-    also stamps a stream of its own, which the device gets to at once.
-    """
-
-    def __init__(self) -> None:
-        self._last: Any = None
-        self._at_ns = 0
-        """Where the last event is on the device's clock, from an origin of our own."""
-        self._low: float = float("-inf")
-        self._high: float = float("inf")
-        """Bounds of what takes the device's instants to the host's."""
-        self._looked_ns = 0
-        self._missed: tuple[int, int] | None = None
-        self._number = -1
-        self._step: _Step | None = None
-        self._reached_ns = 0
-        """When the device got to the last edge, on the host's clock."""
-        self._pace = Pace()
-
-    def take(self) -> Pace:
-        """What was found since the last call."""
-        pace, self._pace = self._pace, Pace()
-        return pace
-
-    def look(self, driver: DeviceDriver, device: int, clock: Clock) -> None:
-        """Entries are about to be read; the first of their events are of ``device``."""
-        now_ns = clock()
-        drift = (now_ns - self._looked_ns) * _DRIFT if self._looked_ns else 0.0
-        self._low, self._high, self._looked_ns = self._low - drift, self._high + drift, now_ns
-        if self._last is None:
-            return
-        stamp = driver.stamp(device)
-        for _ in range(_TRIES if stamp is not None else 0):
-            if driver.query(stamp):
-                at_ns = self._at_ns + driver.elapsed_ns(self._last, stamp)
-                self._bound(now_ns - at_ns, clock() - at_ns)
-                return
-
-    def miss(self, entry: Entry, now_ns: int) -> None:
-        """The device had not got to ``entry`` at ``now_ns``."""
-        self._missed = (entry[0], now_ns)
-
-    def reach(self, entry: Entry, driver: DeviceDriver, now_ns: int) -> None:
-        """The device got to ``entry``, the next in order, by ``now_ns``."""
-        if self._last is not None:
-            self._at_ns += driver.elapsed_ns(self._last, entry[2][0])
-        self._last = entry[2][0]
-        since_ns = entry[0]
-        if self._missed is not None and self._missed[0] == entry[0]:
-            since_ns = max(since_ns, self._missed[1])
-        self._bound(since_ns - self._at_ns, now_ns - self._at_ns)
-
-    def count(self, entry: Entry, kind: SourceKind, inside: frozenset[SourceKind]) -> None:
-        """Count the entry reached last, of a ``kind``; what lies between it and the one before is ``inside`` these.
-
-        Once the host has issued an edge, the device has work until it gets there. So between two edges it can have
-        stood idle only from when it got to the first until the host issued the second.
-        """
-        host_ns, code, _, number = entry
-        step, op = self._step, code & OP_MASK
-        lag_ns = max(0, round(self._at_ns + (self._low + self._high) / 2 - host_ns))
-        if step is not None and number - self._number <= 1:
-            step.idle(max(0, host_ns - self._reached_ns), inside)
-            if kind is SourceKind.DATA and END <= op < MARK:
-                step.waited = True
-            elif kind in _COMPUTE and op == END:
-                step.waited = False
-            self._lag(step, lag_ns)
-            if op == MARK or number != self._number:  # the first edge of a step is the last of the one before
-                self._close(step, host_ns)
-        if op == MARK:
-            step = self._step = None
-        elif number != self._number:
-            step = self._step = _Step(host_ns)
-            self._number = number
-            self._lag(step, lag_ns)
-        if step is not None and kind is SourceKind.FORWARD and op == BEGIN and code & _GRAD:
-            step.trains = True
-        self._reached_ns = host_ns + lag_ns
-
-    def _bound(self, low: float, high: float) -> None:
-        self._low, self._high = max(self._low, low), min(self._high, high)
-        if self._low > self._high:  # by what the looks themselves take
-            self._low = self._high = (self._low + self._high) / 2
-
-    def _lag(self, step: _Step, lag_ns: int) -> None:
-        step.lag(lag_ns)
-        step.unsure_ns = max(step.unsure_ns, self._high - self._low)
-
-    def _close(self, step: _Step, now_ns: int) -> None:
-        lasted_ns = now_ns - step.begun_ns
-        if step.trains and step.unsure_ns <= max(_SURE_NS, _SURE_SHARE * lasted_ns):
-            least_ns = min(step.least_lag_ns, step.most_lag_ns)
-            self._pace = self._pace.plus(
-                Pace(1, lasted_ns, least_ns, step.most_lag_ns, step.launch_idle_ns, step.idle_ns)
-            )
-
-
-Entry = tuple[int, int, list[Any], int]
-"""An edge: host time, code, events, one per device, number of the step. A plain tuple: naming its fields costs 0.2 us.
-
-With op ``MARK`` it is the first of a step that is not timed: the last of the one before, and nothing else."""
-
-_DEEPEST = 64
-"""Stages open at once that are remembered; one whose end never came must not be remembered for ever."""
-
-# A piece of a suspended stage is no occurrence, and neither is a loader that starts.
-_WHOLE = OP_MASK | Flag.START << FLAG_SHIFT
-
-
-class Pairs:
-    """Pairs the entries of one thread, the oldest first, and forgets those whose other half never came.
-
-    Args:
-        sources: who the codes are about.
-        give_back: takes every entry whose events are free again.
-        clock: monotonic nanoseconds.
-    """
-
-    def __init__(
-        self, sources: Sequence[Instrumented], give_back: Callable[[Entry], None], *, clock: Clock
-    ) -> None:
-        self.pace = PaceReader()
-        self._sources = sources
-        self._give_back_now = give_back
-        self._clock = clock
-        self._last: Entry | None = None
-        self.held: list[Entry] = []
-        """The last entry read, if it is of no other use: the next one is counted from its event."""
-        self._open: list[Entry] = []
-        self._rows: list[tuple[int, int, int, int]] = []
-
-    def take(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Source, host time of the begin, of the end, and device time of every pair since the last call."""
-        rows, self._rows = self._rows, []
-        source, begun_ns, ended_ns, device_ns = np.array(rows, dtype=np.int64).reshape(-1, 4).T
-        return source, begun_ns, ended_ns, device_ns
-
-    def read(self, entries: deque[Entry], driver: DeviceDriver, device: int) -> None:
-        """Take what the device got to from the left of ``entries``; at the first other one, leave the rest.
-
-        Args:
-            entries: the training thread appends to it meanwhile.
-            driver: reads their events.
-            device: of which the first of their events are.
-        """
-        query, clock, pace = driver.query, self._clock, self.pace
-        pace.look(driver, device, clock)
-        for _ in range(len(entries)):  # what is recorded meanwhile is for the next call
-            entry = entries[0]
-            asked_ns = clock()
-            if not all(query(event) for event in entry[2]):
-                pace.miss(entry, asked_ns)
-                return
-            entries.popleft()
-            pace.reach(entry, driver, clock())
-            if (
-                self._last is not None and entry[3] - self._last[3] > 1
-            ):  # the ends are in steps that are not timed
-                for lost in self._open:
-                    self._give_back(lost)
-                self._open.clear()
-            pace.count(entry, self._kind(entry), frozenset(map(self._kind, self._open)))
-            self._last, held, self.held = entry, self.held, []
-            for before in held:
-                self._give_back_now(before)
-            op = entry[1] & OP_MASK
-            if op < END:
-                self._begin(entry)
-            elif op < MARK:
-                self._end(driver, entry)
-            else:
-                self._give_back(entry)
-
-    def _give_back(self, entry: Entry) -> None:
-        if entry is self._last:
-            self.held.append(entry)
-        else:
-            self._give_back_now(entry)
-
-    def _kind(self, entry: Entry) -> SourceKind:
-        return self._sources[_source(entry)].kind
-
-    def _begin(self, entry: Entry) -> None:
-        self._open.append(entry)
-        if len(self._open) > _DEEPEST:
-            self._give_back(self._open.pop(0))
-
-    def _end(self, driver: DeviceDriver, end: Entry) -> None:
-        source = _source(end)
-        places = [place for place, begin in enumerate(self._open) if _source(begin) == source]
-        if places:
-            begin = self._open[places[-1]]
-            whole = begin[1] & _WHOLE == BEGIN and end[1] & OP_MASK in (END, FAIL)
-            device_ns = self._device_ns(driver, begin, end) if whole else -1
-            if device_ns >= 0:
-                self._rows.append((source, begin[0], end[0], device_ns))
-            for lost in self._open[places[-1] :]:  # an outer end also ends what an exception left open
-                self._give_back(lost)
-            del self._open[places[-1] :]
-        self._give_back(end)
-
-    def _device_ns(self, driver: DeviceDriver, begin: Entry, end: Entry) -> int:
-        """Negative where it cannot be told: the stage ended on another stream, which was ahead."""
-        elapsed = [driver.elapsed_ns(*pair) for pair in zip(begin[2], end[2], strict=False)]
-        if not elapsed:
-            return -1
-        # A wait for data is exposed while no device works; work is over when the last one has done its part.
-        return min(elapsed) if self._kind(begin) is SourceKind.DATA else max(elapsed)
-
-
-def _source(entry: Entry) -> int:
-    return entry[1] >> SOURCE_SHIFT & SOURCE_MASK
 
 
 WORTH = 0.003
@@ -428,7 +159,7 @@ class _Lane(NamedTuple):
     """The events of one device.
 
     Attributes:
-        free: the training thread takes from it, the pump gives back.
+        free: the training thread takes from it, the service thread gives back.
         make: makes one more, or gives None when there are enough.
         record: records one on the device's current stream.
         device: its number.
@@ -473,17 +204,21 @@ class DeviceTimer:
         """Time that recording cost the training thread."""
         self.steps = Steps()
         """Those that are timed among them."""
-        self._told = (0, 0)
+        self._reported = (0, 0)
         self._since: tuple[int, int] | None = None
         self._driver = driver
         self._mode = mode
         self._clock = clock
         self._sources = recorder.sources
-        self._entries: deque[Entry] = deque()
+        self._ring = recorder.device_ring
+        self._reader: EventReader | None = None
+        self._recorded: deque[list[Any]] = deque()
+        """Events of the edges that were handed to the reader, until they are free again."""
+        self._free_by = 0
+        """Edges whose events are free again, in all."""
         self._lanes: list[_Lane] = []
         self._active: list[_Lane] = []
         """The lanes, or none: what the training thread looks at."""
-        self._pairs = Pairs(recorder.sources, self._give_back, clock=clock)
         self._table = bytearray(_LOW + 1)
         self._fault: Exception | None = None
         self._stopped = driver is None or mode == "off"
@@ -510,7 +245,10 @@ class DeviceTimer:
         if self._driver is None or self._stopped:
             return
         new = [device for device in self._driver.devices() if device not in self.devices]
+        new = new[: MOST_DEVICES - len(self._lanes)]
         if new:  # lanes are only ever added, at the end: what is open keeps its place
+            if self._reader is None and self._mode == "events":
+                self._reader = reader_of(self._driver, new[0], self._ring, self._clock)
             self._lanes += [self._lane(self._driver, device) for device in new]
             self._active[:] = self._lanes
         self._choose()
@@ -536,29 +274,40 @@ class DeviceTimer:
         self._stopped = True
         self._active.clear()
 
-    def take(self) -> DeviceTimes | None:
-        """Every occurrence whose events the device got to since the last call; None where none are recorded.
+    def read(self) -> None:
+        """Let the reader look what the devices got to, and use events again that it is done with. Called by the service thread.
 
-        Events are read in order. At the first that the device has not got to, the rest is left for a later
-        call. Called by the service thread.
+        Raises:
+            Exception: the fault of the driver that switched the timer off, once.
         """
-        if self._driver is None or self._mode != "events" or not self._lanes:
-            return None
-        until_ns = self._clock()
-        if self._entries:
-            try:
-                with self._driver.reading(self._lanes[0].device):
-                    if not self._driver.capturing():  # the user's thread asks for a summary in mid-capture
-                        self._pairs.read(self._entries, self._driver, self._lanes[0].device)
-            except Exception:
-                self.stop()
-                self._entries.clear()
-                raise
-        if self._entries:
-            until_ns = self._entries[0][0]
-        told, self._told = self._told, (self.steps.number, self.steps.timed)
-        pace = Pace(seen=self._told[0] - told[0], sampled=self._told[1] - told[1])
-        return DeviceTimes(*self._pairs.take(), until_ns, self._pairs.pace.take().plus(pace))
+        if self._reader is None:
+            return
+        try:
+            read = self._reader.read()
+        except Exception:
+            self.stop()
+            self._reader.close()
+            self._reader = None
+            raise
+        self._use_again(read - 1)  # from the events of the last the next is counted
+
+    def take_steps(self) -> tuple[int, int]:
+        """Steps since the last call in which a device was in use, and how many of them were timed."""
+        before, self._reported = self._reported, (self.steps.number, self.steps.timed)
+        return self._reported[0] - before[0], self._reported[1] - before[1]
+
+    def close(self) -> None:
+        """Read no more, and let go of the memory."""
+        self.stop()
+        reader, self._reader = self._reader, None
+        if reader is not None and reader.close():
+            self._use_again(self._free_by + 1)
+        self._ring = memoryview(b"")
+
+    def _use_again(self, read: int) -> None:
+        while self._free_by < read and self._recorded:
+            self._give_back(self._recorded.popleft())
+            self._free_by += 1
 
     def _choose(self) -> None:
         if self._lanes:
@@ -566,8 +315,8 @@ class DeviceTimer:
             self._since = began_ns, before = self._since or (now_ns, number)
             self.steps.choose(self.spent_ns, now_ns - began_ns, number - before)
 
-    def _give_back(self, entry: Entry) -> None:
-        for lane, event in zip(self._lanes, entry[2], strict=False):
+    def _give_back(self, events: list[Any]) -> None:
+        for lane, event in zip(self._lanes, events, strict=False):
             lane.free.append(event)
 
     def _lane(self, driver: DeviceDriver, device: int) -> _Lane:
@@ -618,24 +367,26 @@ class DeviceTimer:
 
     def _recorder_of(self, driver: DeviceDriver) -> Callable[[int, int], None]:
         """What records an event on every lane, for an edge of a step."""
-        lanes, clock, append, capturing = self._active, self._clock, self._entries.append, driver.capturing
+        lanes, clock, append, capturing = self._active, self._clock, self._recorded.append, driver.capturing
 
         def record_events(code: int, step: int) -> None:
+            reader = self._reader
             try:
-                if capturing():
+                if reader is None or capturing():
                     return
                 host_ns = clock()
                 events: list[Any] = []
                 for free, make, record, _ in lanes:
                     event = free.pop() if free else make()
                     if event is None:
-                        self.dropped += 1
-                        self._give_back((host_ns, code, events, 0))
                         break
                     record(event)
                     events.append(event)
+                if len(events) == len(lanes) and reader.push(host_ns, code, step, events):
+                    append(events)
                 else:
-                    append((host_ns, code, events, step))
+                    self.dropped += 1
+                    self._give_back(events)
                 took_ns = clock() - host_ns
                 if took_ns < PREEMPTED_NS:
                     self.spent_ns += took_ns

@@ -144,5 +144,6 @@ class InstrumentationManager:
 
     def close(self) -> None:
         """Give the memory back."""
+        self.devices.close()
         self.recorder.let_go()
         self.memory.close()

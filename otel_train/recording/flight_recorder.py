@@ -6,6 +6,8 @@ Layout (little-endian, offsets in bytes):
     4096     directory  one 128-byte entry per ring (``_ENTRY``)
     8192     names      two halves of JSON; the header says which one is whole
     ...      rings      the training thread's first, then the small ones of other threads
+
+Memory that is shared goes on behind the rings, with what devices did (``device_ring``). No file has that.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import numpy as np
 
 from otel_train.errors import RunDirectoryError
 from otel_train.files import open_binary, parse_json
+from otel_train.recording.device_ring import DEVICE_RING_WORDS
 from otel_train.recording.events import EDGE_WORDS, MAX_SOURCES, Instrumented, SourceKind
 
 if TYPE_CHECKING:
@@ -134,7 +137,8 @@ class FlightMemory:
         self.descriptor = -1
         self.shared = shared
         self._main_edges = main_edges
-        self._bytes = _RINGS_OFFSET + (main_edges + SIDE_RINGS * _SIDE_EDGES) * EDGE_WORDS * _WORD
+        self._device_ring = _end_of_rings(main_edges, _SIDE_EDGES, SIDE_RINGS)
+        self._bytes = self._device_ring + DEVICE_RING_WORDS * _WORD
         self.map = self._share() if shared else make(self._bytes)
         self._view = memoryview(self.map)
         self._header = Header(
@@ -145,19 +149,24 @@ class FlightMemory:
     def ring_words(self, index: int) -> memoryview:
         """int64 memory of ring ``index``: 0 is the training thread's, 1 to ``SIDE_RINGS`` the others."""
         offset, edges = _ring_place(index, self._main_edges, _SIDE_EDGES)
-        return self._view[offset : offset + edges * EDGE_WORDS * _WORD].cast("q")
+        return _words(self._view[offset : offset + edges * EDGE_WORDS * _WORD])
 
     @property
     def signal_word(self) -> memoryview:
         """Where the number of a signal goes that came to end the process."""
-        return self._view[HEADER.size : HEADER.size + _WORD].cast("q")
+        return _words(self._view[HEADER.size : HEADER.size + _WORD])
+
+    @property
+    def device_ring(self) -> memoryview:
+        """Where it is written what devices did: memory of a ``DeviceRing``."""
+        return _words(self._view[self._device_ring : self._bytes])
 
     def progress(self, index: int) -> memoryview | None:
         """Where the writer of ring ``index`` says how far it is, for another process; None where none reads."""
         if not self.shared:
             return None
         offset = PAGE + index * _ENTRY_BYTES + _PROGRESS_OFFSET
-        return self._view[offset : offset + 2 * _WORD].cast("q")
+        return _words(self._view[offset : offset + 2 * _WORD])
 
     def write_entry(self, index: int, entry: RingEntry) -> None:
         """Say which thread has ring ``index``, and how far it is. Whether it is used is said last."""
@@ -223,6 +232,11 @@ class FlightMemory:
 
     def _write_header(self) -> None:
         self._view[: HEADER.size] = HEADER.pack(*self._header)
+
+
+def _words(part: memoryview) -> memoryview:
+    """The same memory as int64 words."""
+    return part.cast("q")
 
 
 def _anonymous() -> int:
@@ -305,6 +319,16 @@ class SharedLayout:
         at = PAGE + slot * _ENTRY_BYTES + _PROGRESS_OFFSET
         return np.frombuffer(memory, np.int64, words, offset), np.frombuffer(memory, np.int64, 2, at)
 
+    @property
+    def end_of_rings(self) -> int:
+        """Where the rings end: what a flight file holds."""
+        return _end_of_rings(self.main_edges, self.side_edges, self.side_rings)
+
+    def device_ring(self, memory: Any) -> memoryview:  # Any: a buffer
+        """What devices did: memory of a ``DeviceRing``."""
+        start = self.end_of_rings
+        return _words(memoryview(memory)[start : start + DEVICE_RING_WORDS * _WORD])
+
     def free(self, memory: mmap.mmap, slot: int) -> None:
         """The ring has been read to its end: the rank may give it to another thread."""
         offset = PAGE + slot * _ENTRY_BYTES
@@ -360,7 +384,8 @@ def read_flight(path: Path) -> Flight:
     """
     try:
         with open_binary(path) as file:
-            most = _bytes_of(_header(file.read(_RINGS_OFFSET)))
+            header = _header(file.read(_RINGS_OFFSET))
+            most = _end_of_rings(header.main_edges, header.side_edges, header.side_rings)
             file.seek(0)
             before = file.read(most)
             file.seek(0)
@@ -406,8 +431,8 @@ def _header(data: bytes) -> Header:
     return header
 
 
-def _bytes_of(header: Header) -> int:
-    offset, edges = _ring_place(header.side_rings, header.main_edges, header.side_edges)
+def _end_of_rings(main_edges: int, side_edges: int, side_rings: int) -> int:
+    offset, edges = _ring_place(side_rings, main_edges, side_edges)
     return offset + edges * EDGE_WORDS * _WORD
 
 

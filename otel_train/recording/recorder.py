@@ -118,6 +118,11 @@ class Recorder:
             )  # fmt: skip
 
     @property
+    def device_ring(self) -> memoryview:
+        """Where it is written what devices did."""
+        return self._memory.device_ring
+
+    @property
     def spent_ns(self) -> int:
         """Nanoseconds that the threads of now have spent writing; see ``Ring.spent_ns``."""
         return sum(thread.ring.spent_ns for thread in list(self.threads))

@@ -16,6 +16,7 @@ from otel_train.instrumentation.cuda_events import MOST_EVENTS, DeviceTimer
 from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
+from tests.support.device import AgentSide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,6 +44,7 @@ class Bench:
         self.recorder = Recorder(FlightMemory(1 << 16, Anchor(0, 0)), clock=system_clock)
         self.sources = {kind: self.recorder.source(kind, kind.name.lower()) for kind in SourceKind}
         self.timer = DeviceTimer(self.recorder, driver, mode=mode, clock=system_clock)
+        self.agent = AgentSide(self.timer, self.recorder)
         self.timer.look()
         self.timer.steps.one_in = 1
         self.cycles_per_ms = _cycles_per_ms()
@@ -58,7 +60,7 @@ class Bench:
 
     def told(self) -> list[tuple[str, float]]:
         """Stage and milliseconds of everything the device got to."""
-        times = self.timer.take()
+        times = self.agent.take()
         assert times is not None
         kinds = {number: kind.name.lower() for kind, number in self.sources.items()}
         return [
@@ -180,7 +182,7 @@ def test_a_graph_can_be_captured_while_events_are_read_and_nothing_of_ours_is_in
         try:
             while not stop.is_set():
                 bench.timer.look()
-                bench.timer.take()
+                bench.agent.take()
                 bench.timer.memory()
         except RuntimeError as fault:
             faults.append(fault)
@@ -262,7 +264,7 @@ def test_nothing_of_it_synchronises() -> None:
             for kind in KINDS:
                 bench.stage(kind, lambda: bench.held[0] @ bench.held[0])
             bench.timer.look()
-            bench.timer.take()
+            bench.agent.take()
             bench.timer.memory()
     finally:
         torch.cuda.set_sync_debug_mode("default")
@@ -296,7 +298,7 @@ def test_four_stages_cost_less_than_the_budget() -> None:
         spent_us.append((time.perf_counter_ns() - begun_ns) / 1e3)
         if len(spent_us) % 50 == 0:
             torch.cuda.synchronize()
-            bench.timer.take()
+            bench.agent.take()
 
     assert bench.timer.dropped == 0
     assert median(spent_us) < BUDGET_US

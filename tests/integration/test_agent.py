@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import shutil
 import signal
 import subprocess
@@ -18,6 +19,7 @@ import psutil
 import pytest
 
 from otel_train.recording.ring_buffer import NATIVE
+from tests.support.fake_cuda import compiled
 from tests.support.receiver import http_receiver
 
 if TYPE_CHECKING:
@@ -304,6 +306,48 @@ def test_metrics_are_served_while_the_interpreter_is_held(
     assert sum(float(row.split()[-1]) for row in steps) == 100
     assert line(process) == "released"
     process.communicate(timeout=60)
+
+
+def test_device_time_is_exported_while_the_interpreter_is_held(
+    begin: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    """A rank that hangs in a call to its driver: what the device does by then is on the page while it hangs."""
+    from urllib.request import urlopen
+
+    process = begin(
+        f"""
+        from otel_train.instrumentation import manager
+        from tests.support.fake_cuda import FakeCuda
+        device = FakeCuda({str(compiled(tmp_path))!r})
+        manager.cuda_driver = lambda environ: device
+        model.register_forward_hook(lambda *of: device.work(1_000_000))
+        session = start(stall_after_s=1.0, export_every_s=0.2)
+        session._recording.devices.steps.one_in = 1
+        say(session.metrics_url)
+        train()
+        time.sleep(1.0)
+        say("held")
+        device.holding.hold(60, 1_000_000_000)
+        say("released")
+        """
+    )
+    url = line(process)
+    line(process)
+
+    def counted() -> float:
+        with urlopen(url, timeout=2) as page:
+            rows = page.read().decode().splitlines()
+        counts = [row for row in rows if row.startswith("train_stage_device_duration_seconds_count{")]
+        return sum(float(row.split()[-1]) for row in counts if 'train_stage="forward"' in row)
+
+    before = counted()
+    arrived = until(lambda: counted() > before and counted(), "device time of the held rank", 50)
+    assert process.stdout is not None
+    said = select.select([process.stdout], [], [], 0)[0]
+
+    assert (before, arrived) == (0, 100)
+    assert said == []
+    process.kill()
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from otel_train.recording.events import Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
-from tests.support.device import FakeDriver
+from tests.support.device import AgentSide, FakeDriver
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +45,7 @@ class Loop:
         self.recorder = Recorder(FlightMemory(1 << 10, Anchor(0, 0)), clock=self.clock)
         self.sources = [self.recorder.source(kind, kind.name) for kind in KINDS]
         self.timer = DeviceTimer(self.recorder, self.driver, mode="events", clock=self.clock)
+        self.agent = AgentSide(self.timer, self.recorder)
         self.timer.look()
         self.timer.steps.one_in = 1
         anchor = Anchor(0, 0)
@@ -53,7 +54,7 @@ class Loop:
             0, anchor=anchor, tracer=Tracer(Ids("r", 0, 0), anchor), rules=rules, stall_after_s=1e6
         )
         self.expected: dict[str, list[int]] = {stage: [] for stage in STAGE_OF}
-        self.run.device.add(self.timer.take())
+        self.run.device.add(self.agent.take())
 
     def call(self, which: int, host_ns: int, device_ns: int, how: str) -> None:
         """One stage; an optimizer that raises fires no hook for its end."""
@@ -77,7 +78,7 @@ class Loop:
     def turn(self, what: str) -> None:
         """Part of a turn of the pump, in any order."""
         if what in ("take", "both"):
-            self.run.device.add(self.timer.take())
+            self.run.device.add(self.agent.take())
         if what in ("feed", "both"):
             self.run.learn(self.recorder.sources)
             piece = self.recorder.main.ring.read(1 << 10)

@@ -5,14 +5,36 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from otel_train.datamodel import DeviceMemory
+from otel_train.accounting.device_times import DevicePairs
+from otel_train.datamodel import DeviceMemory, Pace
+from otel_train.recording.device_ring import DeviceRingReader
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from otel_train.datamodel import DeviceTimes
+    from otel_train.instrumentation.cuda_events import DeviceTimer
+    from otel_train.recording.recorder import Recorder
     from otel_train.testing import FakeClock
 
 NEVER_NS = 2**62
+
+
+class AgentSide:
+    """What an agent reads of a timer's devices, out of the memory of its recorder."""
+
+    def __init__(self, timer: DeviceTimer, recorder: Recorder) -> None:
+        self.pairs = DevicePairs(DeviceRingReader(recorder.device_ring), lambda: recorder.sources)
+        self._timer = timer
+
+    def take(self) -> DeviceTimes | None:
+        """As ``RemoteRecording.devices`` takes it, after a report."""
+        self._timer.read()
+        times = self.pairs.take()
+        if times is None:
+            return None
+        seen, sampled = self._timer.take_steps()
+        return times._replace(pace=times.pace.plus(Pace(seen=seen, sampled=sampled)))
 
 
 class FakeEvent:
@@ -85,6 +107,9 @@ class FakeDriver:
             self._clock.tick(self.record_takes_ns)
 
         return record
+
+    def native(self, device: int) -> None:
+        return
 
     def stamp(self, device: int) -> FakeEvent:
         event = FakeEvent(device)

@@ -16,7 +16,7 @@ from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
-from tests.support.device import FakeDriver
+from tests.support.device import AgentSide, FakeDriver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +39,7 @@ class Loop:
         self.driver.used = [0]
         self.recorder = Recorder(FlightMemory(1 << 14, Anchor(0, 0)), clock=self.clock)
         self.timer = DeviceTimer(self.recorder, self.driver, mode="events", clock=self.clock)
+        self.agent = AgentSide(self.timer, self.recorder)
         self.timer.look()
         self.timer.steps.one_in = one_in
         self.sources = {kind: self.recorder.source(kind, kind.name) for kind in SourceKind}
@@ -46,7 +47,7 @@ class Loop:
         self.launches = 0
 
     def look(self) -> None:
-        times = self.timer.take()
+        times = self.agent.take()
         assert times is not None
         self.pace = self.pace.plus(times.pace)
 

@@ -14,7 +14,7 @@ from otel_train.recording.events import Flag, Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
 from otel_train.testing import FakeClock
-from tests.support.device import FakeDriver, FakeEvent
+from tests.support.device import AgentSide, FakeDriver, FakeEvent
 
 MS = 10**6
 
@@ -46,6 +46,7 @@ class Bench:
         self.driver.used = list(devices)
         self.recorder = Recorder(FlightMemory(1 << 16, Anchor(0, 0)), clock=self.clock)
         self.timer = DeviceTimer(self.recorder, self.driver, mode=mode, clock=self.clock)
+        self.agent = AgentSide(self.timer, self.recorder)
         self.edge = self.timer.edge
         self.sources = {kind: self.recorder.source(kind, kind.name.lower()) for kind in (*SourceKind,)}
         self.seen = self.sampled = 0
@@ -75,7 +76,7 @@ class Bench:
         self.clock.tick(ms=9)
 
     def take(self) -> list[Reading]:
-        times = self.timer.take()
+        times = self.agent.take()
         if times is None:
             return []
         self.seen, self.sampled = self.seen + times.pace.seen, self.sampled + times.pace.sampled
@@ -95,7 +96,7 @@ class Bench:
     @property
     def free(self) -> int:
         """Events that are not in use, the one included that the next is counted from."""
-        held = sum(len(entry[2]) for entry in self.timer._pairs.held)
+        held = sum(map(len, self.timer._recorded))
         return sum(len(lane.free) for lane in self.timer._lanes) + held
 
 
@@ -111,7 +112,7 @@ def test_nothing_is_recorded_before_a_device_is_in_use() -> None:
     bench.stage(FORWARD, host_ms=1)
     bench.timer.look()
 
-    assert bench.timer.take() is None
+    assert bench.agent.take() is None
     assert bench.driver.records == 0
     assert len(bench.edges()) == 2
 
@@ -148,9 +149,9 @@ def test_nothing_more_comes_of_what_ended_before_the_first_event_that_is_still_o
     out_since_ns = bench.clock()
     bench.clock.tick(ms=2)
 
-    waiting = bench.timer.take()
+    waiting = bench.agent.take()
     bench.clock.tick(ms=3)
-    done = bench.timer.take()
+    done = bench.agent.take()
 
     assert waiting is not None
     assert done is not None
@@ -454,7 +455,7 @@ def test_a_fault_while_reading_is_raised_once_and_ends_the_recording() -> None:
     bench.driver.fault = RuntimeError("illegal address")
 
     with pytest.raises(RuntimeError, match="illegal address"):
-        bench.timer.take()
+        bench.agent.take()
     bench.stage(FORWARD, host_ms=1)
 
     assert bench.told() == []
@@ -493,7 +494,7 @@ def test_in_sync_mode_host_time_is_device_time() -> None:
 
     times = [time for time, _ in bench.edges()]
     assert [(b - a) / MS for a, b in zip(times[::2], times[1::2], strict=True)] == [6.0, 8.0]
-    assert bench.timer.take() is None
+    assert bench.agent.take() is None
 
 
 def test_sync_mode_agrees_with_events_when_nothing_overlaps() -> None:
@@ -542,7 +543,7 @@ def test_without_a_device_or_a_wish_the_recorder_keeps_its_own_edge(mode: str) -
     timer.look()
 
     assert timer.edge is recorder.edge
-    assert timer.take() is None
+    assert AgentSide(timer, recorder).take() is None
 
 
 def test_its_own_cost_is_known() -> None:
