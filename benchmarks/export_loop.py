@@ -48,7 +48,7 @@ def run(plan: Plan) -> list[Row]:
     for _ in range(1 + plan.times(20, 6)):
         write_steps(recorder, STEPS)
         begun = time.perf_counter_ns(), time.thread_time_ns()
-        pump.turn()
+        pump.run_once()
         wall_ms.append((time.perf_counter_ns() - begun[0]) / 1e6)
         cpu_ms.append((time.thread_time_ns() - begun[1]) / 1e6)
     return [

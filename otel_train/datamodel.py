@@ -220,7 +220,7 @@ class Finding:
 
 @fast_dataclass(frozen=True, kw_only=True)
 class ExportBatch:
-    """What one turn of the pump hands to every exporter.
+    """What one round of the export loop hands to every exporter.
 
     Attributes:
         snapshot: every metric now, or None when it is not yet time to export metrics.

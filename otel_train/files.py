@@ -45,7 +45,7 @@ REMOTE = (
 
 
 def file_system(folder: Path) -> str:
-    """Type of the file system that holds ``folder``, such as ``ext4``; "" where it cannot be told."""
+    """Type of the file system that holds ``folder``, such as ``ext4``; "" where it cannot be status."""
     import psutil
 
     best, kind = "", ""
@@ -105,20 +105,20 @@ class _Owners(NamedTuple):
     home: Path
     uid: int
 
-    def check(self, told: os.stat_result) -> None:
+    def check(self, status: os.stat_result) -> None:
         """Refuse what belongs to somebody else.
 
         Raises:
             OSError: it does.
         """
         mine = os.geteuid()
-        if told.st_uid in {mine, 0}:
+        if status.st_uid in {mine, 0}:
             return
-        if told.st_uid == self.uid and (mine == 0 or file_system(self.home).startswith(REMOTE)):
+        if status.st_uid == self.uid and (mine == 0 or file_system(self.home).startswith(REMOTE)):
             return
         raise OSError(
             errno.EACCES,
-            f"owned by user {told.st_uid}, which is neither ours ({mine}) nor root. "
+            f"owned by user {status.st_uid}, which is neither ours ({mine}) nor root. "
             "Run the command as the user who trained",
         )
 
@@ -188,11 +188,11 @@ def _checked(descriptor: int, owners: _Owners) -> int:
     return descriptor
 
 
-def _check_file(told: os.stat_result, owners: _Owners) -> None:
-    if not stat.S_ISREG(told.st_mode):
-        kind = "a folder" if stat.S_ISDIR(told.st_mode) else "a pipe or a device"
+def _check_file(status: os.stat_result, owners: _Owners) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "a pipe or a device"
         raise OSError(errno.EINVAL, f"{kind}: only regular files are opened")
-    owners.check(told)
+    owners.check(status)
 
 
 def open_below(path: Path, *, root: Path | None = None) -> int:
@@ -304,15 +304,15 @@ def check_run_folder(run: Path, rank: Path) -> None:
     Raises:
         OSError: it is one.
     """
-    told = run.stat()
-    owners = _Owners(run, told.st_uid)
-    owners.check(told)
+    status = run.stat()
+    owners = _Owners(run, status.st_uid)
+    owners.check(status)
     if not os.path.lexists(rank):
         return
-    told = rank.lstat()
-    if not stat.S_ISDIR(told.st_mode):
+    status = rank.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         raise OSError(errno.ENOTDIR, f"{rank.name} is a link: nothing is written where it leads")
-    owners.check(told)
+    owners.check(status)
 
 
 # --- looking ----------------------------------------------------------------------------------------
@@ -321,10 +321,10 @@ def check_run_folder(run: Path, rank: Path) -> None:
 def mark_of(path: Path) -> Mark | None:
     """The version of a regular file that lies there now; None if there is none."""
     try:
-        told = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    return Mark(told.st_ino, told.st_size, told.st_mtime_ns) if stat.S_ISREG(told.st_mode) else None
+    return Mark(status.st_ino, status.st_size, status.st_mtime_ns) if stat.S_ISREG(status.st_mode) else None
 
 
 def is_folder(path: Path) -> bool:
@@ -610,7 +610,7 @@ class BoundedLines:
     Args:
         path: the file.
         max_bytes: bound on the file and its predecessor together.
-        on_error: told of every ``OSError``; writing goes on trying with the next line.
+        on_error: status of every ``OSError``; writing goes on trying with the next line.
 
     Attributes:
         dropped_lines: whole lines given up because of the bound.

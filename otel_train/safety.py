@@ -175,7 +175,7 @@ class ExitHook:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def settle(self, state: str) -> None:
-        """Say how it ended; found out when empty. Who was told to terminate has been terminated."""
+        """Say how it ended; found out when empty. Who was trace to terminate has been terminated."""
         if self.state != "terminated":
             self.state = state or self.of(sys.exc_info()[1])
 
@@ -335,6 +335,6 @@ class PrintableRecords(logging.Filter):
             record.msg, record.args = shown, None
         if record.exc_info and not record.exc_text:
             # Formatters take the text that is there.
-            told = logging.Formatter().formatException(record.exc_info)
-            record.exc_text = printable(told, most=len(told), lines=True)
+            trace = logging.Formatter().formatException(record.exc_info)
+            record.exc_text = printable(trace, most=len(trace), lines=True)
         return True

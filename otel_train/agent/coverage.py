@@ -39,7 +39,7 @@ _UNTIMED = (
     "a call that only queues work is short, and one that waits for the device is long"
 )
 STEPLESS_S = 60.0
-"""Seconds after which a program of JAX in which no step was seen is told so, while it runs."""
+"""Seconds after which a program of JAX in which no step was seen is described so, while it runs."""
 
 _OF_JAX = (SourceKind.WHOLE, SourceKind.OPTIMIZER)
 
@@ -84,8 +84,8 @@ def unobserved(
     if totals.updates >= UPDATES_WITHOUT_FORWARD and "backward" not in stages and not whole:
         found.append(_thing("stage", "backward", _NO_BACKWARD, "never_seen"))
     if _is_jax(run, stages, loaded) and _has_no_step(run, stages):
-        told = run.compiles.jax.describe(system_clock() if now_ns is None else now_ns)
-        reason = missing_step_reason(told, loader=not listed)
+        described = run.compiles.jax.describe(system_clock() if now_ns is None else now_ns)
+        reason = missing_step_reason(described, loader=not listed)
         found.append(_thing(*JAX_STEP, reason, "unhooked"))
     if run.step_source is StepSource.BACKWARD:
         reason = (
@@ -123,7 +123,7 @@ class CoverageReporter:
         self._untimed = untimed
         self._log = log
         self._clock = clock
-        self._told: set[tuple[str, str]] = set()
+        self._logged: set[tuple[str, str]] = set()
 
     def tell(self, *, final: bool = False) -> None:
         """Log what has not been logged before. Early in a run it may yet come, unless this is the end."""
@@ -134,8 +134,8 @@ class CoverageReporter:
             self._run, self._probes, now_ns=self._clock(), loaded=self._loaded(), untimed=self._untimed()
         ):
             key = thing["what"], thing["name"]
-            if key not in self._told and not (early and key != JAX_STEP):
-                self._told.add(key)
+            if key not in self._logged and not (early and key != JAX_STEP):
+                self._logged.add(key)
                 self._log("not observed: %s %s: %s", thing["what"], thing["name"], thing["reason"])
 
 

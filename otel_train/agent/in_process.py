@@ -14,9 +14,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from otel_train.agent.messages import Answer, Ask, Hello, LoopFigures, Opened
-from otel_train.agent.process import AgentThread, reach
-from otel_train.agent.rank_end import LauncherFolder, Work
+from otel_train.agent.messages import Hello, LoopProgress, Opened, Request, Response
+from otel_train.agent.process import AgentThread, connect_agent
+from otel_train.agent.rank_end import LauncherFolder, ProcessActivity
 from otel_train.agent.reports import Reports
 from otel_train.collectors.memory import CacheSizes
 from otel_train.config.settings import CODE
@@ -97,7 +97,7 @@ class AgentClient:
         self.recording = InstrumentationManager(config, self.info, anchor=anchor, environ=environ)
         self._reports = Reports(self.recording, self.caches)
         self._reporting = free_in_forks(threading.RLock())
-        self._answers: dict[int, Answer | None] = {}
+        self._answers: dict[int, Response | None] = {}
         self._answered = threading.Condition(free_in_forks(threading.Lock()))
         self._opened: Opened | None = None
         self._is_up = threading.Event()
@@ -110,7 +110,7 @@ class AgentClient:
         self._training = _RemoteTraining(self.recording, self._ask, self._tell, anchor)
         self._requests = _RemoteRequests(self._ask, self._tell)
         self._capturing: Any = None
-        self._brought: Any = None
+        self._providers: Any = None
         self._flops_guard = Guard("flops")
         self._refusal = ""
         self.here: AgentThread | None = None
@@ -183,15 +183,15 @@ class AgentClient:
             launcher = LauncherFolder(self._environ, self.info.pid)
             launcher.opened()
             try:
-                return self._reached()
+                return self._connect()
             except OSError as error:
                 launcher.closed()
                 _log.warning("No agent can run beside this process (%s): a thread of it does its work", error)
         return self._agent_here()
 
-    def _reached(self) -> Link:
+    def _connect(self) -> Link:
         self._is_up.clear()
-        link, self._found = reach(self.info, self._environ)
+        link, self._found = connect_agent(self.info, self._environ)
         return link
 
     def _agent_here(self) -> Link:
@@ -255,7 +255,7 @@ class AgentClient:
         from otel_train.exporters.plugins import PluginExporter
 
         exporter = ProviderExporter(opened.resource, version=VERSION, **providers)
-        self._brought = PluginExporter("your providers", exporter, self._config.exit_timeout_s)
+        self._providers = PluginExporter("your providers", exporter, self._config.exit_timeout_s)
         self._ask("providers")
 
     def show_blocks(self, blocks: frozenset[str]) -> None:
@@ -283,7 +283,7 @@ class AgentClient:
         self._open()
         if self._capturing is None:
             return "captures are off, or there is no run directory to write to"
-        if self._training.told.rule is None:  # whether it trains, and how, may be known by now
+        if self._training.state.rule is None:  # whether it trains, and how, may be known by now
             with self._settled():
                 pass
         refusal: str = self._capturing.ask(request)
@@ -380,7 +380,7 @@ class AgentClient:
         while not self._over:
             if time.monotonic() >= due_s:
                 due_s = time.monotonic() + self._config.turn_every_s
-                if self._is_open.is_set():  # before, nobody is told what is logged
+                if self._is_open.is_set():  # before, nobody is state what is logged
                     self._report()
                     self._turn_captures()
             if self._link.fileno() in self._link.wait(due_s - time.monotonic()):
@@ -399,13 +399,13 @@ class AgentClient:
             return
         try:
             if self._found and not self._is_up.is_set():  # it was about to leave
-                link = self._reached()
+                link = self._connect()
             elif self._opened is None:  # it cannot run here
                 _log.warning("The agent ended before it began: a thread of this process does its work")
                 link = self._agent_here()
             else:
                 _log.warning("The agent has ended; another one goes on")
-                link = self._reached() if self.here is None else self._agent_here()
+                link = self._connect() if self.here is None else self._agent_here()
         except OSError as error:
             _log.warning("No other agent can be started (%s): a thread of this process goes on", error)
             link = self._agent_here()
@@ -442,17 +442,17 @@ class AgentClient:
     def _take(self, message: object) -> None:
         if isinstance(message, Opened):
             self._take_opened(message)
-        elif isinstance(message, Answer):
+        elif isinstance(message, Response):
             with self._answered:
                 if message.number in self._answers:
                     self._answers[message.number] = message
                     self._answered.notify_all()
-        elif isinstance(message, Ask):
+        elif isinstance(message, Request):
             done = None
             with Guard(message.what):
                 done = getattr(self, f"_do_{message.what}")(*message.args)
             if message.number:
-                self._link.send(Answer(message.number, done))
+                self._link.send(Response(message.number, done))
 
     def _take_opened(self, opened: Opened) -> None:
         self._opened = opened
@@ -496,11 +496,11 @@ class AgentClient:
             self._reports.trackers.put(rows)
 
     def _do_batch(self, batch: Any) -> None:
-        if self._brought is not None:
-            self._brought.export(batch)
+        if self._providers is not None:
+            self._providers.export(batch)
 
-    def _do_loop(self, loop: LoopFigures) -> None:
-        self._training.told = loop
+    def _do_loop(self, loop: LoopProgress) -> None:
+        self._training.state = loop
 
     def _do_post(self, body: bytes) -> tuple[int, object]:
         if self._capturing is None or self._capturing.endpoint is None:
@@ -631,8 +631,8 @@ class AgentClient:
 
     def _close_trackers(self) -> None:
         timeout_s = self._config.exit_timeout_s
-        if self._brought is not None:
-            self._brought.close(timeout_s)
+        if self._providers is not None:
+            self._providers.close(timeout_s)
         if self._reports.trackers is not None:
             self._reports.trackers.close(timeout_s)
         if self._reports.exchange is not None:
@@ -642,9 +642,9 @@ class AgentClient:
     def _settled(self) -> Iterator[None]:
         with self._reporting:
             self._report(fresh=True)
-            told = self._ask("settle")
-            if told is not None:
-                self._training.told = told
+            state = self._ask("settle")
+            if state is not None:
+                self._training.state = state
             yield
 
     # -- questions ---------------------------------------------------------------------------------
@@ -656,7 +656,7 @@ class AgentClient:
 
     def _tell(self, what: str, *args: Any) -> None:
         with suppress(OSError):
-            self._link.send(Ask(0, what, args))
+            self._link.send(Request(0, what, args))
 
     def _ask(self, what: str, *args: Any, timeout_s: float = ANSWER_S, busy: bool = False) -> Any:
         """What the agent answers; None where it does not in time, or cannot. ``busy``: longer while it works."""
@@ -667,7 +667,7 @@ class AgentClient:
             number = self._number
             self._answers[number] = None
         try:
-            self._link.send(Ask(number, what, args))
+            self._link.send(Request(number, what, args))
             return self._awaited(number, timeout_s, busy=busy)
         except OSError:
             return None
@@ -677,8 +677,8 @@ class AgentClient:
 
     def _patiently(self, wait: Callable[[float], object], timeout_s: float) -> None:
         """Wait for the agent, and go on as long as it works."""
-        work, deadline_s = Work(self._agent), time.monotonic() + BUSY_S
-        while not wait(timeout_s) and time.monotonic() < deadline_s and work.goes_on():
+        work, deadline_s = ProcessActivity(self._agent), time.monotonic() + BUSY_S
+        while not wait(timeout_s) and time.monotonic() < deadline_s and work.is_working():
             pass
 
     def _awaited(self, number: int, timeout_s: float, *, busy: bool) -> Any:
@@ -706,7 +706,7 @@ class AgentClient:
     def _fail_waiting(self) -> None:
         with self._answered:
             for number, answer in self._answers.items():
-                self._answers[number] = answer or Answer(number, None)
+                self._answers[number] = answer or Response(number, None)
             self._answered.notify_all()
 
     def _let_go(self) -> None:
@@ -751,7 +751,7 @@ class _RemoteTraining:
         tell: Callable[..., None],
         anchor: Anchor,
     ) -> None:
-        self.told = LoopFigures()
+        self.state = LoopProgress()
         self.clock = anchor
         self._recording = recording
         self._ask = ask
@@ -761,26 +761,26 @@ class _RemoteTraining:
         from otel_train.profiler.controller import LoopState
         from otel_train.profiler.step_schedule import ProfiledThread
 
-        told = self.told
+        state = self.state
         recorder = self._recording.recorder
         rings = {ring.slot: ring for ring in list(recorder.threads)}
-        ring = rings.get(told.ring, recorder.main)
+        ring = rings.get(state.ring, recorder.main)
         thread = ProfiledThread(ring.ident, recorder.sources, ring.ring.divert)
-        return LoopState(told.rule, thread, told.step, told.median_ns, told.epoch, told.settled_ns)
+        return LoopState(state.rule, thread, state.step, state.median_ns, state.epoch, state.settled_ns)
 
     def number(self, at_ns: int) -> int:
         answer = self._ask("number", at_ns)
-        return self.told.step if answer is None else int(answer)
+        return self.state.step if answer is None else int(answer)
 
     def epoch(self, at_ns: int) -> int:
         answer = self._ask("epoch", at_ns)
-        return self.told.epoch if answer is None else int(answer)
+        return self.state.epoch if answer is None else int(answer)
 
     def unix_ns(self, clock_ns: int) -> int:
         return self.clock.unix(clock_ns)
 
     def slow_steps(self) -> int:
-        return self.told.slow
+        return self.state.slow
 
     def over(self, capture: Capture) -> None:
         self._ask("captured", capture)

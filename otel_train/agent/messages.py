@@ -52,7 +52,7 @@ class Hello(NamedTuple):
     again: bool = False
 
 
-class LoopFigures(NamedTuple):
+class LoopProgress(NamedTuple):
     """What a rank must know of its loop to make captures; but for ``ring`` and ``slow`` as in ``capturing.around.Loop``.
 
     Attributes:
@@ -85,7 +85,7 @@ class Opened(NamedTuple):
     resource: Mapping[str, AttributeValue]
 
 
-class LoaderFigures(NamedTuple):
+class LoaderReport(NamedTuple):
     """What no edge tells of a loader; the names are those of ``LoaderProbe``."""
 
     phase: str
@@ -112,7 +112,7 @@ class State(NamedTuple):
         memory: of the devices in use.
         taken: bytes taken on them, as their driver says.
         hardware: name and UUID of each.
-        brought_back: bytes copied to the host, by device.
+        copied_to_host: bytes copied to the host, by device.
         spent_ns: nanoseconds of the training thread on device events.
         dropped: notes, readings and operations that found no room.
         faults: faults of ours in the rank, by part.
@@ -127,7 +127,7 @@ class State(NamedTuple):
         uncounted: why they are not counted, where that was asked for.
     """
 
-    loaders: dict[str, LoaderFigures] = {}  # noqa: RUF012 - never changed
+    loaders: dict[str, LoaderReport] = {}  # noqa: RUF012 - never changed
     models: tuple[str, ...] = ()
     barrier: str = ""
     job: tuple[int, int] | None = None
@@ -135,7 +135,7 @@ class State(NamedTuple):
     memory: tuple[DeviceMemory, ...] = ()
     taken: Mapping[str, int] = {}
     hardware: Mapping[str, str] = {}
-    brought_back: Mapping[str, int] = {}
+    copied_to_host: Mapping[str, int] = {}
     spent_ns: int = 0
     dropped: int = 0
     faults: Mapping[str, int] = {}
@@ -184,15 +184,15 @@ class Report(NamedTuple):
     state: State | None
 
 
-class Ask(NamedTuple):
-    """A question, answered by an ``Answer`` of the same number; 0 where no answer is wanted."""
+class Request(NamedTuple):
+    """A question, answered by an ``Response`` of the same number; 0 where no answer is wanted."""
 
     number: int
     what: str
     args: tuple[Any, ...] = ()
 
 
-class Answer(NamedTuple):
+class Response(NamedTuple):
     """What was asked for; ``error`` says why there is nothing."""
 
     number: int

@@ -257,7 +257,7 @@ _MOST_WARNINGS = 16
 _log = logging.getLogger("otel_train")
 
 
-class NoteReader:
+class LoggedValueReader:
     """Turns notes into metrics and events.
 
     Args:
@@ -270,7 +270,7 @@ class NoteReader:
         self._notes = notes
         self._signals = signals
         self._run = run
-        self._untold: list[UserEvent] = []
+        self._pending: list[UserEvent] = []
         self._warned: set[str] = set()
 
     def read(self) -> None:
@@ -279,15 +279,15 @@ class NoteReader:
             if isinstance(note, Value):
                 self._log(note)
             else:
-                self._untold.append(note)
+                self._pending.append(note)
 
     def tell(self) -> None:
         """Tell what was read as events; by now it is known in which step it happened."""
-        untold, self._untold = self._untold, []
-        for happening in untold:
-            plain = as_plain(happening).attributes
-            number = self._run.recent.at(happening.at_ns, self._run.step_number)
-            self._run.spans.event(happening.name, happening.at_ns, {c.STEP_NUMBER.name: number, **plain})
+        pending, self._pending = self._pending, []
+        for event in pending:
+            plain = as_plain(event).attributes
+            number = self._run.recent.at(event.at_ns, self._run.step_number)
+            self._run.spans.event(event.name, event.at_ns, {c.STEP_NUMBER.name: number, **plain})
 
     def _log(self, note: Value) -> None:
         value = as_number(note.value)
@@ -298,7 +298,7 @@ class NoteReader:
             self._run.sampler.nonfinite(note.at_ns)
             kind = "gradient" if "norm" in note.name else "loss"
             attributes = {c.SPAN_NONFINITE_KIND.name: kind, "name": note.name}
-            self._untold.append(UserEvent(note.at_ns, c.NONFINITE_EVENT.name, attributes))
+            self._pending.append(UserEvent(note.at_ns, c.NONFINITE_EVENT.name, attributes))
 
     def _refuse(self, name: str) -> None:
         self._notes.refused += 1

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from otel_train.agent.messages import Hello
     from otel_train.agent.rank_connection import RankConnection
-    from otel_train.exporters.manager import Shared
+    from otel_train.exporters.manager import SharedExporters
 
 DELIVERY_S: Final = 60.0
 """Longest that an agent outlives its last rank, with a Collector that does not answer."""
@@ -71,11 +71,11 @@ class NodeAgent:
     """
 
     def __init__(self, listener: socket.socket | None) -> None:
-        from otel_train.exporters.manager import Shared
+        from otel_train.exporters.manager import SharedExporters
 
         self.links: list[Link] = []
         self._listener = listener
-        self._shared = Shared(alone=listener is None)
+        self._shared = SharedExporters(alone=listener is None)
         self._services: list[RankConnection] = []
         self._lock = threading.Lock()
         self._terminated = False
@@ -157,7 +157,13 @@ class NodeAgent:
 
 
 def opened(
-    link: Link, hello: Hello, memory: int | mmap.mmap, process: int, *, deliver_s: float, shared: Shared
+    link: Link,
+    hello: Hello,
+    memory: int | mmap.mmap,
+    process: int,
+    *,
+    deliver_s: float,
+    shared: SharedExporters,
 ) -> RankConnection | None:
     """What serves the rank; None where it has set what cannot be honoured, and is told so.
 
@@ -169,16 +175,16 @@ def opened(
         deliver_s: longest that it delivers after the rank has ended.
         shared: what ranks of this agent have in common.
     """
-    from otel_train.agent.messages import Ask
+    from otel_train.agent.messages import Request
     from otel_train.agent.rank_connection import RankConnection
     from otel_train.errors import ConfigError
 
     with suppress(OSError):  # a rank that is gone is counted to its end all the same
-        link.send(Ask(0, "up", (os.getpid(),)))
+        link.send(Request(0, "up", (os.getpid(),)))
     try:
         return RankConnection(link, hello, memory, process, deliver_s=deliver_s, shared=shared)
     except ConfigError as error:
-        link.send(Ask(0, "refused", (str(error),)))
+        link.send(Request(0, "refused", (str(error),)))
         return None
 
 
@@ -197,7 +203,7 @@ class LogsToRanks(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Send one record."""
-        from otel_train.agent.messages import Ask
+        from otel_train.agent.messages import Request
 
         text: Any = record.getMessage()
         if record.exc_info:
@@ -205,4 +211,4 @@ class LogsToRanks(logging.Handler):
         link = _served.get() or next(iter(self._agent.links), None)
         if link is not None:
             with suppress(OSError):
-                link.send(Ask(0, "log", (record.levelno, text)))
+                link.send(Request(0, "log", (record.levelno, text)))

@@ -49,7 +49,7 @@ _OF_THE_AGENT: Final = re.compile(
 """Variables that a whole process has one value of."""
 
 
-class Reached(NamedTuple):
+class AgentConnection(NamedTuple):
     """A connection to an agent.
 
     Attributes:
@@ -61,7 +61,7 @@ class Reached(NamedTuple):
     found: bool
 
 
-def reach(info: RunInfo, environ: Mapping[str, str]) -> Reached:
+def connect_agent(info: RunInfo, environ: Mapping[str, str]) -> AgentConnection:
     """Connect to the agent of this node, and start it if there is none yet.
 
     Ranks of one run on one node, of one user and in the same namespaces, have one agent. Its address is a name in the
@@ -77,7 +77,7 @@ def reach(info: RunInfo, environ: Mapping[str, str]) -> Reached:
     if not sys.executable:
         raise OSError("this interpreter does not know its own program (sys.executable is empty)")
     if info.local_world_size < 2:  # noqa: PLR2004 - alone
-        return Reached(_start_alone(), found=False)
+        return AgentConnection(_start_alone(), found=False)
     address = _address(info, environ)
     for _ in range(_TRIES):  # who has the name may not listen yet, or may be leaving
         try:
@@ -86,10 +86,10 @@ def reach(info: RunInfo, environ: Mapping[str, str]) -> Reached:
             time.sleep(_RETRY_S)
         except PermissionError:  # no such sockets here, or another user's
             break
-    return Reached(_start_alone(), found=False)
+    return AgentConnection(_start_alone(), found=False)
 
 
-def _first(address: bytes) -> Reached | None:
+def _first(address: bytes) -> AgentConnection | None:
     """To an agent that is started here; None where another rank has taken the name."""
     with socket.socket(socket.AF_UNIX) as listener:
         try:
@@ -106,10 +106,10 @@ def _first(address: bytes) -> Reached | None:
         except BaseException:
             connection.close()
             raise
-    return Reached(Link(connection), found=False)
+    return AgentConnection(Link(connection), found=False)
 
 
-def _found(address: bytes) -> Reached:
+def _found(address: bytes) -> AgentConnection:
     """To the agent that another rank has started.
 
     Raises:
@@ -122,7 +122,7 @@ def _found(address: bytes) -> Reached:
         connection.connect(address)
         connection.settimeout(None)
         if user_of(connection) == os.getuid():
-            return Reached(Link(connection), found=True)
+            return AgentConnection(Link(connection), found=True)
     except ConnectionRefusedError:
         connection.close()
         raise
@@ -244,9 +244,9 @@ class AgentThread(threading.Thread):
     def run(self) -> None:
         """Serve the rank."""
         from otel_train.agent.node import opened
-        from otel_train.exporters.manager import Shared
+        from otel_train.exporters.manager import SharedExporters
 
-        shared = Shared(alone=True)
+        shared = SharedExporters(alone=True)
         try:
             hello = self._theirs.receive()
             self.service = opened(

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from otel_train.agent.capture_requests import RequestFolder
-from otel_train.agent.messages import Answer, Ask, Hello, LoopFigures, Opened, Report
+from otel_train.agent.messages import Hello, LoopProgress, Opened, Report, Request, Response
 from otel_train.agent.rank_end import LauncherFolder, RankEnd, how_it_ended
 from otel_train.agent.remote import (
-    RemoteCapturing,
+    RemoteCaptures,
     RemoteExchange,
     RemoteProviders,
     RemoteRecording,
@@ -27,10 +27,10 @@ from otel_train.agent.remote import (
 from otel_train.agent.ring_reader import SharedRings
 from otel_train.agent.service import AgentService
 from otel_train.artifacts.writer import write_at_the_end
-from otel_train.collectors.memory import Memories, TreeReader
+from otel_train.collectors.memory import MemoryMonitor, ProcessTreeReader
 from otel_train.datamodel import system_clock
 from otel_train.distributed.coordinator import Job
-from otel_train.exporters.manager import Routes, Shared
+from otel_train.exporters.manager import ExportManager, SharedExporters
 from otel_train.profiler.setup import rule_of
 from otel_train.safety import Guard, daemon_thread
 
@@ -71,9 +71,9 @@ class RankConnection:
         shared: what ranks of this agent have in common.
 
     Attributes:
-        pumping: the account, and what is made of it.
-        pump: the thread that reads.
-        routes: where that goes.
+        service: the account, and what is made of it.
+        loop: the thread that reads.
+        exporters: where that goes.
         rings: of the rank.
         left_s: when the rank let go, seconds of the monotonic clock; infinite until then.
 
@@ -89,7 +89,7 @@ class RankConnection:
         process: int,
         *,
         deliver_s: float,
-        shared: Shared,
+        shared: SharedExporters,
     ) -> None:
         self.left_s = math.inf
         self._deliver_s = deliver_s
@@ -103,29 +103,29 @@ class RankConnection:
         self._over = False
         self._end = threading.Lock()
         self._said = self._told_state = ""
-        self._asked: queue.SimpleQueue[Ask | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         config, info = hello.config, hello.info
-        self.routes = Routes.make(
+        self.exporters = ExportManager.make(
             config, info, hello.environ, origins=hello.origins, shared=shared, again=hello.again
         )
         with ExitStack() as undo:  # what has been set up when a part fails
-            undo.callback(self.routes.close, 0)
+            undo.callback(self.exporters.close, 0)
             self._set_up(memory)
             undo.pop_all()
 
     def _set_up(self, memory: int | mmap.mmap) -> None:
         hello = self._hello
         config, info = hello.config, hello.info
-        self.info = self.routes.info
-        self.rings = SharedRings(memory, self.routes.flight_path, self.routes.disk)
+        self.info = self.exporters.info
+        self.rings = SharedRings(memory, self.exporters.flight_path, self.exporters.disk)
         self._launcher = LauncherFolder(hello.environ, info.pid)
         beside = info.pid != os.getpid()
         if beside:  # a thread of the rank could not say how it ended, and prints itself
             self._launcher.opened(os.getpid())
-            self.routes.terminal = (hello.page, lambda text: self._tell("say", text))
+            self.exporters.terminal = (hello.page, lambda text: self._tell("say", text))
         self._remote = RemoteRecording(self.rings)
         self._requests = RequestFolder(
-            self.routes.rank_folder if config.capture != "off" else None, config.capture_token
+            self.exporters.rank_folder if config.capture != "off" else None, config.capture_token
         )
         self._requests_guard = Guard("captures")
         self._request: object = None
@@ -133,13 +133,13 @@ class RankConnection:
             self._remote, self._tell, resource=hello.resource, pid=info.pid, post=self._post,
             waiting=self._left_request, alerts=_alerts_of(config, self.info, self._arm),
         )  # fmt: skip
-        self.pumping = AgentService(
-            config, self.info, recording=self._remote, routes=self.routes, anchor=hello.anchor,
+        self.service = AgentService(
+            config, self.info, recording=self._remote, exporters=self.exporters, anchor=hello.anchor,
             # What the launcher counts is the same on all ranks; what lies in a rank's folder need not be.
             key_prefix=f"otel_train/{info.attempt}", elsewhere=elsewhere,
         )  # fmt: skip
-        self.pumping.connect(hello.environ)
-        self.pump = self.pumping.pump
+        self.service.connect(hello.environ)
+        self.loop = self.service.loop
         self._reported_s = self._moved_s = time.monotonic()
         self._written = 0
         self._worker = daemon_thread(self._answer_all, "otel-train-asks")
@@ -147,23 +147,23 @@ class RankConnection:
     def serve(self) -> None:
         """Serve the rank until it has ended and everything of it is delivered, or kept."""
         with ExitStack() as undo:
-            undo.callback(self.routes.close, 0)
-            undo.callback(self.pumping.undo)
-            self.pumping.start()
+            undo.callback(self.exporters.close, 0)
+            undo.callback(self.service.undo)
+            self.service.start()
             self._worker.start()
-            self.routes.disk.do(self._requests_guard, self._requests.publish)
+            self.exporters.disk.do(self._requests_guard, self._requests.publish)
             undo.pop_all()
-        directory = self.routes.run_directory
+        directory = self.exporters.run_directory
         opened = Opened(
             self.info,
             str(directory) if directory else "",
-            self.routes.metrics_url or "",
-            self.pumping.resource,
+            self.exporters.metrics_url or "",
+            self.service.resource,
         )
         with suppress(OSError):
             self._link.send(opened)
         with Guard("captures"):
-            self.pumping.capturing.ask_for_alerts()
+            self.service.capturing.ask_for_alerts()
         while not self._ended.is_set():
             others = (self._process,) if self._process >= 0 else ()
             ready = self._link.wait(1.0, *others)
@@ -199,11 +199,11 @@ class RankConnection:
         if isinstance(message, Report):
             self._reported_s = time.monotonic()
             self._remote.take_in(message)
-        elif isinstance(message, Ask):
+        elif isinstance(message, Request):
             if message.what == "end":
                 self._told_state = message.args[0]
             self._asked.put(message)
-        elif isinstance(message, Answer):
+        elif isinstance(message, Response):
             box = self._posts.pop(message.number, None)
             if box is not None:
                 box.put(message.value)
@@ -212,11 +212,11 @@ class RankConnection:
 
     def _answer_all(self) -> None:
         while (ask := self._asked.get()) is not None:
-            answer = Answer(ask.number, None)
+            answer = Response(ask.number, None)
             try:
-                answer = Answer(ask.number, getattr(self, f"_do_{ask.what}")(*ask.args))
+                answer = Response(ask.number, getattr(self, f"_do_{ask.what}")(*ask.args))
             except Exception as error:  # noqa: BLE001 - said to the rank
-                answer = Answer(ask.number, None, f"{type(error).__name__}: {error}")
+                answer = Response(ask.number, None, f"{type(error).__name__}: {error}")
                 _log.warning("the agent could not answer %r", ask.what, exc_info=error)
             if ask.what == "written":  # first: the rank lets go of the connection once it has the answer
                 self._ended.set()
@@ -225,41 +225,41 @@ class RankConnection:
                     self._link.send(answer)
 
     def _do_summary(self, state: str) -> dict[str, Any]:
-        with self.pump.settled():
-            return self.pumping.document(state, self._window)
+        with self.loop.up_to_date():
+            return self.service.document(state, self._window)
 
     def _do_reset_window(self) -> None:
-        with self.pump.settled():
-            self._window = self.pumping.window()
+        with self.loop.up_to_date():
+            self._window = self.service.window()
 
     def _do_unobserved(self) -> list[dict[str, str]]:
-        return self.pumping.unobserved()
+        return self.service.unobserved()
 
-    def _do_settle(self) -> LoopFigures:
+    def _do_settle(self) -> LoopProgress:
         """Everything that was reported is settled; how the loop goes."""
-        with self.pump.settled():
-            return loop_of(self.pumping.run, self.rings)
+        with self.loop.up_to_date():
+            return loop_of(self.service.run, self.rings)
 
     def _do_number(self, at_ns: int) -> int:
-        return self.pumping.run.recent.at(at_ns, self.pumping.run.step_number)
+        return self.service.run.recent.at(at_ns, self.service.run.step_number)
 
     def _do_epoch(self, at_ns: int) -> int:
-        return self.pumping.run.epochs.at(at_ns)
+        return self.service.run.epochs.at(at_ns)
 
     def _do_captured(self, capture: Any) -> None:
-        with self.pump.lock:
-            self.pumping.run.captured(capture)
+        with self.loop.lock:
+            self.service.run.captured(capture)
 
     def _do_active(self, active: bool) -> None:  # noqa: FBT001 - a message
-        self.pumping.run.captures.active = active
+        self.service.run.captures.active = active
 
     def _do_hand_over(self) -> bool:
         """The rows of what has been settled up to now."""
-        return self.pumping.hand_over()
+        return self.service.hand_over()
 
     def _left_request(self) -> object:
         """What was left in the folder of the rank."""
-        self.routes.disk.refresh(self._requests_guard, self._look_for_request)
+        self.exporters.disk.refresh(self._requests_guard, self._look_for_request)
         return self._request
 
     def _look_for_request(self) -> None:
@@ -267,30 +267,30 @@ class RankConnection:
 
     def _do_request_done(self) -> None:
         self._request = None
-        self.routes.disk.do(self._requests_guard, self._requests.done)
+        self.exporters.disk.do(self._requests_guard, self._requests.done)
 
     def _do_pass_on(self, rank: int, request: dict[str, Any]) -> str:
         return self._requests.pass_on(rank, request)
 
     def _do_providers(self) -> None:
-        with self.pump.lock:
-            self.routes.add_elsewhere(RemoteProviders(self._tell))
+        with self.loop.lock:
+            self.exporters.add_elsewhere(RemoteProviders(self._tell))
 
     def _do_last_settle(self) -> None:
         """Nothing is recorded any more: the last steps get their numbers."""
-        self.pump.stop(self._hello.config.exit_timeout_s)
-        with self.pump.lock:
-            self.pump.settle()
-            self.pumping.run.close(system_clock())
+        self.loop.stop(self._hello.config.exit_timeout_s)
+        with self.loop.lock:
+            self.loop.read_rings()
+            self.service.run.close(system_clock())
 
     def _do_end(self, state: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
         """The run is over: its figures, and what could not be seen. They do not wait for the disk."""
         self._finish(state)
-        return self.pumping.document(state, self._window), self.pumping.unobserved()
+        return self.service.document(state, self._window), self.service.unobserved()
 
     def _do_written(self) -> bool:
         """After the end: whether everything is on the disk. Waits for it."""
-        return self.routes.disk.written(self._deliver_s)
+        return self.exporters.disk.written(self._deliver_s)
 
     # -- the end -----------------------------------------------------------------------------------
 
@@ -299,19 +299,19 @@ class RankConnection:
             if self._over:
                 return
             self._over = True
-            pumping, config, disk = self.pumping, self._hello.config, self.routes.disk
+            service, config, disk = self.service, self._hello.config, self.exporters.disk
             with Guard("close"):
-                self.pump.stop(config.exit_timeout_s)
-                pumping.last_turn(state, cause=cause)
+                self.loop.stop(config.exit_timeout_s)
+                service.last_turn(state, cause=cause)
             with Guard("close"):
-                pumping.close(config.exit_timeout_s)
+                service.close(config.exit_timeout_s)
             with Guard("flight file"):
                 self.rings.close()
-            run = self.routes.run_directory
+            run = self.exporters.run_directory
             disk.do(Guard("artifacts"), lambda: write_at_the_end(config, self.info.rank, run))
             disk.do(Guard("captures"), self._requests.withdraw)
             with Guard("run directory"):  # the next start of this rank must not wait for a Collector
-                self.routes.close_files()
+                self.exporters.close_files()
 
     def _finish_without_it(self) -> None:
         """The rank is gone, or its connection is: bring it to its end."""
@@ -325,23 +325,23 @@ class RankConnection:
             state, cause = self._said, ""
         self.rings.limit(None)
         self._finish(state, cause=cause)
-        self.routes.disk.written(self._deliver_s)  # a launcher reads it next
-        steps = self.pumping.run.totals.steps_by_phase().get("train", 0)
-        path = self.routes.rank_folder
+        self.exporters.disk.written(self._deliver_s)  # a launcher reads it next
+        steps = self.service.run.totals.steps_by_phase().get("train", 0)
+        path = self.exporters.rank_folder
         if path is not None:
-            self._launcher.ended(RankEnd(path, self.info.rank, steps, self.pump.missed))
+            self._launcher.ended(RankEnd(path, self.info.rank, steps, self.loop.missed))
 
     def _deliver(self) -> None:
         """Send what waits, or leave it in the spool."""
         self._launcher.closed()
-        self.routes.close(self._deliver_s)
+        self.exporters.close(self._deliver_s)
         self._link.close()
 
     # -- what the rank is asked --------------------------------------------------------------------
 
     def _tell(self, what: str, *args: Any) -> None:
         with suppress(OSError):
-            self._link.send(Ask(0, what, args))
+            self._link.send(Request(0, what, args))
 
     def _post(self, body: bytes, token: str) -> tuple[int, object]:
         """A request over HTTP. The rank answers one that brings the token."""
@@ -363,7 +363,7 @@ class RankConnection:
         number, box = next(self._numbers), queue.SimpleQueue[Any]()
         self._posts[number] = box
         try:
-            self._link.send(Ask(number, what, args))
+            self._link.send(Request(number, what, args))
             return box.get(timeout=_POST_S)
         except (OSError, queue.Empty):
             return None
@@ -371,12 +371,12 @@ class RankConnection:
             self._posts.pop(number, None)
 
 
-def loop_of(run: RunState, rings: SharedRings) -> LoopFigures:
+def loop_of(run: RunState, rings: SharedRings) -> LoopProgress:
     """What the rank must know of its loop."""
     leading = run.leading
     slots = {id(thread): thread.slot for thread in rings.threads}
     ring = slots.get(leading.key, 0) if leading else 0
-    return LoopFigures(
+    return LoopProgress(
         rule_of(run), ring, run.step_number, run.sampler.median_ns, run.epochs.at(run.settled_ns),
         run.settled_ns, run.sampler.slow,
     )  # fmt: skip
@@ -421,10 +421,10 @@ class _Elsewhere:
         """See there."""
         return loader_state(probe)
 
-    def capturing(self, run: RunState) -> RemoteCapturing:
+    def capturing(self, run: RunState) -> RemoteCaptures:
         """See there."""
         rings = self._remote.recorder
-        made = RemoteCapturing(
+        made = RemoteCaptures(
             self._remote, run, self._tell, loop=lambda: loop_of(run, rings), post=self._post,
             waiting=self._waiting,
         )  # fmt: skip
@@ -439,7 +439,7 @@ class _Elsewhere:
             lambda **which: RemoteExchange(state, self._tell, **which),
         )  # fmt: skip
 
-    def memories(self) -> Memories:
+    def memory_monitor(self) -> MemoryMonitor:
         """See there."""
         remote = self._remote
 
@@ -447,7 +447,7 @@ class _Elsewhere:
             found = dict(remote.state.datasets[name] for name in loaders if name in remote.state.datasets)
             return sum(found.values()) if found else None
 
-        return Memories(
+        return MemoryMonitor(
             datasets=datasets, caches=lambda: remote.state.caches, devices=remote.devices.taken,
-            clock=system_clock, tree=TreeReader(system_clock, Path(f"/proc/{self._pid}"), pid=self._pid),
+            clock=system_clock, tree=ProcessTreeReader(system_clock, Path(f"/proc/{self._pid}"), pid=self._pid),
         )  # fmt: skip

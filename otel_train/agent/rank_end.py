@@ -169,7 +169,7 @@ LEAST_SHARE: Final = 0.2
 """Of the time between two looks: what a process that only waits for something stays below."""
 
 
-class Work:
+class ProcessActivity:
     """The work of a process, on a processor or waiting for one, as Linux tells it: /proc/<pid>/task/<tid>/schedstat.
 
     Args:
@@ -180,7 +180,7 @@ class Work:
         self._tasks = Path(f"/proc/{pid}/task")
         self._before = time.monotonic_ns(), self._spent_ns()
 
-    def goes_on(self) -> bool:
+    def is_working(self) -> bool:
         """Whether it has worked since the last look. False where the system does not tell."""
         (then_ns, before_ns), self._before = self._before, (time.monotonic_ns(), self._spent_ns())
         now_ns, spent_ns = self._before

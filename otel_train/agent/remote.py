@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from otel_train.accounting.device_times import DevicePairs
-from otel_train.agent.messages import LoaderFigures, State
+from otel_train.agent.messages import LoaderReport, State
 from otel_train.datamodel import Compile, DeviceTimes, Outcomes, Pace
 from otel_train.instrumentation.dataloader_workers import BatchBuildTimes
 from otel_train.safety import Guard
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from otel_train.agent.alertmanager import AlertPoller
-    from otel_train.agent.messages import LoopFigures, Report
+    from otel_train.agent.messages import LoopProgress, Report
     from otel_train.agent.ring_reader import SharedRings
     from otel_train.aggregation.run_state import RunState
     from otel_train.datamodel import DeviceMemory, ExportBatch
@@ -36,7 +36,7 @@ ALERTS_END_S = 0.2
 
 
 class RemoteRecording:
-    """In place of a ``InstrumentationManager``, for the pump. One thread takes reports in, the pump's takes them out.
+    """In place of a ``InstrumentationManager``, for the export loop. One thread takes reports in, the export loop's takes them out.
 
     Args:
         rings: of the rank.
@@ -48,7 +48,7 @@ class RemoteRecording:
         self.records: deque[dict[int, str]] = deque(maxlen=1)
         self.exchange = (False, 0)
         self.devices = _Devices(self)
-        self.transfers = SimpleNamespace(brought_back=lambda: dict(self.state.brought_back))
+        self.transfers = SimpleNamespace(copied_to_host=lambda: dict(self.state.copied_to_host))
         self.scaled = _Scaled()
         self.notes = _Notes()
         self.timers = _Timers()
@@ -197,16 +197,16 @@ class _Crew:
 
 
 class RemoteLoader:
-    """In place of a ``LoaderProbe``: figures as they were reported last."""
+    """In place of a ``LoaderProbe``: report as they were reported last."""
 
-    def __init__(self, figures: LoaderFigures, crew: _Crew) -> None:
-        self.figures = figures
+    def __init__(self, report: LoaderReport, crew: _Crew) -> None:
+        self.report = report
         self.crews = [crew]
 
     def __getattr__(self, name: str) -> Any:
-        if name == "figures":
+        if name == "report":
             raise AttributeError(name)
-        return getattr(self.figures, name)
+        return getattr(self.report, name)
 
     def weigh_next(self) -> None:
         """The rank does."""
@@ -222,15 +222,13 @@ class _Probes:
         return self._crews.setdefault(name, _Crew())
 
     def know(self, state: State) -> None:
-        self.loaders = {
-            name: RemoteLoader(figures, self.crew(name)) for name, figures in state.loaders.items()
-        }
+        self.loaders = {name: RemoteLoader(report, self.crew(name)) for name, report in state.loaders.items()}
         self.models = [SimpleNamespace(name=name, model=_nothing) for name in state.models]
 
 
 def loader_state(probe: Any) -> LoaderState | None:  # Any: a RemoteLoader
     """Workers and queue of a loader, as reported last."""
-    state: LoaderState | None = probe.figures.state
+    state: LoaderState | None = probe.report.state
     return state
 
 
@@ -315,7 +313,7 @@ class RemoteProviders:
         """The rank closes them."""
 
 
-class RemoteCapturing:
+class RemoteCaptures:
     """In place of ``Capturing``: ``torch.profiler`` runs in the training process, and what decides about it."""
 
     def __init__(
@@ -324,7 +322,7 @@ class RemoteCapturing:
         run: RunState,
         send: Send,
         *,
-        loop: Callable[[], LoopFigures],
+        loop: Callable[[], LoopProgress],
         post: Callable[[bytes, str], tuple[int, object]],
         waiting: Callable[[], object],
     ) -> None:
@@ -335,7 +333,7 @@ class RemoteCapturing:
         self._loop = loop
         self._post = post
         self._waiting = waiting
-        self._told: LoopFigures | None = None
+        self._told: LoopProgress | None = None
         self._asked: object = None
         run.sampler.captured_ns = lambda: remote.state.captured_ns
 
@@ -367,7 +365,7 @@ class RemoteCapturing:
             self._send("loop", loop)
 
     def stop(self) -> None:
-        """Ask for alerts no more. The rank stops what is recorded."""
+        """Request for alerts no more. The rank stops what is recorded."""
         self.end(ALERTS_END_S)
 
     def end(self, timeout_s: float) -> None:

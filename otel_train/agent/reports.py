@@ -6,7 +6,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from otel_train.agent.messages import LoaderFigures, Report, State
+from otel_train.agent.messages import LoaderReport, Report, State
 from otel_train.distributed.store import find_job
 from otel_train.instrumentation.dataloader import look
 from otel_train.instrumentation.dataset_size import dataset_bytes
@@ -173,7 +173,7 @@ class Reports:
             self._memory,
             self._taken,
             self._hardware,
-            recording.transfers.brought_back(),
+            recording.transfers.copied_to_host(),
             recording.devices.spent_ns,
             recording.notes.dropped + recording.devices.dropped + recording.timers.dropped,
             self._faults(),
@@ -217,8 +217,8 @@ class Reports:
         return by_part
 
 
-def _figures(probe: Any) -> LoaderFigures:  # Any: a LoaderProbe
-    return LoaderFigures(
+def _figures(probe: Any) -> LoaderReport:  # Any: a LoaderProbe
+    return LoaderReport(
         probe.phase, probe.token_count, probe.workers, probe.sized, probe.prefetch_factor,
         probe.persistent, probe.weights, dict(probe.failures), probe.given, look(probe),
     )  # fmt: skip

@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from otel_train.exporters.background_queue import Disk
+from otel_train.exporters.background_queue import DiskQueue
 from otel_train.files import open_to_change
 from otel_train.recording.device_ring import DeviceRingReader
 from otel_train.recording.events import EDGE_WORDS, Instrumented, SourceKind
@@ -76,7 +76,7 @@ class SharedThread:
 
 
 class SharedRings:
-    """What a ``Recorder`` of another process writes, for the pump.
+    """What a ``Recorder`` of another process writes, for the export loop.
 
     Args:
         memory: of the rank, or its descriptor.
@@ -88,14 +88,16 @@ class SharedRings:
         device_ring: what devices did.
     """
 
-    def __init__(self, memory: int | mmap.mmap, copy: Path | None = None, disk: Disk | None = None) -> None:
+    def __init__(
+        self, memory: int | mmap.mmap, copy: Path | None = None, disk: DiskQueue | None = None
+    ) -> None:
         self._map = mmap.mmap(memory, 0) if isinstance(memory, int) else memory
         self._layout = SharedLayout.of(self._map)
         self._threads: dict[int, SharedThread] = {}
         self._names = b""
         self._spent_before_ns = 0
         self._copy = FlightCopy(copy, self._map, self._layout) if copy is not None else None
-        self._disk = disk or Disk()
+        self._disk = disk or DiskQueue()
         self._copied_s = 0.0
         self.guard = Guard("flight file")
         self.device_ring = DeviceRingReader(self._layout.device_ring(self._map))
@@ -127,7 +129,7 @@ class SharedRings:
                 return
 
     def limit(self, positions: Iterable[tuple[int, int]] | None) -> None:
-        """Let the pump read up to these positions, by ring, and of other rings nothing; None: whatever is there."""
+        """Let the export loop read up to these positions, by ring, and of other rings nothing; None: whatever is there."""
         self._limited = positions is not None
         upto = None if positions is None else dict(positions)
         for slot, thread in self._find().items():

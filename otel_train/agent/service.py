@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 from otel_train.agent.coverage import CoverageReporter, unobserved
-from otel_train.agent.metric_reader import MetricReader, MetricSources, NoteReader, SelfMetrics
+from otel_train.agent.metric_reader import LoggedValueReader, MetricReader, MetricSources, SelfMetrics
 from otel_train.agent.summary import Documents, Window
 from otel_train.aggregation.metrics import Signals
 from otel_train.aggregation.run_state import SLICE_EDGES, RunState
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from otel_train.agent.remote import RemoteRecording
-    from otel_train.collectors.memory import Memories
+    from otel_train.collectors.memory import MemoryMonitor
     from otel_train.config import Config
     from otel_train.datamodel import Anchor, AttributeValue, Clock, Snapshot
     from otel_train.distributed.coordinator import Job
     from otel_train.exporters import ExportRoute
-    from otel_train.exporters.manager import Routes
+    from otel_train.exporters.manager import ExportManager
     from otel_train.instrumentation.dataloader import LoaderState
     from otel_train.instrumentation.manager import InstrumentationManager
     from otel_train.recording.recorder import Recorder, ThreadRing
     from otel_train.resource import RunInfo
     from otel_train.trackers.schedule import Listeners
 
-SETTLE_EVERY_S = 2.0
+READ_INTERVAL_S = 2.0
 """Edges are worked out this often, or when a slice is full: the numpy calls cost the same for few as for many."""
 
 MAX_GIL_HOLD_NS = 150_000
@@ -51,7 +51,7 @@ GIL_RELEASE_S = 50e-6
 """An agent in a thread of the training process sleeps this long after it has held the GIL for so many nanoseconds: a thread
 that waits takes it. Python itself lets go every 5 ms."""
 
-_SETTLE = -1
+_READ = -1
 
 
 def gil_release(clock: Clock) -> Callable[[], None]:
@@ -72,10 +72,10 @@ def _nothing() -> None:
 
 
 class PeriodicTask(NamedTuple):
-    """Something the pump does now and then.
+    """Something the export loop does now and then.
 
     Attributes:
-        do: called on the pump thread.
+        do: called on the thread of the export loop.
         guard: contains its faults.
         every_s: seconds between two calls; 0 on every turn.
     """
@@ -106,8 +106,8 @@ class ExportLoop:
         every_s: float,
     ) -> None:
         self.routes: list[ExportRoute] = []
-        self.chores: list[PeriodicTask] = []
-        self.first: list[PeriodicTask] = []
+        self.tasks: list[PeriodicTask] = []
+        self.early_tasks: list[PeriodicTask] = []
         """Done once it is known how far to read, before anything is read."""
         self.between: Callable[[], float | None] = lambda: None
         """Done in the pauses between turns; says in how many seconds again, None for not in this pause. Never raises."""
@@ -129,7 +129,7 @@ class ExportLoop:
     def faults(self) -> dict[str, int]:
         """Faults of ours on this side, by part."""
         faults: dict[str, int] = {}
-        driven: list[ExportRoute | PeriodicTask] = [*self.routes, *self.first, *self.chores]
+        driven: list[ExportRoute | PeriodicTask] = [*self.routes, *self.early_tasks, *self.tasks]
         for guard in dict.fromkeys((self.guard, *(each.guard for each in driven))):  # some share one
             faults[guard.part] = faults.get(guard.part, 0) + guard.faults
         return faults
@@ -144,40 +144,40 @@ class ExportLoop:
         if self._thread.is_alive() and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
-    def turn(self, *, final: bool = False) -> None:
+    def run_once(self, *, final: bool = False) -> None:
         """One round: read, settle, export. Tests call it directly."""
         self._recorder.publish(time.time_ns())
         full = any(thread.ring.pending >= SLICE_EDGES for thread in self._recorder.threads)
-        if full or self._is_due(_SETTLE, SETTLE_EVERY_S):
-            self.settle()
-        for number, chore in enumerate(self.chores):
-            if (final or self._is_due(_SETTLE - 1 - number, chore.every_s)) and not chore.guard.closed:
-                with chore.guard:
-                    chore.do()
+        if full or self._is_due(_READ, READ_INTERVAL_S):
+            self.read_rings()
+        for number, task in enumerate(self.tasks):
+            if (final or self._is_due(_READ - 1 - number, task.every_s)) and not task.guard.closed:
+                with task.guard:
+                    task.do()
         self._export(final=final)
 
     @contextmanager
-    def settled(self) -> Iterator[None]:
+    def up_to_date(self) -> Iterator[None]:
         """Inside the block everything recorded before it is settled, and nothing moves."""
         with self.lock:
             if not self._run.closed:
                 with self.guard:
-                    self.settle()
+                    self.read_rings()
             yield
 
-    def settle_within(self, patience_s: float) -> bool:
+    def read_within(self, patience_s: float) -> bool:
         """Settle what was recorded until now, unless the run is over or a turn takes longer. Whether it was done."""
         if not self.lock.acquire(timeout=patience_s):
             return False
         try:
             if not self._run.closed:
                 with self.guard:
-                    self.settle()
+                    self.read_rings()
             return not self._run.closed
         finally:
             self.lock.release()
 
-    def settle(self) -> None:
+    def read_rings(self) -> None:
         """Read every ring up to now and settle what can be settled."""
         now_ns = self._clock()
         threads = list(self._recorder.threads)
@@ -185,10 +185,10 @@ class ExportLoop:
         self._run.learn(self._recorder.sources)
         # How far the others are is read before autograd's own threads are: what those did until then is there.
         waiting = [(thread, thread.ring.pending) for thread in threads if not thread.engine]
-        for chore in self.first:
-            if not chore.guard.closed:
-                with chore.guard:
-                    chore.do()
+        for task in self.early_tasks:
+            if not task.guard.closed:
+                with task.guard:
+                    task.do()
         for thread in threads:
             if thread.engine:
                 self._read_engine(thread)
@@ -268,7 +268,7 @@ class ExportLoop:
     def _loop(self) -> None:
         while not self._rested() and not self.guard.closed:
             with self.lock, self.guard:
-                self.turn()
+                self.run_once()
             self.cpu_s = time.thread_time()
 
 
@@ -295,7 +295,7 @@ def before_reading(
     ]
 
 
-def readings_of(  # noqa: PLR0913 - half of them by keyword
+def metric_sources(  # noqa: PLR0913 - half of them by keyword
     recording: InstrumentationManager,
     run: RunState,
     signals: Signals,
@@ -311,7 +311,7 @@ def readings_of(  # noqa: PLR0913 - half of them by keyword
     accelerators = AcceleratorReader(
         recording.devices.memory,
         lambda: run.transfers.to_devices(run.names.sources),
-        recording.transfers.brought_back,
+        recording.transfers.copied_to_host,
         device_flops=config.device_flops,
     )
     return MetricSources(
@@ -321,7 +321,7 @@ def readings_of(  # noqa: PLR0913 - half of them by keyword
 
 
 _LOOK_EVERY_S = 2.0
-BY_HAND = "values by hand"
+LOGGED_VALUES = "values by hand"
 """The part that reads what the program says, and calls what it has us call."""
 
 
@@ -345,25 +345,25 @@ class Elsewhere(Protocol):
     def job(self, events: Callable[[], Mapping[str, int]], prefix: str) -> Job:
         """The job that the rank belongs to."""
 
-    def memories(self) -> Memories:
+    def memory_monitor(self) -> MemoryMonitor:
         """What looks at memory."""
 
 
 class AgentService:
-    """Everything behind the rings of one session: the account, its reports, the chores.
+    """Everything behind the rings of one session: the account, its reports, the tasks.
 
     Args:
         config: how the run is observed.
         info: who we are.
         recording: stands for what writes.
-        routes: the ways out, not connected yet.
+        exporters: not connected yet.
         anchor: one instant on both clocks.
         key_prefix: of this job's keys in its store.
         elsewhere: what stands for the parts that live in the training process.
 
     Attributes:
         run: the account.
-        pump: the thread that reads.
+        loop: the thread that reads.
         capturing: profiler captures.
         tracking: rows for trackers of experiments.
         trackers: who gets them.
@@ -378,7 +378,7 @@ class AgentService:
         info: RunInfo,
         *,
         recording: Any,  # Any: a RemoteRecording, of a package that builds on this one
-        routes: Routes,
+        exporters: ExportManager,
         anchor: Anchor,
         key_prefix: str,
         elsewhere: Elsewhere,
@@ -387,7 +387,7 @@ class AgentService:
         self._elsewhere = elsewhere
         self._info = info
         self._recording = recording
-        self._routes = routes
+        self._exporters = exporters
         self._anchor = anchor
         self._profile = profile_of(config, info)
         self._resource: dict[str, Any] = {}
@@ -399,7 +399,7 @@ class AgentService:
             stall_after_s=config.stall_after_s,
             release_gil=gil_release(system_clock) if info.pid == os.getpid() else _nothing,
         )  # fmt: skip
-        self.run.down_s = routes.down_s(anchor.unix_ns)
+        self.run.down_s = exporters.down_s(anchor.unix_ns)
         self._report(key_prefix)
         self.capturing: Any = elsewhere.capturing(self.run)
         self._track()
@@ -408,7 +408,7 @@ class AgentService:
         config, info, recording, run = self._config, self._info, self._recording, self.run
         self._signals = Signals()
         health = SelfMetrics(self._drops, self._faults, self._overhead_s, self.unobserved)
-        readings = readings_of(
+        readings = metric_sources(
             recording, run, self._signals, health, config=config, anchor=self._anchor, pid=info.pid,
             look=self._elsewhere.look,
         )  # fmt: skip
@@ -419,25 +419,25 @@ class AgentService:
         self._ranks.counted = self._reporter.counted
         self._reporter.step_flops = recording.step_flops
         self._reporter.more.append(self._ranks.write)
-        self._notes_reader = NoteReader(recording.notes, self._signals, run)
-        self.pump = ExportLoop(
+        self._value_reader = LoggedValueReader(recording.notes, self._signals, run)
+        self.loop = ExportLoop(
             recording.recorder, run, snapshot=self._reporter.snapshot, clock=system_clock, every_s=config.turn_every_s,
         )  # fmt: skip
-        self.pump.first += before_reading(recording, run, watch=self._watch, signals=self._signals)
+        self.loop.early_tasks += before_reading(recording, run, watch=self._watch, signals=self._signals)
         self._documents = Documents(
-            run, info, pump=self.pump, routes=self._routes, health=health, ranks=self._ranks,
+            run, info, loop=self.loop, exporters=self._exporters, health=health, ranks=self._ranks,
             loaders=self._watch.facts,
         )  # fmt: skip
-        self._missing = CoverageReporter(
+        self._coverage = CoverageReporter(
             run, recording.probes, loaded=lambda: recording.loaded, untimed=lambda: recording.untimed
         )
 
     def _track(self) -> None:
         config = self._config
-        self._memories = self._elsewhere.memories()
+        self._memory_monitor = self._elsewhere.memory_monitor()
         looks = config.log_every_epochs and not left_out(config.throughput_parts, "memory")
         epochs = EpochWindow(
-            self.run.totals, self._watch.facts, memory=self._memories.values if looks else no_memory
+            self.run.totals, self._watch.facts, memory=self._memory_monitor.values if looks else no_memory
         )
         self.trackers = self._elsewhere.trackers
         self.tracking = Tracking(
@@ -445,7 +445,7 @@ class AgentService:
             first=self._info.rank == 0,
         )  # fmt: skip
         if looks:
-            self.pump.between = lambda: self._memories.look() if self.tracking.listened() else None
+            self.loop.between = lambda: self._memory_monitor.look() if self.tracking.listened() else None
 
     def connect(self, environ: Mapping[str, str]) -> None:
         """Open the ways out.
@@ -459,34 +459,34 @@ class AgentService:
             "train.export.profile": self._profile.name,
         }
         self._reporter.about = about_run(self._resource)
-        self._routes.connect(self.pump.routes, self._resource, self._profile)
+        self._exporters.connect(self.loop.routes, self._resource, self._profile)
 
     def start(self) -> None:
         """Start the thread."""
-        notes_guard = Guard(BY_HAND)
+        values_guard = Guard(LOGGED_VALUES)
         # A step is judged when it is read: what was logged in it must be known by then.
-        self.pump.first += [
-            PeriodicTask(self._notes_reader.read, notes_guard, 0.0),
-            PeriodicTask(self._read_operations, notes_guard, 0.0),
+        self.loop.early_tasks += [
+            PeriodicTask(self._value_reader.read, values_guard, 0.0),
+            PeriodicTask(self._read_operations, values_guard, 0.0),
         ]
-        self.pump.chores += [
+        self.loop.tasks += [
             PeriodicTask(self._watch.look_at_workers, Guard("loader workers"), _LOOK_EVERY_S),
-            PeriodicTask(self._notes_reader.tell, notes_guard, 0.0),
+            PeriodicTask(self._value_reader.tell, values_guard, 0.0),
             PeriodicTask(self._write_summary, Guard("summary"), self._config.summary_every_s),
-            PeriodicTask(lambda: self.capturing.turn(self.pump.settle), Guard("captures"), 0.0),
+            PeriodicTask(lambda: self.capturing.turn(self.loop.read_rings), Guard("captures"), 0.0),
             PeriodicTask(self._ranks.turn, Guard("ranks"), 0.0),
             PeriodicTask(self._log_progress, Guard("console"), 0.0),
-            PeriodicTask(self._missing.tell, Guard("unobserved"), 2.0),
+            PeriodicTask(self._coverage.tell, Guard("unobserved"), 2.0),
         ]
         self.run.spans.span(self._tracer.run_start(self._anchor.clock_ns, system_clock()))
         with Guard("captures"):
-            self.capturing.open(self._routes.on_post)
-        self.pump.start()
+            self.capturing.open(self._exporters.on_post)
+        self.loop.start()
 
     def hand_over(self) -> bool:
         """Let the trackers have what happened up to now, in half the time that the end may take. Whether they have."""
         patience_s = self._config.exit_timeout_s / 2
-        return self.pump.settle_within(patience_s) and self.tracking.hand_over(patience_s)
+        return self.loop.read_within(patience_s) and self.tracking.hand_over(patience_s)
 
     @property
     def resource(self) -> Mapping[str, AttributeValue]:
@@ -501,10 +501,10 @@ class AgentService:
             cause: what ended it from outside; "" where it ended by itself.
         """
         now, patience_s = system_clock(), self._config.exit_timeout_s / 2
-        taken = self.pump.lock.acquire(timeout=patience_s)
+        taken = self.loop.lock.acquire(timeout=patience_s)
         try:
             if not self.run.closed:
-                self.pump.settle()
+                self.loop.read_rings()
                 self.run.close(now)
             with Guard("captures"):
                 self.capturing.end(patience_s)
@@ -513,19 +513,19 @@ class AgentService:
             else:
                 self.run.spans.span(self._tracer.run_end(now, self.run.step_number))
             self._reporter.state = "finished" if state == "finished" else "failed"
-            self.pump.turn(final=True)
+            self.loop.run_once(final=True)
         finally:
             if taken:
-                self.pump.lock.release()
-        self._missing.tell(final=True)
+                self.loop.lock.release()
+        self._coverage.tell(final=True)
         document = self.document(state)
-        self._routes.write_summary(document, final=True)
+        self._exporters.write_summary(document, final=True)
         if self._config.console:
-            self._routes.print_card(document)
+            self._exporters.print_summary(document)
 
     def undo(self) -> None:
         """Stop what has been started: the session does not come about."""
-        self.pump.stop(1.0)
+        self.loop.stop(1.0)
         self.capturing.stop()
         self.close(1.0)
 
@@ -573,19 +573,19 @@ class AgentService:
     def _drops(self) -> dict[tuple[str, str], int]:
         notes, devices, timers = self._recording.notes, self._recording.devices, self._recording.timers
         return {
-            **self._routes.drops(),
+            **self._exporters.drops(),
             ("spans", "sampled_out"): self.run.sampler.limited,
-            ("records", "overrun"): self.pump.missed,
+            ("records", "overrun"): self.loop.missed,
             ("records", "queue_full"): notes.dropped + devices.dropped + timers.dropped,
             ("records", "serialization"): notes.refused,
         }
 
     def _faults(self) -> dict[str, int]:
-        hardware, faults = self._hardware.guard, self.pump.faults()
-        for part, batches in self._routes.lost().items():
+        hardware, faults = self._hardware.guard, self.loop.faults()
+        for part, batches in self._exporters.lost().items():
             faults[part] = faults.get(part, 0) + batches
         return {
-            hardware.part: hardware.faults + self._memories.guard.faults,
+            hardware.part: hardware.faults + self._memory_monitor.guard.faults,
             **faults,
             "ranks": faults.get("ranks", 0) + self._ranks.faults,
             **self.capturing.faults(),
@@ -596,14 +596,14 @@ class AgentService:
         every, asked = self._config.log_every_steps, self._recording.hand.reports
         due = every and self.run.step_number // every > self._printed_step // every
         if asked > self._printed_reports:
-            self.pump.settle()
+            self.loop.read_rings()
         self.tracking.report(asked)
         if self._config.console and asked > self._printed_reports:
-            self._routes.print_card(self.document("running"))
+            self._exporters.print_summary(self.document("running"))
         elif self._config.console and due:
             self._printed_step = self.run.step_number
-            self._routes.print_progress(self.document("running"), self._printed_step)
+            self._exporters.print_progress(self.document("running"), self._printed_step)
         self._printed_reports = asked
 
     def _write_summary(self) -> None:
-        self._routes.write_summary(self.document("running"))
+        self._exporters.write_summary(self.document("running"))

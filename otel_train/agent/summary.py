@@ -1,4 +1,4 @@
-"""The figures of a run as the document that ``summary.json`` holds; docs/reference/summary.md has the schema."""
+"""The run_figures of a run as the document that ``summary.json`` holds; docs/reference/summary.md has the schema."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from otel_train.bottleneck.dataloader import LoaderFacts
     from otel_train.datamodel import Finding, Pace
     from otel_train.distributed.coordinator import RankCoordinator
-    from otel_train.exporters.manager import Routes
+    from otel_train.exporters.manager import ExportManager
     from otel_train.resource import RunInfo
 
 LEAST_S = 1e-6
@@ -42,7 +42,7 @@ SOURCE_NAMES = {
 }
 
 
-def figures(
+def run_figures(
     totals: Totals,
     *,
     wall_s: float,
@@ -241,7 +241,7 @@ class Cost(NamedTuple):
 
 
 class Window(NamedTuple):
-    """Where a window of figures begins."""
+    """Where a window of run_figures begins."""
 
     totals: Totals
     begun_ns: int
@@ -254,8 +254,8 @@ class Documents:
     Args:
         run: the account.
         info: who we are.
-        pump: reads the records.
-        routes: where things are.
+        loop: reads the records.
+        exporters: where things are.
         health: what the telemetry costs and loses.
         loaders: the loaders known now.
         ranks: what is known of all ranks.
@@ -266,16 +266,16 @@ class Documents:
         run: RunState,
         info: RunInfo,
         *,
-        pump: ExportLoop,
-        routes: Routes,
+        loop: ExportLoop,
+        exporters: ExportManager,
         health: SelfMetrics,
         loaders: Callable[[], Mapping[str, LoaderFacts]],
         ranks: RankCoordinator,
     ) -> None:
         self._run = run
         self._info = info
-        self._pump = pump
-        self._routes = routes
+        self._loop = loop
+        self._exporters = exporters
         self._health = health
         self._loaders = loaders
         self._ranks = ranks
@@ -289,14 +289,14 @@ class Documents:
 
         Args:
             state: how the run is, or how it ended.
-            window: from where on figures count; None for the whole session.
+            window: from where on run_figures count; None for the whole session.
         """
         run, info, loaders = self._run, self._info, dict(self._loaders())
         totals, since_ns = run.totals, run.started_ns
         if window is not None:
             totals, since_ns = run.totals.since(window.totals), window.begun_ns
         things = self._health.unobserved()
-        edges = figures(
+        edges = run_figures(
             totals,
             wall_s=(run.ended_by(system_clock()) - since_ns) / NS_PER_S,
             source=run.step_source,
@@ -326,12 +326,12 @@ class Documents:
             "tokens": {name: facts.tokens for name, facts in loaders.items() if facts.tokens},
             "unobserved": [{key: thing[key] for key in ("what", "name", "reason")} for thing in things],
             "telemetry": self._telemetry(sum(edges["steps"].values()), window),
-            **self._routes.document(),
+            **self._exporters.document(),
         }
 
     def _cost(self) -> Cost:
-        pump = self._pump
-        return Cost(self._health.overhead_s(), pump.cpu_s, pump.edges, pump.missed)
+        loop = self._loop
+        return Cost(self._health.overhead_s(), loop.cpu_s, loop.edges, loop.missed)
 
     def _telemetry(self, steps: int, window: Window | None) -> dict[str, Any]:
         before = window.telemetry if window else Cost(0.0, 0.0, 0, 0)

@@ -21,7 +21,7 @@ from otel_train.doctor.runner import usual_places
 from otel_train.errors import ConfigError, OtelTrainError, StackError
 from otel_train.exporters.openmetrics import identity, resources_of, time_ms_of, write_text
 from otel_train.exporters.otlp import Backoff, Delivery, deliver
-from otel_train.exporters.otlp_response import Verdict
+from otel_train.exporters.otlp_response import ExportResult
 from otel_train.exporters.otlp_settings import SIGNALS, OtlpSettings, otlp_configured
 from otel_train.exporters.otlp_transport import OtlpTransport
 from otel_train.exporters.run_directory import find_run, rank_directories
@@ -32,7 +32,7 @@ from otel_train.stack import configuration
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from otel_train.exporters.otlp_response import Answer
+    from otel_train.exporters.otlp_response import ExportResponse
 
 RECORDING: Final = "metrics.otlp.jsonl"
 
@@ -498,12 +498,12 @@ class _Signal:
             time.sleep(_BUSY_S)
         return _kept(waiting, _BUSY)
 
-    def _answer(self, request: bytes) -> Answer | None:
+    def _answer(self, request: bytes) -> ExportResponse | None:
         """A good answer to a request; None from then on that nobody is there."""
         if self._away:
             return None
         answer = self._insist(lambda _: Delivery(self._post(request))).answer
-        return None if answer is None or answer.verdict is Verdict.RETRY else answer
+        return None if answer is None or answer.result is ExportResult.RETRY else answer
 
     def send_file(self, path: Path) -> Counts:
         """Send every line of a recording, which stays as it is."""
@@ -517,7 +517,7 @@ class _Signal:
                 counts += _counted(answer) if answer else _kept(1, self._away)
         return counts
 
-    def _post(self, line: bytes) -> Answer:
+    def _post(self, line: bytes) -> ExportResponse:
         return self._transport.send(self._signal, line, _REQUEST_TIMEOUT_S)
 
     def _unless_busy(self, queue: SpoolQueue, *, suspect: bool) -> Delivery:
@@ -538,7 +538,7 @@ class _Signal:
         for left in range(_PATIENCE - 1, -1, -1):
             delivery = send(not left)
             answer = delivery.answer
-            if answer is None or answer.verdict is not Verdict.RETRY:
+            if answer is None or answer.result is not ExportResult.RETRY:
                 return delivery
             if not left or (answer.retry_after_s or 0.0) > _REQUEST_TIMEOUT_S:
                 self._away = answer.reason
@@ -552,10 +552,10 @@ def _raised(error: OSError) -> None:
     raise error
 
 
-def _counted(answer: Answer) -> Counts:
-    if answer.verdict is Verdict.ACCEPTED:
+def _counted(answer: ExportResponse) -> Counts:
+    if answer.result is ExportResult.ACCEPTED:
         return Counts(accepted=1)
-    if answer.verdict is Verdict.REFUSED:
+    if answer.result is ExportResult.REFUSED:
         return Counts(rejected=1, rejected_because=Counter({answer.reason: 1}))
     return Counts()  # it is counted with what is kept
 

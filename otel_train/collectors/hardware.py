@@ -43,7 +43,7 @@ def peak_flops(model: str) -> float:
 
 
 PROBE_TIMEOUT_S = 0.25
-"""Longest that the pump waits for an exporter on this machine, once. One that is there answers in milliseconds."""
+"""Longest that the export loop waits for an exporter on this machine, once. One that is there answers in milliseconds."""
 
 _PAGE_START_BYTES = 1 << 16  # enough to see whose page it is
 _WHOLE, _INSTANCE = "GPU-", "MIG-"  # with what the UUID of a device begins, and that of a part of one

@@ -103,7 +103,7 @@ class Child:
         return max(0, int(self._process.memory_info().rss) - self._shared)
 
 
-class TreeReader:
+class ProcessTreeReader:
     """Memory of this process and of all that it has started: resident here, and resident there without what is shared.
 
     Workers are forks of the program, so ``ps`` shows the program's own pages again in each of them.
@@ -209,7 +209,7 @@ _ESTIMATE_EVERY_NS = 10 * 10**9
 _MIB = 2**20
 
 
-class Memories:
+class MemoryMonitor:
     """Looks at memory now and then, and says what an epoch came to.
 
     Args:
@@ -227,14 +227,14 @@ class Memories:
         caches: Callable[[], Mapping[str, int]],
         devices: Callable[[], Mapping[str, int]],
         clock: Clock,
-        tree: TreeReader | None = None,
+        tree: ProcessTreeReader | None = None,
     ) -> None:
         self.guard = Guard("memory")
         self._datasets = datasets
         self._caches = caches
         self._devices = devices
         self._clock = clock
-        self._tree = tree or TreeReader(clock)
+        self._tree = tree or ProcessTreeReader(clock)
         self._peak, self._device_peak = Peak(), Peak()
         self._estimates: dict[tuple[str, ...], tuple[int, int]] = {}
         self._lock = threading.Lock()

@@ -12,7 +12,7 @@ from otel_train.doctor import wire
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Finding
 from otel_train.doctor.wire import Line, Proxy, Trouble
 from otel_train.errors import ConfigError
-from otel_train.exporters.otlp_response import JSON, PROTOBUF, Answer, HttpAnswer, read_http
+from otel_train.exporters.otlp_response import JSON, PROTOBUF, ExportResponse, HttpResponse, read_http
 from otel_train.exporters.otlp_settings import GRPC, HTTP_JSON, OtlpSettings
 from otel_train.exporters.otlp_transport import login_of
 
@@ -199,7 +199,7 @@ _NO_HTTP = {
 """What it means that something else speaks there."""
 
 
-def _of_proxy(target: Target, proxy: Proxy, answer: HttpAnswer) -> Trouble:
+def _of_proxy(target: Target, proxy: Proxy, answer: HttpResponse) -> Trouble:
     """Whether a proxy or the collector behind it answers so: without it the collector is asked once more."""
     host, port = wire.place_of(target)
     around = f"set NO_PROXY={host}"
@@ -213,7 +213,7 @@ def _of_proxy(target: Target, proxy: Proxy, answer: HttpAnswer) -> Trouble:
     return wire.denied(proxy, answer, f"{host}:{port}", around)
 
 
-def _refused(answer: Answer) -> Trouble:
+def _refused(answer: ExportResponse) -> Trouble:
     what, _, remedy = answer.reason.partition(": ")
     return Trouble(
         what, remedy or "look into the log of what listens there; OTEL_EXPORTER_OTLP_ENDPOINT names it"

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from urllib.parse import urlsplit
 from urllib.request import getproxies_environment, proxy_bypass
 
-from otel_train.exporters.otlp_response import HttpAnswer
+from otel_train.exporters.otlp_response import HttpResponse
 from otel_train.exporters.otlp_transport import login_of, trusting
 from otel_train.safety import printable
 
@@ -186,7 +186,7 @@ def _tunnel(sock: socket.socket, proxy: Proxy, there: str, around: str) -> None:
     raise denied(proxy, answer, there, around)
 
 
-def denied(proxy: Proxy, answer: HttpAnswer, there: str, around: str) -> Trouble:
+def denied(proxy: Proxy, answer: HttpResponse, there: str, around: str) -> Trouble:
     """What it means that a proxy answers so."""
     if answer.status == http.client.PROXY_AUTHENTICATION_REQUIRED:
         return Trouble(
@@ -248,7 +248,7 @@ def _distrusted(error: ssl.SSLCertVerificationError, host: str) -> Trouble:
     return Trouble(f"has a certificate that is not trusted: {said}", remedy)
 
 
-def ask(sock: socket.socket, request: bytes, *, head: bool = False) -> HttpAnswer:
+def ask(sock: socket.socket, request: bytes, *, head: bool = False) -> HttpResponse:
     """Send a request of HTTP/1 and read the answer; status 0 where there is none, with what came as its body.
 
     Args:
@@ -258,14 +258,14 @@ def ask(sock: socket.socket, request: bytes, *, head: bool = False) -> HttpAnswe
     """
     raw = _exchange(sock, request, head=head)
     if not raw.startswith(b"HTTP/1.") or b"\r\n\r\n" not in raw:
-        return HttpAnswer(0, {}, raw)
+        return HttpResponse(0, {}, raw)
     response = http.client.HTTPResponse(_Bytes(raw))  # type: ignore[arg-type]  # as much of a socket as it needs
     try:
         response.begin()
         body = b"" if head else response.read()
     except (http.client.HTTPException, OSError, ValueError):  # it is not whole
-        return HttpAnswer(0, {}, raw)
-    return HttpAnswer(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
+        return HttpResponse(0, {}, raw)
+    return HttpResponse(response.status, {name.lower(): value for name, value in response.getheaders()}, body)
 
 
 class _Bytes:

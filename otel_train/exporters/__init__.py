@@ -1,4 +1,4 @@
-"""The seam between the pump and everything that carries figures out of the process."""
+"""The seam between the export loop and everything that carries figures out of the process."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ _MOST = 512
 """Writes that may wait for a disk that hangs; what comes then is dropped and counted."""
 
 
-class Disk:
+class DiskQueue:
     """Does what touches the disk, in order.
 
     While the disk answers, ``do`` returns when it is done: what somebody reads next is there.
@@ -120,14 +120,14 @@ class Disk:
 
     def __init__(self) -> None:
         self.hangs = False
-        self._line: BackgroundQueue[Callable[[], object]] = BackgroundQueue(
+        self._queue: BackgroundQueue[Callable[[], object]] = BackgroundQueue(
             "run directory", lambda write: write(), lambda: None, most=_MOST
         )
 
     @property
     def dropped(self) -> int:
         """Writes that found no room."""
-        return self._line.dropped
+        return self._queue.dropped
 
     def do(self, guard: Guard, write: Callable[[], object]) -> None:
         """Have something written; ``guard`` contains its faults."""
@@ -137,8 +137,8 @@ class Disk:
                 with guard:
                     write()
 
-        self._line.hand(guarded)
-        self.hangs = not self._line.emptied(0.0 if self.hangs else PATIENCE_S)
+        self._queue.hand(guarded)
+        self.hangs = not self._queue.emptied(0.0 if self.hangs else PATIENCE_S)
 
     def refresh(self, guard: Guard, write: Callable[[], object]) -> None:
         """Have something written that the next one replaces: it is left out while the disk hangs."""
@@ -147,16 +147,16 @@ class Disk:
 
     def written(self, timeout_s: float) -> bool:
         """Wait for everything, in at most ``timeout_s`` seconds. Whether it is done."""
-        self.hangs = not self._line.emptied(timeout_s)
+        self.hangs = not self._queue.emptied(timeout_s)
         return not self.hangs
 
     def close(self, timeout_s: float) -> None:
         """Nothing comes any more: end the thread, which may take ``timeout_s`` seconds."""
-        self._line.end()
-        self._line.join(timeout_s)
+        self._queue.end()
+        self._queue.join(timeout_s)
 
 
-class OnDisk:
+class QueuedExporter:
     """An exporter that writes to the disk.
 
     Args:
@@ -165,7 +165,7 @@ class OnDisk:
         guard: contains its faults.
     """
 
-    def __init__(self, exporter: Exporter, disk: Disk, guard: Guard) -> None:
+    def __init__(self, exporter: Exporter, disk: DiskQueue, guard: Guard) -> None:
         self._exporter = exporter
         self._disk = disk
         self._guard = guard

@@ -18,12 +18,12 @@ from otel_train.datamodel import ExportBatch
 from otel_train.distributed.export_profile import REDUCED_INTERVAL_FACTOR
 from otel_train.errors import ConfigError
 from otel_train.exporters import ExportRoute
-from otel_train.exporters.background_queue import Disk, OnDisk
+from otel_train.exporters.background_queue import DiskQueue, QueuedExporter
 from otel_train.exporters.otel_providers import ProviderExporter
 from otel_train.exporters.otlp import OtlpExporter
 from otel_train.exporters.otlp_settings import OtlpSettings, otlp_configured
 from otel_train.exporters.otlp_transport import Connections
-from otel_train.exporters.plugins import PluginExporter, brought
+from otel_train.exporters.plugins import PluginExporter, load_plugins
 from otel_train.exporters.prometheus import MetricsServers, PrometheusExporter
 from otel_train.exporters.run_directory import RunDirectory, RunDirectoryExporter, down_s, folder_name
 from otel_train.files import dump_json
@@ -56,7 +56,7 @@ A snapshot that cannot be written as a request (``serialization``) is followed b
 _log = logging.getLogger("otel_train")
 
 
-class Shared:
+class SharedExporters:
     """Ways out that all ranks of one agent use.
 
     Args:
@@ -77,7 +77,7 @@ class Shared:
         self.connections.close()
 
 
-class Routes:
+class ExportManager:
     """The run directory, OTLP, ``/metrics`` and the console of one session.
 
     Args:
@@ -103,10 +103,10 @@ class Routes:
         directory: RunDirectory,
         *,
         origins: Mapping[str, str],
-        shared: Shared,
+        shared: SharedExporters,
     ) -> None:
         self._shared = shared
-        known = directory.run_id  # "" where a process that is gone is brought to its end
+        known = directory.run_id  # "" where a process that is gone is load_plugins to its end
         self.info = info.placed(known, directory.training, directory.attempt) if known else info
         self.origins = origins
         self.ignored = list(origins.ignored) if isinstance(origins, Origins) else []
@@ -114,14 +114,14 @@ class Routes:
         self._config = config
         self._environ = environ
         self._directory = directory
-        self.disk = Disk()
+        self.disk = DiskQueue()
         self._summary_guard = Guard("summary")
         self._progress = Progress()
         self.terminal: tuple[TextLayout, Callable[[str], object]] | None = None
         self._routes: list[ExportRoute] = []
         self._otlp: OtlpExporter | None = None
         self._prometheus: PrometheusExporter | None = None
-        self._brought: list[PluginExporter] = []
+        self._plugins: list[PluginExporter] = []
 
     @classmethod
     def make(
@@ -131,9 +131,9 @@ class Routes:
         environ: Mapping[str, str],
         *,
         origins: Mapping[str, str],
-        shared: Shared,
+        shared: SharedExporters,
         again: bool = False,
-    ) -> Routes:
+    ) -> ExportManager:
         """Open the run directory; nothing else yet.
 
         Args:
@@ -203,8 +203,8 @@ class Routes:
             settings = OtlpSettings.read(
                 self._environ, wanted=self._config.otlp == "on", on_wrong=self._ignore_variable
             )
-        self._brought = self._or_default(
-            "exporters", lambda wish: brought(wish, resource, timeout_s=self._config.exit_timeout_s)
+        self._plugins = self._or_default(
+            "exporters", lambda wish: load_plugins(wish, resource, timeout_s=self._config.exit_timeout_s)
         )
         if self._config.prometheus and profile.metrics:
             with _or_without("/metrics"):
@@ -224,11 +224,13 @@ class Routes:
         recorder = RunDirectoryExporter(self._directory, resource, version=VERSION)
         routes.append(self._on_disk(recorder, "run directory", every))
         # After ours, which close first: theirs close meanwhile, on threads of their own.
-        self._add(self._brought, every)
+        self._add(self._plugins, every)
 
     def _on_disk(self, exporter: Exporter, part: str, every_s: float) -> ExportRoute:
         guard = Guard(part)
-        return ExportRoute(ProfileFilter(OnDisk(exporter, self.disk, guard), self._profile), guard, every_s)
+        return ExportRoute(
+            ProfileFilter(QueuedExporter(exporter, self.disk, guard), self._profile), guard, every_s
+        )
 
     def _or_default(self, name: str, do: Callable[[Any], _T]) -> _T:  # Any: the value of a setting
         """``do`` with the value of a setting; with its default where the environment or a file has one that fails.
@@ -264,7 +266,7 @@ class Routes:
             return
         exporter = ProviderExporter(self._resource, version=VERSION, **providers)
         one = PluginExporter("your providers", exporter, self._config.exit_timeout_s)
-        self._brought.append(one)
+        self._plugins.append(one)
         self._add([one], min(self._config.export_every_s, PROVIDED_EVERY_S))
 
     def add_elsewhere(self, exporter: Exporter) -> None:
@@ -274,9 +276,9 @@ class Routes:
         route.exporter.export(ExportBatch())
         self._routes.append(route)
 
-    def _add(self, brought: Iterable[PluginExporter], every_s: float) -> None:
+    def _add(self, load_plugins: Iterable[PluginExporter], every_s: float) -> None:
         self._routes += [
-            ExportRoute(ProfileFilter(one, self._profile), one.line.guard, every_s) for one in brought
+            ExportRoute(ProfileFilter(one, self._profile), one.line.guard, every_s) for one in load_plugins
         ]
 
     def on_post(self, path: str, take: Callable[[bytes, str], tuple[int, object]]) -> None:
@@ -305,7 +307,7 @@ class Routes:
     def lost(self) -> Mapping[str, int]:
         """Batches that exporters of other packages, or the disk, did not take, by part."""
         return {
-            **{one.line.guard.part: one.line.dropped for one in self._brought},
+            **{one.line.guard.part: one.line.dropped for one in self._plugins},
             "run directory": self.disk.dropped,
         }
 
@@ -315,7 +317,7 @@ class Routes:
         write = self.disk.do if final else self.disk.refresh
         write(self._summary_guard, lambda: self._directory.write_summary(text))
 
-    def print_card(self, summary: Mapping[str, Any]) -> None:
+    def print_summary(self, summary: Mapping[str, Any]) -> None:
         """Show the card on standard error, on rank 0: what the program prints itself stays as it is."""
         self._show(
             lambda page: render_card(summary, width=page.width, color=page.color, unicode=page.unicode)

@@ -185,8 +185,8 @@ def _of_resource(
             yield read(metric, tuple(sorted(labels.items())), time_ms, point)
     at_ms = time_ms_of(line)
     if at_ms is not None and {"job", "instance"} & own.keys():
-        told = {**{name_of(each): text for each, text in resource.items()}, "job": own.get("job", "")}
-        target = tuple(sorted({**told, "instance": own.get("instance", "")}.items()))
+        labels = {**{name_of(each): text for each, text in resource.items()}, "job": own.get("job", "")}
+        target = tuple(sorted({**labels, "instance": own.get("instance", "")}.items()))
         yield Point("target_info", "gauge", target, at_ms, _line("target_info", target, "1", at_ms))
 
 

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_train.exporters.otlp_json import metrics_line, records_in, spans_line
-from otel_train.exporters.otlp_response import ACCEPTED, Answer, Verdict, refused
+from otel_train.exporters.otlp_response import ACCEPTED, ExportResponse, ExportResult, refused
 from otel_train.exporters.otlp_settings import OtlpSettings, otlp_configured
 from otel_train.exporters.otlp_transport import OtlpTransport
 from otel_train.exporters.spool import DEFAULT_MAX_BYTES, SpoolQueue
@@ -40,7 +40,7 @@ class OtlpExporter:
         version: version of the instrumentation scope.
         directory: the folder of the rank, where the spool lies; None keeps what waits in memory.
         max_bytes: bound on the spool on disk.
-        on_error: told of every ``OSError`` of the spool.
+        on_error: called with every ``OSError`` of the spool.
         transport: carries requests, in place of HTTP or gRPC.
         connections: shared with others that send; None for connections of its own.
     """
@@ -60,7 +60,7 @@ class OtlpExporter:
         self._signals = frozenset(settings.targets)
         self._resource = dict(resource)
         self._version = version
-        self._told = False
+        self._failure_logged = False
         self._sender = Sender(
             self._signals,
             transport or OtlpTransport(settings.targets, connections),
@@ -95,10 +95,10 @@ class OtlpExporter:
     def _put(self, signal: str, records: int, line: Callable[[], str]) -> None:
         try:
             request = line().encode("utf-8", "replace")
-        except Exception:  # noqa: BLE001 - whatever is in a label, the pump goes on
+        except Exception:  # noqa: BLE001 - whatever is in a label, the export loop goes on
             self._sender.count(signal, "serialization", records)
-            if not self._told:
-                self._told = True
+            if not self._failure_logged:
+                self._failure_logged = True
                 _log.exception(
                     "OTLP: %d records of %s cannot be written as a request; dropped", records, signal
                 )
@@ -141,7 +141,7 @@ class Delivery(NamedTuple):
         behind: requests behind it that were accepted with it.
     """
 
-    answer: Answer | None = None
+    answer: ExportResponse | None = None
     busy: bool = False
     records: int = 0
     behind: int = 0
@@ -210,15 +210,15 @@ def deliver(
             queue.reject(head, answer.reason)
             queue.remove(behind)
             return Delivery(answer, records=records_in(head.line), behind=1)
-        if answer.verdict is Verdict.ACCEPTED:
+        if answer.result is ExportResult.ACCEPTED:
             queue.remove(head)
-        elif answer.verdict is Verdict.REFUSED:
+        elif answer.result is ExportResult.REFUSED:
             queue.reject(head, answer.reason)
         records = records_in(head.line)
     return Delivery(answer, records=records if answer.rejected is None else min(answer.rejected, records))
 
 
-class _Lane:
+class _SignalQueue:
     """A queue and when it is its turn."""
 
     def __init__(self, signal: str, queue: SpoolQueue) -> None:
@@ -247,7 +247,7 @@ class Sender:
         endpoint: the collector's address, for the log.
         timeout_s: longest one request may take.
         max_bytes: bound on the spool on disk.
-        on_error: told of every ``OSError`` of the spool.
+        on_error: called with every ``OSError`` of the spool.
         monotonic_s: seconds of a monotonic clock.
         log: where lines for people go.
 
@@ -276,11 +276,13 @@ class Sender:
         self._pid = os.getpid()
         self._changed = free_in_forks(threading.Condition())
         self._counting = free_in_forks(threading.Lock())
-        self._lanes = {
-            signal: _Lane(signal, self._queue(signal, directory, max_bytes // 2, on_error))
+        self._queues = {
+            signal: _SignalQueue(signal, self._queue(signal, directory, max_bytes // 2, on_error))
             for signal in signals
         }
-        self._says = _Says(endpoint, [lane.queue for lane in self._lanes.values()], monotonic_s, log)
+        self._log_lines = _CollectorLog(
+            endpoint, [lane.queue for lane in self._queues.values()], monotonic_s, log
+        )
         self._deadline_s: float | None = None
         self._abandoned = False
         self._thread = daemon_thread(self._run, "otel-train-sender")
@@ -305,7 +307,7 @@ class Sender:
         if self._deadline_s is not None:
             self.count(signal, "shutdown", records_in(line))
             return
-        lane = self._lanes[signal]
+        lane = self._queues[signal]
         since_s = lane.failing_since_s
         if since_s is not None and self._monotonic_s() - since_s > OUTAGE_S:
             self.count(signal, "export_failed", records_in(line))
@@ -332,8 +334,8 @@ class Sender:
             self._abandoned = True
         self._transport.close()
         self._thread.join(max(0.0, timeout_s - network_s))
-        self._says.closing()
-        for lane in self._lanes.values():
+        self._log_lines.closing()
+        for lane in self._queues.values():
             lane.queue.close()
 
     def _queue(
@@ -354,15 +356,17 @@ class Sender:
                 delivery = deliver(lane.queue, lane.signal, self._transport, timeout_s, suspect=suspect)
             except Exception as error:  # noqa: BLE001 - a fault of ours must not end the thread
                 _log.exception("OTLP: sending %s failed; the request stays in the spool", lane.signal)
-                delivery = Delivery(Answer(Verdict.RETRY, f"was not asked ({type(error).__name__})"))
+                delivery = Delivery(
+                    ExportResponse(ExportResult.RETRY, f"was not asked ({type(error).__name__})")
+                )
             self._settle(lane, delivery)
 
-    def _next(self) -> _Lane | None:
+    def _next(self) -> _SignalQueue | None:
         """The queue whose turn it is; None when there is no more to do."""
         with self._changed:
             while not self._abandoned:
                 now_s = self._monotonic_s()
-                waiting = [lane for lane in self._lanes.values() if lane.pending]
+                waiting = [lane for lane in self._queues.values() if lane.pending]
                 if self._deadline_s is None:
                     ready = [lane for lane in waiting if lane.due_s <= now_s]
                 else:
@@ -377,7 +381,7 @@ class Sender:
                 self._changed.wait(min((lane.due_s - now_s for lane in waiting), default=None))
         return None
 
-    def _limit_s(self, lane: _Lane) -> float:
+    def _limit_s(self, lane: _SignalQueue) -> float:
         deadline_s = self._deadline_s
         if deadline_s is None:
             return self._timeout_s
@@ -386,7 +390,7 @@ class Sender:
             left_s = min(left_s, _LAST_TRY_S)
         return left_s
 
-    def _settle(self, lane: _Lane, delivery: Delivery) -> None:
+    def _settle(self, lane: _SignalQueue, delivery: Delivery) -> None:
         answer, now_s = delivery.answer, self._monotonic_s()
         lane.due_s = now_s
         lane.asked_to_wait = False
@@ -395,7 +399,7 @@ class Sender:
         if delivery.busy:
             lane.due_s += _BUSY_S
             lane.given_up = self._deadline_s is not None
-        elif answer is not None and answer.verdict is Verdict.RETRY:
+        elif answer is not None and answer.result is ExportResult.RETRY:
             self.failures += 1
             lane.asked_to_wait = answer.retry_after_s is not None
             lane.given_up = self._deadline_s is not None
@@ -404,22 +408,22 @@ class Sender:
             if lane.failing_since_s is None:
                 lane.failing_since_s = now_s
             if not self._abandoned:  # else it is we who ended the connection
-                self._says.lost(answer.reason)
+                self._log_lines.lost(answer.reason)
         elif answer is not None:
             lane.backoff.reset()
             lane.failing_since_s = None
             lane.server_errors = 0
-            if answer.verdict is Verdict.REFUSED:
+            if answer.result is ExportResult.REFUSED:
                 self.failures += 1
                 self.count(lane.signal, "rejected", delivery.records)
-                self._says.refused(answer.reason, lane.queue)
-            if all(each.failing_since_s is None for each in self._lanes.values()):
-                self._says.found(answer)
+                self._log_lines.refused(answer.reason, lane.queue)
+            if all(each.failing_since_s is None for each in self._queues.values()):
+                self._log_lines.found(answer)
         with self._changed:
             lane.pending = True
 
 
-class _Says:
+class _CollectorLog:
     """What the log is told: once when the collector goes, once when it is back, once a minute about refusals."""
 
     def __init__(
@@ -433,14 +437,14 @@ class _Says:
         self._queues = queues
         self._monotonic_s = monotonic_s
         self._log = log
-        self._told_away = False
+        self._away_logged = False
         self._last_s: dict[str, float] = {}
 
     def lost(self, reason: str) -> None:
         """A request has to wait."""
-        if self._told_away or not self._may_speak("away"):
+        if self._away_logged or not self._may_speak("away"):
             return
-        self._told_away = True
+        self._away_logged = True
         folder = next((queue.folder for queue in self._queues if queue.folder), None)
         where = f"in {folder}" if folder else "in memory, up to its bound,"
         self._log.warning(
@@ -450,10 +454,10 @@ class _Says:
             where,
         )
 
-    def found(self, answer: Answer) -> None:
+    def found(self, answer: ExportResponse) -> None:
         """A request was answered well, and no other signal waits for that."""
-        if self._told_away and self._may_speak("away"):
-            self._told_away = False
+        if self._away_logged and self._may_speak("away"):
+            self._away_logged = False
             self._log.warning("OTLP: %s accepts requests again", self._endpoint)
         if answer.accepted and answer.reason and self._may_speak("warning"):
             self._log.warning("OTLP: %s %s", self._endpoint, answer.reason)
@@ -469,7 +473,7 @@ class _Says:
     def closing(self) -> None:
         """Nothing more is sent from here."""
         left = [queue for queue in self._queues if any(True for _ in queue.waiting())]
-        if left and not self._told_away:
+        if left and not self._away_logged:
             self._log.warning(
                 "OTLP: %s has not accepted everything in the time to close; requests wait in %s, and the next start of "
                 "the run or `otel-train replay` sends them",

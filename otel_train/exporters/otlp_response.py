@@ -104,7 +104,7 @@ _STATUS_REASONS: Final = {
 _GRPC_REFUSALS: Final = frozenset({"INVALID_ARGUMENT", "FAILED_PRECONDITION", "ALREADY_EXISTS"})
 
 
-class Verdict(enum.Enum):
+class ExportResult(enum.Enum):
     """What becomes of a request after its answer."""
 
     ACCEPTED = "accepted"
@@ -112,7 +112,7 @@ class Verdict(enum.Enum):
     REFUSED = "refused"
 
 
-class Answer(NamedTuple):
+class ExportResponse(NamedTuple):
     """The answer to one request.
 
     ACCEPTED removes the request. RETRY keeps it and sends it again later: nothing that an operator or time can mend
@@ -120,7 +120,7 @@ class Answer(NamedTuple):
     itself: the same bytes would be refused again.
 
     Attributes:
-        verdict: accepted, try again, or refused for good.
+        result: accepted, try again, or refused for good.
         reason: why, as the rest of a sentence that begins with the collector's address; what to do follows a colon.
         retry_after_s: how long the collector asks to wait before the next request; None when it does not say.
         rejected: records of the request that were not taken; None for all of a refused one.
@@ -128,7 +128,7 @@ class Answer(NamedTuple):
             the cause of it.
     """
 
-    verdict: Verdict
+    result: ExportResult
     reason: str = ""
     retry_after_s: float | None = None
     rejected: int | None = None
@@ -137,23 +137,23 @@ class Answer(NamedTuple):
     @property
     def accepted(self) -> bool:
         """Whether the collector has all of it."""
-        return self.verdict is Verdict.ACCEPTED
+        return self.result is ExportResult.ACCEPTED
 
 
-ACCEPTED: Final = Answer(Verdict.ACCEPTED)
+ACCEPTED: Final = ExportResponse(ExportResult.ACCEPTED)
 
 
-def retry(reason: str, retry_after_s: float | None = None, *, poison: bool = False) -> Answer:
+def retry(reason: str, retry_after_s: float | None = None, *, poison: bool = False) -> ExportResponse:
     """The request stays and is sent again."""
-    return Answer(Verdict.RETRY, reason, retry_after_s, poison=poison)
+    return ExportResponse(ExportResult.RETRY, reason, retry_after_s, poison=poison)
 
 
-def refused(reason: str, rejected: int | None = None) -> Answer:
+def refused(reason: str, rejected: int | None = None) -> ExportResponse:
     """The request would be refused again."""
-    return Answer(Verdict.REFUSED, reason, rejected=rejected)
+    return ExportResponse(ExportResult.REFUSED, reason, rejected=rejected)
 
 
-class HttpAnswer(NamedTuple):
+class HttpResponse(NamedTuple):
     """What came back over HTTP.
 
     Attributes:
@@ -167,7 +167,7 @@ class HttpAnswer(NamedTuple):
     body: bytes
 
 
-def read_http(answer: HttpAnswer, signal: str, *, tls: bool = False) -> Answer:
+def read_http(answer: HttpResponse, signal: str, *, tls: bool = False) -> ExportResponse:
     """What an HTTP answer means.
 
     Accepted is only status 200 with an OTLP content type and a body that is the response message with nothing
@@ -199,7 +199,7 @@ def read_http(answer: HttpAnswer, signal: str, *, tls: bool = False) -> Answer:
     return retry(f"answers {status} ({_phrase(status)}{said}){asked}", wait_s, poison=poison)
 
 
-def _mendable(answer: HttpAnswer, *, tls: bool) -> str:
+def _mendable(answer: HttpResponse, *, tls: bool) -> str:
     """What is wrong with the address or the login; "" where the answer is about something else."""
     status = answer.status
     if status in {HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN}:
@@ -215,7 +215,7 @@ def _mendable(answer: HttpAnswer, *, tls: bool) -> str:
     return _STATUS_REASONS.get(status, "")
 
 
-def read_grpc(code: str, details: str, retry_after_s: float | None = None) -> Answer:
+def read_grpc(code: str, details: str, retry_after_s: float | None = None) -> ExportResponse:
     """What a gRPC status other than OK means: the same rules as over HTTP.
 
     Args:
@@ -228,7 +228,7 @@ def read_grpc(code: str, details: str, retry_after_s: float | None = None) -> An
     return retry(why(f"{code}: {details}"), retry_after_s, poison=code in {"INTERNAL", "UNKNOWN"})
 
 
-def read_message(body: bytes, signal: str) -> Answer:
+def read_message(body: bytes, signal: str) -> ExportResponse:
     """What a response message in protobuf says. An empty one accepts everything.
 
     Raises:
@@ -256,11 +256,11 @@ def _response_class(signal: str) -> Any:  # Any: generated code without types
     return trace.ExportTraceServiceResponse
 
 
-def _read_ok(answer: HttpAnswer, signal: str) -> Answer:
+def _read_ok(answer: HttpResponse, signal: str) -> ExportResponse:
     kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
     if not answer.body and kind in {"", JSON, PROTOBUF}:
         return ACCEPTED
-    readers: dict[str, Callable[[bytes, str], Answer]] = {JSON: _read_json, PROTOBUF: read_message}
+    readers: dict[str, Callable[[bytes, str], ExportResponse]] = {JSON: _read_json, PROTOBUF: read_message}
     read = readers.get(kind)
     if read is None:
         what = f"the content type {first_line(kind)}" if kind else "no content type"
@@ -279,7 +279,7 @@ def _read_ok(answer: HttpAnswer, signal: str) -> Answer:
         return retry(f"answers 200 with {kind} that is no OTLP response: correct OTEL_EXPORTER_OTLP_ENDPOINT")
 
 
-def _read_json(body: bytes, signal: str) -> Answer:
+def _read_json(body: bytes, signal: str) -> ExportResponse:
     value = json.loads(body)
     # An empty object accepts everything. Other APIs also answer with objects, so one without the key is theirs.
     partial = {} if value == {} else value["partialSuccess"] or {}
@@ -287,14 +287,14 @@ def _read_json(body: bytes, signal: str) -> Answer:
     return _partial(int(rejected), str(partial.get("errorMessage", "")))
 
 
-def _partial(rejected: int, message: str) -> Answer:
+def _partial(rejected: int, message: str) -> ExportResponse:
     said = f" ({first_line(message)})" if message else ""
     if rejected > 0:
         return refused(f"rejects {rejected} records of a request{said}", rejected)
-    return Answer(Verdict.ACCEPTED, f"accepts with a warning{said}" if said else "")
+    return ExportResponse(ExportResult.ACCEPTED, f"accepts with a warning{said}" if said else "")
 
 
-def _redirect(answer: HttpAnswer) -> str:
+def _redirect(answer: HttpResponse) -> str:
     try:
         to = urlsplit(answer.headers.get("location", ""))
         where = f"{to.scheme}://{to.hostname}" if to.scheme and to.hostname else to.path
@@ -307,7 +307,7 @@ def _redirect(answer: HttpAnswer) -> str:
     )
 
 
-def _said(answer: HttpAnswer) -> str:
+def _said(answer: HttpResponse) -> str:
     """What the body of a refusal says, behind a comma: the message of a ``Status``, or plain text."""
     kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
     text = ""

@@ -86,7 +86,7 @@ class OtlpSettings:
             environ: the process environment.
             endpoint: a base address that overrides the variables and switches both signals on.
             wanted: send what no variable switches off, without an endpoint to the standard one.
-            on_wrong: told of each wrong variable: its name, the problem, and what holds in its place. A protocol and a
+            on_wrong: reported of each wrong variable: its name, the problem, and what holds in its place. A protocol and a
                 time limit have a default that holds. An address, a certificate and a key have none: what is meant for
                 them is not sent.
 
@@ -94,7 +94,7 @@ class OtlpSettings:
             ConfigError: without ``on_wrong``: a protocol we cannot speak, an address that is none, a time limit that is
                 none, a file that is no certificate.
         """
-        tell = _teller(on_wrong)
+        tell = _once_each(on_wrong)
         targets = {
             signal: _target(environ, signal, endpoint, tell)
             for signal in SIGNALS
@@ -126,15 +126,15 @@ def _signal_on(environ: Mapping[str, str], signal: str, *, wanted: bool = False)
     return wanted or bool(_for_signal(environ, signal, "ENDPOINT"))
 
 
-def _teller(on_wrong: OnWrong | None) -> OnWrong:
+def _once_each(on_wrong: OnWrong | None) -> OnWrong:
     """What is called with the name, the problem and the substitute of a wrong variable; once for each."""
-    told: set[str] = set()
+    reported: set[str] = set()
 
     def tell(variable: str, problem: str, used: str) -> None:
         if on_wrong is None:
             raise ConfigError(problem)
-        if variable not in told:
-            told.add(variable)
+        if variable not in reported:
+            reported.add(variable)
             on_wrong(variable, problem, used)
 
     return tell

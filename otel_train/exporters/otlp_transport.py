@@ -27,8 +27,8 @@ from otel_train.exporters.otlp_response import (
     JSON,
     MOST_ANSWER_BYTES,
     PROTOBUF,
-    Answer,
-    HttpAnswer,
+    ExportResponse,
+    HttpResponse,
     first_line,
     read_grpc,
     read_http,
@@ -54,7 +54,7 @@ _BEGINNINGS: Final = {
 class Transport(Protocol):
     """Where requests go."""
 
-    def send(self, signal: str, line: bytes, timeout_s: float) -> Answer:
+    def send(self, signal: str, line: bytes, timeout_s: float) -> ExportResponse:
         """Send one line and read the answer, within ``timeout_s`` seconds."""
 
     def close(self) -> None:
@@ -75,11 +75,11 @@ class OtlpTransport:
     def __init__(self, targets: Mapping[str, Target], connections: Connections | None = None) -> None:
         self._connections = connections
         self._clients: dict[str, Any] = {}  # Any: of HTTP or of gRPC
-        self._posts: dict[str, Callable[[bytes, float], Answer]] = {}
+        self._posts: dict[str, Callable[[bytes, float], ExportResponse]] = {}
         for signal, target in targets.items():
             self._open(signal, target)
 
-    def send(self, signal: str, line: bytes, timeout_s: float) -> Answer:
+    def send(self, signal: str, line: bytes, timeout_s: float) -> ExportResponse:
         """Send one line and read the answer, in ``timeout_s`` seconds; to connect may take as long again."""
         problem = unreadable(line, signal)
         return refused(problem) if problem else self._posts[signal](line, timeout_s)
@@ -121,7 +121,7 @@ def unreadable(line: bytes, signal: str) -> str:
     return f"is not asked: the line is no OTLP request of {signal}, which has a list {_KEYS[signal]}"
 
 
-def _converted(line: bytes, signal: str, post: Callable[[bytes], Answer]) -> Answer:
+def _converted(line: bytes, signal: str, post: Callable[[bytes], ExportResponse]) -> ExportResponse:
     try:
         message = protobuf_of(line, signal)
     except ValueError as error:
@@ -219,7 +219,7 @@ class _LimitedTls(_Limited, http.client.HTTPSConnection):
     """The same over TLS."""
 
 
-class _Way(NamedTuple):
+class _Route(NamedTuple):
     """How to come to a collector.
 
     Attributes:
@@ -297,7 +297,7 @@ class HttpClient:
         self._url = urlsplit(target.url)
         self._connection: _Limited | None = None  # that is used just now
         self._context: ssl.SSLContext | None = None
-        self._way: _Way | None = None
+        self._route: _Route | None = None
         self._headers = {
             "user-agent": "otel-train",
             "accept": "application/json, application/x-protobuf",
@@ -307,7 +307,7 @@ class HttpClient:
         if target.compression:
             self._headers["content-encoding"] = target.compression
 
-    def post(self, body: bytes, content_type: str, timeout_s: float) -> Answer:
+    def post(self, body: bytes, content_type: str, timeout_s: float) -> ExportResponse:
         """Post one request and read its answer, in at most ``timeout_s`` seconds each to connect and for the rest."""
         if self._target.compression == "gzip":
             body = gzip.compress(body, compresslevel=6, mtime=0)
@@ -323,7 +323,7 @@ class HttpClient:
             self.close()
             return retry(why(f"{type(error).__name__}: {error}"))
 
-    def get(self, query: str, timeout_s: float) -> HttpAnswer:
+    def get(self, query: str, timeout_s: float) -> HttpResponse:
         """Get the URL with this query, in as much time as ``post``.
 
         Raises:
@@ -368,21 +368,25 @@ class HttpClient:
         query: str = "",
         body: bytes | None = None,
         content_type: str = "",
-    ) -> HttpAnswer:
+    ) -> HttpResponse:
         limit = _Limit(timeout_s, 2 * self._most_answer_bytes)
-        way = self._way = self._way or self._found_way()
-        connection = self._connected(way, limit)
+        route = self._route = self._route or self._find_route()
+        connection = self._connected(route, limit)
         query = query or self._url.query
         path = f"{self._url.path or '/'}{'?' * bool(query)}{query}"
-        headers = {**self._headers, **way.headers, **({"content-type": content_type} if content_type else {})}
-        if way.forwarded:  # a proxy wants the whole address
+        headers = {
+            **self._headers,
+            **route.headers,
+            **({"content-type": content_type} if content_type else {}),
+        }
+        if route.forwarded:  # a proxy wants the whole address
             path = f"{self._url.scheme}://{self._url.netloc.rpartition('@')[2]}{path}"
         with suppress(
             BrokenPipeError, ConnectionResetError
         ):  # a server may refuse before it has read everything
             connection.request(method, path, body, headers)
         response = connection.getresponse()
-        answer = HttpAnswer(
+        answer = HttpResponse(
             response.status,
             {name.lower(): value for name, value in response.getheaders()},
             response.read(self._most_answer_bytes + 1),
@@ -393,36 +397,38 @@ class HttpClient:
         elif self._connection is not None:  # else somebody has closed it meanwhile
             self._connection = None
             if connection.sock is not None:
-                self._connections.give(way.key, connection)
+                self._connections.give(route.key, connection)
         return answer
 
-    def _connected(self, way: _Way, limit: _Limit) -> _Limited:
-        connection = self._connection = self._connections.take(way.key) or self._made(way)
+    def _connected(self, route: _Route, limit: _Limit) -> _Limited:
+        connection = self._connection = self._connections.take(route.key) or self._made(route)
         connection.limit = limit
         if connection.sock is None:
             connection.connect()
         return connection
 
-    def _found_way(self) -> _Way:
+    def _find_route(self) -> _Route:
         target, scheme = self._target, self._url.scheme
         host = self._url.hostname or "", self._url.port or _PORTS[scheme]
         proxy = "" if proxy_bypass(f"{host[0]}:{host[1]}") else getproxies().get(scheme, "")
         key = scheme, host, proxy, target.certificate, target.client_certificate, target.client_key
         if not proxy:
-            return _Way(key, host)
+            return _Route(key, host)
         via = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
         if via.scheme != "http" or not via.hostname:
             raise ValueError(f"proxy {via.scheme}://{via.hostname or ''}: only http:// proxies can be used")
         login = login_of(via, "proxy-authorization")
         end = via.hostname, via.port or _PORTS["http"]
         if not target.tls:
-            return _Way(key, end, headers=login, forwarded=True)
-        return _Way(key, end, tunnel=(*host, login))
+            return _Route(key, end, headers=login, forwarded=True)
+        return _Route(key, end, tunnel=(*host, login))
 
-    def _made(self, way: _Way) -> _Limited:
-        connection = _LimitedTls(*way.end, context=self._tls()) if self._target.tls else _Limited(*way.end)
-        if way.tunnel is not None:
-            connection.set_tunnel(*way.tunnel)
+    def _made(self, route: _Route) -> _Limited:
+        connection = (
+            _LimitedTls(*route.end, context=self._tls()) if self._target.tls else _Limited(*route.end)
+        )
+        if route.tunnel is not None:
+            connection.set_tunnel(*route.tunnel)
         return connection
 
     def _tls(self) -> ssl.SSLContext:
@@ -506,7 +512,7 @@ class GrpcClient:
         self._channel: Any = None  # Any: grpc has no types
         self._closed = False
 
-    def post(self, request: bytes, timeout_s: float) -> Answer:
+    def post(self, request: bytes, timeout_s: float) -> ExportResponse:
         """Send one request in protobuf and read its answer, in at most ``timeout_s`` seconds."""
         import grpc
 

@@ -51,7 +51,7 @@ class PluginExporter:
         self.line.join(timeout_s)
 
 
-def brought(
+def load_plugins(
     wish: str,
     resource: Mapping[str, AttributeValue],
     *,
@@ -108,7 +108,7 @@ def _asked(
     """The one of that name.
 
     Raises:
-        ConfigError: see ``brought``.
+        ConfigError: see ``load_plugins``.
     """
     if name not in known:
         raise _unknown(name, known)

@@ -270,7 +270,7 @@ class _Server(socketserver.ThreadingTCPServer):
                     self.handle_request()
 
     def process_request(self, request: Any, client_address: Any) -> None:  # Any: as the base class has it
-        """Answer in a thread of its own. Where there are too many, the one goes that has been unfinished for longest."""
+        """ExportResponse in a thread of its own. Where there are too many, the one goes that has been unfinished for longest."""
         with self._lock:
             dropped = list(self._clients)[: max(0, len(self._clients) + 1 - _MAX_CONNECTIONS)]
             for client in dropped:
@@ -380,7 +380,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile = io.BufferedReader(_Incoming(self.connection))
 
     def handle_one_request(self) -> None:
-        """Answer one request; one that is too large gets that as its answer, and nothing else is done with it."""
+        """ExportResponse one request; one that is too large gets that as its answer, and nothing else is done with it."""
         try:
             super().handle_one_request()
         except TooLargeError:
@@ -406,7 +406,7 @@ class _Handler(BaseHTTPRequestHandler):
         return False
 
     def do_GET(self) -> None:  # the base class asks for this name
-        """Answer with the page, or say where it is."""
+        """ExportResponse with the page, or say where it is."""
         path = self.path.partition("?")[0]
         if path == "/metrics":
             self._page()

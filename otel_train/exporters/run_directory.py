@@ -117,7 +117,7 @@ class RunDirectory:
         """Make, or come back to, the folder of one rank.
 
         Args:
-            root: parent of all runs. When this call creates it, git is told to ignore it.
+            root: parent of all runs. When this call creates it, git is counted to ignore it.
             run_id: the run's id; characters that no folder should have are replaced.
             rank: this process.
             run: what ``run.json`` says: who, where, versions, settings.
@@ -142,8 +142,8 @@ class RunDirectory:
             directory.attempt = max(previous + 1, restarts) if attempt is None else attempt
             directory._put_flight_aside(previous)
             replace_text(directory.rank_path / "attempt", f"{directory.attempt}\n")
-            told = {"run_id": directory.run_id, "training": directory.training}
-            directory._write_run({**(run or {}), **told})
+            counted = {"run_id": directory.run_id, "training": directory.training}
+            directory._write_run({**(run or {}), **counted})
             directory.writable = True
         except OSError as error:
             directory.attempt = attempt or directory.attempt

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from otel_train.exporters.otlp_json import records_in
-from otel_train.exporters.otlp_response import Verdict
+from otel_train.exporters.otlp_response import ExportResult
 from otel_train.files import (
     BoundedLines,
     create_to_append,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from otel_train.exporters.otlp_response import Answer
+    from otel_train.exporters.otlp_response import ExportResponse
 
 FOLDER: Final = "spool"
 REJECTED: Final = "rejected"
@@ -75,7 +75,7 @@ def _let_go_in_child() -> None:
 os.register_at_fork(after_in_child=_let_go_in_child)
 
 
-class Head(NamedTuple):
+class SpooledRequest(NamedTuple):
     """The oldest request of a queue.
 
     Attributes:
@@ -101,8 +101,8 @@ class SpoolQueue:
         signal: ``metrics`` or ``traces``.
         max_bytes: bound on the segments; the oldest segment is dropped for a line that finds no room.
         memory_bytes: bound on what waits in memory.
-        on_loss: told how many records were dropped, and why (a value of ``train.telemetry.drop.reason``).
-        on_error: told of every ``OSError``.
+        on_loss: called with how many records were dropped, and why (a value of ``train.telemetry.drop.reason``).
+        on_error: called with every ``OSError``.
 
     Attributes:
         folder: where the files lie; None without a directory.
@@ -257,7 +257,7 @@ class SpoolQueue:
                 _unlock(fd)
                 os.close(fd)
 
-    def head(self) -> Head | None:
+    def head(self) -> SpooledRequest | None:
         """The oldest request; None when there is none. Inside ``sending`` only."""
         try:
             while self._state_fd >= 0 and (numbers := self._numbers()):
@@ -273,9 +273,9 @@ class SpoolQueue:
             if not self._memory:
                 return None
             self._memory_sent = True
-            return Head(self._memory[0])
+            return SpooledRequest(self._memory[0])
 
-    def after(self, head: Head) -> Head | None:
+    def after(self, head: SpooledRequest) -> SpooledRequest | None:
         """The request behind one on disk; None when there is none. Inside ``sending`` only."""
         if head.segment < 0:
             return None
@@ -285,7 +285,7 @@ class SpoolQueue:
             return self._read(later[0], 0) if behind is None and later else behind
         return None
 
-    def remove(self, head: Head) -> None:
+    def remove(self, head: SpooledRequest) -> None:
         """Take a request away, for good: also when this process is killed right now."""
         if head.segment < 0:
             with self._guard:
@@ -301,7 +301,7 @@ class SpoolQueue:
         with suppress(OSError):
             self._finished(head.segment)
 
-    def reject(self, head: Head, reason: str) -> None:
+    def reject(self, head: SpooledRequest, reason: str) -> None:
         """Move a request that will never be accepted to ``spool/rejected/``, with the reason."""
         if self.rejected_file is not None:
             lines = BoundedLines(self.rejected_file, max_bytes=_REJECTED_BYTES, on_error=self._on_error)
@@ -394,20 +394,20 @@ class SpoolQueue:
         segment, offset = self._sent_until(fd)
         return offset if segment == number else 0
 
-    def _read(self, number: int, offset: int) -> Head | None:
+    def _read(self, number: int, offset: int) -> SpooledRequest | None:
         """The next whole line of a segment."""
         with open_binary(self._segment(number)) as file:
             file.seek(offset)
             line = file.readline(MOST_LINE_BYTES)
             if line.endswith(b"\n"):
-                return Head(line[:-1], number, file.tell())
+                return SpooledRequest(line[:-1], number, file.tell())
             if len(line) < MOST_LINE_BYTES:
                 return None
             beginning = line[:1024]
             while line and not line.endswith(b"\n"):
                 line = file.readline(MOST_LINE_BYTES)
             problem = f"is not asked: the line has more than {MOST_LINE_BYTES} bytes"
-            return Head(beginning, number, file.tell(), problem)
+            return SpooledRequest(beginning, number, file.tell(), problem)
 
     def _finished(self, number: int, *, torn: bool = False) -> bool:
         """Remove a segment if all of it is done. Whether it is gone.
@@ -520,7 +520,7 @@ def rejected_in(path: Path) -> list[RejectedRequest]:
     return found
 
 
-def send_again(path: Path, send: Callable[[bytes], Answer | None]) -> list[Answer]:
+def send_again(path: Path, send: Callable[[bytes], ExportResponse | None]) -> list[ExportResponse]:
     """Send every request again and take away those that are accepted. Call it with the lock of the queue.
 
     Args:
@@ -534,7 +534,7 @@ def send_again(path: Path, send: Callable[[bytes], Answer | None]) -> list[Answe
         OSError: the file cannot be read or written.
     """
     waiting = rejected_in(path)
-    answers: list[Answer] = []
+    answers: list[ExportResponse] = []
     left: list[bytes] = []
     try:
         while waiting:
@@ -544,7 +544,7 @@ def send_again(path: Path, send: Callable[[bytes], Answer | None]) -> list[Answe
                 break
             if answer is not None:
                 answers.append(answer)
-            if answer is None or answer.verdict is not Verdict.ACCEPTED:
+            if answer is None or answer.result is not ExportResult.ACCEPTED:
                 left.append(entry.stored if answer is None else _stored(answer.reason, entry.request or b""))
             waiting.pop(0)
     finally:  # Ctrl-C in the middle must not send twice what has arrived

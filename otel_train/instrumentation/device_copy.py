@@ -62,7 +62,7 @@ class TransferProbe:
         if self._driver.devices():
             self._put_in(torch, self._driver)
 
-    def brought_back(self) -> dict[str, int]:
+    def copied_to_host(self) -> dict[str, int]:
         """Bytes that ``Tensor.cpu`` copied to the host, by device. Called by the pump."""
         while self._brought:
             index, size = self._brought.popleft()

@@ -469,7 +469,7 @@ class _Mark(NamedTuple):
     turn: EpochBoundary | None = None
 
 
-class FlatFigures:
+class FlatMetrics:
     """Cuts what is settled at the steps and epochs that are logged, and sums each part up.
 
     Args:

@@ -10,7 +10,7 @@ import numpy as np
 from otel_train.accounting.types import NO_PHASE, NOTHING, ClosedSteps, StageCalls, StepSource
 from otel_train.datamodel import system_clock
 from otel_train.safety import Guard
-from otel_train.trackers.metrics import FlatFigures, left_out, without
+from otel_train.trackers.metrics import FlatMetrics, left_out, without
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -114,7 +114,7 @@ class _Gone:
 
 
 class Tracking:
-    """Makes rows of what is settled, on the pump's thread, and hands them to the trackers.
+    """Makes rows of what is settled, on the export loop's thread, and hands them to the trackers.
 
     Args:
         config: what is wanted.
@@ -141,7 +141,7 @@ class Tracking:
         self._held = HeldOperations()
         self._left_out = left_out(config.throughput_parts)
         self._awake = False
-        self._figures = FlatFigures(
+        self._figures = FlatMetrics(
             run.names, epochs, every_steps=config.log_every_steps or EVERY_STEPS,
             every_epochs=config.log_every_epochs, unix=anchor.unix,
         )  # fmt: skip

@@ -55,7 +55,7 @@ def stage_of(summary: dict[str, Any], name: str) -> dict[str, Any]:
 
 def moved(session: Session) -> dict[tuple[str, ...], float]:
     """Bytes by direction and device, as they are published."""
-    families = inside(session).pumping._reporter.snapshot().families
+    families = inside(session).service._reporter.snapshot().families
     points = [point for family in families if family.metric is c.ACCELERATOR_IO for point in family.points]
     return {
         tuple(str(value) for value in dict(point.attributes).values()): point.value

@@ -75,7 +75,7 @@ def test_a_broken_exporter_is_switched_off_and_training_goes_on(
     model, batches, broken = Net(), loader(20), Broken()
     with caplog.at_level(logging.WARNING, "otel_train"):
         session = watch(model, {"train": batches}, **FAST)
-        inside(session).pump.routes.append(ExportRoute(broken, Guard("broken part"), 0.0))
+        inside(session).loop.routes.append(ExportRoute(broken, Guard("broken part"), 0.0))
         train(model, batches, epochs=3)
         assert until(lambda: broken.called >= 3)
         time.sleep(0.2)

@@ -113,14 +113,14 @@ class Watched:
             anchor.clock_ns, anchor=anchor, tracer=Tracer(Ids("run", 0, 0), anchor),
             rules=SamplingRules(5, 0, 3.0, 100.0, 100), stall_after_s=300,
         )  # fmt: skip
-        self.pump = ExportLoop(
+        self.loop = ExportLoop(
             self.recorder, self.run, snapshot=lambda: Snapshot(0, 0, ()), clock=system_clock,
             every_s=0.01,
         )  # fmt: skip
         self.kept = Kept()
-        self.pump.routes.append(ExportRoute(self.kept, Guard("kept", strict=True), 0.0))
+        self.loop.routes.append(ExportRoute(self.kept, Guard("kept", strict=True), 0.0))
         told = Guard("device time", strict=True)
-        self.pump.first.append(PeriodicTask(lambda: self.run.device.add(self.agent.take()), told, 0.0))
+        self.loop.early_tasks.append(PeriodicTask(lambda: self.run.device.add(self.agent.take()), told, 0.0))
         self.probes = Probes(self.recorder)
         self.torch = TorchProbes(self.recorder, ScaledUpdates(HostDriver()), clock=system_clock)
         self.transfers = TransferProbe(self.recorder, HostDriver())
@@ -134,9 +134,9 @@ class Watched:
         self.torch.remove()
         self.transfers.remove()
         self.recorder.silence()
-        self.pump.settle()
+        self.loop.read_rings()
         self.run.close(system_clock())
-        self.pump.turn(final=True)
+        self.loop.run_once(final=True)
 
 
 AWAY = "meta"
@@ -163,7 +163,7 @@ def watched() -> Watched:
 
     def turn() -> None:
         while not over.wait(0.002):
-            watching.pump.turn()
+            watching.loop.run_once()
 
     pump = threading.Thread(target=turn)
     pump.start()

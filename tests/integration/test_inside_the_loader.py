@@ -86,7 +86,7 @@ def run(loader: Any, tmp_path: Path, *, passes: int = 1, **settings: Any) -> tup
 
 def builds(session: Any) -> tuple[int, int]:
     """Batches whose build time is known, and those that were missed."""
-    totals = inside(session).pumping.run.totals.loaders
+    totals = inside(session).service.run.totals.loaders
     return totals.builds.count(totals.number("rows")), totals.lost.get("rows", 0)
 
 
@@ -100,7 +100,7 @@ def test_build_time_is_what_the_dataset_takes(tmp_path: Path) -> None:
     """Ground truth: a dataset that sleeps; within 15 %, and it says so although the loop hardly waits."""
     rows = Rows(24, sleep_s=SLEEP_S / 2)
     _, session = run(DataLoader(rows, batch_size=2, num_workers=2), tmp_path)
-    totals = inside(session).pumping.run.totals.loaders
+    totals = inside(session).service.run.totals.loaders
 
     assert builds(session) == (12, 0)
     assert totals.builds.quantile(0, 0.5) == pytest.approx(SLEEP_S, rel=0.15)
@@ -192,7 +192,7 @@ def test_persistent_workers_that_were_there_before_are_watched_without_a_clock(t
     batches, session = run(loader, tmp_path)
 
     assert len(batches) == 4
-    assert inside(session).pumping.run.totals.loaders.known("rows") is not None
+    assert inside(session).service.run.totals.loaders.known("rows") is not None
     assert builds(session) == (0, 0)
 
 
@@ -210,14 +210,14 @@ def test_a_stateful_loader_is_timed_and_resumes(tmp_path: Path) -> None:
 
     assert len(batches) == 5
     assert builds(session) == (5, 0)
-    assert inside(session).pumping.run.totals.loaders.endings == {("rows", "epoch_end"): 1}
+    assert inside(session).service.run.totals.loaders.endings == {("rows", "epoch_end"): 1}
 
 
 def test_the_first_batch_of_a_pass_is_told_apart(tmp_path: Path) -> None:
     """Workers that start for every epoch: the wait for the first batch is no sign that they cannot keep up."""
     loader = DataLoader(Rows(8, sleep_s=SLEEP_S), batch_size=2, num_workers=1)
     _, session = run(loader, tmp_path, passes=3)
-    (start,) = inside(session).pumping.run.totals.loaders.starts.values()
+    (start,) = inside(session).service.run.totals.loaders.starts.values()
 
     assert start.passes == 3
     assert start.waiting_s > 3 * 2 * SLEEP_S
@@ -256,8 +256,8 @@ def test_why_a_pass_ended_is_told(how: str, why: str, workers: int, tmp_path: Pa
         assert "a bad row" in str(error)  # noqa: PT017 - both outcomes are tested
     session.close()
 
-    assert inside(session).pumping.run.totals.loaders.endings == {("rows", why): 1}
-    assert inside(session).pumping._watch.facts()["rows"].errors == (
+    assert inside(session).service.run.totals.loaders.endings == {("rows", why): 1}
+    assert inside(session).service._watch.facts()["rows"].errors == (
         {"ValueError": 1} if how == "raise" else {}
     )
 
@@ -281,7 +281,7 @@ def test_a_stream_is_short_only_of_what_it_was_asked_for(
         assert len(loader) == 4
     _, session = run(loader, tmp_path)
 
-    assert inside(session).pumping.run.totals.loaders.endings == {("rows", why): 1}
+    assert inside(session).service.run.totals.loaders.endings == {("rows", why): 1}
 
 
 @pytest.mark.parametrize(("given", "why"), [(3, "epoch_end"), (2, "short")])
@@ -303,14 +303,14 @@ def test_an_iterable_of_another_kind_that_stops_too_soon_is_short(
         break
     session.close()
 
-    assert inside(session).pumping.run.totals.loaders.endings == {("own", why): 1}
+    assert inside(session).service.run.totals.loaders.endings == {("own", why): 1}
 
 
 def test_bytes_per_batch_are_found(tmp_path: Path) -> None:
     """12 bytes of features and 8 of a label, twice."""
     _, session = run(DataLoader(Rows(4), batch_size=2), tmp_path)
 
-    assert inside(session).pumping._watch.facts()["rows"].batch_bytes == {
+    assert inside(session).service._watch.facts()["rows"].batch_bytes == {
         "sampled": 1,
         "min": 40,
         "avg": 40,

@@ -32,8 +32,8 @@ def published(watch: Watch, **settings: Any) -> tuple[str, Any]:
     session.summary()  # settles
     page = ""
     if session.metrics_url:
-        with inside(session).pump.lock:
-            inside(session).pump.turn(final=True)
+        with inside(session).loop.lock:
+            inside(session).loop.run_once(final=True)
         with urllib.request.urlopen(session.metrics_url, timeout=20) as answer:
             page = answer.read().decode()
     return page, session

@@ -637,7 +637,7 @@ def test_a_disabled_session_has_everything_that_a_session_has(monkeypatch: pytes
 def test_a_forked_child_has_no_session(watch: Watch) -> None:
     """It must neither wait for a lock of its parent's, nor write to its parent's map."""
     session = watch(Net(), {"train": loader(2)}, **FAST)
-    inside(session).pump.lock.acquire()  # as if the pump were in the middle of a turn
+    inside(session).loop.lock.acquire()  # as if the pump were in the middle of a turn
     try:
         child = os.fork()
         if child == 0:
@@ -647,7 +647,7 @@ def test_a_forked_child_has_no_session(watch: Watch) -> None:
             session.close()
             os._exit(0 if quiet else 1)
     finally:
-        inside(session).pump.lock.release()
+        inside(session).loop.lock.release()
     _, status = os.waitpid(child, 0)
 
     assert os.waitstatus_to_exitcode(status) == 0

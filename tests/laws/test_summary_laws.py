@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.agent.summary import figures
+from otel_train.agent.summary import run_figures
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
 from otel_train.aggregation.spans import Ids, Tracer
@@ -52,7 +52,7 @@ def summary_of(tape: Tape, cuts: Sequence[int] = (), *, tail_ns: int = 0, others
         source.name: LoaderFacts(workers=0) for source in tape.sources if source.kind is SourceKind.DATA
     }
     wall_s = (ended_ns - started_ns) / NS_PER_S
-    edges = figures(run.totals, wall_s=wall_s, source=run.step_source, loaders=loaders)
+    edges = run_figures(run.totals, wall_s=wall_s, source=run.step_source, loaders=loaders)
     return {"state": "finished", "training_threads": run.training_threads, "ranks": None, **edges}
 
 

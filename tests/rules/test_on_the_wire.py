@@ -346,7 +346,7 @@ def test_a_hang_pages_and_names_the_rank_in_every_profile(profile: str, tmp_path
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_an_alert_carries_whose_run_it_is_and_where(profile: str, tmp_path: Path) -> None:
-    """Routes go by team; and a run that was killed cannot be asked any more."""
+    """ExportManager go by team; and a run that was killed cannot be asked any more."""
     run = Run(profile, [Loop(rank) for rank in range(2)])
     for rank in range(2):
         run.actor(rank).reporter.about = ("gpt", "speech", "ann", "4711", "berlin", "gpu")

@@ -38,7 +38,7 @@ class Rig:
         self.run = RunState(self.clock(), anchor=anchor, tracer=tracer, rules=rules, stall_after_s=300)
         self.snapshots = 0
         self.rings = SharedRings(self.memory.map) if shared else None
-        self.pump = ExportLoop(
+        self.loop = ExportLoop(
             self.rings or self.recorder,  # type: ignore[arg-type]  # as the agent does
             self.run,
             snapshot=self.snapshot,
@@ -52,7 +52,7 @@ class Rig:
 
     def route(self, every_s: float = 0.0, exporter: Any = None) -> Any:
         made = Kept() if exporter is None else exporter
-        self.pump.routes.append(ExportRoute(made, Guard(f"route {len(self.pump.routes)}"), every_s))
+        self.loop.routes.append(ExportRoute(made, Guard(f"route {len(self.loop.routes)}"), every_s))
         return made
 
     def steps(self, number: int) -> None:
@@ -85,10 +85,10 @@ def test_a_turn_settles_what_was_recorded(rig: Rig) -> None:
     """From ring to figures; the last step is open until the next ask."""
     kept = rig.route()
     rig.steps(20)
-    rig.pump.turn()
+    rig.loop.run_once()
 
     assert rig.counted() == 19
-    assert rig.pump.edges == 160
+    assert rig.loop.edges == 160
     assert [batch.snapshot is not None for batch in kept.batches] == [True]
     assert kept.spans
 
@@ -102,13 +102,13 @@ def test_time_between_passes_goes_no_further_than_what_may_be_read() -> None:
     rig.end_pass()
     (thread,) = rings.threads
     rings.limit([(thread.slot, thread.ring.written)])
-    rig.pump.settle()
+    rig.loop.read_rings()
     rig.clock.tick(s=1)
     rig.steps(10)
     rig.end_pass()
-    rig.pump.settle()
+    rig.loop.read_rings()
     rings.limit(None)
-    rig.pump.settle()
+    rig.loop.read_rings()
 
     assert rig.counted() == 30
     assert rig.run.totals.phase_s("train") == pytest.approx(30 * 40e-6)
@@ -118,17 +118,17 @@ def test_time_between_passes_goes_no_further_than_what_may_be_read() -> None:
 def test_more_than_a_slice_is_read_in_one_turn(rig: Rig) -> None:
     """A pump that falls behind for ever loses records."""
     rig.steps(SLICE_EDGES // 4)
-    rig.pump.turn()
+    rig.loop.run_once()
 
-    assert rig.pump.edges == 2 * SLICE_EDGES
-    assert rig.pump.missed == 0
+    assert rig.loop.edges == 2 * SLICE_EDGES
+    assert rig.loop.missed == 0
 
 
 def test_snapshots_come_when_they_are_due(rig: Rig) -> None:
     """Each way out has its own rhythm; spans go at once."""
     often, seldom = rig.route(1.0), rig.route(10.0)
     for _ in range(21):
-        rig.pump.turn()
+        rig.loop.run_once()
         rig.clock.tick(s=0.5)
 
     assert len(often.snapshots) == 11
@@ -139,8 +139,8 @@ def test_snapshots_come_when_they_are_due(rig: Rig) -> None:
 def test_the_last_turn_sends_everything(rig: Rig) -> None:
     """Whatever was due or not."""
     kept = rig.route(3600.0)
-    rig.pump.turn()
-    rig.pump.turn(final=True)
+    rig.loop.run_once()
+    rig.loop.run_once(final=True)
 
     assert len(kept.snapshots) == 2
     assert kept.batches[-1].final
@@ -158,7 +158,7 @@ def test_a_broken_way_out_stops_no_other(rig: Rig) -> None:
 
     broken, kept = rig.route(exporter=Broken()), rig.route()
     for _ in range(6):
-        rig.pump.turn()
+        rig.loop.run_once()
 
     assert broken.calls == 3
     assert len(kept.batches) == 6
@@ -171,9 +171,9 @@ def test_without_figures_spans_and_events_go_out_all_the_same(rig: Rig) -> None:
     def fail() -> Snapshot:
         raise RuntimeError
 
-    rig.pump._snapshot = fail
+    rig.loop._snapshot = fail
     rig.steps(20)
-    rig.pump.turn()
+    rig.loop.run_once()
 
     assert kept.spans
     assert kept.snapshots == []
@@ -187,12 +187,12 @@ def test_a_broken_chore_stops_no_other(rig: Rig) -> None:
         raise RuntimeError
 
     broken = Guard("broken")
-    rig.pump.chores += [
+    rig.loop.tasks += [
         PeriodicTask(fail, broken, 0.0),
         PeriodicTask(lambda: done.append(1), Guard("fine"), 0.0),
     ]
     for _ in range(5):
-        rig.pump.turn()
+        rig.loop.run_once()
 
     assert len(done) == 5
     assert broken.faults == 3
@@ -205,19 +205,19 @@ def test_a_fault_of_chores_that_share_a_guard_is_one_fault(rig: Rig) -> None:
         raise OSError
 
     shared = Guard("both")
-    rig.pump.first.append(PeriodicTask(fails, shared, 0.0))
-    rig.pump.chores.append(PeriodicTask(lambda: None, shared, 0.0))
-    rig.pump.turn()
+    rig.loop.early_tasks.append(PeriodicTask(fails, shared, 0.0))
+    rig.loop.tasks.append(PeriodicTask(lambda: None, shared, 0.0))
+    rig.loop.run_once()
 
-    assert rig.pump.faults()["both"] == 1
+    assert rig.loop.faults()["both"] == 1
 
 
 def test_what_is_done_first_is_done_before_anything_is_read(rig: Rig) -> None:
     """A NaN that was logged in a step must be known when that step is judged."""
     rig.steps(20)
     at_first: list[int] = []
-    rig.pump.first.append(PeriodicTask(lambda: at_first.append(rig.counted()), Guard("first"), 0.0))
-    rig.pump.turn()
+    rig.loop.early_tasks.append(PeriodicTask(lambda: at_first.append(rig.counted()), Guard("first"), 0.0))
+    rig.loop.run_once()
 
     assert at_first == [0]
     assert rig.counted() == 19
@@ -226,7 +226,7 @@ def test_what_is_done_first_is_done_before_anything_is_read(rig: Rig) -> None:
 def test_lost_records_are_counted(rig: Rig) -> None:
     """A ring that was overrun is said, not guessed at."""
     rig.steps((1 << 16) // 8 + 100)
-    rig.pump.turn()
+    rig.loop.run_once()
 
-    assert rig.pump.missed >= 800
-    assert rig.pump.edges + rig.pump.missed == 8 * ((1 << 16) // 8 + 100)
+    assert rig.loop.missed >= 800
+    assert rig.loop.edges + rig.loop.missed == 8 * ((1 << 16) // 8 + 100)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from otel_train import catalog as c
-from otel_train.agent.summary import figures
+from otel_train.agent.summary import run_figures
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.span_sampler import SamplingRules
@@ -79,7 +79,7 @@ def test_a_loaders_rate_on_a_page_is_the_summarys() -> None:
     """Samples over the time of the loader's own batches: an evaluation, or a pause, makes no loader slower."""
     run = account(run_of(2).spend(10**6).step("loader0").stop("loader0"))
     found = published(run)
-    rates = figures(run.totals, wall_s=run.settled_ns * 1e-9, source=run.step_source, loaders={})["rates"]
+    rates = run_figures(run.totals, wall_s=run.settled_ns * 1e-9, source=run.step_source, loaders={})["rates"]
     spent = {labels: point.value for labels, point in found["train.batch.time"].items()}
 
     assert spent == {(row["loader"], row["phase"]): row["seconds"] for row in rates}
@@ -160,7 +160,7 @@ def test_a_counter_is_there_before_its_first_event() -> None:
 def document(tape: Tape, **more: Any) -> dict[str, Any]:
     run = account(tape)
     given = {"wall_s": run.settled_ns * 1e-9, "source": run.step_source, "loaders": {}, **more}
-    return figures(run.totals, **given)
+    return run_figures(run.totals, **given)
 
 
 def test_a_summary_holds_the_figures_by_name() -> None:

@@ -16,7 +16,7 @@ from otel_train.api import instrument
 from otel_train.config import Config
 from otel_train.datamodel import Event, ExportBatch
 from otel_train.errors import ConfigError
-from otel_train.exporters.plugins import GROUP, MOST_WAITING, brought
+from otel_train.exporters.plugins import GROUP, MOST_WAITING, load_plugins
 from otel_train.testing import Kept
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def point(name: str) -> EntryPoint:
 
 def bring(package: ModuleType, make: Callable[[Mapping[str, Any]], Any], wish: str = "auto") -> list[Any]:
     package.__dict__["mine"] = make
-    return list(brought(wish, RESOURCE, timeout_s=1.5, found=[point("mine")]))
+    return list(load_plugins(wish, RESOURCE, timeout_s=1.5, found=[point("mine")]))
 
 
 def test_an_installed_exporter_gets_every_batch_in_order_and_is_closed(package: ModuleType) -> None:
@@ -82,7 +82,7 @@ def test_off_and_names_choose_among_what_is_installed(package: ModuleType) -> No
     found = [point("a"), point("b")]
 
     def names(wish: str) -> list[str]:
-        return [one.line.guard.part for one in brought(wish, RESOURCE, timeout_s=1, found=found)]
+        return [one.line.guard.part for one in load_plugins(wish, RESOURCE, timeout_s=1, found=found)]
 
     assert names("auto") == ["exporter a", "exporter b"]
     assert names("off") == []
@@ -142,7 +142,7 @@ def test_one_that_was_found_and_fails_to_load_is_left_out(
     found = [point("bad"), point("good")]
 
     with caplog.at_level(logging.WARNING, "otel_train"):
-        made = brought("auto", RESOURCE, timeout_s=1, found=found)
+        made = load_plugins("auto", RESOURCE, timeout_s=1, found=found)
 
     assert [one.line.guard.part for one in made] == ["exporter good"]
     assert "exporter bad failed; training goes on without it" in caplog.text

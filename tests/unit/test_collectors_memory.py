@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import otel_train
 from otel_train.collectors import memory
-from otel_train.collectors.memory import CacheSizes, Memories, Peak, Reading, TreeReader
+from otel_train.collectors.memory import CacheSizes, MemoryMonitor, Peak, ProcessTreeReader, Reading
 from otel_train.datamodel import system_clock
 from otel_train.testing import FakeClock
 from tests.support.device import FakeDriver
@@ -34,8 +34,8 @@ def memories(
     datasets: Callable[[Iterable[str]], int | None] = lambda _: None,
     caches: Callable[[], Mapping[str, int]] = dict,
     devices: Callable[[], Mapping[str, int]] = dict,
-) -> Memories:
-    return Memories(datasets=datasets, caches=caches, devices=devices, clock=clock)
+) -> MemoryMonitor:
+    return MemoryMonitor(datasets=datasets, caches=caches, devices=devices, clock=clock)
 
 
 @given(
@@ -84,7 +84,7 @@ def test_a_peak_between_two_looks_is_known_where_the_kernel_keeps_the_highest(tm
     clock = FakeClock()
     status = tmp_path / "status"
     (tmp_path / "task").mkdir()  # no children: this process may have some of its own
-    reader = TreeReader(clock, tmp_path)
+    reader = ProcessTreeReader(clock, tmp_path)
     found = []
     for rss, highest in ((100, 500), (100, 500), (100, 900), (100, 900)):
         status.write_text(f"Name:\tpython\nVmHWM:\t  {highest} kB\nVmRSS:\t  {rss} kB\n", "utf-8")
@@ -96,7 +96,7 @@ def test_a_peak_between_two_looks_is_known_where_the_kernel_keeps_the_highest(tm
 
 def test_what_a_process_started_is_part_of_its_memory() -> None:
     """Workers of a loader hold as much as the program, some of them more."""
-    reader = TreeReader(system_clock)
+    reader = ProcessTreeReader(system_clock)
     before = reader.read().level
     code = "held = bytearray(b'x') * (100 << 20); print(flush=True); input()"
     with subprocess.Popen(
@@ -105,7 +105,7 @@ def test_what_a_process_started_is_part_of_its_memory() -> None:
         assert child.stdout is not None
         child.stdout.readline()
         held = psutil.Process(child.pid).memory_full_info().uss
-        after = TreeReader(system_clock).read().level
+        after = ProcessTreeReader(system_clock).read().level
         child.communicate(b"\n")
 
     assert held > 100 * MIB
@@ -116,7 +116,7 @@ def test_what_a_process_started_is_part_of_its_memory() -> None:
 def test_what_a_worker_shares_with_the_program_is_counted_once() -> None:
     """Four forks of a program of 10 GB are not 50 GB."""
     own = bytearray(100 * MIB)
-    reader = TreeReader(system_clock)
+    reader = ProcessTreeReader(system_clock)
     before = reader.read().level
     quit_, told = os.pipe()
     pid = os.fork()
@@ -126,7 +126,7 @@ def test_what_a_worker_shares_with_the_program_is_counted_once() -> None:
         os._exit(0)
     os.close(quit_)
     try:
-        after = TreeReader(system_clock).read().level
+        after = ProcessTreeReader(system_clock).read().level
     finally:
         os.close(told)
         os.waitpid(pid, 0)
@@ -138,7 +138,7 @@ def test_what_a_worker_shares_with_the_program_is_counted_once() -> None:
 
 def test_without_the_kernels_files_psutil_is_asked(tmp_path: Path) -> None:
     """Not every system has /proc."""
-    level = TreeReader(system_clock, tmp_path / "none").read().level
+    level = ProcessTreeReader(system_clock, tmp_path / "none").read().level
     own = psutil.Process()
     children = sum(child.memory_info().rss for child in own.children(recursive=True))  # of other tests
 

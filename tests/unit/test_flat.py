@@ -19,7 +19,7 @@ from otel_train.bottleneck.dataloader import LoaderFacts
 from otel_train.collectors.memory import MEMORY_KEYS
 from otel_train.datamodel import Anchor, DeviceTimes, Pace
 from otel_train.recording.events import Ending, Op, SourceKind, code
-from otel_train.trackers.metrics import EpochWindow, FlatFigures, FlatRow, SafeNames
+from otel_train.trackers.metrics import EpochWindow, FlatMetrics, FlatRow, SafeNames
 from tests.support.edges import Tape
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Rows:
         )
         self.facts = {"code": LoaderFacts(workers=workers)}
         epochs = EpochWindow(self.account.totals, lambda: self.facts, **settings)
-        self.figures = FlatFigures(
+        self.figures = FlatMetrics(
             self.account.names, epochs, every_steps=every_steps, every_epochs=every_epochs, unix=ANCHOR.unix
         )
         self.rows: list[FlatRow] = []

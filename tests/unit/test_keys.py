@@ -16,7 +16,7 @@ import pytest
 
 from otel_train.cli.main import main
 from otel_train.errors import ConfigError, StackError
-from otel_train.exporters.otlp_response import Verdict, why
+from otel_train.exporters.otlp_response import ExportResult, why
 from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.otlp_transport import OtlpTransport
 from otel_train.stack import configuration, keys, local
@@ -150,7 +150,7 @@ def test_a_certificate_of_another_authority_is_not_trusted(
     answer = transport.send("metrics", b'{"resourceMetrics":[]}', 10)
     transport.close()
 
-    assert answer.verdict is Verdict.RETRY
+    assert answer.result is ExportResult.RETRY
     assert "not trusted" in answer.reason
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from otel_train.exporters.otlp_json import metrics_line, spans_line
-from otel_train.exporters.otlp_response import Answer, HttpAnswer, Verdict, read_http
+from otel_train.exporters.otlp_response import ExportResponse, ExportResult, HttpResponse, read_http
 from otel_train.exporters.otlp_settings import OtlpSettings
 from otel_train.exporters.otlp_transport import Connections, OtlpTransport
 from tests.support.figures import RESOURCE, snapshot, spans
@@ -20,7 +20,7 @@ from tests.support.receiver import Received, grpc_receiver, http_receiver
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-ACCEPTED, RETRY, REFUSED = Verdict.ACCEPTED, Verdict.RETRY, Verdict.REFUSED
+ACCEPTED, RETRY, REFUSED = ExportResult.ACCEPTED, ExportResult.RETRY, ExportResult.REFUSED
 METRICS = metrics_line(snapshot(), RESOURCE, "1").encode()
 SPANS = spans_line(spans(), RESOURCE, "1").encode()
 PROTOCOLS = ("http/json", "http/protobuf")
@@ -33,7 +33,7 @@ def asked(
     signal: str = "metrics",
     timeout_s: float = 5.0,
     **more: str,
-) -> Answer:
+) -> ExportResponse:
     """The answer to one request."""
     environ = {f"OTEL_EXPORTER_OTLP_{name.upper()}": value for name, value in more.items()}
     environ["OTEL_EXPORTER_OTLP_PROTOCOL"] = protocol
@@ -56,14 +56,14 @@ def test_an_otlp_answer_with_nothing_rejected_is_accepted(
     receiver: Received, protocol: str, signal: str
 ) -> None:
     """The one answer after which a request may be forgotten."""
-    assert asked(receiver.endpoint, protocol, signal=signal).verdict is ACCEPTED
+    assert asked(receiver.endpoint, protocol, signal=signal).result is ACCEPTED
     assert len(receiver.metrics) + len(receiver.traces) == 1
 
 
 def test_an_empty_answer_without_a_type_is_accepted(receiver: Received) -> None:
     """Prometheus answers so, and an empty message is one with nothing rejected."""
     receiver.mode = "bare"
-    assert asked(receiver.endpoint).verdict is ACCEPTED
+    assert asked(receiver.endpoint).result is ACCEPTED
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_an_empty_answer_without_a_type_is_accepted(receiver: Received) -> None:
 )
 def test_an_empty_body_is_the_empty_message(kind: str) -> None:
     """Nothing rejected takes no bytes in protobuf, and many answer so in JSON."""
-    assert read_http(HttpAnswer(200, {"content-type": kind}, b""), "metrics").accepted
-    assert not read_http(HttpAnswer(200, {"content-type": "text/html"}, b""), "metrics").accepted
+    assert read_http(HttpResponse(200, {"content-type": kind}, b""), "metrics").accepted
+    assert not read_http(HttpResponse(200, {"content-type": "text/html"}, b""), "metrics").accepted
 
 
 @pytest.mark.parametrize(
@@ -106,7 +106,7 @@ def test_what_an_operator_or_time_can_mend_is_tried_again(receiver: Received, mo
     receiver.location = f"{receiver.endpoint}/elsewhere" if mode.startswith("3") else ""
     answer = asked(receiver.endpoint)
 
-    assert answer.verdict is RETRY
+    assert answer.result is RETRY
     assert says in answer.reason
     assert receiver.requests == 1, "a redirect was followed, or a request was sent twice"
 
@@ -117,7 +117,7 @@ def test_what_would_be_refused_again_is_refused_for_good(receiver: Received, mod
     receiver.mode = mode
     answer = asked(receiver.endpoint)
 
-    assert answer.verdict is REFUSED
+    assert answer.result is REFUSED
     assert mode in answer.reason
 
 
@@ -130,7 +130,7 @@ def test_rejected_records_are_refused_for_good_and_counted(
     receiver.mode, receiver.rejecting = "partial", 3
     answer = asked(receiver.endpoint, protocol, signal=signal)
 
-    assert (answer.verdict, answer.rejected) == (REFUSED, 3)
+    assert (answer.result, answer.rejected) == (REFUSED, 3)
     assert "too old" in answer.reason
 
 
@@ -139,7 +139,7 @@ def test_a_warning_without_rejected_records_is_accepted(receiver: Received) -> N
     receiver.mode, receiver.rejecting = "partial", 0
     answer = asked(receiver.endpoint)
 
-    assert answer.verdict is ACCEPTED
+    assert answer.result is ACCEPTED
     assert "too old" in answer.reason
 
 
@@ -162,7 +162,7 @@ def test_an_endless_answer_is_bounded_in_bytes_and_time(receiver: Received) -> N
     start_s = time.monotonic()
     answer = asked(receiver.endpoint, timeout_s=2)
 
-    assert answer.verdict is RETRY
+    assert answer.result is RETRY
     assert "more than 65536 bytes" in answer.reason
     assert time.monotonic() - start_s < 3
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 32 << 10  # KiB
@@ -174,7 +174,7 @@ def test_an_answer_that_trickles_is_bounded_in_time(receiver: Received) -> None:
     start_s = time.monotonic()
     answer = asked(receiver.endpoint, timeout_s=0.7)
 
-    assert answer.verdict is RETRY
+    assert answer.result is RETRY
     assert "does not answer" in answer.reason
     assert time.monotonic() - start_s < 1.5
 
@@ -198,7 +198,7 @@ def test_headers_without_end_are_bounded() -> None:
     answer = asked(f"http://127.0.0.1:{listening.getsockname()[1]}", timeout_s=3)
     thread.join(10)
 
-    assert answer.verdict is RETRY
+    assert answer.result is RETRY
     assert not thread.is_alive()
 
 
@@ -223,7 +223,7 @@ def test_a_refusal_before_the_body_was_read_is_understood() -> None:
     transport.close()
     thread.join(10)
 
-    assert answer.verdict is REFUSED
+    assert answer.result is REFUSED
     assert "max_request_body_size" in answer.reason
 
 
@@ -231,7 +231,7 @@ def test_closing_ends_a_request_that_waits_for_its_answer(receiver: Received) ->
     """The end of a program does not wait for a collector."""
     receiver.mode, receiver.slow_s = "slow", 30
     transport = OtlpTransport(OtlpSettings.read({}, endpoint=receiver.endpoint).targets)
-    answers: list[Answer] = []
+    answers: list[ExportResponse] = []
     thread = threading.Thread(target=lambda: answers.append(transport.send("metrics", METRICS, 20)))
     thread.start()
     while not receiver.requests:
@@ -239,23 +239,23 @@ def test_closing_ends_a_request_that_waits_for_its_answer(receiver: Received) ->
     transport.close()
     thread.join(5)
 
-    assert [answer.verdict for answer in answers] == [RETRY]
+    assert [answer.result for answer in answers] == [RETRY]
 
 
 def test_a_receiver_that_takes_protobuf_alone_loses_nothing() -> None:
     """Some say so with 400; a setting mends it."""
     body = b"cannot read: json encoding isn't supported for opentelemetry format. Use protobuf encoding"
-    answer = read_http(HttpAnswer(400, {"content-type": "text/plain"}, body), "metrics")
+    answer = read_http(HttpResponse(400, {"content-type": "text/plain"}, body), "metrics")
 
-    assert answer.verdict is RETRY
+    assert answer.result is RETRY
     assert "OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf" in answer.reason
 
 
 def test_a_plain_request_to_a_tls_port_is_tried_again() -> None:
     """Servers answer 400 to it, and it is the address that is wrong."""
     body = b"Client sent an HTTP request to an HTTPS server.\n"
-    assert read_http(HttpAnswer(400, {}, body), "metrics").verdict is RETRY
-    assert read_http(HttpAnswer(400, {}, body), "metrics", tls=True).verdict is REFUSED
+    assert read_http(HttpResponse(400, {}, body), "metrics").result is RETRY
+    assert read_http(HttpResponse(400, {}, body), "metrics", tls=True).result is REFUSED
 
 
 @pytest.mark.parametrize(
@@ -274,7 +274,7 @@ def test_what_is_no_request_is_refused_without_asking(receiver: Received, line: 
     answer = transport.send(signal, line, 5)
     transport.close()
 
-    assert answer.verdict is REFUSED
+    assert answer.result is REFUSED
     assert "is not asked" in answer.reason
     assert receiver.requests == 0
 
@@ -301,7 +301,7 @@ def test_compression_is_honoured(receiver: Received, compression: str) -> None:
     said = receiver.headers.get("Content-Encoding")
 
     assert said == (None if compression == "none" else compression)
-    assert answer.verdict is (
+    assert answer.result is (
         REFUSED if compression == "deflate" else ACCEPTED
     )  # which this receiver cannot read
 
@@ -345,7 +345,7 @@ def test_a_proxy_of_the_environment_is_used(receiver: Received, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("status", "verdict"),
+    ("status", "result"),
     [
         ("UNAVAILABLE", RETRY),
         ("DEADLINE_EXCEEDED", RETRY),
@@ -360,11 +360,11 @@ def test_a_proxy_of_the_environment_is_used(receiver: Received, monkeypatch: pyt
         ("ok", ACCEPTED),
     ],
 )
-def test_grpc_statuses_mean_the_same(status: str, verdict: Verdict) -> None:
+def test_grpc_statuses_mean_the_same(status: str, result: ExportResult) -> None:
     """One rule, whatever carries it."""
     with grpc_receiver() as received:
         received.mode = status
-        assert asked(received.endpoint, "grpc").verdict is verdict
+        assert asked(received.endpoint, "grpc").result is result
         assert received.requests == 1
 
 
@@ -375,4 +375,4 @@ def test_grpc_tells_of_rejected_records(signal: str) -> None:
         received.mode, received.rejecting = "partial", 2
         answer = asked(received.endpoint, "grpc", signal=signal)
 
-    assert (answer.verdict, answer.rejected) == (REFUSED, 2)
+    assert (answer.result, answer.rejected) == (REFUSED, 2)

@@ -13,7 +13,7 @@ import pytest
 
 from otel_train.exporters.otlp import LONGEST_ASKED_S, LONGEST_PAUSE_S, Backoff, Sender
 from otel_train.exporters.otlp_json import metrics_line, spans_line
-from otel_train.exporters.otlp_response import ACCEPTED, Answer, Verdict, refused, retry
+from otel_train.exporters.otlp_response import ACCEPTED, ExportResponse, ExportResult, refused, retry
 from otel_train.exporters.spool import SpoolQueue
 from tests.support.figures import RESOURCE, snapshot, spans
 
@@ -32,9 +32,9 @@ def metrics(steps: float = 7.0) -> bytes:
 class Collector:
     """A transport: gives the answers it is told to, or hangs."""
 
-    def __init__(self, answer: Answer = ACCEPTED, *, held: bool = False) -> None:
+    def __init__(self, answer: ExportResponse = ACCEPTED, *, held: bool = False) -> None:
         self.answer = answer
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, ExportResponse] = {}
         self.asked: list[tuple[str, bytes]] = []
         self.got: list[bytes] = []
         self.gate = threading.Event()
@@ -42,7 +42,7 @@ class Collector:
         if not held:
             self.gate.set()
 
-    def send(self, signal: str, line: bytes, timeout_s: float) -> Answer:
+    def send(self, signal: str, line: bytes, timeout_s: float) -> ExportResponse:
         self.asked.append((signal, line))
         self.entered.set()
         if not self.gate.wait(timeout_s):
@@ -411,4 +411,4 @@ def test_a_forked_child_sends_nothing_and_holds_no_lock(make: Callable[..., Send
 
 def test_the_verdicts_are_three() -> None:
     """Each has a branch in the sender; a fourth would be taken for accepted."""
-    assert len(Verdict) == 3
+    assert len(ExportResult) == 3

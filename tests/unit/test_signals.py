@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from otel_train import catalog as c
-from otel_train.agent.metric_reader import NoteReader
+from otel_train.agent.metric_reader import LoggedValueReader
 from otel_train.aggregation.metrics import MetricBuilder, Signals
 from otel_train.instrumentation.logged_values import MOST_NOTES, UserEvent, Value, ValueQueue
 from otel_train.testing import FakeClock
@@ -208,7 +208,7 @@ class Reading:
         self.notes, self.signals = ValueQueue(self.clock), Signals()
         self.run = account(run_of(), close=False)
         self.run.spans.drain()
-        self.reader = NoteReader(self.notes, self.signals, self.run)
+        self.reader = LoggedValueReader(self.notes, self.signals, self.run)
 
     def read(self) -> list[tuple[str, dict[str, Any]]]:
         self.reader.read()

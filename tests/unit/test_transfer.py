@@ -367,7 +367,7 @@ def test_what_comes_back_is_counted_by_device() -> None:
     for _ in range(3):
         tensor.cpu()
 
-    assert bench.probe.brought_back() == {"meta:1": 96}
+    assert bench.probe.copied_to_host() == {"meta:1": 96}
     bench.probe.remove()
     tensor.cpu()
-    assert bench.probe.brought_back() == {"meta:1": 96}
+    assert bench.probe.copied_to_host() == {"meta:1": 96}
