@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from otel_train.errors import ConfigError, whole
 from otel_train.instrumentation.naming import named_loaders
-from otel_train.instrumentation.stages import Checkpoint, Epoch, Epochs, Stage, disabled_here, switch
+from otel_train.instrumentation.stages import Checkpoint, Epoch, Epochs, Stage, active_session, disabled_here
 from otel_train.instrumentation.timers import Token
 from otel_train.safety import Handle, free_in_forks, is_importing_main, sigchld_deferred
 
@@ -212,7 +212,7 @@ def _begun(
     made = session is None
     if session is None:
         _check(model, loaders)
-        switch.disabled = False
+        active_session.disabled = False
         session = Session(settled.config, origins=settled.origins)
         _sessions[:] = [session]
         trackers = {**settled.given, **trackers}
@@ -257,7 +257,7 @@ def _check(model: Any, loaders: Any) -> None:  # Any: the user's own
 
 
 def _disabled(config: Config, loaders: Any) -> Session:  # Any: the user's own
-    switch.disabled = True
+    active_session.disabled = True
     _tell(None)
     return _inert(config, loaders)
 
@@ -304,7 +304,7 @@ def begin(name: str) -> Token:
     Raises:
         ConfigError: it is no name.
     """
-    timers = switch.timers
+    timers = active_session.timers
     return Token(name) if timers is None else timers.begin(name)
 
 
@@ -314,7 +314,7 @@ def end(token: Token) -> None:
     Raises:
         ConfigError: it is no token.
     """
-    timers = switch.timers
+    timers = active_session.timers
     if timers is not None:
         timers.end(token)
 
@@ -332,7 +332,7 @@ def step(*, start: int | None = None) -> None:
     Raises:
         ConfigError: ``start`` is no whole number from 0 on.
     """
-    hand = switch.hand
+    hand = active_session.stages
     if hand is not None:
         if start is not None:
             start = whole("step(start={})", start, "Pass the number that the next step has, or leave it out")
@@ -362,7 +362,7 @@ def epoch(of: Any = None) -> Epoch | Epochs[Any]:  # Any: see the overloads
     # Text can be gone over, and so can a tensor of one number say; neither is what a loop goes over.
     if hasattr(of, "__iter__") and not isinstance(of, (str, bytes)) and getattr(of, "ndim", None) != 0:
         return Epochs(of)
-    if switch.off():
+    if active_session.off():
         return Epoch()
     remedy = "Leave it out to have epochs counted"
     return Epoch(whole("epoch({})", of, remedy, other=", or something to go over"))
@@ -379,8 +379,8 @@ def watch(iterable: Any, *, name: str = "watched", phase: str = "") -> Any:  # A
     Raises:
         ConfigError: it cannot be iterated, or name or phase is none.
     """
-    if switch.hand is None and switch.wanted is not None:
-        switch.wanted()
+    if active_session.stages is None and active_session.wanted is not None:
+        active_session.wanted()
     session = current()
     return iterable if session is None else session.watch(iterable, name=name, phase=phase)
 

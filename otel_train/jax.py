@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.errors import ConfigError, shown, truth
 from otel_train.instrumentation.jax_functions import kind_of, timed
-from otel_train.instrumentation.stages import stage_name, switch
+from otel_train.instrumentation.stages import active_session, stage_name
 from otel_train.recording.events import SourceKind
 
 if TYPE_CHECKING:
@@ -62,11 +62,11 @@ def stage(function: Callable[..., Any], name: str, *, wait: bool = True) -> Time
 
 
 def _wait(call: str, *, wait: bool) -> bool:
-    return bool(wait) if switch.off() else truth(call, wait)
+    return bool(wait) if active_session.off() else truth(call, wait)
 
 
 def _callable(function: Any) -> Callable[..., Any]:  # Any: the user's own
-    if callable(function) or switch.off():
+    if callable(function) or active_session.off():
         given: Callable[..., Any] = function
         return given
     raise ConfigError(

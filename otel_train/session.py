@@ -170,7 +170,7 @@ class Session:
         Raises:
             ConfigError: they have no names.
         """
-        self._recording.notes.log(values)
+        self._recording.values.log(values)
 
     def event(self, name: str, attributes: Mapping[str, Any]) -> None:
         """Note that something happened.
@@ -178,7 +178,7 @@ class Session:
         Raises:
             ConfigError: it has no name, or what there is to say about it has none.
         """
-        self._recording.notes.event(name, attributes)
+        self._recording.values.event(name, attributes)
 
     def capture(self, **request: Any) -> str:
         """Capture the next steps with ``torch.profiler``; see ``otel_train.capture``."""
@@ -194,7 +194,7 @@ class Session:
 
     def report(self) -> None:
         """Log now: rows of trackers, blocks on the console, the card. Waits for nobody."""
-        self._recording.hand.report()
+        self._recording.stages.report()
 
     def on(
         self,

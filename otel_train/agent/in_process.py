@@ -577,7 +577,7 @@ class AgentClient:
 
             parallel = self._config.tensor_parallel * self._config.pipeline_parallel > 1
             self._reports.flops = FlopCount(
-                self._training.loop, active=self._training.active, event=self.recording.notes.event,
+                self._training.loop, active=self._training.active, event=self.recording.values.event,
                 max_s=self._config.capture_max_s, **({"shared": lambda: True} if parallel else {}),
             )  # fmt: skip
             if self._capturing is not None:

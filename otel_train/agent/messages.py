@@ -162,7 +162,7 @@ class Report(NamedTuple):
         notes: values and events; values are numbers, or None where they are none.
         operations: int64[n, 3], see ``Timers.take``.
         builds: batches that workers have built, by loader.
-        deaths: of workers, by loader.
+        exits: of workers, by loader.
         reports: reports asked for by hand, in all.
         records: of other ranks, fetched since the last report; None if none were.
         exchange: whether the exchange of records has been given up, and its faults.
@@ -177,7 +177,7 @@ class Report(NamedTuple):
     notes: list[Value | UserEvent]
     operations: np.ndarray | None
     builds: list[tuple[str, BatchBuildTimes]]
-    deaths: list[tuple[str, WorkerExit]]
+    exits: list[tuple[str, WorkerExit]]
     reports: int
     records: dict[int, str] | None
     exchange: tuple[bool, int]

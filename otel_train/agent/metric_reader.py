@@ -11,7 +11,7 @@ from otel_train.accounting.types import PHASES, TRAIN
 from otel_train.aggregation.metrics import MetricBuilder, RunMetrics
 from otel_train.datamodel import NS_PER_S, Snapshot, system_clock
 from otel_train.distributed.export_profile import REDUCED_EVENTS, REDUCED_METRICS, profile_of
-from otel_train.instrumentation.logged_values import UserEvent, Value, as_number, as_plain
+from otel_train.instrumentation.logged_values import UserEvent, Value, as_number, with_plain_attributes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -285,7 +285,7 @@ class LoggedValueReader:
         """Tell what was read as events; by now it is known in which step it happened."""
         pending, self._pending = self._pending, []
         for event in pending:
-            plain = as_plain(event).attributes
+            plain = with_plain_attributes(event).attributes
             number = self._run.recent.at(event.at_ns, self._run.step_number)
             self._run.spans.event(event.name, event.at_ns, {c.STEP_NUMBER.name: number, **plain})
 

@@ -50,10 +50,10 @@ class RemoteRecording:
         self.devices = _Devices(self)
         self.transfers = SimpleNamespace(copied_to_host=lambda: dict(self.state.copied_to_host))
         self.scaled = _Scaled()
-        self.notes = _Notes()
+        self.values = _Notes()
         self.timers = _Timers()
         self.hooks = SimpleNamespace(faults=0)
-        self.hand = SimpleNamespace(reports=0)
+        self.stages = SimpleNamespace(reports=0)
         self.probes = _Probes()
         self._compiles: deque[Compile] = deque()
 
@@ -69,14 +69,14 @@ class RemoteRecording:
         if report.scale is not None:
             self.scaled.scale = report.scale
         self._compiles.extend(report.compiles)
-        self.notes.held.extend(report.notes)
+        self.values.held.extend(report.notes)
         if report.operations is not None and len(report.operations):
             self.timers.ended.append(report.operations)
         for name, builds in report.builds:
-            self.probes.crew(name).times.held.append(builds)
-        for name, death in report.deaths:
-            self.probes.crew(name).held.append(death)
-        self.hand.reports = report.reports
+            self.probes.pool(name).times.held.append(builds)
+        for name, exit_ in report.exits:
+            self.probes.pool(name).held.append(exit_)
+        self.stages.reports = report.reports
         if report.records is not None:
             self.records.append(report.records)
         self.exchange = report.exchange
@@ -192,16 +192,16 @@ class _Crew:
         self.times = _Times()
         self.held: deque[WorkerExit] = deque()
 
-    def deaths(self) -> list[WorkerExit]:
+    def exits(self) -> list[WorkerExit]:
         return list(_drained(self.held))
 
 
 class RemoteLoader:
     """In place of a ``LoaderProbe``: report as they were reported last."""
 
-    def __init__(self, report: LoaderReport, crew: _Crew) -> None:
+    def __init__(self, report: LoaderReport, pool: _Crew) -> None:
         self.report = report
-        self.crews = [crew]
+        self.pools = [pool]
 
     def __getattr__(self, name: str) -> Any:
         if name == "report":
@@ -216,13 +216,13 @@ class _Probes:
     def __init__(self) -> None:
         self.loaders: dict[str, RemoteLoader] = {}
         self.models: list[Any] = []
-        self._crews: dict[str, _Crew] = {}
+        self._pools: dict[str, _Crew] = {}
 
-    def crew(self, name: str) -> _Crew:
-        return self._crews.setdefault(name, _Crew())
+    def pool(self, name: str) -> _Crew:
+        return self._pools.setdefault(name, _Crew())
 
     def know(self, state: State) -> None:
-        self.loaders = {name: RemoteLoader(report, self.crew(name)) for name, report in state.loaders.items()}
+        self.loaders = {name: RemoteLoader(report, self.pool(name)) for name, report in state.loaders.items()}
         self.models = [SimpleNamespace(name=name, model=_nothing) for name in state.models]
 
 

@@ -10,7 +10,7 @@ from otel_train.agent.messages import LoaderReport, Report, State
 from otel_train.distributed.store import find_job
 from otel_train.instrumentation.dataloader import look
 from otel_train.instrumentation.dataset_size import dataset_bytes
-from otel_train.instrumentation.logged_values import Value, as_number, as_plain
+from otel_train.instrumentation.logged_values import Value, as_number, with_plain_attributes
 from otel_train.instrumentation.module import barrier_of
 from otel_train.safety import Guard
 
@@ -85,9 +85,9 @@ class Reports:
         watched = len(recording.probes.loaders), len(recording.probes.models), hurry, job
         fresh = fresh or watched != self._watched
         self._watched = watched
-        deaths: list[tuple[str, WorkerExit]] = []
+        exits: list[tuple[str, WorkerExit]] = []
         if fresh or self._is_due("look", _STATE_EVERY_S):
-            deaths = self._do("loader workers", self._look_at_workers, [])
+            exits = self._do("loader workers", self._look_at_workers, [])
         self._do("device time", recording.devices.read, None)
         scaled = recording.scaled
         exchange = self.exchange
@@ -100,8 +100,8 @@ class Reports:
             self._do("values by hand", self._notes, []),
             self._do("values by hand", recording.timers.take, None),
             self._do("build times", self._builds, []),
-            deaths,
-            recording.hand.reports,
+            exits,
+            recording.stages.reports,
             exchange.take() if exchange is not None else None,
             (exchange.off, exchange.guard.faults) if exchange is not None else (False, 0),
             self._do("loader workers", self._state, None)
@@ -129,16 +129,18 @@ class Reports:
 
     def _notes(self) -> list[Value | UserEvent]:
         return [
-            note._replace(value=as_number(note.value)) if isinstance(note, Value) else as_plain(note)
-            for note in self._recording.notes.drain()
+            note._replace(value=as_number(note.value))
+            if isinstance(note, Value)
+            else with_plain_attributes(note)
+            for note in self._recording.values.drain()
         ]
 
     def _builds(self) -> list[tuple[str, BatchBuildTimes]]:
         found = []
         for name, probe in list(self._recording.probes.loaders.items()):
-            for crew in list(probe.crews):
-                if crew.times is not None:
-                    builds = crew.times.read()
+            for pool in list(probe.pools):
+                if pool.times is not None:
+                    builds = pool.times.read()
                     if len(builds.build_ns) or builds.missed:
                         found.append((name, builds))
         return found
@@ -147,13 +149,13 @@ class Reports:
         found = []
         for name, probe in list(self._recording.probes.loaders.items()):
             probe.weigh_next()
-            for crew in list(probe.crews):
+            for pool in list(probe.pools):
                 # What is done is forgotten once its last builds have been read, by the next look.
-                if crew.done and crew.reported:
-                    probe.crews.remove(crew)
+                if pool.done and pool.reported:
+                    probe.pools.remove(pool)
                     continue
-                found += [(name, death) for death in crew.deaths()]
-                crew.reported = crew.done
+                found += [(name, exit_) for exit_ in pool.exits()]
+                pool.reported = pool.done
         return found
 
     def _state(self) -> State:
@@ -175,7 +177,7 @@ class Reports:
             self._hardware,
             recording.transfers.copied_to_host(),
             recording.devices.spent_ns,
-            recording.notes.dropped + recording.devices.dropped + recording.timers.dropped,
+            recording.values.dropped + recording.devices.dropped + recording.timers.dropped,
             self._faults(),
             self._datasets,
             self._caches.read() if listened else {},

@@ -419,7 +419,7 @@ class AgentService:
         self._ranks.counted = self._reporter.counted
         self._reporter.step_flops = recording.step_flops
         self._reporter.more.append(self._ranks.write)
-        self._value_reader = LoggedValueReader(recording.notes, self._signals, run)
+        self._value_reader = LoggedValueReader(recording.values, self._signals, run)
         self.loop = ExportLoop(
             recording.recorder, run, snapshot=self._reporter.snapshot, clock=system_clock, every_s=config.turn_every_s,
         )  # fmt: skip
@@ -571,7 +571,7 @@ class AgentService:
         return float(self._recording.spent_ns / NS_PER_S)
 
     def _drops(self) -> dict[tuple[str, str], int]:
-        notes, devices, timers = self._recording.notes, self._recording.devices, self._recording.timers
+        notes, devices, timers = self._recording.values, self._recording.devices, self._recording.timers
         return {
             **self._exporters.drops(),
             ("spans", "sampled_out"): self.run.sampler.limited,
@@ -593,7 +593,7 @@ class AgentService:
         } | {part: faults.get(part, 0) + number for part, number in self._recording.faults().items()}
 
     def _log_progress(self) -> None:
-        every, asked = self._config.log_every_steps, self._recording.hand.reports
+        every, asked = self._config.log_every_steps, self._recording.stages.reports
         due = every and self.run.step_number // every > self._printed_step // every
         if asked > self._printed_reports:
             self.loop.read_rings()

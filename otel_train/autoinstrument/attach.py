@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from otel_train import api
-from otel_train.instrumentation.stages import switch
+from otel_train.instrumentation.stages import active_session
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Attachment:
         """Begin to wait for a sign by this package."""
         self._packages.append(package)
         if not self._over:
-            switch.wanted = self._wanted
+            active_session.wanted = self._wanted
             self._wait(package)
         elif package == "torch" and (session := api.current()) is not None:
             session.add()  # it began with JAX
@@ -103,7 +103,7 @@ class Attachment:
     def _stop(self) -> None:
         """Wait no longer; the finder of models goes on."""
         self._over = True
-        switch.wanted = None
+        active_session.wanted = None
         for waiting in (self._torch, self._jax):
             if waiting is not None:
                 waiting.stop()
@@ -119,7 +119,7 @@ class Attachment:
         with self._guard:
             api.forget_in_fork()
             self._give_up()
-            self._over, switch.wanted = False, self._wanted
+            self._over, active_session.wanted = False, self._wanted
             for package in self._packages:
                 self._wait(package)
 

@@ -97,8 +97,8 @@ class TrainingDetector(FirstSign):
     def _called(self, model: Any) -> None:
         """A root module is called: whoever takes the finder over gets this one too."""
         self.sign()
-        if self.finder.tell != self._called:
-            self.finder.tell(model)
+        if self.finder.notify != self._called:
+            self.finder.notify(model)
 
     def _before(self, owner: Any, name: str, act: Callable[[], None]) -> None:
         def make(original: Callable[..., Any]) -> Callable[..., Any]:

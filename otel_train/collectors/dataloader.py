@@ -50,9 +50,9 @@ class LoaderWatch:
     def read_builds(self) -> None:
         """Fetch what the workers have measured."""
         for name, probe in list(self._loaders().items()):
-            for crew in list(probe.crews):
-                if crew.times is not None:
-                    builds = crew.times.read()
+            for pool in list(probe.pools):
+                if pool.times is not None:
+                    builds = pool.times.read()
                     if len(builds.build_ns) or builds.missed:
                         self._run.totals.loaders.add_builds(name, *builds)
 
@@ -60,13 +60,13 @@ class LoaderWatch:
         """Notice workers that died, forget those of which everything is known, have a batch weighed."""
         for name, probe in list(self._loaders().items()):
             probe.weigh_next()
-            for crew in list(probe.crews):
-                done = crew.done  # asked before the last read: what is done writes no more
-                for worker, pid, cause in crew.deaths():
+            for pool in list(probe.pools):
+                done = pool.done  # asked before the last read: what is done writes no more
+                for worker, pid, cause in pool.exits():
                     self._tell_death(name, worker, pid, cause=cause)
                 if done:
                     self.read_builds()
-                    probe.crews.remove(crew)
+                    probe.pools.remove(pool)
 
     def facts(self) -> dict[str, LoaderFacts]:
         """What the account does not know, by loader."""

@@ -1,4 +1,4 @@
-"""Code of the program's own, run before and after stages."""
+"""Calls functions of the program before and after stages."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
     from otel_train.recording.ring_buffer import Ring
 
 DEEPEST = 64
-"""Stages inside each other that are told apart."""
+"""Nested stages that are tracked."""
 
 STAGES = tuple(dict.fromkeys(stage for kind, stage in STAGE_OF_KIND.items() if kind is not SourceKind.MARK))
-"""The stages that need no mark by hand."""
+"""Built-in stages."""
 
 _WORD = re.compile("h2d|[a-z]+")
 _SLIP = 0.85
-"""How alike a name and one of ours are that differ by a slip; 1 for the same."""
+"""Least similarity, up to 1, of a name to a built-in stage that counts as a misspelling."""
 
 _START = int(Flag.START) << FLAG_SHIFT
 _BACKWARD = frozenset({SourceKind.BACKWARD, SourceKind.GRAD})
 _STAYS_IN_BACKWARD = _BACKWARD | {SourceKind.FORWARD, SourceKind.H2D}
 
 
-class _Hook(NamedTuple):
+class _Callback(NamedTuple):
     before: Callable[[], object] | None
     after: Callable[[], object] | None
     guard: Guard
@@ -51,29 +51,29 @@ class _Hook(NamedTuple):
 class _Open(NamedTuple):
     number: int
     source: Instrumented
-    told: bool
+    called: bool
 
 
-class Hooks:
-    """Callables by stage, for each thread that registers some. Nothing stands in the way of a thread without any.
+class StageCallbacks:
+    """Callbacks by stage and thread. A thread without callbacks has no overhead.
 
     Args:
-        recorder: whose edges say when a stage begins and ends.
+        recorder: its events begin and end stages.
     """
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._rounds: list[_Around] = []
+        self._threads: list[_ThreadCallbacks] = []
         self._guards: list[Guard] = []
         recorder.when_silenced.append(self.end)
 
     def add(
         self, stage: str, before: Callable[[], object] | None, after: Callable[[], object] | None
     ) -> Handle:
-        """Call these around every run of ``stage`` in the calling thread.
+        """Calls these around every run of ``stage`` on the calling thread.
 
         Raises:
-            ConfigError: there is nothing to call, or the stage is none.
+            ConfigError: there is no callable, or the stage is misspelt.
         """
         self._check(stage)
         given = [each for each in (before, after) if each is not None]
@@ -82,18 +82,16 @@ class Hooks:
                 f"on({stage!r}, before={before!r}, after={after!r}): expected a callable for one of them, or both. "
                 "Write on('forward', before=my_function)"
             )
-        around = self._around()
-        hook = _Hook(before, after, Guard(f"a function given to on({stage!r})"))
-        if around is None:
-            return Handle()
+        thread = self._of_calling_thread()
+        hook = _Callback(before, after, Guard(f"a function given to on({stage!r})"))
         self._guards.append(hook.guard)
-        around.add(stage, hook)
-        return Handle(lambda: around.remove(stage, hook))
+        thread.add(stage, hook)
+        return Handle(lambda: thread.remove(stage, hook))
 
     def _check(self, stage: str) -> None:
         remedy = "Write on('forward', before=my_function)"
         name = text("on({})", stage, remedy)
-        # A stage of the program's own may be made later: refused is only what is one of ours but for a slip.
+        # A user-defined stage may be created later, so only a misspelt built-in stage is refused.
         plain = name.strip().lower()
         own = name in known_stages or any(source.stage == name for source in self._recorder.sources)
         own |= plain not in STAGES and not set(STAGES).isdisjoint(_WORD.findall(plain))  # "forward_teacher"
@@ -104,61 +102,59 @@ class Hooks:
 
     @property
     def faults(self) -> int:
-        """Calls that failed."""
+        """Number of calls that raised."""
         return sum(guard.faults for guard in list(self._guards))
 
     def end(self) -> None:
-        """Call nothing any more."""
-        for around in self._rounds:
-            around.over = True
+        """Removes all callbacks."""
+        for thread in self._threads:
+            thread.over = True
 
-    def _around(self) -> _Around | None:
-        """What stands around the calling thread's edges; None once the session is over."""
+    def _of_calling_thread(self) -> _ThreadCallbacks:
         thread = self._recorder.here()
         ring = self._recorder.main.ring if thread is None else thread.ring
-        return next((each for each in self._rounds if each.ring is ring), None) or self._new(ring)
+        known = next((each for each in self._threads if each.ring is ring), None)
+        if known is None:
+            known = _ThreadCallbacks(ring, self._recorder.sources)
+            self._threads.append(known)
+        return known
 
-    def _new(self, ring: Ring) -> _Around:
-        around = _Around(ring, self._recorder.sources)
-        self._rounds.append(around)
-        return around
 
-
-class _Around:
-    """Sees the edges of one thread, and calls what is registered for the stages that begin and end.
+class _ThreadCallbacks:
+    """Intercepts the events of one thread and calls its callbacks.
 
     Args:
-        ring: of the thread.
-        sources: of the edges, by number; may grow.
+        ring: ring buffer of the thread.
+        sources: sources of the events, by number; may grow.
     """
 
     def __init__(self, ring: Ring, sources: Sequence[Instrumented]) -> None:
         self.ring = ring
         self.over = False
         self._sources = sources
-        self._hooks: dict[str, tuple[_Hook, ...]] = {}
+        self._hooks: dict[str, tuple[_Callback, ...]] = {}
         self._open: list[_Open] = []
         self._busy = False
         self._backward_seen = False
 
-    def add(self, stage: str, hook: _Hook) -> None:
+    def add(self, stage: str, hook: _Callback) -> None:
         stood = bool(self._hooks)
         self._hooks[stage] = (*self._hooks.get(stage, ()), hook)
         if not stood:
             self._open.clear()
             self.ring.attend(self._see)
 
-    def remove(self, stage: str, hook: _Hook) -> None:
+    def remove(self, stage: str, hook: _Callback) -> None:
         left = tuple(each for each in self._hooks.get(stage, ()) if each is not hook)
         if left:
             self._hooks[stage] = left
         else:
             self._hooks.pop(stage, None)
         if get_ident() == self.ring.owner:
-            self._step_aside()
+            self._detach()
 
-    def _step_aside(self) -> None:
-        """Only the thread itself can; another one's wish waits for its next edge."""
+    def _detach(self) -> None:
+        """Detaches from the ring buffer. Called on its thread only: a removal on another thread takes effect at the next event."""
         if not self._hooks and not self.over:
             self.ring.attend(None)
 
@@ -171,10 +167,10 @@ class _Around:
         elif op < Op.END:
             self._call_after(self._raised(number))
             source = self._sources[number]
-            told = source.stage in self._hooks and self._apart(source)
+            called = source.stage in self._hooks and self._is_own_run(source)
             if len(self._open) < DEEPEST:
-                self._open.append(_Open(number, source, told))
-            if told:
+                self._open.append(_Open(number, source, called))
+            if called:
                 self._call(source.stage, before=True)
             write(code)
         else:
@@ -182,10 +178,10 @@ class _Around:
             write(code)
             self._call_after(ended)
         if not self._hooks:
-            self._step_aside()
+            self._detach()
 
-    def _apart(self, source: Instrumented) -> bool:
-        """Whether a stage that begins is a run of its own."""
+    def _is_own_run(self, source: Instrumented) -> bool:
+        """Whether a stage that begins counts as a run of its own, not as part of an open one."""
         kind, inside = source.kind, {each.source.kind for each in self._open}
         self._backward_seen |= kind is SourceKind.BACKWARD
         return (
@@ -196,18 +192,18 @@ class _Around:
         )
 
     def _ends(self, number: int) -> list[str]:
-        """A stage ends, and what an exception left open inside it: those that were runs of their own."""
+        """Ends a stage, and stages inside it that an exception left open; returns those with callbacks to call."""
         if not any(each.number == number for each in self._open):
             return []
         ended: list[str] = []
         while True:
             last = self._open.pop()
-            ended += [last.source.stage] if last.told else []
+            ended += [last.source.stage] if last.called else []
             if last.number == number:
                 return ended
 
     def _raised(self, number: int) -> list[str]:
-        """An ask ends an optimizer's step that raised: no hook of torch's says so."""
+        """Ends an optimizer step that raised, at the next batch request: torch has no hook for that."""
         if self._sources[number].kind is SourceKind.DATA:
             for each in self._open:
                 if each.source.kind is SourceKind.OPTIMIZER:

@@ -1,4 +1,4 @@
-"""What compilers do while the program trains: Dynamo and Inductor, and JAX."""
+"""Records compilations by TorchDynamo and JAX."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ if TYPE_CHECKING:
     from otel_train.datamodel import Clock
 
 MOST_HELD = 4096
-"""Compiles kept until they are fetched; of more, the oldest are forgotten."""
+"""Compilations kept until they are taken; the oldest are dropped."""
 
 
 def _handler() -> object:
-    """TorchDynamo's list of callbacks; None while it is not loaded, or in a torch that has none."""
+    """TorchDynamo's callback registry; None if it is not loaded or this torch has none."""
     return getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
 
 
 class CompilerProbe:
-    """Listens to TorchDynamo from the moment it is loaded; loads nothing itself.
+    """Registers callbacks with TorchDynamo once the program has loaded it; imports nothing itself.
 
-    TorchDynamo calls back from the thread that waits for the compile: since torch 2.8 at the outermost compile only,
-    and with what is compiled; before, at every frame, and without an argument.
+    TorchDynamo calls back on the thread that waits for the compilation: since torch 2.8 at the outermost compilation only,
+    with a description of it; before, at every frame and without arguments.
 
     Args:
-        clock: nanoseconds, monotonic.
-        find: gives TorchDynamo's list of callbacks once the program has imported it.
+        clock: monotonic nanoseconds.
+        find: returns TorchDynamo's callback registry once the program has imported it.
     """
 
     def __init__(self, clock: Clock, find: Callable[[], Any] = _handler) -> None:
@@ -45,7 +45,7 @@ class CompilerProbe:
         self._done: deque[Compile] = deque(maxlen=MOST_HELD)
 
     def listen(self) -> None:
-        """Register, once it is loaded; again, where ``torch._dynamo.reset()`` has forgotten us."""
+        """Registers the callbacks once TorchDynamo is loaded, and again after ``torch._dynamo.reset()``."""
         handler = self._find()
         if handler is not None and self._begin not in handler.start_callbacks:
             self._open = 0
@@ -53,11 +53,11 @@ class CompilerProbe:
             handler.register_end_callback(self._end)
 
     def take(self) -> list[Compile]:
-        """What was compiled since the last call."""
+        """Returns the compilations since the last call."""
         return [self._done.popleft() for _ in range(len(self._done))]
 
     def remove(self) -> None:
-        """Listen no more."""
+        """Unregisters the callbacks."""
         handler = self._find()
         if handler is not None and self._begin in handler.start_callbacks:
             handler.remove_start_callback(self._begin)
@@ -73,17 +73,17 @@ class CompilerProbe:
 
     def _end(self, *about: Any) -> None:
         with self._guard:
-            if self._open:  # else it began before we listened
+            if self._open:  # else it began before registration
                 self._open -= 1
                 if not self._open:
                     self._done.append(Compile(self._begun_ns, self._clock(), _compiled_before(*about)))
 
 
 def _compiled_before(about: Any = None) -> bool | None:
-    """Whether the code of this compile had been compiled before; None if TorchDynamo does not say.
+    """Whether this code had been compiled before; None if unknown.
 
     Args:
-        about: TorchDynamo's ``CallbackArgs``; torch 2.4 to 2.7 give none, and call back for traced frames alone.
+        about: TorchDynamo's ``CallbackArgs``; None with torch 2.4 to 2.7, which call back for traced frames alone.
     """
     if about is not None:
         # A backward that is compiled late carries the id of its forward.
@@ -94,12 +94,12 @@ def _compiled_before(about: Any = None) -> bool | None:
 
 
 def _counts_again(compile_id: object) -> bool:
-    """An id reads "frame/times compiled before"."""
+    """Whether an id of the form "frame/previous compilations" has previous compilations."""
     return str(compile_id).rpartition("/")[2] not in ("0", "None")
 
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
-"""XLA is done, or the cache on disk has given what it made before. Tracing and lowering come before it."""
+"""Ends a compilation by XLA, or a load from the cache on disk. Tracing and lowering come before it."""
 
 PARTS = frozenset(
     ("/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/jaxpr_to_mlir_module_duration", COMPILED)
@@ -110,20 +110,20 @@ _WRAPPED_NAME = re.compile(r"^\w+\((.*)\)$")
 _OPERATIONS_OF_JAX = ("jax.lax", "jax.numpy", "jax.random", "jax.nn")
 
 TOGETHER_NS = 50_000_000
-"""Between the parts of one compile less time passes than this. A trace that nothing follows is none."""
+"""Longest pause between the events of one compilation. A trace without a following event is no compilation."""
 
 
 _retired: list[tuple[Any, Callable[..., None]]] = []
-"""Listeners that are to be taken out, and the modules that have them."""
+"""Listeners to unregister, and the modules that have them."""
 
 
 def events(modules: Mapping[str, Any] = sys.modules) -> Any:  # Any: a module of JAX's
-    """JAX's module of events, once the program has imported it."""
+    """Returns JAX's monitoring module; None if the program has not imported it."""
     return modules.get("jax._src.monitoring")
 
 
 def listen(monitoring: Any, listener: Callable[..., None]) -> bool:  # Any: as above
-    """Let JAX tell ``listener`` how long things took. Whether it can."""
+    """Registers ``listener`` for durations of JAX events; returns whether that is supported."""
     register = getattr(monitoring, "register_event_duration_secs_listener", None)
     if register is not None:
         register(listener)
@@ -131,7 +131,7 @@ def listen(monitoring: Any, listener: Callable[..., None]) -> bool:  # Any: as a
 
 
 def unlisten(monitoring: Any, listener: Callable[..., None]) -> None:  # Any: as above
-    """Undo ``listen``."""
+    """Unregisters ``listener``."""
     for name in ("unregister_event_duration_listener", "_unregister_event_duration_listener_by_callback"):
         unregister = getattr(monitoring, name, None)
         if unregister is not None:
@@ -140,16 +140,15 @@ def unlisten(monitoring: Any, listener: Callable[..., None]) -> None:  # Any: as
 
 
 def retire(monitoring: Any, listener: Callable[..., None]) -> None:  # Any: as above
-    """Undo ``listen`` when the session closes.
+    """Unregisters ``listener`` when the session closes.
 
-    Inside an event JAX goes through its list of listeners: one that takes itself out there hides the event from
-    the next one.
+    While JAX iterates over its listeners, one that removes itself hides the event from the next one.
     """
     _retired.append((monitoring, listener))
 
 
 def name_of(compiled: object) -> str:
-    """The function of the program's that JAX compiled under this name; "" for an operation of JAX's own."""
+    """Returns the program's function that JAX compiled under this name; "" for an operation of JAX."""
     text = str(compiled or "")
     wrapped = _WRAPPED_NAME.match(text)
     name = wrapped[1] if wrapped else text
@@ -160,10 +159,10 @@ def name_of(compiled: object) -> str:
 
 
 class Call(Protocol):
-    """A function of the program's while it runs.
+    """A timed function of the program during a call.
 
     Attributes:
-        compiled: it has been compiled in an earlier call.
+        compiled: it was compiled in an earlier call.
         compiling: it is compiled in this one.
     """
 
@@ -172,7 +171,7 @@ class Call(Protocol):
 
 
 class Running(threading.local):
-    """The innermost function whose call is timed, by thread."""
+    """The innermost timed call of each thread."""
 
     call: Call | None = None
 
@@ -181,13 +180,13 @@ running = Running()
 
 
 class JaxCompilerProbe:
-    """Listens to JAX from the moment it is loaded; loads nothing itself.
+    """Registers a listener with JAX once the program has loaded it; imports nothing itself.
 
-    JAX tells of each part of a compile when it is over, on the thread that waits for it; parts may lie in each other.
+    JAX reports each phase of a compilation at its end, on the thread that waits for it; phases may nest.
 
     Args:
-        clock: nanoseconds, monotonic.
-        find: gives JAX's module of events once the program has imported it.
+        clock: monotonic nanoseconds.
+        find: returns JAX's monitoring module once the program has imported it.
     """
 
     def __init__(self, clock: Clock, find: Callable[[], Any] = events) -> None:
@@ -200,30 +199,30 @@ class JaxCompilerProbe:
         self._since_ns = clock()
 
     def listen(self) -> None:
-        """Register, once it is loaded."""
+        """Registers the listener once JAX is loaded."""
         monitoring = self._find()
-        if self._monitoring is None and listen(monitoring, self._heard):
+        if self._monitoring is None and listen(monitoring, self._on_event):
             self._monitoring = monitoring
 
     def take(self) -> list[Compile]:
-        """What was compiled since the last call."""
+        """Returns the compilations since the last call."""
         return [self._done.popleft() for _ in range(len(self._done))]
 
     def remove(self) -> None:
-        """Listen no more."""
+        """Unregisters the listener."""
         monitoring, self._monitoring = self._monitoring, None
-        unlisten(monitoring, self._heard)
+        unlisten(monitoring, self._on_event)
         while _retired:
             unlisten(*_retired.pop())
 
-    def _heard(self, event: str, duration_s: float, fun_name: object = "", **_: Any) -> None:
+    def _on_event(self, event: str, duration_s: float, fun_name: object = "", **_: Any) -> None:
         if event in PARTS and self._monitoring is not None and not self._guard.closed:
             with self._guard:
                 self._take(event, int(duration_s * 1e9), fun_name)
 
     def _take(self, event: str, lasted_ns: int, compiled: object) -> None:
         ended_ns, parts, call = self._clock(), self._parts, running.call
-        begun_ns = max(ended_ns - lasted_ns, self._since_ns)  # what ran before the session is in no figure
+        begun_ns = max(ended_ns - lasted_ns, self._since_ns)  # time before the session is not accounted
         if parts.begun_ns and begun_ns - parts.ended_ns < TOGETHER_NS:
             begun_ns = min(parts.begun_ns, begun_ns)
         parts.begun_ns, parts.ended_ns = begun_ns, ended_ns
@@ -236,7 +235,7 @@ class JaxCompilerProbe:
 
 
 class _Parts(threading.local):
-    """What has been heard of the compile that is under way on a thread; 0 for nothing."""
+    """Interval of the current compilation on a thread; 0 without one."""
 
     begun_ns = 0
     ended_ns = 0

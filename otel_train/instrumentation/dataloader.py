@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from otel_train.instrumentation.dataloader_workers import (
-    CREW,
     INIT,
+    POOL,
     UNKNOWN,
     WorkerInit,
     WorkerPool,
@@ -205,7 +205,7 @@ class LoaderProbe:
         token_count: tokens counted so far.
         failures: exceptions that left it, by class.
         weights: bytes of the batches that were weighed.
-        crews: workers of its iterators, until all about them is known.
+        pools: workers of its iterators, until all about them is known.
         workers: its ``num_workers``; None where it has no such setting.
         prefetch_factor: batches that each worker reads ahead; None where it has none.
         persistent: its workers live on from pass to pass.
@@ -241,7 +241,7 @@ class LoaderProbe:
         self.token_count = 0
         self.failures: Counter[str] = Counter()
         self.weights = BatchBytes()
-        self.crews: list[WorkerPool] = []
+        self.pools: list[WorkerPool] = []
         self.edge = recorder.edge
         self.ask, self.got = code(Op.BEGIN, self.source), code(Op.END, self.source)
         self.stop, self.fail = code(Op.STOP, self.source), code(Op.FAIL, self.source)
@@ -321,7 +321,7 @@ class LoaderProbe:
     def inherit(self, before: LoaderProbe) -> None:
         """Go on with the figures of a loader of the same name: folds, sweeps."""
         self.token_count, self.failures = before.token_count, before.failures
-        self.weights, self.crews = before.weights, before.crews
+        self.weights, self.pools = before.weights, before.pools
 
     def _weigh(self, batch: Any) -> int:
         self.weights.add(weigh(batch))
@@ -409,9 +409,9 @@ class DataLoaderPatch:
             return
         workers = getattr(iterator, "_num_workers", 0)
         if workers:
-            crew = WorkerPool(iterator, None if hasattr(iterator, "_workers") else workers)
-            iterator.__dict__[CREW] = crew
-            probe.crews.append(crew)
+            pool = WorkerPool(iterator, None if hasattr(iterator, "_workers") else workers)
+            iterator.__dict__[POOL] = pool
+            probe.pools.append(pool)
         iterator.__dict__[PROBE] = probe
         iterator.__dict__.setdefault(ASK, probe.next_pass())
         iterator.__dict__[OWNER] = get_ident()
@@ -423,7 +423,7 @@ class DataLoaderPatch:
         """Give every living iterator its own class back, then undo the wraps."""
         for iterator in list(self._adopted):
             iterator.__class__ = type(iterator).__mro__[1]
-            for name in (PROBE, ASK, CREW, _FRESH, OWNER):
+            for name in (PROBE, ASK, POOL, _FRESH, OWNER):
                 iterator.__dict__.pop(name, None)
         for undo in self._undo:
             undo()
@@ -502,9 +502,9 @@ def _timed_subclass(cls: Any) -> type:
             reset_inner(self, *args, **kwargs)
         finally:
             probe.edge(probe.started)
-            crew = self.__dict__.get(CREW)
-            if crew is not None:  # a new iterator resets itself when its workers run
-                crew.complete()
+            pool = self.__dict__.get(POOL)
+            if pool is not None:  # a new iterator resets itself when its workers run
+                pool.complete()
 
     names = {"__next__": __next__, "_reset": _reset, "__del__": _disposing(cls), INIT: WorkerInit()}
     timed = type(cls.__name__, (cls,), {**names, "__module__": cls.__module__, "__doc__": cls.__doc__})
@@ -587,13 +587,13 @@ def look(probe: LoaderProbe) -> LoaderState | None:
     ends: list[str | None] = []
     queued: int | None = 0
     limit = pinned = 0
-    for crew in list(probe.crews):
-        iterator = crew.iterator()
-        if crew.over or iterator is None:
+    for pool in list(probe.pools):
+        iterator = pool.iterator()
+        if pool.over or iterator is None:
             continue
-        pids += crew.pids
-        ends += [how_it_ended(*worker) for worker in zip(crew.processes, crew.pids, strict=True)]
-        limit += len(crew.processes) * (getattr(iterator, "_prefetch_factor", None) or 2)
+        pids += pool.pids
+        ends += [how_it_ended(*worker) for worker in zip(pool.processes, pool.pids, strict=True)]
+        limit += len(pool.processes) * (getattr(iterator, "_prefetch_factor", None) or 2)
         ready = _ready(iterator)
         queued = None if queued is None or ready is None else queued + sum(ready)
         pinned += ready[1] if ready is not None else 0

@@ -1,4 +1,4 @@
-"""Worker processes of loaders: what they take to build batches, and how they end."""
+"""Worker processes of DataLoaders: build times of batches, and unexpected exits."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from otel_train.instrumentation.worker_timer import (
     SEQUENCE,
     SLOTS,
     TIME_BITS,
-    BuildClock,
     SharedRows,
+    WorkerTimer,
 )
 
 if TYPE_CHECKING:
@@ -29,24 +29,24 @@ _NEWER = (SEQUENCE + 1) // 2
 
 
 class BatchBuildTimes(NamedTuple):
-    """Batches that workers have built since the last look.
+    """Batches built by workers since the last read.
 
     Attributes:
-        build_ns: int64[n], how long each took.
-        missed: batches that were overwritten before they could be read.
+        build_ns: int64[n], build time of each.
+        missed: batches that were overwritten before they were read.
     """
 
     build_ns: np.ndarray
     missed: int
 
 
-class BuildTimes:
-    """Reads the rows of one iterator's workers. One thread owns it.
+class BuildTimeReader:
+    """Reads the build times written by the workers of one iterator. Not thread-safe.
 
-    The law: every batch is returned whole exactly once, or counted as missed exactly once.
+    Every batch is returned exactly once, or counted as missed exactly once.
 
     Args:
-        rows: what the workers write.
+        rows: memory that the workers write.
     """
 
     def __init__(self, rows: SharedRows) -> None:
@@ -54,7 +54,7 @@ class BuildTimes:
         self._taken = np.zeros(rows.workers, dtype=np.int64)
 
     def read(self) -> BatchBuildTimes:
-        """Take everything that is there, in the order in which batches are built: the workers take turns."""
+        """Returns all new build times, in the order of the batches: workers take turns."""
         written = self._words[:, 0].copy()
         parts = [
             self._read(worker, int(written[worker]))
@@ -71,7 +71,7 @@ class BuildTimes:
         numbers = np.arange(max(taken, written - SLOTS), written)
         words = self._words[worker, 1 + numbers % SLOTS]
         ahead = ((words >> TIME_BITS) - (numbers + 1)) & SEQUENCE
-        # Another processor may show the count before the slot: what is older comes with the next look.
+        # Another processor may see the count before the slot: older slots are read at the next call.
         behind = np.flatnonzero(ahead >= _NEWER)
         there = int(behind[0]) if len(behind) else len(numbers)
         whole = words[:there][ahead[:there] == 0] & LONGEST_NS
@@ -79,22 +79,22 @@ class BuildTimes:
         return BatchBuildTimes(whole, int(self._taken[worker]) - taken - len(whole))
 
 
-CREW = "_otel_train_crew"
+POOL = "_otel_train_worker_pool"
 INIT = "_worker_init_fn"
 
 UNKNOWN = "unknown"
-"""Ended, and nobody knows how: of a fork server's child, and of one that was reaped by a call which a signal broke off."""
+"""Exit cause of a fork server's child, and of a worker that was reaped by an interrupted call."""
 
 _REAPING_S = 0.002
-"""Between the end of a process and its status lie its last moments in the kernel, or another thread that reaps it."""
+"""Time between the end of a process and its status, which the kernel or another thread that reaps it may need."""
 
 
 class WorkerExit(NamedTuple):
-    """A worker that ended although nobody had told it to.
+    """A worker that ended without being stopped.
 
     Attributes:
         worker: its number.
-        pid: its process.
+        pid: its process id.
         cause: signal name, or ``exit_<status>``.
     """
 
@@ -104,87 +104,87 @@ class WorkerExit(NamedTuple):
 
 
 class WorkerPool:
-    """Goes with one iterator and outlives it until everything about its workers is known.
+    """The workers of one iterator. It outlives the iterator until the exits of all workers are known.
 
     Args:
         iterator: held weakly.
-        workers: how many it is going to have; None for one that has them already.
+        workers: number of workers to be started; None if they are running.
     """
 
     def __init__(self, iterator: Any, workers: int | None = None) -> None:  # Any: torch's iterator
         self.iterator = weakref.ref(iterator)
         self.processes: tuple[Any, ...] = ()
         self.pids: tuple[int, ...] = ()
-        self.times: BuildTimes | None = None
+        self.times: BuildTimeReader | None = None
         self._init: Any = None
         self._rows: SharedRows | None = None
-        self._told: set[int] = set()
+        self._reported: set[int] = set()
         self.reported = False
-        """All about its workers has been told to another process, but for their last builds."""
+        """Exits have been reported to another process; only build times may follow."""
         if workers is None:
-            self._meet(iterator)
+            self._take_workers(iterator)
             return
         try:
             self._rows = SharedRows(workers)
         except OSError:  # no memory to share: build times are absent, training goes on
             return
-        self.times = BuildTimes(self._rows)
+        self.times = BuildTimeReader(self._rows)
 
     @property
     def over(self) -> bool:
-        """Nobody will ask these workers for anything any more."""
+        """Whether the iterator is gone or shut down."""
         iterator = self.iterator()
         return iterator is None or bool(getattr(iterator, "_shutdown", False))
 
-    def clock(self, init: Callable[[int], object] | None) -> BuildClock:
-        """What to run in the workers instead of the user's ``worker_init_fn``."""
+    def clock(self, init: Callable[[int], object] | None) -> WorkerTimer:
+        """Returns the replacement of the user's ``worker_init_fn`` in the workers."""
         self._init = init
-        return BuildClock(init, self._rows, os.getpid())
+        return WorkerTimer(init, self._rows, os.getpid())
 
     def complete(self) -> None:
-        """The workers have been started: remember them, and give the iterator back what was the user's."""
+        """Stores the started workers, and restores the user's ``worker_init_fn``."""
         iterator = self.iterator()
         if self.processes or iterator is None:
             return
-        self._meet(iterator)
-        if isinstance(iterator.__dict__.get(INIT), BuildClock):
+        self._take_workers(iterator)
+        if isinstance(iterator.__dict__.get(INIT), WorkerTimer):
             iterator.__dict__[INIT] = self._init
         if self._rows is not None:
             self._rows.seal()
             self._rows = None
 
-    def _meet(self, iterator: Any) -> None:  # Any: torch's iterator
+    def _take_workers(self, iterator: Any) -> None:  # Any: torch's iterator
         self.processes = tuple(getattr(iterator, "_workers", ()))
         self.pids = tuple(process.pid for process in self.processes)
 
-    def deaths(self) -> list[WorkerExit]:
-        """Workers that have died since the last look.
+    def exits(self) -> list[WorkerExit]:
+        """Returns unexpected exits since the last call.
 
-        A worker that would not stop when its iterator was done with is terminated by torch: no death.
+        A worker that does not stop with its iterator is terminated by torch; that is not unexpected.
         """
         found, over = [], self.over
         for worker, process in enumerate(self.processes):
-            if worker in self._told:
+            if worker in self._reported:
                 continue
             cause = how_it_ended(process, self.pids[worker])
-            if cause is None or (cause == UNKNOWN and not over and _told_later(process)):
+            if cause is None or (cause == UNKNOWN and not over and _status_comes_later(process)):
                 continue
-            self._told.add(worker)
-            # After the end of the iterator nobody can tell a worker that died from one that stopped.
+            self._reported.add(worker)
+            # After the end of the iterator a killed worker cannot be distinguished from one that was stopped.
             if cause and not (over and cause in ("SIGTERM", UNKNOWN)):
                 found.append(WorkerExit(worker, self.pids[worker], cause))
         return found
 
     @property
     def done(self) -> bool:
-        """Everything about its workers is known."""
-        return self.over and len(self._told) == len(self.processes)
+        """Whether the exits of all workers are known."""
+        return self.over and len(self._reported) == len(self.processes)
 
 
 class WorkerInit:
-    """In place of an iterator's ``_worker_init_fn`` while it makes its workers; the loader is not touched.
+    """Replaces an iterator's ``_worker_init_fn`` while it starts its workers; the loader is not changed.
 
-    Any number of threads may make iterators of one loader at a time: each iterator has its own crew.
+    Several threads may create iterators of one loader at a time: each iterator has its own pool.
     """
 
     def __get__(self, iterator: Any, _: type | None = None) -> Any:  # Any: torch's iterator
@@ -196,12 +196,12 @@ class WorkerInit:
             raise AttributeError(INIT) from None
 
     def __set__(self, iterator: Any, init: Any) -> None:
-        crew = iterator.__dict__.get(CREW)
-        iterator.__dict__[INIT] = crew.clock(init) if crew is not None else init
+        pool = iterator.__dict__.get(POOL)
+        iterator.__dict__[INIT] = pool.clock(init) if pool is not None else init
 
 
 def how_it_ended(process: Any, pid: int) -> str | None:  # Any: multiprocessing's process
-    """How a worker ended: None if it runs, "" if well. It is not reaped: that is its owner's business."""
+    """Returns the exit cause of a worker: None while it runs, "" for a normal exit. Does not reap it."""
     popen: Any = getattr(process, "_popen", None)  # its own poll() would reap it
     status = getattr(popen, "returncode", 0)
     if status is None:
@@ -220,16 +220,16 @@ def how_it_ended(process: Any, pid: int) -> str | None:  # Any: multiprocessing'
     return _signal_name(-status)
 
 
-def _told_later(process: Any) -> bool:  # Any: as above
-    """Whether its parent is a fork server, which tells the status when torch asks for it."""
+def _status_comes_later(process: Any) -> bool:  # Any: as above
+    """Whether its parent is a fork server, which reports the status when torch asks for it."""
     return getattr(getattr(process, "_popen", None), "method", "") == "forkserver"
 
 
 def _status_of(pid: int) -> int | None:
-    """Exit status of a child, negative for a signal; None if it runs or is not ours (a fork server's)."""
+    """Exit status of a child, negative for a signal; None if it runs or is not a child of this process."""
     try:
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except (ChildProcessError, AttributeError):  # reaped by somebody, or no waitid here
+    except (ChildProcessError, AttributeError):  # already reaped, or no waitid on this system
         return None
     if ended is None:
         return None

@@ -1,4 +1,4 @@
-"""How many bytes a dataset holds in memory, estimated."""
+"""Estimates the memory that a dataset holds."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 MOST_OBJECTS = 4096
-"""Objects looked at in all: some 5 ms. What lies deeper is left out."""
+"""Objects inspected in all: some 5 ms. Deeper ones are left out."""
 
 SAMPLED = 64
-"""Items of a long container that are looked at; the others are taken to be as large as these."""
+"""Items of a long container that are inspected; the others are assumed to be as large."""
 
 _PLAIN = (bytes, bytearray, str, int, float, complex, bool)
 _FOREIGN = (
     type, types.ModuleType, types.FunctionType, types.BuiltinFunctionType, types.CodeType, types.FrameType,
     types.GeneratorType, types.CoroutineType, type(None), type(...),
 )  # fmt: skip
-"""Not a part of the data, and a way out into the whole program."""
+"""Types that are no data and refer to the whole program."""
 
 
 class _Place(NamedTuple):
-    """An item of a container of which only some were looked at, and all that lies in it.
+    """Position of an object: a sampled item of a container, and everything inside it.
 
     Attributes:
-        within: the place in which the container lies; None for the whole.
-        stands_for: how many such places there are.
-        depth: places around it.
+        within: position of the container; None at the top.
+        stands_for: number of such positions.
+        depth: number of enclosing positions.
     """
 
     within: _Place | None
@@ -43,11 +43,11 @@ class _Place(NamedTuple):
     depth: int
 
     def inside(self, share: float) -> _Place:
-        """The place of one item; ``share`` of them are looked at."""
+        """The position of one item; ``share`` of the items are inspected."""
         return self if share == 1 else _Place(self, self.stands_for / share, self.depth + 1)
 
     def common(self, other: _Place) -> _Place:
-        """The innermost place that holds both."""
+        """The innermost position that encloses both."""
         one: _Place = self
         while one is not other:
             if one.within is not None and one.depth >= other.depth:
@@ -75,20 +75,20 @@ def dataset_bytes(datasets: Iterable[Any]) -> int:
     while todo and len(held) < MOST_OBJECTS:
         item, place = todo.popleft()
         key, size_bytes = _owned(item)
-        if key in found:  # what is met in two places is there once in what holds both
+        if key in found:  # an object in two places counts once in the innermost place that holds both
             found[key] = (found[key][0], place.common(found[key][1]))
         else:
             found[key] = (size_bytes, place)
             held.append(item)
-            # What waits shares the room that is left: everything is looked at a little, nothing left out.
-            room = MOST_OBJECTS - len(held) - len(todo)
-            if room > 0:
-                todo.extend(_inner(item, place, min(SAMPLED, max(1, room // (len(todo) + 1)))))
+            # Waiting items share the remaining budget, so that each of them is sampled.
+            budget = MOST_OBJECTS - len(held) - len(todo)
+            if budget > 0:
+                todo.extend(_inner(item, place, min(SAMPLED, max(1, budget // (len(todo) + 1)))))
     return round(sum(size_bytes * place.stands_for for size_bytes, place in found.values()))
 
 
 def _owned(item: Any) -> tuple[int, int]:
-    """(identity of who has the memory, how much it is). Arrays and tensors are known by its address: they may share."""
+    """Returns the identity of the memory and its size. Arrays and tensors are identified by address, as they may share it."""
     kind = type(item)
     if issubclass(kind, np.ndarray):
         return _array(item)
@@ -120,7 +120,7 @@ def _tensor(tensor: Any) -> tuple[int, int]:
 
 
 def _inner(item: Any, place: _Place, most: int) -> Iterator[tuple[Any, _Place]]:
-    """What lies in ``item``, each with its place. Of a container, ``most`` at most."""
+    """Yields the objects inside ``item`` with their positions; of a container at most ``most``."""
     kind = type(item)
     if issubclass(kind, np.ndarray):
         if np.ndarray.dtype.__get__(item).hasobject:
@@ -155,7 +155,7 @@ def _sampled(
 
 
 def _first(items: Iterable[Any], length: int, place: _Place, most: int) -> Iterator[tuple[Any, _Place]]:
-    """The same of what has no order: its first ones."""
+    """Samples the first items of an unordered container."""
     try:
         some = list(islice(items, most))
     except RuntimeError:  # it has just changed
@@ -165,5 +165,5 @@ def _first(items: Iterable[Any], length: int, place: _Place, most: int) -> Itera
 
 
 def _is_model(kind: type) -> bool:
-    """A network that a dataset uses is no data."""
+    """Whether it is a network, which is no data."""
     return any(base.__module__ == "torch.nn.modules.module" for base in kind.__mro__)

@@ -1,4 +1,4 @@
-"""Batches on their way to a device, seen at the methods that move them."""
+"""Times copies between host and device at the methods of ``Tensor``."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ if TYPE_CHECKING:
     from otel_train.recording.recorder import Recorder
 
 PINNED = "pin_memory"
-"""Name of the source of copies into pinned memory: they stay on the host."""
+"""Source name of copies into pinned memory, which stay on the host."""
 
 _CURRENT, _ELSEWHERE = -1, -2  # where a target lies, if not on a device given by number
-_MOST_BROUGHT = 1 << 16  # copies back to the host between two looks of the pump
+_MAX_HELD = 1 << 16  # copies back to the host between two looks of the pump
 
 
 class TransferProbe:
-    """Times copies of tensors from the host to a device, from the first look that finds one in use.
+    """Times copies of tensors from the host to a device, once a device is in use.
 
-    ``Tensor.to``, ``Tensor.cuda`` and ``Tensor.pin_memory`` are replaced by descriptors that give the
-    original to everyone who asks the class, and for every tensor that is not on the host: what subclasses,
-    the compiler and their tables compare is what it was (docs/decisions/0009). Not seen: parameters, what
-    ``Module.to`` moves, calls inside compiled code, calls through the class, threads that train nothing.
+    ``Tensor.to``, ``Tensor.cuda`` and ``Tensor.pin_memory`` are replaced by descriptors that return the original for the
+    class, and for every tensor that is not on the host, so that comparisons by subclasses and the compiler see the original
+    (docs/decisions/0009). Not recorded: parameters, what ``Module.to`` moves, calls inside compiled code, calls through the
+    class, threads that do not train.
 
     Args:
-        recorder: takes the edges.
-        driver: the accelerator; None where there is none.
-        find_torch: gives torch once the program has imported it.
+        recorder: takes the events.
+        driver: the accelerator; None without one.
+        find_torch: returns torch once the program has imported it.
     """
 
     def __init__(
@@ -50,12 +50,12 @@ class TransferProbe:
         self._driver = driver
         self._find_torch = find_torch
         self._methods: list[_Method] = []
-        self._brought: deque[tuple[int, int]] = deque(maxlen=_MOST_BROUGHT)
+        self._to_host: deque[tuple[int, int]] = deque(maxlen=_MAX_HELD)
         self._back: Counter[int] = Counter()
         self._removed = False
 
     def look(self) -> None:
-        """Begin once a device is in use. Called by the pump."""
+        """Installs the descriptors once a device is in use. Called by the service thread."""
         torch = self._find_torch()
         if self._methods or self._removed or self._driver is None or not hasattr(torch, "Tensor"):
             return
@@ -63,21 +63,21 @@ class TransferProbe:
             self._put_in(torch, self._driver)
 
     def copied_to_host(self) -> dict[str, int]:
-        """Bytes that ``Tensor.cpu`` copied to the host, by device. Called by the pump."""
-        while self._brought:
-            index, size = self._brought.popleft()
+        """Returns the bytes that ``Tensor.cpu`` copied to the host, by device. Called by the service thread."""
+        while self._to_host:
+            index, size = self._to_host.popleft()
             self._back[index] += size
         kind = self._driver.device_type if self._driver is not None else ""
         return {f"{kind}:{index}": size for index, size in self._back.items()}
 
     def remove(self) -> None:
-        """Take everything out. What somebody put over ours stays, and ours passes through."""
+        """Removes the descriptors. One that another library has wrapped stays and only forwards calls."""
         self._removed = True
         for method in self._methods:
             method.remove()
 
     def _put_in(self, torch: Any, driver: DeviceDriver) -> None:
-        aim = _Aim(torch, driver, self._recorder)
+        aim = _TargetDevice(torch, driver, self._recorder)
         quiet = torch.DisableTorchFunctionSubclass  # a subclass must not see our looks
         size = _sizes(quiet)
         leaving, coming = _watching(torch, quiet, on_host=True), _watching(torch, quiet, on_host=False)
@@ -94,18 +94,18 @@ class TransferProbe:
             self.remove()
 
     def _bringing(self, original: Callable[..., Any], *, size: Callable[[Any], int]) -> Callable[..., Any]:
-        brought = self._brought.append
+        to_host = self._to_host.append
 
         def cpu(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
             result = original(tensor, *args, **kwargs)
-            brought((tensor.get_device(), size(result)))
+            to_host((tensor.get_device(), size(result)))
             return result
 
         return cpu
 
 
 class _Method:
-    """A method of Tensor that is the original for the class and a wrapper for some of its instances."""
+    """A descriptor that returns the original for the class and a wrapper for some instances."""
 
     def __init__(
         self,
@@ -141,8 +141,8 @@ class _Method:
             setattr(self._owner, self._name, self._before)
 
 
-class _Aim:
-    """Where a call would move a tensor to, and the codes of that."""
+class _TargetDevice:
+    """Resolves the target device of a call to its event codes."""
 
     def __init__(self, torch: Any, driver: DeviceDriver, recorder: Recorder) -> None:
         self._torch = torch
@@ -152,7 +152,7 @@ class _Aim:
         self._codes: dict[int, tuple[int, int, int]] = {}
 
     def words(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int] | None:
-        """(begin, end, fail) of a move to a device of ours; None for anything else."""
+        """Returns (begin, end, fail) of a move to the accelerator; None for anything else."""
         target = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
         if name == "cuda" and target is None:
             index = _CURRENT
@@ -192,7 +192,7 @@ def _sending(
     torch: Any,
     size: Callable[[Any], int],
 ) -> Callable[..., Any]:
-    """``original`` with an edge before and after, where it moves a batch."""
+    """Wraps ``original`` with an event before and after moving a batch."""
     edge, writes, owner = recorder.edge, recorder.writes, recorder.main.ident
     name, parameter, caller = original.__name__, torch.nn.Parameter, sys._getframe  # noqa: SLF001  # as logging does
     moving = torch.nn.Module._apply.__code__  # noqa: SLF001  # what Module.to, .cuda and .half all call
@@ -200,12 +200,7 @@ def _sending(
     def send(tensor: Any, /, *args: Any, **kwargs: Any) -> Any:
         try:
             words = aim(name, args, kwargs)
-        except (
-            AttributeError,
-            RuntimeError,
-            TypeError,
-            ValueError,
-        ):  # the original says what is wrong with it
+        except (AttributeError, RuntimeError, TypeError, ValueError):  # the original raises its own error
             words = None
         if (
             words is None
@@ -228,20 +223,20 @@ def _sending(
 
 
 def _sizes(quiet: Any) -> Callable[[Any], int]:
-    """Bytes of a tensor, asked without its own ``__torch_function__``; -1 where it does not say."""
+    """Returns the bytes of a tensor, bypassing ``__torch_function__``; -1 if unknown."""
 
     def size(tensor: Any) -> int:
         try:
             with quiet():
                 return min(int(tensor.nbytes), MAX_PAYLOAD - 1)
-        except (AttributeError, RuntimeError, TypeError):  # a subclass with ideas of its own
+        except (AttributeError, RuntimeError, TypeError):  # a subclass that overrides it
             return -1
 
     return size
 
 
 def _watching(torch: Any, quiet: Any, *, on_host: bool) -> Callable[[Any], bool]:
-    """Whether a tensor is there and may be one of a batch: asked without its own ``__torch_function__``."""
+    """Returns whether a tensor is on that side and may be part of a batch, bypassing ``__torch_function__``."""
     plain, untraced = torch.Tensor, torch.Tensor.__torch_dispatch__
     real: dict[type, bool] = {}
 
@@ -251,7 +246,7 @@ def _watching(torch: Any, quiet: Any, *, on_host: bool) -> Callable[[Any], bool]
             return tensor.is_cpu is on_host
         if (
             kind not in real
-        ):  # one that dispatches itself may hold nothing, or tensors that are seen themselves
+        ):  # a subclass with its own dispatch may hold no data, or tensors seen by themselves
             real[kind] = kind.__torch_dispatch__ is untraced
         if not real[kind]:
             return False

@@ -1,4 +1,4 @@
-"""Functions of a JAX program, timed until their results are there."""
+"""Times functions of a JAX program until their results are computed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.errors import require
 from otel_train.instrumentation.compile_events import running
-from otel_train.instrumentation.stages import Stage, StageRecorder, switch
+from otel_train.instrumentation.stages import Stage, StageRecorder, active_session
 from otel_train.recording.events import WAIT, SourceKind
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ _OPTIMIZER = "optimizer"
 
 
 class Jax(NamedTuple):
-    """What is asked of JAX.
+    """Functions of JAX that are needed.
 
     Attributes:
-        computes: whether, on this thread, a call with these arguments computes, and is not traced.
-        wait_for: returns when a result has been computed.
+        computes: whether a call with these arguments computes on this thread and is not traced.
+        wait_for: blocks until a result has been computed.
     """
 
     computes: Callable[[tuple[Any, ...], dict[str, Any]], bool]
@@ -31,20 +31,20 @@ class Jax(NamedTuple):
 
 
 class TimedFunction:
-    """A function whose calls are timed. All else is the function's own.
+    """A function whose calls are timed; everything else is the function's own.
 
-    A call that JAX traces is not timed: what runs later is not this call. So it may be wrapped and then given to
-    ``jit``, ``grad`` or ``vmap``, or the other way round. To JAX it is a node of a pytree with the function in it.
+    A call that JAX traces is not timed, because the computation runs later. It may be wrapped first and then passed to
+    ``jit``, ``grad`` or ``vmap``, or the other way round. For JAX it is a pytree node that holds the function.
 
     Args:
-        function: what is called.
-        kind: what a call is.
-        name: of the stage.
-        jax: what is asked of JAX.
-        wait: until the result has been computed.
+        function: the function.
+        kind: source kind of its calls.
+        name: stage name.
+        jax: functions of JAX.
+        wait: block until the result has been computed.
 
     Attributes:
-        compiled: it has been compiled in an earlier call.
+        compiled: it was compiled in an earlier call.
         compiling: it is compiled in this one.
     """
 
@@ -60,16 +60,16 @@ class TimedFunction:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function."""
-        hand, function = switch.hand, self.__wrapped__
-        if (hand is None and switch.wanted is None) or not self._jax.computes(args, kwargs):
+        recorder, function = active_session.stages, self.__wrapped__
+        if (recorder is None and active_session.wanted is None) or not self._jax.computes(args, kwargs):
             return function(*args, **kwargs)
-        if hand is None:
-            hand = _session_wanted()
-            if hand is None:
+        if recorder is None:
+            recorder = _session_wanted()
+            if recorder is None:
                 return function(*args, **kwargs)
-        begin, end, fail = hand.functions.get(self._key) or hand.join_function(*self._key)
+        begin, end, fail = recorder.functions.get(self._key) or recorder.join_function(*self._key)
         outer, running.call = running.call, self
-        hand.edge(begin)
+        recorder.edge(begin)
         try:
             result = function(*args, **kwargs)
             if self._wait:
@@ -77,17 +77,17 @@ class TimedFunction:
                 with Stage(WAIT), suppress(Exception):
                     self._jax.wait_for(result)
         except BaseException:
-            hand.edge(fail)
+            recorder.edge(fail)
             raise
         finally:
             running.call = outer
             self.compiled |= self.compiling
             self.compiling = False
-        hand.edge(end)
+        recorder.edge(end)
         return result
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """As a method of a class."""
+        """Binds it as a method."""
         return self if instance is None else types.MethodType(self, instance)
 
     def __getattr__(self, name: str) -> Any:
@@ -96,18 +96,18 @@ class TimedFunction:
         return getattr(self.__wrapped__, name)
 
     def tree_flatten(self) -> tuple[tuple[Any], tuple[Any, ...]]:
-        """To JAX: the function, and what to make of another one in its place."""
+        """Returns the function as the only child, and what rebuilds the node around another one."""
         return (self.__wrapped__,), (*self._key, self._wait)
 
 
 def _session_wanted() -> StageRecorder | None:
-    if switch.wanted is not None:
-        switch.wanted()
-    return switch.hand
+    if active_session.wanted is not None:
+        active_session.wanted()
+    return active_session.stages
 
 
 def timed(function: Callable[..., Any], kind: SourceKind, name: str, *, wait: bool) -> TimedFunction:
-    """``function``, timed.
+    """Returns ``function``, timed.
 
     Raises:
         MissingExtraError: JAX is not installed.
@@ -116,7 +116,7 @@ def timed(function: Callable[..., Any], kind: SourceKind, name: str, *, wait: bo
 
 
 def kind_of(name: str) -> SourceKind:
-    """What a stage of this name is: what updates parameters counts steps."""
+    """Returns the source kind of a stage name: ``optimizer`` counts steps."""
     return SourceKind.OPTIMIZER if name == _OPTIMIZER else SourceKind.STAGE
 
 
@@ -134,7 +134,7 @@ def _jax() -> Jax:
 
 
 def _trace_state(jax: Any) -> Callable[[tuple[Any, ...], dict[str, Any]], bool]:
-    """How this JAX says that it traces."""
+    """Returns how this version of JAX reports that it traces."""
     # It has moved. The public place warns where it is about to go.
     for place in (getattr(jax, "_src", None), jax):
         clean = getattr(getattr(place, "core", None), "trace_state_clean", None)

@@ -1,4 +1,4 @@
-"""Values and events that the user hands over, kept until the pump reads them."""
+"""Queue of values and events passed to ``log`` and ``event``, until the agent reads them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from otel_train.datamodel import Clock
 
 _PLAIN = (str, bool, int, float)
-MOST_NOTES = 4096
-"""Notes held between two turns of the pump; the oldest go first, and are counted."""
+MAX_HELD = 4096
+"""Entries held between two reads; the oldest are dropped and counted."""
 
 
 class Value(NamedTuple):
-    """Something logged: a number, or a tensor of one element that is read later."""
+    """A logged value: a number, or a tensor of one element that is read later."""
 
     at_ns: int
     name: str
@@ -26,7 +26,7 @@ class Value(NamedTuple):
 
 
 class UserEvent(NamedTuple):
-    """An event of the user's own."""
+    """A user-defined event."""
 
     at_ns: int
     name: str
@@ -34,11 +34,11 @@ class UserEvent(NamedTuple):
 
 
 class ValueQueue:
-    """A bounded box: the training thread puts in, the pump takes out. Neither waits for the other.
+    """A bounded queue from the training thread to the service thread, without a lock.
 
     Attributes:
-        dropped: notes that found no room.
-        refused: values that are no numbers, counted by whoever reads them.
+        dropped: entries dropped because the queue was full.
+        refused: values that are no numbers, counted by the reader.
 
     Args:
         clock: monotonic nanoseconds.
@@ -48,13 +48,13 @@ class ValueQueue:
         self.dropped = 0
         self.refused = 0
         self._clock = clock
-        self._held: deque[Value | UserEvent] = deque(maxlen=MOST_NOTES)
+        self._held: deque[Value | UserEvent] = deque(maxlen=MAX_HELD)
 
     def log(self, values: Mapping[str, Any]) -> None:
-        """Keep values. A tensor is copied where it lives, without waiting for it.
+        """Adds values. A tensor is copied on its device, without synchronisation.
 
         Raises:
-            ConfigError: they have no names.
+            ConfigError: a value has no name.
         """
         remedy = 'Write log(loss=loss), or session.log({"loss": loss})'
         by_name("log({})", values, "values by name", remedy)
@@ -62,51 +62,46 @@ class ValueQueue:
             if name.__class__ is not str:
                 text("log({{}: ...})", name, remedy)
         now = self._clock()
-        self._make_room(len(values))
+        self._count_dropped(len(values))
         for name, value in values.items():
-            self._hold(now, name, value)
-
-    def _hold(self, now_ns: int, name: str, value: Any) -> None:  # Any: see ``_kept``
-        try:
-            kept = _kept(value)
-        except Exception:  # noqa: BLE001 - whatever the user's object does must not reach the user's loop
-            kept = None  # which the reader refuses, and says so
-        self._held.append(Value(now_ns, name, kept))
+            try:
+                kept = _kept(value)
+            except Exception:  # noqa: BLE001 - an error of the user's object must not reach the training loop
+                kept = None  # refused and counted by the reader
+            self._held.append(Value(now, name, kept))
 
     def event(self, name: str, attributes: Mapping[str, Any], at_ns: int = 0) -> None:
-        """Keep an event, of now or of an instant.
+        """Adds an event at ``at_ns``, or now.
 
         Raises:
-            ConfigError: it has no name, or what there is to say about it has none.
+            ConfigError: the event, or an attribute, has no name.
         """
         text("event({})", name, 'Write event("name", key=value)')
         remedy = 'Write session.event("name", {"key": value})'
         by_name(f"event({name!r}, {{}})", attributes, "attributes by name", remedy)
-        self._make_room(1)
+        self._count_dropped(1)
         self._held.append(UserEvent(at_ns or self._clock(), name, attributes))
 
     def drain(self) -> Iterator[Value | UserEvent]:
-        """Take everything out, oldest first."""
+        """Removes and yields all entries, oldest first."""
         while self._held:
             yield self._held.popleft()
 
-    def _make_room(self, wanted: int) -> None:
-        self.dropped += max(0, len(self._held) + wanted - MOST_NOTES)
+    def _count_dropped(self, wanted: int) -> None:
+        self.dropped += max(0, len(self._held) + wanted - MAX_HELD)
 
 
 def as_number(value: Any) -> float | None:  # Any: see ``_kept``
-    """A logged value as a number; None where it is none."""
+    """Returns a logged value as a number; None if it is none."""
     try:
         return float(value)
     except Exception:  # noqa: BLE001 - a user's object may raise anything, and costs only itself
         return None
 
 
-def as_plain(happening: UserEvent) -> UserEvent:
-    """An event with attributes of plain types."""
-    return happening._replace(
-        attributes={str(key): _plain(value) for key, value in happening.attributes.items()}
-    )
+def with_plain_attributes(event: UserEvent) -> UserEvent:
+    """Returns an event with attributes of plain types."""
+    return event._replace(attributes={str(key): _plain(value) for key, value in event.attributes.items()})
 
 
 def _plain(value: Any) -> str | bool | int | float:  # Any: the user's own
@@ -119,10 +114,10 @@ def _plain(value: Any) -> str | bool | int | float:  # Any: the user's own
 
 
 def _kept(value: Any) -> Any:  # Any: a number, an array, or a tensor of whatever library
-    """What to hold: later changes in place must not show, nor the graph behind a loss be kept alive.
+    """Detaches a tensor from its graph and copies it, so that in-place changes do not show.
 
     Raises:
-        ValueError: a tensor of several elements: thousands of them would fill the memory.
+        ValueError: a tensor of several elements.
     """
     if not hasattr(value, "detach"):
         return value

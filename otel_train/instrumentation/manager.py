@@ -1,4 +1,4 @@
-"""The training thread's side of a session: rings, hooks, patches, put in and taken out together."""
+"""Installs and removes all instrumentation of a session."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from otel_train.datamodel import system_clock
 from otel_train.instrumentation.accelerator import cuda_driver
 from otel_train.instrumentation.backward import in_backward
-from otel_train.instrumentation.callbacks import Hooks
+from otel_train.instrumentation.callbacks import StageCallbacks
 from otel_train.instrumentation.compile_events import JaxCompilerProbe
 from otel_train.instrumentation.cuda_events import time_devices
 from otel_train.instrumentation.dataloader import LastBatch
@@ -17,7 +17,7 @@ from otel_train.instrumentation.logged_values import ValueQueue
 from otel_train.instrumentation.module import kind_of_device
 from otel_train.instrumentation.optimizer import ScaledUpdates
 from otel_train.instrumentation.registry import Probes, TorchProbes
-from otel_train.instrumentation.stages import StageRecorder, switch
+from otel_train.instrumentation.stages import StageRecorder, active_session
 from otel_train.instrumentation.timers import Timers
 from otel_train.recording.flight_recorder import FlightMemory
 from otel_train.recording.recorder import Recorder
@@ -32,26 +32,26 @@ if TYPE_CHECKING:
 
 
 class InstrumentationManager:
-    """Everything that writes.
+    """The recording side of a session.
 
     Args:
-        config: how the run is observed.
-        info: who we are.
+        config: settings.
+        info: identity of this rank.
         anchor: one instant on both clocks.
         environ: the process environment.
 
     Attributes:
-        recorder: rings and sources.
+        recorder: ring buffers and sources.
         devices: device time.
-        transfers: batches on their way to a device.
-        scaled: what only the device knows of updates under a gradient scaler.
-        notes: what the user logs.
+        transfers: copies between host and device.
+        scaled: outcomes of updates under a gradient scaler, known to the device only.
+        values: logged values and events.
         probes: loaders and models.
-        hand: stages by hand.
+        stages: manual stages.
         timers: operations timed by token.
-        memory: that it writes to.
-        hooks: the program's own code around stages.
-        last_batch: which batch the calling thread fetched last.
+        memory: shared memory of the ring buffers.
+        hooks: callbacks around stages.
+        last_batch: the batch that the calling thread fetched last.
     """
 
     def __init__(
@@ -83,37 +83,37 @@ class InstrumentationManager:
         self.devices = time_devices(self.recorder, driver, config.cuda_timing)
         self.transfers = TransferProbe(self.recorder, driver)
         self.scaled = ScaledUpdates(driver)
-        self.notes = ValueQueue(system_clock)
+        self.values = ValueQueue(system_clock)
         self.probes = Probes(self.recorder, compiled=self.follow_compiler)
         self._jax = JaxCompilerProbe(system_clock)
-        self.hand = StageRecorder(self.recorder, self._jax.listen)
+        self.stages = StageRecorder(self.recorder, self._jax.listen)
         self.timers = Timers(self.recorder, system_clock)
-        self.hooks = Hooks(self.recorder)
+        self.hooks = StageCallbacks(self.recorder)
         self.last_batch = LastBatch(self.recorder)
         self._torch: TorchProbes | None = None
 
     @property
     def spent_ns(self) -> int:
-        """Nanoseconds of ours on the training thread, as sampled there."""
+        """Sampled overhead on the training thread, in nanoseconds."""
         return self.recorder.spent_ns + self.devices.spent_ns
 
     def begin(self) -> None:
-        """Listen to the functions at the top of the package, and to torch and JAX if they are there."""
-        switch.hand, switch.timers = self.hand, self.timers
+        """Activates the public functions, and instruments torch and JAX if they are loaded."""
+        active_session.stages, active_session.timers = self.stages, self.timers
         self.watch_torch()
         self._jax.listen()
         with Guard("devices"):  # most programs have put their model on a device by now
             self.transfers.look()
 
     def watch_torch(self) -> None:
-        """Hook torch once it is there: a program without it is none of its business."""
+        """Instruments torch once the program has imported it."""
         if self._torch is None and "torch" in sys.modules:
             self._torch = TorchProbes(self.recorder, self.scaled, clock=system_clock)
             self.probes.watch_torch()
 
     def follow_compiler(self) -> None:
-        """Keep up with models that compile themselves, and keep the compiler out of our wrappers."""
-        if switch.hand is not self.hand:  # what has been given back stays so
+        """Instruments models that have been compiled since, and excludes wrappers from compilation."""
+        if active_session.stages is not self.stages:  # what has been given back stays so
             return
         self._jax.listen()
         self.probes.attach_again()
@@ -121,20 +121,20 @@ class InstrumentationManager:
             self._torch.step_aside_for_compiler()
 
     def untimed(self) -> tuple[str, ...]:
-        """Kinds of devices that models are on and whose time is not taken, though nobody switched that off."""
+        """Returns device types of models whose time is not measured although it is not switched off."""
         if self._timed is None:
             return ()
         kinds = {kind_of_device(probe.model()) for probe in list(self.probes.models)}
         return tuple(sorted(kind for kind in kinds if kind and kind not in self._timed))
 
     def compiles(self) -> list[Compile]:
-        """What compilers have done since the last call."""
+        """Returns the compilations since the last call."""
         return [*(self._torch.compiler.take() if self._torch is not None else ()), *self._jax.take()]
 
     def end(self) -> None:
-        """Take every hook and patch out; nothing is written from now on."""
-        if switch.hand is self.hand:
-            switch.hand = switch.timers = None
+        """Removes all instrumentation; nothing is written afterwards."""
+        if active_session.stages is self.stages:
+            active_session.stages = active_session.timers = None
         self.probes.remove()
         if self._torch is not None:
             self._torch.remove()
@@ -143,7 +143,7 @@ class InstrumentationManager:
         self.recorder.silence()
 
     def close(self) -> None:
-        """Give the memory back."""
+        """Releases the shared memory."""
         self.devices.close()
         self.recorder.let_go()
         self.memory.close()

@@ -1,4 +1,4 @@
-"""Names of loaders and models: as given, as the program calls them, or as a framework that owns the loop uses them."""
+"""Names of loaders and models: as given, as the program calls them, or as a framework uses them."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ PHASES = ("train", "eval", "test", "predict")
 
 
 class Loader(NamedTuple):
-    """A loader with what there is to say about it; goes wherever a loader goes in ``instrument``.
+    """A loader with options, accepted wherever ``instrument`` takes a loader.
 
     Attributes:
         loader: a ``DataLoader`` or any iterable.
-        name: as it reads in every figure; "" to find one.
-        phase: ``train``, ``eval``, ``test`` or ``predict``; "" to find out per batch.
-        samples: from a batch to its number of samples, where that is not the leading dimension.
-        tokens: from a batch to its number of tokens; without it tokens are not counted.
+        name: its name in metrics; "" to derive one.
+        phase: ``train``, ``eval``, ``test`` or ``predict``; "" to infer it per batch.
+        samples: returns the number of samples of a batch; None for the leading dimension.
+        tokens: returns the number of tokens of a batch; None counts no tokens.
     """
 
     loader: Any
@@ -35,10 +35,10 @@ class Loader(NamedTuple):
 
 
 def named_loaders(loaders: Any) -> list[Loader]:  # Any: one, a sequence, or a mapping
-    """What the user gave, one entry per loader, each with a name.
+    """Returns one named entry per loader.
 
     Raises:
-        ConfigError: something in it cannot be iterated, or a name is used twice.
+        ConfigError: a loader cannot be iterated, or a name is used twice.
     """
     if loaders is None:
         return []
@@ -88,10 +88,10 @@ def _check(entry: Loader) -> None:
 
 
 def named_models(model: Any) -> dict[str, Any]:  # Any: one, a sequence, or a mapping
-    """What the user gave, by name: the class's where they gave none.
+    """Returns the models by name, by default the name of the class.
 
     Raises:
-        ConfigError: something in it is not a ``torch.nn.Module``.
+        ConfigError: a model is not a ``torch.nn.Module``.
     """
     if model is None:
         return {}
@@ -119,14 +119,14 @@ def _is_module(model: Any) -> bool:  # Any: the user's own
 
 
 def class_name(model: Any) -> str:  # Any: the user's own
-    """The name of a model that nobody named."""
+    """Returns the class name of a model, below wrappers of the compiler."""
     inner = getattr(model, "_orig_mod", model)  # what torch.compile was given
     name: str = getattr(inner, "original_name", type(inner).__name__)  # what torch.jit.script was given
     return name
 
 
 def free_name(name: str, taken: Mapping[str, Any]) -> str:
-    """``name``, with a number behind it where it is taken."""
+    """Returns ``name``, with a number appended if it is taken."""
     number, free = 1, name
     while free in taken:
         number += 1
@@ -135,16 +135,16 @@ def free_name(name: str, taken: Mapping[str, Any]) -> str:
 
 
 FRAMEWORKS = frozenset({"lightning", "pytorch_lightning"})
-"""Packages whose own variables say nothing of the loaders that they iterate."""
+"""Packages whose own variables do not name the loaders that they iterate."""
 
 
 def role_of(owner: Any, held: Sequence[Any], *, alone: bool = False) -> str:  # Any: ``self`` of some frame
-    """What ``owner`` uses a loader for, as a name; "" where it is no framework's, or does not know the loader.
+    """Returns what a framework object uses a loader for, as a name; "" if it is no framework object or unknown.
 
     Args:
-        owner: a Trainer of Lightning's, a Learner of fastai's, or anything else.
-        held: the loader, and what stands for it.
-        alone: no code of the program's own lies between ``owner`` and the call: the loader is of the stage that runs.
+        owner: a Trainer of Lightning, a Learner of fastai, or anything else.
+        held: the loader, and its wrappers.
+        alone: no code of the program is between ``owner`` and the call, so the loader belongs to the running stage.
     """
     for kind in type(owner).__mro__:
         find = _ROLES.get((kind.__module__.partition(".")[0], kind.__name__))
@@ -156,7 +156,7 @@ def role_of(owner: Any, held: Sequence[Any], *, alone: bool = False) -> str:  # 
 
 
 def _of_trainer(trainer: Any) -> tuple[Iterator[tuple[str, Any]], str]:
-    """Loaders of Lightning's Trainer with their names; the stage that runs."""
+    """Named loaders of Lightning's Trainer, and the running stage."""
     stages = ("train", "training"), ("val", "validating"), ("test", "testing"), ("predict", "predicting")
     running = next((name for name, flag in stages if getattr(trainer, flag, False)), "")
     return _named_by_trainer(trainer), "val" if getattr(trainer, "sanity_checking", False) else running
@@ -179,7 +179,7 @@ def _named_by_trainer(trainer: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _of_learner(learner: Any) -> tuple[Iterator[tuple[str, Any]], str]:
-    """Loaders of fastai's Learner with their names."""
+    """Named loaders of fastai's Learner."""
     return _named_by_learner(learner), ""
 
 
@@ -191,7 +191,7 @@ def _named_by_learner(learner: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _leaves(loaders: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every loader in what a Trainer was given, with the keys that lead to it."""
+    """Yields every loader in a nested collection, with its keys."""
     if isinstance(loaders, Mapping):
         pairs = [(str(key), value) for key, value in loaders.items()]
     elif isinstance(loaders, (list, tuple)):
@@ -212,13 +212,13 @@ _ROLES: dict[tuple[str, str], Callable[[Any], tuple[Iterator[tuple[str, Any]], s
 
 
 MOST_FRAMES = 40
-"""Frames looked at, from the one that asks for an iterator outwards."""
+"""Frames inspected, from the one that requests an iterator outwards."""
 
 _MOST_NAMES = 512
-"""Names of one frame that are looked at: the newest, behind those of ``from library import *``."""
+"""Names inspected per frame: the newest, defined after those of ``from library import *``."""
 
 _MOST_KEYS = 32
-"""A mapping or a list with more entries is not a table of loaders."""
+"""A mapping or list with more entries is not treated as a collection of loaders."""
 
 _HELD_BY_FRAME_AND_US = 3
 """References to the dict of ``f_locals``: of the frame, of a variable, and of the call that counts them."""
@@ -230,18 +230,18 @@ _GENERIC = frozenset(
         "sequence", "seq", "obj", "x", "value", "item", "args", "loaders", "dataloaders", "data_loaders",
     }
 )  # fmt: skip
-"""Names of parameters rather than of loaders: a name that a caller further out uses says more."""
+"""Names that any loader may have: a name used further out is preferred."""
 
 _PLUMBING = frozenset({"base_dataloader", "fake_l", "_args"})
-"""What accelerate, fastai and threading call the loader inside theirs: the dataset's class says more."""
+"""Names that accelerate, fastai and threading give inner loaders: the class of the dataset is preferred."""
 
 
 class Place(NamedTuple):
-    """A place in the program that iterates a loader.
+    """The place in the program that iterates a loader.
 
     Attributes:
-        name: what the loader is called there; "" where it has no name.
-        key: the same for every loader that is iterated there, and for no loader of another place.
+        name: name of the loader there; "" if it has none.
+        key: identifies the place.
     """
 
     name: str
@@ -249,7 +249,7 @@ class Place(NamedTuple):
 
 
 class _Binding(NamedTuple):
-    """A name that holds a loader, and where that name lives: a function, a class or a module."""
+    """A name that holds a loader, and its scope: a function, a class or a module."""
 
     name: str
     key: tuple[Hashable, ...]
@@ -257,12 +257,11 @@ class _Binding(NamedTuple):
 
 
 def place_of(loader: Any) -> Place:  # Any: somebody's loader
-    """The place that iterates ``loader``, as seen from the frames around this call. Done once per loader.
+    """Returns the place that iterates ``loader``, from the frames around this call. Called once per loader.
 
-    A framework that knows what the loader is for says its name. Else the nearest name that says something wins: a
-    variable of a function, an attribute of ``self``, a global, a key of a mapping or an entry of a list in one of
-    them. A name that any loader could have is used when there is no better one; where it is a parameter, the place
-    is the call that passed the loader.
+    A framework's name for the loader wins. Else the nearest specific name wins: a local variable, an attribute of ``self``,
+    a global, a key of a mapping or an index of a list in one of them. A generic name is used if there is no better one; if
+    it is a parameter, the place is the call that passed the loader.
     """
     held = [loader]
     search = _Search()
@@ -279,7 +278,7 @@ def place_of(loader: Any) -> Place:  # Any: somebody's loader
 
 
 class _Search:
-    """Finds the best name for a loader in frames, from the innermost outwards."""
+    """Finds the best name for a loader in frames, innermost first."""
 
     def __init__(self) -> None:
         self.nearest: tuple[Hashable, ...] | None = None  # position in the innermost frame of the program
@@ -288,7 +287,7 @@ class _Search:
         self._passed = False  # the generic name is a parameter, and the call is not found yet
 
     def look(self, frame: FrameType, variables: Mapping[str, Any], held: Sequence[Any]) -> None:
-        """Take in one more frame."""
+        """Inspects one more frame."""
         self.nearest = self.nearest or _position(frame)
         if self._named is not None:
             return
@@ -308,22 +307,22 @@ class _Search:
             self._passed = False
 
     def place(self) -> Place:
-        """The place, when all frames were looked at."""
+        """Returns the best place found."""
         best = self._named or self._generic
         return Place(best.name, best.key) if best is not None else Place("", self.nearest)
 
 
 def calling() -> str:
-    """File and line of the program that called us."""
+    """Returns file and line of the program's call into this package."""
     frame = next((frame for frame in _frames(most=None) if not is_ours(frame)), None)
     return f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame is not None else ""
 
 
 def variables_of(frame: FrameType) -> Mapping[str, Any]:
-    """The variables of a running function, or of a module or class; nothing in them is kept alive by the look.
+    """Returns the variables of a frame without keeping them alive.
 
-    Up to Python 3.12 a frame keeps the dict that is made for ``f_locals``, and so what was in its variables then. It
-    is emptied again, unless somebody else holds it: the program has called ``locals()``.
+    Up to Python 3.12 a frame keeps the dict created for ``f_locals`` with the values of that moment. It is cleared again
+    unless the program holds it, after a call of ``locals()``.
     """
     held = frame.f_locals
     if not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
@@ -343,7 +342,7 @@ def _frames(most: int | None = MOST_FRAMES) -> Iterator[FrameType]:
 
 
 def is_ours(frame: FrameType) -> bool:
-    """Whether a frame is one of this package or of torch."""
+    """Returns whether a frame belongs to this package or to torch."""
     return _package(frame) in _OWN
 
 
@@ -361,7 +360,7 @@ def _position(frame: FrameType) -> tuple[Hashable, ...]:
 
 
 def _carries(variables: Mapping[str, Any], held: Sequence[Any]) -> bool:
-    """Whether a function only passes a loader on, as a decorator does in ``args``."""
+    """Whether a function only forwards a loader, as a decorator does in ``args``."""
     for value in list(variables.values())[:_MOST_NAMES]:
         entries = value.values() if type(value) is dict else value if type(value) in (tuple, list) else ()
         if len(entries) <= _MOST_KEYS and any(_is_any(each, held) for each in entries):
@@ -370,7 +369,7 @@ def _carries(variables: Mapping[str, Any], held: Sequence[Any]) -> bool:
 
 
 def _passing_on(frame: FrameType, variables: Mapping[str, Any], held: Sequence[Any]) -> list[Any]:
-    """The loader whose ``__iter__`` this is, if it is the one that holds ours: the program knows it alone."""
+    """The loader whose ``__iter__`` this is, if it wraps ours."""
     mine = variables.get("self")
     attributes = getattr(mine, "__dict__", {})
     if frame.f_code.co_name != "__iter__" or not any(_is_any(value, held) for value in attributes.values()):
@@ -399,7 +398,7 @@ def _names_in(frame: FrameType, variables: Mapping[str, Any], held: Sequence[Any
 
 
 def _holding(names: Mapping[str, Any], loaders: Sequence[Any]) -> Iterator[tuple[str, tuple[Hashable, ...]]]:
-    """Names among ``names`` that hold a loader, each with what tells it from the others."""
+    """Names that hold a loader, each with a key that identifies it."""
     held = [
         (name, value)
         for name, value in list(names.items())[-_MOST_NAMES:]

@@ -1,4 +1,4 @@
-"""Functions of torch that ours stand in for, until they are given back."""
+"""Reversible monkey-patches."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ def replace(
     *,
     waits: bool = False,
 ) -> Callable[[], None]:
-    """Put ``make(original)`` where ``owner`` has its function ``name``.
+    """Replaces a function of ``owner`` by ``make(original)``.
 
-    A function that only waits for training to begin gives its place to the next one of ours, in a single
-    assignment: another thread meets the one or the other, never neither.
+    A detector that waits for training is replaced by the instrumentation in one assignment, so that another thread calls
+    either of them.
 
     Args:
-        owner: what has the function.
-        name: of the function.
-        make: gives what stands in for the original.
-        waits: it is such a function.
+        owner: class or module that has the function.
+        name: name of the function.
+        make: returns the replacement.
+        waits: the replacement is such a detector.
 
     Returns:
-        What undoes it, unless somebody has wrapped ours.
+        A function that restores the original, unless the replacement has been wrapped.
     """
     there = getattr(owner, name)
     original = getattr(there, _WAITS_BEFORE, there)
@@ -48,7 +48,7 @@ def replace(
 
 
 def successor(owner: Any, name: str, waited: Callable[..., Any]) -> Callable[..., Any]:  # Any: as above
-    """What has taken the place of a function that waited, else what that function waited before."""
+    """Returns what has replaced a waiting detector, else the original function."""
     now = getattr(owner, name)
     taken = getattr(now, _INSTEAD_OF, None) is waited
     found: Callable[..., Any] = now if taken else getattr(waited, _WAITS_BEFORE)

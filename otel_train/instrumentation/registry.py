@@ -1,4 +1,4 @@
-"""Which loaders and models are recorded, and under which names."""
+"""Registry of the loaders and models that are recorded, and their names."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ if TYPE_CHECKING:
 
 
 MOST_FOUND = 64
-"""Names for loaders that nobody named; further ones share ``_OTHER``."""
+"""Names for loaders without a given name; further ones share ``_OTHER``."""
 
 MOST_CHARS = 64
-"""Longest name for a loader that nobody named."""
+"""Longest derived loader name."""
 
 PARTS_EVERY_S = 1.0
-"""Passes may be short and many: one look for new parts of models in so many seconds, where a pass starts."""
+"""Least seconds between two searches for new submodules, at the start of a pass."""
 
 _NOT_IN_NAMES = re.compile(r"[^\w.-]+")
 
 
 class Probes:
-    """Every loader and model that is recorded, each once.
+    """Registry of every recorded loader and model.
 
     Args:
-        recorder: takes the edges.
-        compiled: called when ``torch.compile`` or ``Module.compile`` has been.
+        recorder: takes the events.
+        compiled: called after ``torch.compile`` or ``Module.compile``.
         monotonic_s: seconds of a monotonic clock.
     """
 
@@ -86,18 +86,18 @@ class Probes:
         self._lock = free_in_forks(threading.RLock())
 
     def watch_torch(self) -> None:
-        """From now on, see every DataLoader that is iterated, and what becomes of watched models."""
+        """Instruments every DataLoader that is iterated, and compilation of recorded models."""
         self.patch = DataLoaderPatch(self._probe_for)
         self._module_patch = ModulePatch(self._compiled, self.follow)
 
     def add_loader(self, entry: Loader) -> None:
-        """Record a loader; ``iterables`` has what to iterate."""
+        """Records a loader; ``iterables`` has what to iterate."""
         made = self._watch(entry)
         self._iterables[entry.name] = (lambda: made) if isinstance(made, Watched) else weakref.ref(made)
 
     @property
     def iterables(self) -> dict[str, Any]:
-        """What to iterate, by name: a DataLoader itself, as long as somebody holds it; anything else wrapped."""
+        """What to iterate, by name: a living DataLoader itself, anything else wrapped."""
         found = {name: get() for name, get in self._iterables.items()}
         return {name: iterable for name, iterable in found.items() if iterable is not None}
 
@@ -115,18 +115,18 @@ class Probes:
         return entry.loader
 
     def add_model(self, name: str, model: Any) -> None:  # Any: a torch.nn.Module
-        """Record a model that was given, once. Who gives models says which there are: found ones are dropped."""
+        """Records a given model once, and drops models that were found."""
         if self._roots is not None:
             self._roots.give_way()
         self._add_model(name, model)
 
     def follow_compiled(self) -> None:
-        """See watched models where the loop calls what had been compiled of them before they were given."""
+        """Records compiled versions of models that were created before the models were given."""
         for compiled in compiled_before(inspect.currentframe()):
             self.follow(compiled, compiled)
 
     def _add_model(self, name: str, model: Any) -> ModuleProbe | None:  # Any: as above
-        if self._watched(model):
+        if self._is_recorded(model):
             return None
         with self._lock:
             self.drop_models([probe for probe in self.models if probe.model() is None])
@@ -135,21 +135,21 @@ class Probes:
             self.models.append(probe)
         return probe
 
-    def _watched(self, model: Any) -> bool:  # Any: as above
+    def _is_recorded(self, model: Any) -> bool:  # Any: as above
         return any(probe.model() is model for probe in self.models)
 
     def add_found_model(self, model: Any) -> ModuleProbe | None:  # Any: as above
-        """Record a model that nobody named, under the name of its class."""
+        """Records a model under the name of its class."""
         return self._add_model(class_name(model), model)
 
     def drop_models(self, probes: Sequence[ModuleProbe]) -> None:
-        """Record these no longer."""
+        """Stops recording these."""
         for probe in probes:
             probe.remove()
         self.models = [probe for probe in self.models if probe not in probes]
 
     def attach_again(self) -> None:
-        """Take back slots that ``Module.compile()`` has overwritten, and those of parts that are new."""
+        """Reinstalls hooks that ``Module.compile()`` has overwritten, and instruments new submodules."""
         with self._lock:
             for probe in self.models:  # those that have a name of their own come before the parts
                 probe.attach()
@@ -157,7 +157,7 @@ class Probes:
                 probe.attach_parts()
 
     def _pass_starts(self) -> None:
-        """Parts of a model may have been added or replaced since the last pass."""
+        """Instruments submodules that were added or replaced since the last pass."""
         now_s = self._monotonic_s()
         if now_s < self._next_look_s or self._looking.closed:
             return
@@ -166,30 +166,27 @@ class Probes:
             self.attach_again()
 
     def follow(self, model: Any, compiled: Any) -> None:  # Any: torch modules
-        """The loop may call ``compiled`` where it called ``model``: what is watched of it is seen there too.
+        """Records ``compiled`` under the name of the recorded ``model``, which the loop may call instead.
 
-        ``model`` may be a wrapper around a watched one: compiled, it no longer calls what it wraps.
+        ``model`` may be a wrapper around a recorded one: compiled, it no longer calls the wrapped one.
         """
-        if self._watched(compiled):
+        if self._is_recorded(compiled):
             return
         for probe in list(self.models):
-            watched = probe.model()
-            if watched is not None and is_or_wraps(model, watched):
+            recorded = probe.model()
+            if recorded is not None and is_or_wraps(model, recorded):
                 self.models.append(ModuleProbe(compiled, probe.name, self._recorder, self._open_in))
                 return
 
     def find_models(self, finder: RootFinder | None) -> None:
-        """Record every model that ``finder`` meets: for a while now, and whenever something new begins.
-
-        None: one of our own, where none looks yet.
-        """
+        """Records every model that ``finder`` finds; None: with a new finder, unless there is one."""
         from otel_train.instrumentation.root_modules import RootFinder
 
         if finder is not None or self._roots is None:
             self._roots = FoundModels(finder or RootFinder(), self)
 
     def remove(self) -> None:
-        """Undo everything."""
+        """Removes all hooks."""
         if self._roots is not None:
             self._roots.remove()
         if self.patch is not None:
@@ -242,11 +239,11 @@ class Probes:
             probe = self._known(loader)
             if probe is None:
                 return self._join_at(self._place(loader), loader)
-            self._come_back(probe)
+            self._reclaim_name(probe)
             return probe
 
     def _place(self, loader: Any) -> Place:  # Any: a DataLoader
-        """Where a loader that nobody named is iterated, and what it is called there, else its dataset's class."""
+        """Where a loader without a given name is iterated, and its name there, else the class of its dataset."""
         place = Place("", None)
         if not self._naming.closed:
             with self._naming:
@@ -256,14 +253,14 @@ class Probes:
         return place._replace(name=_NOT_IN_NAMES.sub("_", name)[:MOST_CHARS])
 
     def _join_at(self, place: Place, loader: Any) -> LoaderProbe:  # Any: a DataLoader
-        """Record a loader that nobody named, under the name of its place.
+        """Records a loader under the name of its place.
 
-        A place has one name, and one more for each loader that is in use there beside the others: the loader that
-        comes i-th takes over the i-th name.
+        A place has one name, and one more for each loader in use there at the same time: the i-th loader takes over the i-th
+        name.
         """
         holders = self._places.setdefault(place.key, [])
         number = next(
-            (n for n, holder in enumerate(holders) if self._gives_way(holder, loader)), len(holders)
+            (n for n, holder in enumerate(holders) if self._is_released(holder, loader)), len(holders)
         )
         if number < len(holders):
             name = holders[number].name
@@ -278,25 +275,24 @@ class Probes:
             holders[number : number + 1] = [probe]
         return probe
 
-    def _gives_way(self, holder: LoaderProbe, loader: Any) -> bool:  # Any: a DataLoader
-        """Whether the holder of a name is in use no longer: it is gone, or ``loader`` was made after its last pass began.
+    def _is_released(self, holder: LoaderProbe, loader: Any) -> bool:  # Any: a DataLoader
+        """Whether the holder of a name is no longer in use: it is gone, or ``loader`` was created after its last pass began.
 
-        Two loaders that were both there before the first of them was iterated are two, also when they take turns.
-        When a loader was made is not known of those that were there before us, and of other classes than DataLoader:
-        the former count as made at the start, the latter as made now.
+        Two loaders that both existed before the first of them was iterated are distinct, also if they alternate. Loaders
+        created before instrumentation count as created at the start; those of classes other than DataLoader as created now.
         """
         if holder.running or (
             holder.awaited and holder.loader() is not None
-        ):  # another thread may be about to begin
+        ):  # another thread may be starting it
             return False
         if holder.loader() is None or self.patch is None or not _is_data_loader(loader):
             return True
         return self.patch.made.at_ns(loader) > holder.began_ns
 
-    def _come_back(self, probe: LoaderProbe) -> None:
-        """A loader whose name another has taken over is iterated again: both are in use.
+    def _reclaim_name(self, probe: LoaderProbe) -> None:
+        """Returns its name to a loader that is iterated again after another one has taken the name over.
 
-        It takes its name back; the other gets one of its own when its next pass begins.
+        The other one gets a name of its own at its next pass.
         """
         taken = self.loaders.get(probe.name)
         holders = next((each for each in self._places.values() if taken in each), None)
@@ -314,7 +310,7 @@ def _is_data_loader(loader: Any) -> bool:  # Any: the user's own
 
 
 def _inner(loader: Any) -> Callable[[], Any]:  # Any: the user's own
-    """What a loader that only passes for a DataLoader, as accelerate's do, iterates in its place."""
+    """The loader that a wrapper such as accelerate's iterates."""
     if _is_data_loader(loader):
         from torch.utils.data import DataLoader
 
@@ -326,23 +322,23 @@ def _inner(loader: Any) -> Callable[[], Any]:  # Any: the user's own
 
 
 FIRST_CALLS = 64
-"""Outermost calls that are looked at in the beginning, and again when a loader or an optimizer is new."""
+"""Outermost calls inspected at the start, and again for a new loader or optimizer."""
 
 SHORT_LOOK = 2
-"""Outermost calls that are looked at when a known loader starts again: a sweep may go on with another model."""
+"""Outermost calls inspected when a known loader starts again: a sweep may use another model."""
 
 SHORT_LOOK_EVERY_S = 1.0
-"""Passes over a known loader may be short and many: one look in so many seconds."""
+"""Least seconds between two such inspections."""
 
 
 class FoundModels:
-    """Records every model that ``finder`` meets.
+    """Records the models that ``finder`` finds.
 
-    It looks in the beginning, when a loader or an optimizer is new, and briefly when a known loader starts
-    again. A model that is a part of one that is recorded is not recorded, and no longer once the whole is.
+    It looks at the start, when a loader or an optimizer is new, and briefly when a known loader starts again. A submodule of
+    a recorded model is not recorded.
 
     Args:
-        finder: meets models.
+        finder: finds models.
         probes: records them.
         monotonic_s: seconds of a monotonic clock.
     """
@@ -358,15 +354,15 @@ class FoundModels:
         self._next_s = 0.0
         self._found: list[ModuleProbe] = []
         self._lock = free_in_forks(threading.Lock())
-        self._forget_optimizers = replace(torch.optim.Optimizer, "__init__", self._told_of_optimizers)
+        self._undo_optimizers = replace(torch.optim.Optimizer, "__init__", self._observe_optimizers)
         if probes.models:  # given, so there is nothing to find
             self.remove()
             return
-        finder.tell = self._take
-        finder.settle_for(FIRST_CALLS)
+        finder.notify = self._take
+        finder.look_only(FIRST_CALLS)
 
     def loader_starts(self, *, new: bool) -> None:
-        """An iterator of a loader is made."""
+        """Starts a search when an iterator of a loader is created."""
         if new:
             self._finder.look(FIRST_CALLS)
         elif not self._finder.looking and self._monotonic_s() >= self._next_s:
@@ -374,15 +370,15 @@ class FoundModels:
             self._finder.look(SHORT_LOOK)
 
     def give_way(self) -> None:
-        """The program says itself which models it has: find no more, and drop what was found."""
+        """Stops the search and drops found models, because the program has given its models."""
         self.remove()
         self._probes.drop_models(self._found)
         self._found = []
 
     def remove(self) -> None:
-        """Find no more."""
+        """Stops the search."""
         self._finder.remove()
-        self._forget_optimizers()
+        self._undo_optimizers()
 
     def _take(self, model: torch.nn.Module) -> None:
         with self._lock:  # two threads may begin at once
@@ -402,34 +398,34 @@ class FoundModels:
         self._found = [probe for probe in self._found if probe.model() is not None and probe not in inside]
         self._found += [made] if made else []
 
-    def _told_of_optimizers(self, original: Callable[..., None]) -> Callable[..., None]:
+    def _observe_optimizers(self, original: Callable[..., None]) -> Callable[..., None]:
         finder = self._finder
 
         @functools.wraps(original)
-        def told(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+        def init(optimizer: Any, *args: Any, **kwargs: Any) -> None:
             finder.look(FIRST_CALLS)
             original(optimizer, *args, **kwargs)
 
-        return told
+        return init
 
 
 def _parts(model: torch.nn.Module) -> set[int]:
-    """Ids of every module below ``model``, and its own."""
+    """Ids of a module and all its submodules."""
     import torch
 
     return {id(module) for module in torch.nn.Module.modules(model)}
 
 
 class TorchProbes:
-    """Backward, every optimizer, the compiler.
+    """Instruments backward, optimizers and the compiler.
 
     Attributes:
-        compiler: when it ran.
+        compiler: records compilations.
 
     Args:
-        recorder: takes the edges.
-        scaled: is told of updates under a gradient scaler.
-        clock: nanoseconds, monotonic.
+        recorder: takes the events.
+        scaled: takes updates under a gradient scaler.
+        clock: monotonic nanoseconds.
     """
 
     def __init__(self, recorder: Recorder, scaled: ScaledUpdates, *, clock: Clock) -> None:
@@ -441,7 +437,7 @@ class TorchProbes:
         self.step_aside_for_compiler()
 
     def step_aside_for_compiler(self) -> None:
-        """Tell the compiler, once it is loaded, not to trace our wrappers: no graph break of ours."""
+        """Excludes wrappers from compilation once the compiler is loaded, so that they cause no graph break."""
         self.compiler.listen()
         if self._stepped_aside or "torch._dynamo.eval_frame" not in sys.modules:
             return
@@ -458,16 +454,16 @@ class TorchProbes:
                 whole(code)
 
     def remove(self) -> None:
-        """Take everything out."""
+        """Removes all hooks."""
         self._backward.remove()
         self._optimizers.remove()
         self.compiler.remove()
 
 
 def _skipper_of_whole_calls(compiler: Any) -> Callable[[Any], None] | None:  # Any: torch._dynamo.eval_frame
-    """What keeps a compiler out of a function and of everything that it calls, where torch has that.
+    """Returns what excludes a function and everything that it calls from compilation; None if torch lacks it.
 
-    Not for the wrapper of backward: what runs below that one is the user's.
+    Not for the wrapper of backward, below which the user's code runs.
     """
     strategy = getattr(compiler, "FrameExecStrategy", None)
     set_strategy = getattr(compiler, "set_code_exec_strategy", None)

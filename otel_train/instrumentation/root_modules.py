@@ -1,4 +1,4 @@
-"""Models that nobody named: the outermost module calls of a loop, looked at for a while."""
+"""Finds models without a given name: the outermost module calls of the loop."""
 
 from __future__ import annotations
 
@@ -18,58 +18,58 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MOST_ROOTS = 64
-"""Models found at most; a program that calls ever new modules by themselves is no training loop."""
+"""Models found at most. A program that keeps calling new modules is no training loop."""
 
 _FRAMES_OF_A_CONSTRUCTOR = 16
 
 
 class RootFinder:
-    """Stands in ``Module.__call__`` while it looks, and is taken out again: no global hook stays.
+    """Replaces ``Module.__call__`` while it looks for root modules; no global hook stays.
 
-    A root is a module with parameters that is called while no other such module runs in its thread. Losses,
-    metrics and transforms have none. Not a root: what is recomputed in a backward, a replica of
-    ``DataParallel``, and what a module's own constructor tries out.
+    A root is a module with parameters that is called while no other such module runs on its thread. Losses, metrics and
+    transforms have no parameters. Not roots: recomputation in a backward, replicas of ``DataParallel``, and calls from a
+    module's constructor.
 
     Args:
-        tell: told of every module that is called as a root and was not known before.
+        tell: called with every new root module.
 
     Attributes:
-        tell: as given; may be replaced.
+        notify: as given; may be replaced.
     """
 
     def __init__(self, tell: Callable[[torch.nn.Module], None] = lambda _: None) -> None:
-        self.tell = tell
+        self.notify = tell
         self._guard = Guard("finding models")
         self._known: set[int] = set()
         self._left = 0.0
         self._over = False
 
     def look(self, calls: float) -> None:
-        """Look at the next ``calls`` outermost calls, at least."""
+        """Inspects at least the next ``calls`` outermost calls."""
         if self._over or self._guard.closed or calls <= self._left:
             return
         self._left = calls
         _finders[:] = [self]
         if torch.nn.Module.__call__ is _CALL:
-            torch.nn.Module.__call__ = _looked_at
+            torch.nn.Module.__call__ = _observed_call
 
-    def settle_for(self, calls: float) -> None:
-        """Look at this many more calls, not at as many as before."""
+    def look_only(self, calls: float) -> None:
+        """Inspects exactly this many further calls."""
         self._left = 0
         self.look(calls)
 
     def remove(self) -> None:
-        """Look no more."""
+        """Stops looking."""
         self._over = True
-        self._rest()
+        self._stop_looking()
 
     @property
     def looking(self) -> bool:
-        """Whether calls are looked at."""
+        """Whether calls are inspected."""
         return self._left > 0
 
     def leads(self, model: torch.nn.Module) -> bool:
-        """Whether this call, which no other surrounds, is one of a root; if so its inner calls are none."""
+        """Returns whether this outermost call is one of a root module."""
         if (
             next(torch.nn.Module.parameters(model), None) is None
             or model.__dict__.get("_is_replica")
@@ -77,13 +77,13 @@ class RootFinder:
         ):
             return False
         if id(model) not in self._known and not _is_being_tried():
-            self._meet(model)
+            self._take_workers(model)
         self._left -= 1
         if self._left <= 0:
-            self._rest()
+            self._stop_looking()
         return True
 
-    def _meet(self, model: torch.nn.Module) -> None:
+    def _take_workers(self, model: torch.nn.Module) -> None:
         if len(self._known) == MOST_ROOTS:
             self._left = 0
             return
@@ -91,17 +91,17 @@ class RootFinder:
         self._known.add(id(model))
         weakref.finalize(model, self._known.discard, id(model)).atexit = False
         with self._guard:
-            self.tell(model)
+            self.notify(model)
         self._left = max(self._left, FIRST_CALLS)
 
-    def _rest(self) -> None:
+    def _stop_looking(self) -> None:
         self._left = 0
-        # What somebody put over ours stays theirs: ours passes through.
-        if torch.nn.Module.__call__ is _looked_at:
+        # If another library has wrapped this function, its wrapper stays and this one only forwards calls.
+        if torch.nn.Module.__call__ is _observed_call:
             torch.nn.Module.__call__ = _CALL
 
 
-def _looked_at(self: Any, *args: Any, **kwargs: Any) -> Any:
+def _observed_call(self: Any, *args: Any, **kwargs: Any) -> Any:
     # First, so that a compiler that traces this sees nothing but the call. It has no closure, because a compiler
     # guards one, and would compile again when this has gone.
     if torch.compiler.is_dynamo_compiling():
@@ -122,11 +122,11 @@ def _looked_at(self: Any, *args: Any, **kwargs: Any) -> Any:
 _CALL: Any = torch.nn.Module.__call__
 _inside = threading.local()
 _finders: list[RootFinder] = []
-"""The one that looks, if any."""
+"""The active finder, if any."""
 
 
 def _is_being_tried() -> bool:
-    """Whether a module's constructor makes this call, to learn the shape of what comes out."""
+    """Whether a module's constructor makes this call, to infer a shape."""
     frame: Any = inspect.currentframe()
     for _ in range(_FRAMES_OF_A_CONSTRUCTOR):
         if frame is None:

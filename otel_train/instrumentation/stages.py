@@ -1,4 +1,4 @@
-"""Stages, steps, epochs and checkpoints that the program marks itself."""
+"""Stages, steps, epochs and checkpoints marked by the program."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class StageRecorder:
-    """Codes of the stages a session knows by name.
+    """Event codes of a session's manual stages.
 
     Args:
-        recorder: takes the edges.
-        look: called before the first call of a function that is timed, which may be what loads a compiler.
+        recorder: takes the events.
+        look: called before the first call of a timed function, which may load a compiler.
     """
 
     def __init__(self, recorder: Recorder, look: Callable[[], None] = lambda: None) -> None:
@@ -49,43 +49,43 @@ class StageRecorder:
         self.checkpoint = _begin_end_fail(checkpoint)
 
     def join(self, name: str) -> tuple[int, int, int]:
-        """First use of a stage name: (begin, end, fail)."""
-        # A transfer by hand is the transfer: what is moved inside it is not counted again.
+        """Registers a stage name; returns (begin, end, fail)."""
+        # Transfers inside a manual h2d stage are not counted again.
         kind = SourceKind.H2D if name == "h2d" else SourceKind.STAGE
         codes = self.codes[name] = _begin_end_fail(self._recorder.source(kind, name))
         return codes
 
     def join_function(self, kind: SourceKind, name: str) -> tuple[int, int, int]:
-        """First call of a function that is timed: (begin, end, fail)."""
+        """Registers a timed function; returns (begin, end, fail)."""
         self._look()
         codes = self.functions[kind, name] = _begin_end_fail(self._recorder.source(kind, name))
         return codes
 
     def mark(self, start: int | None = None) -> None:
-        """A step ends here; the next one is number ``start`` if given."""
+        """Ends a step; the next one is number ``start`` if given."""
         self.edge(code(Op.MARK, self._mark, payload=0 if start is None else start + 1))
 
     def begin_epoch(self, number: int | None) -> int:
-        """An epoch begins here; what to end it with."""
+        """Begins an epoch; returns the argument of ``end_epoch``."""
         self._epochs = self._epochs + 1 if number is None else number
         self.edge(code(Op.EPOCH, self._epoch, payload=self._epochs))
         self._turn += 1
         return self._turn
 
     def end_epoch(self, turn: int, *, failed: bool) -> None:
-        """That epoch ends here, unless it is over."""
+        """Ends that epoch unless it has ended."""
         if turn == self._turn:
             self._turn += 1
             self.edge(code(Op.EPOCH_END, self._epoch, payload=int(failed)))
 
     def report(self) -> None:
-        """What is logged every so often is to be logged now."""
+        """Requests that periodic values are logged now."""
         number = self.reports + 1
         self.edge(code(Op.REPORT, self._report, payload=number))
         self.reports = number
 
     def token(self) -> int:
-        """A number for one occurrence that runs in pieces."""
+        """Returns a number for one suspendable call."""
         return next(self._tokens) & MAX_PAYLOAD
 
 
@@ -94,52 +94,52 @@ def _begin_end_fail(source: int) -> tuple[int, int, int]:
 
 
 def disabled_here() -> bool:
-    """Whether the environment disables telemetry."""
+    """Returns whether the environment disables telemetry."""
     return bool(switch_of(os.environ.get(f"{PREFIX}DISABLED", "")))
 
 
 class ActiveSession:
-    """Which session the functions at the top of the package talk to, if any.
+    """The session that the public functions use, if any.
 
     Attributes:
-        hand: takes stages and marks.
+        stages: records stages and marks.
         timers: time operations.
-        disabled: the program has asked for no telemetry; None while it has not asked for a session.
-        wanted: called when one is needed and none is open; None where nothing starts one by itself.
+        disabled: the program has disabled telemetry; None before it has started a session.
+        wanted: called when a session is needed and none is open; None if none starts automatically.
     """
 
-    __slots__ = ("disabled", "hand", "timers", "wanted")
+    __slots__ = ("disabled", "stages", "timers", "wanted")
 
     def __init__(self) -> None:
-        self.hand: StageRecorder | None = None
+        self.stages: StageRecorder | None = None
         self.timers: Timers | None = None
         self.wanted: Callable[[], None] | None = None
         self.disabled: bool | None = None
 
     def off(self) -> bool:
-        """Whether telemetry is disabled: then a wrong argument is left alone, as everything is."""
+        """Returns whether telemetry is disabled. Then arguments are not checked."""
         return disabled_here() if self.disabled is None else self.disabled
 
 
-switch = ActiveSession()
+active_session = ActiveSession()
 
 MOST_KNOWN = 4096
 
 known_stages: set[str] = set()
-"""Names of stages that the program has made, checked; the first ``MOST_KNOWN`` of them."""
+"""Checked names of user-defined stages, the first ``MOST_KNOWN``."""
 
 
 def stage_name(call: str, name: object) -> str:
-    """``name``, which names a stage.
+    """Checks a stage name.
 
     Args:
         call: the call in which it stands, with ``{}`` for the name.
-        name: what was passed.
+        name: the argument.
 
     Raises:
         ConfigError: it is no name, and telemetry is not disabled.
     """
-    if switch.off():
+    if active_session.off():
         return name if isinstance(name, str) else shown(name)
     checked = text(call, name, f"Name the stage: {call.replace('{}', repr('augment'))}")
     if len(known_stages) < MOST_KNOWN:
@@ -148,13 +148,13 @@ def stage_name(call: str, name: object) -> str:
 
 
 class Stage:
-    """A stage of the user's own: ``with stage("augment"):`` or ``@stage("augment")``.
+    """A user-defined stage: ``with stage("augment"):`` or ``@stage("augment")``.
 
-    Works on functions, methods, generators, coroutines and async generators; what is suspended counts only
-    while it runs. Without a session it does nothing.
+    Works on functions, methods, generators, coroutines and async generators; suspended time is not counted. Does nothing
+    without a session.
 
     Args:
-        name: as it reads in every figure. Few names: each is a series.
+        name: its name in metrics. Use few names: each is a series.
 
     Raises:
         ConfigError: it is no name.
@@ -170,24 +170,26 @@ class Stage:
         self.name = name if known else stage_name("stage({})", name)
 
     def __enter__(self) -> Stage:
-        hand = switch.hand
-        if hand is not None:
-            hand.edge((hand.codes.get(self.name) or hand.join(self.name))[0])
+        recorder = active_session.stages
+        if recorder is not None:
+            recorder.edge((recorder.codes.get(self.name) or recorder.join(self.name))[0])
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> Literal[False]:
-        hand = switch.hand
-        if hand is not None:
-            hand.edge((hand.codes.get(self.name) or hand.join(self.name))[1 if kind is None else 2])
+        recorder = active_session.stages
+        if recorder is not None:
+            recorder.edge(
+                (recorder.codes.get(self.name) or recorder.join(self.name))[1 if kind is None else 2]
+            )
         return False
 
     def __call__(self, function: Function) -> Function:
-        """Decorate ``function``; its signature, name and kind stay as they are.
+        """Decorates ``function``; its signature, name and kind do not change.
 
         Raises:
             ConfigError: it is no function.
         """
-        if not switch.off():
+        if not active_session.off():
             remedy = "Write @stage(...) above a def, below @classmethod and @property"
             callable_(f"stage({self.name!r})({{}})", function, "a function", remedy)
         if inspect.isasyncgenfunction(function):
@@ -209,25 +211,25 @@ class Stage:
 
     def _generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            return (yield from _in_pieces(function(*args, **kwargs), _Pieces(self.name)))
+            return (yield from _run_suspendable(function(*args, **kwargs), _Suspendable(self.name)))
 
         return call
 
     def _coroutine(self, function: Callable[..., Any]) -> Callable[..., Any]:
         async def call(*args: Any, **kwargs: Any) -> Any:
-            return await _await_in_pieces(function(*args, **kwargs), _Pieces(self.name))
+            return await _await_suspendable(function(*args, **kwargs), _Suspendable(self.name))
 
         return call
 
     def _async_generator(self, function: Callable[..., Any]) -> Callable[..., Any]:
         async def call(*args: Any, **kwargs: Any) -> AsyncIterator[Any]:
             inner = function(*args, **kwargs)
-            pieces = _Pieces(self.name)
+            occurrence = _Suspendable(self.name)
             try:
                 step = inner.__anext__()
                 while True:
                     try:
-                        item = await _await_in_pieces(step, pieces, last=False)
+                        item = await _await_suspendable(step, occurrence, last=False)
                     except StopAsyncIteration:
                         return
                     try:
@@ -244,83 +246,83 @@ class Stage:
         return call
 
 
-class _Pieces:
-    """The edges of one occurrence that runs in pieces."""
+class _Suspendable:
+    """Events of one call that may be suspended."""
 
-    __slots__ = ("_hand", "_source_codes", "_token")
+    __slots__ = ("_recorder", "_source_codes", "_token")
 
     def __init__(self, name: str) -> None:
-        self._hand = switch.hand
-        if self._hand is not None:
-            self._source_codes = self._hand.codes.get(name) or self._hand.join(name)
-            self._token = self._hand.token()
+        self._recorder = active_session.stages
+        if self._recorder is not None:
+            self._source_codes = self._recorder.codes.get(name) or self._recorder.join(name)
+            self._token = self._recorder.token()
 
     def write(self, op: Op) -> None:
-        if self._hand is not None and self._hand is switch.hand:
+        if self._recorder is not None and self._recorder is active_session.stages:
             source = (self._source_codes[0] & ~0xF) >> 4
-            self._hand.edge(code(op, source, payload=self._token))
+            self._recorder.edge(code(op, source, payload=self._token))
 
 
-def _in_pieces(
-    inner: Generator[Any, Any, Any], pieces: _Pieces, *, last: bool = True
+def _run_suspendable(
+    inner: Generator[Any, Any, Any], occurrence: _Suspendable, *, last: bool = True
 ) -> Generator[Any, Any, Any]:
-    """Run ``inner`` as if it ran alone, with an edge at each suspension.
+    """Runs ``inner`` unchanged, with an event at each suspension.
 
     Args:
         inner: a generator, or a coroutine's ``send``/``throw`` side.
-        pieces: where the edges go.
-        last: its end is the end of the occurrence (an async generator has one inner run per item).
+        occurrence: takes the events.
+        last: its end is the end of the call (an async generator has one inner run per item).
     """
     step: Callable[[Any], Any] = inner.send
     value: Any = None
     while True:
-        pieces.write(Op.RESUME)
+        occurrence.write(Op.RESUME)
         try:
             item = step(value)
         except (StopIteration, StopAsyncIteration) as stop:
-            pieces.write(Op.END if last or isinstance(stop, StopAsyncIteration) else Op.SUSPEND)
+            occurrence.write(Op.END if last or isinstance(stop, StopAsyncIteration) else Op.SUSPEND)
             if isinstance(stop, StopAsyncIteration):
                 raise
             return stop.value
         except BaseException:
-            pieces.write(Op.FAIL)
+            occurrence.write(Op.FAIL)
             raise
-        pieces.write(Op.SUSPEND)
+        occurrence.write(Op.SUSPEND)
         try:
             value = yield item
             step = inner.send
         except GeneratorExit:
             inner.close()
-            pieces.write(Op.RESUME)
-            pieces.write(Op.END)
+            occurrence.write(Op.RESUME)
+            occurrence.write(Op.END)
             raise
         except BaseException as error:  # noqa: BLE001  # handed to the user's generator
             step, value = inner.throw, error
 
 
 @types.coroutine
-def _await_in_pieces(
-    awaitable: Awaitable[Any], pieces: _Pieces, *, last: bool = True
+def _await_suspendable(
+    awaitable: Awaitable[Any], occurrence: _Suspendable, *, last: bool = True
 ) -> Generator[Any, Any, Any]:
     inner: Any = awaitable if hasattr(awaitable, "send") else awaitable.__await__()
-    return (yield from _in_pieces(inner, pieces, last=last))
+    return (yield from _run_suspendable(inner, occurrence, last=last))
 
 
 class Checkpoint:
-    """A block in which a checkpoint is saved: ``with checkpoint():``. Without a session it does nothing."""
+    """A block that saves a checkpoint: ``with checkpoint():``. Does nothing without a session."""
 
     __slots__ = ()
 
     def __enter__(self) -> Checkpoint:
-        hand = switch.hand
-        if hand is not None:
-            hand.edge(hand.checkpoint[0])
+        recorder = active_session.stages
+        if recorder is not None:
+            recorder.edge(recorder.checkpoint[0])
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> Literal[False]:
-        hand = switch.hand
-        if hand is not None:
-            hand.edge(hand.checkpoint[1 if kind is None else 2])
+        recorder = active_session.stages
+        if recorder is not None:
+            recorder.edge(recorder.checkpoint[1 if kind is None else 2])
         return False
 
 
@@ -328,23 +330,22 @@ T = TypeVar("T")
 
 
 class Epoch:
-    """An epoch of the user's own: it begins here.
+    """A user-defined epoch; it begins here.
 
-    It is over when the next one begins, at the end of the block where it is a with-block, or at ``end()``. Without
-    a session it does nothing.
+    It ends when the next one begins, at the end of a with-block, or at ``end()``. Does nothing without a session.
 
     Args:
-        number: as it reads in every figure; None to go on counting, from 1.
+        number: its number in metrics; None for the next one, from 1.
     """
 
-    __slots__ = ("_hand", "_turn")
+    __slots__ = ("_recorder", "_turn")
 
     def __init__(self, number: int | None = None) -> None:
-        self._hand = switch.hand
-        self._turn = 0 if self._hand is None else self._hand.begin_epoch(number)
+        self._recorder = active_session.stages
+        self._turn = 0 if self._recorder is None else self._recorder.begin_epoch(number)
 
     def end(self) -> None:
-        """It is over. A second call does nothing."""
+        """Ends the epoch. A second call does nothing."""
         self._close(failed=False)
 
     def __enter__(self) -> Epoch:
@@ -355,15 +356,15 @@ class Epoch:
         return False
 
     def _close(self, *, failed: bool) -> None:
-        if self._hand is not None and self._hand is switch.hand:
-            self._hand.end_epoch(self._turn, failed=failed)
+        if self._recorder is not None and self._recorder is active_session.stages:
+            self._recorder.end_epoch(self._turn, failed=failed)
 
 
 class Epochs(Generic[T]):
-    """Goes over something, one epoch an item.
+    """Iterates over items, one epoch per item.
 
     Args:
-        items: what the loop would have gone over.
+        items: the items.
     """
 
     def __init__(self, items: Iterable[T]) -> None:

@@ -1,10 +1,9 @@
-"""The clock in a DataLoader's worker: how long each batch took to build.
+"""Measures in a DataLoader worker how long each batch takes to build.
 
-A spawned worker imports this module, so it imports nothing heavy: no numpy, no torch, nothing of OpenTelemetry.
+A spawned worker imports this module, so it imports nothing heavy: no numpy, no torch, no OpenTelemetry.
 
-Every worker has one row of shared memory that it alone writes: how many batches it has built, then a ring of
-the latest. One word holds both how long a batch took and which one it was, so a reader in another process
-cannot see half of it.
+Every worker has one row of shared memory that it alone writes: the number of batches built, then a ring of the latest.
+One word holds both build time and sequence number of a batch, so a reader in another process never sees half of it.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ WORD_BYTES = 8
 
 TIME_BITS = 44
 LONGEST_NS = (1 << TIME_BITS) - 1
-"""What a word can hold, 4.9 hours; a batch that took longer reads as this."""
+"""Largest value of a word, 4.9 hours; longer build times are capped."""
 
 SEQUENCE = (1 << 63 - TIME_BITS) - 1
-"""Numbers of batches, from 1, are kept modulo this plus one."""
+"""Sequence numbers, from 1, are kept modulo this plus one."""
 
 _FETCHERS = "torch.utils.data._utils.fetch"
 _MARK = "_otel_train_timed"
@@ -42,11 +41,11 @@ class SharedRows:
     """Memory that the workers of one iterator write and their parent reads.
 
     Args:
-        workers: how many rows.
-        file: an open file of that size; None to make one. It is closed with ``seal``.
+        workers: number of rows.
+        file: an open file of that size; None to create one. It is closed by ``seal``.
 
     Raises:
-        OSError: there is no memory to share.
+        OSError: shared memory is not available.
     """
 
     def __init__(self, workers: int, file: int | None = None) -> None:
@@ -58,7 +57,7 @@ class SharedRows:
         self.memory = mmap.mmap(self._file, size_bytes)
 
     def row(self, worker: int) -> memoryview:
-        """The words of one worker."""
+        """Returns the words of one worker."""
         return memoryview(self.memory).cast("q")[worker * ROW_WORDS : (worker + 1) * ROW_WORDS]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -68,7 +67,7 @@ class SharedRows:
 
 
 def _memory_file(size_bytes: int) -> int:
-    """An open file without a name, its blocks taken: to touch a block that is not there kills a process."""
+    """An open unnamed file with allocated blocks: touching an unallocated block could kill a process."""
     if hasattr(os, "memfd_create"):
         file = os.memfd_create("otel_train")
     else:
@@ -93,12 +92,12 @@ def _attach(workers: int, file: Any) -> SharedRows | None:  # Any: multiprocessi
     return rows
 
 
-class BuildClock:
-    """Stands for the user's ``worker_init_fn`` in the workers of one iterator.
+class WorkerTimer:
+    """Replaces the user's ``worker_init_fn`` in the workers of one iterator.
 
     Args:
-        init: the user's own, called with the same worker id; None for none.
-        rows: where to write; None to write nothing.
+        init: the user's function, called with the same worker id; None for none.
+        rows: memory to write; None to write nothing.
         parent: process in which nothing is timed.
     """
 
@@ -108,7 +107,7 @@ class BuildClock:
         self._parent = parent
 
     def __call__(self, worker: int) -> object:
-        """Start the clock of this worker, then do what the user wants."""
+        """Starts the timer of this worker, then calls the user's function."""
         if self._rows is not None and os.getpid() != self._parent:
             time_fetches(self._rows.row(worker), sys.modules.get(_FETCHERS))
         return self.init(worker) if self.init is not None else None
@@ -117,20 +116,20 @@ class BuildClock:
         from multiprocessing.context import get_spawning_popen
 
         rows = self._rows if get_spawning_popen() is not None else None  # memory goes to workers only
-        return BuildClock, (self.init, rows, self._parent)
+        return WorkerTimer, (self.init, rows, self._parent)
 
 
 def time_fetches(
     row: memoryview, fetchers: Any, clock: Callable[[], int] = perf_counter_ns
 ) -> None:  # Any: torch's module, or None where it is not what we know
-    """Time every batch that this process builds from now on.
+    """Times every batch that this process builds from now on.
 
-    A fetch that raises is no batch. A fetch inside a fetch (a dataset that reads a loader of its own) and a
-    fetch of another thread are part of what the worker's own takes.
+    A fetch that raises builds no batch. A nested fetch (a dataset that reads a loader of its own) and a fetch on another
+    thread are part of the worker's own.
 
     Args:
         row: words to write.
-        fetchers: module with torch's fetchers.
+        fetchers: torch's module of fetchers.
         clock: nanoseconds.
     """
     built, busy, owner, slots = 0, False, get_ident(), len(row) - 1

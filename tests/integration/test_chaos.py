@@ -175,7 +175,7 @@ def test_a_collector_that_is_away_delays_no_exit_and_loses_nothing(
     assert steps == written["steps"]["train"]
 
 
-# --- sudden death ---------------------------------------------------------------------------------
+# --- sudden exit_ ---------------------------------------------------------------------------------
 
 KILLED = """
     import sys, time, torch

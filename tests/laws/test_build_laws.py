@@ -12,7 +12,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from otel_train.instrumentation.dataloader_workers import BuildTimes
+from otel_train.instrumentation.dataloader_workers import BuildTimeReader
 from otel_train.instrumentation.worker_timer import (
     LONGEST_NS,
     ROW_WORDS,
@@ -57,7 +57,7 @@ def worker_of(row: memoryview) -> Any:
 def test_every_build_is_read_once_or_missed_once(turns: list[Any]) -> None:
     """A percentile of what happened to be there is a guess."""
     rows = SharedRows(2)
-    times = BuildTimes(rows)
+    times = BuildTimeReader(rows)
     workers = [worker_of(rows.row(worker)) for worker in range(2)]
     expected: list[list[int]] = [[], []]
     number = seen = missed = 0
@@ -83,7 +83,7 @@ def test_every_build_is_read_once_or_missed_once(turns: list[Any]) -> None:
 def test_a_build_of_any_number_and_length_reads_back(before: int, lasted: int) -> None:
     """Numbers begin again after half a million batches; five hours for one batch are as many as a word holds."""
     rows = SharedRows(1)
-    times = BuildTimes(rows)
+    times = BuildTimeReader(rows)
     times._taken[0] = before
     built = before + 1
     row = rows.row(0)
@@ -96,7 +96,7 @@ def test_a_build_of_any_number_and_length_reads_back(before: int, lasted: int) -
 def test_a_count_that_shows_before_its_slot_waits_for_the_slot() -> None:
     """Another processor may see the two stores in the other order."""
     rows = SharedRows(1)
-    times = BuildTimes(rows)
+    times = BuildTimeReader(rows)
     row = rows.row(0)
     row[0] = 2
     row[1] = 1 << TIME_BITS | 5
@@ -109,7 +109,7 @@ def test_a_count_that_shows_before_its_slot_waits_for_the_slot() -> None:
 def test_a_slot_that_was_overwritten_while_it_was_read_is_missed() -> None:
     """The figure of a later batch must not count twice."""
     rows = SharedRows(1)
-    times = BuildTimes(rows)
+    times = BuildTimeReader(rows)
     row = rows.row(0)
     row[1] = SLOTS + 1 << TIME_BITS | 7
     row[2] = 2 << TIME_BITS | 6
@@ -131,7 +131,7 @@ def build_in_a_process(rows: SharedRows) -> None:
 def test_a_reader_in_another_process_sees_whole_builds_only() -> None:
     """The law again, with a worker that does not wait."""
     rows = SharedRows(1)
-    times = BuildTimes(rows)
+    times = BuildTimeReader(rows)
     worker = multiprocessing.get_context("fork").Process(target=build_in_a_process, args=(rows,))
     worker.start()
     seen: list[np.ndarray] = []

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from otel_train.instrumentation.dataloader_workers import BuildTimes
-from otel_train.instrumentation.worker_timer import BuildClock, SharedRows, time_fetches
+from otel_train.instrumentation.dataloader_workers import BuildTimeReader
+from otel_train.instrumentation.worker_timer import SharedRows, WorkerTimer, time_fetches
 
 
 class Dial:
@@ -42,7 +42,7 @@ class Worker:
 
         self.module = SimpleNamespace(_MapDatasetFetcher=MapFetcher, _IterableDatasetFetcher=IterableFetcher)
         rows = SharedRows(1)
-        self.times = BuildTimes(rows)
+        self.times = BuildTimeReader(rows)
         self.row = rows.row(0)
         time_fetches(self.row, self.module, clock=dial)
 
@@ -112,16 +112,16 @@ def test_a_torch_that_we_do_not_know_is_left_alone() -> None:
     time_fetches(rows.row(0), None)
     time_fetches(rows.row(0), SimpleNamespace(_MapDatasetFetcher=object))
 
-    assert BuildTimes(rows).read().build_ns.tolist() == []
+    assert BuildTimeReader(rows).read().build_ns.tolist() == []
 
 
 def test_the_users_initialiser_is_called_with_the_same_number() -> None:
     """It seeds, opens files, shards."""
     called: list[int] = []
 
-    assert BuildClock(called.append, None, os.getpid())(3) is None
-    assert BuildClock(lambda worker: worker + 1, None, os.getpid())(3) == 4
-    assert BuildClock(None, None, os.getpid())(3) is None
+    assert WorkerTimer(called.append, None, os.getpid())(3) is None
+    assert WorkerTimer(lambda worker: worker + 1, None, os.getpid())(3) == 4
+    assert WorkerTimer(None, None, os.getpid())(3) is None
     assert called == [3]
 
 
@@ -130,14 +130,14 @@ def test_nothing_is_timed_in_the_process_that_trains() -> None:
     import torch.utils.data._utils.fetch as fetchers
 
     before = fetchers._MapDatasetFetcher.fetch
-    BuildClock(None, SharedRows(1), os.getpid())(0)
+    WorkerTimer(None, SharedRows(1), os.getpid())(0)
 
     assert fetchers._MapDatasetFetcher.fetch is before
 
 
 def test_it_can_be_pickled_without_its_memory() -> None:
     """Only a worker that is being started can take that along."""
-    clock = pickle.loads(pickle.dumps(BuildClock(bool, SharedRows(1), 1)))
+    clock = pickle.loads(pickle.dumps(WorkerTimer(bool, SharedRows(1), 1)))
 
     assert clock.init is bool
     assert clock._rows is None
@@ -146,7 +146,7 @@ def test_it_can_be_pickled_without_its_memory() -> None:
 def test_an_initialiser_that_cannot_be_pickled_fails_as_it_did() -> None:
     """A lambda under spawn: the message is torch's, and names the user's function."""
     with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
-        pickle.dumps(BuildClock(lambda _: None, None, 1))
+        pickle.dumps(WorkerTimer(lambda _: None, None, 1))
 
 
 def test_a_worker_imports_nothing_heavy_of_ours() -> None:

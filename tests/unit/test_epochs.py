@@ -11,7 +11,7 @@ import otel_train
 from otel_train.aggregation.counters import Totals
 from otel_train.aggregation.epochs import EpochLog
 from otel_train.aggregation.series_names import SeriesNames
-from otel_train.instrumentation.stages import StageRecorder, switch
+from otel_train.instrumentation.stages import StageRecorder, active_session
 from otel_train.recording.events import Op, SourceKind
 
 if TYPE_CHECKING:
@@ -35,9 +35,9 @@ class Writer:
 def writer() -> Iterator[Writer]:
     """What the epochs of a test write."""
     writes = Writer()
-    before, switch.hand = switch.hand, StageRecorder(writes)  # type: ignore[arg-type]  # stands for a recorder
+    before, active_session.stages = active_session.stages, StageRecorder(writes)  # type: ignore[arg-type]  # stands for a recorder
     yield writes
-    switch.hand = before
+    active_session.stages = before
 
 
 def test_a_block_is_an_epoch(writer: Writer) -> None:
@@ -96,7 +96,7 @@ def test_an_epoch_that_is_over_does_not_end_the_next(writer: Writer) -> None:
 
 def test_without_a_session_the_loop_is_as_it_was() -> None:
     """The call stays in the program when telemetry goes."""
-    assert switch.hand is None
+    assert active_session.stages is None
 
     with otel_train.epoch(3) as epoch:
         epoch.end()

@@ -24,7 +24,7 @@ from otel_train.errors import (
     truth,
     whole,
 )
-from otel_train.instrumentation.stages import switch
+from otel_train.instrumentation.stages import active_session
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -185,7 +185,7 @@ def test_wrong_arguments_are_refused_at_the_call(session: Session) -> None:
 
 def test_disabled_telemetry_leaves_wrong_arguments_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who switches it off wants the program to run as if it were not there."""
-    monkeypatch.setattr(switch, "disabled", None)
+    monkeypatch.setattr(active_session, "disabled", None)
     monkeypatch.setenv("OTEL_TRAIN_DISABLED", "true")
     assert otel_train.stage(5).name == "5", "a decorator is made before the session"  # type: ignore[arg-type]
     off = otel_train.instrument(torch.nn.Linear(1, 1), 5)

@@ -151,14 +151,14 @@ def things(
     source: StepSource = StepSource.UPDATE,
 ) -> list[tuple[str, str]]:
     run, probes = an_account(
-        models=models, updates=updates, sources=sources, helpers=helpers, stages=stages, source=source
+        models=models, updates=updates, sources=sources, loader_threads=helpers, stages=stages, source=source
     )
     return [(thing["what"], thing["name"]) for thing in unobserved(run, probes)]
 
 
 def test_a_kind_of_device_whose_time_is_not_taken_is_named_once() -> None:
     """Its rows are absent, and a reader must not take that for a device that did nothing."""
-    run, probes = an_account(models=[], updates=0, sources=[], helpers=[], stages=())
+    run, probes = an_account(models=[], updates=0, sources=[], loader_threads=[], stages=())
 
     [thing] = unobserved(run, probes, loaded=(), untimed=("mps",))
 
@@ -182,7 +182,7 @@ def an_account(
     probes: Any = SimpleNamespace(models=[SimpleNamespace(name=name) for name in models])
     compiles = SimpleNamespace(jax=jax)
     run: Any = SimpleNamespace(
-        totals=totals, helpers=helpers, step_source=source, compiles=compiles, started_ns=0
+        totals=totals, loader_threads=helpers, step_source=source, compiles=compiles, started_ns=0
     )
     return run, probes
 
@@ -192,24 +192,24 @@ DATA = [Instrumented(SourceKind.DATA, "code")]
 
 def test_a_model_that_is_never_called_is_said() -> None:
     """The hook sits on an object that the loop does not use: silence would read as "forward costs nothing"."""
-    assert things(models=["Net"], sources=DATA, helpers=[]) == [("model", "Net")]
+    assert things(models=["Net"], sources=DATA, loader_threads=[]) == [("model", "Net")]
 
 
 def test_before_there_is_training_nothing_is_missing() -> None:
     """The first seconds of a run are no finding."""
-    assert things(models=["Net"], updates=0, sources=[], helpers=[], stages=()) == []
+    assert things(models=["Net"], updates=0, sources=[], loader_threads=[], stages=()) == []
 
 
 def test_what_was_not_given_is_said() -> None:
     """No model, no loader: their time is in ``other``, and the reader is told."""
-    assert things(models=[], sources=[], helpers=["prefetch"]) == [
+    assert things(models=[], sources=[], loader_threads=["prefetch"]) == [
         ("stage", "forward"), ("loop", "prefetch"), ("stage", "data"),
     ]  # fmt: skip
 
 
 def test_updates_without_a_backward_are_said() -> None:
     """A step that is compiled as a whole shows no backward: nobody should read that as a backward of no cost."""
-    assert things(models=[], sources=DATA, helpers=[], stages=("forward",)) == [("stage", "backward")]
+    assert things(models=[], sources=DATA, loader_threads=[], stages=("forward",)) == [("stage", "backward")]
 
 
 def test_backwards_without_an_update_are_said() -> None:
@@ -218,7 +218,7 @@ def test_backwards_without_an_update_are_said() -> None:
         models=[],
         updates=0,
         sources=DATA,
-        helpers=[],
+        loader_threads=[],
         stages=("forward", "backward"),
         source=StepSource.BACKWARD,
     )
@@ -228,7 +228,7 @@ def test_backwards_without_an_update_are_said() -> None:
 def test_a_thing_is_logged_once() -> None:
     """A line that comes back every two seconds is noise; none at all is silence."""
     lines: list[tuple[str, ...]] = []
-    run, probes = an_account(models=["Net"], updates=0, sources=DATA, helpers=[], stages=("backward",))
+    run, probes = an_account(models=["Net"], updates=0, sources=DATA, loader_threads=[], stages=("backward",))
     missing = CoverageReporter(run, probes, log=lambda *line: lines.append(line))
     missing.tell()
     assert lines == []  # it may yet come
@@ -244,7 +244,7 @@ def test_what_a_whole_step_hides_is_not_missing() -> None:
     """A compiled step has its forward and its backward inside, as its user knows."""
     whole = [*DATA, Instrumented(SourceKind.WHOLE, "make_step")]
 
-    assert things(models=[], sources=whole, helpers=[], stages=("make_step",)) == []
+    assert things(models=[], sources=whole, loader_threads=[], stages=("make_step",)) == []
 
 
 def test_functions_of_jax_without_an_update_are_said() -> None:
@@ -253,7 +253,7 @@ def test_functions_of_jax_without_an_update_are_said() -> None:
         models=[],
         updates=0,
         sources=DATA,
-        helpers=[],
+        loader_threads=[],
         stages=("loss", WAIT),
         source=StepSource.UNDECIDED,
     )

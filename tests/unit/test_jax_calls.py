@@ -13,7 +13,7 @@ import otel_train
 from otel_train.errors import ConfigError
 from otel_train.instrumentation.compile_events import running
 from otel_train.instrumentation.jax_functions import Jax, TimedFunction, _trace_state, kind_of
-from otel_train.instrumentation.stages import StageRecorder, switch
+from otel_train.instrumentation.stages import StageRecorder, active_session
 from otel_train.recording.events import Op, SourceKind
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ def jax() -> FakeJax:
 def writer() -> Iterator[Writer]:
     """What the functions of a test write."""
     writes = Writer()
-    before, switch.hand = switch.hand, StageRecorder(writes)  # type: ignore[arg-type]  # stands for a recorder
+    before, active_session.stages = active_session.stages, StageRecorder(writes)  # type: ignore[arg-type]  # stands for a recorder
     yield writes
-    switch.hand = before
+    active_session.stages = before
 
 
 def add(a: int, b: int = 1) -> int:
@@ -82,15 +82,15 @@ def test_a_first_call_starts_the_session_where_one_is_wanted(
 ) -> None:
     """Below ``otel-train run`` a program that wraps its step needs no `instrument`; its first step counts."""
     writes = Writer()
-    monkeypatch.setattr(switch, "hand", None)
+    monkeypatch.setattr(active_session, "stages", None)
     monkeypatch.setattr(
-        switch,
+        active_session,
         "wanted",
-        lambda: setattr(switch, "hand", StageRecorder(writes)),  # type: ignore[arg-type]  # stands for a recorder
+        lambda: setattr(active_session, "stages", StageRecorder(writes)),  # type: ignore[arg-type]  # stands for a recorder
     )
     jax.tracing = True
     assert jax.timed(add)(1) == 2
-    assert switch.hand is None  # what is traced trains nothing
+    assert active_session.stages is None  # what is traced trains nothing
     jax.tracing = False
 
     assert jax.timed(add)(1) == 2
@@ -101,8 +101,8 @@ def test_a_call_goes_on_where_no_session_could_be_started(
     jax: FakeJax, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker of a loader, a full disk: the function is called all the same."""
-    monkeypatch.setattr(switch, "hand", None)
-    monkeypatch.setattr(switch, "wanted", lambda: None)
+    monkeypatch.setattr(active_session, "stages", None)
+    monkeypatch.setattr(active_session, "wanted", lambda: None)
 
     assert jax.timed(add)(1, b=4) == 5
     assert jax.waited == []
@@ -140,7 +140,7 @@ def test_a_call_that_is_traced_writes_nothing(jax: FakeJax, writer: Writer) -> N
 
 def test_without_a_session_nothing_is_asked(jax: FakeJax) -> None:
     """The wrapper may stay in the code for good."""
-    assert switch.hand is None
+    assert active_session.stages is None
     assert jax.timed(add)(1) == 2
     assert jax.waited == []
 

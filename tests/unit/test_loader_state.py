@@ -50,7 +50,7 @@ def idle(pid: int = 1) -> SimpleNamespace:
 
 
 def seen(*iterators: Iterator) -> LoaderState | None:
-    return look(SimpleNamespace(crews=[WorkerPool(one) for one in iterators]))  # type: ignore[arg-type]  # stands for a probe
+    return look(SimpleNamespace(pools=[WorkerPool(one) for one in iterators]))  # type: ignore[arg-type]  # stands for a probe
 
 
 def wait_for(process: Any) -> None:
@@ -64,52 +64,52 @@ def test_workers_that_ended_are_told_by_how_they_ended() -> None:
     processes = [child(do) for do in ("sleep", "well", "fail", "kill")]
     pids = tuple(process.pid for process in processes)
     mine = iterator(processes)
-    crew = WorkerPool(mine)
+    pool = WorkerPool(mine)
     try:
         for process in processes[1:]:
             wait_for(process)
-        state, deaths, again = seen(mine), crew.deaths(), crew.deaths()
+        state, exits, again = seen(mine), pool.exits(), pool.exits()
     finally:
         os.kill(pids[0], signal.SIGKILL)
         codes = [process.join() or process.exitcode for process in processes]
 
     assert state == LoaderState(4, 1, 2, pids, 4, 0, 16)
-    assert deaths == [WorkerExit(2, pids[2], "exit_3"), WorkerExit(3, pids[3], "SIGKILL")]
+    assert exits == [WorkerExit(2, pids[2], "exit_3"), WorkerExit(3, pids[3], "SIGKILL")]
     assert again == []
     assert codes == [-9, 0, 3, -9]  # looking has taken nobody's child away
-    assert crew.deaths() == [WorkerExit(0, pids[0], "SIGKILL")]
+    assert pool.exits() == [WorkerExit(0, pids[0], "SIGKILL")]
 
 
 def test_a_death_is_known_after_torch_has_reaped_it_and_dropped_the_iterator() -> None:
     """An exception leaves the loop, the iterator goes, and with it the only trace of the OOM killer."""
     process = child("kill")
     mine = iterator([process])
-    crew = WorkerPool(mine)
+    pool = WorkerPool(mine)
     process.join()
     del mine
 
-    assert crew.over
-    assert crew.deaths() == [WorkerExit(0, process.pid, "SIGKILL")]
-    assert crew.done
+    assert pool.over
+    assert pool.exits() == [WorkerExit(0, process.pid, "SIGKILL")]
+    assert pool.done
 
 
 def test_a_worker_of_a_fork_server_is_seen_to_run_and_to_end() -> None:
     """It is nobody's child here: only its owner learns how it ended."""
     process = child("sleep", "forkserver")
     mine = iterator([process])
-    crew = WorkerPool(mine)
+    pool = WorkerPool(mine)
     running = how_it_ended(process, process.pid)
     state = seen(mine)
     os.kill(process.pid, signal.SIGKILL)
     multiprocessing.connection.wait([process.sentinel], 30)
-    ended, early = how_it_ended(process, process.pid), crew.deaths()
+    ended, early = how_it_ended(process, process.pid), pool.exits()
     process.join()
 
     assert running is None
     assert state is not None
     assert (state.alive, state.dead) == (1, 0)
     assert (ended, early) == (UNKNOWN, [])
-    assert crew.deaths() == [WorkerExit(0, process.pid, "SIGKILL")]
+    assert pool.exits() == [WorkerExit(0, process.pid, "SIGKILL")]
 
 
 def test_a_worker_terminated_because_its_iterator_is_done_with_is_no_death() -> None:
@@ -117,8 +117,8 @@ def test_a_worker_terminated_because_its_iterator_is_done_with_is_no_death() -> 
     process = SimpleNamespace(pid=7, _popen=SimpleNamespace(returncode=-signal.SIGTERM))
     done_with, at_work = iterator([process], _shutdown=True), iterator([process])
 
-    assert WorkerPool(done_with).deaths() == []
-    assert WorkerPool(at_work).deaths() == [WorkerExit(0, 7, "SIGTERM")]
+    assert WorkerPool(done_with).exits() == []
+    assert WorkerPool(at_work).exits() == [WorkerExit(0, 7, "SIGTERM")]
 
 
 def test_a_signal_without_a_name_is_told_by_its_number() -> None:
@@ -131,12 +131,12 @@ def test_a_signal_without_a_name_is_told_by_its_number() -> None:
 def test_a_crew_is_done_when_it_is_over_and_everybody_has_ended() -> None:
     """It is remembered until then, and no longer."""
     mine = iterator([idle()])
-    crew = WorkerPool(mine)
-    crew.deaths()
+    pool = WorkerPool(mine)
+    pool.exits()
 
-    assert not crew.done
+    assert not pool.done
     mine._shutdown = True
-    assert crew.done
+    assert pool.done
 
 
 def test_a_process_of_another_kind_is_left_alone() -> None:

@@ -29,14 +29,14 @@ class Crew:
     """Workers that have built what it is told, and die as it is told."""
 
     def __init__(
-        self, *, builds: Sequence[BatchBuildTimes] = (), deaths: Sequence[WorkerExit] = (), done: bool = False
+        self, *, builds: Sequence[BatchBuildTimes] = (), exits: Sequence[WorkerExit] = (), done: bool = False
     ) -> None:
         left = list(builds)
         self.times = SimpleNamespace(read=lambda: left.pop(0) if left else BatchBuildTimes(ns(), 0))
-        self.left = list(deaths)
+        self.left = list(exits)
         self.done = done
 
-    def deaths(self) -> list[WorkerExit]:
+    def exits(self) -> list[WorkerExit]:
         left, self.left = self.left, []
         return left
 
@@ -49,12 +49,12 @@ class Scene:
     """One loader named ``code`` in a run."""
 
     def __init__(
-        self, tape: Tape, *crews: Crew, state: LoaderState | None = None, sized: bool = True
+        self, tape: Tape, *pools: Crew, state: LoaderState | None = None, sized: bool = True
     ) -> None:
         self.run = Run().feed(tape).close(tape.now_ns)
         recorder = Recorder(FlightMemory(256, Anchor(0, 0)), clock=lambda: 0)
         self.probe = LoaderProbe([1] if sized else iter(()), "code", recorder)
-        self.probe.crews += crews  # type: ignore[arg-type]  # stand for real ones
+        self.probe.pools += pools  # type: ignore[arg-type]  # stand for real ones
         self.watch = LoaderWatch(
             self.run.account, lambda: {"code": self.probe}, look=lambda _: state, clock=lambda: 7
         )
@@ -73,11 +73,11 @@ class Scene:
 
 def test_build_times_of_all_workers_are_one_histogram() -> None:
     """The question is how fast the loader builds, not how fast worker 3 does."""
-    crews = [
+    pools = [
         Crew(builds=[BatchBuildTimes(ns(40, 40), 1), BatchBuildTimes(ns(50), 0)]),
         Crew(builds=[BatchBuildTimes(ns(60), 2)]),
     ]
-    scene = Scene(Tape().step(), *crews)
+    scene = Scene(Tape().step(), *pools)
     scene.watch.read_builds()
     scene.watch.read_builds()
     found = scene.published()[c.LOADER_BATCH_BUILD_DURATION.name]["code",]
@@ -88,7 +88,7 @@ def test_build_times_of_all_workers_are_one_histogram() -> None:
 
 def test_a_worker_that_dies_is_a_count_and_an_event() -> None:
     """The alert fires on the count; the event says which worker, and what to look for in the kernel's log."""
-    scene = Scene(Tape().step(), Crew(deaths=[WorkerExit(1, 77, "SIGKILL")]))
+    scene = Scene(Tape().step(), Crew(exits=[WorkerExit(1, 77, "SIGKILL")]))
     scene.watch.look_at_workers()
     scene.watch.look_at_workers()
     (event,) = (e for e in scene.run.account.spans.drain()[1] if e.name == c.LOADER_WORKER_EXIT_EVENT.name)
@@ -108,7 +108,7 @@ def test_a_crew_that_is_done_is_read_once_more_and_forgotten() -> None:
     scene = Scene(Tape().step(), Crew(builds=[BatchBuildTimes(ns(40), 0)], done=True), Crew())
     scene.watch.look_at_workers()
 
-    assert len(scene.probe.crews) == 1
+    assert len(scene.probe.pools) == 1
     assert scene.run.account.totals.loaders.builds.count(0) == 1
 
 

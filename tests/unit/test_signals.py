@@ -11,7 +11,7 @@ import pytest
 from otel_train import catalog as c
 from otel_train.agent.metric_reader import LoggedValueReader
 from otel_train.aggregation.metrics import MetricBuilder, Signals
-from otel_train.instrumentation.logged_values import MOST_NOTES, UserEvent, Value, ValueQueue
+from otel_train.instrumentation.logged_values import MAX_HELD, UserEvent, Value, ValueQueue
 from otel_train.testing import FakeClock
 from tests.unit.test_agent_summary import account, run_of
 
@@ -167,10 +167,10 @@ def test_a_tensor_is_copied_and_cut_off_its_graph() -> None:
 def test_the_box_is_bounded_and_what_is_lost_is_counted() -> None:
     """A pump that is late must not cost memory without end."""
     notes = ValueQueue(FakeClock())
-    for number in range(MOST_NOTES + 10):
+    for number in range(MAX_HELD + 10):
         notes.log({"loss": float(number)})
 
-    assert len(list(notes.drain())) == MOST_NOTES
+    assert len(list(notes.drain())) == MAX_HELD
     assert notes.dropped == 10
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from otel_train.instrumentation.stages import Checkpoint, Stage, StageRecorder, switch
+from otel_train.instrumentation.stages import Checkpoint, Stage, StageRecorder, active_session
 from otel_train.recording.events import Op, SourceKind
 
 if TYPE_CHECKING:
@@ -39,9 +39,9 @@ class Writer:
 def writer() -> Iterator[Writer]:
     """What the stages of a test write."""
     writes = Writer()
-    before, switch.hand = switch.hand, StageRecorder(writes)  # type: ignore[arg-type]  # stands for a recorder
+    before, active_session.stages = active_session.stages, StageRecorder(writes)  # type: ignore[arg-type]  # stands for a recorder
     yield writes
-    switch.hand = before
+    active_session.stages = before
 
 
 class Oops(Exception):  # noqa: N818 - not an error of the program
@@ -225,7 +225,7 @@ def test_an_asynchronous_generator_is_one_occurrence(writer: Writer) -> None:
 
 def test_without_a_session_nothing_is_written_and_everything_works() -> None:
     """A library may carry its stages into programs that know nothing of us."""
-    before, switch.hand = switch.hand, None
+    before, active_session.stages = active_session.stages, None
     try:
 
         @Stage("read")
@@ -235,7 +235,7 @@ def test_without_a_session_nothing_is_written_and_everything_works() -> None:
         with Stage("work"), Checkpoint():
             assert list(read()) == [1, 2]
     finally:
-        switch.hand = before
+        active_session.stages = before
 
 
 def test_a_session_that_ends_inside_a_stage_is_no_fault(writer: Writer) -> None:
@@ -246,7 +246,7 @@ def test_a_session_that_ends_inside_a_stage_is_no_fault(writer: Writer) -> None:
         return []
 
     with Stage("work"):
-        switch.hand = None
+        active_session.stages = None
 
     assert read() == []
     assert writer.ops == ["BEGIN"]

@@ -10,7 +10,7 @@ import pytest
 
 import otel_train
 from otel_train.datamodel import Anchor
-from otel_train.instrumentation.callbacks import Hooks
+from otel_train.instrumentation.callbacks import StageCallbacks
 from otel_train.instrumentation.dataloader import LastBatch
 from otel_train.recording.events import Ending, Flag, Op, SourceKind, code
 from otel_train.recording.flight_recorder import FlightMemory
@@ -29,7 +29,7 @@ class Bench:
     def __init__(self, edges: int = 1 << 10) -> None:
         self.clock = FakeClock(1_000)
         self.recorder = Recorder(FlightMemory(edges, Anchor(0, 0)), clock=self.clock)
-        self.hooks = Hooks(self.recorder)
+        self.hooks = StageCallbacks(self.recorder)
         self.last = LastBatch(self.recorder)
         self.called: list[str] = []
 
