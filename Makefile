@@ -33,7 +33,7 @@ $(STAMP): pyproject.toml hatch_build.py otel_train/_edges.c
 demo: setup  ## train a small model on real text, observed; about a minute
 	@$(VENV)/bin/otel-train demo
 
-# What these targets write lies in .profile, which git does not see; profile-clean takes away nothing else.
+# What these targets write lies in .profile, which git does not see; profile-clean removes nothing else.
 .PHONY: profile profile-check profile-train profile-dashboard profile-clean
 profile: setup .profile/.gitignore  ## capture 50 steps of the demo, and write its artifacts to .profile/artifacts
 	$(VENV)/bin/otel-train profile --steps 50 --run-dir .profile/runs --output-dir .profile/artifacts
@@ -51,10 +51,10 @@ profile-clean:  ## remove what these targets wrote
 .profile/.gitignore:
 	@mkdir -p .profile && echo '*' > $@
 
-.PHONY: card
-card: setup  ## run the demo and draw its card for the README
+.PHONY: summary-svg
+summary-svg: setup  ## run the demo and draw its run summary for the README
 	$(VENV)/bin/otel-train demo
-	$(PY) tools/card_svg.py
+	$(PY) tools/summary_svg.py
 
 # Tests that fail while others run beside them run once more, one at a time: several wait for processes, alerts or ranks, which
 # are late on a busy machine. What fails again fails the target, as does a coverage that is too low (no test is left to run).

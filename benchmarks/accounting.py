@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from benchmarks.plan import Plan
 
 WHAT = (
-    f"One thread's account is fed 10,000 made-up steps of {STAGES_PER_STEP} stages, and gives what is settled after every"
+    f"One thread's account is fed 10,000 synthetic steps of {STAGES_PER_STEP} stages, and returns closed steps after every"
     f" {SLICE_EDGES} edges; once ordinary training, once training that fetches ahead, zips two loaders and evaluates every"
     " ten steps. Every ask carries the number of its iterator. Processor time of the thread, by the edges."
 )
@@ -32,11 +32,11 @@ BUDGET_PERCENT = 2.0
 _TRAINING = int(Flag.GRAD | Flag.TRAINING)
 _EVALUATE_EVERY = 10
 _EVALUATION_BATCHES = 3
-_MADE_UP_US = {SourceKind.FORWARD: 100, SourceKind.BACKWARD: 200}
+_SYNTHETIC_US = {SourceKind.FORWARD: 100, SourceKind.BACKWARD: 200}
 
 
 class Edges:
-    """Edges of one thread on made-up time; every loop over a loader has an iterator of its own number."""
+    """Edges of one thread on synthetic time; every loop over a loader has an iterator of its own number."""
 
     def __init__(self) -> None:
         self.sources: list[Instrumented] = []
@@ -62,7 +62,7 @@ class Edges:
     def run(self, kind: SourceKind, name: str, flags: int = 0) -> None:
         """A stage from begin to end."""
         source = self.source(kind, name)
-        self.edge(Op.BEGIN, source, flags, after_us=_MADE_UP_US.get(kind, 50))
+        self.edge(Op.BEGIN, source, flags, after_us=_SYNTHETIC_US.get(kind, 50))
         self.edge(Op.END, source)
 
     def begin_pass(self, loader: str) -> int:

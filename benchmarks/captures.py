@@ -13,14 +13,14 @@ from benchmarks.plan import say
 from benchmarks.receiver import receiving
 from benchmarks.row import Row
 from benchmarks.spread import percent_more, spread_of
-from benchmarks.variants import Watched, interleaved
+from benchmarks.variants import Instrumented, interleaved
 
 if TYPE_CHECKING:
     from benchmarks.plan import Plan
     from otel_train.session import Session
 
 WHAT = (
-    "One watched loop. Idle: sessions with captures allowed and off take turns. Active: in each round a block of steps by"
+    "One instrumented loop. Idle: sessions with captures allowed and off take turns. Active: in each round a block of steps by"
     " itself, one with torch.profiler alone, and one inside a capture, of the host without stacks; ends are in none."
 )
 BUDGET_ACTIVE_PERCENT = 5.0
@@ -65,7 +65,7 @@ def _idle(plan: Plan) -> Row:
     loop = Loop(step_ms=2.0)
     steps, rounds = loop.steps_in(1.0), plan.times(8, 2)
     say(f"  {rounds} rounds of 2 blocks of {steps} steps, captures allowed and off")
-    variants: Any = {name: Watched(plan.folder, capture=name) for name in ("off", "asked")}
+    variants: Any = {name: Instrumented(plan.folder, capture=name) for name in ("off", "asked")}
     blocks = interleaved(loop, variants, steps=steps, rounds=rounds)
     means = {name: [float(block.mean()) for block in found] for name, found in blocks.items()}
     return Row(
@@ -82,7 +82,7 @@ def _active(plan: Plan, load: Load) -> list[Row]:
     say(f"  {rounds} captures of {steps} steps of {load.step_ms:g} ms, {loop.products} products in each")
     found: dict[str, list[Cost]] = {"alone": [], "torch": [], "ours": []}
     settings = {"capture_activities": "cpu", "turn_every_s": 0.1, "capture_top": 0, "capture_kept": 1 << 10}
-    with Watched(plan.folder, **settings)(loop) as session:
+    with Instrumented(plan.folder, **settings)(loop) as session:
         loop.run(loop.steps_in(1.0))
         for _ in range(rounds):
             found["alone"].append(_cost(loop, steps))
@@ -146,7 +146,7 @@ def _cost(loop: Loop, steps: int) -> Cost:
 
 
 def _with_torch(loop: Loop, steps: int, *, stacks: bool) -> Cost:
-    """What anybody pays who uses torch's own profiler."""
+    """The cost of torch's own profiler without otel_train."""
     profile = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], with_stack=stacks)
     profile.start()
     loop.run(2)
@@ -176,11 +176,11 @@ def _captured(session: Session, loop: Loop, steps: int, *, stacks: bool) -> Cost
 def _await_record(session: Session, loop: Loop, captures: int) -> None:
     """Until so many captures are written and looked into, which happens beside training: no block may meet that."""
     deadline = time.monotonic() + WRITER_S
-    while (_told(session) < captures or _writing()) and time.monotonic() < deadline:
+    while (_finished(session) < captures or _writing()) and time.monotonic() < deadline:
         loop.run(1)
 
 
-def _told(session: Session) -> int:
+def _finished(session: Session) -> int:
     folder = session.run_directory
     return 0 if folder is None else len(list((folder / "captures").glob("*.record.json")))
 

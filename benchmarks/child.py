@@ -80,7 +80,7 @@ def share_an_agent(folder: str) -> dict[str, float]:
     while time.monotonic() < until_s:
         loop.run(5)
         time.sleep(0.05)
-    agent = session._service._agent  # noqa: SLF001 - which process it is concerns nobody else
+    agent = session._service._agent  # noqa: SLF001 - no public member has the process
     for line in Path(f"/proc/{agent}/smaps_rollup").read_text(encoding="ascii").splitlines():
         if line.startswith("Pss:"):
             return {"agent": agent, "mib": int(line.split()[1]) / 1024}
@@ -92,7 +92,7 @@ def _resident_mib() -> float:
 
 
 def main() -> None:
-    """Run one and print its figures as JSON."""
+    """Run one and print its numbers as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=("end", "remember", "node"))
     parser.add_argument("--folder", default="", help="watch, with the run directory in here; else bare")
@@ -100,12 +100,12 @@ def main() -> None:
     parser.add_argument("--export-every-s", type=float, default=15.0)
     options = parser.parse_args()
     if options.what == "end":
-        figures = end(options.folder)
+        numbers = end(options.folder)
     elif options.what == "node":
-        figures = share_an_agent(options.folder)
+        numbers = share_an_agent(options.folder)
     else:
-        figures = remember(options.folder, options.steps, options.export_every_s)
-    print(json.dumps(figures), flush=True)
+        numbers = remember(options.folder, options.steps, options.export_every_s)
+    print(json.dumps(numbers), flush=True)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def run() -> list[Row]:
         Row(name="device.bare", what="four stages, edges alone", unit="µs", values=tuple(bare)),
         Row(name="device.idle", what="four stages with events, idle device", unit="µs", values=tuple(idle), budget=BUDGET_US),
         Row(name="device.busy", what="four stages with events, busy device", unit="µs", values=tuple(busy), budget=BUDGET_US),
-        Row(name="device.read", what="pump, reading back one edge", unit="µs", values=tuple(read)),
+        Row(name="device.read", what="export loop, reading back one edge", unit="µs", values=tuple(read)),
     ]  # fmt: skip
     return rows + _parts(driver)
 

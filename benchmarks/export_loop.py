@@ -1,4 +1,4 @@
-"""How long the pump works on a large backlog."""
+"""How long the export loop works on a large backlog."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from otel_train.datamodel import Snapshot
 
 WHAT = (
-    f"10,000 made-up steps of {STAGES_PER_STEP} stages lie in a ring; one turn of the real pump reads and settles them,"
+    f"10,000 synthetic steps of {STAGES_PER_STEP} stages lie in a ring; one turn of the real export loop reads and accounts for them,"
     " The first turn of a process is not counted."
 )
 STEPS = 10_000
 EDGE_NS = 40_000
-"""Made-up time between two edges: steps of 0.4 ms."""
+"""Synthetic time between two edges: steps of 0.4 ms."""
 BUDGET_MS = 20.0
 
 
@@ -43,28 +43,28 @@ class _Ticking:
 
 def run(plan: Plan) -> list[Row]:
     """Turn after turn, each over a full backlog."""
-    recorder, pump = _pump()
+    recorder, export_loop = _export_loop()
     wall_ms, cpu_ms = [], []
     for _ in range(1 + plan.times(20, 6)):
         write_steps(recorder, STEPS)
         begun = time.perf_counter_ns(), time.thread_time_ns()
-        pump.run_once()
+        export_loop.run_once()
         wall_ms.append((time.perf_counter_ns() - begun[0]) / 1e6)
         cpu_ms.append((time.thread_time_ns() - begun[1]) / 1e6)
     return [
         Row(
-            name="pump.turn",
-            what="pump: one turn over 10,000 steps of five stages",
+            name="export_loop.turn",
+            what="export loop: one turn over 10,000 steps of five stages",
             unit="ms",
             values=tuple(wall_ms[1:]),
             budget=BUDGET_MS,
         ),
-        Row(name="pump.cpu", what="processor time of that turn", unit="ms", values=tuple(cpu_ms[1:])),
+        Row(name="export_loop.cpu", what="processor time of that turn", unit="ms", values=tuple(cpu_ms[1:])),
     ]
 
 
-def _pump() -> tuple[Recorder, ExportLoop]:
-    """A recorder on made-up time, and the pump that reads it, wired as a session does."""
+def _export_loop() -> tuple[Recorder, ExportLoop]:
+    """A recorder on synthetic time, and the export loop that reads it, wired as a session does."""
     anchor = Anchor.now()
     ticking = _Ticking(anchor.clock_ns)
     recorder = Recorder(FlightMemory(Config().flight_edges, anchor), clock=ticking)
@@ -83,9 +83,9 @@ def _pump() -> tuple[Recorder, ExportLoop]:
         rules=rules,
         stall_after_s=defaults.stall_after_s,
     )
-    pump = ExportLoop(recorder, run_account, snapshot=_nothing, clock=ticking, every_s=1.0)
-    return recorder, pump
+    export_loop = ExportLoop(recorder, run_account, snapshot=_nothing, clock=ticking, every_s=1.0)
+    return recorder, export_loop
 
 
 def _nothing() -> Snapshot:
-    raise AssertionError("no exporter is attached, so nobody asks for a snapshot")
+    raise AssertionError("no exporter is attached, so no snapshot is needed")

@@ -1,4 +1,4 @@
-"""What a stage by hand costs a run that nobody watches."""
+"""What a user-defined stage costs without a session."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ BLOCKS = 50_000
 
 
 def run(plan: Plan) -> list[Row]:
-    """Both ways of not being watched."""
+    """Disabled, and without a session."""
     import otel_train
 
     rounds = plan.times(15, 5)

@@ -19,7 +19,7 @@ WHAT = (
 )
 BUDGET_MS = 20.0
 HEAVY = ("torch", "numpy", "opentelemetry")
-"""What an import of ours must not pull in."""
+"""What `import otel_train` must not import."""
 
 _LOADED = f"import sys, otel_train; print(*(name for name in {HEAVY!r} if name in sys.modules))"
 

@@ -24,7 +24,7 @@ _BATCH, _FEATURES, _CLASSES = 16, 32, 10
 
 
 def warm_up_of(steps: int) -> int:
-    """Steps before the first one that counts, in every block: iterators, caches and lazy code settle."""
+    """Steps before the first one that counts, in every block: iterators, caches and lazy code warm up."""
     return max(2, min(_MOST_WARM_UP, steps // 10))
 
 

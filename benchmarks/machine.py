@@ -1,4 +1,4 @@
-"""The machine a figure belongs to, without saying whose it is."""
+"""The machine a value belongs to, without saying whose it is."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 _BUSY_LOAD = 1.0
-"""Above it a core was taken, and the pump and the loop shared the other one (two-core machine)."""
+"""Above it a core was taken, and the export loop and the loop shared the other one (two-core machine)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ def run_exit(plan: Plan) -> list[Row]:
             if name != "bare":
                 collector = endpoint(refusing_url()) if name == "refuses" else receiving("swallow")
             with collector:
-                seen.append(_exit_s(plan.folder, watched=name != "bare"))
+                seen.append(_exit_s(plan.folder, instrumented=name != "bare"))
     return [
         Row(
             name=f"exit.{name}",
@@ -67,24 +67,24 @@ def run_exit(plan: Plan) -> list[Row]:
     ]
 
 
-def _exit_s(folder: Path, *, watched: bool) -> float:
+def _exit_s(folder: Path, *, instrumented: bool) -> float:
     with tempfile.TemporaryDirectory(dir=folder) as runs:
-        process = _start("end", *(("--folder", runs) if watched else ()))
-        figures = _figures(process)
+        process = _start("end", *(("--folder", runs) if instrumented else ()))
+        numbers = _numbers(process)
         # One monotonic clock for all processes of a host.
-        return (time.perf_counter_ns() - figures["ended_ns"]) / 1e9
+        return (time.perf_counter_ns() - numbers["ended_ns"]) / 1e9
 
 
 def run_memory(plan: Plan) -> list[Row]:
-    """A bare and a watched process side by side."""
+    """A bare and a instrumented process side by side."""
     steps = plan.times(120_000, 10_000)
     step_s = 0.3e-3  # of the loop in the child, roughly: it only has to spread the exports
     every_s = max(0.1, steps * step_s / EXPORTS_IN_TEN_MINUTES)
-    say(f"  {steps} steps, bare and watched side by side")
+    say(f"  {steps} steps, bare and instrumented side by side")
     with tempfile.TemporaryDirectory(dir=plan.folder) as runs, receiving():
         sizes = ("--steps", str(steps), "--export-every-s", str(every_s))
         started = [_start("remember", *sizes), _start("remember", "--folder", runs, *sizes)]
-        bare, ours = (_figures(process) for process in started)
+        bare, ours = (_numbers(process) for process in started)
     return [
         Row(
             name="memory.resident",
@@ -92,7 +92,7 @@ def run_memory(plan: Plan) -> list[Row]:
             unit="MB",
             values=(_megabytes(ours["resident_mib"] - bare["resident_mib"]),),
             budget=BUDGET_MEMORY_MB,
-            detail={"bare_mib": bare["resident_mib"], "watched_mib": ours["resident_mib"]},
+            detail={"bare_mib": bare["resident_mib"], "instrumented_mib": ours["resident_mib"]},
         ),
         Row(
             name="memory.growth",
@@ -110,8 +110,8 @@ def run_node(plan: Plan) -> list[Row]:
     ranks = plan.times(RANKS, 2)
     say(f"  {ranks} ranks")
     with tempfile.TemporaryDirectory(dir=plan.folder) as runs, receiving():
-        found = [_figures(process) for process in [_rank(rank, ranks, runs) for rank in range(ranks)]]
-    agents = {figures["agent"]: figures["mib"] for figures in found}
+        found = [_numbers(process) for process in [_rank(rank, ranks, runs) for rank in range(ranks)]]
+    agents = {numbers["agent"]: numbers["mib"] for numbers in found}
     return [
         Row(
             name="memory.node",
@@ -139,7 +139,7 @@ def _start(*arguments: str, env: Mapping[str, str] | None = None) -> subprocess.
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env)
 
 
-def _figures(process: subprocess.Popen[str]) -> dict[str, float]:
+def _numbers(process: subprocess.Popen[str]) -> dict[str, float]:
     """What the child printed, once it has ended.
 
     Raises:
@@ -148,5 +148,5 @@ def _figures(process: subprocess.Popen[str]) -> dict[str, float]:
     output, _ = process.communicate()
     if process.returncode:
         raise RuntimeError(f"a child ended with {process.returncode}: its error is above")
-    figures: dict[str, float] = json.loads(output)
-    return figures
+    numbers: dict[str, float] = json.loads(output)
+    return numbers

@@ -1,4 +1,4 @@
-"""A collector in a process of its own, so that its work is nobody's overhead."""
+"""A collector in a process of its own, so that its work is not measured as overhead."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def receiving(mode: str = "answer") -> Iterator[str]:
 
 @contextlib.contextmanager
 def scraping(url: str, *, every_s: float) -> Iterator[None]:
-    """Somebody reads ``url`` every ``every_s`` seconds, from another process."""
+    """Reads ``url`` every ``every_s`` seconds, from another process."""
     with _child("scrape", url, str(every_s)):
         yield
 
@@ -119,7 +119,7 @@ def endpoint(url: str) -> Iterator[str]:
 
 
 def refusing_url() -> str:
-    """An endpoint where nobody listens."""
+    """An endpoint without a listener."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         return f"http://127.0.0.1:{taken.getsockname()[1]}"
 

@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.spread import Spread, spread_of
 
 
-class Verdict(Enum):
+class Status(Enum):
     """What a measurement says about its budget."""
 
     MET = "met"
@@ -20,16 +20,16 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One figure, measured repeatedly.
+    """One value, measured repeatedly.
 
     Attributes:
         name: stable key in the results, dotted.
         what: what was measured, for people.
         unit: of the values and the budget.
         values: one per pair or repetition; empty when it could not be measured.
-        budget: the median may be at most this; None when the figure only explains another.
-        target: what we would like; no verdict depends on it.
-        detail: further figures of the same measurement, by name.
+        budget: the median may be at most this; None when the value only explains another.
+        target: what we would like; no status depends on it.
+        detail: further numbers of the same measurement, by name.
         reason: why it was not measured, or how to read it.
     """
 
@@ -48,13 +48,13 @@ class Row:
         return spread_of(self.values) if self.values else None
 
     @property
-    def verdict(self) -> Verdict:
+    def status(self) -> Status:
         """Whether the median keeps the budget."""
         if self.spread is None:
-            return Verdict.NOT_MEASURED
+            return Status.NOT_MEASURED
         if self.budget is None:
-            return Verdict.NO_BUDGET
-        return Verdict.MET if self.spread.median <= self.budget else Verdict.MISSED
+            return Status.NO_BUDGET
+        return Status.MET if self.spread.median <= self.budget else Status.MISSED
 
     @property
     def excess(self) -> float:
@@ -72,7 +72,7 @@ class Row:
             "budget": self.budget,
             "target": self.target,
             "spread": self.spread._asdict() if self.spread else None,
-            "verdict": self.verdict.value,
+            "status": self.status.value,
             "excess": self.excess,
             "values": list(self.values),
             "detail": self.detail,
@@ -81,5 +81,5 @@ class Row:
 
 
 def failed(rows: list[Row]) -> bool:
-    """Whether a budget is missed, or something was not measured: no figure is no proof."""
-    return any(row.verdict in (Verdict.MISSED, Verdict.NOT_MEASURED) for row in rows)
+    """Whether a budget is missed, or something was not measured: no value is no proof."""
+    return any(row.status in (Status.MISSED, Status.NOT_MEASURED) for row in rows)

@@ -11,7 +11,7 @@ from benchmarks.plan import say
 from benchmarks.receiver import receiving
 from benchmarks.row import Row
 from benchmarks.spread import differences, fastest_mean, percent_more, spread_of
-from benchmarks.variants import Watched, bare, floor, interleaved
+from benchmarks.variants import Instrumented, bare, floor, interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,19 +20,19 @@ if TYPE_CHECKING:
 
 WHAT = (
     "Four stages per step on the CPU, everything exported. Blocks of about a second, bare, with the same"
-    " hooks writing nothing (the floor), and watched, take turns in one process; garbage collection off."
+    " hooks writing nothing (the floor), and instrumented, take turns in one process; garbage collection off."
     " Each value is the difference between blocks of one round."
 )
 BLOCK_S = 1.0
 BUDGET_US, TARGET_US, BUDGET_OF_FLOOR = 15.0, 8.0, 3.0
 GPU_BUDGET_US, GPU_BUDGET_PERCENT, GPU_STEP_MS = 30.0, 0.3, 10.0
 
-_FIGURES: dict[str, Callable[[np.ndarray], float]] = {
+_STATISTICS: dict[str, Callable[[np.ndarray], float]] = {
     "median": lambda steps: float(np.median(steps)) / 1e3,
     "mean": lambda steps: float(np.mean(steps)) / 1e3,
     "fastest 5 %": lambda steps: fastest_mean(steps) / 1e3,
 }
-"""Microseconds of a typical step: undisturbed or not, with or without the pump's share."""
+"""Microseconds of a typical step: undisturbed or not, with or without the export loop's share."""
 
 Blocks = dict[str, list[np.ndarray]]
 
@@ -51,20 +51,20 @@ def _measure(plan: Plan, loop: Loop, *, block_s: float, rounds: int) -> Blocks:
     steps = loop.steps_in(block_s)
     say(f"  {rounds} rounds of 3 blocks of {steps} steps")
     with receiving():
-        watched = Watched(plan.folder)
-        with watched(loop):  # what is done once per process is no step's cost
+        instrumented = Instrumented(plan.folder)
+        with instrumented(loop):  # what is done once per process is no step's cost
             loop.run(steps)
         return interleaved(
-            loop, {"bare": bare, "floor": floor, "watched": watched}, steps=steps, rounds=rounds
+            loop, {"bare": bare, "floor": floor, "instrumented": instrumented}, steps=steps, rounds=rounds
         )
 
 
 def _cost_rows(blocks: Blocks, name: str, *, budget: float, target: float | None = None) -> list[Row]:
     rows = []
-    for label, figure in _FIGURES.items():
-        by_variant = {variant: [figure(steps) for steps in found] for variant, found in blocks.items()}
+    for label, value in _STATISTICS.items():
+        by_variant = {variant: [value(steps) for steps in found] for variant, found in blocks.items()}
         judged = label != "fastest 5 %"
-        cost = differences(by_variant["watched"], by_variant["bare"])
+        cost = differences(by_variant["instrumented"], by_variant["bare"])
         least = differences(by_variant["floor"], by_variant["bare"])
         key = f"{name}.{label.split()[0]}"
         rows += [
@@ -125,7 +125,7 @@ def _on_cuda(plan: Plan) -> list[Row]:
     rows = _cost_rows(small, "cuda.step", budget=GPU_BUDGET_US)
     large = _measure(plan, Loop(step_ms=GPU_STEP_MS, device="cuda"), block_s=2.0, rounds=plan.times(12, 3))
     means = {variant: [float(steps.mean()) for steps in found] for variant, found in large.items()}
-    more = percent_more(means["watched"], means["bare"])
+    more = percent_more(means["instrumented"], means["bare"])
     wall = Row(
         name="cuda.wall",
         what="a 10 ms device step, more",

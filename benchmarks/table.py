@@ -5,26 +5,26 @@ from __future__ import annotations
 import unicodedata
 from typing import TYPE_CHECKING
 
-from benchmarks.row import Row, Verdict
+from benchmarks.row import Row, Status
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.machine import Machine
 
-HEAD = ("what", "budget", "median [q1 .. q3]", "verdict")
+HEAD = ("what", "budget", "median [q1 .. q3]", "status")
 
 PAGE = """\
-# What watching costs
+# Overhead
 
-Each figure is a difference or a ratio against the bare loop, paired with it and taken in the same run.
-`make bench` writes the table; `python -m benchmarks --help` says how each figure is measured.
+Each value is a difference or a ratio against the bare loop, paired with it and taken in the same run.
+`make bench` writes the table; `python -m benchmarks --help` says how each value is measured.
 
 {block}
 
 ## What is missed, and why
 
-Written by hand, from the table above.
+Written manually, from the table above.
 """
 """A new page. Only what lies between the marks is ever written again."""
 
@@ -52,7 +52,7 @@ def cells_of(row: Row) -> tuple[str, str, str, str]:
     budget = "" if row.budget is None else f"≤ {row.budget:g} {row.unit}"
     if row.target is not None:
         budget += f" (target {row.target:g})"
-    return row.what, budget, _measured(row), _verdict(row)
+    return row.what, budget, _measured(row), _status(row)
 
 
 def _measured(row: Row) -> str:
@@ -64,12 +64,12 @@ def _measured(row: Row) -> str:
     return f"{number(spread.median)} [{number(spread.q1)} .. {number(spread.q3)}] {row.unit}"
 
 
-def _verdict(row: Row) -> str:
-    if row.verdict is Verdict.MISSED:
+def _status(row: Row) -> str:
+    if row.status is Status.MISSED:
         return f"missed by {number(row.excess)} {row.unit}"
-    if row.verdict is Verdict.NOT_MEASURED:
+    if row.status is Status.NOT_MEASURED:
         return f"not measured: {row.reason}"
-    return "" if row.verdict is Verdict.NO_BUDGET else row.verdict.value
+    return "" if row.status is Status.NO_BUDGET else row.status.value
 
 
 def plain_table(rows: Sequence[Row]) -> str:
@@ -97,9 +97,9 @@ def markdown_table(rows: Sequence[Row]) -> str:
 
 
 def _marked(row: Row) -> tuple[str, str, str, str]:
-    what, budget, measured, verdict = cells_of(row)
-    loud = row.verdict in (Verdict.MISSED, Verdict.NOT_MEASURED)
-    return what, budget, measured, f"**{verdict}**" if loud else verdict
+    what, budget, measured, status = cells_of(row)
+    loud = row.status in (Status.MISSED, Status.NOT_MEASURED)
+    return what, budget, measured, f"**{status}**" if loud else status
 
 
 def notes(rows: Sequence[Row]) -> str:

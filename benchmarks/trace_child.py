@@ -1,4 +1,4 @@
-"""Analyses one trace in a process of its own, with this library or with HolisticTraceAnalysis; prints figures as JSON.
+"""Analyses one trace in a process of its own, with this library or with HolisticTraceAnalysis; prints numbers as JSON.
 
 Runs in an environment that has only one of the two: nothing of this project is imported for the other.
 """
@@ -67,7 +67,7 @@ def main() -> None:
     base_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     begun, cpu = time.perf_counter(), time.process_time()
     shares = {"ours": ours, "theirs": theirs}[which](path)
-    figures = {
+    numbers = {
         "shares": shares,
         "wall_s": time.perf_counter() - begun,
         "cpu_s": time.process_time() - cpu,
@@ -75,7 +75,7 @@ def main() -> None:
         "base_mib": base_mib,
         "file_mib": Path(path).stat().st_size / MIB,
     }
-    print(json.dumps(figures))
+    print(json.dumps(numbers))
 
 
 if __name__ == "__main__":

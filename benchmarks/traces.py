@@ -50,25 +50,25 @@ def main() -> int:
 def _speed(folder: Path, options: argparse.Namespace) -> list[Row]:
     path = folder / "large.json"
     size = LARGE_BYTES // (20 if options.quick else 1)
-    say(f"a made-up trace of {size / 1e6:.0f} MB, plain and zipped")
+    say(f"a synthetic trace of {size / 1e6:.0f} MB, plain and zipped")
     write_long(path, text_bytes=size)
     zipped = path.with_suffix(".json.gz")
     with path.open("rb") as plain, gzip.open(zipped, "wb", compresslevel=1) as packed:
         shutil.copyfileobj(plain, packed)
     hundreds = path.stat().st_size / 1e8
     times = 1 if options.quick else 3
-    figures = [_child(sys.executable, "ours", path) for _ in range(times)]
-    packed_figures = [_child(sys.executable, "ours", zipped) for _ in range(times)]
-    grown = [(each["peak_mib"] - each["base_mib"]) / each["file_mib"] for each in figures]
+    numbers = [_child(sys.executable, "ours", path) for _ in range(times)]
+    packed_numbers = [_child(sys.executable, "ours", zipped) for _ in range(times)]
+    grown = [(each["peak_mib"] - each["base_mib"]) / each["file_mib"] for each in numbers]
     return [
         Row(name="trace.cpu", what="read and analyse 100 MB of a GPU trace, processor time", unit="s",
-            values=tuple(each["cpu_s"] / hundreds for each in figures), budget=S_PER_100_MB),
+            values=tuple(each["cpu_s"] / hundreds for each in numbers), budget=S_PER_100_MB),
         Row(name="trace.wall", what="the same, by the clock", unit="s",
-            values=tuple(each["wall_s"] / hundreds for each in figures)),
+            values=tuple(each["wall_s"] / hundreds for each in numbers)),
         Row(name="trace.gzip", what="the same from gzip, per 100 MB of text, processor time", unit="s",
-            values=tuple(each["cpu_s"] / hundreds for each in packed_figures)),
+            values=tuple(each["cpu_s"] / hundreds for each in packed_numbers)),
         Row(name="trace.memory", what="memory it takes, over the size of the file", unit="x",
-            values=tuple(grown), budget=MEMORY_RATIO, detail={"file_mib": figures[0]["file_mib"]}),
+            values=tuple(grown), budget=MEMORY_RATIO, detail={"file_mib": numbers[0]["file_mib"]}),
     ]  # fmt: skip
 
 
@@ -83,11 +83,11 @@ def _real(folder: Path, options: argparse.Namespace) -> list[Row]:
         str(2 if options.quick else REAL_STEPS),
     ]
     subprocess.run(recorder, check=True, cwd=ROOT, stderr=subprocess.DEVNULL)
-    figures = [_child(sys.executable, "ours", path) for _ in range(1 if options.quick else 3)]
+    numbers = [_child(sys.executable, "ours", path) for _ in range(1 if options.quick else 3)]
     hundreds = path.stat().st_size / 1e8
     return [
         Row(name="trace.real", what=f"read and analyse 100 MB of a real CPU trace ({hundreds * 100:.0f} MB), processor time",
-            unit="s", values=tuple(each["cpu_s"] / hundreds for each in figures), budget=S_PER_100_MB)
+            unit="s", values=tuple(each["cpu_s"] / hundreds for each in numbers), budget=S_PER_100_MB)
     ]  # fmt: skip
 
 
@@ -130,8 +130,8 @@ def _child(python: str, which: str, path: Path) -> dict[str, Any]:
     done = subprocess.run(
         [python, str(CHILD), which, str(path)], check=True, capture_output=True, text=True, cwd=ROOT
     )
-    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return figures
+    numbers: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return numbers
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -14,7 +14,7 @@ from benchmarks.plan import say
 from benchmarks.receiver import receiving
 from benchmarks.row import Row
 from benchmarks.spread import differences, spread_of
-from benchmarks.variants import Watched, bare, no_garbage_collection
+from benchmarks.variants import Instrumented, bare, no_garbage_collection
 from otel_train.trackers.metrics import FlatRow
 from otel_train.trackers.mlflow import MlflowTracker
 from otel_train.trackers.schedule import EVERY_STEPS
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from otel_train.trackers import Tracker
 
 WHAT = (
-    "Bare steps of 2 ms. Blocks of 3 seconds, bare, watched without a tracker, and with each that is installed (W&B"
+    "Bare steps of 2 ms. Blocks of 3 seconds, bare, instrumented without a tracker, and with each that is installed (W&B"
     " offline, MLflow on sqlite, TensorBoard), a row every 50 steps, take turns; a block begins once the tracker is open."
     " Before that, rows are written to each, one after the other. Cost: mean step with the tracker less mean step without one in the same round."
 )
@@ -39,7 +39,7 @@ ROWS = 20
 
 _NAMES = {"wandb": "W&B", "mlflow": "MLflow", "tensorboard": "TensorBoard"}
 _OFF = dict.fromkeys(_NAMES, False)
-_HAND_OVER = attrgetter("_pumping.hand_over")
+_HAND_OVER = attrgetter("_service._hand_over")
 
 
 def run(plan: Plan) -> list[Row]:
@@ -50,10 +50,10 @@ def run(plan: Plan) -> list[Row]:
     loop = Loop(step_ms=STEP_MS)
     steps, rounds = loop.steps_in(BLOCK_S), plan.times(6, 1)
     say(f"  {rounds} rounds of {2 + len(found)} blocks of {steps} steps of {STEP_MS:g} ms")
-    variants: dict[str, Variant] = {"bare": bare, "none": Watched(plan.folder, **_OFF)}
+    variants: dict[str, Variant] = {"bare": bare, "none": Instrumented(plan.folder, **_OFF)}
     for name in sorted(found):
         settings = {**_OFF, name: _settings(name, plan.folder), "exit_timeout_s": OPENING_S}
-        variants[name] = Watched(plan.folder, **settings)
+        variants[name] = Instrumented(plan.folder, **settings)
     with receiving():
         blocks = _measure(loop, variants, steps=steps, rounds=rounds)
     writes = [_write(name, plan) for name in sorted(found)]
@@ -76,14 +76,14 @@ def _settings(name: str, folder: Path) -> Any:
 
 def _write(name: str, plan: Plan) -> Row:
     """What a row takes of the processor on the tracker's own thread: the loop cannot lose more to the interpreter."""
-    outlet, row, values = _outlet(name, plan.folder), _row_of_two_loaders(), []
-    outlet.write(row, outlet.place())  # opens it
+    tracker, row, values = _tracker(name, plan.folder), _row_of_two_loaders(), []
+    tracker.write(row, tracker.place())  # opens it
     for _ in range(plan.times(20, 3)):
         begun_ns = time.thread_time_ns()
         for _ in range(ROWS):
-            outlet.write(row, outlet.place())
+            tracker.write(row, tracker.place())
         values.append((time.thread_time_ns() - begun_ns) / ROWS / EVERY_STEPS / 1e3)
-    outlet.close()
+    tracker.close()
     return Row(
         name=f"trackers.write.{name}",
         what=f"processor time of the thread that writes to {_NAMES[name]}, per step at a row every {EVERY_STEPS}",
@@ -92,7 +92,7 @@ def _write(name: str, plan: Plan) -> Row:
     )
 
 
-def _outlet(name: str, folder: Path) -> Tracker:
+def _tracker(name: str, folder: Path) -> Tracker:
     if name == "wandb":
         return WandbTracker(settings=_settings(name, folder))
     if name == "mlflow":
@@ -101,7 +101,7 @@ def _outlet(name: str, folder: Path) -> Tracker:
 
 
 def _row_of_two_loaders() -> FlatRow:
-    """As many figures as a loop over two loaders with one for validation has."""
+    """As many numbers as a loop over two loaders with one for validation has."""
     stages = ("data", "forward", "backward", "optimizer", "batch_wait")
     operations = ("data_batch_production", "loss_fn_computation", "training_step", "make_step_total")
     means = {f"profile/train/dl_{loader}/time_{stage}_ms": 1.0 for loader in "ab" for stage in stages}
@@ -142,7 +142,7 @@ def _costs(means: dict[str, list[float]], key: str, what: str) -> list[Row]:
     return [
         Row(
             name=f"trackers.{key}.{name}",
-            what=f"{what} with {_NAMES[name]}, more than watched without a tracker",
+            what=f"{what} with {_NAMES[name]}, more than instrumented without a tracker",
             unit="µs",
             values=tuple(differences(found, means["none"])),
             detail={"bare_us": spread_of(means["bare"]).median},
@@ -153,7 +153,7 @@ def _costs(means: dict[str, list[float]], key: str, what: str) -> list[Row]:
 
 
 def _rates(means: dict[str, list[float]]) -> list[Row]:
-    said = {"bare": "bare", "none": "watched, no tracker", **_NAMES}
+    said = {"bare": "bare", "none": "instrumented, no tracker", **_NAMES}
     return [
         Row(
             name=f"trackers.rate.{name}",

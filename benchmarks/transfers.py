@@ -1,4 +1,4 @@
-"""What a watched ``Tensor.to`` costs; ``python -m benchmarks.transfers``. Needs no device."""
+"""What a instrumented ``Tensor.to`` costs; ``python -m benchmarks.transfers``. Needs no device."""
 
 from __future__ import annotations
 
@@ -46,12 +46,12 @@ def run() -> list[Row]:
     }
     rows = []
     for name, (what, call) in calls.items():
-        added = [_watched_ns(call) - _spent_ns(call) for _ in range(ROUNDS)]
+        added = [_instrumented_ns(call) - _spent_ns(call) for _ in range(ROUNDS)]
         rows.append(Row(name=f"transfer.{name}", what=f"added to {what}", unit="ns", values=tuple(added)))
     return rows
 
 
-def _watched_ns(call: Callable[[], Any]) -> float:
+def _instrumented_ns(call: Callable[[], Any]) -> float:
     recorder = Recorder(FlightMemory(1 << 12, Anchor.now()), clock=system_clock)
     driver: Any = _AwayDriver()
     probe = TransferProbe(recorder, driver)

@@ -1,4 +1,4 @@
-"""The loop bare, with the interception doing nothing, and watched: on and off at will."""
+"""The loop bare, with the interception doing nothing, and instrumented: on and off at will."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def bare(_: Loop) -> Iterator[None]:
-    """Nothing of ours anywhere."""
+    """Without otel_train."""
     yield
 
 
@@ -60,7 +60,7 @@ def floor(loop: Loop) -> Iterator[None]:
         yield
 
 
-class Watched:
+class Instrumented:
     """Opens a real session with everything exported; ``OTEL_EXPORTER_OTLP_ENDPOINT`` says where to.
 
     Args:

@@ -1,4 +1,4 @@
-"""How long the training thread waits for the interpreter while the pump holds it."""
+"""How long the training thread waits for the interpreter while the export loop holds it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from benchmarks.loop import Loop
 from benchmarks.plan import say
 from benchmarks.receiver import receiving
 from benchmarks.row import Row
-from benchmarks.variants import Watched
+from benchmarks.variants import Instrumented
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from benchmarks.plan import Plan
 
 WHAT = (
-    "The training thread reads the clock as fast as it can while the pump works on a backlog of 10,000 steps, again"
+    "The training thread reads the clock as fast as it can while the export loop works on a backlog of 10,000 steps, again"
     " and again, and exports every second. A gap counts when the thread gave up the processor by itself, which here"
     " only waiting for the interpreter makes it do. Once it never lets go of the interpreter, once it does so"
     " between small matrix products, as training does."
@@ -30,22 +30,22 @@ WHAT = (
 BUDGET_MS = 1.0
 BACKLOG_STEPS = 10_000
 SPIN_S = 0.5
-"""After each backlog. A thread that never lets go is interrupted every 5 ms only, so the pump needs that long."""
+"""After each backlog. A thread that never lets go is interrupted every 5 ms only, so the export loop needs that long."""
 
 _LEAST_GAP_NS = {"spinning": 20_000, "working": 60_000}
 """Shorter gaps are the loop's own."""
 
 
 def run(plan: Plan) -> list[Row]:
-    """Both kinds of thread, watched and bare."""
+    """Both kinds of thread, instrumented and bare."""
     rows = []
     torch.set_num_threads(1)
     for kind, work in (("spinning", None), ("working", _product())):
-        bursts = plan.times(15, 2)
-        say(f"  {bursts} backlogs, thread {kind}")
+        backlogs = plan.times(15, 2)
+        say(f"  {backlogs} backlogs, thread {kind}")
         bare = _bare(kind, work, plan.times(5, 1))
         with receiving():
-            waits = _watched(plan, kind, work, bursts)
+            waits = _instrumented(plan, kind, work, backlogs)
         rows += _rows(kind, waits, bare)
     return rows
 
@@ -55,19 +55,19 @@ def _product() -> Callable[[], object]:
     return lambda: torch.mm(left, right, out=out)
 
 
-def _bare(kind: str, work: Callable[[], object] | None, bursts: int) -> list[int]:
-    return [gap for _ in range(bursts) for gap in _gaps(kind, work)]
+def _bare(kind: str, work: Callable[[], object] | None, backlogs: int) -> list[int]:
+    return [gap for _ in range(backlogs) for gap in _gaps(kind, work)]
 
 
-def _watched(plan: Plan, kind: str, work: Callable[[], object] | None, bursts: int) -> list[int]:
+def _instrumented(plan: Plan, kind: str, work: Callable[[], object] | None, backlogs: int) -> list[int]:
     loop = Loop()
-    watched = Watched(plan.folder, turn_every_s=0.01, export_every_s=1.0)
-    with watched(loop) as session:
+    instrumented = Instrumented(plan.folder, turn_every_s=0.01, export_every_s=1.0)
+    with instrumented(loop) as session:
         recorder = session._recording.recorder  # noqa: SLF001 - a backlog of whole steps cannot be made from outside
         write_steps(recorder, 100)
         _gaps(kind, work)  # imports and first allocations
         found = []
-        for _ in range(bursts):
+        for _ in range(backlogs):
             write_steps(recorder, BACKLOG_STEPS)
             found += _gaps(kind, work)
         return found
@@ -98,7 +98,7 @@ def _voluntary() -> int:
 
 
 def _rows(kind: str, waits: list[int], bare: list[int]) -> list[Row]:
-    name, what = f"wait.{kind}", f"wait for the pump, thread {kind}"
+    name, what = f"wait.{kind}", f"wait for the export loop, thread {kind}"
     p50, p99, p999 = (float(q) / 1e6 for q in np.percentile(waits or [0], (50, 99, 99.9)))
     detail = {"waits": float(len(waits)), "p50_ms": p50, "p99_ms": p99, "bare_waits": float(len(bare))}
     return [
@@ -113,7 +113,7 @@ def _rows(kind: str, waits: list[int], bare: list[int]) -> list[Row]:
         ),
         Row(
             name=f"{name}.bare",
-            what=f"longest such gap of the same thread with nobody watching, of {len(bare)}",
+            what=f"longest such gap of the same thread without a session, of {len(bare)}",
             unit="ms",
             values=(max(bare, default=0) / 1e6,),
         ),

@@ -10,17 +10,17 @@ from benchmarks.plan import say
 from benchmarks.receiver import receiving, scraping
 from benchmarks.row import Row
 from benchmarks.spread import percent_more, spread_of
-from benchmarks.variants import Watched, bare, interleaved
+from benchmarks.variants import Instrumented, bare, interleaved
 
 if TYPE_CHECKING:
     from benchmarks.plan import Plan
 
 WALL = (
-    "Mean step of bare and watched blocks that take turns, at bare steps of 0.3 and 50 ms: a small model, padded with"
+    "Mean step of bare and instrumented blocks that take turns, at bare steps of 0.3 and 50 ms: a small model, padded with"
     " matrix products."
 )
 CPU = (
-    "Bare steps of 5 ms. A watched block longer than the interval between exports, so that one export and one scrape"
+    "Bare steps of 5 ms. A instrumented block longer than the interval between exports, so that one export and one scrape"
     " fall into it, between two bare ones of half its length: process time of all threads, and wall time."
 )
 BUDGET_SHORT_STEP_PERCENT = 4.0
@@ -39,16 +39,16 @@ def _wall(plan: Plan, *, step_ms: float, block_s: float, rounds: int, budget: fl
     steps = loop.steps_in(block_s)
     say(f"  {rounds} rounds of 2 blocks of {steps} steps of {step_ms} ms")
     with receiving():
-        watched = Watched(plan.folder)
-        with watched(loop):
+        instrumented = Instrumented(plan.folder)
+        with instrumented(loop):
             loop.run(loop.steps_in(1.0))
-        blocks = interleaved(loop, {"bare": bare, "watched": watched}, steps=steps, rounds=rounds)
+        blocks = interleaved(loop, {"bare": bare, "instrumented": instrumented}, steps=steps, rounds=rounds)
     means = {variant: [float(block.mean()) for block in found] for variant, found in blocks.items()}
     return Row(
         name=f"wall.{step_ms:g}ms",
         what=f"wall time of a {step_ms:g} ms step, more",
         unit="%",
-        values=tuple(percent_more(means["watched"], means["bare"])),
+        values=tuple(percent_more(means["instrumented"], means["bare"])),
         budget=budget,
         detail={"bare_ms": spread_of(means["bare"]).median / 1e6},
     )
@@ -67,15 +67,15 @@ def run_cpu(plan: Plan) -> list[Row]:
     loop = Loop(step_ms=5.0)
     rounds, block_s = plan.times(3, 1), plan.times(16, 6)
     half = loop.steps_in(block_s / 2)
-    say(f"  {rounds} rounds of {half} bare, {2 * half} watched, {half} bare steps of 5 ms")
+    say(f"  {rounds} rounds of {half} bare, {2 * half} instrumented, {half} bare steps of 5 ms")
     bares, watches = [], []
     with receiving():
-        watched = Watched(plan.folder)
-        with watched(loop):
+        instrumented = Instrumented(plan.folder)
+        with instrumented(loop):
             loop.run(loop.steps_in(1.0))
         for _ in range(rounds):
             before = _spend(loop, half)
-            with watched(loop) as session, scraping(str(session.metrics_url), every_s=0.9 * block_s):
+            with instrumented(loop) as session, scraping(str(session.metrics_url), every_s=0.9 * block_s):
                 watches.append(_spend(loop, 2 * half))
             after = _spend(loop, half)
             bares.append(_Spent(*(sum(pair) / 2 for pair in zip(before, after, strict=True))))
@@ -106,6 +106,6 @@ def _cpu_rows(bares: list[_Spent], watches: list[_Spent]) -> list[Row]:
             budget=BUDGET_CPU_PERCENT,
             detail=detail,
         ),
-        Row(name="cpu.threads", what="of it in threads of ours", unit="%", values=tuple(others)),
+        Row(name="cpu.threads", what="of it in threads of otel_train", unit="%", values=tuple(others)),
         Row(name="wall.5ms", what="wall time of a 5 ms step, more", unit="%", values=tuple(wall)),
     ]

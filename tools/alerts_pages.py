@@ -55,7 +55,7 @@ def _index() -> str:
             "# Runbooks",
             "",
             "One page for each alert: what it means, what is usually behind it, what to run, when to ignore it.",
-            "`critical` pages somebody, `warning` can wait for working hours, `none` is for machines.",
+            "`critical` needs action now, `warning` can wait for working hours, `none` is for machines.",
             "",
             "| alert | severity | means |",
             "| --- | --- | --- |",

@@ -19,10 +19,10 @@ HEAD = """\
 # Loops
 
 Which loops are accounted for, and what is found in each. Every row is a program in `tests/integration` that trains for
-real, on made-up data, and counts what it does by itself: in plain Python where it calls its model, its loss and its
+real, on synthetic data, and counts what it does by itself: in plain Python where it calls its model, its loss and its
 optimizer, or, in libraries that own the loop, by `sys.setprofile`. Neither knows anything of otel_train. A test
 compares both counts and this page, so a row that is wrong is a test that fails. `make loops` writes it. In every
-summary of theirs the figures agree with each other: activities add up to the run, training steps to the time of
+summary of theirs the values agree with each other: activities add up to the run, training steps to the time of
 training, data rows to the waits of the loaders, and a rate times its time is a count.
 
 | Column | Counts, by the program itself |
@@ -38,9 +38,9 @@ training, data rows to the waits of the loaders, and a rate times its time is a 
 | times | `sleeps`: the program sleeps for stated times, measures them, and every time of the summary is within 15 % of \
 what it measured: activities, stages by phase and loader, waits, steps, rates; empty: only counts are compared |
 
-Where it says `absent` the figure is not published, `unobserved` in [summary.json](summary.md) has a line for it with what
+Where it says `absent` the metric is not exported, `unobserved` in [summary.json](summary.md) has a line for it with what
 to do, a series of [`train.unobserved`](metrics.md) counts it, and the log says it once. {same} of {all} programs run
-in code agree in every figure; the others lack what the row says. All of them end with the same weights, bit for bit,
+in code agree in every value; the others lack what the row says. All of them end with the same weights, bit for bit,
 with and without us, where two runs of the program do so at all.
 """
 UNSEEN = """
@@ -55,11 +55,11 @@ parameters, or calls members of a list that is too long | `with otel_train.stage
 | no forward | a compiled function calls the model: its forward is a part of that function's graph | compile the \
 model instead of the function; or a stage around the function |
 | no backward | a step that is compiled whole, or gradients made without autograd | a stage around the step |
-| no update | an optimizer that is not `torch.optim`, or parameters changed by hand | nothing: backwards are the steps; \
+| no update | an optimizer that is not `torch.optim`, or parameters changed without an optimizer | nothing: backwards are the steps; \
 or `otel_train.step()` where a step ends |
 | no wait for data | a helper thread reads the loader | `otel_train.watch(...)` around what the training thread reads |
 """
-ROOMS = {
+MODULES = {
     "shapes": "How batches are asked for",
     "kinds": "What gives the batches",
     "ahead": "Batches that are fetched ahead",
@@ -72,8 +72,8 @@ ROOMS = {
     "compiled": "torch.compile",
     "gradients": "How gradients are asked for",
     "updates": "How the loop updates",
-    "homemade": "Of the user's own making",
-    "by_hand": "Marked by hand",
+    "homemade": "User-defined components",
+    "by_hand": "Marked manually",
     "faults": "What goes wrong on the way",
     "unseen": "Called past the place where calls are seen",
 }
@@ -84,16 +84,16 @@ SECTIONS = {
     ),
     "frameworks": (
         "Libraries that own their loop",
-        "Official examples, with made-up data in place of the download. Counted by `sys.setprofile`.",
+        "Official examples, with synthetic data in place of the download. Counted by `sys.setprofile`.",
     ),
 }
 ABSENT = "absent"
 ALWAYS = ("steps", "evals", "batches")
-"""Figures that every run has."""
+"""Values that every run has."""
 
 
 def difference(program: dict[str, Any], seen: dict[str, Any] | None) -> str:
-    """``same``, or the figures that are not the program's own; empty where nobody looked."""
+    """``same``, or the values that differ from the program's own; empty if they were not compared."""
     if not seen:
         return ""
     odd = [name for name in COUNTS if (seen[name] or 0) != program[name]]
@@ -126,8 +126,8 @@ def page() -> str:
     every = [row for rows in results.values() for row in rows.values()]
     same = sum(difference(row["program"], row.get("in_code")) == "same" for row in every)
     text = HEAD.format(same=same, all=len(every)) + UNSEEN
-    for room, title in ROOMS.items():
-        rows = [row for row in results["loops"].values() if row["room"] == room]
+    for module, title in MODULES.items():
+        rows = [row for row in results["loops"].values() if row["module"] == module]
         text += f"\n## {title}\n" + table(rows) if rows else ""
     for section, (title, words) in SECTIONS.items():
         if section in results:

@@ -33,7 +33,7 @@ GRID_UNIT_PX, HEADER_PX = 38, 150
 """Height of a row of Grafana's grid with its gap, and of what can be above the first row."""
 
 REPEATS = 3
-"""A repeated row has a copy per loader; this is room for as many."""
+"""A repeated row has a copy per loader; this height is enough for them."""
 
 QUERY_TIME_S = 15
 """From the first title on the page until every query of a dashboard has its answer."""

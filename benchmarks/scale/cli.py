@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from benchmarks.scale.results import ScaleResult
-    from benchmarks.scale.sender import Conductor
+    from benchmarks.scale.sender import LoadGenerator
 
 DESCRIPTION = """\
 Send what a run of N ranks would send, from this one process, to a Collector: to size a stack before the
 job is there, to see dashboards and alerts with that many ranks, to find out which export profile fits.
 
-Nothing is trained. Made-up edges of training threads go through the account, the reporter and the OTLP
+Nothing is trained. Synthetic edges of training threads go through the account, the reporter and the OTLP
 exporters that real ranks use, so names, labels, histograms and spans are real. Every rank has its own
-identity and its own moment; beyond 16 of a kind they share figures, never series. The run is called
+identity and its own moment; beyond 16 of a kind they share result, never series. The run is called
 simulated-..., unless --run-id says otherwise.
 
 The address comes from --endpoint or from the standard OTEL_EXPORTER_OTLP_* variables; without either it
@@ -38,7 +38,7 @@ examples:
   otel-train stack up --local --detach
   python -m benchmarks.scale --ranks 512 --duration 120           the profile that 512 ranks would choose: lean
   python -m benchmarks.scale --ranks 64 --profile full --steps-per-second 10
-  python -m benchmarks.scale --ranks 4096 --profile lean --json    figures for a script
+  python -m benchmarks.scale --ranks 4096 --profile lean --json    the result for a script
 
 Ctrl-C ends it early: every rank still says that it has finished, as after the whole time. A second Ctrl-C
 leaves at once.
@@ -93,7 +93,7 @@ def _parser() -> argparse.ArgumentParser:
         "--ranks-per-node", type=int, default=8, metavar="N", help="ranks that share a host (default: 8)"
     )
     parser.add_argument("--run-id", default="", metavar="ID", help="name of the run")
-    parser.add_argument("--json", action="store_true", help="only the figures, as one JSON object")
+    parser.add_argument("--json", action="store_true", help="only the result, as one JSON object")
     return parser
 
 
@@ -102,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: a number or a setting cannot be honoured.
-        StackError: nobody accepts anything.
+        StackError: no request is accepted.
     """
     _check(args)
     config = Config(
@@ -115,21 +115,21 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(
             "OTEL_SDK_DISABLED or OTEL_*_EXPORTER switches metrics and traces off: nothing would be sent"
         )
-    conductor = _conductor(args, config, settings)
-    figures = conductor.tally.figures
+    generator = _generator(args, config, settings)
+    result = generator.counts.result
     if not args.json:
         where = settings.addresses
-        print(f"{config.run_id}: {_several(figures.senders)} of {figures.ranks} send to {where}", flush=True)
+        print(f"{config.run_id}: {_several(result.senders)} of {result.ranks} send to {where}", flush=True)
     try:
-        conductor.run(args.duration or math.inf, (lambda: None) if args.json else (lambda: _say(figures)))
+        generator.run(args.duration or math.inf, (lambda: None) if args.json else (lambda: _say(result)))
     except KeyboardInterrupt:
         if not args.json:
             print("\nEnding the run; Ctrl-C again leaves at once.", flush=True)
-    during = figures.as_json()
-    conductor.end()
+    during = result.as_json()
+    generator.end()
     # Rates are those of the time before; series and failures are known when all is sent.
     during |= {
-        name: value for name, value in figures.as_json().items() if "series" in name or name == "failures"
+        name: value for name, value in result.as_json().items() if "series" in name or name == "failures"
     }
     if args.json:
         print(json.dumps({"run_id": config.run_id, **during}))
@@ -138,16 +138,16 @@ def run(args: argparse.Namespace) -> int:
     return PARTLY if during["failures"] or during["skipped"] else 0
 
 
-def _conductor(args: argparse.Namespace, config: Config, settings: OtlpSettings) -> Conductor:
-    from benchmarks.scale.ranks import Cast
-    from benchmarks.scale.sender import Conductor
+def _generator(args: argparse.Namespace, config: Config, settings: OtlpSettings) -> LoadGenerator:
+    from benchmarks.scale.ranks import SimulatedRanks
+    from benchmarks.scale.sender import LoadGenerator
     from otel_train.exporters.manager import VERSION
 
-    cast = Cast(
+    simulated = SimulatedRanks(
         args.ranks, per_node=args.ranks_per_node, config=config, anchor=Anchor.now(),
         steps_per_s=args.steps_per_second,
     )  # fmt: skip
-    return Conductor(cast, settings, every_s=config.export_every_s, version=VERSION)
+    return LoadGenerator(simulated, settings, every_s=config.export_every_s, version=VERSION)
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -166,11 +166,11 @@ def _several(ranks: int) -> str:
     return "1 rank" if ranks == 1 else f"{ranks} ranks"
 
 
-def _say(figures: ScaleResult) -> None:
-    seconds = max(figures.seconds, 1e-9)
+def _say(result: ScaleResult) -> None:
+    seconds = max(result.seconds, 1e-9)
     print(
-        f"  {figures.seconds:5.0f} s  {figures.series:>9,} series  {figures.samples / seconds:>8,.0f} samples/s"
-        f"  {figures.sent_bytes / seconds / 1e3:>8,.0f} kB/s  {figures.spans:>6,} spans  {figures.failures} failures",
+        f"  {result.seconds:5.0f} s  {result.series:>9,} series  {result.samples / seconds:>8,.0f} samples/s"
+        f"  {result.sent_bytes / seconds / 1e3:>8,.0f} kB/s  {result.spans:>6,} spans  {result.failures} failures",
         flush=True,
     )
 

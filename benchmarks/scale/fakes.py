@@ -1,4 +1,4 @@
-"""What the readers of a made-up rank find when they look around: a device, loaders, parts without faults."""
+"""What the readers of a synthetic rank find when they look around: a device, loaders, parts without faults."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _GIB = 1 << 30
 
 
 def readings_of(run: RunState, anchor: Anchor) -> MetricSources:
-    """Where the reporter of a made-up rank reads what no edge tells. The process is this one."""
+    """Where the reporter of a synthetic rank reads what no edge tells. The process is this one."""
     signals = Signals()
     for name, value in {"loss": 2.5, "lr": 3e-4, "grad_norm": 1.2, "amp_scale": 65536.0}.items():
         signals.take(name, value)

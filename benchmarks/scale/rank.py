@@ -1,4 +1,4 @@
-"""One made-up rank: its account, its reporter, and what they come to by now."""
+"""One synthetic rank: its account, its reporter, and what they come to by now."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from benchmarks.scale.fakes import readings_of
-from benchmarks.scale.workload import SOURCES, TRAIN, Plot
+from benchmarks.scale.workload import SOURCES, TRAIN, Workload
 from otel_train.agent.metric_reader import MetricReader
 from otel_train.aggregation.run_state import RunState
 from otel_train.aggregation.spans import Ids, Tracer
@@ -28,7 +28,7 @@ class Reading(NamedTuple):
     Attributes:
         at_ns: when, on the monotonic clock.
         snapshot: every metric.
-        spans_until: spans made up to now, in all.
+        spans_until: spans made to now, in all.
     """
 
     at_ns: int
@@ -36,17 +36,17 @@ class Reading(NamedTuple):
     spans_until: int
 
 
-class Actor:
-    """Runs the made-up loop through the account and the reporter of a real rank.
+class SimulatedRank:
+    """Runs the synthetic loop through the account and the reporter of a real rank.
 
     Args:
         info: who it is.
         config: as of a real run.
         anchor: when the run began, on both clocks.
-        plot: the loop that it runs.
+        workload: the loop that it runs.
     """
 
-    def __init__(self, info: RunInfo, config: Config, *, anchor: Anchor, plot: Plot) -> None:
+    def __init__(self, info: RunInfo, config: Config, *, anchor: Anchor, workload: Workload) -> None:
         self.info = info
         self.lock = threading.Lock()
         """Held by whoever reads, or looks at the account."""
@@ -61,7 +61,7 @@ class Actor:
         self.reporter = MetricReader(self.run, self.readings, info=info, config=config)
         self.reporter.about = about_run({"train.run.name": info.run_name})
         self._tracer = tracer
-        self._plot = plot
+        self._workload = workload
         self._spans: list[Span] = []
         self._forgotten = 0
         self.run.spans.span(tracer.run_start(anchor.clock_ns, anchor.clock_ns))
@@ -73,7 +73,7 @@ class Actor:
 
     def advance(self, now_ns: int) -> None:
         """Run up to ``now_ns``."""
-        written = self._plot.until(now_ns)
+        written = self._workload.until(now_ns)
         self.run.device.add(written.device)
         self.run.totals.loaders.add_builds(TRAIN, written.builds_ns, 0)
         self.run.feed(0, written.times, written.codes, name="MainThread", main=True)

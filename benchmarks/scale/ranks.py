@@ -1,4 +1,4 @@
-"""The ranks of a made-up run: who they are, and who plays whom."""
+"""The ranks of a synthetic run: their identities, and the accounts that they share."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from benchmarks.scale.rank import Actor
-from benchmarks.scale.workload import Plot
+from benchmarks.scale.rank import SimulatedRank
+from benchmarks.scale.workload import Workload
 from otel_train.catalog import SPAN_RANK
 from otel_train.datamodel import NS_PER_S
 from otel_train.distributed.coordinator import RECORDS_PER_S, RankMonitor
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
     from otel_train.datamodel import Anchor, AttributeValue, Span
     from otel_train.distributed.rank_report import RankReport
 
-MOST_ACTORS = 16
+MOST_ACCOUNTS = 16
 """Accounts per kind of rank. An account takes about 2 MB: thousands of ranks share theirs, each under its own name."""
 
 FIRST_PID = 1000
 
 
 class Rank(NamedTuple):
-    """One rank of the made-up run.
+    """One rank of the synthetic run.
 
     Attributes:
         info: who it is.
         profile: what it exports.
-        actor: who plays it: itself, or another rank of its kind.
+        account: who plays it: itself, or another rank of its kind.
     """
 
     info: RunInfo
     profile: Profile
-    actor: int
+    account: int
 
 
-class Cast:
+class SimulatedRanks:
     """All ranks.
 
     Args:
@@ -58,13 +58,13 @@ class Cast:
     def __init__(
         self, ranks: int, *, per_node: int, config: Config, anchor: Anchor, steps_per_s: float
     ) -> None:
-        self.actors: list[Actor] = []
+        self.accounts: list[SimulatedRank] = []
         self.ranks: list[Rank] = []
         self._config = config
-        self._digest_due_ns = 0
+        self._report_due_ns = 0
         self._every_s = max(config.digest_every_s, ranks / RECORDS_PER_S)
         speaks = profile_of(config, _info(0, ranks, per_node, run_id=config.run_id, started_unix_ns=0)).speaks
-        self._peers = RankMonitor(
+        self._monitor = RankMonitor(
             ranks, every_s=self._every_s, stall_after_s=config.stall_after_s, speaks=speaks
         )
         kinds: dict[tuple[bool, bool, Profile], list[int]] = {}
@@ -72,15 +72,15 @@ class Cast:
             info = _info(number, ranks, per_node, run_id=config.run_id, started_unix_ns=anchor.unix_ns)
             profile = profile_of(config, info)
             mine = kinds.setdefault((number == 0, info.local_rank == 0, profile), [])
-            if len(mine) < MOST_ACTORS:
-                mine.append(len(self.actors))
-                plot = Plot(steps_per_s, number, anchor.clock_ns)
-                self.actors.append(Actor(info, config, anchor=anchor, plot=plot))
-                actor = mine[-1]
+            if len(mine) < MOST_ACCOUNTS:
+                mine.append(len(self.accounts))
+                workload = Workload(steps_per_s, number, anchor.clock_ns)
+                self.accounts.append(SimulatedRank(info, config, anchor=anchor, workload=workload))
+                account = mine[-1]
             else:
-                actor = mine[number % MOST_ACTORS]
-            self.ranks.append(Rank(info, profile, actor))
-        self.actors[0].reporter.more.append(self._peers.write)
+                account = mine[number % MOST_ACCOUNTS]
+            self.ranks.append(Rank(info, profile, account))
+        self.accounts[0].reporter.more.append(self._monitor.write)
 
     @property
     def senders(self) -> list[Rank]:
@@ -102,22 +102,22 @@ class Cast:
 
     def exchange(self, now_ns: int) -> None:
         """Let rank 0 read the records of all ranks, when that is due."""
-        if not self._config.digest_every_s or now_ns < self._digest_due_ns:
+        if not self._config.digest_every_s or now_ns < self._report_due_ns:
             return
-        self._digest_due_ns = now_ns + int(self._every_s * NS_PER_S)
-        digests = [_digest(actor)._replace(sequence=now_ns) for actor in self.actors]
+        self._report_due_ns = now_ns + int(self._every_s * NS_PER_S)
+        reports = [_report_of(account)._replace(sequence=now_ns) for account in self.accounts]
         records = {
-            rank.info.rank: encode(digests[rank.actor]._replace(rank=rank.info.rank, host=rank.info.host))
+            rank.info.rank: encode(reports[rank.account]._replace(rank=rank.info.rank, host=rank.info.host))
             for rank in self.ranks
         }
-        with self.actors[0].lock:
-            self._peers.take(records, now_ns / NS_PER_S)
+        with self.accounts[0].lock:
+            self._monitor.take(records, now_ns / NS_PER_S)
 
     def spans_of(self, rank: Rank, begin: int, end: int) -> list[Span]:
-        """The spans that a rank makes between two numbers of its actor."""
-        actor = self.actors[rank.actor]
-        spans = actor.spans(begin, end) if rank.profile.spans else []
-        return spans if rank.info.rank == actor.info.rank else as_rank(spans, rank.info.rank)
+        """The spans that a rank makes between two numbers of its account."""
+        account = self.accounts[rank.account]
+        spans = account.spans(begin, end) if rank.profile.spans else []
+        return spans if rank.info.rank == account.info.rank else as_rank(spans, rank.info.rank)
 
 
 def as_rank(spans: list[Span], rank: int) -> list[Span]:
@@ -137,11 +137,11 @@ def as_rank(spans: list[Span], rank: int) -> list[Span]:
     ]
 
 
-def _digest(actor: Actor) -> RankReport:
-    with actor.lock:
+def _report_of(account: SimulatedRank) -> RankReport:
+    with account.lock:
         return rank_report(
-            actor.run, rank=0, host="", barrier="backward", events=actor.reporter.events(),
-            counted=actor.reporter.counted(),
+            account.run, rank=0, host="", barrier="backward", events=account.reporter.events(),
+            counted=account.reporter.counted(),
         )  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""What the made-up ranks have sent, counted."""
+"""What the synthetic ranks have sent, counted."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class ScaleResult:
         return asdict(self)
 
 
-class Tally:
+class Counts:
     """Counts, from many threads.
 
     Args:
@@ -89,47 +89,47 @@ class Tally:
     """
 
     def __init__(self, ranks: int, senders: int) -> None:
-        self.figures = ScaleResult(ranks=ranks, senders=senders)
+        self.result = ScaleResult(ranks=ranks, senders=senders)
         self._series: dict[int, Sizes] = {}
         self._lock = threading.Lock()
 
     def metrics(self, rank: int, sizes: Sizes, *, accepted: bool) -> None:
         """A rank's metrics were sent."""
         with self._lock:
-            figures = self.figures
+            result = self.result
             if not accepted:
-                figures.failures += 1
+                result.failures += 1
                 return
             before = self._series.get(rank, Sizes(native=0, classic=0))
             self._series[rank] = sizes
-            figures.series += sizes.native - before.native
-            figures.series_classic += sizes.classic - before.classic
-            figures.most_series = max(figures.most_series, sizes.native)
-            figures.most_series_classic = max(figures.most_series_classic, sizes.classic)
-            figures.samples += sizes.native
-            figures.sent_bytes += sizes.payload_bytes
-            figures.requests += 1
+            result.series += sizes.native - before.native
+            result.series_classic += sizes.classic - before.classic
+            result.most_series = max(result.most_series, sizes.native)
+            result.most_series_classic = max(result.most_series_classic, sizes.classic)
+            result.samples += sizes.native
+            result.sent_bytes += sizes.payload_bytes
+            result.requests += 1
 
     def spans(self, number: int, payload_bytes: int, *, accepted: bool) -> None:
         """Spans were sent."""
         with self._lock:
-            self.figures.failures += not accepted
+            self.result.failures += not accepted
             if accepted:
-                self.figures.spans += number
-                self.figures.sent_bytes += payload_bytes
-                self.figures.requests += 1
+                self.result.spans += number
+                self.result.sent_bytes += payload_bytes
+                self.result.requests += 1
 
     def fault(self, number: int) -> None:
-        """Ranks could not send for a fault of ours."""
+        """Ranks could not send because of a fault in the generator."""
         with self._lock:
-            self.figures.failures += number
+            self.result.failures += number
 
     def late(self, seconds: float) -> None:
         """A request began so long after it was due."""
         with self._lock:
-            self.figures.latest_s = max(self.figures.latest_s, seconds)
+            self.result.latest_s = max(self.result.latest_s, seconds)
 
     def skip(self) -> None:
         """An export was left out."""
         with self._lock:
-            self.figures.skipped += 1
+            self.result.skipped += 1

@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from benchmarks.scale.results import Sizes, Tally, sizes_of
+from benchmarks.scale.results import Counts, Sizes, sizes_of
 from otel_train.datamodel import NS_PER_S, system_clock
 from otel_train.distributed.export_profile import REDUCED_INTERVAL_FACTOR
 from otel_train.errors import StackError
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from benchmarks.scale.rank import Reading
-    from benchmarks.scale.ranks import Cast, Rank
+    from benchmarks.scale.ranks import Rank, SimulatedRanks
     from otel_train.exporters.otlp_settings import OtlpSettings
 
 SENDERS: Final = 8
@@ -30,7 +30,7 @@ FRESH_S: Final = 0.5
 """Ranks that share an account share what it came to so long ago at most."""
 
 PATIENCE: Final = 5
-"""Requests that may fail before one was accepted; then nobody is there."""
+"""Requests that may fail before one was accepted; then there is no receiver."""
 
 GOLDEN: Final = 0.618033988749895
 """Multiples of it, less their whole part, spread evenly however many there are."""
@@ -50,11 +50,11 @@ class _Turn(NamedTuple):
     final: bool
 
 
-class Conductor:
-    """Sends what the ranks of a cast would send.
+class LoadGenerator:
+    """Sends what the ranks of a simulated would send.
 
     Args:
-        cast: the ranks.
+        simulated: the ranks.
         settings: where to, and how.
         every_s: seconds between two exports of a rank that is not lean.
         version: of the instrumentation scope.
@@ -62,20 +62,26 @@ class Conductor:
     """
 
     def __init__(
-        self, cast: Cast, settings: OtlpSettings, *, every_s: float, version: str, senders: int = SENDERS
+        self,
+        simulated: SimulatedRanks,
+        settings: OtlpSettings,
+        *,
+        every_s: float,
+        version: str,
+        senders: int = SENDERS,
     ) -> None:
-        self._cast = cast
+        self._simulated = simulated
         self._settings = settings
         self._every_s = every_s
         self._version = version
-        self._ranks = cast.senders
-        self.tally = Tally(len(cast.ranks), len(self._ranks))
+        self._ranks = simulated.senders
+        self.counts = Counts(len(simulated.ranks), len(self._ranks))
         self._turns: queue.Queue[_Turn | None] = queue.Queue(2 * senders)
         self._busy: set[int] = set()
         self._scenes: dict[int, _Scene] = {}
-        self._told: dict[int, int] = {}
+        self._sent_spans: dict[int, int] = {}
         self._started_ns = system_clock()
-        # Made here: the first one imports, and nobody is late for that.
+        # Made here: the first one imports, and no rank is late for that.
         transports = [OtlpTransport(settings.targets) for _ in range(senders)]
         self._threads = [
             threading.Thread(target=self._send_all, args=(transport,), daemon=True)
@@ -91,7 +97,7 @@ class Conductor:
             say_every_s: how often.
 
         Raises:
-            StackError: nobody accepts anything.
+            StackError: no request is accepted.
         """
         for thread in self._threads:
             thread.start()
@@ -101,20 +107,20 @@ class Conductor:
             (self._started_ns + int(self._phase_s(rank) * NS_PER_S), i) for i, rank in enumerate(self._ranks)
         ]
         heapq.heapify(due)
-        told_ns = self._started_ns
+        reported_ns = self._started_ns
         while (now_ns := system_clock()) < until_ns:
             self._check_heard()
-            if now_ns - told_ns >= say_every_s * NS_PER_S:
-                told_ns = now_ns
+            if now_ns - reported_ns >= say_every_s * NS_PER_S:
+                reported_ns = now_ns
                 self._look()
                 say()
-            self._cast.exchange(now_ns)
+            self._simulated.exchange(now_ns)
             while due and due[0][0] <= now_ns:
                 due_ns, index = heapq.heappop(due)
                 self._put(self._ranks[index], due_ns)
                 every_ns = int(self._interval_s(self._ranks[index]) * NS_PER_S)
                 behind = max(0, (system_clock() - due_ns) // every_ns)
-                self.tally.figures.skipped += behind
+                self.counts.result.skipped += behind
                 heapq.heappush(due, (due_ns + (behind + 1) * every_ns, index))
             wait_ns = min(due[0][0] if due else until_ns, until_ns) - system_clock()
             time.sleep(min(0.2, max(0.0, wait_ns / NS_PER_S)))
@@ -125,8 +131,8 @@ class Conductor:
         """Let every rank say that it has finished, as real ranks do, and wait until all of it is sent."""
         self._turns.join()
         now_ns = system_clock()
-        for index, actor in enumerate(self._cast.actors):
-            self._scenes[index] = self._scene(index, actor.end(now_ns))
+        for index, account in enumerate(self._simulated.accounts):
+            self._scenes[index] = self._scene(index, account.end(now_ns))
         for rank in self._ranks:
             self._turns.put(_Turn(rank, system_clock(), final=True))
         self.stop()
@@ -142,9 +148,9 @@ class Conductor:
     # -- inside ------------------------------------------------------------------------------------
 
     def _look(self) -> None:
-        figures = self.tally.figures
-        figures.seconds = (system_clock() - self._started_ns) / NS_PER_S
-        figures.steps = self._cast.actors[0].run.step_number
+        result = self.counts.result
+        result.seconds = (system_clock() - self._started_ns) / NS_PER_S
+        result.steps = self._simulated.accounts[0].run.step_number
 
     def _interval_s(self, rank: Rank) -> float:
         return self._every_s * (REDUCED_INTERVAL_FACTOR if rank.profile.reduced else 1)
@@ -155,28 +161,28 @@ class Conductor:
 
     def _put(self, rank: Rank, due_ns: int) -> None:
         if rank.info.rank in self._busy:
-            self.tally.skip()
+            self.counts.skip()
             return
         self._busy.add(rank.info.rank)
         self._turns.put(_Turn(rank, due_ns, final=False))
 
     def _check_heard(self) -> None:
-        figures = self.tally.figures
-        if not figures.requests and figures.failures >= PATIENCE:
+        result = self.counts.result
+        if not result.requests and result.failures >= PATIENCE:
             where = self._settings.addresses
             raise StackError(
-                f"{where} accepted none of {figures.failures} requests. Is a Collector there? `otel-train stack up` "
+                f"{where} accepted none of {result.failures} requests. Is a Collector there? `otel-train stack up` "
                 "starts one; --endpoint and the OTEL_EXPORTER_OTLP_* variables say where it is"
             )
 
     def _send_all(self, transport: OtlpTransport) -> None:
         guard = Guard("sending for a simulated rank")
         while (turn := self._turns.get()) is not None:
-            self.tally.late(max(0, system_clock() - turn.due_ns) / NS_PER_S)
+            self.counts.late(max(0, system_clock() - turn.due_ns) / NS_PER_S)
             faults = guard.faults
             with guard:
                 self._send(transport, turn)
-            self.tally.fault(guard.faults - faults)
+            self.counts.fault(guard.faults - faults)
             self._busy.discard(turn.rank.info.rank)
             self._turns.task_done()
         transport.close()
@@ -184,31 +190,33 @@ class Conductor:
     def _send(self, transport: OtlpTransport, turn: _Turn) -> None:
         rank, limit_s = turn.rank, self._settings.timeout_s
         scene = self._scene_of(rank, final=turn.final)
-        resource = self._cast.resource(rank)
+        resource = self._simulated.resource(rank)
         if rank.profile.metrics and "metrics" in self._settings.targets:
             line = with_resource(scene.metrics, resource).encode()
             answer = transport.send("metrics", line, limit_s)
-            self.tally.metrics(rank.info.rank, scene.sizes, accepted=answer.accepted)
-        before = self._told.get(rank.info.rank, 0)
-        self._told[rank.info.rank] = scene.reading.spans_until
-        spans = self._cast.spans_of(rank, before, scene.reading.spans_until)
+            self.counts.metrics(rank.info.rank, scene.sizes, accepted=answer.accepted)
+        before = self._sent_spans.get(rank.info.rank, 0)
+        self._sent_spans[rank.info.rank] = scene.reading.spans_until
+        spans = self._simulated.spans_of(rank, before, scene.reading.spans_until)
         if spans and "traces" in self._settings.targets:
             line = spans_line(spans, resource, self._version).encode()
             answer = transport.send("traces", line, limit_s)
-            self.tally.spans(len(spans), len(line), accepted=answer.accepted)
+            self.counts.spans(len(spans), len(line), accepted=answer.accepted)
 
     def _scene_of(self, rank: Rank, *, final: bool) -> _Scene:
-        with self._cast.actors[rank.actor].lock:
+        with self._simulated.accounts[rank.account].lock:
             now_ns = system_clock()
-            scene = self._scenes.get(rank.actor)
+            scene = self._scenes.get(rank.account)
             if not final and (scene is None or now_ns - scene.reading.at_ns > FRESH_S * NS_PER_S):
-                scene = self._scene(rank.actor, self._cast.actors[rank.actor].read(now_ns))
-                self._scenes[rank.actor] = scene
+                scene = self._scene(rank.account, self._simulated.accounts[rank.account].read(now_ns))
+                self._scenes[rank.account] = scene
             assert scene is not None
             return scene
 
-    def _scene(self, actor: int, reading: Reading) -> _Scene:
-        resource = self._cast.resource(self._cast.ranks[self._cast.actors[actor].info.rank])
+    def _scene(self, account: int, reading: Reading) -> _Scene:
+        resource = self._simulated.resource(
+            self._simulated.ranks[self._simulated.accounts[account].info.rank]
+        )
         line = metrics_line(reading.snapshot, {}, self._version)
         sizes = sizes_of(reading.snapshot.families, len(with_resource(line, resource)))
         return _Scene(reading, line, sizes)

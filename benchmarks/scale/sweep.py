@@ -48,7 +48,7 @@ CHOSEN = {(8, "full"), (64, "full"), (512, "lean"), (4096, "digest")}
 
 EXPORT_EVERY_S = {"full": 15.0, "lean": 30.0, "digest": 15.0}
 STEPS_PER_S = 2.0
-SETTLE_S = 3.0
+MARGIN_S = 3.0
 """After every rank has sent once. What waits in queues has then arrived, where it ever does."""
 
 PARTS = ("collector", "prometheus", "jaeger")
@@ -123,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def measure(ranks: int, profile: str) -> Row:
     """One case, on a stack of its own."""
     every_s = EXPORT_EVERY_S[profile]
-    print(f"{ranks} ranks, {profile}: about {2 * every_s + SETTLE_S:.0f} s", flush=True)
+    print(f"{ranks} ranks, {profile}: about {2 * every_s + MARGIN_S:.0f} s", flush=True)
     with tempfile.TemporaryDirectory(prefix="otel-train-scale-") as folder:
         stack = LocalStack(Path(folder), free_ports())
         stack.configure()
@@ -135,9 +135,9 @@ def measure(ranks: int, profile: str) -> Row:
 
 
 def _measure(stack: LocalStack, ranks: int, profile: str, every_s: float) -> Row:
-    simulator = _simulator(stack, ranks, profile, 2 * every_s + SETTLE_S + 5)
+    simulator = _simulator(stack, ranks, profile, 2 * every_s + MARGIN_S + 5)
     try:
-        time.sleep(every_s + SETTLE_S)
+        time.sleep(every_s + MARGIN_S)
         seen: dict[str, Any] = {part: local.running(stack.state, part) for part in PARTS[:2]}
         seen["simulator"] = psutil.Process(simulator.pid)
         began_s, cpu, samples = time.monotonic(), _cpu_s(seen), _samples(stack)
@@ -147,17 +147,17 @@ def _measure(stack: LocalStack, ranks: int, profile: str, every_s: float) -> Row
         memory = {name: one.memory_info().rss / 2**20 for name, one in seen.items()}
         taken, load = (_samples(stack) - samples) / window_s, psutil.getloadavg()[0]
         series, queued = _ask(stack, 'count({train_run_id!=""})'), _queued(stack)
-        figures = json.loads(simulator.communicate(timeout=300)[0])
+        result = json.loads(simulator.communicate(timeout=300)[0])
     finally:
         simulator.kill()
         simulator.wait()
     return Row(
-        ranks=ranks, profile=profile, window_s=window_s, senders=figures["senders"], series=int(series),
-        samples_per_s=taken, sent_per_s=figures["samples"] / figures["seconds"],
-        kbytes_per_s=figures["sent_bytes"] / figures["seconds"] / 1e3, collector_cpu=used["collector"],
+        ranks=ranks, profile=profile, window_s=window_s, senders=result["senders"], series=int(series),
+        samples_per_s=taken, sent_per_s=result["samples"] / result["seconds"],
+        kbytes_per_s=result["sent_bytes"] / result["seconds"] / 1e3, collector_cpu=used["collector"],
         collector_mib=memory["collector"], prometheus_cpu=used["prometheus"],
         prometheus_mib=memory["prometheus"], simulator_cpu=used["simulator"], queued=int(queued),
-        failures=figures["failures"] + figures["skipped"], latest_s=figures["latest_s"], load_1min=load,
+        failures=result["failures"] + result["skipped"], latest_s=result["latest_s"], load_1min=load,
     )  # fmt: skip
 
 
@@ -220,7 +220,7 @@ def as_table(rows: Sequence[Row]) -> str:
 
 
 def write_page(page: Path, machine: Machine, table: str) -> None:
-    """Put the table where the page has room for it."""
+    """Replace the table on the page."""
     text = page.read_text(encoding="utf-8")
     before, _, rest = text.partition(BEGIN)
     _, _, after = rest.partition(END)

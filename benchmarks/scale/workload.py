@@ -1,4 +1,4 @@
-"""The loop that a made-up rank runs, as the edges its training thread would write."""
+"""The loop that a synthetic rank runs, as the edges its training thread would write."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SOURCES: Final = (
 _TRAIN, _VAL, _H2D, _FORWARD, _BACKWARD, _OPTIMIZER, _CHECKPOINT = range(len(SOURCES))
 
 SHARES: Final = {_TRAIN: 0.06, _H2D: 0.02, _FORWARD: 0.27, _BACKWARD: 0.51, _OPTIMIZER: 0.09}
-"""Of a step; the rest is nobody's."""
+"""Of a step; the rest is `other`."""
 
 EVAL_EVERY_STEPS, EVAL_BATCHES = 200, 10
 CHECKPOINT_EVERY_STEPS = 500
@@ -62,7 +62,7 @@ class _Call(NamedTuple):
     ended_ns: int
 
 
-class Plot:
+class Workload:
     """An endless loop. Steps of all ranks are equally long, as they are where gradients are reduced.
 
     Args:

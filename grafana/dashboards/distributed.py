@@ -9,7 +9,7 @@ from grafana.panels import BLUE, ORANGE, RED, Panel, Row
 from grafana.queries import Query, on_hosts_of_the_run, run
 
 _RANK: Final = 'train_rank=~"$rank"'
-_BEAT: Final = "train_heartbeat_time_seconds"
+_HEARTBEAT: Final = "train_heartbeat_time_seconds"
 _TRAINING: Final = 'train_phase="train"'
 _STEPS: Final = f"sum by (train_rank) ({run('train_steps_total', _TRAINING)})"
 _STEPS_SHOWN: Final = f"sum by (train_rank) ({run('train_steps_total', _TRAINING, _RANK)})"
@@ -21,13 +21,13 @@ NOW: Final = Row(
     (
         Panel(
             "Ranks", "stat", "short",
-            "Ranks that report, that should, that the run has, and that wrote to the digest of rank 0.",
+            "Ranks that report, that should, that the run has, and that wrote a report to rank 0.",
             "fewer report than are expected",
             [
                 Query(run("run:train_ranks_reporting:count"), "reporting"),
                 Query(f"max({run('train_ranks_expected')})", "expected"),
                 Query(f"max({run('train_world_size')})", "world"),
-                Query(f"max({run('train_ranks_reporting')})", "in the digest"),
+                Query(f"max({run('train_ranks_reporting')})", "with a report"),
             ],
             6, 5, first=BLUE, runbook="TrainRanksMissing",
         ),
@@ -47,7 +47,7 @@ NOW: Final = Row(
         ),
         Panel(
             "Events on ranks", "stat", "short",
-            "Events of all ranks in the last hour, from the digest that rank 0 publishes.",
+            "Events of all ranks in the last hour, from the reports that rank 0 reads.",
             "any is not 0",
             [Query(f"round(sum by (train_rank_event) (increase({run('train_ranks_events_total')}[1h])))", "{{train_rank_event}}")],
             8, 5, ((1, RED),), runbook="TrainRankEvents", needs="ranks",
@@ -89,7 +89,7 @@ STRAGGLERS: Final = Row(
             runbook="TrainStraggler",
         ),
         Panel(
-            "Spread of work over the ranks, from the digest", "lines", "s",
+            "Spread of work over the ranks, from their reports", "lines", "s",
             "Least, median, 95th percentile and most of the mean stage time over the ranks.",
             "the most parts from the rest",
             [Query(run("train_rank_work_time_seconds", 'train_stage="forward"'), "forward {{train_statistic}}")],
@@ -113,7 +113,7 @@ HANGS: Final = Row(
             "Time since each rank made progress of any kind, and the longest of all ranks, also of those that were not picked.",
             "one is far longer than the others",
             [Query(run("run:train_heartbeat_age_seconds:max"), "longest"),
-             Query(f"max by (train_rank, host_name) (time() - {run(_BEAT, _RANK)})", "rank {{train_rank}} {{host_name}}")],
+             Query(f"max by (train_rank, host_name) (time() - {run(_HEARTBEAT, _RANK)})", "rank {{train_rank}} {{host_name}}")],
             8, 7, ((60, ORANGE), (300, RED)), runbook="TrainRankStalled",
         ),
         Panel(
@@ -137,7 +137,7 @@ HANGS: Final = Row(
             [
                 Query(f"max by (train_rank) ({run(_WORK)})", "own work", instant=True),
                 Query(f"max by (train_rank) ({run(_BACK)})", "backward", instant=True),
-                Query(f"max by (train_rank) (time() - {run(_BEAT)})", "heartbeat age", instant=True),
+                Query(f"max by (train_rank) (time() - {run(_HEARTBEAT)})", "heartbeat age", instant=True),
             ],
             8, 7, runbook="TrainStraggler",
         ),
@@ -147,8 +147,8 @@ HANGS: Final = Row(
             "there is a row while the run goes on",
             [
                 Query(
-                    f"max by (train_rank, host_name) (time() - last_over_time({run(_BEAT)}[1h]))"
-                    f" unless on (train_rank) (time() - timestamp({run(_BEAT)}) < 120)",
+                    f"max by (train_rank, host_name) (time() - last_over_time({run(_HEARTBEAT)}[1h]))"
+                    f" unless on (train_rank) (time() - timestamp({run(_HEARTBEAT)}) < 120)",
                     "silent for", instant=True,
                 )
             ],

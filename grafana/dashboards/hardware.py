@@ -167,7 +167,7 @@ OTHERS: Final = Row(
         Panel(
             "Network", "lines", "Bps",
             "Received by the hosts.",
-            "it is at what the card can do",
+            "it is at the limit of the device",
             [Query(on_hosts_of_the_run("sum by (host_name) (rate(node_network_receive_bytes_total[$__rate_interval]))"), "{{host_name}}")],
             needs="node exporter",
         ),

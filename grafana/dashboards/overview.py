@@ -246,7 +246,7 @@ NEXT: Final = Row(
             6, runbook="TrainLoaderWorkerDied", leads="distributed",
         ),
         Panel(
-            "Can these figures be trusted?", "stat", "short",
+            "Can these metrics be trusted?", "stat", "short",
             "Records that were dropped per second, the cost of watching as a share of the training thread's time, and the age of the newest sample in seconds.",
             "records are dropped, the cost is over 0.01, or the age is over 120 s",
             [

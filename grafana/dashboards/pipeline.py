@@ -48,7 +48,7 @@ SDK: Final = Row(
             limits=((120, RED),), runbook="TrainRunVanished",
         ),
         Panel(
-            "Faults of ours", "bars", "short",
+            "Telemetry faults", "bars", "short",
             "Faults that were contained, by part. After three the part is off.",
             "there is any",
             [Query(f"sum by (train_telemetry_part) ({grown('train_telemetry_faults_total')})", "{{train_telemetry_part}}")],
@@ -166,7 +166,7 @@ STORE: Final = Row(
         Panel(
             "Notifications that failed", "lines", "suffix: /s",
             "Notifications that Alertmanager could not deliver, by receiver.",
-            "there is any: nobody hears the alerts",
+            "there is any: alerts are not delivered",
             [Query(f"sum by (integration) (rate(alertmanager_notifications_failed_total{RATE}))", "{{integration}}")],
             needs="Alertmanager", runbook="Watchdog",
         ),

@@ -161,8 +161,8 @@ STEPS: Final = Row(
         ),
         Panel(
             "In no stage", "lines", "percentunit",
-            "Part of the step that no stage explains: logging, Python between the stages, a sync nobody sees.",
-            "it is over 10 %: mark stages by hand to see what it is",
+            "Part of the step that no stage explains: logging, Python between the stages, an unseen sync.",
+            "it is over 10 %: add user-defined stages to see what it is",
             [Query(run("run:train_unattributed:ratio5m"), "{{train_phase}}")],
             7, limits=((0.1, ORANGE), (0.5, RED)),
         ),
@@ -188,7 +188,7 @@ STEPS: Final = Row(
         ),
         Panel(
             "Unseen", "stat", "short",
-            "Stages, models and loops that could not be seen or told apart.",
+            "Stages, models and loops that could not be observed or distinguished.",
             "it is not 0: their time is in other rows; `summary.json` says which",
             [Query(f"sum({run('train_unobserved')}) or vector(0)")],
             3, 8, ((1, ORANGE),), runbook="TrainUnobserved",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.scale.fakes import PARTS
-from benchmarks.scale.ranks import Cast
+from benchmarks.scale.ranks import SimulatedRanks
 from benchmarks.scale.results import Sizes, sizes_of
 from otel_train.config import Config
 from otel_train.datamodel import Anchor
@@ -34,21 +34,21 @@ REDUCED_METRICS = 24
 TEN_MINUTES_NS = 600 * 10**9
 
 
-def played(profile: str, ranks: int = 16) -> tuple[Cast, list[Snapshot]]:
+def played(profile: str, ranks: int = 16) -> tuple[SimulatedRanks, list[Snapshot]]:
     """A run of ten minutes, with evaluations and checkpoints in it, and what each account came to."""
     anchor = Anchor.now()
     config = Config(run_id="r", export_profile=profile)
-    cast = Cast(ranks, per_node=8, config=config, anchor=anchor, steps_per_s=2)
+    simulated = SimulatedRanks(ranks, per_node=8, config=config, anchor=anchor, steps_per_s=2)
     now_ns = anchor.clock_ns + TEN_MINUTES_NS
-    for actor in cast.actors:
-        actor.read(now_ns)
-    cast.exchange(now_ns)
-    return cast, [actor.read(now_ns + 1).snapshot for actor in cast.actors]
+    for account in simulated.accounts:
+        account.read(now_ns)
+    simulated.exchange(now_ns)
+    return simulated, [account.read(now_ns + 1).snapshot for account in simulated.accounts]
 
 
 def sizes(profile: str) -> dict[int, Sizes]:
-    cast, snapshots = played(profile)
-    return {rank.info.rank: sizes_of(snapshots[rank.actor].families) for rank in cast.ranks}
+    simulated, snapshots = played(profile)
+    return {rank.info.rank: sizes_of(snapshots[rank.account].families) for rank in simulated.ranks}
 
 
 def test_a_rank_that_exports_everything_stays_within_its_budget() -> None:

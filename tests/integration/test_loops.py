@@ -211,9 +211,9 @@ def exported(folder: Path) -> dict[str, dict[tuple[str, ...], float]]:
 def row(truth: Truth, summary: dict[str, Any], program: Any) -> dict[str, Any]:
     """What the table in docs/reference/loops.md says about a program."""
     shape, description = shape_of(program)
-    room = program.__module__.rpartition(".")[2]
+    module = program.__module__.rpartition(".")[2]
     return {
-        "shape": shape, "description": description, "room": room,
+        "shape": shape, "description": description, "module": module,
         "program": truth.counted(), "in_code": counted(summary), "unseen": list(truth.unseen),
     }  # fmt: skip
 

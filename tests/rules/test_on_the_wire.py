@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from benchmarks.scale.rank import Actor
+    from benchmarks.scale.rank import SimulatedRank
 
 pytestmark = pytest.mark.stack
 
@@ -113,7 +113,7 @@ def busy(profile: str, *, more: Iterable[str] = ()) -> Run:
     run = Run(
         profile, [Loop(rank, ((2.0, lambda loop: loop.save(8.0)),)) for rank in range(RANKS)], more=more
     )
-    run.logged = lambda actor: actor.readings.signals.take("tokens", 1000)
+    run.logged = lambda account: account.readings.signals.take("tokens", 1000)
     return run
 
 
@@ -238,7 +238,7 @@ def test_the_fleet_has_a_row_for_each_run_in_every_profile(profile: str, tmp_pat
     """Four ranks that train; then nothing is heard of them any more, and no one has said that they ended."""
     run = busy(profile, more={"train_world_size", "train_step_index"})
     for rank in range(RANKS):
-        run.actor(rank).reporter.about = ("gpt", "speech", "ann", "4711", "berlin", "gpu")
+        run.account(rank).reporter.about = ("gpt", "speech", "ann", "4711", "berlin", "gpu")
     whose = (
         'train_run_id="r", train_run_name="gpt", train_team="speech", train_owner="ann",'
         ' train_job="4711", train_cluster="berlin", train_namespace="gpu"'
@@ -317,9 +317,9 @@ def test_nobody_is_paged_by_what_the_program_handles_itself(profile: str, tmp_pa
     """A gradient scaler makes gradients overflow on purpose, and a program may catch its own exceptions."""
     run = Run(profile, [Loop(rank, [(m, Loop.fail) for m in range(2, 16)]) for rank in range(RANKS)])
 
-    def overflow(actor: Actor) -> None:
-        actor.readings.signals.take("grad_norm", math.inf)
-        actor.run.totals.skipped_updates += run.now_s % 60 == 0
+    def overflow(account: SimulatedRank) -> None:
+        account.readings.signals.take("grad_norm", math.inf)
+        account.run.totals.skipped_updates += run.now_s % 60 == 0
 
     run.logged = overflow
     check(tmp_path, "native", [story(run.until(18), "native", {PAGES: {}})])
@@ -349,7 +349,7 @@ def test_an_alert_carries_whose_run_it_is_and_where(profile: str, tmp_path: Path
     """ExportManager go by team; and a run that was killed cannot be asked any more."""
     run = Run(profile, [Loop(rank) for rank in range(2)])
     for rank in range(2):
-        run.actor(rank).reporter.about = ("gpt", "speech", "ann", "4711", "berlin", "gpu")
+        run.account(rank).reporter.about = ("gpt", "speech", "ann", "4711", "berlin", "gpu")
     fired = 'count by (alertname, train_run_name, train_team, train_owner, train_job, train_cluster, train_namespace) (ALERTS{alertstate="firing",severity="critical"})'
     told = (
         '{alertname="TrainRunVanished", train_run_name="gpt", train_team="speech", train_owner="ann",'
@@ -395,8 +395,8 @@ def test_steps_that_take_longer_than_before_are_told_by_their_mean(
 def test_an_event_counter_that_is_born_at_1_pages(profile: str, tmp_path: Path) -> None:
     """Ranks send some counters from their first event on; what begins at 1 has not increased."""
     run = Run(profile, [Loop(rank) for rank in range(RANKS)]).until(5)
-    run.actor(2).readings.watch.worker_exits["train", "SIGKILL"] = 1
-    run.actor(1).readings.signals.take("loss", math.nan)
+    run.account(2).readings.watch.worker_exits["train", "SIGKILL"] = 1
+    run.account(1).readings.signals.take("loss", math.nan)
     run.until(8)
     asked = '8 count by (alertname, train_rank, train_rank_event) (ALERTS{alertstate="firing",severity="critical"})'
     told: dict[str, float] = {

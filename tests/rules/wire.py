@@ -6,8 +6,8 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from benchmarks.scale.rank import Actor
-from benchmarks.scale.workload import BATCH_SAMPLES, SHARES, SOURCES, Plot
+from benchmarks.scale.rank import SimulatedRank
+from benchmarks.scale.workload import BATCH_SAMPLES, SHARES, SOURCES, Workload
 from otel_train.config import Config
 from otel_train.datamodel import Anchor, HistogramPoint
 from otel_train.distributed.coordinator import Job, RankCoordinator
@@ -40,7 +40,7 @@ def read_by_rules() -> set[str]:
     return {selector.metric for expr in exprs for selector in asked(expr)}
 
 
-class Loop(Plot):
+class Loop(Workload):
     """The loop of one rank. Every step takes half a second, unless something happens.
 
     Args:
@@ -149,7 +149,7 @@ class Table:
 class Member(NamedTuple):
     """One rank: its account, and its part in the exchange."""
 
-    actor: Actor
+    account: SimulatedRank
     ranks: RankCoordinator
     labels: dict[str, str]
 
@@ -168,7 +168,7 @@ class Run:
 
     def __init__(self, profile: str, loops: Sequence[Loop], *, more: Iterable[str] = ()) -> None:
         self.now_s = 0
-        self.logged: Callable[[Actor], object] = id
+        self.logged: Callable[[SimulatedRank], object] = id
         self.loops = loops
         self._config = Config(run_id="r", export_profile=profile, digest_every_s=EXCHANGE_S)
         self._records: dict[int, str] = {}
@@ -176,14 +176,14 @@ class Run:
         self._kept = read_by_rules() | set(more)
         self._series: dict[str, dict[str, dict[int, str]]] = {"native": {}, "classic": {}}
 
-    def actor(self, rank: int) -> Actor:
+    def account(self, rank: int) -> SimulatedRank:
         """What plays a rank."""
-        return self._members[rank].actor
+        return self._members[rank].account
 
     @property
     def senders(self) -> int:
         """Ranks that send metrics."""
-        return sum(member.actor.profile.metrics for member in self._members)
+        return sum(member.account.profile.metrics for member in self._members)
 
     def until(self, minute: float, *, end: bool = False) -> Run:
         """Go on up to that minute; ``end``: finish then."""
@@ -191,17 +191,17 @@ class Run:
             self.now_s += EXCHANGE_S
             now_ns = self.now_s * NS_PER_S
             for member in self._members:
-                member.actor.advance(now_ns)
-                self.logged(member.actor)
+                member.account.advance(now_ns)
+                self.logged(member.account)
                 member.ranks.turn()
             for member in self._members:
-                every = EXPORT_S * (REDUCED_INTERVAL_FACTOR if member.actor.profile.reduced else 1)
-                if self.now_s % every == 0 and member.actor.profile.metrics:
-                    self._record(member, member.actor.read(now_ns).snapshot)
+                every = EXPORT_S * (REDUCED_INTERVAL_FACTOR if member.account.profile.reduced else 1)
+                if self.now_s % every == 0 and member.account.profile.metrics:
+                    self._record(member, member.account.read(now_ns).snapshot)
         if end:
             for member in self._members:
-                snapshot = member.actor.end(self.now_s * NS_PER_S).snapshot
-                if member.actor.profile.metrics:
+                snapshot = member.account.end(self.now_s * NS_PER_S).snapshot
+                if member.account.profile.metrics:
                     self._record(member, snapshot)
         return self
 
@@ -222,21 +222,21 @@ class Run:
             world_size=size, local_world_size=4, host=f"node{rank // 4}", pid=1, started_unix_ns=0,
             instance_id=instance_id("r", rank),
         )  # fmt: skip
-        actor = Actor(info, self._config, anchor=anchor, plot=loop)
+        account = SimulatedRank(info, self._config, anchor=anchor, workload=loop)
         job = Job(
-            lambda: (rank, size), lambda: None, lambda: "backward", actor.reporter.events, "r",
+            lambda: (rank, size), lambda: None, lambda: "backward", account.reporter.events, "r",
             partial(Table, self._records),
         )  # fmt: skip
         ranks = RankCoordinator(
-            actor.run, info, config=self._config, job=job, clock=lambda: self.now_s * NS_PER_S
+            account.run, info, config=self._config, job=job, clock=lambda: self.now_s * NS_PER_S
         )
-        ranks.counted = actor.reporter.counted
-        actor.reporter.more.append(ranks.write)
+        ranks.counted = account.reporter.counted
+        account.reporter.more.append(ranks.write)
         labels = {
             "train_run_id": "r", "train_rank": str(rank), "host_name": info.host, "job": "otel-train",
             "instance": info.instance_id,
         }  # fmt: skip
-        return Member(actor, ranks, labels)
+        return Member(account, ranks, labels)
 
     def _record(self, member: Member, snapshot: Snapshot) -> None:
         tick = self.now_s // EXPORT_S

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
-OF_THE_RUN = '{train_run_id="made-up", __name__!~".*:.*|ALERTS.*|target_info"}'
+OF_THE_RUN = '{train_run_id="synthetic", __name__!~".*:.*|ALERTS.*|target_info"}'
 """What the ranks sent, without what Prometheus and its rules have made of it."""
 
 
@@ -25,7 +25,7 @@ def test_every_series_of_every_rank_arrives(tmp_path: Path, capsys: pytest.Captu
         endpoint = f"http://127.0.0.1:{made.ports.otlp_http}"
         words = ["--ranks", "32", "--profile", "lean", "--duration", "8", "--export-every", "3"]
         # On a busy machine an export may be left out, which is 1.
-        assert main(["--json", "--run-id", "made-up", *words, "--endpoint", endpoint]) in {0, 1}
+        assert main(["--json", "--run-id", "synthetic", *words, "--endpoint", endpoint]) in {0, 1}
         figures = json.loads(capsys.readouterr().out)
 
         count = wait_for(
@@ -33,7 +33,7 @@ def test_every_series_of_every_rank_arrives(tmp_path: Path, capsys: pytest.Captu
         )
         ranks = value(made, f"count(count by (train_rank) ({OF_THE_RUN}))")
         finished = value(
-            made, 'count(train_run_status{train_run_id="made-up", train_run_state="finished"} == 1)'
+            made, 'count(train_run_status{train_run_id="synthetic", train_run_state="finished"} == 1)'
         )
 
     assert count

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from benchmarks.captures import LOADS, Cost, rows_of
 from benchmarks.machine import Machine
-from benchmarks.row import Row, Verdict, failed
+from benchmarks.row import Row, Status, failed
 from benchmarks.spread import differences, fastest_mean, percent_more, slope, spread_of
 from benchmarks.table import begin_mark, cells_of, end_mark, markdown_table, number, page_with, plain_table
 
@@ -91,18 +91,18 @@ def test_flat_memory_has_no_slope(level: float, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "budget", "verdict"),
+    ("values", "budget", "status"),
     [
-        ((14.0, 15.0, 90.0), 15.0, Verdict.MET),
-        ((14.0, 15.1, 15.2), 15.0, Verdict.MISSED),
-        ((99.0,), None, Verdict.NO_BUDGET),
-        ((), 15.0, Verdict.NOT_MEASURED),
-        ((), None, Verdict.NOT_MEASURED),
+        ((14.0, 15.0, 90.0), 15.0, Status.MET),
+        ((14.0, 15.1, 15.2), 15.0, Status.MISSED),
+        ((99.0,), None, Status.NO_BUDGET),
+        ((), 15.0, Status.NOT_MEASURED),
+        ((), None, Status.NOT_MEASURED),
     ],
 )
-def test_the_median_alone_decides(values: tuple[float, ...], budget: float | None, verdict: Verdict) -> None:
+def test_the_median_alone_decides(values: tuple[float, ...], budget: float | None, status: Status) -> None:
     """One outlier on a shared machine must not fail a budget, and one lucky round must not save it."""
-    assert row(*values, budget=budget).verdict is verdict
+    assert row(*values, budget=budget).status is status
 
 
 def test_the_excess_is_how_far_the_median_is_over_the_budget() -> None:
@@ -112,7 +112,7 @@ def test_the_excess_is_how_far_the_median_is_over_the_budget() -> None:
 
 
 def test_what_was_not_measured_fails() -> None:
-    """No figure is no proof that a budget is kept."""
+    """No value is no proof that a budget is kept."""
     assert failed([row(1.0), row(reason="no device")])
 
 
@@ -151,11 +151,11 @@ def test_what_was_not_measured_says_why() -> None:
 
 
 def test_the_terminal_table_is_aligned() -> None:
-    """Every verdict starts in the same column."""
+    """Every status starts in the same column."""
     lines = plain_table([row(1.0), row(100.0)]).splitlines()
 
     assert len(lines) == 4
-    assert lines[0].index("verdict") == lines[2].index("met") == lines[3].index("missed")
+    assert lines[0].index("status") == lines[2].index("met") == lines[3].index("missed")
 
 
 def test_a_missed_budget_stands_out_on_the_page() -> None:
@@ -167,7 +167,7 @@ def test_a_missed_budget_stands_out_on_the_page() -> None:
 
 
 def test_a_new_page_has_the_table_the_machine_and_room_for_the_reasons() -> None:
-    """A figure without its machine and date cannot be compared with anything."""
+    """A value without its machine and date cannot be compared with anything."""
     page = page_with([row(1.0)], MACHINE, device="cpu", page="")
 
     assert page.index(begin_mark("cpu")) < page.index("cost per step") < page.index(end_mark("cpu"))
@@ -194,7 +194,7 @@ def test_writing_the_same_figures_twice_changes_nothing() -> None:
 
 
 def test_a_second_device_gets_a_table_of_its_own() -> None:
-    """Figures of a GPU machine must not replace those of the laptop."""
+    """Numbers of a GPU machine must not replace those of the laptop."""
     page = page_with([row(1.0)], MACHINE, device="cpu", page="")
 
     both = page_with([row(7.0)], MACHINE, device="cuda", page=page)
@@ -223,7 +223,7 @@ def test_results_can_be_read_back_as_json() -> None:
     stored = json.loads(json.dumps(row(16.0, 17.0, 18.0).as_json()))
 
     assert stored["spread"] == {"q1": 16.5, "median": 17.0, "q3": 17.5, "repeats": 3}
-    assert (stored["verdict"], stored["excess"]) == ("missed", 2.0)
+    assert (stored["status"], stored["excess"]) == ("missed", 2.0)
 
 
 def test_a_capture_is_measured_beside_the_profiler_alone() -> None:
@@ -234,7 +234,7 @@ def test_a_capture_is_measured_beside_the_profiler_alone() -> None:
     }
     rows = rows_of(LOADS[0], 20, found)
 
-    figures = {row.name.removeprefix("capture.active.large"): round(row.values[0], 6) for row in rows}
-    assert figures == {"": 20.0, ".cpu": 15.5, ".torch": 10.0, ".own": 5.0}
-    assert rows[0].verdict is Verdict.MISSED
+    numbers = {row.name.removeprefix("capture.active.large"): round(row.values[0], 6) for row in rows}
+    assert numbers == {"": 20.0, ".cpu": 15.5, ".torch": 10.0, ".own": 5.0}
+    assert rows[0].status is Status.MISSED
     assert rows[0].detail["torch_us_each"] == pytest.approx(100.0)

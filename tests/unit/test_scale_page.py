@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from benchmarks.machine import Machine
-from benchmarks.scale.ranks import Cast
+from benchmarks.scale.ranks import SimulatedRanks
 from benchmarks.scale.sweep import BEGIN, CASES, CHOSEN, END, PAGE, Row, as_table, write_page
 from otel_train.config import Config
 from otel_train.datamodel import Anchor
@@ -63,7 +63,9 @@ def test_the_rows_that_are_said_to_be_chosen_are_what_a_run_chooses() -> None:
     chosen = {
         (
             ranks,
-            Cast(ranks, per_node=ranks, config=Config(run_id="r"), anchor=Anchor(0, 0), steps_per_s=1)
+            SimulatedRanks(
+                ranks, per_node=ranks, config=Config(run_id="r"), anchor=Anchor(0, 0), steps_per_s=1
+            )
             .ranks[0]
             .profile.name,
         )

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from benchmarks.scale.cli import main
-from benchmarks.scale.ranks import MOST_ACTORS, Cast, as_rank
-from benchmarks.scale.workload import EVAL_EVERY_STEPS, Plot
+from benchmarks.scale.ranks import MOST_ACCOUNTS, SimulatedRanks, as_rank
+from benchmarks.scale.workload import EVAL_EVERY_STEPS, Workload
 from otel_train.config import Config
 from otel_train.datamodel import Anchor
 from tests.support.figures import spans
@@ -34,9 +34,9 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def cast_of(ranks: int, profile: str = "full") -> Cast:
+def cast_of(ranks: int, profile: str = "full") -> SimulatedRanks:
     config = Config(run_id="r", export_profile=profile)
-    return Cast(ranks, per_node=8, config=config, anchor=Anchor(10**18, 0), steps_per_s=10)
+    return SimulatedRanks(ranks, per_node=8, config=config, anchor=Anchor(10**18, 0), steps_per_s=10)
 
 
 def attributes_of(message: Any) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def resources(requests: list[Any]) -> Iterator[dict[str, Any]]:
 
 def test_the_loop_goes_on_where_it_was_read_last() -> None:
     """Ranks are read at odd moments; a batch that fell between two of them would be a gap in every figure."""
-    whole, parts = Plot(10, 3, 0), Plot(10, 3, 0)
+    whole, parts = Workload(10, 3, 0), Workload(10, 3, 0)
     once = whole.until(40 * NS_PER_S)
     pieces = [parts.until(at) for at in range(0, 40 * NS_PER_S + 1, NS_PER_S // 3 + 1)]
     pieces.append(parts.until(40 * NS_PER_S))
@@ -63,23 +63,23 @@ def test_the_loop_goes_on_where_it_was_read_last() -> None:
 
 def test_the_account_finds_the_steps_that_were_made_up() -> None:
     """The figures come from the real account: if it does not see the loop, they are of something else."""
-    cast = cast_of(1)
-    actor = cast.actors[0]
-    actor.read(30 * NS_PER_S)
-    actor.end(30 * NS_PER_S)
+    simulated = cast_of(1)
+    account = simulated.accounts[0]
+    account.read(30 * NS_PER_S)
+    account.end(30 * NS_PER_S)
 
-    steps = actor.run.totals.steps_by_phase()["train"]
+    steps = account.run.totals.steps_by_phase()["train"]
     assert EVAL_EVERY_STEPS < steps <= 300
-    assert actor.run.evals.durations.count(0) == 1
+    assert account.run.evals.durations.count(0) == 1
 
 
 def test_ranks_beyond_the_accounts_share_figures_and_never_a_name() -> None:
     """Two senders of one identity are one series with two truths."""
-    cast = cast_of(3 * MOST_ACTORS)
-    identities = {cast.resource(rank)["service.instance.id"] for rank in cast.ranks}
+    simulated = cast_of(3 * MOST_ACCOUNTS)
+    identities = {simulated.resource(rank)["service.instance.id"] for rank in simulated.ranks}
 
-    assert len(identities) == len(cast.ranks) > len(cast.actors)
-    assert [rank.info.rank for rank in cast.ranks if rank.actor == 0] == [0]
+    assert len(identities) == len(simulated.ranks) > len(simulated.accounts)
+    assert [rank.info.rank for rank in simulated.ranks if rank.account == 0] == [0]
 
 
 def test_spans_of_another_rank_keep_their_trace_and_get_ids_of_their_own() -> None:
@@ -108,11 +108,11 @@ def test_every_rank_sends_and_ends_its_run(capsys: pytest.CaptureFixture[str]) -
     """A run that stops without a word raises the alert for runs that vanish."""
     with http_receiver() as received:
         words = ["--ranks", "4", "--duration", "2", "--export-every", "1", "--endpoint", received.endpoint]
-        assert main(["--run-id", "made-up", *words]) in {0, 1}  # as above
+        assert main(["--run-id", "synthetic", *words]) in {0, 1}  # as above
     out = capsys.readouterr().out
 
     assert {found["train.rank"] for found in resources(received.metrics)} == {0, 1, 2, 3}
-    assert {found["train.run.id"] for found in resources(received.metrics)} == {"made-up"}
+    assert {found["train.run.id"] for found in resources(received.metrics)} == {"synthetic"}
     last = (
         received.points()["train.run.status"].gauge.data_points
         or received.points()["train.run.status"].sum.data_points

@@ -1,4 +1,4 @@
-"""Draws the card of a run as a picture: docs/img/card.svg."""
+"""Draws the run summary as an SVG: docs/img/run-summary.svg."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from otel_train.exporters.run_directory import find_run, rank_directories  # noq
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PICTURE = ROOT / "docs" / "img" / "card.svg"
+PICTURE = ROOT / "docs" / "img" / "run-summary.svg"
 COLUMNS = 100
 COLUMN_PX, LINE_PX, MARGIN_PX, BASELINE_PX = 8.4, 18, 16, 13
 FONT = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
@@ -53,9 +53,9 @@ def tspan(column: int, text: str, codes: frozenset[str]) -> str:
     return f'<tspan {place} lengthAdjust="spacingAndGlyphs"{style}>{escape(text)}</tspan>'
 
 
-def picture(card: str) -> str:
-    """``card``, with its ANSI colours, as SVG."""
-    lines = card.rstrip("\n").split("\n")
+def picture(summary: str) -> str:
+    """``summary``, with its ANSI colours, as SVG."""
+    lines = summary.rstrip("\n").split("\n")
     width = round(COLUMNS * COLUMN_PX + 2 * MARGIN_PX)
     height = len(lines) * LINE_PX + 2 * MARGIN_PX
     rows = []
@@ -64,7 +64,7 @@ def picture(card: str) -> str:
         if drawn:
             rows.append(f'<text y="{MARGIN_PX + number * LINE_PX + BASELINE_PX}">{drawn}</text>')
     size = f'viewBox="0 0 {width} {height}" width="{width}"'
-    label = "The card that a run leaves in the terminal"
+    label = "The run summary in the terminal"
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" {size} role="img" aria-label="{label}">',
@@ -88,9 +88,9 @@ def main() -> None:
     args = parser.parse_args()
     folder = rank_directories(find_run(args.run, Path("runs")))[0]
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    card = render_card(summary, width=COLUMNS, color=True, unicode=True)
+    text = render_card(summary, width=COLUMNS, color=True, unicode=True)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(picture(card), encoding="utf-8")
+    args.out.write_text(picture(text), encoding="utf-8")
     print(args.out)
 
 
