@@ -146,12 +146,17 @@ def things(
     models: list[str],
     updates: int = UPDATES_WITHOUT_FORWARD,
     sources: list[Instrumented],
-    helpers: list[str],
+    loader_threads: list[str],
     stages: tuple[str, ...] = ("backward",),
     source: StepSource = StepSource.UPDATE,
 ) -> list[tuple[str, str]]:
     run, probes = an_account(
-        models=models, updates=updates, sources=sources, loader_threads=helpers, stages=stages, source=source
+        models=models,
+        updates=updates,
+        sources=sources,
+        loader_threads=loader_threads,
+        stages=stages,
+        source=source,
     )
     return [(thing["what"], thing["name"]) for thing in unobserved(run, probes)]
 
@@ -171,7 +176,7 @@ def an_account(
     models: list[str],
     updates: int,
     sources: list[Instrumented],
-    helpers: list[str],
+    loader_threads: list[str],
     stages: tuple[str, ...],
     source: StepSource = StepSource.UPDATE,
     jax: JaxCompiles = NOT_COMPILED,
@@ -182,7 +187,7 @@ def an_account(
     probes: Any = SimpleNamespace(models=[SimpleNamespace(name=name) for name in models])
     compiles = SimpleNamespace(jax=jax)
     run: Any = SimpleNamespace(
-        totals=totals, loader_threads=helpers, step_source=source, compiles=compiles, started_ns=0
+        totals=totals, loader_threads=loader_threads, step_source=source, compiles=compiles, started_ns=0
     )
     return run, probes
 
@@ -264,7 +269,7 @@ COMPILED = JaxCompiles(functions=12, total_ns=3_400_000_000, longest="train_step
 NO_STEP: dict[str, Any] = {
     "models": [],
     "updates": 0,
-    "helpers": [],
+    "loader_threads": [],
     "stages": (),
     "source": StepSource.UNDECIDED,
 }
