@@ -128,22 +128,13 @@ def _show(args: argparse.Namespace, folder: Path, document: Mapping[str, Any]) -
         print(told, end="", file=sys.stderr if args.json else sys.stdout)
     if args.report:
         path = folder / REPORT
-        replace_text(path, _page_of(summary, capture))
+        replace_text(path, _report(folder, summary, capture))
         print(printable(path), file=sys.stderr if args.json else sys.stdout)
 
 
-def _page_of(summary: Mapping[str, Any], capture: Mapping[str, Any]) -> str:
+def _report(folder: Path, summary: Mapping[str, Any], capture: Mapping[str, Any]) -> str:
+    from otel_train.rundata.live_view import RankView
     from otel_train.ui.report import render
 
     captures = [] if "absent" in capture else [{"name": capture["file"], "analysis": capture, "flame": []}]
-    series: dict[str, Any] = {"times": [], "activities": {}, "stages": {}, "memory": {}}
-    return render(
-        {
-            "summary": summary,
-            "ranks": [summary],
-            "series": series,
-            "histograms": [],
-            "captures": captures,
-            "records": [],
-        }
-    )
+    return render(RankView.of_summary(folder, summary), captures)

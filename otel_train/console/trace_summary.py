@@ -80,7 +80,7 @@ def _findings(page: TextLayout, document: Document) -> Iterator[str]:
                 + page.paint(cut(page.safe(place), page.columns - 8), "dim")
             )
         if finding["share"]:
-            hours = f"{finding['hours_per_day']:.1f} h of each day of training"
+            hours = f"{duration(finding['hours_per_day'] * 3600)} of each day of training"
             yield INDENT * 2 + page.paint(f"{hours} · confidence {finding['confidence']}", "dim")
         yield ""
 

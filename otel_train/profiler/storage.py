@@ -69,7 +69,7 @@ def note_analysis(trace: Path, document: Mapping[str, Any]) -> bool:
 
     Args:
         trace: the analysed file.
-        document: result of ``otel_train.analyze``.
+        document: result of ``otel_train.trace_analysis``.
 
     Returns:
         Whether it was added.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train import catalog
+from otel_train.console.text import count, duration, percent, rounded
 from otel_train.files import parse_json, read_part
 from otel_train.rundata.files import EVENTS, number, text, whole
 
@@ -121,8 +122,8 @@ def _verdicts(summary: Mapping[str, Any]) -> Iterator[Notice]:
         share, seconds = number(verdict.get("share")), number(verdict.get("seconds"))
         of = "training time" if verdict.get("phase") == "train" else "the run"
         facts = (
-            *([f"{share * 100:.0f} % of {of}"] if share else []),
-            *([f"{seconds:,.1f} s"] if seconds else []),
+            *([f"{percent(share)} of {of}"] if share else []),
+            *([duration(seconds)] if seconds else []),
         )
         yield Notice(
             str(severity) if severity in SEVERITIES else "info",
@@ -160,7 +161,7 @@ def facts_of(event: Mapping[str, Any]) -> Iterator[str]:
     """The attributes of an event as words."""
     for key, value in event["attributes"].items():
         shown = (
-            f"{value:.4g}"
+            rounded(value)
             if isinstance(value, float)
             else _long(value if isinstance(value, str) else str(value))
         )
@@ -181,7 +182,9 @@ def _missing(summary: Mapping[str, Any]) -> Iterator[Notice]:
     lost = whole(telemetry.get("records_lost"))
     if lost:
         yield Notice(
-            "warning", "records lost", f"{lost:,} records were lost: what happened in them is in no figure."
+            "warning",
+            "records lost",
+            f"{count(lost)} records were lost: what happened in them is in no figure.",
         )
     faults = telemetry.get("faults")
     if isinstance(faults, dict) and faults:

@@ -16,6 +16,7 @@ from otel_train.rundata.files import ABOUT, FLIGHT, SUMMARY, summary_of, whole
 from otel_train.rundata.flight import postmortem_of, timeline_in
 from otel_train.rundata.liveness import Liveness, beat_of, liveness
 from otel_train.rundata.metrics_history import History, in_order
+from otel_train.rundata.run import records_below
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -191,6 +192,7 @@ class RankView:
         events: the last ones.
         notices: what a reader must know.
         others: the summary of every rank that has one.
+        records: of the run's captures, the oldest first.
     """
 
     run: Path
@@ -206,6 +208,28 @@ class RankView:
     events: Sequence[Mapping[str, Any]]
     notices: Sequence[Notice]
     others: Mapping[int, Mapping[str, Any]]
+    records: Sequence[Mapping[str, Any]]
+
+    @classmethod
+    def of_summary(cls, run: Path, summary: Mapping[str, Any]) -> RankView:
+        """Returns what a summary alone says; ``run`` is the folder that it lies in."""
+        state = liveness(summary, {}, None, written_s=None, now_s=0.0)
+        return cls(
+            run=run,
+            rank=whole(summary.get("rank")),
+            ranks=(),
+            about={},
+            summary=summary,
+            written_unix_s=None,
+            state=state,
+            pulse=LiveProgress(),
+            series={},
+            histograms=(),
+            events=(),
+            notices=notices(state, summary, (), ()),
+            others={},
+            records=(),
+        )
 
     @property
     def steps(self) -> int | None:
@@ -269,6 +293,7 @@ class Viewer:
                 for number, other in folders.items()
                 if (found := summary_of(self._documents, other, []))
             },
+            records=records_below(run),
         )
 
     def _history(self, folder: Path) -> History:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from datetime import datetime, timezone
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
-from otel_train.console.text import ABSENT, duration
+from otel_train.console.text import ABSENT, duration, percent
+from otel_train.ui.charts import color_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from otel_train.rundata.alerts import Notice
     from otel_train.rundata.liveness import Liveness
@@ -60,16 +61,16 @@ def tiles(cells: Iterable[tuple[str, str, str]]) -> str:
     return f'<dl class="tiles{few}">{"".join(shown)}</dl>' if shown else ""
 
 
-def board(notices: Sequence[Notice], *, unfold: bool) -> str:
+def board(notices: Sequence[Notice], *, unfold: int) -> str:
     """What a reader must know, a line each; advice and figures unfold.
 
     Args:
         notices: the gravest first.
-        unfold: show the first with all that belongs to it.
+        unfold: how many are shown with all that belongs to them.
     """
     if not notices:
         return ""
-    items = "".join(_notice(each, unfold=unfold and place == 0) for place, each in enumerate(notices))
+    items = "".join(_notice(each, unfold=place < unfold) for place, each in enumerate(notices))
     return f'<section class="board" aria-label="Alerts and verdicts">{items}</section>'
 
 
@@ -123,12 +124,88 @@ def share_strip(parts: Sequence[tuple[str, float, str]], *, label: str) -> str:
         parts: name, share from 0 to 1, class of the colour.
         label: what it shows, for those who cannot see it.
     """
-    said = ", ".join(f"{name.replace('_', ' ')} {share * 100:.1f} %" for name, share, _ in parts)
+    said = ", ".join(f"{name.replace('_', ' ')} {percent(share)}" for name, share, _ in parts)
     pieces = "".join(
-        f'<span class="b-{color}" style="width:{share * 100:.3f}%" title="{escape(name.replace("_", " "))} {share * 100:.1f} %"></span>'
+        f'<span class="b-{color}" style="width:{share * 100:.3f}%" title="{escape(name.replace("_", " "))} {percent(share)}"></span>'
         for name, share, color in parts
     )
     return f'<div class="strip" role="img" aria-label="{escape(f"{label}: {said}")}">{pieces}</div>'
+
+
+_ROW_PX = 20
+_BAR = '<span class="bar'
+
+
+def finding(each: Mapping[str, Any], *, source: str = "") -> str:
+    """One finding, as a box; ``source`` is the capture that shows it."""
+    title = escape(str(each["name"]).replace("_", " "))
+    if source:
+        title += f' <span class="dim">in <code>{escape(source)}</code></span>'
+    gain = ""
+    if each.get("share"):
+        saved_s = (each.get("hours_per_day") or 0.0) * 3600
+        hours = f", {duration(saved_s)} of each day of training" if saved_s else ""
+        sure = f" · confidence {escape(each['confidence'])}" if each.get("confidence") else ""
+        gain = f'<p class="dim">{percent(each["share"])} of the time to win back{hours}{sure}</p>'
+    places = "".join(f"<li><code>{escape(place)}</code></li>" for place in each.get("where") or ())
+    where = f"<ul>{places}</ul>" if places else ""
+    severity = escape(str(each.get("severity") or "info"))
+    return (
+        f'<article class="finding {severity}"><h3>{title}</h3><p>{escape(each["claim"])}</p>'
+        f"<p>{escape(each['advice'])}</p>{gain}{where}</article>"
+    )
+
+
+def flame_graph(calls: Sequence[Mapping[str, Any]]) -> str:
+    """Calls as boxes, callers above; arrow keys move, Enter zooms in, Escape out."""
+    if not calls:
+        return ""
+    depth = max(call["depth"] for call in calls) + 1
+    boxes = "".join(
+        f'<button tabindex="{0 if number == 0 else -1}" class="b-{_flame_color(call["name"])}" data-s="{call["start_share"]:.6f}" '
+        f'data-w="{call["share"]:.6f}" data-d="{call["depth"]}" data-p="{call["parent"]}" '
+        f'style="left:{call["start_share"] * 100:.3f}%;width:{call["share"] * 100:.3f}%;top:{call["depth"] * _ROW_PX}px" '
+        f'title="{_flame_text(call)}">{escape(call["name"])}</button>'
+        for number, call in enumerate(calls)
+    )
+    return (
+        '<p class="dim">Time on the host by caller. Click or Enter zooms in, Escape out, arrow keys move.</p>'
+        f'<div class="flame" role="group" aria-label="Flame graph" style="height:{depth * _ROW_PX}px">{boxes}</div>'
+        '<p class="dim told" aria-live="polite"></p>'
+    )
+
+
+def _flame_text(call: Mapping[str, Any]) -> str:
+    return escape(
+        f"{call['name']}: {duration(call['seconds'])}, {percent(call['share'])}, {call['count']:,} calls",
+        quote=True,
+    )
+
+
+def _flame_color(name: str) -> str:
+    stage = name.removeprefix("otel_train:")
+    return color_of(
+        stage, 3 if name.startswith("aten::") else 1 if "autograd" in name or "Backward" in name else 6
+    )
+
+
+def share_bar(share: float, name: str) -> str:
+    """A cell of a table: a share as a bar, in the colour of what is called ``name``."""
+    color = f" b-{color_of(name, 0)}" if name else ""
+    return f'{_BAR}{color}" style="width:{min(share, 1.0) * 50:.1f}%"></span> {percent(share)}'
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table of cells that are HTML already; "" without rows."""
+    body = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
+    if not body:
+        return ""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in heads)
+    return f'<div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cell(text: str) -> str:
+    return f'<td class="track">{text}</td>' if text.startswith(_BAR) else f"<td>{text}</td>"
 
 
 STYLE = """

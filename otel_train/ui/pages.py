@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 from otel_train.artifacts.writer import without_secrets
-from otel_train.console.summary import activity_shares, steps_per_second
+from otel_train.console.summary import activity_shares, data_wait_s, steps_per_second
 from otel_train.console.text import (
     ABSENT,
     bytes_of,
@@ -21,9 +21,21 @@ from otel_train.errors import RunDirectoryError, TraceError
 from otel_train.files import Mark, is_folder, read_json
 from otel_train.rundata.alerts import facts_of
 from otel_train.rundata.files import MOST_FILES, files_of, number, text, whole
-from otel_train.ui.charts import HALF_WIDTH, area, color_of, lines
-from otel_train.ui.components import address, badge, board, moment, section, share_strip, texts, tiles
-from otel_train.ui.report import finding, flame_graph, histograms, share_bar, stage_table, table
+from otel_train.ui.charts import HALF_WIDTH, area, bars, color_of, lines
+from otel_train.ui.components import (
+    address,
+    badge,
+    board,
+    finding,
+    flame_graph,
+    moment,
+    section,
+    share_bar,
+    share_strip,
+    table,
+    texts,
+    tiles,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -94,7 +106,7 @@ def artifacts(view: RankView, captures: Captures, chosen: str | None) -> str:
     return "".join(
         (
             section("Capture", lambda: _capture(captures, looked)) if looked is not None else "",
-            section("Captures", lambda: _captures(view, traces, chosen)),
+            section("Captures", lambda: captures_table(view, chosen=chosen)),
             section("Artifacts", lambda: _account(view)),
             section("Files", lambda: _files(view, files), beside=f"in <code>{escape(str(view.run))}</code>"),
             section("Settings", lambda: _settings(view)),
@@ -111,61 +123,106 @@ def _capture(captures: Captures, file: File) -> str:
     try:
         found = captures.analysis(file)
     except (TraceError, OSError) as error:
-        return f'<p class="dim">It cannot be looked into: {escape(str(error))}</p>'
-    analysis = found["analysis"]
-    parts = analysis["breakdown"]
+        return f'<p class="dim">It cannot be analyzed: {escape(str(error))}</p>'
+    return f"<p><code>{escape(file.name)}</code></p>" + capture_analysis(found["analysis"], found["flame"])
+
+
+def capture_analysis(analysis: Mapping[str, Any], flame: Sequence[Mapping[str, Any]]) -> str:
+    """The analysis of a capture as HTML."""
+    parts, idle = analysis["breakdown"], analysis["idle"]
     facts = [
         f"{rounded(parts['steps'])} steps" if parts["steps"] else "no steps marked",
         duration(parts["seconds"]),
+        f"device idle {percent(idle['share'])}" if idle else "nothing on a device",
+        f"data {percent(parts['data_share'])}" if parts["data_share"] is not None else "",
     ]
-    hot = "".join(
-        table(
-            (what, "count", "time", "share"),
-            [
-                [f"<code>{escape(row['name'])}</code>", rounded(row["count"]), duration(row["seconds"]), share_bar(row["share"], "")]
-                for row in analysis[key]
-            ],
-        )
-        for what, key in (("operator", "top_cpu_ops"), ("kernel", "top_cuda_ops"))
-    )  # fmt: skip
-    said = "".join(finding(each) for each in analysis["findings"])
     return (
-        f"<p><code>{escape(file.name)}</code> {' · '.join(facts)}</p>{said}{flame_graph(found['flame'])}{hot}"
+        f"<p>{' · '.join(fact for fact in facts if fact)}</p>"
+        + "".join(map(finding, analysis["findings"]))
+        + flame_graph(flame)
+        + "".join(map(_allocated, analysis["memory"]))
+        + _hot("operator", analysis["top_cpu_ops"])
+        + _hot("kernel", analysis["top_cuda_ops"])
+        + "".join(f'<p class="dim">{escape(sentence)}</p>' for sentence in analysis["missing"])
     )
 
 
-def _captures(view: RankView, traces: Mapping[str, File], chosen: str | None) -> str:
-    rows = [_capture_row(view, name, file, chosen=name == chosen) for name, file in traces.items()]
-    if not rows:
-        return (
-            '<p class="empty">No capture has been taken. <code>otel-train profile '
-            f"{escape(shlex.quote(str(view.run)))}</code> takes one of a run that is going on.</p>"
-        )
-    return texts(table(("capture", "taken", "size", "steps", "asked for by", "what was found"), rows))
+def _allocated(part: Mapping[str, Any]) -> str:
+    """Memory of a device within a capture, where allocations were recorded."""
+    chart = lines(
+        [at - part["timeline"][0][0] for at, _ in part["timeline"]],
+        {part["device"]: [size for _, size in part["timeline"]]},
+        label=f"Memory allocated on {part['device']} during the capture",
+        unit=bytes_of,
+    )
+    return f"<h3>Memory allocated on {escape(part['device'])}</h3>{chart}"
 
 
-def _capture_row(view: RankView, name: str, file: File, *, chosen: bool) -> list[str]:
-    record = _record(file.path)
-    short = escape(name.removeprefix("captures/"))
-    link = address(view.run.name, tab="artifacts", rank=view.rank, capture=name)
-    said = record.get("finding")
-    claim = text(said.get("claim")) if isinstance(said, dict) else ""
-    steps = record.get("steps")
-    return [
-        f"<strong>{short}</strong>" if chosen else f'<a href="{link}" data-go>{short}</a>',
-        moment(file.mark.changed_ns / 1e9),
-        bytes_of(file.mark.size_bytes),
-        escape(" to ".join(str(step)[:20] for step in steps) if isinstance(steps, list) else ABSENT),
-        escape(text(record.get("trigger")) or ABSENT),
-        escape(claim or text(record.get("problem")) or ABSENT),
+def _hot(what: str, rows: Sequence[Mapping[str, Any]]) -> str:
+    body = [
+        [f"<code>{escape(row['name'])}</code>", rounded(row["count"]), duration(row["seconds"]), share_bar(row["share"], "")]
+        for row in rows
+    ]  # fmt: skip
+    return table((what, "count", "time", "share"), body)
+
+
+def captures_table(view: RankView, *, chosen: str | None = None, static: bool = False) -> str:
+    """A row per capture of the run: its file, its record, or both.
+
+    Args:
+        view: the run.
+        chosen: name of the capture that is shown below.
+        static: without links.
+    """
+    traces = {file.name: file for file in files_of(view.run, view.rank) if _is_trace(file.name)}
+    records = {_trace_name(record): record for record in view.records}
+    rows = [
+        _capture_row(view, name, file, records.get(name, {}), link=not static and name != chosen)
+        for name, file in traces.items()
     ]
+    rows += [
+        _capture_row(view, name, None, record, link=False)
+        for record in view.records
+        if (name := _trace_name(record)) not in traces
+    ]
+    if rows:
+        return texts(
+            table(("capture", "taken", "size", "rank", "steps", "asked for by", "what was found"), rows)
+        )
+    if static:
+        return '<p class="dim">No capture was taken.</p>'
+    return (
+        '<p class="empty">No capture has been taken. <code>otel-train profile '
+        f"{escape(shlex.quote(str(view.run)))}</code> takes one of a run that is going on.</p>"
+    )
 
 
-def _record(trace: Path) -> Mapping[str, Any]:
-    try:
-        return read_json(trace.with_name(trace.name.removesuffix(".gz").removesuffix(".json") + RECORD))
-    except RunDirectoryError:
-        return {}
+def _trace_name(record: Mapping[str, Any]) -> str:
+    """Name of a record's trace below the run directory; "" for a capture that failed."""
+    file = text(record.get("file")).rpartition("/")[2]
+    return f"captures/{file}" if file else ""
+
+
+def _capture_row(
+    view: RankView, name: str, file: File | None, record: Mapping[str, Any], *, link: bool
+) -> list[str]:
+    short = escape(name.removeprefix("captures/"))
+    target = address(view.run.name, tab="artifacts", rank=view.rank, capture=name)
+    said, steps, notes = record.get("finding"), record.get("steps"), record.get("notes")
+    asked = (text(record.get(key)) for key in ("trigger", "reason"))
+    found = [text(said.get("claim")) if isinstance(said, dict) else "", text(record.get("problem"))]
+    found += [text(note) for note in notes] if isinstance(notes, list) else []
+    return [
+        f'<a href="{target}" data-go>{short}</a>'
+        if link and file is not None
+        else f"<strong>{short or ABSENT}</strong>",
+        ABSENT if file is None else moment(file.mark.changed_ns / 1e9),
+        ABSENT if file is None else bytes_of(file.mark.size_bytes),
+        rounded(whole(record.get("rank"))),
+        escape(" to ".join(str(step)[:20] for step in steps) if isinstance(steps, list) else ABSENT),
+        escape(" · ".join(part for part in asked if part) or ABSENT),
+        escape(" · ".join(part for part in found if part) or ABSENT),
+    ]
 
 
 def _account(view: RankView) -> str:
@@ -236,15 +293,15 @@ _RANKS_SHOWN = 100
 PROCESS_MEMORY = "process memory usage"
 
 
-def overview(view: RankView) -> str:
-    """The tab as HTML."""
+def overview(view: RankView, *, static: bool = False) -> str:
+    """The tab as HTML; ``static`` without links."""
     return "".join(
         (
             section("Now" if view.state.live else "At the end", lambda: _tiles(view)),
             section("The last steps", lambda: last_steps(view), beside="from the flight file, by stage"),
             section("Where the time went", lambda: _activities(view), beside=written(view)),
             section("Over time", lambda: _course(view), beside=_every(view)),
-            section("Ranks", lambda: _ranks(view)),
+            section("Ranks", lambda: _ranks(view, static=static)),
             section("Events", lambda: _events(view)),
         )
     )
@@ -368,26 +425,30 @@ def _course(view: RankView) -> str:
     )
 
 
-def _ranks(view: RankView) -> str:
+def _ranks(view: RankView, *, static: bool) -> str:
     if len(view.ranks) <= 1:
         return ""
-    rows = [_rank(view, rank) for rank in view.ranks[:_RANKS_SHOWN]]
+    rows = [_rank(view, rank, static=static) for rank in view.ranks[: None if static else _RANKS_SHOWN]]
     left = len(view.ranks) - len(rows)
     more = (
         f'<p class="dim">{left:,} more ranks are not in this table; choose one above.</p>' if left > 0 else ""
     )
-    return table(("rank", "steps", "step, median", "data wait", "lost", "verdict"), rows) + more
+    heads = ("rank", "state", "wall", "steps", "step, median", "waited", "data wait", "lost", "verdict")
+    return table(heads, rows) + more
 
 
-def _rank(view: RankView, rank: int) -> list[str]:
+def _rank(view: RankView, rank: int, *, static: bool) -> list[str]:
     summary = view.others.get(rank, {})
     wait = activity_shares(summary).get("data_wait")
     leading: Mapping[str, Any] = next(iter(summary.get("verdicts") or ()), {})
-    link = f'<a href="{address(view.run.name, rank=rank)}">rank {rank}</a>'
+    link = f"rank {rank}" if static else f'<a href="{address(view.run.name, rank=rank)}">rank {rank}</a>'
     return [
         f"<strong>{link}</strong>" if rank == view.rank else link,
+        escape(text(summary.get("state")) or ABSENT),
+        duration(summary.get("wall_seconds")),
         rounded((summary.get("steps") or {}).get("train")),
         duration(step_row(summary).get("p50")),
+        duration(data_wait_s(summary)),
         ABSENT if wait is None else share_bar(wait, "data"),
         rounded(whole((summary.get("telemetry") or {}).get("records_lost"))),
         escape(text(leading.get("name")).replace("_", " ") or ABSENT),
@@ -488,20 +549,47 @@ def _batches(view: RankView) -> str:
     return table(("a batch of", "least", "avg", "most"), rows)
 
 
-def timing(view: RankView) -> str:
-    """The tab as HTML."""
-    document = {"summary": view.summary, "histograms": view.histograms}
+def timing(view: RankView, *, static: bool = False) -> str:
+    """The tab as HTML; ``static`` without what the overview has, too."""
     return "".join(
         (
-            section("Stages", lambda: stage_table(document), beside=written(view)),
+            section("Stages", lambda: _stages(view), beside=written(view)),
             section("On the device", lambda: _device(view)),
             section("Whole steps", lambda: _steps(view)),
-            section("The last steps", lambda: last_steps(view), beside="from the flight file, by stage"),
+            ""
+            if static
+            else section("The last steps", lambda: last_steps(view), beside="from the flight file, by stage"),
             section("Stages over time", lambda: _timing_course(view), beside="mean per training step"),
             section("Loaders", lambda: _loaders(view)),
-            section("Distributions", lambda: histograms(document)),
+            section("Distributions", lambda: _histograms(view)),
         )
     )
+
+
+def _stages(view: RankView) -> str:
+    rows = view.summary.get("stages") or ()
+    phase_s: dict[str, float] = {}
+    for row in rows:
+        phase_s[row["phase"]] = phase_s.get(row["phase"], 0.0) + (row["self_seconds"] or 0.0)
+    body = [
+        [
+            _name(row, "phase", "loader", "stage"), rounded(row["count"]),
+            *(duration(row[key]) for key in ("avg", "p50", "p95", "p99", "self_seconds")),
+            share_bar(row["self_seconds"] / phase_s[row["phase"]], row["stage"]) if row["self_seconds"] else ABSENT,
+        ]
+        for row in rows
+    ]  # fmt: skip
+    return table(("stage", "count", "avg", "p50", "p95", "p99", "self", "share of phase"), body)
+
+
+def _histograms(view: RankView) -> str:
+    drawn = "".join(
+        f"<div><h3>{escape(each['name'])}</h3>"
+        + bars(each["edges"], each["numbers"], name=each["stage"], label=f"Histogram of {each['name']}", unit=duration)
+        + "</div>"
+        for each in view.histograms
+    )  # fmt: skip
+    return f'<div class="two">{drawn}</div>' if drawn else ""
 
 
 def _name(row: Mapping[str, Any], *words: str) -> str:
@@ -546,33 +634,25 @@ def _timing_course(view: RankView) -> str:
 def _loaders(view: RankView) -> str:
     summary = view.summary
     facts = {row["loader"]: row for row in summary.get("loaders") or ()}
-    rows = [
-        _loader(name, count, (summary.get("samples") or {}).get(name), facts.get(name, {}))
-        for name, count in (summary.get("batches") or {}).items()
-    ]
+    rows = [_loader(summary, name, facts.get(name, {})) for name in summary.get("batches") or ()]
     heads = (
-        "loader",
-        "batches",
-        "samples",
-        "workers",
-        "build, avg",
-        "build, p95",
-        "wait, avg",
-        "wait, p95",
-        "errors",
-        "dead workers",
-    )
-    return table(heads, rows)  # fmt: skip
+        "loader", "batches", "samples", "tokens", "waited for", "wait, avg", "wait, p95", "workers", "build, avg",
+        "build, p95", "errors", "dead workers",
+    )  # fmt: skip
+    return table(heads, rows)
 
 
-def _loader(name: str, count: int, samples: int | None, row: Mapping[str, Any]) -> list[str]:
+def _loader(summary: Mapping[str, Any], name: str, row: Mapping[str, Any]) -> list[str]:
     build, wait = row.get("build") or {}, row.get("wait") or {}
-    exits = row.get("worker_exits")
     return [
-        escape(name), rounded(count), rounded(samples), rounded(row.get("workers")),
-        duration(build.get("avg")), duration(build.get("p95")), duration(wait.get("avg")), duration(wait.get("p95")),
-        _many(row.get("errors")), _many(exits),
-    ]  # fmt: skip
+        escape(name),
+        *(rounded((summary.get(key) or {}).get(name)) for key in ("batches", "samples", "tokens")),
+        *(duration(wait.get(key)) for key in ("total_seconds", "avg", "p95")),
+        rounded(row.get("workers")),
+        *(duration(build.get(key)) for key in ("avg", "p95")),
+        _many(row.get("errors")),
+        _many(row.get("worker_exits")),
+    ]
 
 
 def _many(value: object) -> str:
@@ -619,14 +699,13 @@ def run_page(view: RankView, tab: str, *, captures: Captures, capture: str | Non
     body = draw(view) if draw is not None else artifacts(view, captures, capture)
     if not body:
         body = '<p class="empty">Nothing has been written yet. The figures appear as soon as training begins.</p>'
-    name = text(view.summary.get("run_name")) or text(view.about.get("run_name")) or view.run.name
     main = (
-        f'<div class="title"><h1>{escape(name)}</h1>{badge(view.state)}{_rank_links(view, tab)}</div>{_facts(view)}{_tabs(view, tab)}'
+        f"{title_of(view, beside=_rank_links(view, tab))}{_tabs(view, tab)}"
         f'<div role="tabpanel" id="panel" aria-labelledby="tab-{tab}" tabindex="0">'
-        f"{board(view.notices, unfold=tab == TABS[0])}{body}</div>"
+        f"{board(view.notices, unfold=int(tab == TABS[0]))}{body}</div>"
     )
     return frame(
-        f"{name} · {tab}",
+        f"{name_of(view)} · {tab}",
         main,
         trail=f"<span>{escape(view.run.name)}</span>",
         every_s=1.0 if view.state.live else 5.0,
@@ -642,23 +721,52 @@ def gone_page(name: str) -> str:
     return frame("no such run", main, every_s=5.0)
 
 
-def _facts(view: RankView) -> str:
+def name_of(view: RankView) -> str:
+    """Name of the run for people."""
+    return text(view.summary.get("run_name")) or text(view.about.get("run_name")) or view.run.name
+
+
+def title_of(view: RankView, *, beside: str = "", static: bool = False) -> str:
+    """Name, state and facts of a run, as HTML.
+
+    Args:
+        view: the run.
+        beside: what stands beside the name, as HTML.
+        static: the page does not change: say how far the run was even if it goes on.
+    """
     known = {**view.about, **view.summary}
     started_s = (
         number(view.summary.get("started_unix_s")) or (number(view.about.get("started_unix_ns")) or 0.0) / 1e9
     )
     training, attempt = whole(known.get("training")) or 1, whole(known.get("attempt"))
     facts = [
-        f"<code>{escape(view.run.name)}</code>",
-        escape(text(known.get("host"))),
-        f"started {moment(started_s)}" if started_s else "",
+        *(_reached(view.summary) if static or not view.state.live else ()),
         f"training {training}" if training > 1 else "",
         f"attempt {attempt}" if attempt else "",
         f"rank {view.rank} of {whole(known.get('world_size')) or len(view.ranks)}"
         if view.rank is not None
         else "",
+        escape(text(known.get("host"))),
+        f"started {moment(started_s)}" if started_s else "",
+        f"<code>{escape(view.run.name)}</code>",
     ]
-    return f'<p class="dim facts">{" · ".join(fact for fact in facts if fact)}</p>'
+    shown = " · ".join(fact for fact in facts if fact)
+    return f'<div class="title"><h1>{escape(name_of(view))}</h1>{badge(view.state)}{beside}</div><p class="dim facts">{shown}</p>'
+
+
+def _reached(summary: Mapping[str, Any]) -> Iterator[str]:
+    """How far a run was when its summary was written."""
+    if not summary:
+        return
+    steps, throughput = (_mapping(summary.get(key)) for key in ("steps", "throughput"))
+    yield f"{escape(text(summary.get('state')))} after {duration(number(summary.get('wall_seconds')))}"
+    yield f"{rounded(number(steps.get('train')))} training steps"
+    speed = number(throughput.get("steps_per_second"))
+    yield "" if speed is None else f"{rounded(speed)} steps/s of wall time"
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
 
 
 def _rank_links(view: RankView, tab: str) -> str:

@@ -96,16 +96,16 @@ def report_differences(text: str, summary: Summary) -> Iterator[str]:
     waits = {row["loader"]: row["wait"] or {} for row in summary["loaders"]}
     for name, cells in report_rows(text, "loader").items():
         keys = [summary[key].get(name) for key in ("batches", "samples", "tokens")]
-        keys += [waits.get(name, {}).get(key) for key in ("total_seconds", "avg")]
-        expected += [(f"loader {name}", cell, key) for cell, key in zip(cells, keys, strict=True)]
-    shares = re.findall(r"(?m)^(\S+ %) of the time to win back", text)
+        keys += [waits.get(name, {}).get(key) for key in ("total_seconds", "avg", "p95")]
+        expected += [(f"loader {name}", cell, key) for cell, key in zip(cells, keys, strict=False)]
+    shares = re.findall(r"(?m)^(\S+ %) of (?:training time|the run) · ", text)
     found = [verdict["share"] for verdict in summary["verdicts"] if verdict["share"]]
     expected += [("share of a finding", cell, key) for cell, key in zip(shares, found, strict=True)]
     for what, cell, key in expected:
         if not Shown.of(cell).is_of(key):
             yield f"{what} is {cell}; the key is {key}"
     for verdict in summary["verdicts"]:
-        if verdict["claim"] not in text:
+        if verdict["claim"].replace("`", "") not in text:
             yield f"the claim of {verdict['name']} is not there as it is"
 
 

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from otel_train.cli.main import main
+from otel_train.rundata.live_view import RankView
 from otel_train.trace_analysis.events import read
 from otel_train.trace_analysis.hot_spots import flame
 from otel_train.trace_analysis.timeline import Scene
 from otel_train.ui.charts import area, bars, elapsed
-from otel_train.ui.report import flame_graph, render
+from otel_train.ui.components import flame_graph
+from otel_train.ui.report import render
 from tests.support.made_trace import MadeTrace, training
 
 if TYPE_CHECKING:
@@ -126,7 +128,7 @@ def test_the_page_has_every_section(page: str) -> None:
     tags.feed(page)
 
     assert tags.open == []
-    sections = ["findings", "timeline", "stages", "histograms", "loaders", "memory", "ranks", "captures"]
+    sections = ["overview", "timing", "memory", "captures"]
     assert [name for name in tags.ids if not name.startswith("h-") and name != "main"] == sections
     assert {link.removeprefix("#") for link in tags.links} == {*sections, "main"}
 
@@ -180,7 +182,7 @@ def test_a_run_without_captures_or_metrics_has_a_report(tmp_path: Path) -> None:
 
     page = target.read_text(encoding="utf-8")
     assert "No capture was taken." in page
-    assert 'id="timeline"' not in page
+    assert "Over time" not in page
 
 
 def test_a_report_that_cannot_be_written_is_one_line(
@@ -259,13 +261,9 @@ def test_time_reads_as_a_clock() -> None:
     assert [elapsed(seconds) for seconds in (4.5, 200, 7500)] == ["4.5 s", "3:20", "2:05:00"]
 
 
-def test_a_report_of_almost_nothing_is_a_page() -> None:
+def test_a_report_of_almost_nothing_is_a_page(tmp_path: Path) -> None:
     """The first second of a run."""
-    empty: dict[str, Any] = {"times": [], "activities": {}, "stages": {}, "memory": {}}
-
-    page = render(
-        {"summary": {}, "ranks": [{}], "series": empty, "histograms": [], "records": [], "captures": []}
-    )
+    page = render(RankView.of_summary(tmp_path, {}), [])
 
     assert page.startswith("<!doctype html>")
 

@@ -30,7 +30,7 @@ CAPTURE = "captures/epoch_1-rank0.json.gz"
 VOID = {"meta", "link", "input", "rect", "line", "polygon", "polyline"}
 
 
-class TextLayout(HTMLParser):
+class Html(HTMLParser):
     """Checks that what is opened is closed, and keeps what a reader and a browser would meet."""
 
     def __init__(self, text: str) -> None:
@@ -66,7 +66,7 @@ def test_every_tab_has_the_verdicts(tmp_path: Path, tab: str) -> None:
     answer = page(tmp_path, tab=tab)
 
     assert answer.status == 200
-    seen = TextLayout(answer.text)
+    seen = Html(answer.text)
     assert [told["aria-selected"] for told in seen.of("a") if told.get("role") == "tab"] == [
         str(tab == other).lower() for other in TABS
     ]
@@ -112,7 +112,7 @@ def test_names_cannot_become_code(tmp_path: Path, query: dict[str, str]) -> None
     text = page(tmp_path, **query).text
 
     assert EVIL not in text
-    assert [told["src"] for told in TextLayout(text).of("script")] == ["/page.js"]
+    assert [told["src"] for told in Html(text).of("script")] == ["/page.js"]
 
 
 def test_names_in_the_list_cannot_become_code(tmp_path: Path) -> None:
@@ -121,13 +121,11 @@ def test_names_in_the_list_cannot_become_code(tmp_path: Path) -> None:
 
     answer = ask(application(tmp_path / "runs"), f"/?filter={quote(EVIL)}")
 
-    assert TextLayout(answer.text).of("img") == []
+    assert Html(answer.text).of("img") == []
     answer = ask(application(tmp_path / "runs"), "/")
-    assert TextLayout(answer.text).of("img") == []
+    assert Html(answer.text).of("img") == []
     assert EVIL not in answer.text
-    [link] = [
-        told["href"] for told in TextLayout(answer.text).of("a") if (told["href"] or "").startswith("/run/")
-    ]
+    [link] = [told["href"] for told in Html(answer.text).of("a") if (told["href"] or "").startswith("/run/")]
     assert ask(application(tmp_path / "runs"), str(link)).status == 200
 
 
@@ -282,7 +280,7 @@ def test_a_rank_can_be_chosen(tmp_path: Path) -> None:
     second = run / "rank1/summary.json"
     second.write_text(second.read_text().replace('"train": 1000', '"train": 77'))
 
-    chosen = TextLayout(page(tmp_path, rank="1").text)
+    chosen = Html(page(tmp_path, rank="1").text)
 
     assert [told["value"] for told in chosen.of("option") if "selected" in told] == ["1"]
     assert "<dt>training steps</dt><dd>77</dd>" in page(tmp_path, rank="1").text
@@ -349,7 +347,7 @@ def test_a_broken_run_is_shown_as_far_as_it_goes(tmp_path: Path, name: str) -> N
     for tab in TABS:
         answer = ask(site, f"/run/r1?tab={tab}")
         assert answer.status == 200
-        TextLayout(answer.text)
+        Html(answer.text)
     listed = ask(site, "/")
     assert listed.status == 200
     assert "/run/whole" in listed.text
@@ -369,7 +367,7 @@ def test_a_capture_that_cannot_be_read_is_said(tmp_path: Path, capture: str) -> 
     answer = page(tmp_path, tab="artifacts", capture=name)
 
     assert answer.status == 200
-    assert ("It cannot be looked into" in answer.text) == (capture != "none")
+    assert ("It cannot be analyzed" in answer.text) == (capture != "none")
 
 
 class Slow(Captures):
@@ -438,7 +436,7 @@ def many(root: Path, number: int) -> None:
 
 
 def names(answer: Answer) -> list[str]:
-    links = [told["href"] or "" for told in TextLayout(answer.text).of("a")]
+    links = [told["href"] or "" for told in Html(answer.text).of("a")]
     return [link.removeprefix("/run/") for link in links if link.startswith("/run/")]
 
 

@@ -192,36 +192,40 @@ def report(text: str, root: Path) -> str:
 
 
 class _Reader(HTMLParser):
-    """Takes down the text of a page; cells of a row are divided by bars."""
+    """Takes down the text of a page: a line per block, cells of a row divided by bars, inline tags as they read."""
 
     _SILENT = ("style", "script")
-    _INSIDE = ("td", "th", "a", "b", "code", "em", "i", "span", "strong", "small")
+    _CELLS = ("td", "th", "a", "span")
+    _INLINE = ("b", "code", "em", "i", "strong", "small", "time")
 
     def __init__(self) -> None:
         super().__init__()
         self._lines: list[str] = []
-        self._line: list[str] = []
+        self._line = ""
         self._silent = False
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self._silent = tag in self._SILENT
         self._between(tag)
-        self._line += [f"[{value}]" for name, value in attrs if name == "aria-label" and value]
+        self._line += "".join(f"[{value}]\0" for name, value in attrs if name == "aria-label" and value)
 
     def handle_endtag(self, tag: str) -> None:
         self._silent = False
         self._between(tag)
 
     def handle_data(self, data: str) -> None:
-        if not self._silent and data.strip():
-            self._line.append(" ".join(data.split()))
+        if not self._silent:
+            self._line += data
 
     def text(self) -> str:
         """All of it."""
         self._between("")
-        return "\n".join(line for line in self._lines if not line.endswith(": 0"))
+        return "\n".join(line for line in self._lines if line and not line.endswith(": 0"))
 
     def _between(self, tag: str) -> None:
-        if tag not in self._INSIDE and self._line:
-            self._lines.append(" | ".join(self._line))
-            self._line = []
+        if tag in self._CELLS:
+            self._line += "\0"
+        elif tag not in self._INLINE:
+            cells = (" ".join(cell.split()) for cell in self._line.split("\0"))
+            self._lines.append(" | ".join(cell for cell in cells if cell))
+            self._line = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
 import shutil
 import sys
 import tempfile
@@ -19,7 +20,7 @@ import otel_train
 from otel_train.cli.main import main
 from tests.contract.goldens import files
 from tests.contract.goldens.loops import LOOPS
-from tests.contract.goldens.machine import clock
+from tests.contract.goldens.machine import UNIX_NS, clock
 from tests.support.inside import inside
 
 __all__ = ["LOOPS", "write"]
@@ -81,6 +82,8 @@ def _said(name: str, home: Path) -> dict[str, str]:
         (rank / f"{each}.jsonl").read_text(encoding="utf-8")
         for each in ("metrics.otlp", "spans.otlp", "events")
     )
+    for path in runs.rglob("*"):
+        os.utime(path, ns=(UNIX_NS, UNIX_NS))  # pages say when a file was written
     _printed("report", name, "--output", str(home / "report.html"), "--run-dir", str(runs))
     said = {
         "spent.json": json.dumps({on: ns / 10**9 for on, ns in clock.spent_ns.items()}, indent=1) + "\n",
