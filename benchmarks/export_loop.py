@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from otel_train.datamodel import Snapshot
 
 WHAT = (
-    f"10,000 synthetic steps of {STAGES_PER_STEP} stages lie in a ring; one turn of the real export loop reads and accounts for them,"
+    f"10,000 synthetic steps of {STAGES_PER_STEP} stages lie in a ring; one turn of the real export loop reads and accounts for them."
     " The first turn of a process is not counted."
 )
 STEPS = 10_000
