@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from otel_train.artifacts import writer
+from otel_train.artifacts.finding_evidence import SummaryValues, numbers_of
 from otel_train.artifacts.trace_json import ABOUT, MOST_BYTES
-from otel_train.artifacts.verdict_evidence import Figures, numbers_of
 from otel_train.artifacts.writer import (
     BY_STAGE,
     CAPTURES,
@@ -69,9 +69,9 @@ def check(folder: Path) -> list[Fault]:
         summary = _read(folder, SUMMARY, "profiler_summary")
     except RunDirectoryError as error:
         return [Fault(SUMMARY, str(error))]
-    told = summary.get("artifacts")
-    told = told if isinstance(told, dict) else {}
-    faults = list(_presence(folder, told))
+    listed = summary.get("artifacts")
+    listed = listed if isinstance(listed, dict) else {}
+    faults = list(_presence(folder, listed))
     broken = {fault.file for fault in faults}
     read: dict[str, Document] = {}
     for name, schema in _SCHEMAS.items():
@@ -82,12 +82,12 @@ def check(folder: Path) -> list[Fault]:
         except RunDirectoryError as error:
             faults.append(Fault(name, str(error)))
     for name, look in ((OPS, _operations), (TRACE, _trace)):
-        if name not in broken and "absent" not in (told.get(name) or {}):
+        if name not in broken and "absent" not in (listed.get(name) or {}):
             faults += [Fault(name, said) for said in look(folder / name)]
     try:
         return [*faults, *_identities(summary, read), *_agreement(summary, read)]
     except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
-        return [*faults, Fault(SUMMARY, f"a figure has not the shape it should have: {error!r}")]
+        return [*faults, Fault(SUMMARY, f"a value has the wrong type: {error!r}")]
 
 
 def _read(folder: Path, name: str, schema: str) -> dict[str, Any]:
@@ -98,9 +98,9 @@ def _read(folder: Path, name: str, schema: str) -> dict[str, Any]:
     return document
 
 
-def _presence(folder: Path, told: Document) -> Iterator[Fault]:
+def _presence(folder: Path, listed: Document) -> Iterator[Fault]:
     for name in NAMES:
-        entry = told.get(name)
+        entry = listed.get(name)
         if not isinstance(entry, dict):
             yield Fault(name, f"{SUMMARY} does not account for it")
         elif "absent" in entry:
@@ -128,7 +128,7 @@ def _operations(path: Path) -> Iterator[str]:
                 return
             for line, row in enumerate(rows, 2):
                 if len(row) != len(OP_COLUMNS) or any(writer.number(cell) is None for cell in row[2:]):
-                    yield f"line {line} is no row of figures"
+                    yield f"line {line} is no row of values"
                     return
     except (OSError, ValueError, csv.Error) as error:
         yield f"cannot be read: {error}"
@@ -151,11 +151,11 @@ def _trace(path: Path) -> Iterator[str]:
         except ValueError as error:
             yield f"cannot be read: {error}"
             return
-    told = document if isinstance(document, dict) else {}
-    events = told.get("traceEvents")
+    trace = document if isinstance(document, dict) else {}
+    events = trace.get("traceEvents")
     if not isinstance(events, list) or not events:
         yield "has no events"
-    elif ABOUT not in told:
+    elif ABOUT not in trace:
         yield "does not say what it was made from"
 
 
@@ -173,12 +173,12 @@ def _agreement(summary: Document, read: Mapping[str, Document]) -> Iterator[Faul
     if (times := read.get(STAGE_TIMES)) is not None:
         there = {_key(row): row for row in times["totals"]}
         for key in sorted(rows.keys() | there.keys()):
-            for figure in ("count", "inclusive_seconds", "self_seconds"):
-                mine, theirs = ((of.get(key) or {}).get(figure) for of in (rows, there))
+            for field in ("count", "inclusive_seconds", "self_seconds"):
+                mine, theirs = ((of.get(key) or {}).get(field) for of in (rows, there))
                 if not _same(mine, theirs):
                     yield Fault(
                         STAGE_TIMES,
-                        f"{figure} of {' · '.join(filter(None, key))} is {theirs}; in {SUMMARY} {mine}",
+                        f"{field} of {' · '.join(filter(None, key))} is {theirs}; in {SUMMARY} {mine}",
                     )
         yield from _steps(summary, times)
     if (timer := read.get(BY_STAGE)) is not None:
@@ -257,7 +257,7 @@ ROUNDED = 1e-9
 
 BEHIND = 1e-3
 """Share of the wall time, and seconds, by which the activities of a run that goes on may miss it: the clock is read a
-moment after they were settled."""
+moment after they became final."""
 
 
 def laws_of(summary: Mapping[str, Any]) -> list[str]:
@@ -267,23 +267,23 @@ def laws_of(summary: Mapping[str, Any]) -> list[str]:
         summary: as ``session.summary()`` gives it, or as ``summary.json`` holds it.
 
     Raises:
-        KeyError: or TypeError, or ArithmeticError: a figure has not the shape it should have.
+        KeyError: or TypeError, or ArithmeticError: a value has the wrong type.
     """
-    told = Summary(summary)
-    return [broken for applies, law in LAWS if applies(told) for broken in law(told)]
+    checked = Summary(summary)
+    return [broken for applies, law in LAWS if applies(checked) for broken in law(checked)]
 
 
-class Summary(Figures):
+class Summary(SummaryValues):
     """A summary, and which laws apply to it."""
 
     @cached_property
     def has_rates(self) -> bool:
-        """Versions before the one table had no ``rates``, and other rules for their figures."""
+        """Versions before the one table had no ``rates``, and other rules for their values."""
         return "rates" in self.document
 
     @cached_property
     def has_ended(self) -> bool:
-        """Somebody wrote down how the run ended: no step is open, and all time is settled."""
+        """The end of the run was recorded: no step is open, and all time is final."""
         return self.document.get("state", "finished") not in ("running", None)
 
     @cached_property
@@ -297,30 +297,30 @@ def always(_: Summary) -> bool:
     return True
 
 
-def this_version(told: Summary) -> bool:
+def this_version(summary: Summary) -> bool:
     """Summaries that have ``rates``; also those of a run that goes on, or was killed."""
-    return told.has_rates
+    return summary.has_rates
 
 
-def one_thread(told: Summary) -> bool:
+def one_thread(summary: Summary) -> bool:
     """The same, of a run in which one thread trains."""
-    return told.has_rates and told.has_one_thread
+    return summary.has_rates and summary.has_one_thread
 
 
-def activities_add_up(told: Summary) -> Iterator[str]:
+def activities_add_up(summary: Summary) -> Iterator[str]:
     """The activities add up to the wall time. Of a run that goes on to a thousandth: the clock is read a moment later."""
-    for name, seconds in told.activities.items():
+    for name, seconds in summary.activities.items():
         if seconds < 0:
             yield f"activities.{name} is {seconds} s: less than nothing"
-    exact = told.has_rates and told.has_ended
-    spent_s, wall_s = sum(told.activities.values()), told.wall_s
+    exact = summary.has_rates and summary.has_ended
+    spent_s, wall_s = sum(summary.activities.values()), summary.wall_s
     if not near(spent_s, wall_s, share=ROUNDED if exact else BEHIND, slack=ROUNDED_S if exact else BEHIND):
         yield f"activities add up to {spent_s} s, wall_seconds is {wall_s} s"
 
 
-def self_is_within_inclusive(told: Summary) -> Iterator[str]:
+def self_is_within_inclusive(summary: Summary) -> Iterator[str]:
     """Time in which a stage was innermost is time in which it was open."""
-    for row in told.stages:
+    for row in summary.stages:
         own_s, open_s = row["self_seconds"] or 0.0, row["inclusive_seconds"]
         if own_s < 0:
             yield f"stages: self_seconds of {name_of(row)} is {own_s} s: less than nothing"
@@ -328,10 +328,10 @@ def self_is_within_inclusive(told: Summary) -> Iterator[str]:
             yield f"stages: self_seconds of {name_of(row)} is {own_s} s, its inclusive_seconds {open_s} s"
 
 
-def quantiles_are_in_order(told: Summary) -> Iterator[str]:
+def quantiles_are_in_order(summary: Summary) -> Iterator[str]:
     """From min to max, with the average between them; none of what did not occur."""
-    where = [("stages", row) for row in told.stages]
-    where += [("step_durations", row) for row in told.document["step_durations"]]
+    where = [("stages", row) for row in summary.stages]
+    where += [("step_durations", row) for row in summary.document["step_durations"]]
     for key, row in where:
         order = {name: row[name] for name in ("min", "p50", "p95", "p99", "max")}
         values, mean_s = list(order.values()), row["avg"]
@@ -345,63 +345,63 @@ def quantiles_are_in_order(told: Summary) -> Iterator[str]:
             yield f"{key}: avg of {name_of(row)} is {mean_s} s, min {row['min']} s and max {row['max']} s"
 
 
-def steps_are_counted_once(told: Summary) -> Iterator[str]:
+def steps_are_counted_once(summary: Summary) -> Iterator[str]:
     """Every counted step has a duration."""
     counts: dict[str, int] = defaultdict(int)
-    for row in told.document["step_durations"]:
+    for row in summary.document["step_durations"]:
         counts[row["phase"]] += row["count"]
-    steps = {phase: count for phase, count in told.document["steps"].items() if count}
+    steps = {phase: count for phase, count in summary.document["steps"].items() if count}
     if steps != dict(counts):
         yield f"steps are {steps}, the counts of step_durations {dict(counts)}"
 
 
-def rows_add_up_to_activities(told: Summary) -> Iterator[str]:
+def rows_add_up_to_activities(summary: Summary) -> Iterator[str]:
     """Self times of a phase are its activities, so that shares of a phase sum to one.
 
     One training thread. What a compiler or a stall took is in both the stage in which it happened and an activity of
     its own.
     """
-    taken_s = sum(told.activities.get(name, 0.0) for name in ("compile", "stalled"))
-    waited_s = told.self_s(TRAIN, stage="data")
+    taken_s = sum(summary.activities.get(name, 0.0) for name in ("compile", "stalled"))
+    waited_s = summary.self_s(TRAIN, stage="data")
     pairs = {
         "data_wait": ("phase train, stage data", waited_s),
-        "productive": ("phase train, all but stage data", told.self_s(TRAIN) - waited_s),
-        "eval": (f"phases {', '.join(EVALUATING)}", told.self_s(*EVALUATING)),
+        "productive": ("phase train, all but stage data", summary.self_s(TRAIN) - waited_s),
+        "eval": (f"phases {', '.join(EVALUATING)}", summary.self_s(*EVALUATING)),
     }
     for activity, (rows, rows_s) in pairs.items():
-        spent_s = told.activities[activity]
+        spent_s = summary.activities[activity]
         if not -slack(rows_s) <= rows_s - spent_s <= taken_s + slack(rows_s):
             yield f"activities.{activity} is {spent_s} s, self_seconds of its rows ({rows}) are {rows_s} s"
 
 
-def steps_are_in_their_phase(told: Summary) -> Iterator[str]:
-    """Steps tile their phase, but for asks that gave no batch or one that was not used, and for what is left of a step.
+def steps_are_in_their_phase(summary: Summary) -> Iterator[str]:
+    """Steps fill their phase, but for asks that gave no batch or one that was not used, and for what is left of a step.
 
     One training thread. What is missing is looked for in phase train, of a run that has ended and left no step
     unfinished, with steps counted by updates.
     """
     for phase in (TRAIN, *EVALUATING):
-        rows = [row for row in told.document["step_durations"] if row["phase"] == phase]
-        steps_s, phase_s = sum(row["total_seconds"] or 0.0 for row in rows), told.self_s(phase)
+        rows = [row for row in summary.document["step_durations"] if row["phase"] == phase]
+        steps_s, phase_s = sum(row["total_seconds"] or 0.0 for row in rows), summary.self_s(phase)
         what = f"step_durations.total_seconds of phase {phase} is {steps_s} s, self_seconds of its stages {phase_s} s"
         if steps_s > phase_s + slack(phase_s):
             yield what
-        whole = phase == TRAIN and told.has_ended and told.document["step_source"] == "update"
-        if whole and not told.document["partial_steps"]:
-            most_s = told.self_s(TRAIN, stage="data")
+        whole = phase == TRAIN and summary.has_ended and summary.document["step_source"] == "update"
+        if whole and not summary.document["partial_steps"]:
+            most_s = summary.self_s(TRAIN, stage="data")
             if phase_s - steps_s > most_s + slack(phase_s):
                 yield f"{what}; no step is partial, and all waiting for data took {most_s} s"
 
 
-def waits_are_data_rows(told: Summary) -> Iterator[str]:
+def waits_are_data_rows(summary: Summary) -> Iterator[str]:
     """The wait for a loader is its rows of stage data, of all phases."""
     counts: dict[str, int] = defaultdict(int)
     seconds: dict[str, float] = defaultdict(float)
-    for row in told.stages:
+    for row in summary.stages:
         if row["stage"] == "data":
             counts[row["loader"]] += row["count"]
             seconds[row["loader"]] += row["inclusive_seconds"]
-    for loader in told.document["loaders"]:
+    for loader in summary.document["loaders"]:
         wait, name = loader["wait"], loader["loader"]
         had = f"count {counts.get(name, 0)} and inclusive_seconds {seconds.get(name, 0.0)} s"
         if wait is None:
@@ -414,13 +414,13 @@ def waits_are_data_rows(told: Summary) -> Iterator[str]:
             )
 
 
-def rates_are_of_counts(told: Summary) -> Iterator[str]:
+def rates_are_of_counts(summary: Summary) -> Iterator[str]:
     """A rate times its time is a count: of every batch in a phase, and of no more batches than the loader gave.
 
     Batches that were fetched in no phase, as in a checkpoint, are in no rate.
     """
     found: dict[str, dict[str, int]] = {"batches": defaultdict(int), "samples": defaultdict(int)}
-    for row in told.document["rates"]:
+    for row in summary.document["rates"]:
         seconds, name = row["seconds"], name_of(row)
         for unit in ("batches", "samples", "tokens"):
             rate, count = row[f"{unit}_per_second"], row[unit]
@@ -431,24 +431,24 @@ def rates_are_of_counts(told: Summary) -> Iterator[str]:
                     yield f"rates: {name} has {count} {unit} in {seconds} s, and no {unit}_per_second"
             elif not near(rate * seconds, count or 0):
                 yield f"rates: {unit}_per_second of {name} is {rate} over seconds {seconds} s, {unit} is {count}"
-        asked = sum(each["count"] for each in told.rows(row["phase"], stage="data", loader=row["loader"]))
+        asked = sum(each["count"] for each in summary.rows(row["phase"], stage="data", loader=row["loader"]))
         if row["batches"] < asked:
             yield f"rates: batches of {name} are {row['batches']}, count of its rows of stage data is {asked}"
     for unit, by_loader in found.items():
         for loader, count in by_loader.items():
-            if (whole := told.document[unit].get(loader, 0)) < count:
+            if (whole := summary.document[unit].get(loader, 0)) < count:
                 yield f"rates: {unit} of {loader} are {count} in all phases, {unit}.{loader} is {whole}"
 
 
-def rates_are_over_the_time_of_batches(told: Summary) -> Iterator[str]:
+def rates_are_over_the_time_of_batches(summary: Summary) -> Iterator[str]:
     """A rate is over what the loader's batches took: its rows, perhaps without asks that gave none; more only with others.
 
     Others are those that are asked together with it, as by ``zip``: the rows of the batch are of the last that was asked.
     """
-    for row in told.document["rates"]:
+    for row in summary.document["rates"]:
         phase, loader, seconds = row["phase"], row["loader"], row["seconds"]
-        own_s, phase_s = told.self_s(phase, loader=loader), told.self_s(phase)
-        asked_s = sum(each["inclusive_seconds"] for each in told.rows(phase, stage="data", loader=loader))
+        own_s, phase_s = summary.self_s(phase, loader=loader), summary.self_s(phase)
+        asked_s = sum(each["inclusive_seconds"] for each in summary.rows(phase, stage="data", loader=loader))
         if seconds and not own_s - asked_s - slack(own_s) <= seconds <= phase_s + slack(phase_s):
             yield (
                 f"rates: seconds of {name_of(row)} is {seconds} s, self_seconds of its stages {own_s} s "
@@ -456,19 +456,19 @@ def rates_are_over_the_time_of_batches(told: Summary) -> Iterator[str]:
             )
 
 
-def throughput_is_over_the_wall(told: Summary) -> Iterator[str]:
+def throughput_is_over_the_wall(summary: Summary) -> Iterator[str]:
     """Training counts, over the wall time."""
-    throughput, trained = told.document["throughput"], defaultdict[str, int](int)
+    throughput, trained = summary.document["throughput"], defaultdict[str, int](int)
     wall_s = throughput["wall_seconds"]
-    if not near(wall_s, told.wall_s):
-        yield f"throughput.wall_seconds is {wall_s} s, wall_seconds is {told.wall_s} s"
-    for row in told.document["rates"]:
+    if not near(wall_s, summary.wall_s):
+        yield f"throughput.wall_seconds is {wall_s} s, wall_seconds is {summary.wall_s} s"
+    for row in summary.document["rates"]:
         for unit in ("batches", "samples"):
             trained[unit] += (row[unit] or 0) if row["phase"] == TRAIN else 0
-    trained["steps"] = told.document["steps"].get(TRAIN, 0)
+    trained["steps"] = summary.document["steps"].get(TRAIN, 0)
     for unit in ("steps", "batches", "samples"):
         rate = throughput[f"{unit}_per_second"]
-        if unit != "steps" and "" in told.document["batches"]:
+        if unit != "steps" and "" in summary.document["batches"]:
             continue  # of a batch without a loader there is no rate
         if rate is not None and not near(rate * wall_s, trained[unit]):
             yield (
@@ -476,27 +476,27 @@ def throughput_is_over_the_wall(told: Summary) -> Iterator[str]:
             )
 
 
-def verdicts_follow_from_keys(told: Summary) -> Iterator[str]:
-    """Every number beside a verdict is a key, or follows from keys; docs/howto/fix-a-bottleneck.md has the rules."""
-    loaders = {row["loader"] for row in told.stages} | set(told.document["batches"])
-    waits = any(row["loader"] for row in told.rows(TRAIN, stage="data"))
-    for verdict in told.document["verdicts"]:
-        name, share, seconds = verdict["name"], verdict["share"], verdict["seconds"]
-        if verdict["loader"] and verdict["loader"] not in loaders:
-            yield f"verdicts: {name} is about loader {verdict['loader']}: no figure is of it"
+def findings_follow_from_keys(summary: Summary) -> Iterator[str]:
+    """Every number beside a finding is a key, or follows from keys; docs/howto/fix-a-bottleneck.md has the rules."""
+    loaders = {row["loader"] for row in summary.stages} | set(summary.document["batches"])
+    waits = any(row["loader"] for row in summary.rows(TRAIN, stage="data"))
+    for finding in summary.document["verdicts"]:
+        name, share, seconds = finding["name"], finding["share"], finding["seconds"]
+        if finding["loader"] and finding["loader"] not in loaders:
+            yield f"verdicts: {name} is about loader {finding['loader']}: no value is of it"
         if name == "input_bound" and not waits:
             yield f"verdicts: {name} has share {share}, and no row of stage data in phase train has a loader"
         if not 0.0 <= share <= 1.0 + ROUNDED:
             yield f"verdicts: share {share} of {name} is not between 0 and 1"
-        of = "training_seconds" if verdict["phase"] == TRAIN else "wall_seconds"
-        of_s = told.training_s if verdict["phase"] == TRAIN else sum(told.activities.values())
+        of = "training_seconds" if finding["phase"] == TRAIN else "wall_seconds"
+        of_s = summary.training_s if finding["phase"] == TRAIN else sum(summary.activities.values())
         if not near(min(seconds, of_s), share * of_s):
             yield f"verdicts: share {share} of {name} is of {of} {of_s} s, its seconds are {seconds} s"
-        yield from numbers_of(told, verdict)
+        yield from numbers_of(summary, finding)
 
 
 def near(one: float, other: float, *, share: float = ROUNDED, slack: float = ROUNDED_S) -> bool:
-    """Whether two figures are the same within a share of the larger, or within ``slack``."""
+    """Whether two values are the same within a share of the larger, or within ``slack``."""
     return abs(one - other) <= max(slack, share * max(abs(one), abs(other)))
 
 
@@ -521,7 +521,7 @@ LAWS: tuple[tuple[Callable[[Summary], bool], Callable[[Summary], Iterable[str]]]
     (this_version, rates_are_of_counts),
     (one_thread, rates_are_over_the_time_of_batches),
     (this_version, throughput_is_over_the_wall),
-    (this_version, verdicts_follow_from_keys),
+    (this_version, findings_follow_from_keys),
 )
 """Each law, and to which summaries it applies."""
 
@@ -557,7 +557,7 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
     if not left.summary:
         yield Fault(f"{folder.name}/{RUN_SUMMARY}", "is missing, or cannot be read")
     elif not left.ended:
-        yield Fault(f"{folder.name}/{RUN_SUMMARY}", "the run has not come to an end that anybody wrote down")
+        yield Fault(f"{folder.name}/{RUN_SUMMARY}", "the end of the run was not recorded")
     if left.timeline is None and (left.about.get("settings") or {}).get("flight", True):
         yield Fault(f"{folder.name}/{FLIGHT}", "is missing, cannot be read, or holds nothing")
     for said in left.notes:
@@ -565,9 +565,9 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
     for name in LINES:
         yield from _lines(folder / name)
     try:
-        yield from _figures(f"{folder.name}/{RUN_SUMMARY}", left.summary)
+        yield from _laws(f"{folder.name}/{RUN_SUMMARY}", left.summary)
     except (TypeError, KeyError, AttributeError, ValueError, ArithmeticError) as error:
-        yield Fault(f"{folder.name}/{RUN_SUMMARY}", f"a figure has not the shape it should have: {error!r}")
+        yield Fault(f"{folder.name}/{RUN_SUMMARY}", f"a value has the wrong type: {error!r}")
     home = home_of(run, rank)
     if (home / SUMMARY).exists():
         yield from (Fault(f"{home.relative_to(run)}/{fault.file}", fault.what) for fault in check(home))
@@ -588,11 +588,11 @@ def _lines(path: Path) -> Iterator[Fault]:
             yield Fault(f"{part.parent.name}/{part.name}", f"{broken} lines are no JSON objects")
 
 
-def _figures(name: str, summary: Mapping[str, Any]) -> Iterator[Fault]:
+def _laws(name: str, summary: Mapping[str, Any]) -> Iterator[Fault]:
     """What breaks a law, and what was lost."""
     if not summary:
         return
     yield from (Fault(name, broken) for broken in laws_of(summary))
     lost = summary["telemetry"]["records_lost"]
     if lost:
-        yield Fault(name, f"{lost} records were lost: what happened in them is in no figure")
+        yield Fault(name, f"{lost} records were lost: what happened in them is in no metric")

@@ -1,4 +1,4 @@
-"""The numbers beside a verdict, recomputed from the keys of a summary: the rules of docs/howto/fix-a-bottleneck.md."""
+"""The numbers beside a finding, recomputed from the keys of a summary: the rules of docs/howto/fix-a-bottleneck.md."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
 
 TRAIN = "train"
 _ENOUGH = 10
-"""Batches whose wait a device has told, for it to tell those of all."""
+"""Batches whose wait a device has measured, needed to estimate those of all."""
 
 CLOSE = 1e-6
 """Share by which a number may miss its rule: sums in another order."""
 
 RUN_ACTIVITIES = ("outside", "eval", "compile", "checkpoint")
-"""Those of which a verdict may be; their shares are of the wall time."""
+"""Activities that a finding may be about; their shares are of the wall time."""
 
 
 class Range(NamedTuple):
@@ -40,15 +40,15 @@ class Range(NamedTuple):
         """Whether a number lies there, rounding apart."""
         if not isinstance(number, (int, float)):
             return False
-        room = CLOSE * max(abs(self.least), abs(self.most), CLOSE)
-        return self.least - room <= number <= self.most + room
+        slack = CLOSE * max(abs(self.least), abs(self.most), CLOSE)
+        return self.least - slack <= number <= self.most + slack
 
     def __str__(self) -> str:
         """One number, or both ends."""
         return f"{self.least}" if self.least == self.most else f"between {self.least} and {self.most}"
 
 
-class Figures:
+class SummaryValues:
     """A summary, and sums of its rows.
 
     Args:
@@ -112,17 +112,17 @@ class Figures:
         found = (row for row in self.document["loaders"] if row["loader"] == name)
         return next(found, {})
 
-    def start(self, name: str, figure: str) -> Range:
-        """A figure of the beginning of a loader's passes of training; at most so much if it was read in other phases."""
+    def start(self, name: str, field: str) -> Range:
+        """A field of `start` of a loader in training; an upper bound if it was read in other phases too."""
         start = self.loader(name).get("start") or {}
-        number = start.get(figure, 0)
+        number = start.get(field, 0)
         phases = {row["phase"] for row in self.stages if row["stage"] == "data" and row["loader"] == name}
         return Range.of(number) if phases <= {TRAIN, ""} else Range(0.0, number)
 
     def starts(self, *names: str) -> Range:
         """What the beginning of all passes of training over these loaders has cost."""
         parts = [
-            self.start(name, figure) for name in names for figure in ("making_seconds", "first_batch_seconds")
+            self.start(name, field) for name in names for field in ("making_seconds", "first_batch_seconds")
         ]
         return Range(sum(part.least for part in parts), sum(part.most for part in parts))
 
@@ -151,41 +151,41 @@ class Figures:
         return sum(row["count"] for row in self.waits if row["loader"] == name)
 
 
-def _steady_ratio(told: Figures, _: Mapping[str, Any]) -> Range:
-    parts = [told.steady_wait(row["loader"]) for row in told.waits]
-    least, most = (sum(ends) / told.training_s for ends in zip(*parts, strict=True))
+def _steady_ratio(summary: SummaryValues, _: Mapping[str, Any]) -> Range:
+    parts = [summary.steady_wait(row["loader"]) for row in summary.waits]
+    least, most = (sum(ends) / summary.training_s for ends in zip(*parts, strict=True))
     return Range(min(1.0, least), min(1.0, most))
 
 
-def _waited_per_batch(told: Figures, verdict: Mapping[str, Any]) -> Range:
-    name = verdict["loader"]
-    wait, passes, batches = told.steady_wait(name), told.start(name, "count"), told.batches(name)
+def _waited_per_batch(summary: SummaryValues, finding: Mapping[str, Any]) -> Range:
+    name = finding["loader"]
+    wait, passes, batches = summary.steady_wait(name), summary.start(name, "count"), summary.batches(name)
     return Range(wait.least / (batches - passes.least), wait.most / (batches - passes.most))
 
 
-def _repeated(told: Figures, _: Mapping[str, Any]) -> Range:
-    names = {row["loader"] for row in told.waits}
-    again = [name for name in names if told.start(name, "count").least > 1]
-    perhaps = [name for name in names if told.start(name, "count").most > 1]
-    return Range(told.starts(*again).least, told.starts(*perhaps).most)
+def _repeated(summary: SummaryValues, _: Mapping[str, Any]) -> Range:
+    names = {row["loader"] for row in summary.waits}
+    again = [name for name in names if summary.start(name, "count").least > 1]
+    perhaps = [name for name in names if summary.start(name, "count").most > 1]
+    return Range(summary.starts(*again).least, summary.starts(*perhaps).most)
 
 
-def _dispatch(told: Figures, _: Mapping[str, Any]) -> tuple[float, float]:
+def _dispatch(summary: SummaryValues, _: Mapping[str, Any]) -> tuple[float, float]:
     """Medians of a call of a whole update, and of the wait for it."""
     built_in = ("forward", "backward", "optimizer", "loss", WAIT)
-    calls = [row for row in told.rows(TRAIN) if row["stage"] in told.document["model_stages"]]
+    calls = [row for row in summary.rows(TRAIN) if row["stage"] in summary.document["model_stages"]]
     call = max(
         (row for row in calls if row["stage"] not in built_in), key=lambda row: row["inclusive_seconds"]
     )
-    waits = told.rows(TRAIN, stage=WAIT, loader=call["loader"])
+    waits = summary.rows(TRAIN, stage=WAIT, loader=call["loader"])
     return call["p50"], max(waits, key=lambda row: row["inclusive_seconds"])["p50"]
 
 
-def _key(name: str, *path: str) -> Callable[[Figures, Mapping[str, Any]], Range]:
+def _key(name: str, *path: str) -> Callable[[SummaryValues, Mapping[str, Any]], Range]:
     """A number that is a key."""
 
-    def found(told: Figures, _: Mapping[str, Any]) -> Range:
-        value: Any = told.document
+    def found(summary: SummaryValues, _: Mapping[str, Any]) -> Range:
+        value: Any = summary.document
         for part in (*path, name):
             value = value[part]
         return Range.of(value)
@@ -193,61 +193,61 @@ def _key(name: str, *path: str) -> Callable[[Figures, Mapping[str, Any]], Range]
     return found
 
 
-def _of_wall(activity: str) -> Callable[[Figures, Mapping[str, Any]], Range]:
+def _of_wall(activity: str) -> Callable[[SummaryValues, Mapping[str, Any]], Range]:
     """The share of an activity."""
-    return lambda told, _: Range.of(told.activities[activity] / told.wall_s)
+    return lambda summary, _: Range.of(summary.activities[activity] / summary.wall_s)
 
 
-def _of_loader(figure: str) -> Callable[[Figures, Mapping[str, Any]], Range]:
-    return lambda told, verdict: told.start(verdict["loader"], figure)
+def _of_loader(field: str) -> Callable[[SummaryValues, Mapping[str, Any]], Range]:
+    return lambda summary, finding: summary.start(finding["loader"], field)
 
 
-def _build(figure: str) -> Callable[[Figures, Mapping[str, Any]], Range]:
-    return lambda told, verdict: Range.of(told.loader(verdict["loader"])["build"][figure])
+def _build(field: str) -> Callable[[SummaryValues, Mapping[str, Any]], Range]:
+    return lambda summary, finding: Range.of(summary.loader(finding["loader"])["build"][field])
 
 
-RULES: dict[str, Callable[[Figures, Mapping[str, Any]], Range]] = {
-    "training_seconds": lambda told, _: Range.of(told.training_s),
+RULES: dict[str, Callable[[SummaryValues, Mapping[str, Any]], Range]] = {
+    "training_seconds": lambda summary, _: Range.of(summary.training_s),
     "wall_seconds": _key("wall_seconds"),
     **{f"{name}_seconds": _key(name, "activities") for name in RUN_ACTIVITIES},
     **{f"{name}_ratio": _of_wall(name) for name in RUN_ACTIVITIES},
-    "model_seconds": lambda told, _: Range.of(told.model_s),
-    "model_ratio": lambda told, _: Range.of(told.model_s / told.training_s),
-    "other_seconds": lambda told, _: Range.of(told.self_s(TRAIN, stage="other")),
-    "data_wait_seconds": lambda told, _: Range.of(sum(row["self_seconds"] for row in told.waits)),
-    "data_wait_ratio": lambda told, _: Range.of(sum(row["self_seconds"] for row in told.waits) / told.training_s),
-    "data_without_loader_seconds": lambda told, _: Range.of(told.self_s(TRAIN, stage="data", loader="")),
-    "pass_start_seconds": lambda told, _: told.starts(*(row["loader"] for row in told.waits)),
+    "model_seconds": lambda summary, _: Range.of(summary.model_s),
+    "model_ratio": lambda summary, _: Range.of(summary.model_s / summary.training_s),
+    "other_seconds": lambda summary, _: Range.of(summary.self_s(TRAIN, stage="other")),
+    "data_wait_seconds": lambda summary, _: Range.of(sum(row["self_seconds"] for row in summary.waits)),
+    "data_wait_ratio": lambda summary, _: Range.of(sum(row["self_seconds"] for row in summary.waits) / summary.training_s),
+    "data_without_loader_seconds": lambda summary, _: Range.of(summary.self_s(TRAIN, stage="data", loader="")),
+    "pass_start_seconds": lambda summary, _: summary.starts(*(row["loader"] for row in summary.waits)),
     "repeated_start_seconds": _repeated,
-    "repeated_start_ratio": lambda told, verdict: _repeated(told, verdict).over(told.training_s),
+    "repeated_start_ratio": lambda summary, finding: _repeated(summary, finding).over(summary.training_s),
     "making_seconds": _of_loader("making_seconds"),
     "first_batch_seconds": _of_loader("first_batch_seconds"),
     "passes": _of_loader("count"),
-    "device_wait_seconds": lambda told, _: Range.of(sum(told.exposed.values())),
+    "device_wait_seconds": lambda summary, _: Range.of(sum(summary.exposed.values())),
     "steady_wait_ratio": _steady_ratio,
     "wait_per_batch_seconds": _waited_per_batch,
-    "batches": lambda told, verdict: Range.of(told.batches(verdict["loader"])),
-    "steps": lambda told, _: Range.of(told.document["steps"].get(TRAIN, 0)),
+    "batches": lambda summary, finding: Range.of(summary.batches(finding["loader"])),
+    "steps": lambda summary, _: Range.of(summary.document["steps"].get(TRAIN, 0)),
     "build_p50_seconds": _build("p50"),
     "build_p99_seconds": _build("p99"),
-    "ask_interval_seconds": lambda told, verdict: Range.of(
-        (told.training_s - told.self_s(TRAIN, stage="data")) / told.batches(verdict["loader"])
+    "ask_interval_seconds": lambda summary, finding: Range.of(
+        (summary.training_s - summary.self_s(TRAIN, stage="data")) / summary.batches(finding["loader"])
     ),
     "recompiles": _key("recompiles"),
     "recompile_seconds": _key("recompile_seconds"),
-    "recompile_ratio": lambda told, _: Range.of(min(1.0, told.document["recompile_seconds"] / told.training_s)),
+    "recompile_ratio": lambda summary, _: Range.of(min(1.0, summary.document["recompile_seconds"] / summary.training_s)),
     **{
         name: _key(name, "device_pace")
         for name in (
             "device_steps", "least_lag_seconds", "most_lag_seconds", "device_idle_ratio", "launch_idle_ratio",
         )
     },
-    "call_p50_seconds": lambda told, verdict: Range.of(_dispatch(told, verdict)[0]),
-    "dispatch_p50_seconds": lambda told, verdict: Range.of(
-        _dispatch(told, verdict)[0] - _dispatch(told, verdict)[1]
+    "call_p50_seconds": lambda summary, finding: Range.of(_dispatch(summary, finding)[0]),
+    "dispatch_p50_seconds": lambda summary, finding: Range.of(
+        _dispatch(summary, finding)[0] - _dispatch(summary, finding)[1]
     ),
-    "dispatch_ratio": lambda told, verdict: Range.of(
-        1 - _dispatch(told, verdict)[1] / _dispatch(told, verdict)[0]
+    "dispatch_ratio": lambda summary, finding: Range.of(
+        1 - _dispatch(summary, finding)[1] / _dispatch(summary, finding)[0]
     ),
     "rank": _key("rank", "ranks", "straggler"),
     "excess_s": _key("excess_s", "ranks", "straggler"),
@@ -255,27 +255,27 @@ RULES: dict[str, Callable[[Figures, Mapping[str, Any]], Range]] = {
     "step_s": _key("step_s", "ranks", "straggler"),
     "windows": _key("windows", "ranks", "straggler"),
 }  # fmt: skip
-"""What each number is, from the summary and the verdict that has it."""
+"""What each number is, from the summary and the finding that has it."""
 
 
-def rule_of(name: str, told: Figures) -> Callable[[Figures, Mapping[str, Any]], Range] | None:
+def rule_of(name: str, summary: SummaryValues) -> Callable[[SummaryValues, Mapping[str, Any]], Range] | None:
     """The rule of a number; those about one loader or one stage have its name in theirs."""
     if name in RULES:
         return RULES[name]
     loader, stage = name.removesuffix(".wait_seconds"), name.removesuffix("_ratio")
-    if loader != name and loader in {row["loader"] for row in told.waits}:
-        return lambda told, _: told.steady_wait(loader)
-    if stage != name and told.rows(TRAIN, stage=stage):
-        return lambda told, _: Range.of(told.self_s(TRAIN, stage=stage) / told.training_s)
+    if loader != name and loader in {row["loader"] for row in summary.waits}:
+        return lambda summary, _: summary.steady_wait(loader)
+    if stage != name and summary.rows(TRAIN, stage=stage):
+        return lambda summary, _: Range.of(summary.self_s(TRAIN, stage=stage) / summary.training_s)
     return None
 
 
-def numbers_of(told: Figures, verdict: Mapping[str, Any]) -> Iterator[str]:
-    """Which numbers of a verdict do not follow from keys."""
-    for name, number in verdict["evidence"].items():
-        rule = rule_of(name, told)
+def numbers_of(summary: SummaryValues, finding: Mapping[str, Any]) -> Iterator[str]:
+    """Which numbers of a finding do not follow from keys."""
+    for name, number in finding["evidence"].items():
+        rule = rule_of(name, summary)
         try:
-            found = rule(told, verdict) if rule else None
+            found = rule(summary, finding) if rule else None
         except (
             KeyError,
             TypeError,
@@ -283,7 +283,7 @@ def numbers_of(told: Figures, verdict: Mapping[str, Any]) -> Iterator[str]:
             ZeroDivisionError,
         ):  # the keys that it follows from are absent
             found = None
-        about = f"verdicts: {name} of {verdict['name']} is {number}"
+        about = f"verdicts: {name} of {finding['name']} is {number}"
         if found is None:
             yield f"{about}: no key has it, and it follows from none"
         elif number not in found:
