@@ -317,7 +317,7 @@ class Outcomes(NamedTuple):
 
 
 class DeviceMemory(NamedTuple):
-    """What the allocator of one device says; bytes, and counts since the process began.
+    """What the allocator of one device says; bytes, and counts since the process began. None where it does not say.
 
     Attributes:
         device: its name, such as ``cuda:0``.
@@ -335,8 +335,8 @@ class DeviceMemory(NamedTuple):
     allocated: int
     reserved: int
     limit: int
-    allocated_peak: int
-    reserved_peak: int
-    ooms: int
-    alloc_retries: int
+    allocated_peak: int | None
+    reserved_peak: int | None
+    ooms: int | None
+    alloc_retries: int | None
     model: str = ""

@@ -12,7 +12,7 @@ from otel_train.datamodel import NS_PER_S, system_clock
 from otel_train.recording.events import WAIT, SourceKind
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Callable, Container, Mapping
 
     from otel_train.aggregation.run_state import RunState
     from otel_train.datamodel import Clock
@@ -34,10 +34,7 @@ _NO_BACKWARD = (
     "Its time is in the stage around it; where that can be divided, "
     '`with otel_train.stage("backward")` shows it'
 )
-_UNTIMED = (
-    "device time and device memory are read from NVIDIA's devices alone, on Linux. Host time is measured as everywhere: "
-    "a call that only queues work is short, and one that waits for the device is long"
-)
+_HOST_TIME = "Host time is measured as everywhere: a call that only queues work is short, and one that waits for the device is long"
 STEPLESS_S = 60.0
 """Seconds after which a program of JAX in which no step was seen is described so, while it runs."""
 
@@ -52,7 +49,7 @@ def unobserved(
     *,
     now_ns: int | None = None,
     loaded: Container[str] = sys.modules,
-    untimed: Iterable[str] = (),
+    untimed: Mapping[str, str] | None = None,
 ) -> list[dict[str, str]]:
     """One entry per thing: what, name, reason for people, cause for the metric; "" where it has none, as nothing is to do.
 
@@ -61,7 +58,7 @@ def unobserved(
         probes: what is watched.
         now_ns: on the run's clock; the present time when not given.
         loaded: modules that the program has imported.
-        untimed: kinds of devices that models are on and whose time is not taken.
+        untimed: kinds of devices that models are on and whose time is not taken; why.
     """
     totals = run.totals
     seen = {
@@ -93,7 +90,7 @@ def unobserved(
             "a compiled function. Steps are counted by backward; otel_train.step() marks them"
         )
         found.append(_thing("stage", "optimizer", reason, "never_seen"))
-    return found + [_thing("device", kind, _UNTIMED, "") for kind in untimed]
+    return found + _devices(untimed or {})
 
 
 class CoverageReporter:
@@ -113,7 +110,7 @@ class CoverageReporter:
         probes: Probes,
         *,
         loaded: Callable[[], Container[str]] = lambda: sys.modules,
-        untimed: Callable[[], Iterable[str]] = tuple,
+        untimed: Callable[[], Mapping[str, str]] = dict,
         log: Callable[[str, str, str, str], None] = _log.warning,
         clock: Clock = system_clock,
     ) -> None:
@@ -164,6 +161,10 @@ def _models(probes: Probes, seen: set[tuple[str, str]], stages: set[str]) -> lis
         reason = "no model was given to instrument(): its time is in `other`. Give it the model that the loop calls"
         found.append(_thing("stage", "forward", reason, "unhooked"))
     return found
+
+
+def _devices(untimed: Mapping[str, str]) -> list[dict[str, str]]:
+    return [_thing("device", kind, f"{why}. {_HOST_TIME}", "") for kind, why in untimed.items()]
 
 
 def _thing(what: str, name: str, reason: str, cause: str) -> dict[str, str]:

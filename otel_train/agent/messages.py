@@ -122,7 +122,7 @@ class State(NamedTuple):
         listened: there is, or was, one that listens.
         captured_ns: when the last capture began and ended.
         needs_step_numbers: a capture waits for what only settling tells.
-        untimed: kinds of devices that models are on and whose time is not taken.
+        untimed: kinds of devices that models are on and whose time is not taken; why.
         step_flops: model FLOP of one step of this rank, counted; 0 if that is not known.
         uncounted: why they are not counted, where that was asked for.
     """
@@ -145,7 +145,7 @@ class State(NamedTuple):
     listened: bool = False
     captured_ns: tuple[int, int] = (0, 0)
     needs_step_numbers: bool = False
-    untimed: tuple[str, ...] = ()
+    untimed: Mapping[str, str] = {}
     step_flops: int = 0
     uncounted: str = ""
 

@@ -101,7 +101,7 @@ class RemoteRecording:
         return self.state.modules
 
     @property
-    def untimed(self) -> tuple[str, ...]:
+    def untimed(self) -> Mapping[str, str]:
         """Kinds of devices in use whose time is not taken."""
         return self.state.untimed
 
@@ -139,7 +139,7 @@ class _Devices:
         return self._remote.state.hardware
 
     def ooms(self) -> int:
-        return sum(device.ooms for device in self._remote.state.memory)
+        return sum(device.ooms or 0 for device in self._remote.state.memory)
 
 
 class _Scaled:

@@ -185,7 +185,7 @@ class Reports:
             listened,
             max(each.within_ns if each is not None else (0, 0) for each in (capturing, self.flops)),
             capturing is not None and capturing.needs_step_numbers,
-            self._do("devices", recording.untimed, ()),
+            self._do("devices", recording.untimed, {}),
             self.flops.flops if self.flops is not None else 0,
             self.flops.refusal if self.flops is not None else "",
         )

@@ -234,7 +234,7 @@ class AcceleratorReader:
         """Times that the devices in use ran out of memory, all together."""
         if not self._guard.closed:
             with self._guard:
-                return sum(memory.ooms for memory in self._read())
+                return sum(memory.ooms or 0 for memory in self._read())
         return 0
 
     def _write(self, builder: MetricBuilder) -> None:
@@ -252,7 +252,11 @@ class AcceleratorReader:
             builder.put(c.ACCELERATOR_MEMORY_ALLOCATED, memory.allocated, device)
             builder.put(c.ACCELERATOR_MEMORY_RESERVED, memory.reserved, device)
             builder.put(c.ACCELERATOR_MEMORY_LIMIT, memory.limit, device)
-            builder.put(c.ACCELERATOR_MEMORY_ALLOCATED_PEAK, memory.allocated_peak, device)
-            builder.put(c.ACCELERATOR_MEMORY_RESERVED_PEAK, memory.reserved_peak, device)
-            builder.put(c.ACCELERATOR_MEMORY_OOMS, memory.ooms, device)
-            builder.put(c.ACCELERATOR_MEMORY_ALLOC_RETRIES, memory.alloc_retries, device)
+            for metric, value in (
+                (c.ACCELERATOR_MEMORY_ALLOCATED_PEAK, memory.allocated_peak),
+                (c.ACCELERATOR_MEMORY_RESERVED_PEAK, memory.reserved_peak),
+                (c.ACCELERATOR_MEMORY_OOMS, memory.ooms),
+                (c.ACCELERATOR_MEMORY_ALLOC_RETRIES, memory.alloc_retries),
+            ):
+                if value is not None:
+                    builder.put(metric, value, device)

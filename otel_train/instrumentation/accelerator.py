@@ -1,11 +1,11 @@
-"""What an accelerator's driver must do, and the driver for CUDA."""
+"""Drivers of accelerators: NVIDIA's and AMD's by way of ``torch.cuda``, Intel's and Apple's by way of their torch modules."""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -32,13 +32,15 @@ class NativeDriver(NamedTuple):
 
 
 class DeviceDriver(Protocol):
-    """An accelerator: ``CudaDriver``, or a made-up one with a clock of its own. Events are its own affair.
+    """An accelerator: ``TorchDriver``, or a fake one with a clock of its own. Events are its own affair.
 
     Attributes:
         device_type: what torch calls devices of this kind, such as ``cuda``.
+        why_untimed: why it has no events to time with; "" where it has. Then only memory and copies are measured.
     """
 
     device_type: str
+    why_untimed: str
 
     def current(self) -> int:
         """Device that the calling thread uses where it names none."""
@@ -68,7 +70,10 @@ class DeviceDriver(Protocol):
         """How to read events whose first is of ``device`` without Python; None where that cannot be."""
 
     def fetch(self, tensor: Any) -> Callable[[], float | None]:
-        """Queue a copy of a number to the host; what gives it once it has arrived, and None before."""
+        """Queue a copy of a number to the host; what gives it once it has arrived, and None before.
+
+        Only where there are events.
+        """
 
     def reading(self, device: int) -> AbstractContextManager[None]:
         """A block in which the calling thread may read events, whatever other threads capture."""
@@ -92,25 +97,56 @@ class DeviceDriver(Protocol):
         """Bytes of every device in use that are taken, by whomever, as its driver says."""
 
 
-_DEVICE_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu")
+_NVIDIA_FILES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg", "/dev/nvhost-gpu", "/dev/nvgpu")
 """Any of them is there where CUDA can run: Linux, WSL, Jetson. Asking CUDA itself would start it."""
 
+_AMD_FILE = "/dev/kfd"
+_DISPLAYS = "/sys/class/drm"
+_INTEL = "0x8086"
 _HIDDEN = ("", "-1")
-_NATIVE = (
+_MACHINE = (os.uname().sysname, os.uname().machine) if hasattr(os, "uname") else ("", "")
+_CUDA = (
     "cuCtxSetCurrent",
     "cuThreadExchangeStreamCaptureMode",
     "cuEventQuery",
     "cuEventElapsedTime",
     "cuEventRecord",
 )
-_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED, cuda.h
+_HIP = (
+    "hipSetDevice",
+    "hipThreadExchangeStreamCaptureMode",
+    "hipEventQuery",
+    "hipEventElapsedTime",
+    "hipEventRecord",
+)
+"""Of the same signatures. A device takes the place of its context, which is the only one."""
+
+_RELAXED = 2  # CU_STREAM_CAPTURE_MODE_RELAXED, cuda.h; hipStreamCaptureModeRelaxed
 _STRAY_SHARE = 0.05
 """A device on which less was ever allocated than this share of the busiest one's is not computed on: many
 programs leave a context and a few tensors on device 0 by mistake."""
 
+UNTIMED = (
+    "device time and device memory are read on Linux by way of torch.cuda (NVIDIA, AMD) and torch.xpu (Intel), device memory "
+    "also by way of torch.mps (Apple), and this machine has no driver of that kind"
+)
+APPLE_UNTIMED = (
+    "device time is not read: torch.mps waits until the device is done before it tells the time between two events. "
+    "Device memory is read"
+)
 
-def cuda_driver(environ: Mapping[str, str], files: Sequence[str] = _DEVICE_FILES) -> CudaDriver | None:
-    """The driver, or None on a machine where CUDA cannot be used.
+
+def find_driver(environ: Mapping[str, str]) -> TorchDriver | None:
+    """The driver of this machine's accelerator; None where it has none that torch can use. Starts nothing.
+
+    Args:
+        environ: the process environment.
+    """
+    return cuda_driver(environ) or hip_driver(environ) or torch_driver()
+
+
+def cuda_driver(environ: Mapping[str, str], files: Sequence[str] = _NVIDIA_FILES) -> CudaDriver | None:
+    """The driver for NVIDIA's devices, or None on a machine where CUDA cannot be used.
 
     Args:
         environ: the process environment.
@@ -128,58 +164,85 @@ def cuda_driver(environ: Mapping[str, str], files: Sequence[str] = _DEVICE_FILES
     return CudaDriver(exchange, library=library, instance=instance_of(environ))
 
 
-class CudaDriver:
-    """The CUDA devices of this process; see ``DeviceDriver``.
-
-    Torch is imported by the program, never by us, and what is asked here on the training thread is what
-    ``torch.cuda`` asks itself, past the objects that it makes on each call.
+def hip_driver(environ: Mapping[str, str], file: str = _AMD_FILE) -> HipDriver | None:
+    """The driver for AMD's devices, or None on a machine without any.
 
     Args:
-        exchange: ``cuThreadExchangeStreamCaptureMode``. In any other mode than relaxed, a look at an event
-            breaks a capture that goes on in another thread (CUDA programming guide, "prohibited and
-            unhandled operations").
-        find_torch: gives torch once the program has imported it.
-        library: the driver itself; None where events are read in Python.
-        instance: name of the part of a device (MIG) that is this process's device 0; "" where it is told none.
+        environ: the process environment.
+        file: exists where there is a device.
     """
+    names = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES")
+    hidden = any(environ.get(name, "all").strip() in _HIDDEN for name in names)
+    return None if hidden or sys.platform != "linux" or not Path(file).exists() else HipDriver()
 
-    device_type = "cuda"
+
+def torch_driver(
+    machine: tuple[str, str] = _MACHINE,
+    displays: str = _DISPLAYS,
+    find_torch: Callable[[], Any] = lambda: imported("torch"),
+) -> TorchDriver | None:
+    """The driver for Intel's and Apple's devices, or None on a machine without any, or where torch is built for none.
+
+    Args:
+        machine: system and architecture, as ``os.uname`` names them.
+        displays: folder of the devices that compute or show.
+        find_torch: gives torch, where the program has imported it by now.
+    """
+    if machine == ("Darwin", "arm64"):
+        return TorchDriver("mps", find_torch, why_untimed=APPLE_UNTIMED)
+    torch = find_torch()
+    if torch is not None and not getattr(getattr(torch, "_C", None), "_has_xpu", False):
+        return None  # a processor with graphics of its own
+    with suppress(OSError):
+        vendors = Path(displays).glob("renderD*/device/vendor")
+        if any(vendor.read_text().strip() == _INTEL for vendor in vendors):
+            return TorchDriver("xpu", find_torch)
+    return None
+
+
+class TorchDriver:
+    """Devices of one kind, by way of the torch module that has its name; see ``DeviceDriver``.
+
+    Torch is imported by the program, never by us. What its module for these devices lacks is not measured.
+
+    Args:
+        device_type: name of the kind, and of the module.
+        find_torch: gives torch once the program has imported it.
+        why_untimed: see ``DeviceDriver``.
+    """
 
     def __init__(
         self,
-        exchange: Callable[[Any], int],
+        device_type: str,
         find_torch: Callable[[], Any] = lambda: imported("torch"),
         *,
-        library: Any = None,
-        instance: str = "",
+        why_untimed: str = "",
     ) -> None:
-        self._exchange = exchange
-        self._library = library
-        self._instance = instance
+        self.device_type = device_type
+        self.why_untimed = why_untimed
         self._find_torch = find_torch
         self._torch: Any = None
+        self._module: Any = None
         self._is_capturing: Callable[[], bool] = bool
         self._current: Callable[[], int] = int
         self._slots: list[tuple[Any, Any]] = []
         self._stamps: dict[int, tuple[Any, list[Any]]] = {}
 
     def current(self) -> int:
-        """What ``torch.cuda.current_device`` says; 0 before the program has started CUDA."""
+        """What ``current_device`` of the module says; 0 before the program has started the devices."""
         return self._current()
 
     def devices(self) -> tuple[int, ...]:
-        """Devices with memory of ours in tensors; none before the program has started CUDA.
+        """Devices with memory of ours in tensors; none before the program has started them.
 
-        An allocator of the program's own keeps no figures: then the devices are those that CUDA has been started on.
+        An allocator of the program's own keeps no figures: then they are those that the program has started.
         """
-        torch = self._started()
-        if torch is None:
+        if self._started() is None:
             return ()
-        every = range(torch.cuda.device_count())
-        stats = [_stats(torch, device) for device in every]
+        every = range(getattr(self._module, "device_count", lambda: 1)())
+        stats = [self._stats(device) for device in every]
         if None in stats:
-            has_context = _internal(torch, "_cuda_hasPrimaryContext")
-            return tuple(device for device in every if has_context(device))
+            return self._in_use(every)
         peaks = [each["allocated_bytes"]["all"]["peak"] for each in stats if each is not None]
         least = max(1, max(peaks, default=0) * _STRAY_SHARE)
         return tuple(device for device, peak in enumerate(peaks) if peak >= least)
@@ -189,64 +252,48 @@ class CudaDriver:
         return self._is_capturing()
 
     def new_event(self, device: int) -> Any:
-        """An event with a clock. CUDA makes it on the device on which it is first recorded."""
+        """An event with a clock. It is made on the device on which it is first recorded."""
         del device
-        return _kept(self._torch.cuda.Event(enable_timing=True))
+        return _kept(self._module.Event(enable_timing=True))
 
     def spare(self, device: int) -> list[Any]:
         """Of all drivers of this process: what they have given back."""
-        return _spare.setdefault(device, [])
+        return _spare.setdefault((self.device_type, device), [])
 
     def recorder(self, device: int) -> Callable[[Any], None]:
         """Recording on the current stream of ``device``."""
-        torch = self._torch
-        raw_stream = _internal(torch, "_cuda_getCurrentRawStream")
-        write = _internal(torch, "_CudaEventBase").record
-        streams: dict[int, Any] = {}
+        current_stream = self._module.current_stream
 
         def record(event: Any) -> None:
-            raw = raw_stream(device)
-            if raw not in streams:
-                streams[raw] = torch.cuda.current_stream(device)
-            write(event, streams[raw])
+            event.record(current_stream(device))
 
         return record
 
     def stamp(self, device: int) -> Any:
         """On a stream of high priority: work that is queued on others does not hold it up."""
-        cuda = self._torch.cuda
         if device not in self._stamps:
             events = [self.new_event(device) for _ in range(2)]
-            self._stamps[device] = cuda.Stream(device, priority=-1), events
+            self._stamps[device] = self._module.Stream(device, priority=-1), events
         stream, events = self._stamps[device]
         events.reverse()
         events[0].record(stream)
         return events[0]
 
     def native(self, device: int) -> NativeDriver | None:
-        """The context is torch's own, and lasts as long as the process."""
-        library = self._library
-        if not all(hasattr(library, name) for name in (*_NATIVE, "cuCtxGetCurrent")):
-            return None
-        context = ctypes.c_void_p()
-        with self.reading(device):
-            library.cuCtxGetCurrent(ctypes.byref(context))
-            stamp = self.stamp(device)
-        addresses = [ctypes.c_void_p.from_buffer(library[name]).value or 0 for name in _NATIVE]
-        stream = self._stamps[device][0].cuda_stream
-        return NativeDriver(
-            (*addresses, context.value or 0, stamp.cuda_event, stream), attrgetter("cuda_event")
-        )
+        """None: torch gives no handle that the driver would take."""
+        del device
+        return None
 
     def fetch(self, tensor: Any) -> Callable[[], float | None]:
         """By way of pinned memory, which is used again: a copy to any other waits for the device."""
-        torch = self._torch or self._started()
+        torch = self._started()
         if self._slots:
             slot, event = self._slots.pop()
         else:
-            slot, event = torch.empty((), dtype=torch.float32, pin_memory=True), _kept(torch.cuda.Event())
+            slot = torch.empty((), dtype=torch.float32, pin_memory=True)
+            event = _kept(self._module.Event())
         slot.copy_(tensor, non_blocking=True)
-        event.record(torch.cuda.current_stream(tensor.device))
+        event.record(self._module.current_stream(tensor.device))
         arrived: list[float] = []
 
         def fetched() -> float | None:
@@ -263,14 +310,9 @@ class CudaDriver:
 
     @contextmanager
     def reading(self, device: int) -> Iterator[None]:
-        """Relaxed, and on a device that has a context: the pump must not start one on device 0."""
-        mode = ctypes.c_int(_RELAXED)
-        self._exchange(ctypes.byref(mode))
-        try:
-            with self._torch.cuda.device(device):
-                yield
-        finally:
-            self._exchange(ctypes.byref(mode))
+        """Nothing has to be prepared."""
+        del device
+        yield
 
     def query(self, event: Any) -> bool:
         """Whether the device got to ``event``."""
@@ -283,7 +325,165 @@ class CudaDriver:
 
     def synchronize(self, device: int) -> None:
         """Wait for everything on ``device``."""
-        self._torch.cuda.synchronize(device)
+        self._module.synchronize(device)
+
+    def hardware_ids(self) -> dict[str, str]:
+        """None: NVML does not know these devices."""
+        return {}
+
+    def memory(self) -> list[DeviceMemory]:
+        """What the allocator says of every device in use. Nothing is reset: the peaks are the program's.
+
+        Nothing where the allocator is the program's own.
+        """
+        if self._started() is None:
+            return []
+        if hasattr(self._module, "driver_allocated_memory"):
+            return self._memory_of_apple()
+        known = [(device, self._stats(device)) for device in self.devices()]
+        return [self._memory(device, stats) for device, stats in known if stats is not None]
+
+    def taken(self) -> dict[str, int]:
+        """What ``nvidia-smi`` shows, or its like: contexts, libraries and other processes are in it."""
+        found: dict[str, int] = {}
+        if self._started() is None or not hasattr(self._module, "mem_get_info"):
+            return found
+        for device in self.devices():
+            with self.reading(device):
+                free, total = self._module.mem_get_info(device)
+            found[f"{self.device_type}:{device}"] = total - free
+        return found
+
+    def _memory(self, device: int, stats: dict[str, Any]) -> DeviceMemory:
+        allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
+        share = getattr(self._module, "get_per_process_memory_fraction", lambda _: 1.0)(device)
+        properties = self._module.get_device_properties(device)
+        return DeviceMemory(
+            f"{self.device_type}:{device}",
+            allocated["current"],
+            reserved["current"],
+            int(properties.total_memory * share),
+            allocated["peak"],
+            reserved["peak"],
+            stats.get("num_ooms"),
+            stats.get("num_alloc_retries"),
+            str(getattr(properties, "name", "")),
+        )
+
+    def _memory_of_apple(self) -> list[DeviceMemory]:
+        """There is one device, whose allocator keeps no peaks and counts no failures."""
+        module = self._module
+        allocated, reserved = module.current_allocated_memory(), module.driver_allocated_memory()
+        limit = module.recommended_max_memory()
+        return [DeviceMemory("mps:0", allocated, reserved, limit, None, None, None, None)]
+
+    def _stats(self, device: int) -> dict[str, Any] | None:
+        """What the allocator has counted; None where it counts nothing, as ``CUDAPluggableAllocator``."""
+        read = getattr(self._module, "memory_stats_as_nested_dict", None)
+        try:
+            found: dict[str, Any] | None = read(device) if read is not None else None
+        except RuntimeError:
+            return None
+        return found
+
+    def _in_use(self, every: Sequence[int]) -> tuple[int, ...]:
+        del every
+        return (self._current(),)
+
+    def _started(self) -> Any:
+        """``torch``, once the program has started these devices with it."""
+        if self._torch is None:
+            torch = self._find_torch()
+            module = getattr(torch, self.device_type, None)  # half imported, it has no answer yet
+            if not self._is_started(module) or not self._is_usable(torch):
+                return None
+            self._module = module
+            self._look_up(torch)
+            self._torch = torch
+        return self._torch
+
+    @staticmethod
+    def _is_started(module: Any) -> bool:
+        if hasattr(module, "is_initialized"):
+            return bool(module.is_initialized())
+        with suppress(AttributeError, RuntimeError):  # of a torch that was built without it
+            return module is not None and module.current_allocated_memory() > 0  # Apple's has no other sign
+        return False
+
+    def _is_usable(self, torch: Any) -> bool:
+        del torch
+        return True
+
+    def _look_up(self, torch: Any) -> None:
+        del torch
+        self._current = getattr(self._module, "current_device", int)
+        self._is_capturing = getattr(self._module, "is_current_stream_capturing", bool)
+
+
+class CudaDriver(TorchDriver):
+    """The CUDA devices of this process.
+
+    What is asked here on the training thread is what ``torch.cuda`` asks itself, past the objects that it makes on each call.
+
+    Args:
+        exchange: ``cuThreadExchangeStreamCaptureMode``. In any other mode than relaxed, a look at an event
+            breaks a capture that goes on in another thread (CUDA programming guide, "prohibited and
+            unhandled operations").
+        find_torch: gives torch once the program has imported it.
+        library: the driver itself; None where events are read in Python.
+        instance: name of the part of a device (MIG) that is this process's device 0; "" where it is told none.
+    """
+
+    def __init__(
+        self,
+        exchange: Callable[[Any], int],
+        find_torch: Callable[[], Any] = lambda: imported("torch"),
+        *,
+        library: Any = None,
+        instance: str = "",
+    ) -> None:
+        super().__init__("cuda", find_torch)
+        self._exchange = exchange
+        self._library = library
+        self._functions = _CUDA
+        self._instance = instance
+
+    def recorder(self, device: int) -> Callable[[Any], None]:
+        """Recording on the current stream of ``device``."""
+        torch = self._torch
+        raw_stream = _internal(torch, "_cuda_getCurrentRawStream")
+        write = _internal(torch, "_CudaEventBase").record
+        streams: dict[int, Any] = {}
+
+        def record(event: Any) -> None:
+            raw = raw_stream(device)
+            if raw not in streams:
+                streams[raw] = torch.cuda.current_stream(device)
+            write(event, streams[raw])
+
+        return record
+
+    def native(self, device: int) -> NativeDriver | None:
+        """The context is torch's own, and lasts as long as the process."""
+        library = self._library
+        if not all(hasattr(library, name) for name in self._functions):
+            return None
+        with self.reading(device):
+            context, stamp = self._context(device), self.stamp(device)
+        addresses = [ctypes.c_void_p.from_buffer(library[name]).value or 0 for name in self._functions]
+        stream = self._stamps[device][0].cuda_stream
+        return NativeDriver((*addresses, context, stamp.cuda_event, stream), attrgetter("cuda_event"))
+
+    @contextmanager
+    def reading(self, device: int) -> Iterator[None]:
+        """Relaxed, and on a device that has a context: the service thread must not start one on device 0."""
+        mode = ctypes.c_int(_RELAXED)
+        self._exchange(ctypes.byref(mode))
+        try:
+            with self._torch.cuda.device(device):
+                yield
+        finally:
+            self._exchange(ctypes.byref(mode))
 
     def hardware_ids(self) -> dict[str, str]:
         """Names as in ``memory``, and UUIDs as NVML has them; a torch that does not tell them has none.
@@ -298,59 +498,72 @@ class CudaDriver:
         properties = {device: torch.cuda.get_device_properties(device) for device in self.devices()}
         return {f"cuda:{n}": f"GPU-{one.uuid}" for n, one in properties.items() if hasattr(one, "uuid")}
 
-    def memory(self) -> list[DeviceMemory]:
-        """What the allocator says of every device in use. Nothing is reset: the peaks are the program's.
+    def _context(self, device: int) -> int:
+        """What the first function of the driver is called with: the current context, of ``device``."""
+        del device
+        context = ctypes.c_void_p()
+        self._library.cuCtxGetCurrent(ctypes.byref(context))
+        return context.value or 0
 
-        Nothing where the allocator is the program's own.
-        """
-        torch = self._started()
-        if torch is None:
-            return []
-        known = [(device, _stats(torch, device)) for device in self.devices()]
-        return [self._memory(torch, device, stats) for device, stats in known if stats is not None]
+    def _in_use(self, every: Sequence[int]) -> tuple[int, ...]:
+        has_context = _internal(self._torch, "_cuda_hasPrimaryContext")
+        return tuple(device for device in every if has_context(device))
 
-    def taken(self) -> dict[str, int]:
-        """What ``nvidia-smi`` shows: contexts, libraries and other processes are in it."""
-        torch, found = self._started(), {}
-        for device in self.devices() if torch is not None else ():
-            with self.reading(device):
-                free, total = torch.cuda.mem_get_info(device)
-            found[f"cuda:{device}"] = total - free
-        return found
+    def _is_usable(self, torch: Any) -> bool:
+        return bool(torch.version.cuda)
 
-    @staticmethod
-    def _memory(torch: Any, device: int, stats: dict[str, Any]) -> DeviceMemory:
-        allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
-        share = getattr(torch.cuda, "get_per_process_memory_fraction", lambda _: 1.0)(device)
-        properties = torch.cuda.get_device_properties(device)
-        return DeviceMemory(
-            f"cuda:{device}",
-            allocated["current"],
-            reserved["current"],
-            int(properties.total_memory * share),
-            allocated["peak"],
-            reserved["peak"],
-            stats["num_ooms"],
-            stats["num_alloc_retries"],
-            str(getattr(properties, "name", "")),
-        )
-
-    def _started(self) -> Any:
-        """``torch``, once the program has started CUDA with it."""
-        if self._torch is None:
-            torch = self._find_torch()
-            # Half imported, it has no answer yet.
-            started = getattr(getattr(torch, "cuda", None), "is_initialized", bool)
-            if not started() or not torch.version.cuda:
-                return None
-            self._is_capturing = _internal(torch, "_cuda_isCurrentStreamCapturing")
-            self._current = _internal(torch, "_cuda_getDevice")
-            self._torch = torch
-        return self._torch
+    def _look_up(self, torch: Any) -> None:
+        self._is_capturing = _internal(torch, "_cuda_isCurrentStreamCapturing")
+        self._current = _internal(torch, "_cuda_getDevice")
 
 
-_spare: dict[int, list[Any]] = {}
-"""By device. A forked child has no use for its parent's."""
+class HipDriver(CudaDriver):
+    """AMD's devices. Torch calls them ``cuda`` and has the same functions for them.
+
+    Args:
+        find_torch: gives torch once the program has imported it.
+        find_library: path of a library that torch has loaded, by the beginning of its name; "" for none.
+    """
+
+    def __init__(
+        self,
+        find_torch: Callable[[], Any] = lambda: imported("torch"),
+        find_library: Callable[[str], str] | None = None,
+    ) -> None:
+        super().__init__(int, find_torch)
+        self._functions = _HIP
+        self._find_library = find_library or _loaded_library
+
+    def hardware_ids(self) -> dict[str, str]:
+        """None: NVML does not know these devices."""
+        return {}
+
+    def _context(self, device: int) -> int:
+        return device
+
+    def _is_usable(self, torch: Any) -> bool:
+        path = self._find_library("libamdhip64.so") if getattr(torch.version, "hip", None) else ""
+        library = ctypes.CDLL(path) if path else None
+        self._exchange = getattr(library, _HIP[1], self._exchange)
+        self._library = library
+        usable = hasattr(library, _HIP[1])
+        if path and not usable:  # reading an event could break a capture elsewhere
+            self.why_untimed = f"device time and device memory are not read: {path} has no {_HIP[1]}"
+        return usable
+
+
+def _loaded_library(name: str) -> str:
+    """Path of a library that this process has loaded: a second copy would be another runtime."""
+    with suppress(OSError), Path("/proc/self/maps").open() as maps:
+        for line in maps:
+            path = line.rstrip("\n").partition("/")[2]
+            if Path(path).name.startswith(name):
+                return f"/{path}"
+    return ""
+
+
+_spare: dict[tuple[str, int], list[Any]] = {}
+"""By kind and number of the device. A forked child has no use for its parent's."""
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_spare.clear)
@@ -359,7 +572,7 @@ if hasattr(os, "register_at_fork"):
 def _kept(event: Any) -> Any:
     """An event that is never destroyed, but by the end of the process.
 
-    Its destructor calls CUDA with the lock let go, on whichever thread drops it last: in a forked child, where CUDA
+    Its destructor calls the driver with the lock let go, on whichever thread drops it last: in a forked child, where it
     must not be called; at the end of the interpreter; in a thread on another device, which gets a context by it. The
     one reference that nobody gives back keeps it from all of them. Those that are free are used again.
     """
@@ -371,15 +584,6 @@ def instance_of(environ: Mapping[str, str]) -> str:
     """The part of a device that the program may use; "" where it has whole ones, or is not told."""
     first = environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0].strip()
     return first if first.startswith("MIG-") else ""
-
-
-def _stats(torch: Any, device: int) -> dict[str, Any] | None:
-    """What the allocator has counted; None where ``CUDAPluggableAllocator`` has taken its place."""
-    try:
-        found: dict[str, Any] = torch.cuda.memory_stats_as_nested_dict(device)
-    except RuntimeError:
-        return None
-    return found
 
 
 def _internal(torch: Any, name: str) -> Any:

@@ -221,7 +221,9 @@ class DeviceTimer:
         """The lanes, or none: what the training thread looks at."""
         self._table = bytearray(_LOW + 1)
         self._fault: Exception | None = None
-        self._stopped = driver is None or mode == "off"
+        self.failure = ""
+        """The fault of the driver that switched the timer off; "" for none."""
+        self._stopped = driver is None or mode == "off" or bool(driver.why_untimed)
         if driver is not None and not self._stopped:
             make = self._recording_edge if mode == "events" else self._waiting_edge
             self.edge = make(driver, recorder.edge)
@@ -241,6 +243,7 @@ class DeviceTimer:
         fault, self._fault = self._fault, None
         if fault is not None:
             self.stop()
+            self.failure = f"{type(fault).__name__}: {fault}"
             raise fault
         if self._driver is None or self._stopped:
             return
@@ -267,7 +270,7 @@ class DeviceTimer:
 
     def ooms(self) -> int:
         """Times that the devices in use ran out of memory."""
-        return sum(device.ooms for device in self.memory())
+        return sum(device.ooms or 0 for device in self.memory())
 
     def stop(self) -> None:
         """Record nothing more. What is recorded can still be taken."""
@@ -284,8 +287,9 @@ class DeviceTimer:
             return
         try:
             read = self._reader.read()
-        except Exception:
+        except Exception as fault:
             self.stop()
+            self.failure = f"{type(fault).__name__}: {fault}"
             self._reader.close()
             self._reader = None
             raise

@@ -28,9 +28,9 @@ _MAX_HELD = 1 << 16  # copies back to the host between two looks of the pump
 class TransferProbe:
     """Times copies of tensors from the host to a device, once a device is in use.
 
-    ``Tensor.to``, ``Tensor.cuda`` and ``Tensor.pin_memory`` are replaced by descriptors that return the original for the
-    class, and for every tensor that is not on the host, so that comparisons by subclasses and the compiler see the original
-    (docs/decisions/0009). Not recorded: parameters, what ``Module.to`` moves, calls inside compiled code, calls through the
+    ``Tensor.to``, ``Tensor.cuda`` (on Intel devices ``Tensor.xpu``) and ``Tensor.pin_memory`` are replaced by descriptors that
+    return the original for the class, and for every tensor that is not on the host, so that comparisons by subclasses and the
+    compiler see the original (docs/decisions/0009). Not recorded: parameters, what ``Module.to`` moves, calls inside compiled code, calls through the
     class, threads that do not train.
 
     Args:
@@ -85,7 +85,7 @@ class TransferProbe:
         away = partial(_sending, recorder=self._recorder, torch=torch, size=size)
         for name, make, watches in (
             ("to", partial(away, aim=aim.words), leaving),
-            ("cuda", partial(away, aim=aim.words), leaving),
+            ("xpu" if driver.device_type == "xpu" else "cuda", partial(away, aim=aim.words), leaving),
             ("pin_memory", partial(away, aim=lambda *_: pinned), leaving),
             ("cpu", partial(self._bringing, size=size), coming),
         ):
@@ -154,7 +154,7 @@ class _TargetDevice:
     def words(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, int, int] | None:
         """Returns (begin, end, fail) of a move to the accelerator; None for anything else."""
         target = args[0] if args else kwargs.get("device", kwargs.get("tensor"))
-        if name == "cuda" and target is None:
+        if name != "to" and target is None:
             index = _CURRENT
         else:
             if isinstance(target, self._torch.Tensor):

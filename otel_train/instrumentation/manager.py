@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from otel_train.datamodel import system_clock
-from otel_train.instrumentation.accelerator import cuda_driver
+from otel_train.instrumentation.accelerator import UNTIMED, find_driver
 from otel_train.instrumentation.backward import in_backward
 from otel_train.instrumentation.callbacks import StageCallbacks
 from otel_train.instrumentation.compile_events import JaxCompilerProbe
@@ -74,12 +74,9 @@ class InstrumentationManager:
                 "started_unix_ns": anchor.unix_ns,
             }
         )
-        driver = cuda_driver(environ)
-        self._timed = (
-            None
-            if config.cuda_timing == "off"
-            else {"cpu", "meta", *([driver.device_type] if driver else [])}
-        )
+        driver = find_driver(environ)
+        self._driver = driver
+        self._wants_times = config.cuda_timing != "off"
         self.devices = time_devices(self.recorder, driver, config.cuda_timing)
         self.transfers = TransferProbe(self.recorder, driver)
         self.scaled = ScaledUpdates(driver)
@@ -120,12 +117,20 @@ class InstrumentationManager:
         if self._torch is not None:
             self._torch.step_aside_for_compiler()
 
-    def untimed(self) -> tuple[str, ...]:
-        """Returns device types of models whose time is not measured although it is not switched off."""
-        if self._timed is None:
-            return ()
-        kinds = {kind_of_device(probe.model()) for probe in list(self.probes.models)}
-        return tuple(sorted(kind for kind in kinds if kind and kind not in self._timed))
+    def untimed(self) -> dict[str, str]:
+        """Returns device types of models whose time is not measured although it is not switched off, with the reason."""
+        kinds = {kind_of_device(probe.model()) for probe in list(self.probes.models)} - {"", "cpu", "meta"}
+        return {kind: why for kind in sorted(kinds) if (why := self._why_untimed(kind))}
+
+    def _why_untimed(self, kind: str) -> str:
+        driver = self._driver
+        if not self._wants_times:
+            return ""
+        if driver is None or driver.device_type != kind:
+            return UNTIMED
+        if self.devices.failure:
+            return f"device time is no longer read: the driver failed ({self.devices.failure})"
+        return driver.why_untimed
 
     def compiles(self) -> list[Compile]:
         """Returns the compilations since the last call."""

@@ -96,7 +96,9 @@ class ScaledUpdates:
             mine = tensor.clone()
             return lambda: float(mine)
         driver = self._driver
-        if driver is None or tensor.device.type != driver.device_type or driver.capturing():
+        if driver is None or driver.why_untimed or tensor.device.type != driver.device_type:
+            return None
+        if driver.capturing():
             return None
         return driver.fetch(tensor)
 

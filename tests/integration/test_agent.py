@@ -319,7 +319,7 @@ def test_device_time_is_exported_while_the_interpreter_is_held(
         from otel_train.instrumentation import manager
         from tests.support.fake_cuda import FakeCuda
         device = FakeCuda({str(compiled(tmp_path))!r})
-        manager.cuda_driver = lambda environ: device
+        manager.find_driver = lambda environ: device
         model.register_forward_hook(lambda *of: device.work(1_000_000))
         session = start(stall_after_s=1.0, export_every_s=0.2)
         session._recording.devices.steps.one_in = 1

@@ -46,6 +46,7 @@ class HostDriver:
     """Takes the host for its device: an event is reached when it is recorded."""
 
     device_type = "meta"
+    why_untimed = ""
 
     def devices(self) -> tuple[int, ...]:
         return (0,)

@@ -53,6 +53,7 @@ class FakeDriver:
     """
 
     device_type = "meta"
+    why_untimed = ""
     """Torch moves tensors there on any machine, so that transfers can be real."""
 
     def __init__(self, clock: FakeClock) -> None:

@@ -26,14 +26,23 @@ _FUNCTIONS = (
 )  # fmt: skip
 
 
-def compiled(folder: Path) -> Path:
-    """The library, or a skip where it cannot be had."""
+_OF_HIP = {
+    "cuCtxSetCurrent": "hipSetDevice",
+    "cuThreadExchangeStreamCaptureMode": "hipThreadExchangeStreamCaptureMode",
+    **{f"cuEvent{what}": f"hipEvent{what}" for what in ("Query", "ElapsedTime", "Record")},
+}
+
+
+def compiled(folder: Path, *, hip: bool = False) -> Path:
+    """The library, or a skip where it cannot be had; ``hip``: with the names of AMD's functions."""
     compiler = shutil.which("cc")
     if compiler is None or EXTENSION is None:
         pytest.skip("needs a C compiler, for a fake driver, and the extension in C, which reads from it")
     library = folder / "libfakecuda.so"
     source = Path(__file__).with_suffix(".c")
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", str(source), "-o", str(library)], check=True)
+    names = [f"-D{cuda}={other}" for cuda, other in _OF_HIP.items()] if hip else []
+    command = [compiler, "-shared", "-fPIC", "-O1", *names, str(source), "-o", str(library)]
+    subprocess.run(command, check=True)
     return library
 
 
@@ -46,6 +55,7 @@ class FakeCuda:
     """
 
     device_type = "meta"
+    why_untimed = ""
 
     def __init__(self, library: Path | str, *, native: bool = True) -> None:
         self.library = ctypes.CDLL(str(library))

@@ -147,7 +147,7 @@ def test_what_the_driver_asks_of_torch_is_there(name: str) -> None:
 def test_an_event_can_be_made_before_it_is_recorded() -> None:
     """CUDA makes it when it is first recorded, on the device of that stream."""
     event = CudaDriver(lambda _: 0, lambda: torch)
-    event._torch = torch
+    event._module = torch.cuda
 
     assert event.query(event.new_event(0))
     assert not torch.cuda.is_initialized()
@@ -281,7 +281,7 @@ class Event:
 
 def use():
     driver = CudaDriver(lambda _: 0)
-    driver._torch = SimpleNamespace(cuda=SimpleNamespace(Event=Event))
+    driver._module = SimpleNamespace(Event=Event)
     spare = driver.spare(0)
     made = len(spare)
     events = [spare.pop() if spare else driver.new_event(0) for _ in range(3)]
