@@ -72,7 +72,7 @@ def _idle(plan: Plan) -> Row:
         name="capture.idle",
         what="wall time of a 2 ms step with no capture under way, against captures switched off, more",
         unit="%",
-        values=tuple(percent_more(means["asked"], means["off"])),
+        values=tuple(percent_more(means["on_demand"], means["off"])),
     )
 
 
@@ -81,7 +81,12 @@ def _active(plan: Plan, load: Load) -> list[Row]:
     steps, rounds = plan.times(20, 5), plan.times(10, 2)
     say(f"  {rounds} captures of {steps} steps of {load.step_ms:g} ms, {loop.products} products in each")
     found: dict[str, list[Cost]] = {"alone": [], "torch": [], "ours": []}
-    settings = {"capture_activities": "cpu", "turn_every_s": 0.1, "capture_top": 0, "capture_kept": 1 << 10}
+    settings = {
+        "profiler_activities": "cpu",
+        "tuning": {"poll_interval_s": 0.1},
+        "profiler_top": 0,
+        "profiler_kept": 1 << 10,
+    }
     with Instrumented(plan.folder, **settings)(loop) as session:
         loop.run(loop.steps_in(1.0))
         for _ in range(rounds):

@@ -33,7 +33,7 @@ def _instrument(loop: Loop, folder: str, **settings: Any) -> None:
         {"bench": loop.loader},
         run_dir=folder,
         otlp="on",
-        prometheus_port=0,
+        prometheus_address="127.0.0.1:0",
         console=False,
         **settings,
     )
@@ -50,11 +50,11 @@ def end(folder: str) -> dict[str, float]:
     return {"ended_ns": time.perf_counter_ns()}
 
 
-def remember(folder: str, steps: int, export_every_s: float) -> dict[str, float]:
+def remember(folder: str, steps: int, export_interval_s: float) -> dict[str, float]:
     """Train ``steps`` steps as fast as they go; resident memory over the second half, and its growth, MiB."""
     loop = Loop()
     if folder:
-        _instrument(loop, folder, export_every_s=export_every_s)
+        _instrument(loop, folder, export_interval_s=export_interval_s)
     resident = []
     for _ in range(SAMPLES):
         loop.run(max(1, steps // SAMPLES))
@@ -73,7 +73,7 @@ def share_an_agent(folder: str) -> dict[str, float]:
 
     loop = Loop()
     session = otel_train.instrument(
-        loop.model, {"bench": loop.loader}, run_dir=folder, run_id="node", otlp="on", prometheus_port=0,
+        loop.model, {"bench": loop.loader}, run_dir=folder, run_id="node", otlp="on", prometheus_address="127.0.0.1:0",
         console=False,
     )  # fmt: skip
     until_s = time.monotonic() + NODE_S
@@ -97,14 +97,14 @@ def main() -> None:
     parser.add_argument("what", choices=("end", "remember", "node"))
     parser.add_argument("--folder", default="", help="watch, with the run directory in here; else bare")
     parser.add_argument("--steps", type=int, default=0)
-    parser.add_argument("--export-every-s", type=float, default=15.0)
+    parser.add_argument("--export-interval-s", type=float, default=15.0)
     options = parser.parse_args()
     if options.what == "end":
         numbers = end(options.folder)
     elif options.what == "node":
         numbers = share_an_agent(options.folder)
     else:
-        numbers = remember(options.folder, options.steps, options.export_every_s)
+        numbers = remember(options.folder, options.steps, options.export_interval_s)
     print(json.dumps(numbers), flush=True)
 
 

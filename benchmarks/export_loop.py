@@ -67,14 +67,14 @@ def _export_loop() -> tuple[Recorder, ExportLoop]:
     """A recorder on synthetic time, and the export loop that reads it, wired as a session does."""
     anchor = Anchor.now()
     ticking = _Ticking(anchor.clock_ns)
-    recorder = Recorder(FlightMemory(Config().flight_edges, anchor), clock=ticking)
+    recorder = Recorder(FlightMemory(Config().flight_recorder_events, anchor), clock=ticking)
     defaults = Config()
     rules = SamplingRules(
-        warmup_steps=defaults.keep_warmup_steps,
-        every_steps=defaults.keep_every_steps,
-        slow_factor=defaults.keep_slow_factor,
-        per_s=defaults.keep_per_s,
-        burst=defaults.keep_burst,
+        warmup_steps=defaults.tuned().trace_warmup_steps,
+        every_steps=defaults.tuned().trace_every_steps,
+        slow_factor=defaults.trace_slow_factor,
+        per_s=defaults.trace_rate_per_s,
+        burst=defaults.tuned().trace_burst,
     )
     run_account = RunState(
         anchor.clock_ns,

@@ -82,7 +82,7 @@ def run_memory(plan: Plan) -> list[Row]:
     every_s = max(0.1, steps * step_s / EXPORTS_IN_TEN_MINUTES)
     say(f"  {steps} steps, bare and instrumented side by side")
     with tempfile.TemporaryDirectory(dir=plan.folder) as runs, receiving():
-        sizes = ("--steps", str(steps), "--export-every-s", str(every_s))
+        sizes = ("--steps", str(steps), "--export-interval-s", str(every_s))
         started = [_start("remember", *sizes), _start("remember", "--folder", runs, *sizes)]
         bare, ours = (_numbers(process) for process in started)
     return [

@@ -83,7 +83,7 @@ class Instrumented:
                 {"bench": loop.loader},
                 run_dir=runs,
                 otlp="on",
-                prometheus_port=0,
+                prometheus_address="127.0.0.1:0",
                 console=False,
                 **self._settings,
             )

@@ -25,7 +25,7 @@ def main():
     loader = DataLoader(TensorDataset(torch.randn(480, 16), torch.randn(480, 1)), batch_size=8)
 
     run = wandb.init(project="otel-train-examples")
-    otel_train.instrument(model, {"train": loader}, console_blocks=["profiling"])
+    otel_train.instrument(model, {"train": loader}, console_metrics=["profiling"])
     for inputs, targets in loader:
         loss = torch.nn.functional.mse_loss(model(augment(inputs)), targets)
         loss.backward()

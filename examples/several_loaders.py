@@ -25,7 +25,7 @@ def main():
     train = {"code": DataLoader(rows(960), batch_size=16), "prose": DataLoader(rows(320), batch_size=16)}
     val = DataLoader(rows(160), batch_size=16)
 
-    session = otel_train.instrument(model, {**train, "val": val}, console_blocks=["profiling"])
+    session = otel_train.instrument(model, {**train, "val": val}, console_metrics=["profiling"])
     slow = []  # code of one's own before every forward
 
     def note_slow_batches():

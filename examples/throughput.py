@@ -31,7 +31,7 @@ def main():
 
     mlflow.set_tracking_uri("sqlite:///mlflow.db")
     with mlflow.start_run():
-        session = otel_train.instrument(model, {"train": loader}, console_blocks=["throughput"])
+        session = otel_train.instrument(model, {"train": loader}, console_metrics=["throughput"])
         kept = torch.zeros(320, 32)  # what the program keeps of its data, in bytes when asked
         session.cache("kept", size=lambda: kept.nbytes)
         for _ in range(3):

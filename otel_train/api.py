@@ -244,7 +244,7 @@ def _settled(
         if not settings.get("disabled", getattr(config, "disabled", False) or disabled_here()):
             raise
         return settle(settings={"disabled": True}, environ={}), {}
-    warn(settled.origins.ignored)
+    warn(settled.origins.ignored, settled.origins.deprecated)
     return settled, trackers
 
 

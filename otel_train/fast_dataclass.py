@@ -92,7 +92,8 @@ if not TYPE_CHECKING:
             made._factories = [  # noqa: SLF001 - made here
                 (each.name, each.default_factory) for each in every if each.default_factory is not MISSING
             ]
-            made.__init__, made.__repr__, made.__eq__, made.__hash__ = _init, _repr, _eq, _hash
+            made.__init__ = cls.__dict__.get("__init__", _init)
+            made.__repr__, made.__eq__, made.__hash__ = _repr, _eq, _hash
             made.__signature__ = _Signature()
             made.__setattr__, made.__delattr__ = _refuse_set, _refuse_delete
             return made

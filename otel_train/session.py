@@ -122,7 +122,7 @@ class Session:
         self._recording.probes.called = name
 
     def show_blocks(self, blocks: Iterable[str]) -> None:
-        """Print these blocks on the console, beside those of ``console_blocks``.
+        """Print these blocks on the console, beside those of ``console_metrics``.
 
         Raises:
             ConfigError: one of them does not exist.

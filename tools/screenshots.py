@@ -99,7 +99,7 @@ def running_stack(environ: Mapping[str, str]) -> Iterator[None]:
 def training(minutes: float, folder: Path, environ: Mapping[str, str]) -> Iterator[None]:
     """The demo, which has trained for so long and still trains."""
     command = [*OTEL_TRAIN, "demo", "--minutes", str(minutes + 30), "--run-dir", str(folder / "runs")]
-    settings = {"OTEL_TRAIN_RUN_ID": RUN_ID, "OTEL_TRAIN_CAPTURE_EVERY_MIN": "1"}
+    settings = {"OTEL_TRAIN_RUN_ID": RUN_ID, "OTEL_TRAIN_PROFILER_EVERY": "minutes=1"}
     process = subprocess.Popen(command, cwd=ROOT, env={**environ, **settings})
     try:
         process.wait(minutes * 60)

@@ -36,9 +36,9 @@ is http://localhost:4318.
 EPILOG = """\
 examples:
   otel-train stack up --local --detach
-  python -m benchmarks.scale --ranks 512 --duration 120           the profile that 512 ranks would choose: lean
+  python -m benchmarks.scale --ranks 512 --duration 120           the profile that 512 ranks would choose: reduced
   python -m benchmarks.scale --ranks 64 --profile full --steps-per-second 10
-  python -m benchmarks.scale --ranks 4096 --profile lean --json    the result for a script
+  python -m benchmarks.scale --ranks 4096 --profile reduced --json    the result for a script
 
 Ctrl-C ends it early: every rank still says that it has finished, as after the whole time. A second Ctrl-C
 leaves at once.
@@ -82,12 +82,12 @@ def _parser() -> argparse.ArgumentParser:
         "--duration", type=float, default=60.0, metavar="S", help="seconds; 0: until Ctrl-C (default: 60)"
     )
     parser.add_argument(
-        "--profile", default="auto", metavar="P", help="auto, full, lean, digest or rank0 (default: auto)"
+        "--profile", default="auto", metavar="P", help="auto, full, reduced, digest or rank0 (default: auto)"
     )
     parser.add_argument("--endpoint", default="", metavar="URL", help="base address of the Collector")
     parser.add_argument(
         "--export-every", type=float, default=15.0, metavar="S",
-        help="seconds between two exports of a rank; lean ranks take twice that (default: 15)",
+        help="seconds between two exports of a rank; reduced ranks take twice that (default: 15)",
     )  # fmt: skip
     parser.add_argument(
         "--ranks-per-node", type=int, default=8, metavar="N", help="ranks that share a host (default: 8)"
@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> int:
     config = Config(
         run_id=args.run_id or time.strftime("simulated-%Y%m%d-%H%M%S", time.gmtime()),
         export_profile=args.profile,
-        export_every_s=args.export_every,
+        export_interval_s=args.export_every,
     )
     settings = OtlpSettings.read(os.environ, endpoint=args.endpoint, wanted=True)
     if not settings.targets:
@@ -147,7 +147,7 @@ def _generator(args: argparse.Namespace, config: Config, settings: OtlpSettings)
         args.ranks, per_node=args.ranks_per_node, config=config, anchor=Anchor.now(),
         steps_per_s=args.steps_per_second,
     )  # fmt: skip
-    return LoadGenerator(simulated, settings, every_s=config.export_every_s, version=VERSION)
+    return LoadGenerator(simulated, settings, every_s=config.export_interval_s, version=VERSION)
 
 
 def _check(args: argparse.Namespace) -> None:

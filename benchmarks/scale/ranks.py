@@ -62,7 +62,7 @@ class SimulatedRanks:
         self.ranks: list[Rank] = []
         self._config = config
         self._report_due_ns = 0
-        self._every_s = max(config.digest_every_s, ranks / RECORDS_PER_S)
+        self._every_s = max(config.tuned().rank_report_interval_s, ranks / RECORDS_PER_S)
         speaks = profile_of(config, _info(0, ranks, per_node, run_id=config.run_id, started_unix_ns=0)).speaks
         self._monitor = RankMonitor(
             ranks, every_s=self._every_s, stall_after_s=config.stall_after_s, speaks=speaks
@@ -102,7 +102,7 @@ class SimulatedRanks:
 
     def exchange(self, now_ns: int) -> None:
         """Let rank 0 read the records of all ranks, when that is due."""
-        if not self._config.digest_every_s or now_ns < self._report_due_ns:
+        if not self._config.tuned().rank_report_interval_s or now_ns < self._report_due_ns:
             return
         self._report_due_ns = now_ns + int(self._every_s * NS_PER_S)
         reports = [_report_of(account)._replace(sequence=now_ns) for account in self.accounts]

@@ -56,7 +56,7 @@ class LoadGenerator:
     Args:
         simulated: the ranks.
         settings: where to, and how.
-        every_s: seconds between two exports of a rank that is not lean.
+        every_s: seconds between two exports of a rank that is not reduced.
         version: of the instrumentation scope.
         senders: threads that send.
     """

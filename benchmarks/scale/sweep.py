@@ -36,17 +36,17 @@ BEGIN, END = "<!-- measured: make bench-scale -->", "<!-- end of what was measur
 CASES = (
     (8, "full"),
     (64, "full"),
-    (512, "lean"),
+    (512, "reduced"),
     (512, "full"),
-    (4096, "digest"),
-    (4096, "lean"),
+    (4096, "rank0_aggregate"),
+    (4096, "reduced"),
     (4096, "full"),
 )
 """Ranks and profile: what ``auto`` chooses, and at the two larger sizes what it does not."""
 
-CHOSEN = {(8, "full"), (64, "full"), (512, "lean"), (4096, "digest")}
+CHOSEN = {(8, "full"), (64, "full"), (512, "reduced"), (4096, "rank0_aggregate")}
 
-EXPORT_EVERY_S = {"full": 15.0, "lean": 30.0, "digest": 15.0}
+EXPORT_EVERY_S = {"full": 15.0, "reduced": 30.0, "rank0_aggregate": 15.0}
 STEPS_PER_S = 2.0
 MARGIN_S = 3.0
 """After every rank has sent once. What waits in queues has then arrived, where it ever does."""

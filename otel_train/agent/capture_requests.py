@@ -34,7 +34,7 @@ class RequestFolder:
         """Why a client that brings this token may not ask; "" where it may."""
         if hmac.compare_digest(token.encode(), self._token.encode()):
             return ""
-        where = str(self._folder / KEY_FILE) if self._folder else "OTEL_TRAIN_CAPTURE_TOKEN"
+        where = str(self._folder / KEY_FILE) if self._folder else "OTEL_TRAIN_PROFILER_TOKEN"
         return f"the token is wrong or missing: 'Authorization: Bearer ...', see {where}"
 
     def publish(self) -> None:

@@ -162,7 +162,7 @@ class AgentClient:
             "otel_train.console.text",
             "otel_train.distributed.store",
         ]
-        if self._config.capture != "off":
+        if self._config.profiler != "off":
             wanted.append("otel_train.profiler.setup")
         if self._counts_flops:
             wanted.append("otel_train.profiler.flops")
@@ -201,7 +201,7 @@ class AgentClient:
     def _listen(self) -> None:
         """Listen for SIGUSR2 if nobody else does: unheard, it would end the program."""
         here = threading.current_thread() is threading.main_thread() and hasattr(signal, "SIGUSR2")
-        if here and self._config.capture != "off" and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
+        if here and self._config.profiler != "off" and signal.getsignal(signal.SIGUSR2) is signal.SIG_DFL:
             self._listener = self._heard
             signal.signal(signal.SIGUSR2, self._listener)
 
@@ -376,10 +376,11 @@ class AgentClient:
 
     def _serve_one(self) -> None:
         """Report, and do what the agent asks for, until it is gone or the session is over."""
-        due_s = time.monotonic() + self._config.turn_every_s
+        interval_s = self._config.tuned().poll_interval_s
+        due_s = time.monotonic() + interval_s
         while not self._over:
             if time.monotonic() >= due_s:
-                due_s = time.monotonic() + self._config.turn_every_s
+                due_s = time.monotonic() + interval_s
                 if self._is_open.is_set():  # before, nobody is state what is logged
                     self._report()
                     self._turn_captures()
@@ -560,7 +561,7 @@ class AgentClient:
             self._reports.trackers = trackers
 
     def _make_capturing(self, opened: Opened) -> None:
-        if self._capturing is not None or not opened.run_directory or self._config.capture == "off":
+        if self._capturing is not None or not opened.run_directory or self._config.profiler == "off":
             return
         from otel_train.profiler.setup import Capturing
 
@@ -578,7 +579,7 @@ class AgentClient:
             parallel = self._config.tensor_parallel * self._config.pipeline_parallel > 1
             self._reports.flops = FlopCount(
                 self._training.loop, active=self._training.active, event=self.recording.values.event,
-                max_s=self._config.capture_max_s, **({"shared": lambda: True} if parallel else {}),
+                max_s=self._config.tuned().profiler_max_s, **({"shared": lambda: True} if parallel else {}),
             )  # fmt: skip
             if self._capturing is not None:
                 self._capturing.give_way_to(self._reports.flops)

@@ -107,9 +107,8 @@ class MetricReader:
         self._watch = readings.watch
         self._anchor = readings.anchor
         self._profile = profile_of(config, info)
-        self._figures = RunMetrics(
-            run, max_loaders=config.max_loaders, max_stages=config.max_stages, reduced=self._profile.reduced
-        )
+        most = config.max_label_values
+        self._figures = RunMetrics(run, max_loaders=most, max_stages=most // 2, reduced=self._profile.reduced)
         self._emitters = {
             c.Emit.ALL: True,
             c.Emit.RANK0: info.rank == 0,
@@ -119,11 +118,11 @@ class MetricReader:
 
     def snapshot(self, at_ns: int | None = None) -> Snapshot:
         """Every metric of this process; ``at_ns``: now, on the monotonic clock, if that is not the system's."""
-        lean = self._profile.reduced
+        reduced = self._profile.reduced
         builder = MetricBuilder(
             self._emits,
-            only=REDUCED_METRICS if lean else None,
-            events=REDUCED_EVENTS if lean else (),
+            only=REDUCED_METRICS if reduced else None,
+            events=REDUCED_EVENTS if reduced else (),
         )
         self._figures.write(builder)
         self._signals.write(builder, "train")

@@ -125,7 +125,7 @@ class RankConnection:
             self.exporters.terminal = (hello.page, lambda text: self._tell("say", text))
         self._remote = RemoteRecording(self.rings)
         self._requests = RequestFolder(
-            self.exporters.rank_folder if config.capture != "off" else None, config.capture_token
+            self.exporters.rank_folder if config.profiler != "off" else None, config.profiler_token
         )
         self._requests_guard = Guard("captures")
         self._request: object = None
@@ -345,7 +345,7 @@ class RankConnection:
 
     def _post(self, body: bytes, token: str) -> tuple[int, object]:
         """A request over HTTP. The rank answers one that brings the token."""
-        if self._hello.config.capture == "off":
+        if self._hello.config.profiler == "off":
             return 404, {"error": "captures are off"}
         refusal = self._requests.refusal(token)
         if refusal:
@@ -384,7 +384,7 @@ def loop_of(run: RunState, rings: SharedRings) -> LoopProgress:
 
 def _alerts_of(config: Config, info: RunInfo, arm: Callable[[str], str]) -> AlertPoller | None:
     """What asks an Alertmanager; None where no address of one is set."""
-    if not config.alertmanager_url or config.capture == "off":
+    if not config.alertmanager_url or config.profiler == "off":
         return None
     from otel_train.agent.alertmanager import AlertPoller
 

@@ -421,7 +421,7 @@ class AgentService:
         self._reporter.more.append(self._ranks.write)
         self._value_reader = LoggedValueReader(recording.values, self._signals, run)
         self.loop = ExportLoop(
-            recording.recorder, run, snapshot=self._reporter.snapshot, clock=system_clock, every_s=config.turn_every_s,
+            recording.recorder, run, snapshot=self._reporter.snapshot, clock=system_clock, every_s=config.tuned().poll_interval_s,
         )  # fmt: skip
         self.loop.early_tasks += before_reading(recording, run, watch=self._watch, signals=self._signals)
         self._documents = Documents(
@@ -435,7 +435,7 @@ class AgentService:
     def _track(self) -> None:
         config = self._config
         self._memory_monitor = self._elsewhere.memory_monitor()
-        looks = config.log_every_epochs and not left_out(config.throughput_parts, "memory")
+        looks = config.log_every_epochs and not left_out(config.throughput_metrics, "memory")
         epochs = EpochWindow(
             self.run.totals, self._watch.facts, memory=self._memory_monitor.values if looks else no_memory
         )
@@ -472,7 +472,7 @@ class AgentService:
         self.loop.tasks += [
             PeriodicTask(self._watch.look_at_workers, Guard("loader workers"), _LOOK_EVERY_S),
             PeriodicTask(self._value_reader.tell, values_guard, 0.0),
-            PeriodicTask(self._write_summary, Guard("summary"), self._config.summary_every_s),
+            PeriodicTask(self._write_summary, Guard("summary"), self._config.tuned().summary_interval_s),
             PeriodicTask(lambda: self.capturing.turn(self.loop.read_rings), Guard("captures"), 0.0),
             PeriodicTask(self._ranks.turn, Guard("ranks"), 0.0),
             PeriodicTask(self._log_progress, Guard("console"), 0.0),

@@ -26,6 +26,7 @@ from otel_train.artifacts.writer import (
     TRACE,
     home_of,
 )
+from otel_train.config.deprecated import present
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import rank_directories
 from otel_train.files import lines_of, open_binary, parse_json, parse_line, predecessor, problem_of, read_json
@@ -558,7 +559,9 @@ def _rank(run: Path, rank: int) -> Iterator[Fault]:
         yield Fault(f"{folder.name}/{RUN_SUMMARY}", "is missing, or cannot be read")
     elif not left.ended:
         yield Fault(f"{folder.name}/{RUN_SUMMARY}", "the end of the run was not recorded")
-    if left.timeline is None and (left.about.get("settings") or {}).get("flight", True):
+    if left.timeline is None and present(left.about.get("settings") or {}).values.get(
+        "flight_recorder", True
+    ):
         yield Fault(f"{folder.name}/{FLIGHT}", "is missing, cannot be read, or holds nothing")
     for said in left.notes:
         yield Fault(folder.name, said)

@@ -287,9 +287,7 @@ MARK = ".otel-train-artifacts"
 
 OP_COLUMNS = ("kind", "name", "count", "self_seconds", "total_seconds", "share")
 MOST_OPS = 5000
-_NO_CAPTURE = (
-    "there is no capture that can be read: take one with 'otel-train profile', or capture_every_steps="
-)
+_NO_CAPTURE = "there is no capture that can be read: take one with 'otel-train profile', or profiler_every="
 
 
 @dataclass(kw_only=True)

@@ -47,8 +47,8 @@ PROFILER: Final[dict[str | None, dict[str, str]]] = {
     "off": {"OTEL_TRAIN_DISABLED": "true"},
     "on": {
         "OTEL_TRAIN_ARTIFACTS": "true",
-        "OTEL_TRAIN_CAPTURE_EVERY_EPOCHS": "1",
-        "OTEL_TRAIN_CAPTURE_REPEAT": "1",
+        "OTEL_TRAIN_PROFILER_EVERY": "epochs=1",
+        "OTEL_TRAIN_PROFILER_SCHEDULE": "repeat=1",
     },
 }
 """What ``--profiler`` sets in the environment."""

@@ -226,26 +226,22 @@ def run_program(args: argparse.Namespace) -> int:
 
 def _settings(args: argparse.Namespace) -> dict[str, str]:
     """One capture, as soon as the program has warmed up."""
+    options = {
+        "record_shapes": args.shapes,
+        "with_stack": args.stacks,
+        "profile_memory": args.memory,
+        "with_flops": args.flops,
+    }
     wanted = {
-        "capture": "asked",
-        "capture_steps": args.steps,
-        "capture_warmup": args.warmup,
-        "capture_skip_first": SKIPPED_STEPS,
-        "capture_every_epochs": 1,
-        "capture_repeat": 1,
-        "capture_max_s": args.timeout,
-        "capture_activities": ",".join(activities(args.activities)),
-        "capture_shapes": args.shapes,
-        "capture_stacks": args.stacks,
-        "capture_memory": args.memory,
-        "capture_flops": args.flops,
+        "profiler": "on_demand",
+        "profiler_schedule": f"active={args.steps},warmup={args.warmup},skip_first={SKIPPED_STEPS},repeat=1",
+        "profiler_every": "epochs=1",
+        "profiler_options": ",".join(name for name, wanted in options.items() if wanted),
+        "tuning": f"poll_interval_s={TURN_S},profiler_max_s={args.timeout}",
+        "profiler_activities": ",".join(activities(args.activities)),
         "run_dir": str(Path(args.run_dir).absolute()),
     }
-    settings = {PREFIX + name.upper(): str(value).lower() if isinstance(value, bool) else str(value)
-                for name, value in wanted.items()}  # fmt: skip
-    if not os.environ.get(f"{PREFIX}TURN_EVERY_S"):
-        settings[f"{PREFIX}TURN_EVERY_S"] = str(TURN_S)
-    return settings
+    return {PREFIX + name.upper(): value for name, value in wanted.items() if value}
 
 
 def _demo(steps: int) -> list[str]:

@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from otel_train.config.deprecated import FORMER
 from otel_train.config.settings import DEFAULTS
 from otel_train.config.validation import FILE_VARIABLE, PREFIX
 from otel_train.errors import ConfigError, OtelTrainError
@@ -37,7 +38,7 @@ examples:
   otel-train run -m package.train --epochs 3
   otel-train run --run-name baseline --endpoint http://127.0.0.1:4318 train.py
   otel-train run --config settings.yaml train.py
-  otel-train run --set export_every_s=5 --set prometheus=false train.py
+  otel-train run --set export_interval_s=5 --set prometheus=false train.py
   otel-train run torchrun --nproc-per-node 2 train.py
   torchrun --nproc-per-node 2 -m otel_train run train.py
   otel-train run accelerate launch train.py
@@ -52,11 +53,17 @@ OPTIONS: Final = {
     "run_name": ("NAME", "a name for people"),
     "run_id": ("ID", "id of the run, the same on all ranks and after restarts (default: found or made)"),
     "run_dir": ("D", "folder that gets the run directory (default: runs)"),
-    "prometheus_port": ("PORT", "port of /metrics; 0: any free one (default: 9464)"),
-    "export_every_s": ("S", "seconds between exports of metrics (default: 15)"),
+    "prometheus_address": (
+        "HOST:PORT",
+        "where /metrics listens; port 0: any free one (default: 127.0.0.1:9464)",
+    ),
+    "export_interval_s": ("S", "seconds between exports of metrics (default: 15)"),
     "log_every_steps": ("N", "print a line of progress every N steps"),
 }
 """Settings that have an option of their own, with the name of the value and its meaning."""
+
+FORMER_OPTIONS: Final = ("prometheus_port", "export_every_s")
+"""Options under the former names of settings."""
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -72,6 +79,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     for name, (value, meaning) in OPTIONS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", metavar=value, help=meaning)
+    for name in FORMER_OPTIONS:
+        parser.add_argument(f"--{name.replace('_', '-')}", help=argparse.SUPPRESS)
     parser.add_argument(
         "--endpoint", metavar="URL", help="send by OTLP to this collector, such as http://127.0.0.1:4318"
     )
@@ -161,12 +170,13 @@ def settings_of(args: argparse.Namespace) -> Mapping[str, str]:
     Raises:
         ConfigError: ``--set`` does not name a setting.
     """
-    given = {name: getattr(args, name) for name in OPTIONS if getattr(args, name) is not None}
+    options = (*OPTIONS, *FORMER_OPTIONS)
+    given = {name: getattr(args, name) for name in options if getattr(args, name) is not None}
     for item in args.set:
         name, equals, value = item.partition("=")
-        if not equals or name not in DEFAULTS:
+        if not equals or (name not in DEFAULTS and name not in FORMER):
             raise ConfigError(
-                f"--set {item}: expected NAME=VALUE with a NAME of docs/reference/settings.md, such as --set export_every_s=5"
+                f"--set {item}: expected NAME=VALUE with a NAME of docs/reference/settings.md, such as --set export_interval_s=5"
             )
         given[name] = value
     if args.no_prometheus:

@@ -8,6 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 
 from otel_train import catalog as c
+from otel_train.config.validation import split_address
 from otel_train.safety import Guard
 
 if TYPE_CHECKING:
@@ -43,6 +44,9 @@ def peak_flops(model: str) -> float:
 
 
 PROBE_TIMEOUT_S = 0.25
+
+DCGM_ENDPOINT = "127.0.0.1:9400"
+"""Address of a DCGM exporter that is probed where the setting ``hardware`` has no address."""
 """Longest that the export loop waits for an exporter on this machine, once. One that is there answers in milliseconds."""
 
 _PAGE_START_BYTES = 1 << 16  # enough to see whose page it is
@@ -81,7 +85,9 @@ class HardwareReader:
     @classmethod
     def of(cls, config: Config, devices: Callable[[], Mapping[str, str]]) -> HardwareReader:
         """As the settings want it."""
-        return cls(devices, mode=config.hardware, exporter_answers=lambda: dcgm_answers(config.dcgm_endpoint))
+        given = split_address(config.hardware) is not None
+        mode, endpoint = ("auto", config.hardware) if given else (config.hardware, DCGM_ENDPOINT)
+        return cls(devices, mode=mode, exporter_answers=lambda: dcgm_answers(endpoint))
 
     def write(self, builder: MetricBuilder) -> None:
         """Put the present readings. What a device does not tell has no row."""

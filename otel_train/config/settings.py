@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
+from otel_train.config.deprecated import present
 from otel_train.config.validation import (
     FILE_VARIABLE,
     MIB,
     PREFIX,
     RESERVED,
+    Address,
     Between,
-    EpochNumbers,
+    ChoiceOrAddress,
     HttpUrl,
     IgnoredSetting,
     MoreThan,
+    NamedNumbers,
     NameList,
     OneOf,
     Plain,
@@ -25,9 +29,10 @@ from otel_train.config.validation import (
     SomeOf,
     TrackerChoice,
     ValueRule,
+    read_parts,
     text_of,
     unknown,
-)  # fmt: skip
+)
 from otel_train.errors import ConfigError
 from otel_train.fast_dataclass import fast_dataclass
 from otel_train.safety import PrintableRecords
@@ -44,6 +49,9 @@ ACTIVITIES: Final = ("cpu", "cuda", "xpu", "mtia")
 BLOCKS: Final = ("profiling", "throughput", "profiler")
 """What can be printed on the console while training runs."""
 
+PROFILER_OPTIONS: Final = ("record_shapes", "with_stack", "profile_memory", "with_flops")
+"""Switches of torch.profiler."""
+
 MOST_TOP: Final = 100
 """Operators and kernels that can be shown after a capture."""
 
@@ -52,8 +60,44 @@ _log.addFilter(PrintableRecords())
 
 _warned: set[str] = set()
 
+INTERVAL_VARIABLE: Final = "OTEL_METRIC_EXPORT_INTERVAL"
+"""OpenTelemetry's own for ``export_interval_s``, in milliseconds."""
+
 _MOST_CHARS: Final = 200
 """Of the name of a variable, as a mistake in it is told."""
+
+
+class ProfilerSchedule(NamedTuple):
+    """``profiler_schedule``: numbers of steps."""
+
+    skip_first: int = 10
+    wait: int = 0
+    warmup: int = 1
+    active: int = 5
+    repeat: int = 0
+
+
+class ProfilerEvery(NamedTuple):
+    """``profiler_every``. 0: never."""
+
+    steps: int = 0
+    epochs: int = 0
+    minutes: float = 0.0
+    epoch: tuple[int, ...] = ()
+
+
+class Tuning(NamedTuple):
+    """``tuning``."""
+
+    poll_interval_s: float = 0.5
+    summary_interval_s: float = 30.0
+    rank_report_interval_s: float = 5.0
+    trace_warmup_steps: int = 5
+    trace_every_steps: int = 0
+    trace_burst: int = 20
+    profiler_cooldown_s: float = 600.0
+    profiler_max_s: float = 60.0
+
 
 T = TypeVar("T", bool, int, float, str)
 
@@ -99,24 +143,19 @@ class Config:
     prometheus: bool = setting(default=True)
     """Serve ``/metrics``."""
 
-    prometheus_host: str = setting(default="127.0.0.1", rule=Plain(filled=True))
-    """Address ``/metrics`` listens on. Anything but loopback shows the run to the network."""
-
-    prometheus_port: int = setting(default=9464, rule=Between(0, 65535))
-    """Port of ``/metrics``, 0 to 65535; the next free one if taken. 0: any free port."""
+    prometheus_address: str = setting(default="127.0.0.1:9464", rule=Address())
+    """Where ``/metrics`` listens, as host:port; the next free port if it is taken, port 0 for any free one. A host that is
+    not loopback shows the run to the network."""
 
     otlp: str = setting(default="auto", rule=OneOf("auto", "on", "off"))
     """Send by OTLP: ``auto`` (when an ``OTEL_EXPORTER_OTLP*_ENDPOINT`` is set), ``on`` or ``off``."""
 
-    export_every_s: float = setting(default=15.0, rule=Between(0.1, 3600))
+    export_interval_s: float = setting(default=15.0, rule=Between(0.1, 3600))
     """Seconds between exports of metrics, 0.1 to 3600. Alert rules assume at most 60."""
 
     agent: str = setting(default="process", rule=OneOf("process", "thread", "off"))
     """Where everything but recording is done: ``process`` (an agent beside the program; a thread of it where none can be
     started), ``thread`` (of the program, for places that forbid a process) or ``off`` (nothing is recorded)."""
-
-    turn_every_s: float = setting(default=0.5, rule=Between(0.01, 10))
-    """Seconds between two looks of the pump at what was recorded, 0.01 to 10."""
 
     log_every_steps: int = setting(default=0, rule=Between(0))
     """Training steps between two rows for trackers, and between two lines of progress on the console. 0: 50 for
@@ -128,38 +167,23 @@ class Config:
     console: bool = setting(default=True)
     """Print the card at the end, on rank 0."""
 
-    flight: bool = setting(default=True)
+    flight_recorder: bool = setting(default=True)
     """Map the flight file, so that the last steps survive a crash. False: plain memory."""
 
-    flight_edges: int = setting(default=1 << 18, rule=PowerOfTwo(1 << 12, 1 << 24))
+    flight_recorder_events: int = setting(default=1 << 18, rule=PowerOfTwo(1 << 12, 1 << 24))
     """Edges a thread's ring holds; two per stage. A power of two from 4096 to 16777216."""
 
-    keep_warmup_steps: int = setting(default=5, rule=Between(0))
-    """First steps whose trace is kept. 0 or more."""
-
-    keep_every_steps: int = setting(default=0, rule=Between(0))
-    """Keep the trace of every so many steps as a baseline. 0: chosen from the step rate."""
-
-    keep_slow_factor: float = setting(default=2.0, rule=MoreThan(1))
+    trace_slow_factor: float = setting(default=2.0, rule=MoreThan(1))
     """Keep the trace of a step this many times slower than the run's median. More than 1."""
 
-    keep_per_s: float = setting(default=2.0, rule=MoreThan(0))
+    trace_rate_per_s: float = setting(default=2.0, rule=MoreThan(0))
     """Traces kept per second, on average. More than 0."""
-
-    keep_burst: int = setting(default=20, rule=Between(1))
-    """Traces kept at once before ``keep_per_s`` limits them. 1 or more."""
 
     stall_after_s: float = setting(default=300.0, rule=MoreThan(0))
     """Seconds without progress that count as a stall, at least; 20 median steps if that is longer. More than 0."""
 
-    digest_every_s: float = setting(default=5.0, rule=Between(0, 3600))
-    """Seconds between two records that a rank leaves for the others, 0 to 3600; 0 for none. Longer above 1000 ranks."""
-
-    max_loaders: int = setting(default=16, rule=Between(1, 64))
-    """Loader names in metrics, 1 to 64; further ones become ``_OTHER``."""
-
-    max_stages: int = setting(default=8, rule=Between(0, 32))
-    """Stage names of your own in metrics, 0 to 32; further ones become ``_OTHER``."""
+    max_label_values: int = setting(default=16, rule=Between(1, 64))
+    """Loader names in metrics, 1 to 64, and half as many names of user-defined stages; further ones become ``_OTHER``."""
 
     exit_timeout_s: float = setting(default=1.5, rule=Between(0, 60))
     """Seconds that sending may delay the end of the program, 0 to 60. What is left waits in the spool."""
@@ -179,23 +203,18 @@ class Config:
     flops: str = setting(default="given", rule=OneOf("given", "auto"))
     """Where the model FLOPs come from: `given` by `flops_per_sample`; `auto`: where that is 0, one step of the run is counted."""
 
-    summary_every_s: float = setting(default=30.0, rule=Between(1, 1e9))
-    """Seconds between rewrites of ``summary.json``. 1 or more."""
-
     max_run_dir_bytes: int = setting(default=256 * MIB, rule=Between(16 * MIB))
     """Bytes one rank's part of the run directory may take, flight file included. At least 16 MiB."""
 
     cuda_timing: str = setting(default="events", rule=OneOf("events", "sync", "off"))
     """Device time: ``events`` (read later), ``sync`` (waits at stage edges: exact, slow) or ``off``."""
 
-    hardware: str = setting(default="auto", rule=OneOf("auto", "on", "off"))
-    """Utilisation, power and temperature of GPUs by NVML: ``auto`` (where no DCGM exporter answers), ``on``, ``off``."""
+    hardware: str = setting(default="auto", rule=ChoiceOrAddress("auto", "on", "off"))
+    """Utilisation, power and temperature of GPUs by NVML: ``auto`` (where no DCGM exporter answers at 127.0.0.1:9400),
+    ``on``, ``off``, or ``auto`` with another address of the DCGM exporter, as host:port."""
 
-    dcgm_endpoint: str = setting(default="127.0.0.1:9400", rule=Plain(filled=True))
-    """Where a DCGM exporter would answer, as host:port. Asked once, for a quarter of a second."""
-
-    capture: str = setting(default="asked", rule=OneOf("asked", "auto", "off"))
-    """Profiler captures: ``asked`` (by the program, ``otel-train profile``, HTTP, SIGUSR2, an alert, the schedule
+    profiler: str = setting(default="on_demand", rule=OneOf("on_demand", "auto", "off"))
+    """Profiler captures: ``on_demand`` (by the program, ``otel-train profile``, HTTP, SIGUSR2, an alert, the schedule
     below), ``auto`` (and when steps become slow) or ``off``."""
 
     alertmanager_url: str = setting(default="", rule=HttpUrl(), secret=True)
@@ -206,78 +225,54 @@ class Config:
     """Headers of those questions, ``name=value`` with commas between, values percent-encoded, as in
     ``OTEL_EXPORTER_OTLP_HEADERS``."""
 
-    capture_steps: int = setting(default=5, rule=Between(1, 10_000))
-    """Steps per capture, 1 to 10000. The end of one costs training 15 ms for every MB of trace."""
+    profiler_schedule: str = setting(
+        default="",
+        rule=NamedNumbers(ProfilerSchedule, wait=(0, 10_000), warmup=(0, 10_000), active=(1, 10_000)),
+    )
+    """Steps of a capture, in the words of ``torch.profiler.schedule``: ``active=5`` recorded, after ``warmup=1`` whose output is
+    discarded, after ``wait=0``. Captures by ``profiler_every`` begin after ``skip_first=10`` steps; there are ``repeat=0`` of
+    them at most, 0 for any number. Empty: these values. The end of a capture costs training 15 ms for every MB of trace."""
 
-    capture_warmup: int = setting(default=1, rule=Between(0, 10_000))
-    """Steps before those, in which the profiler runs and its output is thrown away."""
+    profiler_every: str = setting(
+        default="", rule=NamedNumbers(ProfilerEvery, minutes=(0, 1e9), epoch=(1, math.inf))
+    )
+    """Captures by schedule, the same ones on every rank: every ``steps=500``, the first steps of every ``epochs=2`` passes over
+    the training data, every ``minutes=30``, or the first steps of chosen passes, ``epoch=1,epoch=3``. Several are divided by
+    commas. Empty: none."""
 
-    capture_wait: int = setting(default=0, rule=Between(0, 10_000))
-    """Steps to let pass before that."""
-
-    capture_every_steps: int = setting(default=0, rule=Between(0))
-    """Capture every so many steps, the same ones on every rank. 0: never."""
-
-    capture_every_epochs: int = setting(default=0, rule=Between(0))
-    """Capture the first steps of every so many passes over the training data. 0: never."""
-
-    capture_epochs: str = setting(default="", rule=EpochNumbers())
-    """Capture the first steps of these passes over the training data, counted from 1: ``1,3``. Empty: of none."""
-
-    capture_every_min: float = setting(default=0.0, rule=Between(0, 1e9))
-    """Capture every so many minutes. 0: never."""
-
-    capture_skip_first: int = setting(default=10, rule=Between(0))
-    """No capture by schedule before this step."""
-
-    capture_repeat: int = setting(default=0, rule=Between(0))
-    """Most captures by schedule. 0: any number."""
-
-    capture_activities: str = setting(default="cpu,cuda", rule=SomeOf(*ACTIVITIES))
+    profiler_activities: str = setting(default="cpu,cuda", rule=SomeOf(*ACTIVITIES))
     """What to record, of ``cpu``, ``cuda``, ``xpu``, ``mtia``; what a machine lacks is left out and said."""
 
-    capture_shapes: bool = setting(default=False)
-    """Record the shapes of operations' inputs."""
+    profiler_options: str = setting(default="", rule=SomeOf("", *PROFILER_OPTIONS))
+    """What torch.profiler records beside operations, some of ``record_shapes``, ``with_stack`` (20 to 30 % slower while it
+    lasts), ``profile_memory`` (every allocation) and ``with_flops``, divided by commas; in code also a list."""
 
-    capture_stacks: bool = setting(default=False)
-    """Record where operations were called: 20 to 30 % slower while it lasts."""
-
-    capture_memory: bool = setting(default=False)
-    """Record every allocation."""
-
-    capture_flops: bool = setting(default=False)
-    """Record floating point operations where they are known."""
-
-    capture_cooldown_s: float = setting(default=600.0, rule=Between(0, 1e9))
-    """Least seconds between two captures of one cause that nobody asked for: slow steps, or an alert of one name."""
-
-    capture_max_s: float = setting(default=60.0, rule=MoreThan(0))
-    """Longest capture, in seconds. More than 0."""
-
-    capture_max_bytes: int = setting(default=64 * MIB, rule=Between(1))
+    profiler_max_bytes: int = setting(default=64 * MIB, rule=Between(1))
     """Largest file kept. Once a capture has shown what a step takes, no more steps are captured than fit."""
 
-    capture_kept: int = setting(default=8, rule=Between(1))
+    profiler_kept: int = setting(default=8, rule=Between(1))
     """Captures kept per rank; the oldest that is not pinned goes first. 1 or more."""
 
-    capture_token: str = setting(default="", rule=Plain(), secret=True)
+    profiler_token: str = setting(default="", rule=Plain(), secret=True)
     """Opens ``POST /capture``. Empty: made, and written to ``capture-token`` in the folder of the rank."""
 
-    capture_tensorboard: str = setting(default="", rule=Plain())
+    profiler_tensorboard: str = setting(default="", rule=Plain())
     """Folder for TensorBoard's profiler plugin. Empty: none."""
 
-    capture_output_dir: str = setting(default="", rule=Plain())
+    profiler_output_dir: str = setting(default="", rule=Plain())
     """Folder that gets each trace as plain ``epoch_N.json`` as well; nothing is removed from it. Empty: none."""
 
-    capture_top: int = setting(default=5, rule=Between(0, MOST_TOP))
+    profiler_top: int = setting(default=5, rule=Between(0, MOST_TOP))
     """Operators and kernels shown on the console after a capture, below what was found, 0 to 100. 0: nothing."""
 
     artifacts: bool = setting(default=False)
     """Write the run's artifacts when it ends, into ``artifacts`` of the run directory; rank 0 does. After a crash,
     ``otel-train run`` writes them; ``otel-train artifacts`` does at any time."""
 
-    export_profile: str = setting(default="auto", rule=OneOf("auto", "full", "lean", "digest", "rank0"))
-    """Which ranks export how much: ``full`` (all), ``lean`` (all, few series), ``digest`` (rank 0 for all; traces of one
+    export_profile: str = setting(
+        default="auto", rule=OneOf("auto", "full", "reduced", "rank0_aggregate", "rank0")
+    )
+    """Which ranks export how much: ``full`` (all), ``reduced`` (all, few series), ``rank0_aggregate`` (rank 0 for all; traces of one
     rank per node) or ``rank0`` (rank 0 alone). ``auto``: by the number of ranks, up to 64, up to 2048, above."""
 
     tensor_parallel: int = setting(default=1, rule=Between(1, 1 << 31))
@@ -304,28 +299,54 @@ class Config:
     """Exporters of other packages (entry points ``otel_train.exporters``): ``auto`` (every one that is installed),
     ``off``, or some by name, divided by commas; in code also a list."""
 
-    console_blocks: str = setting(default="", rule=SomeOf("", *BLOCKS))
+    console_metrics: str = setting(default="", rule=SomeOf("", *BLOCKS))
     """What to print on standard error, on rank 0, some of ``profiling`` (operations, every ``log_every_steps``) and
     ``throughput`` (every ``log_every_epochs``), divided by commas; in code also a list. Empty: nothing."""
 
-    throughput_parts: str = setting(default="timing,memory", rule=SomeOf("timing", "memory", "none"))
+    throughput_metrics: str = setting(default="timing,memory", rule=SomeOf("timing", "memory", "none"))
     """What the throughput of an epoch has beside rates and efficiency: some of ``timing`` (times to load and to
     transform a batch) and ``memory``, divided by commas, or ``none``; in code also a list."""
 
-    def __post_init__(self) -> None:
-        """Refuse values we cannot honour, while the user is still looking."""
-        for name, known in SETTINGS.items():
-            self.__dict__[name] = known.checked(getattr(self, name))
+    tuning: str = setting(
+        default="",
+        rule=NamedNumbers(
+            Tuning, poll_interval_s=(0.01, 10), summary_interval_s=(1, 1e9), rank_report_interval_s=(0, 3600),
+            trace_burst=(1, math.inf), profiler_cooldown_s=(0, 1e9), profiler_max_s=(1e-3, 1e9),
+        ),
+    )  # fmt: skip
+    """Intervals and limits that no run has to change, for tests and measurements of otel_train; they may change in any version:
+    ``poll_interval_s=0.5`` between two reads of what was recorded, ``summary_interval_s=30``, ``rank_report_interval_s=5`` (0:
+    ranks tell each other nothing), ``trace_warmup_steps=5``, ``trace_every_steps=0`` (0: by the step rate), ``trace_burst=20``,
+    ``profiler_cooldown_s=600`` between two captures of one cause, ``profiler_max_s=60`` for the longest capture."""
+
+    if not TYPE_CHECKING:  # type checkers see the fields
+
+        def __init__(self, **given: Any) -> None:
+            values, deprecated = present(given, secrets=SECRETS)
+            for name in values:
+                if name not in SETTINGS:
+                    raise TypeError(f"Config() got an unexpected keyword argument {name!r}")
+            for name, known in SETTINGS.items():
+                self.__dict__[name] = known.checked(values[name]) if name in values else known.default
+            warn((), deprecated)
+
+    def schedule(self) -> ProfilerSchedule:
+        """The parts of ``profiler_schedule``."""
+        return read_parts(ProfilerSchedule, self.profiler_schedule)
+
+    def tuned(self) -> Tuning:
+        """The parts of ``tuning``."""
+        return read_parts(Tuning, self.tuning)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ) -> Config:
-        """Read ``OTEL_TRAIN_FLIGHT_EDGES`` and so on. An empty value counts as not set.
+        """Read ``OTEL_TRAIN_FLIGHT_RECORDER_EVENTS`` and so on. An empty value counts as not set.
 
         A value that does not fit, and a name with our prefix that is not a setting, is warned of and ignored.
         """
-        values, ignored = settings_in(environ)
-        config = cls(**values)
-        warn(in_force(ignored, config))
+        given = settings_in(environ)
+        config = cls(**given.values)
+        warn(in_force(given.ignored, config), given.deprecated)
         return config
 
     def to_env(self) -> dict[str, str]:
@@ -357,9 +378,11 @@ class Origins(dict[str, str]):
 
     Attributes:
         ignored: what an environment or a file gives and is not honoured.
+        deprecated: former names and values among them, each with what to write instead.
     """
 
     ignored: tuple[IgnoredSetting, ...] = ()
+    deprecated: tuple[str, ...] = ()
 
 
 class ResolvedConfig(NamedTuple):
@@ -382,24 +405,59 @@ def changed(config: Config) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value != DEFAULTS[name]}
 
 
-def settings_in(environ: Mapping[str, str]) -> tuple[dict[str, Any], list[IgnoredSetting]]:
-    """The settings that an environment holds, and what in it cannot be honoured."""
-    names = {PREFIX + name.upper(): name for name in DEFAULTS}
+class GivenSettings(NamedTuple):
+    """What one source says.
+
+    Attributes:
+        values: by name.
+        ignored: what cannot be honoured.
+        deprecated: former names and values, each with what to write instead.
+    """
+
+    values: dict[str, Any]
+    ignored: list[IgnoredSetting]
+    deprecated: tuple[str, ...] = ()
+
+
+def settings_in(environ: Mapping[str, str]) -> GivenSettings:
+    """The settings that an environment holds."""
+    texts: dict[str, Any] = {}
+    for variable, text in environ.items():
+        name = variable.removeprefix(PREFIX)
+        if text and name != variable and variable not in RESERVED:
+            texts[name.lower() if name.upper() == name else variable] = text
+    texts, deprecated = present(texts, variables=True, secrets=SECRETS)
     values: dict[str, Any] = {}
     ignored: list[IgnoredSetting] = []
-    for variable, text in environ.items():
-        if not variable.startswith(PREFIX) or variable in RESERVED or not text:
-            continue
-        name = names.get(variable)
-        if name is None:
-            problem = unknown(variable[:_MOST_CHARS], (*names, FILE_VARIABLE))
-            ignored.append(IgnoredSetting(variable[:_MOST_CHARS], ENVIRONMENT, problem))
-            continue
+    for name, text in texts.items():
+        variable = name if name.startswith(PREFIX) else PREFIX + name.upper()
         try:
-            values[name] = SETTINGS[name].read(variable, text)
+            known = SETTINGS.get(name)
+            if known is None:
+                problem = unknown(
+                    variable[:_MOST_CHARS], (*(PREFIX + each.upper() for each in SETTINGS), FILE_VARIABLE)
+                )
+                ignored.append(IgnoredSetting(variable[:_MOST_CHARS], ENVIRONMENT, problem))
+            else:
+                values[name] = known.read(variable, text_of(text))
         except ConfigError as error:
-            ignored.append(IgnoredSetting(variable, ENVIRONMENT, str(error)))
-    return values, ignored
+            ignored.append(IgnoredSetting(variable[:_MOST_CHARS], ENVIRONMENT, str(error)))
+    _read_standard_interval(environ, values, ignored)
+    return GivenSettings(values, ignored, deprecated)
+
+
+def _read_standard_interval(
+    environ: Mapping[str, str], values: dict[str, Any], ignored: list[IgnoredSetting]
+) -> None:
+    """Read ``OTEL_METRIC_EXPORT_INTERVAL``, in milliseconds, where the environment has no variable of ours."""
+    text = environ.get(INTERVAL_VARIABLE, "").strip()
+    if not text or "export_interval_s" in values:
+        return
+    try:
+        values["export_interval_s"] = SETTINGS["export_interval_s"].checked(float(text) / 1000)
+    except (ValueError, ConfigError):
+        problem = f"{INTERVAL_VARIABLE}={text[:_MOST_CHARS]!r}: expected milliseconds, 100 to 3600000"
+        ignored.append(IgnoredSetting(INTERVAL_VARIABLE, ENVIRONMENT, problem))
 
 
 def in_force(ignored: Iterable[IgnoredSetting], config: Config) -> tuple[IgnoredSetting, ...]:
@@ -413,9 +471,11 @@ def _used(name: str, config: Config) -> str:
     return f"{name}={getattr(config, name)!r}" if name in DEFAULTS and name not in SECRETS else ""
 
 
-def warn(ignored: Iterable[IgnoredSetting]) -> None:
-    """Log each setting that is ignored, once per process."""
-    for each in ignored:
-        if each.problem not in _warned:
-            _warned.add(each.problem)
-            _log.warning("settings: %s", each)
+def warn(ignored: Iterable[IgnoredSetting], deprecated: Iterable[str] = ()) -> None:
+    """Log each setting that is ignored and each former name, once per process."""
+    for problem, text in [(each.problem, str(each)) for each in ignored] + [
+        (each, each) for each in deprecated
+    ]:
+        if problem not in _warned:
+            _warned.add(problem)
+            _log.warning("settings: %s", text)

@@ -9,10 +9,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from otel_train.config.deprecated import present
 from otel_train.config.settings import (
     CODE,
     DEFAULTS,
     ENVIRONMENT,
+    SECRETS,
     SETTINGS,
     TRACKERS,
     Config,
@@ -47,11 +49,13 @@ class ConfigSource(NamedTuple):
         origin: which, as people are told.
         values: by name.
         ignored: what cannot be honoured.
+        deprecated: former names, each with what to write instead.
     """
 
     origin: str
     values: Mapping[str, Any]
     ignored: Iterable[IgnoredSetting] = ()
+    deprecated: tuple[str, ...] = ()
 
 
 def settle(
@@ -85,11 +89,12 @@ def settle(
         raise ConfigError(
             f"config_file={config_file!r}: expected the path of a YAML file. Pass its name as text"
         )
-    for name in settings or {}:
+    keywords, deprecated = present(settings or {}, secrets=SECRETS)
+    for name in keywords:
         if name not in DEFAULTS:
             raise ConfigError(unknown(name, DEFAULTS))
     sources = [
-        ConfigSource(CODE, settings or {}),
+        ConfigSource(CODE, keywords, (), deprecated),
         ConfigSource(CODE, changed(config) if config is not None else {}),
         ConfigSource(ENVIRONMENT, *settings_in(environ)),
     ]
@@ -109,6 +114,7 @@ def _merged(sources: list[ConfigSource]) -> ResolvedConfig:
     given = {name: values[name] for name in TRACKERS if isinstance(values.get(name), dict)}
     config = Config(**{**values, **dict.fromkeys(given, "on")})
     origins.ignored = in_force((each for source in sources for each in source.ignored), config)
+    origins.deprecated = tuple(each for source in sources for each in source.deprecated)
     return ResolvedConfig(config, origins, given)
 
 
@@ -220,7 +226,8 @@ def _checked(held: object, origin: str, where: str) -> ConfigSource:
         return ConfigSource(origin, {}, [IgnoredSetting(Path(origin).name, origin, problem)])
     values: dict[str, Any] = {}
     ignored = []
-    for name, value in held.items():
+    named, deprecated = present(held, secrets=SECRETS)
+    for name, value in named.items():
         try:
             native = _native(name, value)
         except ConfigError as error:
@@ -228,7 +235,7 @@ def _checked(held: object, origin: str, where: str) -> ConfigSource:
             continue
         if native is not None:  # null is as an empty variable
             values[name] = native
-    return ConfigSource(origin, values, ignored)
+    return ConfigSource(origin, values, ignored, tuple(f"{where}: {each}" for each in deprecated))
 
 
 def _native(name: str, value: object) -> object:

@@ -162,23 +162,6 @@ class NameList(Plain):
         return _joined(value)
 
 
-class EpochNumbers(ValueRule):
-    """Whole numbers from 1, divided by commas; in code also a list. It may be empty."""
-
-    def converted(self, value: object) -> object:
-        """The text for a list."""
-        return _joined(value)
-
-    def broken(self, value: str) -> str:
-        """What the numbers look like."""
-        whole = all(_from_one(word) for word in value.split(",")) if value else True
-        return "" if whole else "whole numbers from 1, such as 1,3"
-
-
-def _from_one(word: str) -> bool:
-    return word.strip().isascii() and word.strip().isdigit() and int(word) > 0
-
-
 class HttpUrl(Plain):
     """An address that can be asked over HTTP, or nothing."""
 
@@ -401,6 +384,12 @@ def split_address(text: str) -> tuple[str, int] | None:
     plain = host.strip() and not _UNPRINTABLE.search(host)
     known = port.isascii() and port.isdigit() and len(port) <= len(str(MOST_PORT))
     return (host, int(port)) if plain and known and int(port) <= MOST_PORT else None
+
+
+def address_of(text: str) -> tuple[str, int]:
+    """Host and port of the value of a setting whose rule is ``Address``."""
+    found = split_address(text)
+    return found if found is not None else ("", 0)
 
 
 def words_of(text: str) -> list[str]:

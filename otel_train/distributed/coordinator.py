@@ -83,6 +83,7 @@ class RankCoordinator:
         self._run = run
         self._info = info
         self._config = config
+        self._interval_s = config.tuned().rank_report_interval_s
         self._job = job
         self._clock = clock
         self._exchange: Exchange | None = None
@@ -101,7 +102,7 @@ class RankCoordinator:
 
     def turn(self) -> None:
         """Starts the exchange that is due and reads the result of the last one. Does not block."""
-        if not self._config.digest_every_s or not (self._exchange or self._join()):
+        if not self._interval_s or not (self._exchange or self._join()):
             return
         assert self._exchange is not None
         if self._exchange.off:
@@ -134,7 +135,7 @@ class RankCoordinator:
 
     @property
     def _every_s(self) -> float:
-        return max(self._config.digest_every_s, self._world_size / RECORDS_PER_S)
+        return max(self._interval_s, self._world_size / RECORDS_PER_S)
 
     def _join(self) -> bool:
         job = self._job.find()

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from otel_train.resource import RunInfo
 
 MOST_FULL, MOST_REDUCED = 64, 2048
-"""Largest world sizes for profiles ``full`` and ``lean``.
-Source: about 120 series per rank in full and 24 in lean, against 50,000 per run in a shared Prometheus."""
+"""Largest world sizes for profiles ``full`` and ``reduced``.
+Source: about 120 series per rank in full and 24 in reduced, against 50,000 per run in a shared Prometheus."""
 
 MOST_TRACING_NODES: Final = 64
 """Nodes whose first rank traces ordinary steps. A step of 64 ranks is a trace of about 70 kB; stores refuse MB."""
@@ -26,7 +26,7 @@ REDUCED_METRICS: Final = frozenset(
         c.ACCELERATOR_MEMORY_RESERVED, c.ACCELERATOR_MEMORY_LIMIT,
     )
 )  # fmt: skip
-"""What a rank other than 0 publishes in profile ``lean``: all that rules read of every rank."""
+"""What a rank other than 0 publishes in profile ``reduced``: all that rules read of every rank."""
 
 REDUCED_EVENTS: Final = frozenset(
     metric.name
@@ -39,14 +39,14 @@ REDUCED_EVENTS: Final = frozenset(
 """What it also publishes, once the value is above zero."""
 
 REDUCED_INTERVAL_FACTOR: Final = 2
-"""Factor on the export interval in profile ``lean``."""
+"""Factor on the export interval in profile ``reduced``."""
 
 
 class Profile(NamedTuple):
     """What one rank exports.
 
     Attributes:
-        name: ``full``, ``lean``, ``digest`` or ``rank0``.
+        name: ``full``, ``reduced``, ``rank0_aggregate`` or ``rank0``.
         metrics: it sends metrics and serves ``/metrics``.
         reduced: only ``REDUCED_METRICS`` and ``REDUCED_EVENTS``, durations of training alone, devices added up.
         spans: it sends spans.
@@ -68,28 +68,28 @@ def profile_of(config: Config, info: RunInfo) -> Profile:
     """Returns the profile of this rank."""
     name, world, first = config.export_profile, info.world_size, info.rank == 0
     if name == "auto":
-        name = "full" if world <= MOST_FULL else "lean" if world <= MOST_REDUCED else "digest"
+        name = "full" if world <= MOST_FULL else "reduced" if world <= MOST_REDUCED else "rank0_aggregate"
     speaks = first and world > 1
     leads_node = first or (info.local_rank == 0 and info.node_rank < MOST_TRACING_NODES)
     if name == "rank0":
         return Profile(name, first, reduced=False, spans=first, traces=first, expected=1, speaks=speaks)
-    if name == "digest":
+    if name == "rank0_aggregate":
         return Profile(
             name, first, reduced=False, spans=leads_node, traces=leads_node, expected=1, speaks=speaks
         )
     traces = leads_node or world <= MOST_FULL
     return Profile(
-        name, True, reduced=name == "lean" and not first, spans=True, traces=traces, expected=world
+        name, True, reduced=name == "reduced" and not first, spans=True, traces=traces, expected=world
     )
 
 
 def sampling_rules(config: Config, profile: Profile) -> SamplingRules:
     """Returns which steps this rank keeps a trace of."""
-    ordinary = profile.traces
+    ordinary, tuned = profile.traces, config.tuned()
     return SamplingRules(
-        config.keep_warmup_steps if ordinary else 0,
-        config.keep_every_steps if ordinary else UNDECIDED,
-        config.keep_slow_factor,
-        config.keep_per_s,
-        config.keep_burst,
+        tuned.trace_warmup_steps if ordinary else 0,
+        tuned.trace_every_steps if ordinary else UNDECIDED,
+        config.trace_slow_factor,
+        config.trace_rate_per_s,
+        tuned.trace_burst,
     )

@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from otel_train.config.validation import MIB
+from otel_train.config.validation import MIB, address_of
 from otel_train.doctor.checks import NOTE, OK, PROBLEM, WARNING, Finding
 from otel_train.errors import RunDirectoryError
 from otel_train.exporters.run_directory import rank_directories
@@ -157,7 +157,7 @@ def look_at_machine(
             else "",
         )
     if config.prometheus:
-        yield _port(config.prometheus_host, config.prometheus_port)
+        yield _port(*address_of(config.prometheus_address))
     if any(name.endswith("_PROTOCOL") and value == "grpc" for name, value in environ.items()):
         yield Finding(
             area=MACHINE,
@@ -184,8 +184,8 @@ def _port(host: str, port: int) -> Finding:
             state=NOTE if taken else PROBLEM,
             what=f"/metrics: {host}:{port} {'is taken' if taken else f'cannot be listened on ({error.strerror})'}",
             remedy="a run takes the next free port and says which; if no run of yours is there, set "
-            "OTEL_TRAIN_PROMETHEUS_PORT"
+            "OTEL_TRAIN_PROMETHEUS_ADDRESS"
             if taken
-            else "set OTEL_TRAIN_PROMETHEUS_HOST to an address of this machine, OTEL_TRAIN_PROMETHEUS_PORT above 1023",
+            else "set OTEL_TRAIN_PROMETHEUS_ADDRESS to an address of this machine, with a port above 1023",
         )
     return Finding(area=MACHINE, state=OK, what=f"/metrics: {host}:{port} is free")

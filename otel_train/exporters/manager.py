@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from otel_train.config.settings import CODE, ENVIRONMENT, SECRETS, Config, Origins, in_force, warn
-from otel_train.config.validation import IgnoredSetting
+from otel_train.config.validation import IgnoredSetting, address_of
 from otel_train.console.summary import Progress, render_card
 from otel_train.console.text import TextLayout
 from otel_train.datamodel import ExportBatch
@@ -160,7 +160,9 @@ class ExportManager:
     @property
     def flight_path(self) -> Path | None:
         """Where the flight file belongs; None for plain memory."""
-        return self._directory.flight_path if self._config.flight and self._directory.writable else None
+        return (
+            self._directory.flight_path if self._config.flight_recorder and self._directory.writable else None
+        )
 
     @property
     def run_directory(self) -> Path | None:
@@ -196,7 +198,7 @@ class ExportManager:
         Raises:
             ConfigError: an argument of the program cannot be honoured.
         """
-        every = self._config.export_every_s * (REDUCED_INTERVAL_FACTOR if profile.reduced else 1)
+        every = self._config.export_interval_s * (REDUCED_INTERVAL_FACTOR if profile.reduced else 1)
         self._routes, self._profile, self._resource = routes, profile, resource
         settings = None
         if self._wants_otlp() and (profile.metrics or profile.spans):  # refused before anything listens
@@ -267,11 +269,11 @@ class ExportManager:
         exporter = ProviderExporter(self._resource, version=VERSION, **providers)
         one = PluginExporter("your providers", exporter, self._config.exit_timeout_s)
         self._plugins.append(one)
-        self._add([one], min(self._config.export_every_s, PROVIDED_EVERY_S))
+        self._add([one], min(self._config.export_interval_s, PROVIDED_EVERY_S))
 
     def add_elsewhere(self, exporter: Exporter) -> None:
         """Export by way of somebody in the training process as well."""
-        every_s = min(self._config.export_every_s, PROVIDED_EVERY_S)
+        every_s = min(self._config.export_interval_s, PROVIDED_EVERY_S)
         route = ExportRoute(ProfileFilter(exporter, self._profile), Guard("your providers"), every_s)
         route.exporter.export(ExportBatch())
         self._routes.append(route)
@@ -367,14 +369,13 @@ class ExportManager:
         for name in ("service.name", "service.namespace", "deployment.environment.name"):
             if name in resource:
                 labels[name.replace(".", "_")] = str(resource[name])
-        config = self._config
-        port = config.prometheus_port
-        if port and self._shared.alone:
-            port += self.info.local_rank
-        exporter = self._or_default(
-            "prometheus_host",
-            lambda host: PrometheusExporter(host, port, labels, resource, servers=self._shared.servers),
-        )
+
+        def served(address: str) -> PrometheusExporter:
+            host, port = address_of(address)
+            port += self.info.local_rank if port and self._shared.alone else 0
+            return PrometheusExporter(host, port, labels, resource, servers=self._shared.servers)
+
+        exporter = self._or_default("prometheus_address", served)
         if self._directory.writable:
             try:
                 exporter.write_target(self._directory.rank_path)

@@ -399,7 +399,7 @@ class _Handler(BaseHTTPRequestHandler):
             return True
         text = (
             "This endpoint listens on loopback, so it answers to localhost and to addresses only. "
-            "Use http://127.0.0.1 and its port; or set OTEL_TRAIN_PROMETHEUS_HOST to an address that other names lead to.\n"
+            "Use http://127.0.0.1 and its port; or set OTEL_TRAIN_PROMETHEUS_ADDRESS to an address that other names lead to.\n"
         )
         headers = {"Content-Type": "text/plain; charset=utf-8", "Connection": "close"}
         self._answer(text.encode(), headers, HTTPStatus.MISDIRECTED_REQUEST)

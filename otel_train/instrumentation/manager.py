@@ -62,7 +62,7 @@ class InstrumentationManager:
         anchor: Anchor,
         environ: Mapping[str, str],
     ) -> None:
-        self.memory = FlightMemory(config.flight_edges, anchor, shared=True)
+        self.memory = FlightMemory(config.flight_recorder_events, anchor, shared=True)
         self.recorder = Recorder(self.memory, clock=system_clock, in_backward=in_backward)
         self.recorder.identify(
             {

@@ -271,9 +271,9 @@ class ThroughputMonitorCallback(_Translation):
         super().__init__(
             enabled=enabled,
             settings={
-                "console_blocks": ["throughput"],
+                "console_metrics": ["throughput"],
                 "log_every_epochs": whole("log_interval={}", log_interval, "Leave it out for 1", least=1),
-                "throughput_parts": ",".join(parts or ["none"]),
+                "throughput_metrics": ",".join(parts or ["none"]),
             },
         )
 
@@ -302,9 +302,9 @@ def _folder(given: Any) -> str:  # Any: the user's own
 
 
 def _console(top: int) -> dict[str, Any]:
-    settings: dict[str, Any] = {"capture_top": top}
-    if "OTEL_TRAIN_CAPTURE_MAX_S" not in os.environ:
-        settings["capture_max_s"] = CAPTURE_MAX_S
+    settings: dict[str, Any] = {"profiler_top": top}
+    if not os.environ.keys() & {"OTEL_TRAIN_TUNING", "OTEL_TRAIN_CAPTURE_MAX_S"}:
+        settings["tuning"] = {"profiler_max_s": CAPTURE_MAX_S}
     if top:
-        settings["console_blocks"] = ["profiler"]
+        settings["console_metrics"] = ["profiler"]
     return settings

@@ -64,7 +64,7 @@ class SharedSession:
             self._own = None if api.when_started else session
             session.find_models()
         elif holder not in self._holders:
-            session.show_blocks(filter(None, _words(given.get("console_blocks", ""))))
+            session.show_blocks(filter(None, _words(given.get("console_metrics", ""))))
             _say_what_is_too_late(session.config, given)
         self._holders.add(holder)
         return session
@@ -129,9 +129,9 @@ def merged(several: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     together: dict[str, Any] = {}
     for given in several:
         together.update(given)
-    blocks = [block for given in several for block in _words(given.get("console_blocks", ""))]
+    blocks = [block for given in several for block in _words(given.get("console_metrics", ""))]
     if any(blocks):
-        together["console_blocks"] = list(dict.fromkeys(filter(None, blocks)))
+        together["console_metrics"] = list(dict.fromkeys(filter(None, blocks)))
     return together
 
 
@@ -146,7 +146,7 @@ def _say_what_is_too_late(config: Config, given: Mapping[str, Any]) -> None:
         for name, origin in asked.origins.items()
         if origin == CODE
         and getattr(asked.config, name) != getattr(config, name)
-        and name != "console_blocks"
+        and name != "console_metrics"
     ]
     if late:
         _log.warning("a session is open, and its own settings hold; not applied: %s", ", ".join(late))

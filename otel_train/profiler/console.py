@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from otel_train.aggregation.captures import Capture
 
 BLOCK = "profiler"
-"""Its name in ``console_blocks``."""
+"""Its name in ``console_metrics``."""
 
 _NAME_COLUMNS = 44
 _MS = 1e3

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from otel_train.accounting.types import TRAIN, StepSource
 from otel_train.aggregation.captures import CAPTURES_FOLDER
-from otel_train.config.validation import words_of
+from otel_train.config.settings import PROFILER_OPTIONS, ProfilerEvery
+from otel_train.config.validation import read_parts, words_of
 from otel_train.datamodel import system_clock
 from otel_train.profiler.console import BLOCK, Console
 from otel_train.profiler.controller import CaptureController, CaptureLimits
@@ -155,7 +156,7 @@ class Capturing:
         self._training = training
         self._console = (
             Console(
-                lines=config.console, block=BLOCK in words_of(config.console_blocks), top=config.capture_top
+                lines=config.console, block=BLOCK in words_of(config.console_metrics), top=config.profiler_top
             )
             if info.rank == 0
             else None
@@ -164,16 +165,17 @@ class Capturing:
         self.endpoint: CaptureEndpoint | None = None
         self._controller: CaptureController | None = None
         self._snapshots: OomSnapshots | None = None
-        if config.capture == "off" or rank_folder is None:
+        if config.profiler == "off" or rank_folder is None:
             return
         place = CaptureStore(
-            rank_folder.parent / CAPTURES_FOLDER, info.rank, config.capture_max_bytes, config.capture_kept,
-            config.capture_tensorboard, config.capture_output_dir,
-            (*ANALYZE, f"--top={max(config.capture_top, TOP)}"),
+            rank_folder.parent / CAPTURES_FOLDER, info.rank, config.profiler_max_bytes, config.profiler_kept,
+            config.profiler_tensorboard, config.profiler_output_dir,
+            (*ANALYZE, f"--top={max(config.profiler_top, TOP)}"),
         )  # fmt: skip
+        tuned = config.tuned()
         self._controller = CaptureController(
             TorchProfiler, training=training, done=self._done, place=place, clock=system_clock,
-            limits=CaptureLimits(config.capture_max_s, config.capture_cooldown_s),
+            limits=CaptureLimits(tuned.profiler_max_s, tuned.profiler_cooldown_s),
         )  # fmt: skip
         scheduler = self._controller.scheduler
         training.watch(lambda: scheduler.within_ns)
@@ -265,25 +267,23 @@ def _add_triggers(
     every = _every_of(config)
     if every.ever:
         endpoint.schedule = Schedule(every, plan._replace(trigger="schedule"), system_clock)
-    if config.capture == "auto":
+    if config.profiler == "auto":
         endpoint.slow = SlowSteps(plan._replace(trigger="slow_step"))
         endpoint.slow_steps = training.slow_steps
 
 
 def _every_of(config: Config) -> Every:
+    every, schedule = read_parts(ProfilerEvery, config.profiler_every), config.schedule()
     return Every(
-        config.capture_every_steps, config.capture_every_epochs, config.capture_every_min,
-        config.capture_skip_first, config.capture_repeat,
-        frozenset(int(epoch) for epoch in words_of(config.capture_epochs)),
-    )  # fmt: skip
+        every.steps, every.epochs, every.minutes, schedule.skip_first, schedule.repeat, frozenset(every.epoch)
+    )
 
 
 def _plan_of(config: Config) -> CaptureRequest:
     """Defaults for requests."""
-    options = options_of(
-        config.capture_activities, record_shapes=config.capture_shapes, with_stack=config.capture_stacks,
-        profile_memory=config.capture_memory, with_flops=config.capture_flops,
-    )  # fmt: skip
+    chosen = words_of(config.profiler_options)
+    schedule = config.schedule()
     return CaptureRequest(
-        "on_demand", config.capture_steps, config.capture_warmup, config.capture_wait, options=options
-    )
+        "on_demand", schedule.active, schedule.warmup, schedule.wait,
+        options=options_of(config.profiler_activities, **{name: name in chosen for name in PROFILER_OPTIONS}),
+    )  # fmt: skip

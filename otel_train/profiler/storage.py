@@ -29,7 +29,7 @@ TOP = 10
 """Entries of each list in the metadata; more operators and kernels if the analysis is asked for them."""
 
 MOST_TOP = 100
-"""Most operators and kernels: the upper bound of ``capture_top``."""
+"""Most operators and kernels: the upper bound of ``profiler_top``."""
 
 _MOST = {"top_cpu_ops": MOST_TOP, "top_cuda_ops": MOST_TOP, "memory_peaks": TOP, "findings": TOP}
 

@@ -95,8 +95,8 @@ class Schedule:
         self._left.difference_update(passed)
         for epoch in passed:
             _log.warning(
-                "No capture of epoch %d: it was over before step %d (capture_skip_first) or before anybody looked"
-                " (turn_every_s)", epoch, self._every.skip_first,
+                "No capture of epoch %d: it was over before step %d (skip_first of profiler_schedule) or before anybody looked"
+                " (poll_interval_s of tuning)", epoch, self._every.skip_first,
             )  # fmt: skip
 
     def _look_ahead(self, loop: LoopState, ask: Callable[[CaptureRequest], str]) -> None:

@@ -393,7 +393,7 @@ def read_flight(path: Path) -> Flight:
         return flight_in(before, data)
     except OSError as error:
         why = error.strerror or error
-        raise RunDirectoryError(f"{path}: {why}. Was the run started with flight=True?") from error
+        raise RunDirectoryError(f"{path}: {why}. Was the run started with flight_recorder=True?") from error
     except ValueError as error:
         raise RunDirectoryError(f"{path}: {error}") from error
 

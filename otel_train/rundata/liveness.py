@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import psutil
 
+from otel_train.config.deprecated import present
+from otel_train.config.settings import Config
+from otel_train.errors import ConfigError
 from otel_train.files import read_part
 from otel_train.recording.flight_recorder import HEADER, MAGIC, Header
 
@@ -18,7 +21,7 @@ QUIET_S = 15.0
 """A pump turns twice a second; a busy machine may hold it up, but not that long."""
 
 _TURNS = 10
-"""How many turns may be missed where the setting ``turn_every_s`` is long."""
+"""How many turns may be missed where ``poll_interval_s`` of the setting ``tuning`` is long."""
 
 _ENDED = ("finished", "failed", "interrupted", "terminated", "killed")
 _SAYS = {
@@ -90,15 +93,14 @@ def liveness(
     state = summary.get("state")
     if state in _ENDED and not _began_again(summary, beat):
         return Liveness(str(state), _SAYS[str(state)])
-    settings = about.get("settings")
-    settings = settings if isinstance(settings, dict) else {}
+    poll_s, summary_s = _intervals(about.get("settings"))
     if beat is not None:
         quiet_s, patience_s = (
             now_s - beat.unix_s,
-            max(QUIET_S, _TURNS * _seconds(settings, "turn_every_s", 0.5)),
+            max(QUIET_S, _TURNS * poll_s),
         )
     elif written_s is not None:
-        quiet_s, patience_s = now_s - written_s, 3 * _seconds(settings, "summary_every_s", 30.0)
+        quiet_s, patience_s = now_s - written_s, 3 * summary_s
     else:
         return Liveness("unknown", "info")
     if quiet_s <= patience_s:
@@ -117,9 +119,14 @@ def _began_again(summary: Mapping[str, Any], beat: Heartbeat | None) -> bool:
     return beat.unix_s > started_s + wall_s + QUIET_S
 
 
-def _seconds(settings: Mapping[str, Any], name: str, default: float) -> float:
-    value = settings.get(name)
-    return float(value) if isinstance(value, (int, float)) else default
+def _intervals(settings: object) -> tuple[float, float]:
+    """Seconds between two reads of what is recorded and between two summaries, by the settings of the run."""
+    given = present(settings).values if isinstance(settings, dict) else {}
+    try:
+        tuned = Config(tuning=given.get("tuning", "")).tuned()
+    except ConfigError:  # a file that anybody may have written
+        tuned = Config().tuned()
+    return tuned.poll_interval_s, tuned.summary_interval_s
 
 
 def _exists(pid: int) -> bool:

@@ -143,7 +143,7 @@ class Trackers:
         if self._first:
             for name in TRACKERS:
                 self._open(name, None)
-            self.show(words_of(config.console_blocks))
+            self.show(words_of(config.console_metrics))
 
     def attach(self, given: Mapping[str, Any]) -> None:
         """Log to these runs, writers, or what these dicts say. Called by the training thread.
@@ -160,8 +160,8 @@ class Trackers:
     def show(self, blocks: Iterable[str]) -> None:
         """Print these blocks as well. Called by the training thread."""
         self._blocks |= FLAT_BLOCKS.intersection(blocks)
-        if self._first and self._blocks and "console_blocks" not in self._queues:
-            self._queues["console_blocks"] = TrackerQueue(BlocksTracker(self._blocks))
+        if self._first and self._blocks and "console_metrics" not in self._queues:
+            self._queues["console_metrics"] = TrackerQueue(BlocksTracker(self._blocks))
 
     @property
     def any(self) -> bool:

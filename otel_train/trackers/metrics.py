@@ -67,7 +67,7 @@ _PARTS: Final = {
 
 
 def left_out(parts: str, *of: str) -> tuple[str, ...]:
-    """How the keys begin that ``throughput_parts`` does not name: all, or those ``of`` some parts."""
+    """How the keys begin that ``throughput_metrics`` does not name: all, or those ``of`` some parts."""
     wanted = words_of(parts)
     return tuple(start for part in of or _PARTS if part not in wanted for start in _PARTS[part])
 

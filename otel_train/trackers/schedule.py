@@ -139,7 +139,7 @@ class Tracking:
         self._guard = Guard("flat figures")
         self._run = run
         self._held = HeldOperations()
-        self._left_out = left_out(config.throughput_parts)
+        self._left_out = left_out(config.throughput_metrics)
         self._awake = False
         self._figures = FlatMetrics(
             run.names, epochs, every_steps=config.log_every_steps or EVERY_STEPS,

@@ -393,7 +393,7 @@ def _activities(view: RankView) -> str:
 
 
 def _every(view: RankView) -> str:
-    every_s = number((view.about.get("settings") or {}).get("export_every_s")) if view.series else None
+    every_s = number((view.about.get("settings") or {}).get("export_interval_s")) if view.series else None
     return f"a point every {duration(every_s)}" if every_s else ""
 
 

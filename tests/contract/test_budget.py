@@ -65,7 +65,7 @@ def test_a_rank_that_exports_everything_stays_within_its_budget() -> None:
 
 def test_a_lean_rank_sends_twenty_four_series_at_most() -> None:
     """Two thousand of them go into one Prometheus."""
-    ranks = sizes("lean")
+    ranks = sizes("reduced")
 
     assert max(ranks[rank].native for rank in range(1, 16)) <= REDUCED_METRICS
 
@@ -76,7 +76,7 @@ def test_a_made_up_rank_counts_faults_of_the_parts_that_a_session_has(
     """Otherwise the budget is held by a rank that nobody has."""
     with http_receiver() as received:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", received.endpoint)
-        with Session(Config(run_dir=str(tmp_path), prometheus_port=0, console=False)):
+        with Session(Config(run_dir=str(tmp_path), prometheus_address="127.0.0.1:0", console=False)):
             pass
         assert received.wait(metrics=1)
         points = received.points()["train.telemetry.faults"].sum.data_points

@@ -221,7 +221,12 @@ def test_every_name_of_ours_in_a_python_block_exists(code: str) -> None:
 def run_in(folder: Path, code: str) -> dict[str, Any]:
     """Run a block as a program of its own; the summary that it leaves."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "OMP_"))}
-    environ = {**clean, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OTEL_TRAIN_PROMETHEUS_PORT": "0"}
+    environ = {
+        **clean,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "OTEL_TRAIN_PROMETHEUS_ADDRESS": "127.0.0.1:0",
+    }
     (folder / "train.py").write_text(code, encoding="utf-8")
     command = [sys.executable, "train.py"]
     done = subprocess.run(

@@ -41,7 +41,7 @@ def test_a_buffer_on_the_device_is_in_the_peak_of_its_epoch(tmp_path: Path) -> N
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = otel_train.instrument(
         model, loader, run_dir=str(tmp_path), prometheus=False, console=False, tensorboard=writer,
-        turn_every_s=0.05,
+        tuning={"poll_interval_s": 0.05},
     )  # fmt: skip
     most = 0
     for epoch in range(3):

@@ -40,7 +40,7 @@ def quiet_device() -> Iterator[None]:
 
 def watch(model: Any, loader: Any, folder: Path, **settings: Any) -> Session:
     return otel_train.instrument(
-        model, {"train": loader}, run_dir=str(folder), prometheus=False, console=False, turn_every_s=0.05,
+        model, {"train": loader}, run_dir=str(folder), prometheus=False, console=False, tuning={"poll_interval_s": 0.05},
         **settings,
     )  # fmt: skip
 

@@ -39,7 +39,7 @@ PRELUDE = """
 
     def start(**settings):
         return otel_train.instrument(
-            model, {"train": data}, run_dir=RUNS, agent="process", turn_every_s=0.05, prometheus_port=0, **settings
+            model, {"train": data}, run_dir=RUNS, agent="process", tuning={"poll_interval_s": 0.05}, prometheus_address="127.0.0.1:0", **settings
         )
 
     def train(pause_s=0.0):
@@ -282,7 +282,7 @@ def test_metrics_are_served_while_the_interpreter_is_held(
 
     process = begin(
         """
-        session = start(stall_after_s=1.0, export_every_s=0.2)
+        session = start(stall_after_s=1.0, export_interval_s=0.2)
         say(session.metrics_url)
         train(0.002)
         time.sleep(1.0)
@@ -321,7 +321,7 @@ def test_device_time_is_exported_while_the_interpreter_is_held(
         device = FakeCuda({str(compiled(tmp_path))!r})
         manager.find_driver = lambda environ: device
         model.register_forward_hook(lambda *of: device.work(1_000_000))
-        session = start(stall_after_s=1.0, export_every_s=0.2)
+        session = start(stall_after_s=1.0, export_interval_s=0.2)
         session._recording.devices.steps.one_in = 1
         say(session.metrics_url)
         train()
@@ -379,7 +379,7 @@ def test_a_disk_that_hangs_stops_neither_training_nor_its_end(
     process = begin(
         f"""
         RUNS = {str(disk / "runs")!r}
-        session = start(export_every_s=0.2)
+        session = start(export_interval_s=0.2)
         say(session.metrics_url)
         while not os.path.exists({str(tmp_path / "frozen")!r}):
             time.sleep(0.01)
@@ -480,7 +480,7 @@ def page(url: str) -> dict[str, float]:
 
 
 WAITING = """
-    session = start(export_every_s=0.2)
+    session = start(export_interval_s=0.2)
     train()
     say(session.metrics_url)
     sys.stdin.readline()

@@ -33,7 +33,7 @@ def test_epochs_over_two_loaders_that_begin_again_give_a_block_each(
 ) -> None:
     """Passes of the shorter one would make four epochs of two."""
     model, short, long = Net(), loader(2), loader(4)
-    session = watch(model, {"short": short, "long": long}, console_blocks="throughput")
+    session = watch(model, {"short": short, "long": long}, console_metrics="throughput")
     optimizer = sgd(model)
     for _ in otel_train.epoch(range(2)):
         for batches in (zip(short, long, strict=False), zip(short, long, strict=False)):
@@ -64,7 +64,7 @@ def test_operations_are_in_every_figure_and_in_no_steps_time(
 ) -> None:
     """Ten uploads of 5 ms in a thread of their own, and one that lasts over all steps."""
     model, batches = Net(), loader(10)
-    session = watch(model, batches, console_blocks="profiling")
+    session = watch(model, batches, console_metrics="profiling")
 
     def upload() -> None:
         for _ in range(10):
@@ -96,7 +96,7 @@ def test_a_report_is_logged_while_the_program_goes_on(
 ) -> None:
     """Between two rows of the schedule, or without any; the step that had its update is in it."""
     model, batches = Net(), loader(30)
-    session = watch(model, batches, console_blocks="profiling", turn_every_s=0.05)
+    session = watch(model, batches, console_metrics="profiling", tuning={"poll_interval_s": 0.05})
     steps(model, batches)
     session.report()
     said, deadline = "", time.monotonic() + 60

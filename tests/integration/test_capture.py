@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from otel_train.session import Session
 
-FAST: dict[str, Any] = {**QUIET, "turn_every_s": 0.02}
+FAST: dict[str, Any] = {**QUIET, "tuning": {"poll_interval_s": 0.02}}
 FIFTY = 50 + 2
 """Requests taken until fifty captures are surely over: two may still wait."""
 
@@ -193,7 +193,7 @@ def test_a_handler_of_the_program_s_own_stays(tmp_path: Path) -> None:
 
 def test_http_asks_for_a_capture(tmp_path: Path) -> None:
     """With the token from the run directory, and only with it."""
-    settings = {**FAST, "prometheus": True, "prometheus_port": 0}
+    settings = {**FAST, "prometheus": True, "prometheus_address": "127.0.0.1:0"}
     with otel_train.instrument(run_dir=str(tmp_path), **settings) as session:
         assert session.metrics_url is not None
         assert session.run_directory is not None
@@ -217,7 +217,7 @@ def test_http_asks_for_a_capture(tmp_path: Path) -> None:
 
 def test_slow_steps_ask_for_one_where_that_is_wanted(tmp_path: Path) -> None:
     """It explains slowness that lasts, while it lasts."""
-    with otel_train.instrument(run_dir=str(tmp_path), capture="auto", **FAST) as session:
+    with otel_train.instrument(run_dir=str(tmp_path), profiler="auto", **FAST) as session:
         train(
             lambda: bool(records(session)), at=lambda step: time.sleep(0.02 * (step > 100 and step % 5 == 0))
         )
@@ -244,9 +244,16 @@ class Lasting(IterableDataset[torch.Tensor]):
 def test_chosen_epochs_give_their_files_and_no_others(tmp_path: Path) -> None:
     """``epoch_1.json`` and ``epoch_3.json``, plain, as scripts of an earlier profiler read them."""
     plain = tmp_path / "plain"
-    settings = {**FAST, "capture_epochs": [1, 3], "capture_output_dir": plain, "capture_shapes": True}
+    settings = {
+        **FAST,
+        "profiler_every": {"epoch": [1, 3]},
+        "profiler_output_dir": plain,
+        "profiler_options": "record_shapes",
+    }
     begins, step = [], 0
-    with otel_train.instrument(run_dir=str(tmp_path), capture_skip_first=0, **settings) as session:
+    with otel_train.instrument(
+        run_dir=str(tmp_path), profiler_schedule={"skip_first": 0}, **settings
+    ) as session:
         model = torch.nn.Linear(8, 1)
         session.add(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -285,7 +292,7 @@ def test_what_a_machine_lacks_is_left_out_and_said(
 
 def test_captures_can_be_off(tmp_path: Path) -> None:
     """Then nothing listens and nothing is written."""
-    with otel_train.instrument(run_dir=str(tmp_path), capture="off", **FAST) as session:
+    with otel_train.instrument(run_dir=str(tmp_path), profiler="off", **FAST) as session:
         assert "off" in otel_train.capture(steps=1)
         assert session.run_directory is not None
         assert not list(session.run_directory.glob("*/capture-token"))
@@ -296,7 +303,7 @@ def test_bad_requests_of_the_program_are_refused_at_once(session: Session) -> No
     with pytest.raises(otel_train.ConfigError, match="steps=0: expected a whole number from 1"):
         otel_train.capture(steps=0)
     with pytest.raises(otel_train.ConfigError, match="some of cpu,cuda,xpu,mtia"):
-        otel_train.Config(capture_activities="tpu")
+        otel_train.Config(profiler_activities="tpu")
     session.close()
 
 
@@ -305,7 +312,7 @@ def test_fifty_captures_take_no_more_memory_than_five(tmp_path: Path) -> None:
     """A profiler that keeps what it has recorded ends a run of days."""
     import psutil
 
-    with otel_train.instrument(run_dir=str(tmp_path), capture_kept=2, **FAST):
+    with otel_train.instrument(run_dir=str(tmp_path), profiler_kept=2, **FAST):
         process, done, at_five = psutil.Process(), [0], [0]
 
         def enough() -> bool:
@@ -326,7 +333,7 @@ import time, torch, otel_train
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 model = torch.nn.Linear(8, 1)
 loader = DataLoader(TensorDataset(torch.randn(64, 8)), batch_size=8)
-otel_train.instrument(model, {"train": loader}, run_dir=%r, run_id="live", console=False, turn_every_s=0.05)
+otel_train.instrument(model, {"train": loader}, run_dir=%r, run_id="live", console=False, tuning={"poll_interval_s": 0.05})
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 until = time.monotonic() + 60
 while time.monotonic() < until:
@@ -338,7 +345,8 @@ while time.monotonic() < until:
 def test_the_command_captures_a_live_run_and_says_where_it_is(tmp_path: Path) -> None:
     """What somebody does who sees a slow run in a dashboard."""
     program = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT % str(tmp_path)], env={**os.environ, "OTEL_TRAIN_PROMETHEUS_PORT": "0"}
+        [sys.executable, "-c", SCRIPT % str(tmp_path)],
+        env={**os.environ, "OTEL_TRAIN_PROMETHEUS_ADDRESS": "127.0.0.1:0"},
     )
     try:
         deadline = time.monotonic() + 60

@@ -30,9 +30,9 @@ def train(folder: Path, enough: Callable[[], bool], most_s: float = 120, **setti
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     known: dict[str, Any] = {
         **QUIET,
-        "turn_every_s": 0.05,
-        "export_every_s": 0.2,
-        "capture_steps": 2,
+        "tuning": {"poll_interval_s": 0.05},
+        "export_interval_s": 0.2,
+        "profiler_schedule": "active=2",
         **settings,
     }
     with otel_train.instrument(model, {"train": loader}, run_dir=str(folder), run_id="r", **known) as session:

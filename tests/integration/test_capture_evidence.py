@@ -28,7 +28,7 @@ def train(folder: Path, **more: Any) -> None:
     loader = DataLoader(TensorDataset(torch.randn(8 * BATCHES, 8)), batch_size=8)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     settings: dict[str, Any] = {
-        **QUIET, "console": True, "capture_output_dir": str(folder / "plain"), "capture_memory": True, **more
+        **QUIET, "console": True, "profiler_output_dir": str(folder / "plain"), "profiler_options": "profile_memory", **more
     }  # fmt: skip
     with otel_train.instrument(model, {"train": loader}, run_dir=str(folder), run_id="seen", **settings):
         otel_train.capture(steps=3)
@@ -115,7 +115,7 @@ def test_as_many_operations_are_named_as_were_asked_for(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Fifteen became ten, and nothing said so: the analysis beside training had listed no more."""
-    train(tmp_path, capture_top=15)
+    train(tmp_path, profiler_top=15)
     console = capsys.readouterr().err
     (path,) = (tmp_path / "seen" / "captures").glob("*.record.json")
     operators = json.loads(path.read_text())["top_cpu_ops"]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-FAST: dict[str, Any] = {**QUIET, "turn_every_s": 0.02}
+FAST: dict[str, Any] = {**QUIET, "tuning": {"poll_interval_s": 0.02}}
 
 
 def profiling() -> bool:
@@ -152,7 +152,7 @@ import sys, time, torch, otel_train
 from torch.utils.data import DataLoader, TensorDataset
 model = torch.nn.Linear(8, 1)
 loader = DataLoader(TensorDataset(torch.randn(64, 8)), batch_size=8)
-otel_train.instrument(model, run_dir=sys.argv[1], run_id="dies", console=False, prometheus=False, turn_every_s=0.05)
+otel_train.instrument(model, run_dir=sys.argv[1], run_id="dies", console=False, prometheus=False, tuning={"poll_interval_s": 0.05})
 otel_train.capture(steps=5000)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 while True:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     Mark = Callable[[int], None]
     Program = Callable[["Run"], None]
 
-FAST: dict[str, Any] = {**QUIET, "turn_every_s": 0.02}
+FAST: dict[str, Any] = {**QUIET, "tuning": {"poll_interval_s": 0.02}}
 MOST_S = 60
 AT = 500
 """Half a second ahead: what a step is, and which one runs, is told by the agent."""

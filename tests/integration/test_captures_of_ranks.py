@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 SLOW: dict[str, Any] = {"slow_s": {"forward": 0.03}, "steps": 2000}
-SERVED = {"prometheus": True, "prometheus_port": 0}
+SERVED = {"prometheus": True, "prometheus_address": "127.0.0.1:0"}
 
 
 def records(runs: Path) -> dict[int, dict[str, Any]]:
@@ -54,7 +54,7 @@ def command(*words: str) -> str:
 
 def test_a_schedule_takes_the_same_steps_and_the_analysis_names_the_late_rank(tmp_path: Path) -> None:
     """Rank 1 sleeps in forward: in the trace of rank 0 that is a long all-reduce, which explains nothing alone."""
-    settings = {"capture_every_steps": 40, "capture_repeat": 1, "capture_steps": 3}
+    settings = {"profiler_every": "steps=40", "profiler_schedule": "active=3,repeat=1"}
     with job(tmp_path, 2, **SLOW, settings=settings) as started:
         found = both(started, tmp_path)
 

@@ -125,7 +125,7 @@ PROGRAM = """
     model = torch.nn.Linear(4, 2)
     data = DataLoader(TensorDataset(torch.randn(80, 4)), batch_size=4)
     otel_train.instrument(model, {"train": data}, run_dir=sys.argv[1], run_id="r", prometheus=False,
-                          export_every_s=0.3, turn_every_s=0.05, console=False)
+                          export_interval_s=0.3, tuning={"poll_interval_s": 0.05}, console=False)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     end = time.monotonic() + 1.5
     while time.monotonic() < end:
@@ -197,7 +197,7 @@ KILLED = """
     model = Net()
     data = torch.utils.data.DataLoader(torch.randn(400, 4), batch_size=4)
     otel_train.instrument(model, {"train": data}, run_dir=sys.argv[1], run_id="r", prometheus=False,
-                          console=False, turn_every_s=0.05)
+                          console=False, tuning={"poll_interval_s": 0.05})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for x in data:
         model(x).sum().backward()
@@ -308,7 +308,7 @@ FULL = """
     model = torch.nn.Linear(4, 2)
     data = DataLoader(torch.randn(400, 4), batch_size=4)
     session = otel_train.instrument(model, {"train": data}, run_dir=sys.argv[1], run_id="r", prometheus=False,
-                                    console=False, turn_every_s=0.02, export_every_s=0.1)
+                                    console=False, tuning={"poll_interval_s": 0.02}, export_interval_s=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for epoch in range(30):
         for x in data:
@@ -387,7 +387,7 @@ def test_a_disk_that_fills_up_during_the_run_stops_no_training(small_disk: Path,
 
 def test_hundreds_of_loaders_and_models_stay_bounded(watch: Watch) -> None:
     """Sweeps and notebooks make new ones all day: no series, thread, file or object may pile up."""
-    session = watch(prometheus=True, prometheus_port=0, max_loaders=16, **FAST)
+    session = watch(prometheus=True, prometheus_address="127.0.0.1:0", max_label_values=16, **FAST)
     rows, gone = dataset(2), []
     process = psutil.Process()
 

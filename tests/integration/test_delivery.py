@@ -369,7 +369,7 @@ TRAINING = textwrap.dedent(
     model = torch.nn.Linear(4, 2)
     data = torch.utils.data.DataLoader(torch.randn(80, 4), batch_size=4)
     otel_train.instrument(model, {"train": data}, run_dir=sys.argv[1], run_id="r", prometheus=False,
-                          export_every_s=0.2, turn_every_s=0.05, console=False, exit_timeout_s=5.0)
+                          export_interval_s=0.2, tuning={"poll_interval_s": 0.05}, console=False, exit_timeout_s=5.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     print("trains", flush=True)
     while True:

@@ -35,8 +35,8 @@ def start(folder: Path, *words: str) -> subprocess.Popen[str]:
         [sys.executable, "-c", RUN, "demo", f"--run-dir={folder}", *words],
         env={
             **environ,
-            "OTEL_TRAIN_PROMETHEUS_PORT": "0",
-            "OTEL_TRAIN_SUMMARY_EVERY_S": "1",
+            "OTEL_TRAIN_PROMETHEUS_ADDRESS": "127.0.0.1:0",
+            "OTEL_TRAIN_TUNING": "summary_interval_s=1",
             "PYTHONIOENCODING": "utf-8",
         },
         stdout=subprocess.PIPE,

@@ -44,7 +44,7 @@ def run(folder: Path, *command: str, path: tuple[Path, ...] = (), **variables: s
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("OTEL_", "OMP_"))}
     environ = {
         **clean, "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT))), "OMP_NUM_THREADS": "1",
-        "OTEL_TRAIN_PROMETHEUS_PORT": "0", **variables,
+        "OTEL_TRAIN_PROMETHEUS_ADDRESS": "127.0.0.1:0", **variables,
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, *command],

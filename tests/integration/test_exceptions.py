@@ -253,7 +253,7 @@ train = range(10**9)
 if watched:
     import otel_train
     session = otel_train.instrument(
-        None, {"train": train}, run_dir=folder, prometheus=False, console=False, otlp="off", turn_every_s=0.02
+        None, {"train": train}, run_dir=folder, prometheus=False, console=False, otlp="off", tuning={"poll_interval_s": 0.02}
     )
     train = session.loaders["train"]
 if end == "handled_later":

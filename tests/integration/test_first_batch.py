@@ -123,8 +123,8 @@ def test_no_module_is_first_imported_between_the_first_edge_and_the_last(how: st
     with http_receiver() as received:
         ours = trained(
             how, tmp_path, for_s=3.0, collector=received.endpoint, otlp="auto", prometheus="true",
-            prometheus_port="0", console="true", log_every_steps="5",
-            turn_every_s="0.05", export_every_s="0.1", summary_every_s="1",
+            prometheus_address="127.0.0.1:0", console="true", log_every_steps="5",
+            tuning="poll_interval_s=0.05,summary_interval_s=1", export_interval_s="0.1",
         )  # fmt: skip
 
     assert received.metrics
@@ -137,7 +137,7 @@ def test_an_agent_in_a_thread_imports_nothing_to_ask_an_alertmanager(tmp_path: P
     with alertmanager() as server:
         ours = trained(
             "given", tmp_path, for_s=3.0, agent="thread", run_id="r", alertmanager_url=server.url,
-            turn_every_s="0.05",
+            tuning="poll_interval_s=0.05",
         )  # fmt: skip
 
     assert server.asked

@@ -83,7 +83,12 @@ def test_the_flop_of_one_step_are_counted_and_the_weights_are_bit_identical(watc
     torch.manual_seed(0)
     model = net()
     session = watch(
-        model, {"train": batches(MOST_STEPS)}, flops="auto", agent=agent, export_every_s=1, device_flops=1e12
+        model,
+        {"train": batches(MOST_STEPS)},
+        flops="auto",
+        agent=agent,
+        export_interval_s=1,
+        device_flops=1e12,
     )
     reports = session._service._reports
     left = [40]

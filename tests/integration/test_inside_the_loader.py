@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 pytestmark = pytest.mark.timeout(300)
-QUIET: dict[str, Any] = {"prometheus": False, "console": False, "turn_every_s": 0.02}
+QUIET: dict[str, Any] = {"prometheus": False, "console": False, "tuning": {"poll_interval_s": 0.02}}
 SLEEP_S = 0.05
 """Per batch; long beside what a busy machine adds."""
 

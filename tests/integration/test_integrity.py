@@ -93,7 +93,7 @@ def train(kind: type[nn.Module], every: int, watch: Callable[..., Any] | None) -
     batches = DataLoader(rows(), batch_size=8, shuffle=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     losses = []
-    session = watch(model, {"train": batches}, turn_every_s=0.01) if watch else None
+    session = watch(model, {"train": batches}, tuning={"poll_interval_s": 0.01}) if watch else None
     for _ in range(2):
         for i, batch in enumerate(batches):
             loss = loss_of(model, batch) / every
@@ -141,7 +141,7 @@ def test_a_collector_that_is_away_takes_no_random_numbers(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
         random.seed(0)
         before = generators()
-        session = watch(otlp="on", export_every_s=0.1, exit_timeout_s=3.0)
+        session = watch(otlp="on", export_interval_s=0.1, exit_timeout_s=3.0)
         deadline = time.monotonic() + 4
         while generators() == before and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -341,7 +341,12 @@ def test_close_leaves_nothing_behind(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", receiver.endpoint)
         before = holdings(tmp_path)
         session = watch(
-            model, {"train": train}, prometheus=True, prometheus_port=0, otlp="auto", exit_timeout_s=60
+            model,
+            {"train": train},
+            prometheus=True,
+            prometheus_address="127.0.0.1:0",
+            otlp="auto",
+            exit_timeout_s=60,
         )
         live = iter(train)
         learn(truth, model, optimizer, next(live))

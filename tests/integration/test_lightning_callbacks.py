@@ -187,7 +187,7 @@ def test_a_wrong_argument_is_refused_where_the_callback_is_made(
     pytest.importorskip("lightning", reason="pip install 'otel-train[frameworks]'")
     from otel_train.integrations import lightning
 
-    assert lightning.ProfilerCallback(log_top_k_ops=15).settings["capture_top"] == 15
+    assert lightning.ProfilerCallback(log_top_k_ops=15).settings["profiler_top"] == 15
     with pytest.raises(ConfigError, match=message):
         getattr(lightning, callback)(**given)
 

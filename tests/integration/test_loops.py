@@ -253,7 +253,7 @@ def assert_times_add_up(summary: dict[str, Any], truth: Truth) -> None:
 @pytest.mark.parametrize("name", ["plain", "validation_in_mid_group", "two_live_iterators_of_one_loader"])
 def test_it_does_not_matter_how_often_the_pump_looks(name: str, tmp_path: Path) -> None:
     """A loop may end before the pump has looked once."""
-    truth, summary = observe(name, tmp_path, turn_every_s=10.0)
+    truth, summary = observe(name, tmp_path, tuning={"poll_interval_s": 10.0})
 
     assert found(summary, truth) == expected(truth)
 

@@ -96,8 +96,8 @@ def test_a_buffer_held_for_half_a_second_is_in_the_peak_of_its_epoch(
 
 
 def test_who_does_not_want_memory_does_not_get_it(tmp_path: Path) -> None:
-    """``throughput_parts="timing"``: no key, no look."""
-    rows = run(tmp_path, throughput_parts="timing")["rows"]
+    """``throughput_metrics="timing"``: no key, no look."""
+    rows = run(tmp_path, throughput_metrics="timing")["rows"]
 
     assert "samples_per_second" in rows
     assert not [key for key in rows if key.startswith("memory")]

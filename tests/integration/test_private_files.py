@@ -37,7 +37,7 @@ def a_run(runs: Path, **settings: Any) -> Path:
     told = {
         "run_dir": str(runs),
         "run_id": "r",
-        "prometheus_port": 0,
+        "prometheus_address": "127.0.0.1:0",
         "console": False,
         "artifacts": True,
         **settings,
@@ -52,7 +52,7 @@ def a_run(runs: Path, **settings: Any) -> Path:
         assert session.run_directory is not None
         files = {path: path.read_bytes() for path in runs.rglob("*") if path.is_file()}
         holders = [path.name for path, held in files.items() if TOKEN.encode() in held]
-        assert holders == (["capture-token"] if "capture_token" in settings else [])
+        assert holders == (["capture-token"] if "profiler_token" in settings else [])
         made = (runs / "r" / "rank0" / "capture-token").read_bytes().strip()
         assert [path.name for path, held in files.items() if made in held] == ["capture-token"]
         return session.run_directory
@@ -87,7 +87,7 @@ def test_every_file_and_folder_of_a_run_is_its_owners_alone(
     assert {"report.html", "artifacts", "training-1", "spool", "spans.otlp.jsonl", ".gitignore"} <= names
 
 
-@pytest.mark.parametrize("settings", [{}, {"capture_token": TOKEN}])
+@pytest.mark.parametrize("settings", [{}, {"profiler_token": TOKEN}])
 def test_the_token_that_arms_captures_is_in_its_own_file_and_in_no_other(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -97,7 +97,7 @@ def test_the_token_that_arms_captures_is_in_its_own_file_and_in_no_other(
     left = [path for path in run.rglob("*") if path.is_file() and TOKEN.encode() in path.read_bytes()]
 
     assert left == []
-    assert f'"capture_token": "{"(set)" if settings else ""}"' in (run / "run.json").read_text()
+    assert f'"profiler_token": "{"(set)" if settings else ""}"' in (run / "run.json").read_text()
 
 
 @pytest.mark.parametrize(

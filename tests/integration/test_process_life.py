@@ -26,7 +26,7 @@ PRELUDE = """
 
     def start(model=None, loaders=None, **settings):
         return otel_train.instrument(
-            model, loaders, run_dir=RUNS, prometheus=False, console=False, turn_every_s=0.02, **settings
+            model, loaders, run_dir=RUNS, prometheus=False, console=False, tuning={"poll_interval_s": 0.02}, **settings
         )
 
     def train(data):
@@ -145,7 +145,7 @@ def test_where_no_thread_can_be_started_training_goes_on_bare(left: int, tmp_pat
         data = DataLoader(TensorDataset(torch.randn(40, 4)), batch_size=4)
         threading._start_new_thread = refuse
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:9"
-        session = otel_train.instrument(model, {"train": data}, run_dir=RUNS, prometheus_port=0, console=False)
+        session = otel_train.instrument(model, {"train": data}, run_dir=RUNS, prometheus_address="127.0.0.1:0", console=False)
         train(data)
         session.close()
         threading._start_new_thread = begin
@@ -172,7 +172,7 @@ def test_where_no_file_can_be_opened_training_goes_on(left: int, tmp_path: Path)
         os.environ["OTEL_EXPORTER_OTLP_ENDPOINT"] = "http://127.0.0.1:9"
         most = 3 + int(sys.argv[2])
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-        session = otel_train.instrument(model, {"train": data}, run_dir=RUNS, prometheus_port=0, console=False)
+        session = otel_train.instrument(model, {"train": data}, run_dir=RUNS, prometheus_address="127.0.0.1:0", console=False)
         train(data)
         session.close()
         print("trained", type(iter(data)).__next__.__module__.startswith("torch"))

@@ -52,7 +52,7 @@ def watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_lean_rank_publishes_a_handful_of_series(watch: Watch) -> None:
     """A shared Prometheus holds 50,000 series per run: 100 full ranks are 12,000, and 2,000 of them 240,000."""
-    page, session = published(watch, prometheus=True, prometheus_port=0)
+    page, session = published(watch, prometheus=True, prometheus_address="127.0.0.1:0")
     samples = [sample for family in classic(page) for sample in family.samples]
     series = {
         (sample.name, tuple(sorted(sample.labels.items())))
@@ -76,7 +76,9 @@ def test_a_lean_rank_publishes_a_handful_of_series(watch: Watch) -> None:
 
 def test_a_digest_rank_serves_nothing_and_still_keeps_its_own_files(watch: Watch) -> None:
     """Rank 0 speaks for it; after a crash its own folder does."""
-    page, session = published(watch, prometheus=True, prometheus_port=0, export_profile="digest")
+    page, session = published(
+        watch, prometheus=True, prometheus_address="127.0.0.1:0", export_profile="rank0_aggregate"
+    )
     folder = session.run_directory / "rank5"
     session.close()
 
@@ -94,4 +96,4 @@ def test_the_resource_says_which_profile_it_is(watch: Watch) -> None:
     lines = (session.run_directory / "rank5" / "metrics.otlp.jsonl").read_text().splitlines()
     resource = json.loads(lines[-1])["resourceMetrics"][0]["resource"]["attributes"]
 
-    assert {"key": "train.export.profile", "value": {"stringValue": "lean"}} in resource
+    assert {"key": "train.export.profile", "value": {"stringValue": "reduced"}} in resource

@@ -37,7 +37,7 @@ train = DataLoader(rows, batch_size=4, sampler=DistributedSampler(rows))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = otel_train.instrument(
     model, {"train": train}, run_dir=sys.argv[1], prometheus=False, console=False,
-    turn_every_s=0.05, keep_every_steps=1, keep_warmup_steps=5, keep_burst=100,
+    tuning={"poll_interval_s": 0.05, "trace_every_steps": 1, "trace_warmup_steps": 5, "trace_burst": 100},
 )
 for x, y in train:
     optimizer.zero_grad()

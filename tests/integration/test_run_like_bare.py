@@ -129,7 +129,7 @@ def test_a_launch_that_fails_to_observe_runs_the_program(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["--set", "export_every_s=never", "script.py"], "expected a number"),
+        (["--set", "export_interval_s=never", "script.py"], "expected a number"),
         (["--set", "nonsense=1", "script.py"], "--set nonsense=1"),
         (["missing.py"], "no such file"),
         (["-m"], "name of a module"),

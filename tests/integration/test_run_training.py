@@ -144,7 +144,9 @@ def test_a_killed_training_is_exported_to_its_last_step(tmp_path: Path) -> None:
     script = program(tmp_path, TRAINING, "train(500); os.kill(os.getpid(), 9)")
     with http_receiver() as received:
         environ = environment(OTEL_EXPORTER_OTLP_ENDPOINT=received.endpoint)
-        done = run_zero_code([script], tmp_path / "runs", environ=environ, otlp="auto", export_every_s="0.2")
+        done = run_zero_code(
+            [script], tmp_path / "runs", environ=environ, otlp="auto", export_interval_s="0.2"
+        )
         assert until(lambda: any(span.name == "train.run.end" for span in received.spans()))
         assert until(lambda: steps_in(received) == 500)
         ends = [span.status.message for span in received.spans() if span.name == "train.run.end"]

@@ -39,7 +39,7 @@ ROOT = Path(__file__).parents[2]
 SCHEMA = json.loads((ROOT / "docs/reference/summary.schema.json").read_text())
 classic: Any = parser.text_string_to_metric_families
 openmetrics: Any = openmetrics_parser.text_string_to_metric_families  # it publishes no types
-FAST: dict[str, Any] = {"turn_every_s": 0.01, "export_every_s": 0.1}
+FAST: dict[str, Any] = {"tuning": {"poll_interval_s": 0.01}, "export_interval_s": 0.1}
 
 
 @pytest.fixture
@@ -108,9 +108,9 @@ def two_loaders_named_alike() -> Any:
 
 
 WRONG: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
-    "unknown setting": (lambda: {"exprt_every_s": 5}, ("exprt_every_s", "export_every_s")),
-    "negative interval": (lambda: {"export_every_s": -1.0}, ("export_every_s", "-1", "0.1")),
-    "text for a number": (lambda: {"turn_every_s": "often"}, ("turn_every_s", "often", "number")),
+    "unknown setting": (lambda: {"exprt_every_s": 5}, ("exprt_every_s", "export_interval_s")),
+    "negative interval": (lambda: {"export_interval_s": -1.0}, ("export_interval_s", "-1", "0.1")),
+    "text for a number": (lambda: {"export_interval_s": "often"}, ("export_interval_s", "often", "number")),
     "loader not iterable": (lambda: {"loaders": {"train": 42}}, ("train", "int", "iterable")),
     "loader is a batch": (lambda: {"loaders": {"train": torch.zeros(3)}}, ("train", "Tensor", "iterable")),
     "name twice": (lambda: {"loaders": two_loaders_named_alike()}, ("'a'", "twice", "own name")),
@@ -121,7 +121,7 @@ WRONG: dict[str, tuple[Callable[[], dict[str, Any]], tuple[str, ...]]] = {
     "model no module": (lambda: {"model": loss_of}, ("function", "torch.nn.Module", "stage")),
     "one of several models": (lambda: {"model": {"g": Net(), "d": 3}}, ("'d'", "int", "torch.nn.Module")),
     "no address": (
-        lambda: {"prometheus": True, "prometheus_host": "256.1.1.1"},
+        lambda: {"prometheus": True, "prometheus_address": "256.1.1.1:9464"},
         ("256.1.1.1", "127.0.0.1"),
     ),
 }
@@ -132,7 +132,7 @@ def test_a_mistake_is_refused_at_once_and_nothing_stays(name: str, watch: Watch,
     """Value, rule and remedy now, instead of a night of training without figures; and no hook left behind."""
     make, said = WRONG[name]
     before = traces_of_us()
-    given = {"prometheus_port": 0, **make()}
+    given = {"prometheus_address": "127.0.0.1:0", **make()}
 
     with pytest.raises(otel_train.ConfigError) as refused:
         watch(**given)
@@ -162,7 +162,7 @@ def test_an_unknown_variable_is_said_and_training_goes_on(
 
     [ignored] = watch().summary()["settings_ignored"]
 
-    assert "Did you mean OTEL_TRAIN_EXPORT_EVERY_S?" in ignored["problem"]
+    assert "Did you mean OTEL_TRAIN_EXPORT_INTERVAL_S?" in ignored["problem"]
     assert ignored["problem"] in caplog.text
 
 
@@ -333,7 +333,7 @@ def gauges(session: Any) -> dict[str, dict[tuple[str, ...], float]]:
 
 def test_a_logged_tensor_is_what_it_was_when_it_was_logged(watch: Watch) -> None:
     """``total_loss += loss`` in place, right after the call, must not show."""
-    session = watch(turn_every_s=10.0)
+    session = watch(tuning={"poll_interval_s": 10.0})
     loss = torch.tensor(1.5)
     otel_train.log(loss=loss, lr=0.25, grad_norm=torch.tensor([2.0]))
     loss.add_(100)
@@ -346,7 +346,7 @@ def test_a_logged_tensor_is_what_it_was_when_it_was_logged(watch: Watch) -> None
 
 def test_a_logged_loss_does_not_keep_its_graph_alive(watch: Watch) -> None:
     """The activations of a step are gigabytes."""
-    watch(turn_every_s=10.0)
+    watch(tuning={"poll_interval_s": 10.0})
     weight = torch.ones(3, requires_grad=True)
     hidden = weight * 2
     gone = weakref.ref(hidden)
@@ -358,12 +358,15 @@ def test_a_logged_loss_does_not_keep_its_graph_alive(watch: Watch) -> None:
     assert gone() is None
 
 
-@pytest.mark.parametrize("turn_every_s", [0.01, 10.0])
-def test_a_loss_that_is_not_a_number_keeps_its_step(watch: Watch, turn_every_s: float) -> None:
+@pytest.mark.parametrize("poll_interval_s", [0.01, 10.0])
+def test_a_loss_that_is_not_a_number_keeps_its_step(watch: Watch, poll_interval_s: float) -> None:
     """An event, a metric, and the trace of that very step."""
     model, batches = Net(), loader(30)
     session = watch(
-        model, {"train": batches}, turn_every_s=turn_every_s, keep_warmup_steps=0, keep_slow_factor=1e6
+        model,
+        {"train": batches},
+        tuning={"poll_interval_s": poll_interval_s, "trace_warmup_steps": 0},
+        trace_slow_factor=1e6,
     )
     optimizer = sgd(model)
     for number, batch in enumerate(batches):
@@ -453,7 +456,7 @@ def test_a_run_without_a_step_has_lasted_as_well(watch: Watch) -> None:
 
 def test_the_summary_on_the_way_fits_its_schema_too(watch: Watch) -> None:
     """Half of all readers come while it runs."""
-    session = watch(None, None, summary_every_s=1.0, turn_every_s=0.01)
+    session = watch(None, None, tuning={"summary_interval_s": 1.0, "poll_interval_s": 0.01})
     jsonschema.validate(session.summary(), SCHEMA)
 
     assert until((rank_folder(session) / "summary.json").exists)
@@ -492,7 +495,7 @@ def page(session: Any, accept: str = "text/plain") -> str:
 def trained(watch: Watch, **settings: Any) -> Any:
     """A session with training, validation and logging behind it, whose page shows all of it."""
     model, batches, val = Net(), loader(20), loader(3)
-    given = {"prometheus": True, "prometheus_port": 0, **FAST, **settings}
+    given = {"prometheus": True, "prometheus_address": "127.0.0.1:0", **FAST, **settings}
     session = watch(model, {"train": batches, "val": val}, **given)
     train(model, batches, epochs=2, log=True)
     validate(model, val)
@@ -550,7 +553,7 @@ def constant() -> set[str]:
 
 def test_counters_start_at_zero(watch: Watch) -> None:
     """``increase()`` of a counter that is born at 1 is 0: its alert would never fire."""
-    session = watch(None, {"train": loader(2)}, prometheus=True, prometheus_port=0, **FAST)
+    session = watch(None, {"train": loader(2)}, prometheus=True, prometheus_address="127.0.0.1:0", **FAST)
     assert until(lambda: "train_loader_exhaustions_total" in page(session))
     present = {sample.name for family in classic(page(session)) for sample in family.samples}
     expected = [
@@ -566,7 +569,7 @@ def test_a_port_that_is_taken_is_left_to_its_owner(watch: Watch) -> None:
     """Two runs on one machine; where this one listens stands in its run directory."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        session = watch(None, None, prometheus=True, prometheus_port=port, **FAST)
+        session = watch(None, None, prometheus=True, prometheus_address=f"127.0.0.1:{port}", **FAST)
         [target] = json.loads((rank_folder(session) / "prometheus_target.json").read_text())
 
         assert session.metrics_url != f"http://127.0.0.1:{port}/metrics"

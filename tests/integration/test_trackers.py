@@ -206,7 +206,7 @@ def test_training_goes_on_beside_trackers_that_hang_and_raise(tmp_path: Path) ->
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(80, 4)), batch_size=4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = otel_train.instrument(
-        model, loader, run_dir=str(tmp_path), prometheus=False, console=False, turn_every_s=0.02,
+        model, loader, run_dir=str(tmp_path), prometheus=False, console=False, tuning={"poll_interval_s": 0.02},
         log_every_steps=1, wandb=hanging, tensorboard=Raising(),
     )  # fmt: skip
 

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 WRONG = [
-    ("OTEL_TRAIN_EXPORT_EVERY_S", "fast"),
-    ("OTEL_TRAIN_PROMETHEUS_PORT", "70000"),
+    ("OTEL_TRAIN_EXPORT_INTERVAL_S", "fast"),
+    ("OTEL_TRAIN_PROMETHEUS_ADDRESS", "127.0.0.1:70000"),
     ("OTEL_TRAIN_PROMETHEUS", "maybe"),
     ("OTEL_TRAIN_RUN_DRI", "x"),
     ("OTEL_TRAIN_OTLP", "yes please"),
-    ("OTEL_TRAIN_PROMETHEUS_HOST", "no.such.host.invalid"),
-    ("OTEL_TRAIN_PROMETHEUS_HOST", "192.0.2.1"),
-    ("OTEL_TRAIN_PROMETHEUS_HOST", "x" * 70),
+    ("OTEL_TRAIN_PROMETHEUS_ADDRESS", "no.such.host.invalid:9464"),
+    ("OTEL_TRAIN_PROMETHEUS_ADDRESS", "192.0.2.1:9464"),
+    ("OTEL_TRAIN_PROMETHEUS_ADDRESS", "x" * 70 + ":9464"),
     ("OTEL_TRAIN_EXPORTERS", "nosuch"),
     ("OTEL_TRAIN_WANDB", "on"),
     ("OTEL_TRAIN_CONFIG", "/nowhere.yaml"),
@@ -34,7 +34,7 @@ WRONG = [
     ("OTEL_TRAIN_RUN_ID", "a\nb"),
     ("OTEL_TRAIN_ATTEMPT", "x"),
     ("OTEL_TRAIN_DISABLED", "maybe"),
-    ("OTEL_TRAIN_CAPTURE_ACTIVITIES", "cpu,gpu"),
+    ("OTEL_TRAIN_PROFILER_ACTIVITIES", "cpu,gpu"),
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector"),
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://[::1"),
     ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:port"),
@@ -55,7 +55,7 @@ def test_a_wrong_variable_stops_no_training_and_is_in_the_summary(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "wandb", None)
     monkeypatch.setattr("otel_train.trackers.manager.find_spec", lambda _: None)
-    monkeypatch.setenv("OTEL_TRAIN_PROMETHEUS_PORT", "0")
+    monkeypatch.setenv("OTEL_TRAIN_PROMETHEUS_ADDRESS", "127.0.0.1:0")
     monkeypatch.setenv("OTEL_TRAIN_EXIT_TIMEOUT_S", "0.1")
     if "OTLP" in variable:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
@@ -74,8 +74,8 @@ def test_a_wrong_variable_stops_no_training_and_is_in_the_summary(
 @pytest.mark.parametrize(
     "settings",
     [
-        {"prometheus_port": 70000},
-        {"prometheus_host": "no.such.host.invalid"},
+        {"prometheus_address": "127.0.0.1:70000"},
+        {"prometheus_address": "no.such.host.invalid:9464"},
         {"exporters": "nosuch"},
         {"run_dri": "x"},
         {"config_file": "nowhere.yaml"},

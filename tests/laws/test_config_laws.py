@@ -13,10 +13,12 @@ from otel_train.config.settings import DEFAULTS, SETTINGS, Config, settings_in
 from otel_train.config.sources import settle
 from otel_train.config.validation import (
     PREFIX,
+    Address,
     Between,
-    EpochNumbers,
+    ChoiceOrAddress,
     HttpUrl,
     MoreThan,
+    NamedNumbers,
     OneOf,
     Plain,
     PowerOfTwo,
@@ -29,7 +31,8 @@ def values_of(name: str) -> st.SearchStrategy[Any]:
     """Every value that a setting allows."""
     default, rule = SETTINGS[name].default, SETTINGS[name].rule
     if isinstance(rule, OneOf):
-        return st.sampled_from(rule.choices)
+        addresses = ("dcgm:9400",) if isinstance(rule, ChoiceOrAddress) else ()
+        return st.sampled_from((*rule.choices, *addresses))
     if isinstance(rule, PowerOfTwo):
         return st.integers(12, 24).map(lambda power: 1 << power)
     if isinstance(default, bool):
@@ -48,8 +51,13 @@ def texts_of(rule: ValueRule) -> st.SearchStrategy[str]:
     """What an environment can hold, less what we refuse; surrogates stand for bytes that are not UTF-8."""
     if isinstance(rule, SomeOf):
         return st.lists(st.sampled_from(rule.choices), min_size=1, unique=True).map(",".join)
-    if isinstance(rule, EpochNumbers):
-        return st.lists(st.integers(1, 1 << 40)).map(lambda numbers: ",".join(map(str, numbers)))
+    if isinstance(rule, NamedNumbers):
+        parts = st.sampled_from([name for name, default in rule.defaults.items() if default != 0.5])
+        return st.lists(st.tuples(parts, st.integers(1, 10))).map(
+            lambda pairs: ",".join(f"{name}={number}" for name, number in pairs)
+        )
+    if isinstance(rule, Address):
+        return st.sampled_from(("127.0.0.1:9464", "0.0.0.0:0", "[::1]:65535", "node-1:80"))
     if isinstance(rule, HttpUrl):
         return st.sampled_from(("", "http://localhost:9093", "https://user:pass@alerts.example/prefix"))
     assert isinstance(rule, Plain)

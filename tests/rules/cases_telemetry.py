@@ -130,7 +130,7 @@ CASES = (
         ),
     ),
     Case(
-        # 1,024 lean ranks for an hour and more: a short outage is no page, a long one is one with time left.
+        # 1,024 reduced ranks for an hour and more: a short outage is no page, a long one is one with time left.
         "a store is away, for two minutes and for good",
         60,
         {

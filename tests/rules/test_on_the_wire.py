@@ -210,7 +210,7 @@ def panels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, dict
     return shown
 
 
-@pytest.mark.parametrize("profile", ["lean", "digest"])
+@pytest.mark.parametrize("profile", ["reduced", "rank0_aggregate"])
 def test_a_panel_shows_in_every_profile_what_it_shows_in_full(
     profile: str, panels: dict[str, dict[str, dict[str, float]]]
 ) -> None:
@@ -259,7 +259,7 @@ def test_the_fleet_has_a_row_for_each_run_in_every_profile(profile: str, tmp_pat
 
 
 def without_device(labels: str) -> str:
-    """A lean rank adds up the memory of its devices."""
+    """A reduced rank adds up the memory of its devices."""
     return re.sub(r'hw_name="[^"]*",? ?', "", labels)
 
 
@@ -403,7 +403,7 @@ def test_an_event_counter_that_is_born_at_1_pages(profile: str, tmp_path: Path) 
         '{alertname="TrainLoaderWorkerDied", train_rank="2"}': 1.0,
         '{alertname="TrainNonFinite"}': 1.0,
     }
-    if profile == "digest":
+    if profile == "rank0_aggregate":
         told = {
             f'{{alertname="TrainRankEvents", train_rank_event="{event}"}}': 1.0
             for event in ("loader_worker_exit", "nonfinite")

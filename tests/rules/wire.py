@@ -30,7 +30,7 @@ NS_PER_S = 10**9
 EXPORT_S = 15
 EXCHANGE_S = 5
 STEP_S = 0.5
-PROFILES = ("full", "lean", "digest")
+PROFILES = ("full", "reduced", "rank0_aggregate")
 
 
 def read_by_rules() -> set[str]:
@@ -170,7 +170,9 @@ class Run:
         self.now_s = 0
         self.logged: Callable[[SimulatedRank], object] = id
         self.loops = loops
-        self._config = Config(run_id="r", export_profile=profile, digest_every_s=EXCHANGE_S)
+        self._config = Config(
+            run_id="r", export_profile=profile, tuning=f"rank_report_interval_s={EXCHANGE_S}"
+        )
         self._records: dict[int, str] = {}
         self._members = [self._member(rank, loop) for rank, loop in enumerate(loops)]
         self._kept = read_by_rules() | set(more)

@@ -29,7 +29,7 @@ RUNS = {
     "healthy": [],
 }
 SCHEDULED_STEP = 150
-"""The run that is captured has a capture behind it when its alert comes: as with ``capture="auto"``."""
+"""The run that is captured has a capture behind it when its alert comes: as with ``profiler="auto"``."""
 
 CAPTURED = {
     "CAPTURE_EVERY_STEPS": SCHEDULED_STEP, "CAPTURE_REPEAT": 1, "CAPTURE_ACTIVITIES": "cpu",

@@ -164,7 +164,7 @@ def test_only_the_rank_that_an_alert_names_is_captured_once_for_each_alert(url: 
             **inherited, "PYTHONPATH": str(ROOT), "OVER": str(over), "OMP_NUM_THREADS": "1",
             "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "OTEL_TRAIN_RUN_ID": run,
             "OTEL_TRAIN_RUN_DIR": str(tmp_path / "runs"), "OTEL_TRAIN_ALERTMANAGER_URL": url,
-            "OTEL_TRAIN_PROMETHEUS": "false", "OTEL_TRAIN_CAPTURE_ACTIVITIES": "cpu",
+            "OTEL_TRAIN_PROMETHEUS": "false", "OTEL_TRAIN_PROFILER_ACTIVITIES": "cpu",
         }  # fmt: skip
         return subprocess.Popen([sys.executable, str(program)], env=environ, stderr=subprocess.DEVNULL)
 

@@ -40,7 +40,7 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Paths]:
         stack(folder / "pushed", "collector", "prometheus", "jaeger") as pushed,
         configured(pulled, "prometheus", scrape=(f"127.0.0.1:{page}",)),
     ):
-        environ = environ_of(pushed, folder / "runs", run_id="demo", prometheus_port=str(page))
+        environ = environ_of(pushed, folder / "runs", run_id="demo", prometheus_address=f"127.0.0.1:{page}")
         with running(folder / "runs", ["-m", "otel_train", "demo", "--minutes", "15"], environ) as process:
             for made in (pushed, pulled):
                 wait_for(

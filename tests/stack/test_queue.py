@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
-PROMISED_RANKS, PROMISED_S, LEAN_EVERY_S = 1024, 3600, 15 * REDUCED_INTERVAL_FACTOR
+PROMISED_RANKS, PROMISED_S, REDUCED_EVERY_S = 1024, 3600, 15 * REDUCED_INTERVAL_FACTOR
 RANKS = 128
 SPARE = 1.3
-"""A lean rank may come to send some more series."""
+"""A reduced rank may come to send some more series."""
 
 
 OF_THE_RUN = '{train_run_id="waited", __name__!~".*:.*|ALERTS.*|target_info"}'
@@ -49,7 +49,7 @@ def test_an_hour_of_1024_lean_ranks_fits_survives_a_kill_and_arrives(
     """It held 58 seconds of them: 2,000 requests."""
     size, capacity = (f'exporter_queue_{what}{{data_type="metrics"' for what in ("size", "capacity"))
     with stack(tmp_path / "state", "collector") as made:
-        words = ["--ranks", str(RANKS), "--profile", "lean", "--export-every", "2", "--duration", "9"]
+        words = ["--ranks", str(RANKS), "--profile", "reduced", "--export-every", "2", "--duration", "9"]
         words += ["--run-id", "waited", "--endpoint", f"http://127.0.0.1:{made.ports.otlp_http}"]
         assert main(["--json", *words]) in {0, 1}
         points = told(made, "receiver_accepted_metric_points")
@@ -65,7 +65,7 @@ def test_an_hour_of_1024_lean_ranks_fits_survives_a_kill_and_arrives(
             made, 'sum(count_over_time(train_heartbeat_time_seconds{train_run_id="waited"}[1h]))'
         )
     assert requests
-    needed = waiting / requests * PROMISED_RANKS * PROMISED_S / LEAN_EVERY_S
+    needed = waiting / requests * PROMISED_RANKS * PROMISED_S / REDUCED_EVERY_S
     with capsys.disabled():
         sys.stdout.write(f"\n{waiting / requests:.0f} bytes a request; an hour {needed / 1e6:.0f} MB\n")
     assert needed * SPARE < room

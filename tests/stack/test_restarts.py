@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 OUTAGE_S = 4
-TALKATIVE = {"keep_every_steps": "1", "keep_per_s": "100", "turn_every_s": "0.1"}
+TALKATIVE = {"tuning": "trace_every_steps=1,poll_interval_s=0.1", "trace_rate_per_s": "100"}
 """Every step has its trace."""
 SELECTED = 'train_steps_total{train_run_id="steady",train_phase="train"}'
 

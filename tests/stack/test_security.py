@@ -68,7 +68,7 @@ def train(folder: Path, environ: dict[str, str], *words: str) -> tuple[str, floa
     inherited = {name: text for name, text in os.environ.items() if not name.startswith("OTEL_")}
     ours = {
         "OTEL_TRAIN_RUN_DIR": str(folder),
-        "OTEL_TRAIN_EXPORT_EVERY_S": "0.5",
+        "OTEL_TRAIN_EXPORT_INTERVAL_S": "0.5",
         "OTEL_TRAIN_PROMETHEUS": "false",
         "OTEL_TRAIN_CONSOLE": "false",
         "OMP_NUM_THREADS": "1",

@@ -29,7 +29,7 @@ loader = torch.utils.data.DataLoader([(torch.randn(8), 1.0)] * 64, batch_size=8)
 model = torch.nn.Linear(8, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 otel_train.instrument(model, {"train": loader}, run_id="live", run_dir=RUNS, prometheus=False, otlp="off",
-                      console=False, summary_every_s=2, export_every_s=1)
+                      console=False, tuning={"summary_interval_s": 2}, export_interval_s=1)
 while True:
     for x, y in loader:
         optimizer.zero_grad()

@@ -36,11 +36,11 @@ def main(seconds: float, directory: Path) -> None:
         run_dir=str(directory),
         total_steps=STEPS_PLANNED,
         checkpoint_every_s=60,
-        export_every_s=5,
-        prometheus_port=0,
-        capture_every_min=CAPTURE_EVERY_MIN,
-        capture_steps=2,
-        capture_activities="cpu",
+        export_interval_s=5,
+        prometheus_address="127.0.0.1:0",
+        profiler_every={"minutes": CAPTURE_EVERY_MIN},
+        profiler_schedule="active=2",
+        profiler_activities="cpu",
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS_PLANNED)

@@ -44,7 +44,7 @@ def leave_run(
         "run_id": "r1",
         "run_name": "nightly",
         "attempt": 0,
-        "settings": {"capture_token": TOKEN, "flight": True},
+        "settings": {"profiler_token": TOKEN, "flight_recorder": True},
     }
     (run / "run.json").write_text(json.dumps(about), encoding="utf-8")
     clock = FakeClock(1000)

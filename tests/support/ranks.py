@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "tests" / "integration" / "jobs" / "train.py"
-FAST = {"digest_every_s": 0.3, "turn_every_s": 0.05, "stall_after_s": 3.0, "console": False, "run_id": "job"}
+FAST = {
+    "tuning": {"rank_report_interval_s": 0.3, "poll_interval_s": 0.05},
+    "stall_after_s": 3.0,
+    "console": False,
+    "run_id": "job",
+}
 
 
 PATIENCE_S = 300

@@ -197,8 +197,8 @@ def environ_of(made: LocalStack, folder: Path, **settings: str) -> dict[str, str
     return {
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{made.ports.otlp_http}",
         "OTEL_TRAIN_RUN_DIR": str(folder),
-        "OTEL_TRAIN_EXPORT_EVERY_S": "0.5",
-        "OTEL_TRAIN_PROMETHEUS_PORT": "0",
+        "OTEL_TRAIN_EXPORT_INTERVAL_S": "0.5",
+        "OTEL_TRAIN_PROMETHEUS_ADDRESS": "127.0.0.1:0",
         "OMP_NUM_THREADS": "1",
         **{f"OTEL_TRAIN_{name.upper()}": text for name, text in settings.items()},
     }

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 LIMIT_S = 300.0
 """A busy machine takes long to import torch in two processes at once."""
 
-QUIET = {"prometheus": "false", "console": "false", "otlp": "off", "flight_edges": "16384"}
+QUIET = {"prometheus": "false", "console": "false", "otlp": "off", "flight_recorder_events": "16384"}
 
 
 def environment(**more: str) -> dict[str, str]:

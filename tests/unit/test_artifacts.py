@@ -190,7 +190,7 @@ def test_what_opens_doors_is_not_passed_on(run: Path) -> None:
     """Artifacts are sent to colleagues; the token of POST /capture must not be among them."""
     folder = write(run, 0).folder
 
-    assert read(folder, "config.json")["settings"]["capture_token"] == "(set)"
+    assert read(folder, "config.json")["settings"]["profiler_token"] == "(set)"
     assert not [
         path for path in folder.rglob("*") if path.is_file() and TOKEN in path.read_text(encoding="utf-8")
     ]

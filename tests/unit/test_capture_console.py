@@ -67,7 +67,7 @@ def test_the_profiler_block_reads_as_it_always_has(capsys: pytest.CaptureFixture
 def test_the_block_needs_no_operations_to_name_what_holds_training_up(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """``capture_top=0`` is about the lists."""
+    """``profiler_top=0`` is about the lists."""
     block = shown(CAPTURE, capsys, block=True, top=0)
 
     assert "Top" not in block
@@ -98,7 +98,7 @@ def test_a_trace_with_little_in_it_gives_a_short_block(capsys: pytest.CaptureFix
 def test_without_the_block_it_is_told_in_our_own_words_or_not_at_all(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """``console=False`` and ``capture_top=0`` both mean silence."""
+    """``console=False`` and ``profiler_top=0`` both mean silence."""
     assert shown(CAPTURE, capsys).startswith("otel_train: captured steps 20 to 24: ")
     assert shown(CAPTURE, capsys, top=0) == shown(CAPTURE, capsys, lines=False) == ""
 

@@ -338,7 +338,7 @@ def test_a_chosen_epoch_that_was_over_too_soon_is_said(run: Run, caplog: pytest.
 
     (record,) = caplog.records
     assert record.getMessage().startswith(
-        "No capture of epoch 1: it was over before step 1000 (capture_skip_first)"
+        "No capture of epoch 1: it was over before step 1000 (skip_first of profiler_schedule)"
     )
 
 
@@ -610,7 +610,7 @@ def test_two_captures_that_wait_at_the_end_are_both_written(run: Run, epochs: Ep
 
 
 def test_where_nothing_can_be_captured_the_reason_is_said(run: Run) -> None:
-    """``capture="off"``, or a disk that takes nothing."""
+    """``profiler="off"``, or a disk that takes nothing."""
     none = EpochCaptures(None, None, loop=run.loop, settled=settled)
     none.end()
     none.finish(1)

@@ -20,22 +20,22 @@ from otel_train.errors import ConfigError
 @pytest.mark.parametrize(
     ("setting", "value", "rule"),
     [
-        ("prometheus_port", 65536, "0 to 65535"),
-        ("prometheus_port", -1, "0 to 65535"),
-        ("export_every_s", 0.05, "0.1 to 3600"),
-        ("export_every_s", -1.0, "0.1 to 3600"),
-        ("export_every_s", float("nan"), "0.1 to 3600"),
-        ("turn_every_s", 0.001, "0.01 to 10"),
-        ("flight_edges", 5000, "a power of two"),
-        ("flight_edges", 2048, "4096 to 16777216"),
-        ("keep_slow_factor", 1.0, "more than 1"),
-        ("keep_per_s", float("inf"), "more than 0"),
+        ("prometheus_address", "127.0.0.1:65536", "host:port with a port from 0 to 65535"),
+        ("prometheus_address", "9464", "host:port with a port from 0 to 65535"),
+        ("export_interval_s", 0.05, "0.1 to 3600"),
+        ("export_interval_s", -1.0, "0.1 to 3600"),
+        ("export_interval_s", float("nan"), "0.1 to 3600"),
+        ("tuning", "poll_interval_s=0.001", "poll_interval_s to be 0.01 to 10"),
+        ("flight_recorder_events", 5000, "a power of two"),
+        ("flight_recorder_events", 2048, "4096 to 16777216"),
+        ("trace_slow_factor", 1.0, "more than 1"),
+        ("trace_rate_per_s", float("inf"), "more than 0"),
         ("stall_after_s", 0.0, "more than 0"),
-        ("max_loaders", 0, "1 to 64"),
+        ("max_label_values", 0, "1 to 64"),
         ("max_run_dir_bytes", 1000, "16777216 or more"),
         ("otlp", "yes", "one of auto, on, off"),
         ("cuda_timing", "exact", "one of events, sync, off"),
-        ("export_profile", "all", "one of auto, full, lean, digest, rank0"),
+        ("export_profile", "all", "one of auto, full, reduced, rank0_aggregate, rank0"),
         ("run_id", "a\nb", "no control characters"),
         ("run_dir", "", "not empty"),
         ("attempt", True, "a whole number"),
@@ -61,18 +61,28 @@ def test_a_value_we_cannot_honour_is_refused_with_value_rule_and_remedy(
 
 def test_the_limits_themselves_are_allowed() -> None:
     """'0 to 65535' includes both."""
-    assert Config(prometheus_port=0, export_every_s=0.1, flight_edges=4096).prometheus_port == 0
-    assert Config(prometheus_port=65535, export_every_s=3600, flight_edges=1 << 24).export_every_s == 3600
+    assert (
+        Config(
+            prometheus_address="127.0.0.1:0", export_interval_s=0.1, flight_recorder_events=4096
+        ).flight_recorder_events
+        == 4096
+    )
+    assert (
+        Config(
+            prometheus_address=f"127.0.0.1:{65535}", export_interval_s=3600, flight_recorder_events=1 << 24
+        ).export_interval_s
+        == 3600
+    )
 
 
 def test_whole_numbers_paths_and_numpy_numbers_become_the_type_of_their_setting() -> None:
     """``total_steps=np.int64(7)`` is a number to its author, and JSON must be able to write it."""
-    arguments: dict[str, Any] = {"export_every_s": 5, "total_steps": np.int64(7), "run_dir": Path("a/b")}
+    arguments: dict[str, Any] = {"export_interval_s": 5, "total_steps": np.int64(7), "run_dir": Path("a/b")}
 
     config = Config(**arguments)
 
-    assert (config.export_every_s, config.total_steps, config.run_dir) == (5.0, 7, "a/b")
-    assert [type(value) for value in (config.export_every_s, config.total_steps)] == [float, int]
+    assert (config.export_interval_s, config.total_steps, config.run_dir) == (5.0, 7, "a/b")
+    assert [type(value) for value in (config.export_interval_s, config.total_steps)] == [float, int]
 
 
 @pytest.mark.parametrize(
@@ -88,15 +98,15 @@ def test_a_switch_understands_the_usual_words(text: str, value: object) -> None:
     ("variable", "text", "rule"),
     [
         ("OTEL_TRAIN_DISABLED", "maybe", "true or false"),
-        ("OTEL_TRAIN_FLIGHT_EDGES", "many", "a whole number"),
-        ("OTEL_TRAIN_EXPORT_EVERY_S", "15s", "a number"),
+        ("OTEL_TRAIN_FLIGHT_RECORDER_EVENTS", "many", "a whole number"),
+        ("OTEL_TRAIN_EXPORT_INTERVAL_S", "15s", "a number"),
     ],
 )
 def test_a_variable_that_does_not_parse_is_ignored_and_told_by_its_own_name(
     variable: str, text: str, rule: str
 ) -> None:
     """The user looks for the variable, not for our field."""
-    values, [ignored] = settings_in({variable: text})
+    values, [ignored], _ = settings_in({variable: text})
 
     assert values == {}
     assert ignored.problem.startswith(f"{variable}={text!r}: expected {rule}")
@@ -120,10 +130,10 @@ def test_a_variable_like_no_setting_gets_the_list_of_all() -> None:
 def test_what_is_ignored_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     """Settings are read several times in a process, and by every callback of a framework."""
     for _ in range(3):
-        Config.from_env({"OTEL_TRAIN_PROMETHEUS_PORT": "70001"})
+        Config.from_env({"OTEL_TRAIN_PROMETHEUS_ADDRESS": "127.0.0.1:70001"})
 
-    assert caplog.text.count("OTEL_TRAIN_PROMETHEUS_PORT=70001: expected 0 to 65535") == 1
-    assert "Ignored; in force: prometheus_port=9464" in caplog.text
+    assert caplog.text.count("OTEL_TRAIN_PROMETHEUS_ADDRESS='127.0.0.1:70001': expected host:port") == 1
+    assert "Ignored; in force: prometheus_address='127.0.0.1:9464'" in caplog.text
 
 
 def test_other_variables_and_reserved_ones_are_left_alone() -> None:
@@ -163,9 +173,18 @@ def test_every_setting_says_what_it_means() -> None:
     assert documented == {field.name for field in fields(Config)}
 
 
-def test_chosen_epochs_are_given_as_a_list_or_as_text() -> None:
-    """From 1: whoever writes 0 counts otherwise than we do, and must not wait for a file that never comes."""
-    assert Config(capture_epochs=[1, 3]) == Config(capture_epochs="1,3")  # type: ignore[arg-type]  # what people write
-    for wrong in ([0], "1;3", "-1", "one", "1,,3"):
-        with pytest.raises(ConfigError, match=r"capture_epochs=.*whole numbers from 1, such as 1,3"):
-            Config(capture_epochs=wrong)  # type: ignore[arg-type]  # see above
+def test_numbers_with_names_are_given_as_a_dict_or_as_text() -> None:
+    """YAML and code have dicts, the environment has text; epochs count from 1, and may be several."""
+    given: Any = {"steps": 500, "epoch": [1, 3]}
+    assert Config(profiler_every=given) == Config(profiler_every="epoch=1, epoch=3, steps=500")
+    assert Config(profiler_schedule="active=5").profiler_schedule == ""
+    assert Config(profiler_schedule="active=20").schedule() == (10, 0, 1, 20, 0)
+    for wrong, rule in {
+        "epoch=0": "epoch to be a whole number, 1 or more",
+        "steps": "steps to be a whole number, 0 or more",
+        "steps=1.5": "steps to be a whole number",
+        "minutes=inf": "minutes to be 0 to 1000000000.0",
+        "hours=1": "name=value, divided by commas, with names of steps, epochs, minutes, epoch",
+    }.items():
+        with pytest.raises(ConfigError, match=f"profiler_every='{wrong}': expected {rule}"):
+            Config(profiler_every=wrong)

@@ -166,7 +166,7 @@ def test_settings_are_shown_with_where_they_come_from_and_secrets_are_not() -> N
     """The output lands in bug reports."""
     environ = {
         "OTEL_TRAIN_RUN_NAME": "mine",
-        "OTEL_TRAIN_CAPTURE_TOKEN": "s3cret",
+        "OTEL_TRAIN_PROFILER_TOKEN": "s3cret",
         "OTEL_EXPORTER_OTLP_HEADERS": "authorization=Bearer s3cret",
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://me:s3cret@host:4318",
         "OTEL_TRAIN_ALERTMANAGER_URL": "http://me:s3cret@alerts:9093",
@@ -183,7 +183,7 @@ def test_settings_are_shown_with_where_they_come_from_and_secrets_are_not() -> N
 @pytest.mark.parametrize(
     ("environ", "state", "word"),
     [
-        ({"OTEL_TRAIN_FLIGHT_EDGES": "5"}, PROBLEM, "OTEL_TRAIN_FLIGHT_EDGES=5"),
+        ({"OTEL_TRAIN_FLIGHT_RECORDER_EVENTS": "5"}, PROBLEM, "OTEL_TRAIN_FLIGHT_RECORDER_EVENTS=5"),
         ({"OTEL_TRAIN_RUN_DIRR": "x"}, PROBLEM, "OTEL_TRAIN_RUN_DIRR"),
         ({"OTEL_RESOURCE_ATTRIBUTES": "oops"}, PROBLEM, "OTEL_RESOURCE_ATTRIBUTES: 'oops'"),
         ({"OTEL_TRAIN_CONFIG": "/nowhere.yaml"}, PROBLEM, "OTEL_TRAIN_CONFIG='/nowhere.yaml'"),
@@ -243,7 +243,7 @@ def test_runs_of_another_version_are_named(tmp_path: Path) -> None:
 
 
 def machinery(folder: Path, shm_mib: int = 4096, **settings: Any) -> list[Finding]:
-    config = Config(**{"prometheus_port": 0, **settings})
+    config = Config(**{"prometheus_address": "127.0.0.1:0", **settings})
     environ = {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}
     ask = lambda _: machine.Disk("tmpfs", shm_mib * MIB)  # noqa: E731  # a fake of one line
     return list(machine.look_at_machine(config, environ, shm=folder, ask_disk=ask))
@@ -258,9 +258,9 @@ def test_little_shared_memory_is_a_warning_with_the_option_that_helps(tmp_path: 
 def test_a_taken_port_is_a_note_and_an_address_of_another_machine_a_problem(tmp_path: Path) -> None:
     """The first is usual (another run), the second never works."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        found = machinery(tmp_path, prometheus_port=taken.getsockname()[1])
+        found = machinery(tmp_path, prometheus_address=f"127.0.0.1:{taken.getsockname()[1]}")
     assert [f.state for f in found if "is taken" in f.what] == [NOTE]
-    elsewhere = only(machinery(tmp_path, prometheus_host="192.0.2.1"), PROBLEM)
+    elsewhere = only(machinery(tmp_path, prometheus_address="192.0.2.1:9464"), PROBLEM)
     assert os.strerror(errno.EADDRNOTAVAIL) in elsewhere.what
 
 
@@ -481,7 +481,7 @@ def test_without_an_endpoint_nothing_is_sent_and_only_what_was_named_is_looked_a
 def quiet_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments and an environment in which nothing of this machine is met."""
     monkeypatch.setenv("OTEL_TRAIN_RUN_DIR", str(tmp_path / "runs"))
-    monkeypatch.setenv("OTEL_TRAIN_PROMETHEUS_PORT", "0")
+    monkeypatch.setenv("OTEL_TRAIN_PROMETHEUS_ADDRESS", "127.0.0.1:0")
     return ["doctor", "--state", str(tmp_path / "state")]
 
 

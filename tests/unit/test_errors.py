@@ -76,7 +76,7 @@ def test_a_module_whose_import_is_not_over_is_not_there_yet(
     monkeypatch.delitem(sys.modules, name)
 
 
-QUIET: dict[str, Any] = {"prometheus": False, "console": False, "otlp": "off", "flight": False}
+QUIET: dict[str, Any] = {"prometheus": False, "console": False, "otlp": "off", "flight_recorder": False}
 ROWS = [1, 2]
 
 

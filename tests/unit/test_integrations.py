@@ -46,7 +46,13 @@ class Trainer:
 @pytest.fixture
 def quiet(tmp_path: Path) -> Iterator[dict[str, Any]]:
     """Settings of a session that leaves nothing behind."""
-    yield {"run_dir": str(tmp_path), "prometheus": False, "console": False, "otlp": "off", "flight": False}
+    yield {
+        "run_dir": str(tmp_path),
+        "prometheus": False,
+        "console": False,
+        "otlp": "off",
+        "flight_recorder": False,
+    }
     session = otel_train.current()
     if session is not None:
         session.close()
@@ -108,7 +114,7 @@ def test_settings_that_come_too_late_are_said(
     """A session that is open keeps its settings; who wrote others wants to know."""
     otel_train.instrument(**quiet)
     with caplog.at_level(logging.WARNING, "otel_train"):
-        SharedSession().join(Holder(), {**quiet, "log_every_epochs": 3, "console_blocks": ["throughput"]})
+        SharedSession().join(Holder(), {**quiet, "log_every_epochs": 3, "console_metrics": ["throughput"]})
 
     assert caplog.messages == [
         "a session is open, and its own settings hold; not applied: log_every_epochs=3"
@@ -150,9 +156,9 @@ def test_a_model_that_nobody_named_is_found(quiet: dict[str, Any]) -> None:
 
 def test_settings_of_a_configuration_library_become_python_s_own() -> None:
     """Hydra's lists and dicts are no list and no dict."""
-    given = {"wandb": {"project": "mine"}, "console_blocks": range(2), "run_name": "x"}
+    given = {"wandb": {"project": "mine"}, "console_metrics": range(2), "run_name": "x"}
 
-    assert plain(given) == {"wandb": {"project": "mine"}, "console_blocks": [0, 1], "run_name": "x"}
+    assert plain(given) == {"wandb": {"project": "mine"}, "console_metrics": [0, 1], "run_name": "x"}
 
 
 def test_a_wrong_setting_is_refused_where_the_callback_is_made() -> None:
@@ -165,12 +171,12 @@ def test_blocks_of_several_callbacks_add_up() -> None:
     """Else the last callback's would be the only ones."""
     together = merged(
         [
-            {"console_blocks": ["throughput"], "run_name": "a"},
-            {"console_blocks": "profiling", "run_name": "b"},
+            {"console_metrics": ["throughput"], "run_name": "a"},
+            {"console_metrics": "profiling", "run_name": "b"},
         ]
     )
 
-    assert together == {"console_blocks": ["throughput", "profiling"], "run_name": "b"}
+    assert together == {"console_metrics": ["throughput", "profiling"], "run_name": "b"}
 
 
 def test_parts_of_an_epoch_s_throughput_can_be_left_out() -> None:

@@ -66,11 +66,11 @@ def test_what_comes_after_the_program_is_the_programs_own(words: Sequence[str]) 
 def test_options_are_settings_and_any_setting_is_an_option() -> None:
     """Who cannot touch the code sets everything from outside."""
     args = parsed("--run-name", "a b", "--no-card", "--no-prometheus", "--endpoint", "http://c:4318",
-                  "--config", "a.yaml", "--set", "export_every_s=5", "--set", "run_dir=x=y", "train.py")  # fmt: skip
+                  "--config", "a.yaml", "--set", "export_interval_s=5", "--set", "run_dir=x=y", "train.py")  # fmt: skip
 
     assert run_command.settings_of(args) == {
         "OTEL_TRAIN_RUN_NAME": "a b", "OTEL_TRAIN_CONSOLE": "false", "OTEL_TRAIN_PROMETHEUS": "false",
-        "OTEL_TRAIN_EXPORT_EVERY_S": "5", "OTEL_TRAIN_RUN_DIR": "x=y",
+        "OTEL_TRAIN_EXPORT_INTERVAL_S": "5", "OTEL_TRAIN_RUN_DIR": "x=y",
         "OTEL_EXPORTER_OTLP_ENDPOINT": "http://c:4318", "OTEL_TRAIN_CONFIG": "a.yaml",
     }  # fmt: skip
 
@@ -137,11 +137,11 @@ def test_a_program_that_is_to_run_bare_has_the_environment_of_a_bare_one(tmp_pat
 
 def test_a_wrong_option_is_refused_and_a_wrong_variable_is_left_to_the_program(tmp_path: Path) -> None:
     """An option is typed for this start; an environment may be of a whole cluster, and stops no training."""
-    wrong = {"OTEL_TRAIN_EXPORT_EVERY_S": "-1"}
+    wrong = {"OTEL_TRAIN_EXPORT_INTERVAL_S": "-1"}
 
-    with pytest.raises(ConfigError, match="OTEL_TRAIN_EXPORT_EVERY_S=-1"):
+    with pytest.raises(ConfigError, match="OTEL_TRAIN_EXPORT_INTERVAL_S=-1"):
         environment({}, wrong, tmp_path)
-    assert environment(wrong, {}, tmp_path)["OTEL_TRAIN_EXPORT_EVERY_S"] == "-1"
+    assert environment(wrong, {}, tmp_path)["OTEL_TRAIN_EXPORT_INTERVAL_S"] == "-1"
 
 
 def test_the_folder_on_the_path_is_no_package_of_modules() -> None:

@@ -143,7 +143,7 @@ def test_a_session_exports_by_way_of_the_programs_providers(tmp_path: Path) -> N
     tracers.add_span_processor(SimpleSpanProcessor(kept))
     session = otel_train.instrument(
         run_dir=str(tmp_path), console=False, prometheus=False, otlp="off",
-        meter_provider=meters, tracer_provider=tracers, turn_every_s=0.05, export_every_s=0.1,
+        meter_provider=meters, tracer_provider=tracers, tuning={"poll_interval_s": 0.05}, export_interval_s=0.1,
     )  # fmt: skip
     for _ in session.watch(range(10), name="numbers", phase="train"):
         otel_train.step()

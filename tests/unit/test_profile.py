@@ -29,10 +29,10 @@ def at(rank: int, world_size: int, *, per_node: int = 8, profile: str = "auto") 
     [
         (1, "full", 1),
         (64, "full", 64),
-        (65, "lean", 65),
-        (2048, "lean", 2048),
-        (2049, "digest", 1),
-        (10_240, "digest", 1),
+        (65, "reduced", 65),
+        (2048, "reduced", 2048),
+        (2049, "rank0_aggregate", 1),
+        (10_240, "rank0_aggregate", 1),
     ],
 )
 def test_the_size_of_the_run_chooses_the_profile(world_size: int, name: str, expected: int) -> None:
@@ -45,27 +45,29 @@ def test_the_size_of_the_run_chooses_the_profile(world_size: int, name: str, exp
 def test_a_profile_that_is_set_wins_over_the_size() -> None:
     """Somebody looks for one fault on 100 ranks, for an hour, at any price."""
     assert at(99, 100, profile="full")[:3] == ("full", True, False)
-    assert at(1, 2, profile="digest").metrics is False
-    assert at(1, 2, profile="lean").reduced is True
+    assert at(1, 2, profile="rank0_aggregate").metrics is False
+    assert at(1, 2, profile="reduced").reduced is True
 
 
 def test_rank_0_always_exports_everything() -> None:
     """What only it knows, and one complete example of the rest."""
-    for profile in ("full", "lean", "digest", "rank0"):
+    for profile in ("full", "reduced", "rank0_aggregate", "rank0"):
         found = at(0, 4096, profile=profile)
         assert (found.metrics, found.reduced, found.spans, found.traces) == (True, False, True, True)
 
 
 def test_rank_0_counts_for_all_where_it_alone_exports() -> None:
     """Elsewhere every rank counts for itself, and a sum over both would be twice as much."""
-    assert [at(0, 8, profile=profile).speaks for profile in ("full", "lean", "digest", "rank0")] == [
+    assert [
+        at(0, 8, profile=profile).speaks for profile in ("full", "reduced", "rank0_aggregate", "rank0")
+    ] == [
         False,
         False,
         True,
         True,
     ]
-    assert not at(0, 1, profile="digest").speaks
-    assert not at(1, 8, profile="digest").speaks
+    assert not at(0, 1, profile="rank0_aggregate").speaks
+    assert not at(1, 8, profile="rank0_aggregate").speaks
 
 
 def test_in_digest_one_rank_per_node_traces_and_the_others_only_leave_their_record() -> None:
@@ -92,9 +94,9 @@ def test_rank0_leaves_everything_to_rank_0() -> None:
 
 def test_a_rank_that_traces_no_ordinary_steps_still_keeps_slow_ones() -> None:
     """Warm-up and baseline are left out, nothing else."""
-    config = Config(keep_warmup_steps=7, keep_every_steps=3, keep_slow_factor=4.0, keep_burst=9)
+    config = Config(tuning="trace_warmup_steps=7,trace_every_steps=3,trace_burst=9", trace_slow_factor=4.0)
 
-    assert sampling_rules(config, at(9, 128)) == (0, UNDECIDED, 4.0, config.keep_per_s, 9)
+    assert sampling_rules(config, at(9, 128)) == (0, UNDECIDED, 4.0, config.trace_rate_per_s, 9)
     assert sampling_rules(config, at(8, 128))[:2] == (7, 3)
 
 

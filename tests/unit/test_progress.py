@@ -92,8 +92,13 @@ def test_progress_is_one_line_and_the_card_comes_at_the_end(
         said.append(capsys.readouterr().err)
         return "".join(said).count("otel_train: step") >= 3
 
-    quiet: dict[str, Any] = {"run_dir": str(tmp_path), "prometheus": False, "otlp": "off", "flight": False}
-    with otel_train.instrument(log_every_steps=5, turn_every_s=0.02, **quiet):
+    quiet: dict[str, Any] = {
+        "run_dir": str(tmp_path),
+        "prometheus": False,
+        "otlp": "off",
+        "flight_recorder": False,
+    }
+    with otel_train.instrument(log_every_steps=5, tuning={"poll_interval_s": 0.02}, **quiet):
         train(seen)
     lines = "".join(said).splitlines()
     at_the_end = capsys.readouterr().err
@@ -112,8 +117,13 @@ def test_a_report_that_is_asked_for_has_the_card(tmp_path: Path, capsys: pytest.
         session.report()
         return "where the time went" in "".join(said)
 
-    quiet: dict[str, Any] = {"run_dir": str(tmp_path), "prometheus": False, "otlp": "off", "flight": False}
-    with otel_train.instrument(turn_every_s=0.02, **quiet) as session:
+    quiet: dict[str, Any] = {
+        "run_dir": str(tmp_path),
+        "prometheus": False,
+        "otlp": "off",
+        "flight_recorder": False,
+    }
+    with otel_train.instrument(tuning={"poll_interval_s": 0.02}, **quiet) as session:
         train(seen)
 
     assert "where the time went" in "".join(said)

@@ -341,7 +341,7 @@ def test_a_hostile_site_cannot_have_a_browser_read_or_arm_anything(
     assert [answer[0] for answer in answers] == [status, status]
     if status == 421:
         assert b"Use http://127.0.0.1" in answers[0][2]
-        assert b"OTEL_TRAIN_PROMETHEUS_HOST" in answers[0][2]
+        assert b"OTEL_TRAIN_PROMETHEUS_ADDRESS" in answers[0][2]
 
 
 def test_an_endpoint_that_is_open_to_a_network_answers_to_every_name() -> None:

@@ -44,7 +44,7 @@ class Member:
         self.store = store
         info = replace(ALONE, rank=settings.pop("known_as", rank), world_size=world_size)
         job = Job(lambda: self.group, store.connect, lambda: "backward", lambda: {"oom": rank}, "p")
-        config = Config(digest_every_s=settings.pop("every_s", 5.0))
+        config = Config(tuning=f"rank_report_interval_s={settings.pop('every_s', 5.0)}")
         self.ranks = RankCoordinator(self.run, info, config=config, job=job, clock=self.clock)
 
     def turns(self, seconds: float = 5.0) -> None:

@@ -29,11 +29,11 @@ def row(ranks: int, profile: str) -> Row:
 
 def test_every_figure_of_a_row_is_in_the_table_under_its_head() -> None:
     """A column too few and every figure stands for another."""
-    head, ruler, line = (text.count("|") for text in as_table([row(4096, "lean")]).splitlines())
+    head, ruler, line = (text.count("|") for text in as_table([row(4096, "reduced")]).splitlines())
 
     assert head == ruler == line
-    assert "| 4,096 | `lean` | 4,096 | 40,960 | 10.0 | 4 | 5 | 3 | 25%, 60 MiB |" in as_table(
-        [row(4096, "lean")]
+    assert "| 4,096 | `reduced` | 4,096 | 40,960 | 10.0 | 4 | 5 | 3 | 25%, 60 MiB |" in as_table(
+        [row(4096, "reduced")]
     )
 
 

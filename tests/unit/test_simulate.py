@@ -92,7 +92,9 @@ def test_spans_of_another_rank_keep_their_trace_and_get_ids_of_their_own() -> No
     assert below.parent_id == mine.span_id
 
 
-@pytest.mark.parametrize(("profile", "metrics", "traces"), [("digest", {0}, {0, 8}), ("rank0", {0}, {0})])
+@pytest.mark.parametrize(
+    ("profile", "metrics", "traces"), [("rank0_aggregate", {0}, {0, 8}), ("rank0", {0}, {0})]
+)
 def test_a_profile_decides_which_ranks_send(profile: str, metrics: set[int], traces: set[int]) -> None:
     """The profile is what the figures are about."""
     with http_receiver() as received:

@@ -62,7 +62,7 @@ def ignored(**arguments: Any) -> str:
 def test_code_wins_over_the_environment_over_yaml_over_pyproject_over_defaults(project: Path) -> None:
     """One order, whatever is set where: the closer to the run, the stronger."""
     places = ("keyword", "config", "environment", "yaml", "project")
-    names = ("run_id", "run_name", "prometheus_host", "dcgm_endpoint", "capture_token")
+    names = ("run_id", "run_name", "profiler_tensorboard", "profiler_output_dir", "profiler_token")
     given = {place: dict.fromkeys(names[number:], place) for number, place in enumerate(places)}
     toml = table(project, "\n".join(f'{name} = "project"' for name in names))
     yaml = yaml_file(project, "\n".join(f"{name}: yaml" for name in names[:4]))
@@ -121,10 +121,10 @@ def test_something_that_is_no_config_is_refused() -> None:
 
 
 def test_an_unknown_keyword_is_refused_with_a_suggestion() -> None:
-    """``instrument(model, loaders, export_every=5)`` is a slip, not a wish."""
-    message = refused(settings={"export_every": 5})
+    """``instrument(model, loaders, export_interval=5)`` is a slip, not a wish."""
+    message = refused(settings={"export_interval": 5})
 
-    assert message == "export_every: not a setting of otel_train. Did you mean export_every_s?"
+    assert message == "export_interval: not a setting of otel_train. Did you mean export_interval_s?"
 
 
 # --- which pyproject.toml -------------------------------------------------------------------------
@@ -216,15 +216,15 @@ def test_values_of_files_read_as_in_code_and_as_in_the_environment(tmp_path: Pat
     """YAML takes a bare on for true, and 1e9 for a text; neither is its author's fault."""
     path = yaml_file(
         tmp_path,
-        "otlp: on\ncapture: off\nwandb: off\nprometheus: no\nexport_every_s: 5\nmax_run_dir_bytes: '1000000000'\n"
+        "otlp: on\nprofiler: off\nwandb: off\nprometheus: no\nexport_every_s: 5\nmax_run_dir_bytes: '1000000000'\n"
         "stall_after_s: 1e3\nconsole_blocks: [profiling, throughput]\nrun_id:\n",
     )
 
     config = settle(config_file=path, environ={}).config
 
-    assert (config.otlp, config.capture, config.wandb, config.prometheus) == ("on", "off", "off", False)
-    assert (config.export_every_s, config.max_run_dir_bytes, config.stall_after_s) == (5.0, 10**9, 1000.0)
-    assert config.console_blocks == "profiling,throughput"
+    assert (config.otlp, config.profiler, config.wandb, config.prometheus) == ("on", "off", "off", False)
+    assert (config.export_interval_s, config.max_run_dir_bytes, config.stall_after_s) == (5.0, 10**9, 1000.0)
+    assert config.console_metrics == "profiling,throughput"
     assert config.run_id == ""
 
 
@@ -252,10 +252,10 @@ def test_a_tracker_may_be_described_by_a_table(project: Path) -> None:
     [
         ("run_dri: x", "run_dri: not a setting of otel_train. Did you mean run_dir?"),
         (
-            "prometheus_port: 70000",
-            "prometheus_port=70000: expected 0 to 65535. Leave it out for the default, 9464",
+            "max_label_values: 70",
+            "max_label_values=70: expected 1 to 64. Leave it out for the default, 16",
         ),
-        ("flight: maybe", "flight='maybe': expected true or false"),
+        ("flight_recorder: maybe", "flight_recorder='maybe': expected true or false"),
         ("otlp: {a: 1}", "otlp={'a': 1}: expected one value, no table"),
         ("- run_id", "list: expected names of settings with a value each"),
         ("run_id: [", "no YAML: "),
@@ -276,7 +276,7 @@ def test_a_mistake_in_a_yaml_file_is_told_with_the_file_and_the_key_and_ignored(
     ("text", "said"),
     [
         ("run_dri = 1", ": [tool.otel_train]: run_dri: not a setting of otel_train. Did you mean run_dir?"),
-        ("keep_per_s = 0", ": [tool.otel_train]: keep_per_s=0.0: expected more than 0."),
+        ("trace_rate_per_s = 0", ": [tool.otel_train]: trace_rate_per_s=0.0: expected more than 0."),
         ("x = [", ": no TOML: "),
     ],
 )
@@ -291,9 +291,9 @@ def test_a_mistake_in_pyproject_is_told_with_the_file_the_table_and_the_key_and_
 
 def test_a_mistake_in_a_file_is_told_even_where_code_overrides_it(project: Path) -> None:
     """It would come into force on the day when the keyword goes."""
-    table(project, "prometheus_port = -1")
+    table(project, "max_label_values = -1")
 
-    assert "prometheus_port=-1" in ignored(settings={"prometheus_port": 0}, folder=project)
+    assert "max_label_values=-1" in ignored(settings={"max_label_values": 3}, folder=project)
 
 
 def test_a_table_with_a_dash_is_not_passed_over(project: Path) -> None:
@@ -314,23 +314,23 @@ def test_a_yaml_file_that_is_not_there_is_an_error(tmp_path: Path) -> None:
 
 def test_what_is_wrong_leaves_the_rest_of_its_file_and_the_places_below_in_force(project: Path) -> None:
     """A wrong value is as if it were not there."""
-    path = table(project, 'run_name = "mine"\nexport_every_s = 5\nprometheus_port = -1')
+    path = table(project, 'run_name = "mine"\nexport_every_s = 5\nmax_label_values = -1')
 
-    settled = settle(environ={"OTEL_TRAIN_EXPORT_EVERY_S": "fast"}, folder=project)
+    settled = settle(environ={"OTEL_TRAIN_EXPORT_INTERVAL_S": "fast"}, folder=project)
 
-    assert (settled.config.run_name, settled.config.export_every_s) == ("mine", 5.0)
-    assert settled.config.prometheus_port == 9464
+    assert (settled.config.run_name, settled.config.export_interval_s) == ("mine", 5.0)
+    assert settled.config.max_label_values == 16
     assert [(one.name, one.origin, one.used) for one in settled.origins.ignored] == [
-        ("OTEL_TRAIN_EXPORT_EVERY_S", "environment", "export_every_s=5.0"),
-        ("prometheus_port", str(path), "prometheus_port=9464"),
+        ("OTEL_TRAIN_EXPORT_INTERVAL_S", "environment", "export_interval_s=5.0"),
+        ("max_label_values", str(path), "max_label_values=16"),
     ]
 
 
 def test_a_token_that_is_wrong_is_not_shown(tmp_path: Path) -> None:
     """The message lands in a log, and in summary.json."""
-    [one] = settle(environ={"OTEL_TRAIN_CAPTURE_TOKEN": "s3c\nret"}, folder=tmp_path).origins.ignored
+    [one] = settle(environ={"OTEL_TRAIN_PROFILER_TOKEN": "s3c\nret"}, folder=tmp_path).origins.ignored
 
-    assert one.problem.startswith("OTEL_TRAIN_CAPTURE_TOKEN=(not shown): expected no control characters")
+    assert one.problem.startswith("OTEL_TRAIN_PROFILER_TOKEN=(not shown): expected no control characters")
     assert one.used == ""
 
 
@@ -402,7 +402,7 @@ def test_the_doctor_names_the_file_of_a_setting_and_hides_secrets_in_it(project:
     text = "\n".join(f"{finding.what} | {finding.remedy}" for finding in found)
 
     assert f"run_name=mine ({path})" in text
-    assert f"capture_token=(set, not shown) ({path})" in text
+    assert f"profiler_token=(set, not shown) ({path})" in text
     assert f"disabled switches everything off | unset disabled in {path}" in text
     assert f"1 from the environment, 3 from {path}" in text
     assert "s3cret" not in text
@@ -424,7 +424,7 @@ def test_a_program_below_the_launcher_gets_the_same_file_wherever_it_goes(
 @pytest.mark.parametrize(
     ("option", "said"),
     [
-        (["--set", "export_every_s=fast"], "OTEL_TRAIN_EXPORT_EVERY_S='fast': expected a number"),
+        (["--set", "export_interval_s=fast"], "OTEL_TRAIN_EXPORT_INTERVAL_S='fast': expected a number"),
         (["--config", "no.yaml"], "cannot be read: No such file"),
         (["--endpoint", "collector"], "OTLP endpoint 'collector' for metrics: expected http://host:port"),
     ],

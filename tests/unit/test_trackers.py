@@ -186,7 +186,7 @@ def test_blocks_read_as_they_always_have(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_only_the_blocks_asked_for_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    """``console_blocks=["throughput"]``."""
+    """``console_metrics=["throughput"]``."""
     BlocksTracker({"throughput"}).write(ROW, None)
 
     assert capsys.readouterr().err == ""
@@ -202,9 +202,10 @@ def test_a_tracker_is_set_by_a_switch_or_a_word(given: object, held: str) -> Non
 
 def test_blocks_are_given_as_a_list_or_as_text() -> None:
     """Hydra's lists are no ``list``, environment variables are text."""
-    assert Config(console_blocks=["profiling", "throughput"]) == Config(console_blocks="profiling,throughput")  # type: ignore[arg-type]  # what people write
+    listed: Any = ["profiling", "throughput"]
+    assert Config(console_metrics=listed) == Config(console_metrics="profiling,throughput")
     with pytest.raises(ConfigError, match="some of profiling,throughput"):
-        Config(console_blocks="profling")
+        Config(console_metrics="profling")
 
 
 def test_runs_and_dicts_are_told_apart_from_settings() -> None:
@@ -301,8 +302,8 @@ def test_only_rank_0_logs(
         run_id="x",
         prometheus=False,
         console=False,
-        flight=False,
-        console_blocks=["profiling"],
+        flight_recorder=False,
+        console_metrics=["profiling"],
     )
     for _ in session.watch(range(3), name="train", phase="train"):
         with api.stage("forward"):

@@ -200,7 +200,7 @@ def test_without_a_flight_file_the_age_of_the_summary_tells(tmp_path: Path) -> N
     told = {"state": "running", "host": HERE, "pid": NOBODY}
     for age_s, word in ((40.0, "running"), (100.0, "gone")):
         assert liveness(told, {}, None, written_s=START_S - age_s, now_s=float(START_S)).word == word
-    slow = {"settings": {"summary_every_s": 60}}
+    slow = {"settings": {"tuning": {"summary_interval_s": 60}}}
     assert liveness(told, slow, None, written_s=START_S - 100.0, now_s=float(START_S)).word == "running"
 
 

@@ -27,12 +27,14 @@ __all__ = ["LOOPS", "write"]
 
 SETTINGS: dict[str, Any] = {
     "agent": "thread",  # another process has clocks of its own
-    "prometheus_port": 0,
+    "prometheus_address": "127.0.0.1:0",
     "otlp": "off",
     "hardware": "off",
     "exporters": "off",
-    "turn_every_s": 10.0,  # longer than any loop takes: nothing is read before the loop asks, or closes
-    "flight_edges": 1 << 12,
+    "tuning": {
+        "poll_interval_s": 10.0
+    },  # longer than any loop takes: nothing is read before the loop asks, or closes
+    "flight_recorder_events": 1 << 12,
 }
 
 KILLED_AFTER = 40

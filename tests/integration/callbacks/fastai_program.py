@@ -23,7 +23,7 @@ def callbacks() -> list[Any]:
         return []
     from otel_train.integrations.fastai import OtelTrainCallback
 
-    return [OtelTrainCallback(console_blocks=["throughput"], **settings("run"))]
+    return [OtelTrainCallback(console_metrics=["throughput"], **settings("run"))]
 
 
 def main() -> None:

@@ -30,7 +30,7 @@ def main() -> None:
     if by_callback():
         from otel_train.integrations.ignite import OtelTrainHandler
 
-        OtelTrainHandler(console_blocks=["throughput"], **settings("run")).attach(trainer)
+        OtelTrainHandler(console_metrics=["throughput"], **settings("run")).attach(trainer)
     trainer.run(train_loader, max_epochs=2)
     tell({"steps": trainer.state.iteration, "evals": 4, "weights": digest(model)})
 

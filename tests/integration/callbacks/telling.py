@@ -30,7 +30,7 @@ def settings(name: str) -> dict[str, Any]:
         "prometheus": False,
         "console": False,
         "otlp": "off",
-        "flight_edges": 16384,
+        "flight_recorder_events": 16384,
     }
 
 

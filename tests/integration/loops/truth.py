@@ -20,10 +20,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-QUIET: dict[str, Any] = {"prometheus": False, "console": False, "otlp": "off", "flight_edges": 1 << 14}
+QUIET: dict[str, Any] = {
+    "prometheus": False,
+    "console": False,
+    "otlp": "off",
+    "flight_recorder_events": 1 << 14,
+}
 """Nothing listens, prints or sends; a ring of 16384 edges is plenty for a few dozen steps."""
 
-EAGER: dict[str, Any] = {"turn_every_s": 0.01}
+EAGER: dict[str, Any] = {"tuning": {"poll_interval_s": 0.01}}
 """The pump looks a hundred times a second, so that loops are cut into slices at odd places."""
 
 torch.set_num_threads(1)  # a second thread only waits for the first in models as small as these

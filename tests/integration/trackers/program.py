@@ -77,7 +77,7 @@ def main(tracker: str, folder: Path, *, watched: bool, settings: dict[str, Any])
                     run_id="r",
                     prometheus=False,
                     console=False,
-                    turn_every_s=0.02,
+                    tuning={"poll_interval_s": 0.02},
                     log_every_steps=10,
                     **settings,
                 )

@@ -78,7 +78,7 @@ if __name__ == "__main__":
     how = sys.argv[1]
     quiet = {
         "run_dir": str(Path(sys.argv[2])), "prometheus": False, "console": False,
-        "export_every_s": 0.1, "turn_every_s": 0.02,
+        "export_interval_s": 0.1, "tuning": {"poll_interval_s": 0.02},
     }  # fmt: skip
     said = with_a_child(quiet) if how == "child" else with_workers(how, quiet)
     sys.stdout.write(json.dumps(said) + "\n")

@@ -1,0 +1,200 @@
+"""Former names of settings, accepted until version 0.2."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from otel_train.config.validation import PREFIX, switch_of, text_of, words_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+RENAMED: Final = {
+    "export_every_s": "export_interval_s",
+    "keep_slow_factor": "trace_slow_factor",
+    "keep_per_s": "trace_rate_per_s",
+    "flight": "flight_recorder",
+    "flight_edges": "flight_recorder_events",
+    "console_blocks": "console_metrics",
+    "throughput_parts": "throughput_metrics",
+    "capture": "profiler",
+    "capture_activities": "profiler_activities",
+    "capture_max_bytes": "profiler_max_bytes",
+    "capture_kept": "profiler_kept",
+    "capture_token": "profiler_token",
+    "capture_tensorboard": "profiler_tensorboard",
+    "capture_output_dir": "profiler_output_dir",
+    "capture_top": "profiler_top",
+}
+"""Former name to present name; the values are the same."""
+
+VALUES: Final = {
+    "profiler": {"asked": "on_demand"},
+    "export_profile": {"lean": "reduced", "digest": "rank0_aggregate"},
+}
+"""Former to present values, by setting."""
+
+
+class _Fold(NamedTuple):
+    """Several former settings that are one now.
+
+    Attributes:
+        parts: former name to what it is called in the value.
+        combine: the value, of the parts that are given.
+    """
+
+    parts: Mapping[str, str]
+    combine: Callable[[dict[str, Any]], object]
+
+
+def _pairs(parts: dict[str, Any]) -> str:
+    pairs = []
+    for name, value in parts.items():
+        several = name == "epoch"
+        listed = words_of(value) if several and isinstance(value, str) else value if several else [value]
+        pairs += [f"{name}={each}" for each in listed]
+    return ",".join(pairs)
+
+
+def _switched_on(parts: dict[str, Any]) -> str:
+    """The names of what is on; a value that is no switch stays, for the rule of the setting to refuse."""
+    states = {name: switch_of(str(value)) for name, value in parts.items()}
+    return ",".join(
+        f"{name}={parts[name]}" if on is None else name for name, on in states.items() if on is not False
+    )
+
+
+def _address(parts: dict[str, Any]) -> str:
+    host = str(parts.get("host", "127.0.0.1"))
+    return f"{f'[{host}]' if ':' in host else host}:{parts.get('port', 9464)}"
+
+
+def _largest(parts: dict[str, Any]) -> object:
+    """The larger limit: no name that was kept before becomes ``_OTHER``."""
+    loaders, stages = parts.get("loaders", 16), parts.get("stages", 8)
+    twice = 2 * _number(stages)
+    return int(twice) if _number(loaders) < twice < float("inf") else loaders
+
+
+def _number(value: object) -> float:
+    try:
+        return float(str(value))
+    except ValueError:
+        return float("inf")  # the rule of the setting refuses it
+
+
+FOLDED: Final = {
+    "prometheus_address": _Fold({"prometheus_host": "host", "prometheus_port": "port"}, _address),
+    "hardware": _Fold({"dcgm_endpoint": "endpoint"}, lambda parts: parts["endpoint"]),
+    "max_label_values": _Fold({"max_loaders": "loaders", "max_stages": "stages"}, _largest),
+    "profiler_schedule": _Fold(
+        {
+            "capture_skip_first": "skip_first",
+            "capture_wait": "wait",
+            "capture_warmup": "warmup",
+            "capture_steps": "active",
+            "capture_repeat": "repeat",
+        },
+        _pairs,
+    ),
+    "profiler_every": _Fold(
+        {
+            "capture_every_steps": "steps",
+            "capture_every_epochs": "epochs",
+            "capture_every_min": "minutes",
+            "capture_epochs": "epoch",
+        },
+        _pairs,
+    ),
+    "profiler_options": _Fold(
+        {
+            "capture_shapes": "record_shapes",
+            "capture_stacks": "with_stack",
+            "capture_memory": "profile_memory",
+            "capture_flops": "with_flops",
+        },
+        _switched_on,
+    ),
+    "tuning": _Fold(
+        {
+            "turn_every_s": "poll_interval_s",
+            "summary_every_s": "summary_interval_s",
+            "digest_every_s": "rank_report_interval_s",
+            "keep_warmup_steps": "trace_warmup_steps",
+            "keep_every_steps": "trace_every_steps",
+            "keep_burst": "trace_burst",
+            "capture_cooldown_s": "profiler_cooldown_s",
+            "capture_max_s": "profiler_max_s",
+        },
+        _pairs,
+    ),
+}
+"""Settings that stand for several former ones."""
+
+FORMER: Final = frozenset(RENAMED) | {name for fold in FOLDED.values() for name in fold.parts}
+"""Every former name."""
+
+
+class PresentSettings(NamedTuple):
+    """Settings of one source under their present names.
+
+    Attributes:
+        values: by name.
+        warnings: one for each former name or value among them: what to write instead.
+    """
+
+    values: dict[str, Any]
+    warnings: tuple[str, ...] = ()
+
+
+def present(
+    given: Mapping[str, Any], *, variables: bool = False, secrets: tuple[str, ...] = ()
+) -> PresentSettings:
+    """Settings of one source under their present names. Where both names are given, the present one wins.
+
+    Args:
+        given: values by name, not checked yet.
+        variables: whether the names in the warnings are those of environment variables.
+        secrets: settings whose values are not shown.
+    """
+    values = {name: value for name, value in given.items() if name not in FORMER}
+    warnings = []
+    for names, new, value in _translated(given):
+        old = ", ".join(_spelled(name, variables=variables) for name in names)
+        spelled = _spelled(new, variables=variables)
+        if new in values and not (new == "hardware" and values[new] == "auto"):
+            warnings.append(f"{old}: ignored, because {spelled} is set as well. Remove {old}")
+            continue
+        values[new] = value
+        warnings.append(
+            f"{old}: deprecated; set {_assigned(new, value, variables=variables, secrets=secrets)}"
+        )
+    for name, renamed in VALUES.items():
+        if (former := values.get(name)) in tuple(renamed):
+            values[name] = renamed[former]
+            assigned = _assigned(name, values[name], variables=variables, secrets=())
+            warnings.append(f"{_spelled(name, variables=variables)}={former}: deprecated; set {assigned}")
+    return PresentSettings(values, tuple(f"{each}. Version 0.2 refuses the former name" for each in warnings))
+
+
+def _translated(
+    given: Mapping[str, Any],
+) -> Iterator[tuple[list[str], str, Any]]:  # Any: values as they are given
+    """Former names, the present one, and its value."""
+    for old in filter(RENAMED.__contains__, given):
+        yield [old], RENAMED[old], given[old]
+    for new, fold in FOLDED.items():
+        parts = {part: given[old] for old, part in fold.parts.items() if given.get(old) is not None}
+        if parts:
+            yield [old for old in fold.parts if old in given], new, fold.combine(parts)
+
+
+def _spelled(name: str, *, variables: bool) -> str:
+    return PREFIX + name.upper() if variables else name
+
+
+def _assigned(name: str, value: object, *, variables: bool, secrets: tuple[str, ...]) -> str:
+    """The setting as it is to be written."""
+    if name in secrets:
+        return f"{_spelled(name, variables=variables)} to the same value"
+    return f"{_spelled(name, variables=variables)}={text_of(value)}" if variables else f"{name}={value!r}"
